@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from ffncli.bench.machine.device_memory import free_memory
 from ffncli.bench.machine.math_mode import math_mode
 from ffncli.show.text import plural
 from ffncli.system import host
@@ -139,7 +140,7 @@ def finish(device: str) -> None:
 def room(device: str) -> int | None:
     """Bytes of the device's memory that copies may use; None if the free memory is unknown."""
     if device.startswith("cuda"):
-        return int(_SHARE * torch.cuda.mem_get_info(device)[0])
+        return int(_SHARE * free_memory(device))
     free = available_memory()
     return None if free is None else int(_SHARE * free)
 

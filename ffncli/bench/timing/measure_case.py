@@ -17,6 +17,7 @@ import torch
 from ffncli.bench.judge.ratios import paired
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
+from ffncli.bench.machine.device_memory import KernelMemory, release
 from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
 from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Doing, Job, Outcome, Roof, TimedUnit
 from ffncli.bench.referee.errors import Error
@@ -73,7 +74,10 @@ def measure_case(
     probe, unread = gpu_probe(case.device) if isinstance(clock, CudaClock) else (None, "")
     counters = counters or (GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters())
     spent, notes = {"start": start}, [unread]
-    return _Run(case, job, clock, counters, spent, inspector, referee, probe, notes=notes, tell=tell).unit()
+    try:
+        return _Run(case, job, clock, counters, spent, inspector, referee, probe, notes=notes, tell=tell).unit()
+    finally:
+        release(case.device)
 
 
 @dataclass
@@ -209,18 +213,20 @@ class _Run:
         self.tell("compiling" if kernel.compiles else "checking", name)
         cache_before = compile_cache()
         placed: PlacedKernel | None = None
+        memory = KernelMemory(self.case.device)
         try:
             with self._spending("warm_up"):
                 draw, allowed = random.Random(f"{problem.seed} {name}"), correct.limit_of(kernel, limit)
-                placed = PlacedKernel(name, build_kernel(kernel, problem), problem, draw, allowed)
+                placed = PlacedKernel(name, build_kernel(kernel, problem, memory), problem, draw, allowed)
                 self.inspector.fix(placed)
                 placed.place(1)
                 with on_compiling(lambda: self.tell("compiling", name)):
-                    compile_s = self._first_call(placed, problem)
+                    compile_s = self._first_call(placed, problem, memory)
             self.tell("checking", name)
             with self._spending("verify"):
                 numeric_error = correct.before(placed, problem)
-                peak = self._peak(placed, problem)
+                with correct.computing(problem.backward):
+                    peak = memory.peak(placed.call, placed.forget)
             with correct.computing(problem.backward):
                 placed.unguard()
             self.inspector.after_check(placed)
@@ -237,23 +243,16 @@ class _Run:
         self.outcomes[name] = Outcome(name, "ok", note, largest, rel, compile_s, peak, kernel.computes)
         self.placed[name] = placed
 
-    def _first_call(self, placed: PlacedKernel, problem: Problem) -> float | None:
+    def _first_call(self, placed: PlacedKernel, problem: Problem, memory: KernelMemory) -> float | None:
         """Seconds of building and of the first call, in which torch compiles; None for other kernels."""
         start = time.perf_counter()
-        with correct.computing(problem.backward):
+        with correct.computing(problem.backward), memory.keeping():
             placed.call()
+            placed.forget()
         if placed.built.compile_s is None:
             return None
         machine.finish(self.case.device)
         return placed.built.compile_s + time.perf_counter() - start
-
-    def _peak(self, placed: PlacedKernel, problem: Problem) -> int | None:
-        if not self.case.device.startswith("cuda"):
-            return None
-        from ffncli.bench.timing.cuda_counters import peak_memory
-
-        with correct.computing(problem.backward):
-            return peak_memory(placed.call, self.case.device)
 
     def _broken(self, name: str, error: BaseException) -> None:
         """Record the outcome of a kernel that raised; it is not timed, and its memory is freed."""
@@ -271,8 +270,7 @@ class _Run:
         self.placed.pop(name, None)
         cause.__traceback__ = error.__traceback__ = None  # its frames would keep the tensors alive
         gc.collect()
-        if self.case.device.startswith("cuda"):
-            torch.cuda.empty_cache()
+        release(self.case.device)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

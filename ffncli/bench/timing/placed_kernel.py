@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import cycle
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ffncli.bench.judge.wrong_codes import WrongCode
+from ffncli.bench.machine.device_memory import KernelMemory
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped, WrongResult
 from ffncli.bench.timing.placement import Arena, Params, nbytes, placeable
@@ -33,8 +35,8 @@ class BuiltKernel:
     compile_s: float | None = None
 
 
-def build_kernel(kernel: Kernel, problem: Problem) -> BuiltKernel:
-    """The kernel for this case.
+def build_kernel(kernel: Kernel, problem: Problem, memory: KernelMemory | None = None) -> BuiltKernel:
+    """The kernel for this case; `memory` counts what it keeps.
 
     Raises Skipped if unsupported, WrongResult if its prepare changes the weights, and its own exceptions.
     """
@@ -48,7 +50,8 @@ def build_kernel(kernel: Kernel, problem: Problem) -> BuiltKernel:
     if any(not torch.equal(weights[name], tensor) for name, tensor in problem.weights.items()):
         raise WrongResult("its prepare changes the weights", code=WrongCode.CHANGED_WEIGHTS)
     start = time.perf_counter()
-    compute = kernel.build(problem.steps, case.device, problem.dtype)  # guarded: errors name the place; see `unguard`
+    with memory.keeping() if memory else nullcontext():
+        compute = kernel.build(problem.steps, case.device, problem.dtype)  # guarded: errors name the place; `unguard`
     took = time.perf_counter() - start if kernel.compiles else None
     return BuiltKernel(kernel, compute, params, took)
 
@@ -193,6 +196,10 @@ class PlacedKernel:
         x_buffer.copy_(x)
         if g is not None and g_buffer is not None:
             g_buffer.copy_(g)
+
+    def forget(self) -> None:
+        """Free the last call's output."""
+        self.out = None
 
     @property
     def output(self) -> object:

@@ -37,7 +37,8 @@ def in_float64(steps: Sequence[Step], weights: Weights, inputs: Weights) -> tupl
         params = {name: weights[name] for name in step.parameters()}
         arguments = {name: tensors[name] for name in step.inputs}
         if isinstance(step.op, Experts):
-            tensors[step.output] = _expert_by_expert(step.op, *arguments.values(), params)
+            x, chosen = arguments.values()
+            tensors[step.output] = _expert_by_expert(step.op, x, chosen, params)
             continue
         tensors[step.output], choices = output_and_experts([step], _in_float64(params), arguments)
         experts = choices if choices is not None else experts
