@@ -131,9 +131,18 @@ class _Run:
                 self._all(self.outcomes, gone)
                 self.measured = None
         with self._spending("roof"):
-            measures_roof = self.measured and self.job.process < _ROOFS
-            roof = _roof(self.case.device, self.case.dtype, self.case.threads) if measures_roof else Roof()
+            roof = self._roof() if self.measured and self.job.process < _ROOFS else Roof()
         return self._answer(roof)
+
+    def _roof(self) -> Roof:
+        """The roof, without the kernels' memory; an error costs the roof alone, not the blocks that are finished."""
+        self.placed.clear()
+        release(self.case.device)
+        try:
+            return _roof(self.case.device, self.case.dtype, self.case.threads)
+        except (RuntimeError, MemoryError) as error:
+            self.notes.append(f"the machine's roof could not be measured: {verdict_of(error)[1]}")
+            return Roof()
 
     def _wanted(self, kernels: Mapping[str, Kernel | FFNError | WrongResult]) -> str:
         """The requested baseline; else eager, or the first kernel that is ok (empty until that is known)."""

@@ -471,6 +471,21 @@ def test_a_baseline_that_cannot_be_built_twice_has_no_twin(monkeypatch):
     assert any("no arm (aa)" in note and "registered already" in note for note in unit.notes)
 
 
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), MemoryError("no memory")]
+)
+def test_no_memory_for_the_roof_costs_the_roof_alone(monkeypatch, error):
+    def full(*_):
+        raise error
+
+    monkeypatch.setattr(measuring, "_roof", full)
+    unit = measured("eager")
+    assert [o.status for o in unit.outcomes] == ["ok"]
+    assert {b.kernel for b in unit.blocks} == {"eager", TWIN, GEMM, ANCHOR}
+    assert unit.roof == Roof()
+    assert f"the machine's roof could not be measured: {error}" in unit.notes
+
+
 def test_no_memory_to_empty_the_caches_with(monkeypatch):
     def no_room(*_):
         raise torch.OutOfMemoryError("out of memory")
