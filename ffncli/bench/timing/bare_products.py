@@ -42,6 +42,7 @@ class Chain:
         self.copies: list[list[Thunk]] = []
         self.products: list[Product] = []
         self._shapes: list[tuple[int, int]] = []
+        self._filled: list[Tensor] = []  # numbers for the buffers, drawn once
         self._problem = problem
         self._arenas = Arena(problem.case.device, draw), Arena(problem.case.device, draw)
         first = self._buffer(problem.case.tokens, problem.case.spec.d_model)
@@ -80,11 +81,12 @@ class Chain:
             raise BrokenArm(GEMM) from error
 
     def _place(self, copies: int) -> None:
-        problem = self._problem
+        problem, device = self._problem, self._problem.case.device
         near, far = self._arenas
-        shapes = [*self._shapes, *self._gradients()]
-        filled = [torch.randn(shape).to(problem.dtype).to(problem.case.device) for shape in shapes]
-        (buffers,) = near.place([tuple(filled)])
+        if not self._filled:
+            self._filled = [torch.randn(shape, device=device).to(problem.dtype) for shape in self._shapes]
+        written = [torch.empty(shape, dtype=problem.dtype, device=device) for shape in self._gradients()]
+        (buffers,) = near.place([(*self._filled, *written)])
         names = list(dict.fromkeys(product.weight for product in self.products))
         sets = far.place([tuple(problem.weights[name] for name in names)] * copies)
         self.entry = buffers[0]

@@ -86,7 +86,7 @@ def steady_tokens(steps: Sequence[Step], weights: Weights, inputs: Weights, dtyp
     same, remark = torch.ones(first.shape[0], dtype=torch.bool), ""
     if before:
         _, here = output_and_experts(before, weights, inputs)
-        generator, off = torch.Generator().manual_seed(0), 4 * torch.finfo(dtype).eps
+        generator, off = torch.Generator(first.device).manual_seed(0), 4 * torch.finfo(dtype).eps
         params = {name: weights[name] for step in before for name in step.parameters()}
         for scale in (0.0, *(off,) * 16):
             noisy = {n: _off(t, scale, generator) for n, t in inputs.items()}
@@ -99,4 +99,5 @@ def steady_tokens(steps: Sequence[Step], weights: Weights, inputs: Weights, dtyp
 
 def _off(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:
     """In float64, every number perturbed by a random share of itself, about `scale`."""
-    return tensor.double() * (1 + scale * torch.randn(tensor.shape, generator=generator).to(tensor.device))
+    noise = torch.randn(tensor.shape, generator=generator, device=generator.device).to(tensor.device)
+    return tensor.double() * (1 + scale * noise)
