@@ -3,7 +3,6 @@ from the timed calls."""
 
 from __future__ import annotations
 
-import gc
 import math
 import random
 import time
@@ -14,6 +13,7 @@ from functools import cache
 
 import torch
 
+from ffncli.bench.judge.memory_need import explained, memory_need
 from ffncli.bench.judge.ratios import paired
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
@@ -31,9 +31,9 @@ from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
 from ffncli.bench.timing.cuda_counters import GpuCounters
 from ffncli.bench.timing.outcomes import BrokenArm, WrongResult, verdict_of
-from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel, total, touched
+from ffncli.bench.timing.placed_kernel import PlacedKernel, arm_sizes, build_kernel, shared_weights, touched
 from ffncli.bench.timing.placement import Caching, caching
-from ffncli.bench.timing.roof import measured_roof
+from ffncli.bench.timing.roof import guarded, measured_roof
 from ffncli.bench.timing.rounds import Measured, measure, plan_of
 from ffncli.bench.timing.settings import settle
 from ffncli.bench.timing.sustained import note as sustained_note
@@ -74,10 +74,7 @@ def measure_case(
     probe, unread = gpu_probe(case.device) if isinstance(clock, CudaClock) else (None, "")
     counters = counters or (GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters())
     spent, notes = {"start": start}, [unread]
-    try:
-        return _Run(case, job, clock, counters, spent, inspector, referee, probe, notes=notes, tell=tell).unit()
-    finally:
-        release(case.device)
+    return _Run(case, job, clock, counters, spent, inspector, referee, probe, notes=notes, tell=tell).unit()
 
 
 @dataclass
@@ -99,9 +96,11 @@ class _Run:
     mode: Caching = field(default_factory=lambda: Caching("warm"))
     measured: Measured | None = None
     tell: Callable[[Doing, str], None] = lambda doing, name: None
+    free: int | None = None  # bytes of memory before the case
     without: set[str] = field(default_factory=set)  # own arms that could not be made
 
     def unit(self) -> TimedUnit:
+        self.free = machine.free(self.case.device)
         if self.case.device != "cpu" or self.job.method.by_step:
             self.referee = None
         if self.referee:
@@ -131,18 +130,13 @@ class _Run:
                 self._all(self.outcomes, gone)
                 self.measured = None
         with self._spending("roof"):
-            roof = self._roof() if self.measured and self.job.process < _ROOFS else Roof()
+            roof, note = Roof(), ""
+            if self.measured and self.job.process < _ROOFS:
+                self.placed.clear()  # their memory is the roof's now
+                release(self.case.device, memory_need(self.case, 1).weights)
+                roof, note = guarded(lambda: _roof(self.case.device, self.case.dtype, self.case.threads))
+        self.notes.append(note)
         return self._answer(roof)
-
-    def _roof(self) -> Roof:
-        """The roof, without the kernels' memory; an error costs the roof alone, not the blocks that are finished."""
-        self.placed.clear()
-        release(self.case.device)
-        try:
-            return _roof(self.case.device, self.case.dtype, self.case.threads)
-        except (RuntimeError, MemoryError) as error:
-            self.notes.append(f"the machine's roof could not be measured: {verdict_of(error)[1]}")
-            return Roof()
 
     def _wanted(self, kernels: Mapping[str, Kernel | FFNError | WrongResult]) -> str:
         """The requested baseline; else eager, or the first kernel that is ok (empty until that is known)."""
@@ -161,13 +155,14 @@ class _Run:
             spent[name] = spent.get(name, 0.0) + seconds
         inside = self.spent.get("inside", 0.0)  # verified during placing
         spent["placing"] = max(0.0, spent.get("placing", 0.0) - inside)
+        arms = 0 if self.mode.shared else len(self.outcomes) + 2  # the twin and the bare products, or the steps
         spent["rest"] = spent.get("rest", 0.0) + self.spent.get("roof", 0.0)
         return TimedUnit(
             process=self.job.process,
             case=self.case.key,
             baseline=self.baseline,
             cache=self.mode.mode,
-            outcomes=tuple(self.outcomes.values()),
+            outcomes=tuple(explained(o, self.case, arms, self.mode.copies, self.free) for o in self.outcomes.values()),
             blocks=measured.blocks if measured else (),
             roof=roof,
             environment=machine.environment(self.case.device),
@@ -188,6 +183,8 @@ class _Run:
     def _verify_all(self, kernels: Mapping[str, Kernel | FFNError | WrongResult], problem: Problem) -> None:
         """Verify the baseline first: its error, if it is correct, sets the others' limit."""
         limit = correct.allowed(problem, self.job.method.math_mode)
+        llc, room = machine.llc_bytes(self.case.device), machine.room(self.case.device)
+        self.mode = shared_weights(problem, kernels.values(), llc, room) or self.mode
         self.outcomes = {name: Outcome(name) for name in kernels}  # their order is that of the options
         order = {name: at for at, name in enumerate(kernels)}
         gone = self._gone()
@@ -226,7 +223,9 @@ class _Run:
         try:
             with self._spending("warm_up"):
                 draw, allowed = random.Random(f"{problem.seed} {name}"), correct.limit_of(kernel, limit)
-                placed = PlacedKernel(name, build_kernel(kernel, problem, memory), problem, draw, allowed)
+                placed = PlacedKernel(
+                    name, build_kernel(kernel, problem, memory), problem, draw, allowed, self.mode.shared
+                )
                 self.inspector.fix(placed)
                 placed.place(1)
                 with on_compiling(lambda: self.tell("compiling", name)):
@@ -246,7 +245,7 @@ class _Run:
             return
         how = compile_cache().since(cache_before)
         note = "; ".join(
-            filter(None, (kernel.origin, f"torch.compile's cache was {how}" if how else "", _subnormal(numeric_error)))
+            filter(None, (kernel.origin, f"torch.compile's cache was {how}" if how else "", numeric_error.remark))
         )
         largest, rel = numeric_error.largest, numeric_error.rel
         self.outcomes[name] = Outcome(name, "ok", note, largest, rel, compile_s, peak, kernel.computes)
@@ -278,8 +277,7 @@ class _Run:
         )
         self.placed.pop(name, None)
         cause.__traceback__ = error.__traceback__ = None  # its frames would keep the tensors alive
-        gc.collect()
-        release(self.case.device)
+        release(self.case.device, memory_need(self.case, 1).weights)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -336,15 +334,15 @@ class _Run:
             if placed.built.kernel.compiles:  # compiling another kernel may have discarded it
                 with self._spending("warm_up"), correct.computing(problem.backward):
                     placed.call()
-        llc = machine.llc_bytes(self.case.device)
-        holders = total(kernels)
-        base = self.placed.get(self.baseline)
-        sizes = [placed.nbytes for placed in kernels] + [holders // len(kernels)] * 2  # the twin and the bare products
-        self.mode = caching(self.case.cache, sizes, touched(problem), llc, machine.room(self.case.device))
+        llc, room = machine.llc_bytes(self.case.device), machine.room(self.case.device)
+        if not self.mode.shared:
+            self.mode = caching(self.case.cache, arm_sizes(kernels), touched(problem), llc, room)
         self.notes.append(self.mode.note)
         if self.case.cache != "warm" and machine.llc_note(self.case.device):
             self.notes.append(f"last-level cache: {machine.llc_note(self.case.device)}")
-        return arms_of(problem, kernels, base, self.mode, self.without, self.job.method.rounds)
+        return arms_of(
+            problem, kernels, self.placed.get(self.baseline), self.mode, self.without, self.job.method.rounds
+        )
 
     def _sustain(self, arms: Arms, problem: Problem) -> None:
         """Time every kernel against the baseline in long turns, in the first process; note a different ratio."""
@@ -393,10 +391,6 @@ class _Run:
                 self.measured = measure(self.job.process, self.case.key, arms.place, self.clock, self.counters, plan)
         except Exception as error:
             self._all(self.outcomes or {BLOCK: None}, error)
-
-
-def _subnormal(error: Error) -> str:
-    return f"{error.subnormal} subnormal outputs" if error.subnormal else ""
 
 
 @cache
