@@ -33,7 +33,7 @@ def release(device: str, size: int, cuda: Cuda = torch.cuda) -> None:
         gc.collect()
     if not on_gpu:
         return
-    with suppress(RuntimeError):  # after a fault every call raises; who asked for memory is told that
+    with suppress(RuntimeError):  # after a fault every call raises; the next case reports it
         cuda.empty_cache()
 
 

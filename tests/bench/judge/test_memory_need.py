@@ -11,6 +11,7 @@ from ffncli.bench.records import Case, Outcome
 from ffncli.block.recipe import FFNSpec
 
 CASE = Case("s", "64x256:swiglu", FFNSpec(64, 256, "swiglu"), 1000)
+BACKWARD = replace(CASE, passes="forward+backward", dtype="bf16")
 WEIGHTS = 4 * 3 * 64 * 256
 ACTIVATIONS = 4 * 1000 * (4 * 256 + 64)  # gate, up, act, hidden; the output
 
@@ -22,7 +23,7 @@ def test_forward():
 
 
 def test_backward_has_gradients_and_the_reference_of_them():
-    need = memory_need(replace(CASE, passes="forward+backward", dtype="bf16"), 1)
+    need = memory_need(BACKWARD, 1)
     params = WEIGHTS // 4
     assert need.total == 2 * params + ACTIVATIONS + 2 * params + 2 * 8 * params
 
@@ -37,9 +38,9 @@ def test_backward_has_gradients_and_the_reference_of_them():
         (CASE, 3, 10, 6_000_000, "; --dtype bf16 or --cache warm would fit"),
         (CASE, 0, 1, 1000, "; take a smaller block"),
         (replace(CASE, dtype="bf16"), 0, 1, 1_000_000, "; --tokens 256 would fit"),
-        (replace(CASE, passes="forward+backward", dtype="bf16"), 0, 1, 2_300_000, "; --tokens 256 or --pass forward would fit"),
+        (BACKWARD, 0, 1, 2_300_000, "; --tokens 256 or --pass forward would fit"),
     ],
-)  # fmt: skip
+)
 def test_what_would_fit(case, arms, each, free, end):
     text = memory_text(case, arms, each, free)
     assert text.startswith("64x256:swiglu with 1,000 tokens needs at least")
