@@ -11,8 +11,6 @@ import torch
 
 Cuda: TypeAlias = Any
 
-_LARGE = 64 << 20  # bytes of a tensor that is not left to wait for Python's garbage collection
-
 
 def free_memory(device: str, cuda: Cuda = torch.cuda) -> int:
     """Bytes that tensors can still get: what the driver calls free, and what torch has cached of freed tensors.
@@ -23,15 +21,10 @@ def free_memory(device: str, cuda: Cuda = torch.cuda) -> int:
     return int(free + cuda.memory_reserved(device) - cuda.memory_allocated(device))
 
 
-def release(device: str, size: int, cuda: Cuda = torch.cuda) -> None:
-    """Free tensors in reference cycles, some of `size` bytes, and give a GPU's memory back to its driver.
-
-    That takes 0.1 s; a CPU's small tensors wait until Python collects them.
-    """
-    on_gpu = device.startswith("cuda")
-    if on_gpu or size > _LARGE:
-        gc.collect()
-    if not on_gpu:
+def release(device: str, cuda: Cuda = torch.cuda) -> None:
+    """Free tensors in reference cycles, in some 0.1 s, and give a GPU's memory back to its driver."""
+    gc.collect()
+    if not device.startswith("cuda"):
         return
     with suppress(RuntimeError):  # after a fault every call raises; the next case reports it
         cuda.empty_cache()

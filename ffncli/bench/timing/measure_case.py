@@ -13,7 +13,7 @@ from functools import cache
 
 import torch
 
-from ffncli.bench.judge.memory_need import explained, memory_need
+from ffncli.bench.judge.memory_need import explained
 from ffncli.bench.judge.ratios import paired
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
@@ -132,8 +132,9 @@ class _Run:
         with self._spending("roof"):
             roof, note = Roof(), ""
             if self.measured and self.job.process < _ROOFS:
-                self.placed.clear()  # their memory is the roof's now
-                release(self.case.device, memory_need(self.case, 1).weights)
+                if self.case.device != "cpu":
+                    self.placed.clear()  # their memory is the roof's now
+                    release(self.case.device)
                 roof, note = guarded(lambda: _roof(self.case.device, self.case.dtype, self.case.threads))
         self.notes.append(note)
         return self._answer(roof)
@@ -277,7 +278,7 @@ class _Run:
         )
         self.placed.pop(name, None)
         cause.__traceback__ = error.__traceback__ = None  # its frames would keep the tensors alive
-        release(self.case.device, memory_need(self.case, 1).weights)
+        release(self.case.device)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

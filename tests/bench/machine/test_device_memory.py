@@ -95,7 +95,7 @@ def test_nothing_is_measured_on_a_cpu():
     with memory.keeping():
         pass
     assert memory.peak(lambda: 1 / 0, lambda: None) is None
-    release("cpu", 1 << 30, SimpleNamespace())
+    release("cpu", SimpleNamespace())
 
 
 def test_what_torch_has_cached_is_free_to_the_next_case():
@@ -105,7 +105,7 @@ def test_what_torch_has_cached_is_free_to_the_next_case():
         del freed
         assert cuda.mem_get_info() == (200, 1000)
         assert free_memory("cuda", cuda) == 700
-        release("cuda:0", 0, cuda)
+        release("cuda:0", cuda)
         assert cuda.mem_get_info()[0] == free_memory("cuda", cuda) == 700
         assert len(kept) == 200
 
@@ -114,7 +114,7 @@ def test_a_broken_device_is_not_asked_twice():
     def broken():
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    release("cuda", 0, SimpleNamespace(empty_cache=broken))
+    release("cuda", SimpleNamespace(empty_cache=broken))
 
 
 @pytest.mark.parametrize("cached", [0, 500])
