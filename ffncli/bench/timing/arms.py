@@ -97,7 +97,7 @@ class Arms:
         self._problem, self._copies = problem, caching.copies
         self._draw = random.Random(problem.seed)
         self._flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
-        self.chain: Chain | None = Chain(problem, self._draw)
+        self.chain: Chain | None = Chain(problem, self._draw, caching.shared)
         self._source = Reservoir(problem)
         whole = problem.inputs(_WHOLE + drawn(_WHOLE)) if problem.backward else None
         self._fresh = [
@@ -118,7 +118,7 @@ class Arms:
             every[GEMM] = self.chain
         self.by_name = {}  # frees the old buffers first
         self._source.draw()
-        shuffle_buffers([one for one in every.values() if isinstance(one, PlacedKernel)], self._draw)
+        shuffle_buffers([one for one in every.values() if isinstance(one, PlacedKernel)], self._draw, self._copies)
         for one in every.values():
             one.place(self._copies)
             machine.finish(self._problem.case.device)  # what its prepare has broken on a GPU is raised under its name
@@ -241,7 +241,7 @@ def twin_of(baseline: PlacedKernel, problem: Problem, draw: random.Random) -> Pl
         guarded = unguarded(built.compute) is not built.compute
         built = replace(built, compute=compute if guarded else unguarded(compute))
     problem.rules.declare(TWIN, built.kernel.computes)
-    return PlacedKernel(TWIN, built, problem, draw)
+    return PlacedKernel(TWIN, built, problem, draw, baseline.shared)
 
 
 def anchor_of(device: str, draw: random.Random) -> Arm:

@@ -17,6 +17,7 @@ from torch import Tensor
 from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.machine import machine
+from ffncli.bench.machine.device_memory import KernelMemory
 from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Error
 from ffncli.bench.referee.problem import Inputs, Problem
 from ffncli.bench.referee.rulings import Ruling, form_fault
@@ -29,11 +30,12 @@ def computing(backward: bool) -> AbstractContextManager[object]:
     return torch.enable_grad() if backward else torch.inference_mode()
 
 
-def first_call(placed: PlacedKernel, problem: Problem) -> float | None:
+def first_call(placed: PlacedKernel, problem: Problem, memory: KernelMemory) -> float | None:
     """Seconds of building and of the first call, in which torch compiles; None for other kernels."""
     start = time.perf_counter()
-    with computing(problem.backward):
+    with computing(problem.backward), memory.keeping():
         placed.call()
+        placed.forget()
     if placed.built.compile_s is None:
         return None
     machine.finish(problem.case.device)

@@ -3,7 +3,6 @@ from the timed calls."""
 
 from __future__ import annotations
 
-import gc
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,8 +13,10 @@ from functools import cache
 import torch
 
 from ffncli.bench.activity import ACTIVITY
+from ffncli.bench.judge.memory_need import explained
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
+from ffncli.bench.machine.device_memory import KernelMemory, release
 from ffncli.bench.machine.devices import neighbours
 from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
 from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Doing, Job, Outcome, Roof, TimedUnit, refereed_apart
@@ -31,9 +32,9 @@ from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
 from ffncli.bench.timing.cuda_counters import GpuCounters
 from ffncli.bench.timing.outcomes import BrokenArm, WrongResult, first_cause, require_device, verdict_of
-from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel, total, touched
+from ffncli.bench.timing.placed_kernel import PlacedKernel, arm_sizes, build_kernel, shared_weights, touched
 from ffncli.bench.timing.placement import Caching, caching
-from ffncli.bench.timing.roof import measured_roof
+from ffncli.bench.timing.roof import guarded, measured_roof
 from ffncli.bench.timing.rounds import Measured, measure, plan_of
 from ffncli.bench.timing.settings import settle
 from ffncli.bench.timing.sustained import sustained_remarks
@@ -96,9 +97,11 @@ class _Run:
     mode: Caching = field(default_factory=lambda: Caching("warm"))
     measured: Measured | None = None
     tell: Callable[[Doing, str], None] = lambda doing, name: None
+    free: int | None = None  # bytes of memory before the case
     without: set[str] = field(default_factory=set)  # own arms that could not be made
 
     def unit(self) -> TimedUnit:
+        self.free = machine.free(self.case.device)
         if not refereed_apart(self.case, self.job.method):
             self.referee = None
         if self.referee:
@@ -134,8 +137,13 @@ class _Run:
                 self._all(self.outcomes, gone)
                 self.measured = None
         with self._spending("roof"):
-            measures_roof = self.measured and self.job.process < _ROOFS
-            roof = _roof(self.case.device, self.case.dtype, self.case.threads) if measures_roof else Roof()
+            roof, note = Roof(), ""
+            if self.measured and self.job.process < _ROOFS:
+                if self.case.device != "cpu":
+                    self.placed.clear()  # their memory is the roof's now
+                    release(self.case.device)
+                roof, note = guarded(lambda: _roof(self.case.device, self.case.dtype, self.case.threads))
+        self.notes.append(note)
         return self._answer(roof)
 
     def _all(self, names: Mapping[str, object], error: BaseException) -> None:
@@ -149,13 +157,14 @@ class _Run:
             spent[name] = spent.get(name, 0.0) + seconds
         inside = self.spent.get("inside", 0.0)  # verified during placing
         spent["placing"] = max(0.0, spent.get("placing", 0.0) - inside)
+        arms = 0 if self.mode.shared else len(self.outcomes) + 2  # the twin and the bare products, or the steps
         spent["rest"] = spent.get("rest", 0.0) + self.spent.get("roof", 0.0)
         return TimedUnit(
             process=self.job.process,
             case=self.case.key,
             baseline=self.baseline,
             cache=self.mode.mode,
-            outcomes=tuple(self.outcomes.values()),
+            outcomes=tuple(explained(o, self.case, arms, self.mode.copies, self.free) for o in self.outcomes.values()),
             blocks=measured.blocks if measured else (),
             roof=roof,
             environment=machine.environment(self.case.device),
@@ -175,6 +184,8 @@ class _Run:
 
     def _verify_all(self, kernels: Mapping[str, Kernel | FFNError | WrongResult], problem: Problem) -> None:
         """Verify the baseline first: its error, if it is correct, raises the limit of the others."""
+        llc, room = machine.llc_bytes(self.case.device), machine.room(self.case.device)
+        self.mode = shared_weights(problem, kernels.values(), llc, room) or self.mode
         self.outcomes = {name: Outcome(name) for name in kernels}  # their order is that of the options
         order = {name: at for at, name in enumerate(kernels)}
         gone = self._gone()
@@ -208,19 +219,21 @@ class _Run:
         ACTIVITY.first_call(name)
         cache_before = compile_cache()
         placed: PlacedKernel | None = None
+        memory = KernelMemory(self.case.device)
         try:
             with self._spending("warm_up"):
                 problem.rules.declare(name, kernel.computes)
                 draw = random.Random(f"{problem.seed} {name}")
-                placed = PlacedKernel(name, build_kernel(kernel, problem), problem, draw)
+                placed = PlacedKernel(name, build_kernel(kernel, problem, memory), problem, draw, self.mode.shared)
                 self.inspector.fix(placed)
                 placed.place(1)
                 with on_compiling(lambda: self.tell("compiling", name)):
-                    compile_s = correct.first_call(placed, problem)
+                    compile_s = correct.first_call(placed, problem, memory)
             self.tell("checking", name)
             with self._spending("verify"):
                 numeric_error = correct.before(placed, problem)
-                peak = self._peak(placed, problem)
+                with correct.computing(problem.backward):
+                    peak = memory.peak(placed.call, placed.forget)
             with correct.computing(problem.backward):
                 placed.unguard()
             self.clock.finish()  # what it has broken on a GPU is raised here, and not at the next kernel
@@ -235,19 +248,11 @@ class _Run:
             ACTIVITY.rests()
         how = compile_cache().since(cache_before)
         note = "; ".join(
-            filter(None, (kernel.origin, f"torch.compile's cache was {how}" if how else "", _subnormal(numeric_error)))
+            filter(None, (kernel.origin, f"torch.compile's cache was {how}" if how else "", numeric_error.remark))
         )
         largest, rel = numeric_error.largest, numeric_error.rel
         self.outcomes[name] = Outcome(name, "ok", note, largest, rel, compile_s, peak, kernel.computes)
         self.placed[name] = placed
-
-    def _peak(self, placed: PlacedKernel, problem: Problem) -> int | None:
-        if not self.case.device.startswith("cuda"):
-            return None
-        from ffncli.bench.timing.cuda_counters import peak_memory
-
-        with correct.computing(problem.backward):
-            return peak_memory(placed.call, self.case.device)
 
     def _broken(self, name: str, error: BaseException) -> None:
         """Record the outcome of a kernel that raised; it is not timed, and its memory is freed."""
@@ -265,9 +270,7 @@ class _Run:
         self._tell_referee(name)
         self.placed.pop(name, None)
         cause.__traceback__ = error.__traceback__ = None  # its frames would keep the tensors alive
-        gc.collect()
-        if self.case.device.startswith("cuda"):
-            torch.cuda.empty_cache()
+        release(self.case.device)
 
     def _tell_referee(self, name: str) -> None:
         """What was found here is kept there: what becomes of the outcome in this process then changes nothing."""
@@ -343,15 +346,15 @@ class _Run:
                 ACTIVITY.first_call(placed.name)
                 with self._spending("warm_up"), correct.computing(problem.backward):
                     placed.call()
-        llc = machine.llc_bytes(self.case.device)
-        holders = total(kernels)
-        base = self.placed.get(self.baseline)
-        sizes = [placed.nbytes for placed in kernels] + [holders // len(kernels)] * 2  # the twin and the bare products
-        self.mode = caching(self.case.cache, sizes, touched(problem), llc, machine.room(self.case.device))
+        llc, room = machine.llc_bytes(self.case.device), machine.room(self.case.device)
+        if not self.mode.shared:
+            self.mode = caching(self.case.cache, arm_sizes(kernels), touched(problem), llc, room)
         self.notes.append(self.mode.note)
         if self.case.cache != "warm" and machine.llc_note(self.case.device):
             self.notes.append(f"last-level cache: {machine.llc_note(self.case.device)}")
-        return arms_of(problem, kernels, base, self.mode, self.without, self.job.method.rounds)
+        return arms_of(
+            problem, kernels, self.placed.get(self.baseline), self.mode, self.without, self.job.method.rounds
+        )
 
     def _sustain(self, arms: Arms, problem: Problem) -> None:
         """Time every kernel against the baseline in long turns, in the first process; note a different ratio."""
@@ -396,10 +399,6 @@ class _Run:
                 self.measured = measure(self.job.process, self.case.key, arms.place, self.clock, self.counters, plan)
         except Exception as error:
             self._all(self.outcomes or {BLOCK: None}, error)
-
-
-def _subnormal(error: Error) -> str:
-    return f"{error.subnormal} subnormal outputs" if error.subnormal else ""
 
 
 @cache

@@ -59,6 +59,7 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
     import numpy  # noqa: F401
     import torch
 
+    from ffncli.bench.machine.device_memory import release
     from ffncli.bench.machine.devices import use_in_worker
     from ffncli.bench.referee.process import referee_process  # torch takes seconds
     from ffncli.bench.timing.cheating.entry_points import EntryPoints
@@ -86,6 +87,7 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
                 _send(connection, ("lost", lost.kernel, str(lost)))
                 os._exit(ExitCode.ENVIRONMENT)  # at once: what else torch does on such a GPU raises, or never returns
             _send(connection, ("unit", unit))
+            release(case.device)
             if referee is not None and referee.gone:  # the next worker has one again, and the rest of the cases
                 return
             start = 0.0
