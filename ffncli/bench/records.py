@@ -19,6 +19,8 @@ Pass: TypeAlias = Literal["forward", "forward+backward"]
 Cache: TypeAlias = Literal["warm", "shared", "cold-weights", "flush"]
 Status: TypeAlias = Literal["ok", "skipped", "failed", "wrong", "oom"]
 Verdict: TypeAlias = Literal["faster", "slower", "same", "inconclusive"]
+Launch: TypeAlias = Literal["auto", "graphs", "plain"]
+Launched: TypeAlias = Literal["", "graphs", "plain"]
 Doing: TypeAlias = Literal["starting", "loading", "compiling", "checking", "timing"]
 
 Above: TypeAlias = Annotated[float, Range(0, above=True)]
@@ -33,6 +35,8 @@ TWIN = "(aa)"  # the baseline once more, with buffers of its own
 ANCHOR = "(anchor)"  # torch-free work: a numpy GEMM and a memory copy
 GEMM = "(gemm)"  # the bare matrix products of the same shapes, in torch
 OWN_ARMS = (TWIN, ANCHOR, GEMM)
+
+NO_GRAPHS = "no CUDA graphs, as "  # the start of a note: the case could have been replayed, and was not
 
 # Arms of --by-step: the whole block, their baseline, and `step gate` and so on, a step alone.
 BLOCK, STEP = "block", "step "
@@ -85,6 +89,7 @@ class Method:
     math_mode: Literal["highest", "high", "medium"] = "highest"  # torch's float32 matmul precision
     sustained: bool = False
     by_step: bool = False
+    launch: Launch = "auto"  # how calls reach a GPU: replayed from CUDA graphs, or each by itself
     load_time: Time = 180.0  # at most, for loading a user's file; a C++ extension compiles then
 
 
@@ -103,7 +108,7 @@ class Job:
     """The job of one worker process: every case with every kernel.
 
     `gone` has, with the case's key, the outcome of kernels that have ended a worker in that case: they are not run
-    in it again.
+    in it again. `plain` has, with a case's key, why an earlier worker found that it cannot be replayed.
     """
 
     process: int
@@ -112,6 +117,7 @@ class Job:
     baseline: str | None
     method: Method
     gone: tuple[tuple[str, Outcome], ...] = ()
+    plain: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -172,7 +178,8 @@ class TimedUnit:
     """One case as one process measured it: the smallest piece of finished work.
 
     `environment` has the machine and the versions under the columns' names; `spent` the seconds of
-    preparing (start, verification, warm-up), of timed blocks with their lead-in, and of everything else.
+    preparing (start, verification, warm-up), of timed blocks with their lead-in, and of everything else. `launch` is
+    how calls reached a GPU, `graphs` or `plain`; empty on a CPU, and where nothing was timed.
     """
 
     process: Count
@@ -185,3 +192,9 @@ class TimedUnit:
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     spent: Mapping[str, Seconds] = field(default_factory=dict)
+    launch: Launched = ""
+
+
+def not_captured(why: str) -> str:
+    """What a note says about an arm that CUDA graphs cannot hold."""
+    return f"cannot be captured: {why}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from ffncli.bench.launch import WORKER, Worker, worker
-from ffncli.bench.records import Case, Doing, Job, Outcome, Stage, Status, TimedUnit
+from ffncli.bench.records import NO_GRAPHS, Case, Doing, Job, Outcome, Stage, Status, TimedUnit, not_captured
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.request.kernel_names import MOST_KERNEL_BYTES
 from ffncli.bench.results import journal as journals
@@ -106,7 +106,7 @@ def run(
     Raises FFNError (exit 3) if the disk is full or a worker cannot start; finished units are kept.
     """
     request = journal.request
-    running = _Running(journal, _environments(journal), _gone(journal), tell, watch, now, command)
+    running = _Running(journal, _environments(journal), _gone(journal), {}, tell, watch, now, command)
     for process in range(request.method.processes):
         for (_, threads), group in _places(request.cases):
             while todo := tuple(case for case in group if not journal.done(process, case.key)):
@@ -122,6 +122,7 @@ class _Running:
     journal: Journal
     before: Mapping[tuple[str, int], Mapping[str, str]]
     gone: Gone
+    plain: dict[str, str]  # case → why it cannot be replayed from CUDA graphs
     tell: Tell
     watch: Watch
     now: Callable[[], float]
@@ -136,6 +137,15 @@ class _Running:
         for case in self.journal.request.cases:
             self.gone[case.key, stage.kernel] = Outcome(stage.kernel, "failed", note)
         return True
+
+    def spoiled(self, case: Case, arm: str, why: str) -> None:
+        """A capture failed, and the next worker has the case again: with plain calls, or without that arm where graphs
+        were asked for."""
+        request, text = self.journal.request, not_captured(why)
+        self.plain[case.key] = f"{arm} {text}"
+        if request.method.launch == "graphs":
+            for name in (arm,) if arm in request.names else request.names:
+                self.gone[case.key, name] = Outcome(name, "skipped", text)
 
 
 def _places(cases: Sequence[Case]) -> list[tuple[tuple[str, int], list[Case]]]:
@@ -154,7 +164,8 @@ def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...])
     journal, gone, known = running.journal, running.gone, {case.key: case for case in todo}
     request, stage, since, finished = journal.request, None, running.now(), 0
     out = tuple((case, outcome) for (case, _), outcome in gone.items())
-    job = Job(process, todo, request.kernels, request.baseline, request.method, out)
+    plain = tuple({**_plain(journal), **running.plain}.items())
+    job = Job(process, todo, request.kernels, request.baseline, request.method, out, plain)
     with _started(job, threads, running.command, request.directory) as busy:
         for message in _messages(busy):
             match message:
@@ -171,6 +182,9 @@ def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...])
                     journal.add(unit)
                     stage, finished = None, finished + 1
                     running.tell(process, case)
+                case ("spoiled", str(arm), str(why)) if stage is not None:
+                    running.spoiled(stage.case, arm, why)
+                    return
                 case ("refused", str(text), str(hint), int(code)):
                     raise FFNError(text, hint, ExitCode(code))
                 case ("finished",):
@@ -230,6 +244,13 @@ def _gone(journal: Journal) -> Gone:
     """Kernels that have ended a worker, according to the finished units."""
     units = (kept.unit for by_process in journal.units.values() for kept in by_process.values())
     return {(u.case, o.kernel): o for u in units for o in u.outcomes if o.note.startswith(_DIED)}
+
+
+def _plain(journal: Journal) -> dict[str, str]:
+    """Cases that an earlier process could not replay, and why: all of a case's processes launch alike."""
+    units = (kept.unit for by_process in journal.units.values() for kept in by_process.values())
+    found = ((u.case, note) for u in units for note in u.notes if note.startswith(NO_GRAPHS))
+    return {case: note.removeprefix(NO_GRAPHS) for case, note in found}
 
 
 def _status(code: int) -> Status:

@@ -2,7 +2,8 @@
 
 FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at a case whose key holds that text: `kill`, `segfault`,
 `exit`, `slow`, `wrong`, `fails`, `other` (machine), `packed` (kills the worker, unless it is left out), `hangs`
-(loading packed never ends, unless it is left out), `even` (all take as long), `pause` (a moment for each case).
+(loading packed never ends, unless it is left out), `spoils` (packed spoils a capture, unless it is left out or the case
+is launched plainly), `even` (all take as long), `pause` (a moment for each case).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from ffncli.bench.records import ANCHOR, TWIN, Case, Job, Outcome, Roof, Status, TimedBlock, TimedUnit
+from ffncli.bench.records import ANCHOR, NO_GRAPHS, TWIN, Case, Job, Outcome, Roof, Status, TimedBlock, TimedUnit
 
 RATIOS = {"packed": 0.95, "numpy": 1.10, "module": 1.0, "slowed": 1.05}  # of the others' time to the baseline's
 
@@ -42,9 +43,12 @@ def unit(case: Case, job: Job, what: str = "") -> TimedUnit:
     outcomes = tuple(
         gone.get(name) or Outcome(name, status, "0 of 9" if status != "ok" else "", 1e-7, 1e-8) for name in names
     )
+    notes, launch = ("a note; of the unit",), ""
+    if why := dict(job.plain).get(case.key):
+        notes, launch = (*notes, NO_GRAPHS + why), "plain"
     environment = {"host": "there" if what == "other" else "here", "torch": "2.x", "cpu": "fake", "numpy": "2"}
     return TimedUnit(job.process, case.key, job.baseline or names[0], case.cache, outcomes, blocks, Roof(1e11, 1e10),
-                environment, ("a note; of the unit",), {"blocks": 1.0})  # fmt: skip
+                environment, notes, {"blocks": 1.0}, launch)  # fmt: skip
 
 
 def faults(file: Path | None, case: Case, process: int) -> str:
@@ -72,6 +76,10 @@ def main(arguments: list[str]) -> None:
         if what == "hangs" and "packed" not in [outcome.kernel for key, outcome in job.gone if key == case.key]:
             connection.send(("stage", "loading", "packed"))
             time.sleep(60)
+        left_out = [outcome.kernel for key, outcome in job.gone if key == case.key]
+        if what == "spoils" and not left_out and case.key not in dict(job.plain):
+            connection.send(("spoiled", "packed", "it waits"))
+            return
         if what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif what == "segfault":

@@ -116,6 +116,7 @@ class ResultRow:
     ridge_flops_per_byte: Share | None = None  # the machine balance
     certificate: str = ""  # the sha256 of the kernel's certificate, where one was named and is of this case
     computes: str = ""  # what a kernel declares that computes in fewer bits than the dtype has; empty: the dtype
+    launch: str = ""  # how calls reached a GPU: graphs or plain; empty on a CPU
 
     @property
     def fusion_share_max(self) -> float | None:

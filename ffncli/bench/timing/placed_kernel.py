@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.referee.problem import Problem
+from ffncli.bench.timing.cuda_graphs import replaying
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped, WrongResult
 from ffncli.bench.timing.placement import Arena, Params, nbytes, placeable
 from ffncli.block.steps import Experts
@@ -126,7 +127,7 @@ class PlacedKernel:
         return x, rest[0] if rest else None
 
     def on_copy(self, params: Params) -> object:
-        """A call's output on one copy of the weights: for graphs, one per copy. Raises BrokenArm."""
+        """A call's output on one copy of the weights, to be captured. Raises BrokenArm."""
         try:
             y = self.built.compute(self.x, params)
             if not self._problem.backward:
@@ -136,12 +137,12 @@ class PlacedKernel:
         except BaseException as error:  # SystemExit too
             raise BrokenArm(self.name) from error
 
-    def replay(self, calls: Sequence[Callable[[], object]]) -> None:
+    def replay(self, replays: Sequence[Callable[[], object]]) -> None:
         """Make calls use these in turn from now on; they return what `on_copy` returns."""
-        turn = cycle(calls)
+        replay = replaying(replays)
 
         def call() -> object:
-            self.out = next(turn)()
+            self.out = replay()
             return self.out
 
         self.call = call

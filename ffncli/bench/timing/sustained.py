@@ -52,7 +52,7 @@ def sustained(
     for arm in (kernel, baseline, baseline, kernel):
         inner = calls[arm.name]
         taken = clock.time(arm.call, inner, arm.before)
-        turns[arm.name].append((taken / inner, probe.fresh() if probe else Sample()))
+        turns[arm.name].append((taken / inner / arm.calls, probe.fresh() if probe else Sample()))
     return Sustained(_side(kernel.name, turns[kernel.name]), _side(baseline.name, turns[baseline.name]))
 
 

@@ -3,7 +3,8 @@
 Messages: ("began", key), ("stage", doing, kernel) as that changes (records.Stage), and ("unit", TimedUnit) for every
 case in turn, then ("finished",); or ("refused", error, hint, exit code) for a package that does not load or a device
 that torch cannot use. A case that cannot be measured is a unit too, whose outcomes say why; a worker that ends without
-"finished" was killed, killed itself, or has lost its referee.
+"finished" was killed, killed itself, or has lost its referee. ("spoiled", arm, reason) is its last message after a
+capture of a CUDA graph that failed: another worker gets the case.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def serve(connection: Connection) -> None:
     from ffncli.bench.machine.machine import unusable
     from ffncli.bench.referee.process import referee_process  # torch takes seconds
     from ffncli.bench.timing.cheating.entry_points import EntryPoints
+    from ffncli.bench.timing.cuda_graphs import SpoiledCapture
     from ffncli.bench.timing.measure_case import measure_case
 
     with referee_process(job, connection) as referee:
@@ -62,7 +64,11 @@ def serve(connection: Connection) -> None:
             def tell(doing: str, name: str) -> None:
                 connection.send(("stage", doing, name))
 
-            unit = measure_case(case, job, start=start, tell=tell, referee=referee, entry_points=entry_points)
+            try:
+                unit = measure_case(case, job, start=start, tell=tell, referee=referee, entry_points=entry_points)
+            except SpoiledCapture as spoiled:
+                connection.send(("spoiled", spoiled.arm, str(spoiled)))
+                return
             connection.send(("unit", unit))
             if referee is not None and referee.gone:  # the next worker has one again, and the rest of the cases
                 return

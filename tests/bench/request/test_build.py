@@ -51,6 +51,9 @@ def test_of_steps_the_block_is_the_baseline():
         ({"method": Method(processes=1), "fail_if_slower": 0.03}, "--fail-if-slower needs several --processes"),
         ({"method": Method(sustained=True)}, "--sustained needs --device cuda"),
         ({"grid": Grid("8x16", passes=("forward+backward",)), "method": Method(by_step=True)}, "--by-step times"),
+        ({"method": Method(launch="graphs")}, "--launch graphs needs --device cuda"),
+        ({"grid": Grid("8x16", devices=("cuda", "cpu")), "method": Method(launch="graphs")}, "--launch graphs needs"),
+        ({"method": Method(launch="graphs", by_step=True)}, "--by-step contradicts --launch graphs"),
     ],
 )
 def test_what_contradicts_itself_is_refused_for_the_library_too(asked, why):
