@@ -132,7 +132,13 @@ class Arms:
         if self.chain:
             capturable[GEMM] = self.chain
         calls = {name: 1 if self._flush else inner[name] for name in capturable}  # nothing gets between two of a graph
-        return self._arms(self.launching.capture(capturable, calls))
+        users = [fresh for fresh in self._fresh if fresh.placed.built.kernel.origin and not self._flush]
+        arms = self._arms(
+            self.launching.capture(capturable, calls, {fresh.placed.name: fresh.captured_call for fresh in users})
+        )
+        for fresh in users:
+            fresh.take_captured()
+        return arms
 
     def _arms(self, calls: Mapping[str, int]) -> list[Arm]:
         """All arms; `calls` that their replays make."""

@@ -10,6 +10,7 @@ the reason; `--launch graphs` leaves that arm out instead.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
@@ -25,6 +26,7 @@ Cuda: TypeAlias = Any
 Copy = TypeVar("Copy")
 
 MOST_CALLS = 1024  # in one graph: a call takes a microsecond at least, a block lasts one millisecond
+_JUDGED = 2  # calls with other contents, at least, in the graph that is judged
 _WARM_UP = 3  # calls: libraries choose their algorithms and workspaces outside of the capture
 # Below this a case may be bound by launches. The rates are above any GPU's, so that the decision depends on the case
 # alone and all processes and machines agree on it. A larger case loses nothing by a graph.
@@ -83,13 +85,18 @@ def repeated(copies: Sequence[Copy], count: int) -> list[Copy]:
 
 
 def captured(
-    call: Callable[[Copy], object], copies: Sequence[Copy], calls: int = 1, cuda: Cuda = torch.cuda
+    call: Callable[[Copy], object],
+    copies: Sequence[Copy],
+    calls: int = 1,
+    cuda: Cuda = torch.cuda,
+    judged: Callable[[Copy], object] | None = None,
 ) -> list[Call]:
     """Replays of graphs of that many `calls` each, as few as go through all copies; each returns its last output.
 
     The outputs of calls are freed as in use: the next one overwrites them. The graphs are replayed one after another,
     never together, so they share one pool of memory. Each has been replayed once, for a first replay uploads its graph.
-    Raises NotCaptured with the reason; exceptions of the plain call pass through.
+    A few `judged` calls are captured in a graph of their own, before or after the others, which a kernel cannot know,
+    and replayed once. Raises NotCaptured with the reason; exceptions of the plain call pass through.
     """
     graphs = -(-len(copies) // calls)
     order = repeated(copies, graphs * calls)
@@ -97,9 +104,12 @@ def captured(
     side.wait_stream(cuda.current_stream())
     with cuda.stream(side):
         _warm_up(call, copies[0], cuda)
-        pool = cuda.graph_pool_handle()
+        pool, (first, more) = cuda.graph_pool_handle(), os.urandom(2)
+        few = repeated(copies, _JUDGED + more % 3)
+        once = [_graph(judged, few, pool, cuda)] if judged and first % 2 else []
         replays = [_graph(call, order[at : at + calls], pool, cuda) for at in range(0, len(order), calls)]
-        for replay in replays:
+        once = once or ([_graph(judged, few, pool, cuda)] if judged else [])
+        for replay in (*once, *replays):
             replay()
     cuda.current_stream().wait_stream(side)
     cuda.synchronize()
@@ -121,17 +131,24 @@ class Launching:
         if spoiled and asked == "auto":
             self._plain(spoiled)
 
-    def capture(self, arms: Mapping[str, Capturable], inner: Mapping[str, int]) -> dict[str, int]:
+    def capture(
+        self,
+        arms: Mapping[str, Capturable],
+        inner: Mapping[str, int],
+        judged: Mapping[str, Callable[[Any], object]] | None = None,
+    ) -> dict[str, int]:
         """Make the arms of a new placement replay; the calls of a replay by arm, nothing if they are called plainly.
 
-        `inner` are the calls of a block. Raises BrokenArm for an arm that cannot, where the others do all the same,
-        and SpoiledCapture.
+        `inner` are the calls of a block, `judged` those of `captured` by arm, where it has any. Raises BrokenArm for an
+        arm that cannot be captured, where the others are replayed all the same, and SpoiledCapture.
         """
         if self.launch == "plain":
             return {}
         calls = {name: calls_of_graph(inner[name]) for name in arms}
         try:
-            replays = {name: self._replays(name, arm, calls[name]) for name, arm in arms.items()}
+            replays = {
+                name: self._replays(name, arm, calls[name], (judged or {}).get(name)) for name, arm in arms.items()
+            }
         except SpoiledCapture:
             raise
         except NotCaptured as reason:
@@ -146,9 +163,9 @@ class Launching:
             arm.replay(replays[name])
         return calls
 
-    def _replays(self, name: str, arm: Capturable, calls: int) -> list[Call]:
+    def _replays(self, name: str, arm: Capturable, calls: int, judged: Callable[[Any], object] | None) -> list[Call]:
         try:
-            return captured(arm.on_copy, arm.copies, calls, self._cuda)
+            return captured(arm.on_copy, arm.copies, calls, self._cuda, judged)
         except NotCaptured as reason:
             raise type(reason)(str(reason), name) from reason
 

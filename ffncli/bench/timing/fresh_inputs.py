@@ -23,6 +23,7 @@ from ffncli.bench.referee.samples import CallSample
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.outcomes import WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
+from ffncli.bench.timing.placement import Params
 
 ROWS = 2  # tokens of a sample
 _LEAST_BYTES = 1 << 20  # of a reservoir
@@ -86,6 +87,7 @@ class FreshInputs:
         self._block, self._next, self._judged = -1, 0, _NEVER
         self._entered: tuple[Tensor, Tensor | None] | None = None  # copies of x and g of a judged call, until taken
         self._answered: object = None  # the answer to `whole`
+        self._captured: list[tuple[Tensor, Tensor | None, object]] = []  # x, g and output of captured calls
 
     def before_call(self) -> None:
         """Enter other contents into another buffer; ahead of every call, outside the clock."""
@@ -131,10 +133,17 @@ class FreshInputs:
 
     def _sample(self, x: Tensor, g: Tensor | None) -> None:
         placed = self.placed
-        out = correct.checked_output(placed.output, self._problem).detach()
-        correct.require_finite(OUTPUT, out)
+        self._add(x, g)
         if not torch.equal(placed.entry[0], x):
             raise WrongResult("changes its input x", code=WrongCode.CHANGED_INPUT)
+        if self._whole is not None and self._block == self._whole_in:
+            self._answered = _copied(placed.out)
+
+    def _add(self, x: Tensor, g: Tensor | None) -> None:
+        """A sample of what was answered last."""
+        placed = self.placed
+        out = correct.checked_output(placed.output, self._problem).detach()
+        correct.require_finite(OUTPUT, out)
         rows = torch.tensor(drawn_rows(len(x)), device=x.device)
         gradient = placed.x_gradient
         self.samples.append(
@@ -143,8 +152,31 @@ class FreshInputs:
                 None if gradient is None else gradient.detach()[rows],
             )
         )  # fmt: skip
-        if self._whole is not None and self._block == self._whole_in:
-            self._answered = _copied(placed.out)
+
+    def captured_call(self, params: Params) -> object:
+        """A call on other contents, captured with a few more; `take_captured` takes their answers after a replay.
+
+        Replayed, all calls of a block have one x: what a kernel keeps from one call of a graph to the next is right
+        there, and wrong here.
+        """
+        x, g = self.placed.entry
+        self._source.write(x)
+        if g is not None:
+            self._source.write(g)
+        entered = x.clone(), None if g is None else g.clone()
+        out = self.placed.on_copy(params)
+        self._captured.append((*entered, _copied(out)))
+        return out
+
+    def take_captured(self) -> None:
+        """A few tokens of the captured calls, which have been replayed."""
+        captured, self._captured = self._captured, []
+        for x, g, out in captured:
+            self.placed.out = out
+            try:
+                self._add(x, g)
+            except WrongResult as wrong:
+                self.wrong = self.wrong or wrong
 
     def whole_error(self) -> Error:
         """The error of the answer to the whole inputs, once there is one. Raises WrongResult."""

@@ -4,10 +4,12 @@ On a processor, with a simulated torch.cuda: a replay hands out what was compute
 """
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
+from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.arms import Arms, kernels_by_label, twin_of
@@ -31,7 +33,7 @@ def arms_of(cuda, passes="forward", copies=3, small=True, mode="warm"):
     kernels = kernels_by_label(choices(["eager,packed"]), problem.steps, SPEC)
     draw = random.Random(0)
     kernels = [
-        PlacedKernel(name, build_kernel(kernel, problem), problem, draw, 1.0) for name, kernel in kernels.items()
+        PlacedKernel(name, build_kernel(kernel, problem), problem, draw, 1e-4) for name, kernel in kernels.items()
     ]
     launching = Launching("auto", small, cuda=cuda)
     return Arms(problem, kernels, twin_of(kernels[0], problem, draw), Caching(mode, copies), 1 << 20, launching)
@@ -132,3 +134,35 @@ def test_a_block_is_one_replay_and_its_calls_are_counted():
     assert {block.inner for block in kernels} == {12}  # the next of the numbers of calls that last 100 µs
     assert all(block.per_call == pytest.approx(1e-5) for block in kernels)
     assert {inner for inner, calls in clock.timed if calls == 12} == {1}
+
+
+def cheat(cuda, compute):
+    """Computes once in every graph: all calls of a block have the same x."""
+    kept = []
+
+    def call(x, params):
+        if cuda.capturing is None:
+            return compute(x, params)
+        if not kept or kept[0] is not cuda.capturing:
+            kept[:] = [cuda.capturing, compute(x, params)]
+        return kept[1].clone()
+
+    return call
+
+
+@pytest.mark.parametrize(("passes", "honest"), [("forward", False), ("forward", True), ("forward+backward", True)])
+def test_an_answer_kept_from_call_to_call_of_a_graph_is_found(passes, honest):
+    cuda = FakeCuda()
+    arms = arms_of(cuda, passes)
+    eager, packed = arms.kernels
+    compute = packed.built.compute if honest else cheat(cuda, packed.built.compute)
+    packed.built = replace(packed.built, kernel=replace(packed.built.kernel, origin="mine.py"), compute=compute)
+    with torch.enable_grad() if passes != "forward" else torch.inference_mode():
+        for number in range(3):
+            arms.place(number)
+            arms.captured(INNER)
+        arms.inspect()
+    assert {name: wrong.code for name, wrong in arms.wrong.items()} == (
+        {} if honest else {"packed": WrongCode.WRONG_WHEN_TIMED}
+    )
+    assert eager.name not in arms.wrong
