@@ -2,7 +2,7 @@
 
 - A graph begins later than a kernel: `begin` seconds of the GPU for each replay.
 - Its first replay also uploads it: `upload` seconds for each of its kernels.
-- A kernel takes at least `least` seconds; the waiting kernel too.
+- The waiting kernel takes `least` seconds before it waits at all.
 - After a capture that fails, torch's allocator believes that it goes on: every later capture and `synchronize` raises.
 """
 
@@ -15,8 +15,8 @@ class CostedGraphs(FakeCuda):
         self.begin, self.upload, self.least = begin, upload, least
         self.stuck = False
 
-    def launch(self, seconds, name="kernel"):
-        super().launch(max(seconds, self.least), name)
+    def _sleep(self, cycles):
+        self.launch(self.least + cycles / self.rate, "sleep")
 
     def synchronize(self, device=None):
         self.require_not_stuck()

@@ -81,6 +81,19 @@ def test_a_gpu_without_a_driver_is_refused_before_anything_starts(monkeypatch):
         library.benchmark("8x16", devices=("cuda",))
 
 
+def test_on_a_gpu_the_selftest_has_calls_that_can_be_slowed(monkeypatch):
+    monkeypatch.setattr(devices, "has_driver", lambda: True)
+
+    def case(grid):
+        (found,) = bench_selftest.request_for(grid, GridOptions(), MethodOptions(), ResultOptions()).cases
+        return found.label, found.tokens
+
+    assert case(Grid(devices=("cuda",))) == ("2048x8192:swiglu", 512)
+    assert case(Grid(devices=("cpu",))) == ("512x2048:swiglu", 32)
+    assert case(Grid("8x16:relu", devices=("cuda",))) == ("8x16:relu", 32)
+    assert case(Grid(tokens=(4,), devices=("cuda",))) == ("512x2048:swiglu", 4)
+
+
 def test_the_selftest_asks_for_equals_and_for_what_is_5_percent_slower():
     asked = bench_selftest.request_for(CPU, GridOptions(), MethodOptions(), ResultOptions())
     assert [(kernel.label, kernel.kernel, kernel.factor) for kernel in asked.kernels] == [
