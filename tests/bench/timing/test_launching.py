@@ -4,16 +4,19 @@ On a processor, with a simulated torch.cuda: a replay hands out what was compute
 """
 
 import random
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
 from ffncli.bench.judge.wrong_codes import WrongCode
-from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case
+from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Method
+from ffncli.bench.referee import process
 from ffncli.bench.referee.problem import Problem
-from ffncli.bench.timing.arms import Arms, kernels_by_label, twin_of
-from ffncli.bench.timing.cuda_graphs import Launching
+from ffncli.bench.timing import worker
+from ffncli.bench.timing.arms import Arms, kernels_by_label, launching_of, twin_of
+from ffncli.bench.timing.cuda_graphs import Launching, SpoiledCapture
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
 from ffncli.bench.timing.placement import Caching
 from ffncli.bench.timing.rounds import Plan, measure
@@ -166,3 +169,44 @@ def test_an_answer_kept_from_call_to_call_of_a_graph_is_found(passes, honest):
         {} if honest else {"packed": WrongCode.WRONG_WHEN_TIMED}
     )
     assert eager.name not in arms.wrong
+
+
+class Line:
+    """A connection that has one job, and what was sent over it."""
+
+    def __init__(self, job):
+        self.job, self.sent = job, []
+
+    def recv(self):
+        return self.job
+
+    def send(self, message):
+        self.sent.append(message)
+
+
+def test_a_spoiled_capture_is_the_last_thing_that_a_worker_says(monkeypatch):
+    def spoil(self, inner):
+        raise SpoiledCapture("it waits", "packed")
+
+    monkeypatch.setattr(Arms, "captured", spoil)
+    monkeypatch.setattr(process, "referee_process", lambda job, connection: nullcontext(None))
+    cases = tuple(Case("8x16:swiglu", "8x16:swiglu", SPEC, tokens) for tokens in (1, 2))
+    line = Line(Job(0, cases, choices(["eager,packed"]), "eager", Method(block=1e-5, max_time=0.1)))
+    worker.serve(line)
+    assert [message for message in line.sent if message[0] != "stage"] == [
+        ("began", cases[0].key), ("spoiled", "packed", "it waits"),
+    ]  # fmt: skip
+
+
+def test_which_cases_are_replayed_is_what_was_asked_for_and_found_before():
+    small = Case("8x16:swiglu", "8x16:swiglu", SPEC, 4, device="cuda")
+    large = Case("large", "large", FFNSpec(4096, 11008, "silu", gated=True), 4096, device="cuda")
+
+    def launch(case, asked="auto", **more):
+        return launching_of(case, Job(0, (case,), (), None, Method(launch=asked), **more)).launch
+
+    assert [launch(small), launch(large)] == ["graphs", "plain"]
+    assert [launch(small, "plain"), launch(large, "graphs")] == ["plain", "graphs"]
+    found = {"plain": ((small.key, "mine cannot be captured: it waits"),)}
+    assert [launch(small, **found), launch(small, "graphs", **found)] == ["plain", "graphs"]
+    assert launching_of(replace(small, device="cpu"), Job(0, (), (), None, Method())) is None
