@@ -139,8 +139,8 @@ class _Running:
         return True
 
     def spoiled(self, case: Case, arm: str, why: str) -> None:
-        """A capture failed, and the next worker has the case again: with plain calls, or without that arm where graphs
-        were asked for."""
+        """A capture failed, and the next worker has the case again: with plain calls, or without that arm if graphs
+        were requested."""
         request, text = self.journal.request, not_captured(why)
         self.plain[case.key] = f"{arm} {text}"
         if request.method.launch == "graphs":

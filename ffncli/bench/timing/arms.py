@@ -169,7 +169,7 @@ class Arms:
 
     @property
     def launched(self) -> tuple[Launched, str]:
-        """How the arms were called on a GPU, and a note if that is not what was asked for."""
+        """How the arms were called on a GPU, and a note if that is not what was requested."""
         return (self.launching.launch, self.launching.note) if self.launching else ("", "")
 
     def _start_clocks(self) -> None:

@@ -118,7 +118,7 @@ def captured(
 
 class Launching:
     """How the arms of a case are called, the same way in all its placements: `launch`, and in `note` why, if that is
-    not what was asked for.
+    not what was requested.
 
     `asked` is --launch: with `auto`, a `small` case is replayed if all arms can be captured, which the first placement
     shows. `spoiled` is why a capture failed in an earlier process, which decides it.
@@ -140,7 +140,7 @@ class Launching:
         """Make the arms of a new placement replay; the calls of a replay by arm, nothing if they are called plainly.
 
         `inner` are the calls of a block, `judged` those of `captured` by arm, where it has any. Raises BrokenArm for an
-        arm that cannot be captured, where the others are replayed all the same, and SpoiledCapture.
+        arm that cannot be captured, while the others are replayed, and SpoiledCapture.
         """
         if self.launch == "plain":
             return {}

@@ -41,7 +41,7 @@ def slowed_on_gpu(
 ) -> Callable[..., Any]:
     """The same on a GPU: after the call a kernel waits, for the time that the call takes, times factor - 1.
 
-    That time is measured at the first call, which raises FFNError where no kernel is that short. `cuda` is torch.cuda
+    That time is measured at the first call, which raises FFNError if no kernel is that short. `cuda` is torch.cuda
     or a stand-in, `clock` the one of that GPU.
     """
     waits: list[Callable[[], object]] = []
