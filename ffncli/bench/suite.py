@@ -142,10 +142,11 @@ class _Running:
         """A capture failed, and the next worker has the case again: with plain calls, or without that arm if graphs
         were requested."""
         request, text = self.journal.request, not_captured(why)
-        self.plain[case.key] = f"{arm} {text}"
-        if request.method.launch == "graphs":
-            for name in (arm,) if arm in request.names else request.names:
-                self.gone[case.key, name] = Outcome(name, "skipped", text)
+        if request.method.launch != "graphs":
+            self.plain[case.key] = f"{arm} {text}"
+            return
+        for name in (arm,) if arm in request.names else request.names:
+            self.gone[case.key, name] = Outcome(name, "skipped", text)
 
 
 def _places(cases: Sequence[Case]) -> list[tuple[tuple[str, int], list[Case]]]:
@@ -182,7 +183,7 @@ def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...])
                     journal.add(unit)
                     stage, finished = None, finished + 1
                     running.tell(process, case)
-                case ("spoiled", str(arm), str(why)) if stage is not None:
+                case ("spoiled", str(arm), str(why)) if stage is not None and stage.case.key not in dict(plain):
                     running.spoiled(stage.case, arm, why)
                     return
                 case ("refused", str(text), str(hint), int(code)):
