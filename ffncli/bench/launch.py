@@ -37,20 +37,27 @@ _ALLOCATOR = {
 # OpenBLAS's threads spin for 2^26 ticks by default, about 27 ms, after each product of numpy's: into the blocks of the
 # next arms, which took twice as long and scattered five times as much. After 2^16 ticks they sleep in time.
 _OPENBLAS = {"OPENBLAS_THREAD_TIMEOUT": "16"}
+# How many launches the host may be ahead of a GPU: four times the default of about a thousand, so that a long block of
+# short calls does not end up waiting for a full queue.
+_LAUNCH_QUEUES = {"CUDA_SCALE_LAUNCH_QUEUES": "4x"}
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _UNSET = ("OMP_DYNAMIC", "MKL_DYNAMIC", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_THREAD_LIMIT")
 
 
-def environment(threads: int, allocator: str, given: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment(
+    threads: int, allocator: str, given: Mapping[str, str] | None = None, gpu: bool = False
+) -> dict[str, str]:
     """The environment variables for a worker, on top of the `given` ones (default: ours).
 
-    `allocator` is `fixed`, or `system` for the default malloc.
+    `allocator` is `fixed`, or `system` for the default malloc. `gpu`: its cases are a GPU's.
     """
     variables = dict(os.environ if given is None else given)
     for name in _UNSET:
         variables.pop(name, None)
     variables |= {name: variables.get(name) or value for name, value in (_OPENMP | _OPENBLAS).items()}
     variables |= dict.fromkeys(_THREADS, str(threads))
+    if gpu:
+        variables |= {name: variables.get(name) or value for name, value in _LAUNCH_QUEUES.items()}
     if allocator == "fixed":
         variables |= {name: variables.get(name) or value for name, value in _ALLOCATOR.items()}
     variables.setdefault("PYTHONHASHSEED", "0")  # the order of sets, so of imports and allocations
@@ -86,7 +93,7 @@ def worker(job: Job, threads: int, command: Sequence[str] = WORKER, directory: s
         with theirs:
             process = subprocess.Popen(
                 [*command, str(theirs.fileno())],
-                env=environment(threads, job.method.allocator),
+                env=environment(threads, job.method.allocator, gpu=any(case.device != "cpu" for case in job.cases)),
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,

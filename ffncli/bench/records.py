@@ -38,6 +38,9 @@ OWN_ARMS = (TWIN, ANCHOR, GEMM)
 
 NO_GRAPHS = "no CUDA graphs, as "  # the start of a note: the case could have been replayed, and was not
 
+# Flags of a block on a GPU: work that its clock did not see was left; the seconds in which the host launched its calls.
+OTHER_STREAM, HOST_SECONDS = "other-stream", "host"
+
 # Arms of --by-step: the whole block, their baseline, and `step gate` and so on, a step alone.
 BLOCK, STEP = "block", "step "
 

@@ -510,6 +510,21 @@ def test_the_environment_of_a_worker_is_explicit():
     assert not any(name.startswith("MALLOC_") for name in launch.environment(3, "system", given))
 
 
+def test_workers_for_a_gpu_may_launch_further_ahead(tmp_path):
+    """And so does the worker that runs: it is told by the environment that it is started with."""
+    variable = "CUDA_SCALE_LAUNCH_QUEUES"
+    assert variable not in launch.environment(1, "fixed", {})
+    assert launch.environment(1, "fixed", {}, gpu=True)[variable] == "4x"
+    assert launch.environment(1, "fixed", {variable: "2x"}, gpu=True)[variable] == "2x"
+    code = f"import os, pathlib; pathlib.Path('seen').write_text(os.environ.get({variable!r}, ''))"
+    (case,) = request(tokens=(1,)).cases
+    for device, depth in (("cuda:1", "4x"), ("cpu", "")):
+        job = Job(0, (replace(case, device=device),), choices(["eager"]), "eager", Method())
+        with launch.worker(job, 1, (sys.executable, "-c", code), str(tmp_path)) as busy:
+            busy.process.wait(20)
+        assert (tmp_path / "seen").read_text() == depth
+
+
 # --- where it runs ----------------------------------------------------------------------------------------------------
 
 

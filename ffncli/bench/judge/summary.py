@@ -5,20 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import exp
+from statistics import median
 from typing import Any
 
 from ffncli.bench.judge import roofline, warnings
 from ffncli.bench.judge.ratios import Means, differs, log_times, paired, verdict
 from ffncli.bench.judge.statistics import exp_or_inf
 from ffncli.bench.judge.warnings import Code
-from ffncli.bench.records import ANCHOR, GEMM, STEP, TWIN, Case, Method, Outcome, Roof, Status, TimedBlock, TimedUnit
+from ffncli.bench.records import (
+    ANCHOR,
+    GEMM,
+    HOST_SECONDS,
+    STEP,
+    TWIN,
+    Case,
+    Method,
+    Outcome,
+    Roof,
+    Status,
+    TimedBlock,
+    TimedUnit,
+)
 from ffncli.bench.results.row import BenchWarning, ResultRow
 from ffncli.show.text import finite
 
 _GRAVEST: tuple[Status, ...] = ("wrong", "oom", "failed", "skipped", "ok")
 _ENVIRONMENT = (
     *("ffncli", "torch", "python", "host", "cpu", "device_name", "driver", "blas", "math_mode"),
-    *("openmp", "allocator", "numpy", "isa"),
+    *("openmp", "allocator", "numpy", "isa", "launch_queues"),
 )  # columns that a unit's environment fills
 _EARLY = 0.6  # of --max-time
 _FAULTS = 1.0  # page faults a call, by which arms may differ
@@ -191,6 +205,7 @@ def _with_time(row: ResultRow, whole: _CaseUnits, time: Means) -> ResultRow:
         time_high_s=finite(seconds.high),
         process_times_s=tuple(exp(v) for v in time.of_processes.values()),
         page_faults_per_call=_faults(blocks),
+        launch_s=_launch_seconds(blocks),
     )
 
 
@@ -238,6 +253,12 @@ def _faults(blocks: Sequence[TimedBlock]) -> float | None:
     """Page faults of a call; None if nothing was timed."""
     calls = sum(block.inner for block in blocks)
     return sum(warnings.figures(blocks, "faults")) / calls if calls else None
+
+
+def _launch_seconds(blocks: Sequence[TimedBlock]) -> float | None:
+    """The host's seconds of launching one call on a GPU, the median over the blocks; None if it was not counted."""
+    seconds = [value / block.inner for block in blocks for value in warnings.figures([block], HOST_SECONDS)]
+    return median(seconds) if seconds else None
 
 
 def _differing_faults(kernel: float | None, baseline: float | None) -> list[str]:

@@ -167,10 +167,11 @@ def of_blocks(blocks: Sequence[TimedBlock]) -> list[BenchWarning]:
         warnings.append(BenchWarning(Code.WAITING, f"threads were busy {percent(median(cpu))} of the time"))
     if len(clock) > _SHARE * len(blocks):
         warnings.append(BenchWarning(Code.CLOCK, f"{percent(median(clock))} of the rated clock"))
-    for code in (Code.GPU_THROTTLED, Code.LAUNCH_BOUND):
-        share = _share(blocks, code.value.__eq__)
+    read = [block for block in blocks if figures([block], "power")] or blocks  # the GPU's state is read now and then
+    for code, judged, which in ((Code.GPU_THROTTLED, read, "its readings"), (Code.LAUNCH_BOUND, blocks, "the blocks")):
+        share = _share(judged, code.value.__eq__)
         if share > _SHARE:
-            warnings.append(BenchWarning(code, f"{percent(share)} of the blocks"))
+            warnings.append(BenchWarning(code, f"{percent(share)} of {which}"))
     share = outside(blocks)
     if share > _SHARE:
         warnings.append(BenchWarning(Code.SPIKES, f"{percent(share)} of the blocks"))

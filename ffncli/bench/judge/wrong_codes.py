@@ -16,6 +16,7 @@ class WrongCode(StrEnum):
     REPLAY_BY_PHASE = "replay-by-phase"
     DEFERRED_WORK = "deferred-work"
     BATCHED_CALLS = "batched-calls"
+    OTHER_STREAM = "works-on-another-stream"
     LAZY_RESULT = "lazy-result"
     STALE_MEMORY = "stale-memory"
     STALE_WEIGHTS = "stale-weights"
@@ -39,6 +40,7 @@ MEANING: Mapping[WrongCode, str] = {
     WrongCode.REPLAY_BY_PHASE: "repeats an answer once it has been called often, or in quick succession",
     WrongCode.DEFERRED_WORK: "returns before its work is done, or computes while nothing is asked of it",
     WrongCode.BATCHED_CALLS: "does the work of several calls in one of them",
+    WrongCode.OTHER_STREAM: "still works on another stream of the GPU when the stream that is timed has finished",
     WrongCode.LAZY_RESULT: "returns an object that computes when it is read",
     WrongCode.STALE_MEMORY: "returns memory that it has not written to",
     WrongCode.STALE_WEIGHTS: "computes with other weights than those that it is given",

@@ -52,6 +52,7 @@ def environment(device: str) -> dict[str, str]:
         "math_mode": math_mode(device),
         "openmp": openmp(),
         "allocator": allocator(device),
+        "launch_queues": os.environ.get("CUDA_SCALE_LAUNCH_QUEUES", "") if is_cuda(device) else "",
     }
 
 

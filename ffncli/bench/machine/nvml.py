@@ -61,10 +61,11 @@ class GpuProbe:
         self.rated_mhz: int | None = self._of_gpu("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
 
     def read(self) -> Sample:
-        """A reading, or the last one if a new one would exceed its share of the time."""
+        """A reading; an empty one, with the rated clock only, if a new one would exceed its share of the time: an old
+        one is not of this block, which another arm may have had since."""
         began = self._now()
         if began < self._next:
-            return self._last
+            return Sample(rated_mhz=self._last.rated_mhz)
         power = self._of_gpu("nvmlDeviceGetPowerUsage")
         self._last = Sample(
             self._of_gpu("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
@@ -132,25 +133,28 @@ def gpu_probe(device: str) -> tuple[GpuProbe | None, str]:
     )
 
 
-def clock_flags(before: Sample, after: Sample) -> tuple[str, ...]:
+def clock_flags(before: Sample, after: Sample, sm_hz: float | None = None) -> tuple[str, ...]:
     """The GPU's state during a block between two readings: `sm=1410` MHz, `power=312` W; `gpu-throttled`,
     `power-capped`.
 
     `clock=0.71` is the share of the rated clock, given if below 0.75, as for a CPU. Reasons count if either reading has
-    them; figures are from the reading after the block, when the GPU has just worked.
+    them. The SM clock is `sm_hz` if the GPU counted it itself; other figures are from the reading after the block, when
+    the GPU has just worked, or from that before it if there was none after.
     """
+    newest = before if after == Sample(rated_mhz=after.rated_mhz) else after
+    sm_mhz = round(sm_hz / 1e6) if sm_hz else newest.sm_mhz
     flags = []
     reasons = before.reasons | after.reasons
     if reasons & _THROTTLES:
         flags.append("gpu-throttled")
     if reasons & POWER_CAP:
         flags.append("power-capped")
-    if after.sm_mhz is not None:
-        flags.append(f"sm={after.sm_mhz}")
-        if after.rated_mhz and after.sm_mhz < CLOCK * after.rated_mhz:
-            flags.append(f"clock={after.sm_mhz / after.rated_mhz:.2f}")
-    if after.power_w is not None:
-        flags.append(f"power={after.power_w:.0f}")
+    if sm_mhz is not None:
+        flags.append(f"sm={sm_mhz}")
+        if newest.rated_mhz and sm_mhz < CLOCK * newest.rated_mhz:
+            flags.append(f"clock={sm_mhz / newest.rated_mhz:.2f}")
+    if newest.power_w is not None:
+        flags.append(f"power={newest.power_w:.0f}")
     return tuple(flags)
 
 

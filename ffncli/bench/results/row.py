@@ -116,6 +116,8 @@ class ResultRow:
     ridge_flops_per_byte: Share | None = None  # the machine balance
     certificate: str = ""  # the sha256 of the kernel's certificate, where one was named and is of this case
     computes: str = ""  # what a kernel declares that computes in fewer bits than the dtype has; empty: the dtype
+    launch_s: Share | None = None  # the host's seconds of launching one call on a GPU
+    launch_queues: str = ""  # CUDA_SCALE_LAUNCH_QUEUES as set in the workers
     launch: str = ""  # how calls reached a GPU: graphs or plain; empty on a CPU
 
     @property

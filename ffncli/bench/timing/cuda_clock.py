@@ -3,7 +3,13 @@
 A GPU works through a queue that the host fills. Timed from an empty queue, a call of 10 µs that takes the host 30 µs to
 launch reads 30 µs: the host is measured, not the kernel. So the GPU is first kept busy by a kernel that only waits,
 just long enough for the host to get ahead, and the block is timed by two events after it. If the host still falls
-behind (a call that waits for the GPU, such as a mixture that reads its routing), the block is flagged `launch-bound`.
+behind (a call that waits for the GPU, such as a mixture that reads its routing; a host that loses its core for a
+moment), the block is flagged `launch-bound`.
+
+The block is launched in segments of about 125 µs of the GPU's time, with a marker between them. The GPU must not have
+reached a segment's first marker when the host has launched all of it: so a queue that ran empty in between shows,
+wherever that was. A marker costs the GPU one event, 1 to 2 µs, and the host a recording and a query: about 1 % of a
+block, the same for all arms.
 """
 
 from __future__ import annotations
@@ -13,7 +19,9 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import repeat
 from math import ceil
+from statistics import median
 from typing import Any, TypeAlias
 
 import torch
@@ -27,42 +35,85 @@ _UNKNOWN = 200e-6  # s; assumed for the host's launch of a new call
 _AHEAD = 1.5  # times the host's estimated need
 _AT_LEAST = 20e-6  # s
 _WAKING = 2_000_000  # cycles, about 1 ms: a GPU at rest runs slowly at first
-_GIVEN_UP = 2  # after this many misses in a row the call itself must be waiting for the GPU
+_SEGMENT = 125e-6  # s of the GPU between two markers
+_FIRST_SEGMENT = 16  # calls, of a block whose pace is unknown
+_RESOLUTION = 0.5e-6  # s, of events
+# A wait this long gives the SM clock within 2 %. The first call of an arm's lead-in, whose pace is unknown, waits
+# longer, so every block has a reading that costs nothing.
+_READS_CLOCK = 200e-6  # s
+_ELSEWHERE, _ELSEWHERE_SHARE = 20e-6, 0.02  # s, and of the block: how much later other streams may have finished
+_SM_CYCLES = torch.version.hip is None  # the waiting kernel counts cycles of the SM clock; on some AMD GPUs it does not
 
 
 @dataclass
 class _Pace:
-    """The pace of the call timed last, in seconds per call: for the host to launch it, for the GPU to run it."""
+    """The pace of the call timed last, in seconds per call: for the host to launch it, for the GPU to run it.
+
+    `waits`: the call itself waits for the GPU, so that no lead helps; None until that is known. `late` is how long the
+    host took for the first segment if that was as long as the GPU's wait, else 0: a call that waits, or a host that
+    stalled. A wait of twice that tells which.
+    """
 
     host: float | None = None
     gpu: float | None = None
-    missed: int = 0
+    waits: bool | None = None
+    late: float = 0.0
 
-    def waiting(self, inner: int) -> float:
-        """Seconds for which the GPU should wait: one launch, and the host's delay against the GPU over the block."""
-        if self.missed >= _GIVEN_UP:
+    def segment(self, inner: int) -> int:
+        """Calls between two markers in a block of `inner` calls."""
+        if self.gpu is None:
+            return min(inner, _FIRST_SEGMENT)
+        return min(inner, max(1, round(_SEGMENT / self.gpu))) if self.gpu > 0 else inner
+
+    def waiting(self, inner: int, segment: int) -> float:
+        """Seconds for which the GPU should wait: a segment's launches, and the host's delay in the others."""
+        if self.waits:
             return 0.0
         host = _UNKNOWN if self.host is None else self.host
         lost = max(0.0, host - (self.gpu or 0.0))
-        return min(LONGEST, _AT_LEAST + _AHEAD * (host + (inner - 1) * lost))
+        need = _AT_LEAST + _AHEAD * (segment * host + (inner - segment) * lost)
+        return min(LONGEST, max(need, 2 * self.late))
 
-    def learn(self, host: float, gpu: float, behind: bool) -> None:
+    def learn(self, block: _Block, inner: int) -> None:
         """Keep the host's least time: if the queue is full, the host waits for the GPU and only seems slow."""
-        self.missed = self.missed + 1 if behind and self.host is not None else 0
+        if block.waited > 0:
+            if block.first < block.waited:
+                self.waits, self.late = False, 0.0
+            elif block.behind and self.waits is None:
+                self.waits, self.late = (True if self.late else None), block.first
+        host = block.host / inner
         self.host = host if self.host is None else min(self.host, host)
-        if not behind:
-            self.gpu = gpu
+        if not block.behind:
+            self.gpu = max(0.0, block.gpu) / inner
+
+
+@dataclass
+class _Block:
+    """A block in seconds: what the GPU was told to wait, the host's time until its first segment was launched and for
+    all launches, the GPU's time. `behind`: the queue was empty at some point. `reads_clock`: its wait is long enough,
+    and was launched in time, to give the SM clock."""
+
+    waited: float
+    first: float = 0.0
+    host: float = 0.0
+    gpu: float = 0.0
+    behind: bool = False
+    reads_clock: bool = False
 
 
 class CudaClock:
     """Times calls on the current GPU. Everything runs in the current stream; the host waits at the ends of blocks only.
 
-    `launch_bound` concerns the block timed last: the GPU's queue was empty at some point, so the time includes launches
-    too. `cuda` is torch.cuda or a stand-in, `wall` the host's clock in seconds.
+    Of the block timed last: `launch_bound`: the GPU's queue was empty at some point, so the time includes launches too.
+    `other_stream`: when the current stream had finished, the GPU still had other work, which was not timed. `host_s`:
+    seconds in which the host launched its calls. `sm_hz`: the SM clock before it, or at its lead-in; None if unknown.
+    `cuda` is torch.cuda or a stand-in, `wall` the host's clock in seconds.
     """
 
     def __init__(self, cuda: Cuda = torch.cuda, wall: Callable[[], float] = time.perf_counter) -> None:
-        self.launch_bound = False
+        self.launch_bound = self.other_stream = False
+        self.host_s: float | None = None
+        self.sm_hz: float | None = None
         self._cuda, self._wall = cuda, wall
         self._pace = _Pace()
         self._timed: Callable[[], object] = _nothing
@@ -70,6 +121,8 @@ class CudaClock:
         self.cycles_per_s = 1.0
         for _ in range(5):
             self._wait_on_gpu(_WAKING)
+        self._idle = median(self._synchronized() for _ in range(5))
+        self._empty = median(self._wait_on_gpu(0) for _ in range(5))
 
     def now(self) -> float:
         """Seconds of the host's clock."""
@@ -81,50 +134,61 @@ class CudaClock:
         An event costs the GPU a few microseconds; with `before` every call's time includes them.
         """
         if self._timed() is not call:  # lead-in calls come first, so that a block's pace is known when it counts
-            self._pace, self._timed = _Pace(), _reference(call)
+            self._pace, self._timed, self.sm_hz = _Pace(), _reference(call), None
         self._cuda.synchronize()
         if before is None:
             return self._together(call, inner)
         return self._each(call, inner, before)
 
     def _together(self, call: Call, inner: int) -> float:
-        asleep, start, last, end = self._taken(4)
-        cycles = self._fill(asleep, inner)
+        asleep, start, marker, end = self._taken(4)
+        segment = self._pace.segment(inner)
+        filling = self._wall()
+        block, cycles = self._fill(asleep, inner, segment)
         start.record()
-        began = self._wall()
-        behind = False
-        for done in range(inner):
-            if done == inner - 1:
-                last.record()
-            call()
-            if done == 0:
-                behind = start.query()
+        began, reached = self._wall(), start
+        for launched in range(0, inner, segment):
+            if launched:
+                block.behind = reached.query() or block.behind
+                marker.record()
+                reached = marker
+            for _ in repeat(None, min(segment, inner - launched)):
+                call()
+            if not launched:
+                block.first = self._wall() - filling
+        self.host_s = block.host = self._wall() - began
         end.record()
-        # The host's lead changes evenly from the first call to the last: ahead at both ends means ahead throughout.
-        behind = last.query() or behind
-        host = self._wall() - began
-        self._cuda.synchronize()
+        block.behind = reached.query() or block.behind
+        more = self._finished(end)
         seconds = _seconds(start, end)
-        self._learn(cycles, _seconds(asleep, start), host / inner, seconds / inner, behind)
+        block.gpu = seconds - self._empty - _RESOLUTION  # a single call must not seem longer than one of many
+        self._learn(block, inner, cycles, _seconds(asleep, start))
+        self.other_stream = more > max(_ELSEWHERE, _ELSEWHERE_SHARE * seconds)
         return seconds
 
     def _each(self, call: Call, inner: int, before: Call) -> float:
         asleep, awake, *events = self._taken(2 + 2 * inner)
         starts, ends = events[0::2], events[1::2]
-        cycles = self._fill(asleep, inner)
+        filling = self._wall()
+        block, cycles = self._fill(asleep, inner, 1)
         awake.record()
-        began = self._wall()
-        behind = False
+        began, in_calls = self._wall(), 0.0
         for start, end in zip(starts, ends, strict=True):
             before()
             start.record()
+            called = self._wall()
             call()
+            in_calls += self._wall() - called
             end.record()
-            behind = start.query() or behind
-        host = self._wall() - began
-        self._cuda.synchronize()
-        self._learn(cycles, _seconds(asleep, awake), host / inner, _seconds(awake, ends[-1]) / inner, behind)
-        return sum(_seconds(start, end) for start, end in zip(starts, ends, strict=True))
+            block.behind = start.query() or block.behind
+            block.first = block.first or self._wall() - filling
+        block.host, self.host_s = self._wall() - began, in_calls
+        more = self._finished(ends[-1])
+        block.gpu = _seconds(awake, ends[-1]) - self._empty - _RESOLUTION
+        self._learn(block, inner, cycles, _seconds(asleep, awake))
+        seconds = sum(_seconds(start, end) for start, end in zip(starts, ends, strict=True))
+        self.other_stream = more > max(_ELSEWHERE, _ELSEWHERE_SHARE * seconds)
+        return seconds
 
     def _taken(self, count: int) -> list[Any]:
         """Events to use; made once, since making one takes the host as long as a launch."""
@@ -132,29 +196,50 @@ class CudaClock:
             self._events.append(self._cuda.Event(enable_timing=True))
         return self._events[:count]
 
-    def _fill(self, asleep: Any, inner: int) -> int:
-        """Put the wait at the head of the queue; returns its cycles."""
-        cycles = ceil(self._pace.waiting(inner) * self.cycles_per_s)
+    def _fill(self, asleep: Any, inner: int, segment: int) -> tuple[_Block, int]:
+        """Put the wait at the head of the queue; returns the block, and the cycles of its wait."""
+        block = _Block(self._pace.waiting(inner, segment))
+        cycles = ceil(block.waited * self.cycles_per_s)
+        block.reads_clock = _SM_CYCLES and block.waited >= _READS_CLOCK
+        if block.reads_clock:  # so that the wait's start is not recorded before its launch
+            self._cuda._sleep(ceil(_AT_LEAST * self.cycles_per_s))
         asleep.record()
         if cycles:
             self._cuda._sleep(cycles)
-        return cycles
+        block.reads_clock = block.reads_clock and not asleep.query()
+        return block, cycles
 
-    def _learn(self, cycles: int, waited: float, host: float, gpu: float, behind: bool) -> None:
-        self.launch_bound = behind
-        self._pace.learn(host, gpu, behind)
+    def _finished(self, end: Any) -> float:
+        """Wait for the GPU; returns the seconds for which it still worked when the current stream had finished."""
+        end.synchronize()
+        return self._synchronized() - self._idle
+
+    def _synchronized(self) -> float:
+        began = self._wall()
+        self._cuda.synchronize()
+        return self._wall() - began
+
+    def _learn(self, block: _Block, inner: int, cycles: int, waited: float) -> None:
+        self.launch_bound = block.behind
+        self._pace.learn(block, inner)
         if cycles > 0 and waited > 0:  # the highest clock so far: when it drops, the wait is only longer than needed
             self.cycles_per_s = max(self.cycles_per_s, cycles / waited)
+            if block.reads_clock:
+                self.sm_hz = cycles / waited
 
-    def _wait_on_gpu(self, cycles: int) -> None:
+    def _wait_on_gpu(self, cycles: int) -> float:
+        """Seconds of the GPU between two events with a wait of so many cycles between them, or with nothing."""
         start, end = self._taken(2)
         self._cuda.synchronize()
-        self._cuda._sleep(cycles // 10)  # so that the start is not recorded before the launch
+        self._cuda._sleep(_WAKING // 10)  # so that the start is not recorded before the launch
         start.record()
-        self._cuda._sleep(cycles)
+        if cycles:
+            self._cuda._sleep(cycles)
         end.record()
         self._cuda.synchronize()
-        self.cycles_per_s = max(self.cycles_per_s, cycles / max(_seconds(start, end), 1e-9))
+        seconds = _seconds(start, end)
+        self.cycles_per_s = max(self.cycles_per_s, cycles / max(seconds, 1e-9))
+        return seconds
 
 
 def _nothing() -> object:

@@ -9,6 +9,7 @@ import torch
 
 from ffncli.bench.machine.counters import Counters, Snapshot, SystemCounters
 from ffncli.bench.machine.nvml import GpuProbe, Sample, clock_flags
+from ffncli.bench.records import HOST_SECONDS, OTHER_STREAM
 from ffncli.bench.timing.clock import Call
 from ffncli.bench.timing.cuda_clock import CudaClock
 
@@ -25,8 +26,8 @@ class GpuSnapshot(Snapshot):
 class GpuCounters:
     """Counters for blocks that `clock` times.
 
-    The host's flags matter only if the GPU waited for it: a block whose queue was never empty is not spoiled by a
-    preempted host, so they count only in `launch-bound` blocks.
+    The host's flags matter only if the GPU waited for it, so they count only in `launch-bound` blocks; `preempted`
+    always does: nothing but the clock's own markers says that the queue was never empty.
     """
 
     def __init__(self, clock: CudaClock, probe: GpuProbe | None = None, host: Counters | None = None) -> None:
@@ -40,11 +41,17 @@ class GpuCounters:
         return GpuSnapshot(**counts, gpu=self._probe.read() if self._probe else Sample())
 
     def flags(self, before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
-        """`launch-bound` with the host's flags, or neither; then the GPU's (`nvml.clock_flags`)."""
-        bound = ("launch-bound", *self._host.flags(before, after, seconds, 0)) if self._clock.launch_bound else ()
+        """`launch-bound` with the host's flags, or `preempted` alone; `other-stream` if the GPU had work left that was
+        not timed; `host=0.00025`, the seconds of launching; then the GPU's flags (`nvml.clock_flags`)."""
+        clock, host = self._clock, self._host.flags(before, after, seconds, 0)
+        flags = ["launch-bound", *host] if clock.launch_bound else [flag for flag in host if flag == "preempted"]
+        if clock.other_stream:
+            flags.append(OTHER_STREAM)
+        if clock.host_s is not None:
+            flags.append(f"{HOST_SECONDS}={clock.host_s:.3g}")
         if isinstance(before, GpuSnapshot) and isinstance(after, GpuSnapshot):
-            return (*bound, *clock_flags(before.gpu, after.gpu))
-        return bound
+            flags += clock_flags(before.gpu, after.gpu, clock.sm_hz)
+        return tuple(flags)
 
 
 def peak_memory(call: Call, device: str, cuda: Cuda = torch.cuda) -> int | None:

@@ -184,6 +184,27 @@ def test_nothing_is_advised_that_is_done_already(code) -> None:
     assert one
 
 
+def test_the_hosts_seconds_of_a_call_are_the_median_over_the_blocks() -> None:
+    units = units_of()
+    assert packed(units).launch_s is None
+    blocks = [b for unit in units for b in unit.blocks if b.kernel == "packed"]
+    seconds = {id(b): 3e-6 * (1 + i % 5) * b.inner for i, b in enumerate(blocks)}
+    flagged = [
+        replace(u, blocks=tuple(replace(b, flags=(f"host={seconds.get(id(b), 1.0):.3g}",)) for b in u.blocks))
+        for u in units
+    ]
+    assert packed(flagged).launch_s == pytest.approx(float(np.median([seconds[id(b)] / b.inner for b in blocks])))
+
+
+def test_a_gpus_state_is_judged_by_the_blocks_in_which_it_was_read() -> None:
+    """NVML is read in one block of twenty: half of these readings say that the GPU lowered its clock."""
+    blocks = (units_of()[0].blocks * 2)[:80]
+    every = [replace(b, flags=("power=300",) if i % 20 == 0 else ()) for i, b in enumerate(blocks)]
+    hot = [replace(b, flags=("gpu-throttled", *b.flags)) if i % 40 == 0 else b for i, b in enumerate(every)]
+    assert Code.GPU_THROTTLED not in [w.code for w in warnings.of_blocks(every)]
+    assert "gpu-throttled: 50 % of its readings" in map(str, warnings.of_blocks(hot))
+
+
 def test_flags_that_only_warn() -> None:
     units = units_of()
     row = packed(with_flags(units, ("load=5.5", "clock=0.61", "cpu=0.44")))

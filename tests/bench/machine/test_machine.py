@@ -81,6 +81,12 @@ def test_a_gpu(gpu):
     assert "tf32" in found["math_mode"]
 
 
+def test_the_depth_of_a_gpus_queue_is_recorded(gpu, monkeypatch):
+    monkeypatch.setenv("CUDA_SCALE_LAUNCH_QUEUES", "4x")
+    assert machine.environment("cuda:1")["launch_queues"] == "4x"
+    assert machine.environment("cpu")["launch_queues"] == ""
+
+
 def test_behind_an_l2_may_lie_a_larger_cache(gpu):
     gpu.name, gpu.L2_cache_size = "AMD Instinct MI300X", 4 << 20
     assert machine.llc_bytes("cuda") == 256 << 20 == hardware.find(gpu.name).llc_bytes

@@ -1,10 +1,12 @@
 """A GPU's clock on a simulated GPU: it reads the GPU's time whatever the host takes, and says when it cannot."""
 
+from itertools import combinations
+
 import pytest
 
 from ffncli.bench.timing.clock import CpuClock
 from ffncli.bench.timing.cuda_clock import LONGEST, CudaClock, clock_for
-from tests.bench.fake_cuda import FakeCuda
+from tests.bench.fake_cuda import FakeCuda, Ramp, unkind
 
 
 def clock_on(**options):
@@ -84,7 +86,7 @@ def test_a_queue_of_limited_depth_does_not_make_the_host_look_slow():
     for _ in range(20):
         assert led_in(clock, lambda: cuda.launch(4e-6), 2000) == pytest.approx(2000 * 4e-6)
         assert not clock.launch_bound
-    assert cuda.log.count("sleep") - before == 100
+    assert cuda.log.count("sleep") - before == 20 * 6  # one before each first wait, which is read as a clock
     assert clock._pace.host == pytest.approx(1e-6)
 
 
@@ -131,7 +133,7 @@ def test_another_call_is_met_anew():
     """One that waits for the GPU says nothing of the next."""
     cuda, clock = clock_on()
     led_in(clock, lambda: (cuda.launch(1e-6), cuda.wait()), 5)
-    assert clock._pace.missed > 1
+    assert clock._pace.waits
     assert led_in(clock, lambda: cuda.launch(1e-6), 5) == pytest.approx(5e-6)
     assert not clock.launch_bound
 
@@ -146,3 +148,192 @@ def test_a_host_that_falls_behind_a_flush_is_said():
 
     led_in(clock, routed, 5, lambda: cuda.launch(8e-5, "flush"))
     assert clock.launch_bound
+
+
+# --- an unkind GPU ----------------------------------------------------------------------------------------------------
+
+
+def test_a_kind_host_on_an_unkind_gpu_is_not_accused():
+    """Costs of events, their resolution, a clock that ramps: less than 2 % of a block, and no flag."""
+    cuda = unkind()
+    clock = CudaClock(cuda, cuda.now)
+    for kernel, inner in ((2e-5, 50), (3e-6, 333), (4e-4, 3)):
+        for _ in range(10):
+            seconds = led_in(clock, call := (lambda kernel=kernel: cuda.launch(kernel)), inner)
+            assert not clock.launch_bound
+            assert not clock.other_stream
+        assert cuda.rate == cuda.top
+        assert inner * kernel <= seconds + 1e-6 < 1.02 * inner * kernel, call
+
+
+def test_a_stall_at_any_place_of_a_block_is_flagged():
+    """50 calls of 20 µs, which the host launches in 5 µs each, and one stall of 1 ms before any operation of it."""
+    cuda, clock = clock_on()
+    work = lambda: cuda.launch(2e-5)  # noqa: E731
+    led_in(clock, work, 50)
+    before = cuda.operations
+    clock.time(work, 50)
+    places, missed = cuda.operations - before, 0
+    assert places > 55  # the launches, and what the clock asks
+    spoiled = 0
+    for place in range(places):
+        for _ in range(4):
+            clock.time(work, 1)
+        cuda.stall_at(place, 1e-3)
+        seconds = clock.time(work, 50)
+        long = seconds > 1.05 * 50 * 2e-5
+        spoiled += long
+        missed += long and not clock.launch_bound
+    assert spoiled >= 50
+    assert missed == 0
+    led_in(clock, work, 50)
+    assert not clock.launch_bound
+
+
+@pytest.mark.parametrize("stalls", [(3e-4, 3e-4), (2e-3, 2e-3), (8e-3, 8e-3), (1e-3, 1.8e-3)])
+def test_late_lead_in_calls_do_not_switch_the_waiting_off(stalls):
+    """Two of four lead-in calls come late; the block of 10 calls of 20 µs behind them reads 0.2 ms."""
+    for late in combinations(range(4), 2):
+        cuda, clock = clock_on(overhead=3e-5)
+        calls = iter(range(1000))
+
+        def work(cuda=cuda, calls=calls, late=late):
+            if (number := next(calls)) in late:
+                cuda.host += stalls[late.index(number)]
+            cuda.launch(2e-5)
+
+        assert led_in(clock, work, 10) == pytest.approx(10 * 2e-5), late
+        assert not clock.launch_bound
+
+
+def test_work_on_another_stream_is_noticed():
+    """A kernel that launches on a stream of its own: 250 µs that the events do not see."""
+    cuda, clock = clock_on(sync_cost=6e-6)
+    side = cuda.Stream()
+
+    def apart():
+        with cuda.stream(side):
+            cuda.launch(2.5e-4)
+
+    assert led_in(clock, apart, 4) < 1e-5
+    assert clock.other_stream
+    led_in(clock, lambda: cuda.launch(2.5e-4), 4)
+    assert not clock.other_stream  # it is of the last block only
+
+    def joined():
+        side.wait_stream(cuda.current_stream())
+        apart()
+        cuda.current_stream().wait_stream(side)
+
+    assert led_in(clock, joined, 4) == pytest.approx(1e-3, rel=0.05)
+    assert not clock.other_stream
+    led_in(clock, apart, 4, lambda: cuda.launch(8e-5, "flush"))
+    assert clock.other_stream
+
+
+def test_work_on_another_stream_is_noticed_among_replays():
+    """A graph that holds none of it: what it launches outside runs all the same."""
+    cuda, clock = clock_on()
+    side = cuda.Stream()
+    graph = cuda.CUDAGraph()
+    graph.capture_begin()
+    cuda.launch(1e-6)
+    graph.capture_end()
+
+    def replay():
+        graph.replay()
+        with cuda.stream(side):
+            cuda.launch(1e-4)
+
+    led_in(clock, replay, 8)
+    assert clock.other_stream
+
+
+def test_a_long_block_may_end_a_little_later_elsewhere():
+    """20 µs, or 2 % of the block: as much may be the noise of two clocks."""
+    for kernel, behind, noticed in ((1e-3, 19e-6, False), (1e-3, 25e-6, True), (1e-2, 190e-6, False)):
+        cuda, clock = clock_on(sync_cost=1e-4)
+        side = cuda.Stream()
+
+        def call(cuda=cuda, side=side, kernel=kernel, behind=behind):
+            cuda.launch(kernel)
+            side.wait_stream(cuda.current_stream())
+            with cuda.stream(side):
+                cuda.launch(behind)
+
+        led_in(clock, call, 1)
+        assert clock.other_stream is noticed
+
+
+def test_the_clock_of_the_gpu_before_a_block_is_counted():
+    """A GPU that rests between the arms is slow in the blocks after that, and the figure is each block's."""
+    cuda = unkind(ramp=Ramp(low=345e6, rise=2e10, fall=2e9))
+    clock = CudaClock(cuda, cuda.now)
+    readings = []
+    for _ in range(100):
+        clock.time(lambda: cuda.launch(2e-5), 50)
+    for rest in (0.0, 0.2, 0.4, 0.0, 2.0):
+        cuda.host += rest
+        clock.time(work := (lambda: cuda.launch(2e-5)), 1)
+        assert clock.sm_hz is not None
+        readings.append(clock.sm_hz / cuda.top)
+        for _ in range(100):
+            clock.time(work, 50)
+        assert cuda.rate == cuda.top
+    assert readings[0] == pytest.approx(1.0, rel=0.02)
+    assert readings[3] == pytest.approx(1.0, rel=0.02)
+    assert readings[1] == pytest.approx(1 - 0.2 * 2e9 / 1.98e9, rel=0.05)
+    assert readings[2] == pytest.approx(1 - 0.4 * 2e9 / 1.98e9, rel=0.05)
+    assert readings[4] == pytest.approx(345e6 / 1.98e9, rel=0.05)
+
+
+def test_a_short_wait_is_no_clock_and_another_calls_reading_is_not_kept():
+    cuda, clock = clock_on()
+    work = lambda: cuda.launch(1e-3)  # noqa: E731
+    clock.time(work, 1)
+    assert clock.sm_hz == pytest.approx(1.5e9)
+    cuda.rate = cuda.top = 1e9  # a wait of 30 µs now says nothing
+    clock.time(work, 1)
+    assert clock.sm_hz == pytest.approx(1.5e9)
+
+    def waits():
+        cuda.launch(1e-6)
+        cuda.wait()
+
+    for _ in range(3):
+        clock.time(waits, 1)
+    clock.time(waits, 10)
+    assert clock.sm_hz == pytest.approx(1e9)
+    cuda.stall_at(3, 1e-3)  # before the wait is launched, when its start has been recorded
+    clock.time(lambda: cuda.launch(1e-3), 1)
+    assert clock.sm_hz is None
+
+
+@pytest.mark.parametrize(("depth", "seconds"), [(1024, 8.2e-3), (4096, 4.1e-3)])
+def test_a_deeper_queue_lets_the_host_get_further_ahead(depth, seconds):
+    """A host of 8 µs against a GPU of 2 µs: 2048 calls wait for the host once the places of the queue are used up."""
+    cuda, clock = clock_on(overhead=8e-6, depth=depth)
+    assert led_in(clock, lambda: cuda.launch(2e-6), 2048) == pytest.approx(seconds, rel=0.02)
+    assert clock.launch_bound is (depth == 1024)
+
+
+def test_the_hosts_seconds_are_those_of_launching():
+    cuda, clock = clock_on(overhead=1e-5)
+    led_in(clock, lambda: [cuda.launch(1e-6) for _ in range(4)], 25)
+    assert clock.host_s == pytest.approx(25 * 4e-5, rel=0.02)
+    led_in(clock, lambda: cuda.launch(1e-4), 9, lambda: cuda.launch(8e-5, "flush"))
+    assert clock.host_s == pytest.approx(9 * 1e-5, rel=0.02)  # the flush is not the kernel's
+
+
+def test_an_error_that_sticks_is_raised_at_the_end_of_the_block():
+    cuda, clock = clock_on()
+
+    def faulty():
+        cuda.launch(1e-5)
+        cuda.fault(when=cuda.free)
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        clock.time(faulty, 10)
+    for call in (cuda.synchronize, cuda.empty_cache, lambda: cuda.launch(1e-6), lambda: clock.time(lambda: None, 1)):
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            call()

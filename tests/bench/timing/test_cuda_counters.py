@@ -28,19 +28,51 @@ def flags_of(clock, probe):
     return counters.flags(before, after, 1e-3, 4), host
 
 
-def test_the_host_is_none_of_the_gpus_business_while_the_queue_is_full():
+def test_only_a_preempted_host_counts_while_the_queue_is_full():
+    """The clock's own reading of the SM clock, 1500 MHz, stands in place of NVML's."""
     clock = CudaClock(cuda := FakeCuda(), cuda.now)
     clock.time(lambda: cuda.launch(1e-3), 1)
     flags, host = flags_of(clock, probe_of("1234", FakeNvml())[0])
-    assert flags == ("sm=1410", "power=312")
-    assert host.threads is None
+    assert flags == ("preempted", "host=5e-06", "sm=1500", "power=312")
+    assert host.threads == 0
+
+
+def test_work_that_was_not_timed_is_a_flag():
+    clock, side = CudaClock(cuda := FakeCuda(), cuda.now), cuda.Stream()
+
+    def apart():
+        with cuda.stream(side):
+            cuda.launch(1e-3)
+
+    clock.time(apart, 1)
+    assert "other-stream" in flags_of(clock, None)[0]
+
+
+def test_a_reading_of_another_arms_block_is_not_written_again():
+    """Where an answer of NVML takes 1 ms, it is asked every 100 ms: the blocks between have no power of their own."""
+    wall = [0.0]
+    nvml = FakeNvml(cost=1e-3, wall=wall)
+    clock = CudaClock(cuda := FakeCuda(), cuda.now)
+    counters = GpuCounters(clock, probe_of("1234", nvml, lambda: wall[0])[0], Preempted())
+    wall[0] = 1.0
+    seen = []
+    for block in range(400):
+        nvml.milliwatts, nvml.bits = (700_000, 0x40) if block < 20 else (300_000, 0)
+        before = counters.read()
+        wall[0] += 1e-3
+        seen.append(counters.flags(before, counters.read(), 1e-3, 0))
+    powers = [flag for flags in seen for flag in flags if flag.startswith("power=")]
+    assert powers == ["power=700", *["power=300"] * (len(powers) - 1)]
+    assert 3 <= len(powers) <= 6
+    assert sum("gpu-throttled" in flags for flags in seen) == 1
 
 
 def test_a_block_that_waited_for_the_host_has_the_hosts_flags():
     clock = CudaClock(cuda := FakeCuda(overhead=1e-3), cuda.now)
     clock.time(lambda: cuda.launch(1e-6), 1000)
     flags, host = flags_of(clock, None)
-    assert flags == ("launch-bound", "preempted")
+    assert flags[:2] == ("launch-bound", "preempted")
+    assert flags[2:] == ("host=1",)  # and no clock: the host was too slow to launch the wait in time
     assert host.threads == 0  # the processor time of the host is not judged
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from itertools import cycle
 
 import pytest
@@ -92,6 +93,95 @@ def test_a_call_that_waits_is_said(clock):
     x = torch.ones(16, device="cuda")
     timed(clock, lambda: x.sum().item(), 10)
     assert clock.launch_bound
+
+
+def test_a_host_that_stalls_inside_a_block_is_said(clock):
+    """50 calls of a product that takes the GPU some 20 µs; before the 25th the host sleeps for 3 ms."""
+    call = product(1024)
+    timed(clock, call, 50)
+    assert not clock.launch_bound
+    numbers = iter(range(10**6))
+
+    def stalls():
+        if next(numbers) == 4 + 25:
+            time.sleep(3e-3)
+        call()
+
+    timed(clock, stalls, 50)
+    assert clock.launch_bound
+
+
+def test_the_sm_clock_is_what_nvml_says(clock):
+    """After a second of products: cycles of the waiting kernel over the seconds that it took."""
+    probe, why = gpu_probe("cuda")
+    if probe is None or probe.fresh().sm_mhz is None:
+        pytest.skip(why or "this GPU does not give its clock")
+    call = product(4096)
+    until = clock.now() + 1.0
+    while clock.now() < until:
+        timed(clock, call, 8)
+    pairs = []
+    for _ in range(5):
+        timed(clock, call, 8)
+        sample = probe.fresh()
+        clock.time(lambda: call(), 1)  # a new call: its wait is long enough to be read
+        pairs.append(clock.sm_hz / 1e6 / sample.sm_mhz)
+    assert 0.9 < sorted(pairs)[2] < 1.1, pairs
+
+
+def test_work_on_another_stream_is_noticed_and_nobody_else_is_accused(clock):
+    side, call = torch.cuda.Stream(), product(4096)
+
+    def apart():
+        with torch.cuda.stream(side):
+            call()
+
+    timed(clock, apart, 4)
+    assert clock.other_stream
+    torch.cuda.synchronize()
+    accused = 0
+    for _ in range(50):
+        timed(clock, call, 4)
+        accused += clock.other_stream
+
+    def joined():
+        side.wait_stream(torch.cuda.current_stream())
+        apart()
+        torch.cuda.current_stream().wait_stream(side)
+
+    for _ in range(50):
+        timed(clock, joined, 4)
+        accused += clock.other_stream
+    assert accused <= 2
+
+
+def test_the_markers_in_a_block_cost_little(clock):
+    """A block of 1 ms in segments against the same calls between two events alone."""
+    x = torch.ones(1 << 22, device="cuda")
+
+    def call():
+        x.add_(1)
+
+    per_call = min(timed(clock, call, 100) for _ in range(5))
+    inner = max(8, round(1e-3 / per_call))
+    marked = min(timed(clock, call, inner) for _ in range(9))
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    bare = []
+    for _ in range(9):
+        torch.cuda.synchronize()
+        torch.cuda._sleep(int(5e-3 * clock.cycles_per_s))
+        start.record()
+        for _ in range(inner):
+            call()
+        end.record()
+        torch.cuda.synchronize()
+        bare.append(start.elapsed_time(end) * 1e-3 / inner)
+    assert min(bare) * 0.97 < marked < min(bare) * 1.03
+
+
+def test_the_hosts_seconds_are_of_the_order_of_a_launch(clock):
+    timed(clock, product(1024), 50)
+    assert 50 * 1e-6 < clock.host_s < 50 * 1e-3
 
 
 def test_the_flush_is_not_timed(clock):
@@ -223,6 +313,7 @@ def test_the_command_from_end_to_end(tmp_path):
         ("packed", "ok", "cuda"),
     ]
     assert all(row["time_s"] > 0 and row["device_name"] for row in rows)
+    assert all(row["launch_s"] > 0 and row["launch_queues"] == "4x" for row in rows)
 
 
 WAITS = """

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Snapshot
-from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Job, Method, Roof
+from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Job, Method, Roof, TimedBlock
 from ffncli.bench.request.kernel_names import choose_kernels
 from ffncli.bench.timing import arms, placement
 from ffncli.bench.timing import measure_case as measuring
+from ffncli.bench.timing.cheating.probes import other_streams
 from ffncli.bench.timing.measure_case import measure_case
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.kernels.choice import choices
@@ -437,6 +440,35 @@ def test_compiling_is_told_while_it_compiles(tmp_path):
     at = heard.index(("compiling", "mine.py:fast"))
     assert heard[at - 1] == ("checking", "mine.py:fast")
     assert heard[-1] == ("timing", "")
+
+
+def test_work_that_the_clock_does_not_see_is_wrong():
+    """The blocks' flag is the clock's; a kernel is judged by three blocks, a tenth of its undisturbed ones."""
+
+    class Elsewhere(Counters):
+        def flags(self, before, after, seconds, threads):
+            return ("other-stream",)
+
+    case = Case("s", "s", PLAIN, tokens=4)
+    method = Method(processes=2, block=1e-3, max_time=0.0, placements=2, rounds=2)
+    unit = measure_case(case, Job(0, (case,), choices(["eager"]), None, method), Clock(), Elsewhere())
+    (eager,) = unit.outcomes
+    assert eager.status == "wrong"
+    assert eager.note.startswith("works-on-another-stream: in 4 of 4 blocks the GPU still worked")
+
+
+@pytest.mark.parametrize(
+    ("flagged", "preempted", "blocks", "wrong"),
+    [(3, 0, 12, True), (2, 0, 12, False), (3, 0, 30, False), (4, 0, 30, True), (4, 3, 12, False), (0, 0, 12, False)],
+)
+def test_a_stall_of_the_host_accuses_nobody_of_working_on_another_stream(flagged, preempted, blocks, wrong):
+    mine = [
+        TimedBlock(0, "s", 0, number, 0, "mine", 8, 1e-3, ("other-stream",) * (number < flagged))
+        for number in range(blocks)
+    ]
+    mine[:preempted] = [replace(block, flags=("preempted", *block.flags)) for block in mine[:preempted]]
+    others = [TimedBlock(0, "s", 0, 0, 0, name, 8, 1e-3, ("other-stream",)) for name in ("eager", TWIN)] * 2
+    assert list(other_streams(("mine", "eager"), [*mine, *others])) == ["mine"] * wrong
 
 
 def test_a_kernel_is_called_the_same_whether_it_works_or_not(tmp_path):

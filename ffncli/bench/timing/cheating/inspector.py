@@ -85,8 +85,12 @@ class Inspector:
         return error if code == WrongCode.WRONG_WHEN_TIMED else WrongResult(str(error), error.error, code)
 
     def after_timing(self, arms: Arms, baseline: str, problem: Problem, blocks: Sequence[TimedBlock]) -> None:
-        """Ask users' kernels how they get their answers: `arms.wrong` gets the cheats, and why others are wrong."""
+        """Judge kernels by their blocks, and ask users' kernels how they get their answers: `arms.wrong` gets the
+        cheats, and why others are wrong."""
         placed, wrong = {one.name: one for one in arms.kernels}, arms.wrong
+        for name, untimed in probes.other_streams(placed, blocks).items():
+            if name not in wrong or wrong[name].code in (None, WrongCode.WRONG_WHEN_TIMED):
+                wrong[name] = untimed
         users = [one for name, one in placed.items() if name in self._files]
         if not users or problem.case.device != "cpu":
             return

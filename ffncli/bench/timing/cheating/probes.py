@@ -17,7 +17,7 @@ from time import perf_counter_ns, process_time_ns, thread_time_ns
 import torch
 
 from ffncli.bench.judge.wrong_codes import WrongCode
-from ffncli.bench.records import TimedBlock
+from ffncli.bench.records import OTHER_STREAM, TimedBlock
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.fresh_inputs import Source
@@ -34,6 +34,7 @@ _NEAR = 2.0**-6  # of a number: how far other inputs are apart, the rms; beyond 
 _KEPT = 0.8  # of the time of a call on another input, also relative to the baseline's
 _FASTER = 0.7  # of the least time of a single call: what a block says of one is above, but for disturbances
 _CORES, _CORES_NS = 0.4, 20_000_000  # cores beyond the threads of the case, and how long they are counted
+_STREAM_SHARE, _STREAM_BLOCKS = 0.1, 3  # of its blocks, and how many at least: a host may stall just then once
 _IDLE, _IDLE_TIMES, _BUSY = 0.01, 5, 0.1  # s of doing nothing, how often that is tried, cores
 
 
@@ -70,6 +71,18 @@ def call_times(placed: PlacedKernel, problem: Problem, source: Source) -> CallTi
                 others.append(_nanoseconds(placed.call))
             sames += [_nanoseconds(placed.call) for _ in range(count)]
     return CallTimes(max(1, min(others)), min(sames))
+
+
+def other_streams(kernels: Collection[str], blocks: Sequence[TimedBlock]) -> dict[str, WrongResult]:
+    """Which kernels left the GPU work on a stream that is not timed, by the flags of their undisturbed blocks."""
+    wrong = {}
+    for name in kernels:
+        flags = [block.flags for block in blocks if block.kernel == name and "preempted" not in block.flags]
+        count = sum(OTHER_STREAM in one for one in flags)
+        if count >= _STREAM_BLOCKS and count > _STREAM_SHARE * len(flags):
+            text = f"in {count} of {len(flags)} blocks the GPU still worked when the stream that is timed had finished"
+            wrong[name] = WrongResult(text, code=WrongCode.OTHER_STREAM)
+    return wrong
 
 
 @dataclass(frozen=True)
