@@ -121,15 +121,15 @@ class Launching:
     not what was requested.
 
     `asked` is --launch: with `auto`, a `small` case is replayed if all arms can be captured, which the first placement
-    shows. `spoiled` is why a capture failed in an earlier process, which decides it.
+    shows. `earlier` is why another process of the run could not capture them, which decides it.
     """
 
-    def __init__(self, asked: Launch, small: bool, spoiled: str = "", cuda: Cuda = torch.cuda) -> None:
+    def __init__(self, asked: Launch, small: bool, earlier: str = "", cuda: Cuda = torch.cuda) -> None:
         self.launch: Launched = "graphs" if asked == "graphs" or (asked == "auto" and small) else "plain"
         self.note = ""
         self._asked, self._captured_before, self._cuda = asked, False, cuda
-        if spoiled and asked == "auto":
-            self._plain(spoiled)
+        if earlier and asked == "auto":
+            self._plain(earlier)
 
     def capture(
         self,

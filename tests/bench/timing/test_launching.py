@@ -136,7 +136,7 @@ def test_a_block_is_one_replay_and_its_calls_are_counted():
     kernels = [block for block in found.blocks if block.kernel != ANCHOR]
     assert {block.inner for block in kernels} == {12}  # the next of the numbers of calls that last 100 µs
     assert all(block.per_call == pytest.approx(1e-5) for block in kernels)
-    assert {inner for inner, calls in clock.timed if calls == 12} == {1}
+    assert [inner for inner, calls in clock.timed if calls == 12] == [1] * 2 * len(kernels)  # one leads in
 
 
 def cheat(cuda, compute):
