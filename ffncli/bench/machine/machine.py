@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from ffncli.bench.machine.device_memory import free_memory
 from ffncli.bench.machine.math_mode import math_mode
 from ffncli.show.text import plural
 from ffncli.system import host
@@ -22,7 +23,7 @@ from ffncli.version import __version__
 
 __all__ = [
     "allocator", "available_memory", "blas", "cores", "default_threads", "device_name", "driver", "environment",
-    "finish", "llc_bytes", "llc_note", "load", "openmp", "room", "unusable",
+    "finish", "free", "llc_bytes", "llc_note", "load", "openmp", "room", "unusable",
 ]  # fmt: skip
 
 _SHARE = 0.6  # of the free memory; the rest is for the calls
@@ -139,10 +140,13 @@ def finish(device: str) -> None:
 
 def room(device: str) -> int | None:
     """Bytes of the device's memory that copies may use; None if the free memory is unknown."""
-    if device.startswith("cuda"):
-        return int(_SHARE * torch.cuda.mem_get_info(device)[0])
-    free = available_memory()
-    return None if free is None else int(_SHARE * free)
+    left = free(device)
+    return None if left is None else int(_SHARE * left)
+
+
+def free(device: str) -> int | None:
+    """Bytes of the device's memory that are free, with what torch has cached; None if unknown."""
+    return free_memory(device) if device.startswith("cuda") else available_memory()
 
 
 def blas() -> str:

@@ -23,6 +23,11 @@ class Error:
     rel: float = 0.0
     subnormal: int = 0
 
+    @property
+    def remark(self) -> str:
+        """What a note says of it."""
+        return f"{self.subnormal} subnormal outputs" if self.subnormal else ""
+
     def worst(self, other: Error) -> Error:
         """The larger of each."""
         most = max(self.subnormal, other.subnormal)

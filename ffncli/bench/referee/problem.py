@@ -92,7 +92,7 @@ class Problem:
     def of(cls, case: Case, seed: int, referee: Referee | None = None) -> Problem:
         """Raises FFNError (exit 3) if memory is too small for the weights."""
         steps, dtype = kernel_steps(steps_of(case.spec)), dtype_of(case.dtype)
-        weights = random_weights(steps, torch.Generator().manual_seed(seed), dtype, case.device)
+        weights = random_weights(steps, seeded(seed, case.device), dtype, case.device)
         return cls(case, steps, weights, dtype, seed, referee)
 
     @property
@@ -144,21 +144,22 @@ class Problem:
         return self.referee.sampled(samples) if self.referee else judged(self, samples)
 
     def _inputs(self, number: int) -> Inputs:
-        generator = torch.Generator().manual_seed(self.seed + number)
+        generator = seeded(self.seed + number, self.case.device)
         x, left_out = self._steady(generator)
         if not self.backward:
             return self._forward(x, left_out, generator)
-        g = torch.randn(x.shape, generator=generator).to(x)
+        g = torch.randn(x.shape, generator=generator, device=generator.device).to(x)
         g[left_out] = 0  # they then add nothing to any gradient
         return self._backward(x, g, left_out)
 
     def other(self, number: int) -> Tensor:
         """Tokens like those of `inputs`, without a reference."""
-        generator = torch.Generator().manual_seed(self.seed - number)
+        generator = seeded(self.seed - number, self.case.device)
         return self._drawn(self.case.tokens, generator)
 
     def _drawn(self, tokens: int, generator: torch.Generator) -> Tensor:
-        return torch.randn(tokens, self.case.spec.d_model, generator=generator).to(self.case.device, self.dtype)
+        drawn = torch.randn(tokens, self.case.spec.d_model, generator=generator, device=generator.device)
+        return drawn.to(self.case.device, self.dtype)
 
     def _steady(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """(tokens whose output should not depend on a kernel's rounding, booleans for those where it still does).
@@ -191,7 +192,8 @@ class Problem:
         remark = _remark(len(rows), len(x), "for the others, rounding decides the experts")
         most = max(_FEW, int(_MOST_FLOPS / max(1, cost(self.steps).flops)))
         if most < len(rows):
-            rows = rows[torch.randperm(len(rows), generator=generator)[:most].to(rows.device)]
+            shuffled = torch.randperm(len(rows), generator=generator, device=generator.device)
+            rows = rows[shuffled[:most].to(rows.device)]
             remark = _remark(len(rows), len(x), "drawn at random")
         with torch.no_grad():
             out, _ = in_float64(self.steps, self.weights, {self.entry: x[rows]})
@@ -217,6 +219,11 @@ class Problem:
         if self.dtype.itemsize != 2 or not len(x):
             return 0.0
         return error_of(output_and_experts(self.steps, self.weights, {self.entry: x.detach()})[0], out, 0.0).rel
+
+
+def seeded(seed: int, device: str) -> torch.Generator:
+    """A generator on the device itself: a GPU would wait seconds for the numbers of a large case from a CPU."""
+    return torch.Generator(torch.device(device)).manual_seed(seed)
 
 
 def _remark(checked: int, tokens: int, why: str) -> str:

@@ -96,7 +96,7 @@ class Arms:
         self._problem, self._copies = problem, caching.copies
         self._draw = random.Random(problem.seed)
         self._flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
-        self.chain: Chain | None = Chain(problem, self._draw)
+        self.chain: Chain | None = Chain(problem, self._draw, caching.shared)
         self._source = Reservoir(problem)
         whole = problem.inputs(_WHOLE + drawn(_WHOLE)) if problem.backward else None
         self._fresh = [
@@ -113,7 +113,7 @@ class Arms:
         placed = [fresh.placed for fresh in self._fresh]
         self.by_name = {}  # frees the old buffers first
         self._source.draw()
-        shuffle_buffers(placed, self._draw)
+        shuffle_buffers(placed, self._draw, self._copies)
         for one in placed:
             one.place(self._copies)
         if self.chain:
@@ -275,7 +275,7 @@ def twin_of(baseline: PlacedKernel, problem: Problem, draw: random.Random) -> Pl
         compute = built.kernel.build(problem.steps, problem.case.device, problem.dtype)
         guarded = unguarded(built.compute) is not built.compute
         built = replace(built, compute=compute if guarded else unguarded(compute))
-    return PlacedKernel(TWIN, built, problem, draw, baseline.limit)
+    return PlacedKernel(TWIN, built, problem, draw, baseline.limit, baseline.shared)
 
 
 def anchor_of(device: str, draw: random.Random) -> Arm:

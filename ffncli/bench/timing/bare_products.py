@@ -34,16 +34,17 @@ class Chain:
     """The products of a block in its order, each reading the output of the one before; no bias, nothing between them.
 
     In a mixture, those of the experts that receive tokens, on their rows. In a backward pass every product is
-    followed by two: of the gradient with W, and of its transpose with x.
+    followed by two: of the gradient with W, and of its transpose with x. `shared`: no copies, the drawn weights.
     """
 
-    def __init__(self, problem: Problem, draw: random.Random) -> None:
+    def __init__(self, problem: Problem, draw: random.Random, shared: bool = False) -> None:
         self.call: Thunk
         self.entry: Tensor  # the first buffer, the input of the block
         self.copies: list[list[Thunk]] = []
         self.products: list[Product] = []
         self._shapes: list[tuple[int, int]] = []
-        self._problem = problem
+        self._filled: list[Tensor] = []  # numbers for the buffers, drawn once
+        self._problem, self._shared = problem, shared
         self._arenas = Arena(problem.case.device, draw), Arena(problem.case.device, draw)
         first = self._buffer(problem.case.tokens, problem.case.spec.d_model)
         self._walk(problem.steps, {problem.entry: first}, None)
@@ -81,13 +82,15 @@ class Chain:
             raise BrokenArm(GEMM) from error
 
     def _place(self, copies: int) -> None:
-        problem = self._problem
+        problem, device = self._problem, self._problem.case.device
         near, far = self._arenas
-        shapes = [*self._shapes, *self._gradients()]
-        filled = [torch.randn(shape).to(problem.dtype).to(problem.case.device) for shape in shapes]
-        (buffers,) = near.place([tuple(filled)])
+        if not self._filled:
+            self._filled = [torch.randn(shape, device=device).to(problem.dtype) for shape in self._shapes]
+        written = [torch.empty(shape, dtype=problem.dtype, device=device) for shape in self._gradients()]
+        (buffers,) = near.place([(*self._filled, *written)])
         names = list(dict.fromkeys(product.weight for product in self.products))
-        sets = far.place([tuple(problem.weights[name] for name in names)] * copies)
+        matrices = tuple(problem.weights[name] for name in names)
+        sets = [matrices] if self._shared else far.place([matrices] * copies)
         self.entry = buffers[0]
         self.copies = [self._thunks(dict(zip(names, copy, strict=True)), buffers) for copy in sets]
         turn = cycle(self.copies)

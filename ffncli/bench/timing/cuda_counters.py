@@ -1,19 +1,13 @@
-"""A GPU's clocks between blocks, with the host's counters, and the peak memory of a call."""
+"""A GPU's clocks between blocks, with the host's counters."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias
-
-import torch
 
 from ffncli.bench.machine.counters import Counters, Snapshot, SystemCounters
 from ffncli.bench.machine.nvml import GpuProbe, Sample, clock_flags
 from ffncli.bench.records import HOST_SECONDS, OTHER_STREAM
-from ffncli.bench.timing.clock import Call
 from ffncli.bench.timing.cuda_clock import CudaClock
-
-Cuda: TypeAlias = Any
 
 
 @dataclass(frozen=True)
@@ -52,21 +46,3 @@ class GpuCounters:
         if isinstance(before, GpuSnapshot) and isinstance(after, GpuSnapshot):
             flags += clock_flags(before.gpu, after.gpu, clock.sm_hz)
         return tuple(flags)
-
-
-def peak_memory(call: Call, device: str, cuda: Cuda = torch.cuda) -> int | None:
-    """The peak of bytes allocated by a call, its output included; None on a CPU.
-
-    For a plain call, not a graph's replay, whose memory was allocated at capture. The call is made once before: a
-    library's permanent workspace is not a cost of this call.
-    """
-    if not device.startswith("cuda"):
-        return None
-    call()
-    cuda.synchronize(device)
-    before = int(cuda.memory_allocated(device))
-    cuda.reset_peak_memory_stats(device)
-    out = call()
-    cuda.synchronize(device)
-    del out
-    return int(cuda.max_memory_allocated(device)) - before

@@ -52,9 +52,10 @@ class Reservoir:
 
     def draw(self) -> None:
         """Other numbers throughout, of variance 1/2: a sum of two has 1."""
-        generator = torch.Generator().manual_seed(drawn(1 << 62))
+        generator = torch.Generator(self._flat.device).manual_seed(drawn(1 << 62))
         with torch.no_grad():
-            self._flat.copy_(torch.randn(len(self._flat), generator=generator).mul_(math.sqrt(0.5)))
+            normal = torch.randn(len(self._flat), generator=generator, device=generator.device)
+            self._flat.copy_(normal.mul_(math.sqrt(0.5)))
 
     def write(self, x: Tensor) -> None:
         """Other numbers into x, which is contiguous and has no gradient."""

@@ -1,9 +1,7 @@
-"""measure_case: one case in this process. Verify every kernel, time the correct ones, and check again the outputs
-from the timed calls."""
+"""measure_case: one case in this process. Verify every kernel, time the correct ones, and check the timed outputs."""
 
 from __future__ import annotations
 
-import gc
 import math
 import random
 import time
@@ -14,9 +12,11 @@ from functools import cache
 
 import torch
 
+from ffncli.bench.judge.memory_need import explained, memory_need
 from ffncli.bench.judge.ratios import paired
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
+from ffncli.bench.machine.device_memory import KernelMemory, release
 from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
 from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Doing, Job, Launched, Outcome, Roof, TimedUnit
 from ffncli.bench.referee.errors import Error
@@ -30,9 +30,9 @@ from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
 from ffncli.bench.timing.cuda_counters import GpuCounters
 from ffncli.bench.timing.outcomes import BrokenArm, WrongResult, verdict_of
-from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel, total, touched
+from ffncli.bench.timing.placed_kernel import PlacedKernel, arm_sizes, build_kernel, shared_weights, touched
 from ffncli.bench.timing.placement import Caching, caching
-from ffncli.bench.timing.roof import measured_roof
+from ffncli.bench.timing.roof import guarded, measured_roof
 from ffncli.bench.timing.rounds import Measured, measure, plan_of
 from ffncli.bench.timing.settings import settle
 from ffncli.bench.timing.sustained import note as sustained_note
@@ -95,9 +95,11 @@ class _Run:
     measured: Measured | None = None
     launch: Launched = ""
     tell: Callable[[Doing, str], None] = lambda doing, name: None
+    free: int | None = None  # bytes of memory before the case
     without: set[str] = field(default_factory=set)  # own arms that could not be made
 
     def unit(self) -> TimedUnit:
+        self.free = machine.free(self.case.device)
         if self.case.device != "cpu" or self.job.method.by_step:
             self.referee = None
         if self.referee:
@@ -127,8 +129,12 @@ class _Run:
                 self._all(self.outcomes, gone)
                 self.measured = None
         with self._spending("roof"):
-            measures_roof = self.measured and self.job.process < _ROOFS
-            roof = _roof(self.case.device, self.case.dtype, self.case.threads) if measures_roof else Roof()
+            roof, note = Roof(), ""
+            if self.measured and self.job.process < _ROOFS:
+                self.placed.clear()  # their memory is the roof's now
+                release(self.case.device, memory_need(self.case, 1).weights)
+                roof, note = guarded(lambda: _roof(self.case.device, self.case.dtype, self.case.threads))
+        self.notes.append(note)
         return self._answer(roof)
 
     def _wanted(self, kernels: Mapping[str, Kernel | FFNError | WrongResult]) -> str:
@@ -148,13 +154,14 @@ class _Run:
             spent[name] = spent.get(name, 0.0) + seconds
         inside = self.spent.get("inside", 0.0)  # verified during placing
         spent["placing"] = max(0.0, spent.get("placing", 0.0) - inside)
+        arms = 0 if self.mode.shared else len(self.outcomes) + 2  # the twin and the bare products, or the steps
         spent["rest"] = spent.get("rest", 0.0) + self.spent.get("roof", 0.0)
         return TimedUnit(
             process=self.job.process,
             case=self.case.key,
             baseline=self.baseline,
             cache=self.mode.mode,
-            outcomes=tuple(self.outcomes.values()),
+            outcomes=tuple(explained(o, self.case, arms, self.mode.copies, self.free) for o in self.outcomes.values()),
             blocks=measured.blocks if measured else (),
             roof=roof,
             environment=machine.environment(self.case.device),
@@ -176,6 +183,8 @@ class _Run:
     def _verify_all(self, kernels: Mapping[str, Kernel | FFNError | WrongResult], problem: Problem) -> None:
         """Verify the baseline first: its error, if it is correct, sets the others' limit."""
         limit = correct.allowed(problem, self.job.method.math_mode)
+        llc, room = machine.llc_bytes(self.case.device), machine.room(self.case.device)
+        self.mode = shared_weights(problem, kernels.values(), llc, room) or self.mode
         self.outcomes = {name: Outcome(name) for name in kernels}  # their order is that of the options
         order = {name: at for at, name in enumerate(kernels)}
         gone = self._gone()
@@ -210,18 +219,22 @@ class _Run:
         self.tell("compiling" if kernel.compiles else "checking", name)
         cache_before = compile_cache()
         placed: PlacedKernel | None = None
+        memory = KernelMemory(self.case.device)
         try:
             with self._spending("warm_up"):
                 draw, allowed = random.Random(f"{problem.seed} {name}"), correct.limit_of(kernel, limit)
-                placed = PlacedKernel(name, build_kernel(kernel, problem), problem, draw, allowed)
+                placed = PlacedKernel(
+                    name, build_kernel(kernel, problem, memory), problem, draw, allowed, self.mode.shared
+                )
                 self.inspector.fix(placed)
                 placed.place(1)
                 with on_compiling(lambda: self.tell("compiling", name)):
-                    compile_s = self._first_call(placed, problem)
+                    compile_s = self._first_call(placed, problem, memory)
             self.tell("checking", name)
             with self._spending("verify"):
                 numeric_error = correct.before(placed, problem)
-                peak = self._peak(placed, problem)
+                with correct.computing(problem.backward):
+                    peak = memory.peak(placed.call, placed.forget)
             with correct.computing(problem.backward):
                 placed.unguard()
             self.inspector.after_check(placed)
@@ -232,29 +245,22 @@ class _Run:
             return
         how = compile_cache().since(cache_before)
         note = "; ".join(
-            filter(None, (kernel.origin, f"torch.compile's cache was {how}" if how else "", _subnormal(numeric_error)))
+            filter(None, (kernel.origin, f"torch.compile's cache was {how}" if how else "", numeric_error.remark))
         )
         largest, rel = numeric_error.largest, numeric_error.rel
         self.outcomes[name] = Outcome(name, "ok", note, largest, rel, compile_s, peak, kernel.computes)
         self.placed[name] = placed
 
-    def _first_call(self, placed: PlacedKernel, problem: Problem) -> float | None:
+    def _first_call(self, placed: PlacedKernel, problem: Problem, memory: KernelMemory) -> float | None:
         """Seconds of building and of the first call, in which torch compiles; None for other kernels."""
         start = time.perf_counter()
-        with correct.computing(problem.backward):
+        with correct.computing(problem.backward), memory.keeping():
             placed.call()
+            placed.forget()
         if placed.built.compile_s is None:
             return None
         machine.finish(self.case.device)
         return placed.built.compile_s + time.perf_counter() - start
-
-    def _peak(self, placed: PlacedKernel, problem: Problem) -> int | None:
-        if not self.case.device.startswith("cuda"):
-            return None
-        from ffncli.bench.timing.cuda_counters import peak_memory
-
-        with correct.computing(problem.backward):
-            return peak_memory(placed.call, self.case.device)
 
     def _broken(self, name: str, error: BaseException) -> None:
         """Record the outcome of a kernel that raised; it is not timed, and its memory is freed."""
@@ -271,9 +277,7 @@ class _Run:
         )
         self.placed.pop(name, None)
         cause.__traceback__ = error.__traceback__ = None  # its frames would keep the tensors alive
-        gc.collect()
-        if self.case.device.startswith("cuda"):
-            torch.cuda.empty_cache()
+        release(self.case.device, memory_need(self.case, 1).weights)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -330,9 +334,9 @@ class _Run:
             if placed.built.kernel.compiles:  # compiling another kernel may have discarded it
                 with self._spending("warm_up"), correct.computing(problem.backward):
                     placed.call()
-        llc = machine.llc_bytes(self.case.device)
-        sizes = [*(placed.nbytes for placed in kernels), *[total(kernels) // len(kernels)] * 2]  # the twin and (gemm)
-        self.mode = caching(self.case.cache, sizes, touched(problem), llc, machine.room(self.case.device))
+        llc, room = machine.llc_bytes(self.case.device), machine.room(self.case.device)
+        if not self.mode.shared:
+            self.mode = caching(self.case.cache, arm_sizes(kernels), touched(problem), llc, room)
         self.notes.append(self.mode.note)
         if self.case.cache != "warm" and machine.llc_note(self.case.device):
             self.notes.append(f"last-level cache: {machine.llc_note(self.case.device)}")
@@ -388,10 +392,6 @@ class _Run:
             self.launch = "plain" if self.case.device.startswith("cuda") else ""
         except Exception as error:
             self._all(self.outcomes or {BLOCK: None}, error)
-
-
-def _subnormal(error: Error) -> str:
-    return f"{error.subnormal} subnormal outputs" if error.subnormal else ""
 
 
 @cache

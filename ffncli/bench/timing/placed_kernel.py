@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import cycle
 
@@ -12,21 +13,26 @@ import torch
 from torch import Tensor
 
 from ffncli.bench.judge.wrong_codes import WrongCode
+from ffncli.bench.machine.device_memory import KernelMemory
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.cuda_graphs import replaying
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped, WrongResult
-from ffncli.bench.timing.placement import Arena, Params, nbytes, placeable
+from ffncli.bench.timing.placement import Arena, Caching, Params, nbytes, placeable, sharing
 from ffncli.block.steps import Experts
 from ffncli.kernels.kernel import Computes, Kernel
 from ffncli.run.user.kernels import unguarded
 
 RING = 4  # buffers of x, at addresses of their own
 _LARGE = 16 << 20  # bytes of x, from which two must do
+_OURS = 2  # arms of the benchmark with weights: the twin and the bare products
 
 
 @dataclass(frozen=True)
 class BuiltKernel:
-    """A kernel built for a case. `params` are the weights in the kernel's own form, which every arm copies."""
+    """A kernel built for a case. `params` are the weights in the kernel's form, which every arm copies.
+
+    They are the drawn weights themselves where a kernel of the package takes them as they are.
+    """
 
     kernel: Kernel
     compute: Computes
@@ -34,8 +40,8 @@ class BuiltKernel:
     compile_s: float | None = None
 
 
-def build_kernel(kernel: Kernel, problem: Problem) -> BuiltKernel:
-    """The kernel for this case.
+def build_kernel(kernel: Kernel, problem: Problem, memory: KernelMemory | None = None) -> BuiltKernel:
+    """The kernel for this case; `memory` counts what it keeps.
 
     Raises Skipped if unsupported, WrongResult if its prepare changes the weights, and its own exceptions.
     """
@@ -43,13 +49,16 @@ def build_kernel(kernel: Kernel, problem: Problem) -> BuiltKernel:
     reason = kernel.refusal(problem.steps, case.device, problem.dtype, case.passes)
     if reason:
         raise Skipped(reason)
-    weights = {name: tensor.clone() for name, tensor in problem.weights.items()}  # a user's prepare may write to them
+    weights = problem.weights
+    if kernel.origin:  # a user's prepare may write to them
+        weights = {name: tensor.clone() for name, tensor in problem.weights.items()}
     with torch.no_grad():
         params = tuple(kernel.prepare(problem.steps, weights))
-    if any(not torch.equal(weights[name], tensor) for name, tensor in problem.weights.items()):
+    if kernel.origin and any(not torch.equal(weights[name], tensor) for name, tensor in problem.weights.items()):
         raise WrongResult("its prepare changes the weights", code=WrongCode.CHANGED_WEIGHTS)
     start = time.perf_counter()
-    compute = kernel.build(problem.steps, case.device, problem.dtype)  # guarded: errors name the place; see `unguard`
+    with memory.keeping() if memory else nullcontext():
+        compute = kernel.build(problem.steps, case.device, problem.dtype)  # guarded: errors name the place; `unguard`
     took = time.perf_counter() - start if kernel.compiles else None
     return BuiltKernel(kernel, compute, params, took)
 
@@ -58,11 +67,21 @@ class PlacedKernel:
     """A built kernel with its own buffers. `limit` is the allowed error, `out` the output of its last call.
 
     In a backward pass that is (output, gradients of x and of its floating-point params). x, and with it the gradient of
-    the output, has several buffers, the `ring`; `x` and `g` are those of the next call.
+    the output, has several buffers, the `ring`; `x` and `g` are those of the next call. `shared`: a kernel of the
+    package reads the weights where they were built, not copies.
     """
 
-    def __init__(self, name: str, built: BuiltKernel, problem: Problem, draw: random.Random, limit: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        built: BuiltKernel,
+        problem: Problem,
+        draw: random.Random,
+        limit: float,
+        shared: bool = False,
+    ) -> None:
         self.name, self.built, self.limit = name, built, limit
+        self.shared = shared and not built.kernel.origin
         self.out: object = None
         self.call: Callable[[], object]
         self.x = problem.first.x
@@ -87,16 +106,16 @@ class PlacedKernel:
         self.out, self.copies = None, []  # frees the old buffers first
         with torch.inference_mode(False), torch.no_grad():
             near, far = self.arenas
-            entered = (problem.first.x,) if problem.first.g is None else (problem.first.x, problem.first.g)
-            self.ring = near.place([entered] * self._buffers)
+            entering, weights = self._sets(copies)
+            self.ring = near.place(entering)
             self._writable = [tuple(t.data for t in buffers) for buffers in self.ring]
             self.turn(0)
-            params = self.built.params
-            if placeable(params):
-                self.copies = far.place([params] * copies)
-            else:  # packed into a library's own form: only the kernel can copy it
-                sets = far.place([tuple(problem.weights.values())] * copies)
-                named = [dict(zip(problem.weights, copy, strict=True)) for copy in sets]
+            if self.shared:
+                self.copies = [tuple(t.detach() for t in self.built.params)]
+            elif placeable(self.built.params):
+                self.copies = far.place(weights)
+            else:  # packed into a library's form: only the kernel can copy it
+                named = [dict(zip(problem.weights, copy, strict=True)) for copy in far.place(weights)]
                 self.copies = [tuple(self.built.kernel.prepare(problem.steps, copy)) for copy in named]
             if backward:
                 for tensor in (
@@ -106,6 +125,18 @@ class PlacedKernel:
                     tensor.requires_grad_()
             self._versions = [[t._version for t in copy] for copy in self.copies]
         self.call = self._backward() if backward else self._forward()
+
+    def _sets(self, copies: int) -> tuple[list[Params], list[Params]]:
+        """The tensors to place: x for every buffer, and the weights for every copy."""
+        first, params = self._problem.first, self.built.params
+        entering = (first.x,) if first.g is None else (first.x, first.g)
+        weights = params if placeable(params) else tuple(self._problem.weights.values())
+        return [entering] * self._buffers, [] if self.shared else [weights] * copies
+
+    def need(self, copies: int) -> tuple[int, int]:
+        """Bytes that its two arenas need for that many copies of the weights."""
+        near, far = (arena.need(sets) for arena, sets in zip(self.arenas, self._sets(copies), strict=True))
+        return near, far
 
     @property
     def _buffers(self) -> int:
@@ -195,6 +226,10 @@ class PlacedKernel:
         if g is not None and g_buffer is not None:
             g_buffer.copy_(g)
 
+    def forget(self) -> None:
+        """Free the last call's output."""
+        self.out = None
+
     @property
     def output(self) -> object:
         """The last call's output without its gradients."""
@@ -222,8 +257,8 @@ class PlacedKernel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one copy of the weights, and of x."""
-        return nbytes(self.built.params) + self.x.nbytes
+        """Bytes of one copy of the weights, if it has copies, and of x."""
+        return (0 if self.shared else nbytes(self.built.params)) + self.x.nbytes
 
 
 def canonical_gradients(
@@ -248,15 +283,36 @@ def canonical_gradients(
     return zeros | {n: d for n, d in zip(leaves, leaf_gradients, strict=False) if d is not None}
 
 
-def shuffle_buffers(kernels: Sequence[PlacedKernel], draw: random.Random) -> None:
+def shuffle_buffers(kernels: Sequence[PlacedKernel], draw: random.Random, copies: int = 1) -> None:
     """Shuffle the kernels' memory before they are placed again, so that an arm's pages are random, not permanent.
 
-    Without this the pages of one arm can be the slower ones throughout a process (A/A read 1.02 in each of five).
+    Without this the pages of one arm can be the slower ones throughout a process (A/A read 1.02 in each of five). All
+    get as much as the largest needs: none is allocated again because its kernel is another one.
     """
     arenas = [placed.arenas for placed in kernels]
+    near, far = (max(needs) for needs in zip(*(placed.need(copies) for placed in kernels), strict=True))
     draw.shuffle(arenas)
     for placed, pair in zip(kernels, arenas, strict=True):
         placed.arenas = pair
+        pair[0].least, pair[1].least = near, far
+
+
+def shared_weights(problem: Problem, kernels: Iterable[object], llc: int, free: int | None) -> Caching | None:
+    """The cache mode of arms that share one copy of the weights; None where `free` bytes are enough for one each.
+
+    `kernels` that refuse the case need none; a user's gets a copy in any case, and keeps what it was given to prepare.
+    """
+    case, weights = problem.case, nbytes(tuple(problem.weights.values()))
+    running = [
+        kernel
+        for kernel in kernels
+        if isinstance(kernel, Kernel) and not kernel.refusal(problem.steps, case.device, problem.dtype, case.passes)
+    ]
+    users = sum(bool(kernel.origin) for kernel in running)
+    need = (len(running) + users + _OURS) * weights
+    if free is None or need <= free:
+        return None
+    return sharing(case.cache, weights, touched(problem), llc, need, free)
 
 
 def touched(problem: Problem) -> int:
@@ -270,6 +326,7 @@ def touched(problem: Problem) -> int:
     return total
 
 
-def total(kernels: Sequence[PlacedKernel]) -> int:
-    """Bytes of one copy of each kernel."""
-    return sum(placed.nbytes for placed in kernels)
+def arm_sizes(kernels: Sequence[PlacedKernel]) -> list[int]:
+    """Bytes of one copy of each arm's weights and x: of the kernels, and as the mean of these of our arms."""
+    sizes = [placed.nbytes for placed in kernels]
+    return sizes + [sum(sizes) // len(sizes)] * _OURS

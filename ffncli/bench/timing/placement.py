@@ -10,7 +10,7 @@ import math
 import os
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -41,6 +41,12 @@ class Arena:
         self._device, self._draw = device, draw
         self._line = CPU_LINE if torch.device(device).type == "cpu" else GPU_LINE
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
+        self.least = 0  # bytes of the next allocation
+
+    def need(self, sets: Sequence[Params]) -> int:
+        """Bytes that `place` needs for these."""
+        spans = [span for params in sets for span in _spans(params, self._line)]
+        return sum(self._up(size) + _GAP for _, _, size in spans) + _START + self._line
 
     def place(self, sets: Sequence[Params]) -> list[Params]:
         """Copies of the tensors, in one storage, in random order at random offsets; earlier copies are overwritten.
@@ -49,12 +55,11 @@ class Arena:
         RuntimeError or torch.OutOfMemoryError if memory is too small.
         """
         spans = [span for params in sets for span in _spans(params, self._line)]
-        need = sum(self._up(size) + _GAP for _, _, size in spans) + _START
-        if self._memory.numel() < need + self._line:
-            self._memory = torch.empty(
-                0, dtype=torch.uint8, device=self._device
-            )  # freed before the larger one is allocated
-            self._memory = torch.empty(need + self._line, dtype=torch.uint8, device=self._device)
+        need = max(self.need(sets), self.least)
+        if self._memory.numel() < need:
+            none = torch.empty(0, dtype=torch.uint8, device=self._device)
+            self._memory = none  # freed before the larger one is allocated
+            self._memory = torch.empty(need, dtype=torch.uint8, device=self._device)
         at = self._up(self._memory.data_ptr()) - self._memory.data_ptr() + self._some(_START)
         places: dict[int, int] = {}
         order = list(range(len(spans)))
@@ -134,11 +139,12 @@ def nbytes(params: Params) -> int:
 
 @dataclass(frozen=True)
 class Caching:
-    """The cache mode in use: its name, copies of the weights, and why it is not the requested one."""
+    """The cache mode in use: its name, each arm's copies of the weights, and why it is not the requested one."""
 
     mode: Cache
     copies: int = 1
     note: str = ""
+    shared: bool = False  # kernels of the package, their twin and the bare products read one copy of the weights
 
 
 def caching(cache: Cache, arms: Sequence[int], touched: int, llc: int, free: int | None) -> Caching:
@@ -162,6 +168,18 @@ def caching(cache: Cache, arms: Sequence[int], touched: int, llc: int, free: int
         return Caching(cache, copies, "caches emptied by reading (FFN_FLUSH=read)" if reads else "")
     short = f"{cache} would need {need / 1e9:,.1f} GB of memory, but only {free / 1e9:,.1f} GB is free: {warm} instead"
     return Caching(warm, note=short)
+
+
+def sharing(cache: Cache, weights: int, touched: int, llc: int, need: int, free: int) -> Caching:
+    """The cache mode of arms that read one copy of the weights, for want of `need` bytes for more.
+
+    It is cold where a call alone replaces the caches three times over; else what cannot be is warm.
+    """
+    mode = caching(cache, [weights], touched, llc, None)
+    mode = mode if mode.copies == 1 else caching("warm", [weights], touched, llc, None)
+    apart = f"a copy for each would need {need / 1e9:,.1f} GB of memory, but only {free / 1e9:,.1f} GB is free"
+    note = f"the package's kernels share one copy of the weights: {apart}"
+    return replace(mode, note="; ".join(filter(None, (mode.note, note))), shared=True)
 
 
 def flusher(llc: int, device: str) -> Callable[[], object]:

@@ -11,6 +11,7 @@ from ffncli.bench.machine import machine
 from ffncli.bench.records import Roof
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import clock_for
+from ffncli.bench.timing.outcomes import verdict_of
 from ffncli.block.dtypes import dtype as dtype_named
 
 _GEMMS = {"cpu": (256, 512, 768, 1024, 1536, 2048), "cuda": (1024, 2048, 4096, 8192)}  # square: n tokens, n × n weights
@@ -36,6 +37,14 @@ def measured_roof(device: str, dtype: str, threads: int, clock: Clock | None = N
         if torch.get_num_threads() != before:
             torch.set_num_threads(before)
     return Roof(flops, moved, llc)
+
+
+def guarded(measure: Callable[[], Roof]) -> tuple[Roof, str]:
+    """The roof, and a note where it could not be measured: for want of memory, say. The case's blocks are finished."""
+    try:
+        return measure(), ""
+    except (RuntimeError, MemoryError) as error:
+        return Roof(), f"the machine's roof could not be measured: {verdict_of(error)[1]}"
 
 
 def _best_gemm(device: str, kind: Any, clock: Clock) -> float | None:

@@ -47,6 +47,8 @@ def serve(connection: Connection) -> None:
     # loaded, would inherit that and all run there (a GEMM of two threads took 10 times as long).
     import numpy  # noqa: F401
 
+    from ffncli.bench.judge.memory_need import memory_need
+    from ffncli.bench.machine.device_memory import release
     from ffncli.bench.machine.machine import unusable
     from ffncli.bench.referee.process import referee_process  # torch takes seconds
     from ffncli.bench.timing.cheating.entry_points import EntryPoints
@@ -70,6 +72,7 @@ def serve(connection: Connection) -> None:
                 connection.send(("spoiled", spoiled.arm, str(spoiled)))
                 return
             connection.send(("unit", unit))
+            release(case.device, memory_need(case, 1).weights)
             if referee is not None and referee.gone:  # the next worker has one again, and the rest of the cases
                 return
             start = 0.0

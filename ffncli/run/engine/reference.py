@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ffncli.block.steps import Axis, Experts, Route, Step
-from ffncli.run.engine.execute import EVAL, Mode, execute
+from ffncli.block.steps import Experts, Route, Step, block_inputs
+from ffncli.run.engine.execute import EVAL, Mode, execute, mix, received, run, unmixed
 
 Weights = Mapping[str, Tensor]
 
@@ -30,29 +29,34 @@ def output_and_experts(
 def in_float64(steps: Sequence[Step], weights: Weights, inputs: Weights) -> tuple[Tensor, Tensor | None]:
     """The same block in float64: the reference.
 
-    One step's weights are widened at a time, so that memory stays bounded.
+    One step's weights are widened at a time, of experts one expert's, so that memory stays bounded.
     """
-    tensors = {name: tensor.double() for name, tensor in inputs.items()}
+    tensors = _in_float64(inputs)
     experts = None
     for step in steps:
-        params, arguments = (
-            {name: weights[name] for name in step.parameters()},
-            {name: tensors[name] for name in step.inputs},
-        )
+        params = {name: weights[name] for name in step.parameters()}
+        arguments = {name: tensors[name] for name in step.inputs}
         if isinstance(step.op, Experts):
-            step, params, arguments[step.inputs[1]] = _used_experts(step, step.op, params, arguments[step.inputs[1]])
-        params = {name: tensor.double() for name, tensor in params.items()}
-        tensors[step.output], choices = output_and_experts([step], params, arguments)
+            x, chosen = arguments.values()
+            tensors[step.output] = _expert_by_expert(step.op, x, chosen, params)
+            continue
+        tensors[step.output], choices = output_and_experts([step], _in_float64(params), arguments)
         experts = choices if choices is not None else experts
     return tensors[steps[-1].output], experts
 
 
-def _used_experts(step: Step, op: Experts, weights: Weights, share: Tensor) -> tuple[Step, dict[str, Tensor], Tensor]:
-    """The same step restricted to the experts that receive tokens: (step, weights, route)."""
-    used = share[:, : op.experts.size].any(0).nonzero().flatten()
-    fewer = replace(step, op=replace(op, experts=Axis(op.experts.name, len(used))))
-    rest = share[:, op.experts.size :]  # identity experts have no weights
-    return fewer, {name: tensor[used] for name, tensor in weights.items()}, torch.cat([share[:, used], rest], 1)
+def _in_float64(tensors: Weights) -> dict[str, Tensor]:
+    return {name: tensor.double() for name, tensor in tensors.items()}
+
+
+def _expert_by_expert(op: Experts, x: Tensor, chosen: Tensor, weights: Weights) -> Tensor:
+    """The mixed output in float64, in the order and so with the bits of `execute`."""
+    flat, share = x.flatten(0, -2), chosen.flatten(0, -2)
+    out = unmixed(op, flat, share)
+    (entry,) = block_inputs(op.program)
+    for one in received(op, flat, share, weights):
+        mix(out, one, run(op.program, _in_float64(one.weights), {entry: one.x}))
+    return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
 def same_experts(a: Tensor | None, b: Tensor | None, tokens: int) -> tuple[Tensor, str]:
@@ -82,7 +86,7 @@ def steady_tokens(steps: Sequence[Step], weights: Weights, inputs: Weights, dtyp
     same, remark = torch.ones(first.shape[0], dtype=torch.bool), ""
     if before:
         _, here = output_and_experts(before, weights, inputs)
-        generator, off = torch.Generator().manual_seed(0), 4 * torch.finfo(dtype).eps
+        generator, off = torch.Generator(first.device).manual_seed(0), 4 * torch.finfo(dtype).eps
         params = {name: weights[name] for step in before for name in step.parameters()}
         for scale in (0.0, *(off,) * 16):
             noisy = {n: _off(t, scale, generator) for n, t in inputs.items()}
@@ -95,4 +99,5 @@ def steady_tokens(steps: Sequence[Step], weights: Weights, inputs: Weights, dtyp
 
 def _off(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:
     """In float64, every number perturbed by a random share of itself, about `scale`."""
-    return tensor.double() * (1 + scale * torch.randn(tensor.shape, generator=generator).to(tensor.device))
+    noise = torch.randn(tensor.shape, generator=generator, device=generator.device).to(tensor.device)
+    return tensor.double() * (1 + scale * noise)

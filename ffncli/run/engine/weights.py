@@ -31,18 +31,21 @@ def random_weights(
     """Weights as nn.Linear, nn.LayerNorm and torch's other modules initialise theirs, in step order.
 
     With `torch.manual_seed(S)` and a generator of seed S, a module that declares the same Linears in the same order has
-    the same tensors (experts one after the other, each with its own program's order). Drawn in float32, then cast.
+    the same tensors (experts one after the other, each with its own program's order). Drawn in float32 on the
+    generator's device, where each tensor is then cast. Raises FFNError (exit 3) if this machine's memory is too small.
     """
-    advice = "take a smaller block" + ("" if dtype.itemsize <= 2 else " or --dtype bf16")
-    require_memory(cost(steps).params * dtype.itemsize, advice=advice)
+    if generator.device.type == "cpu":
+        advice = "take a smaller block" + ("" if dtype.itemsize <= 2 else " or --dtype bf16")
+        require_memory(cost(steps).params * dtype.itemsize, advice=advice)
     return {name: tensor.to(device) for step in steps for name, tensor in _draw(step, generator, dtype).items()}
 
 
 def _draw(step: Step, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
-    op = step.op
+    op, there = step.op, generator.device
     if isinstance(op, Experts):
         together = {
-            name: torch.empty([axis.size for axis in axes], dtype=dtype) for name, axes in op.parameters().items()
+            name: torch.empty([axis.size for axis in axes], dtype=dtype, device=there)
+            for name, axes in op.parameters().items()
         }
         for e in range(op.experts.size):
             for inner in op.program:
@@ -54,18 +57,20 @@ def _draw(step: Step, generator: torch.Generator, dtype: torch.dtype) -> dict[st
         return {name: _linear(shape, op.into.size, generator).to(dtype) for name, shape in shapes.items()}
     if isinstance(op, Norm):
         ones = {"weight": 0.0 if op.weight == "one_plus" else 1.0, "bias": 0.0}
-        return {name: torch.full(shape, ones[name.rpartition(".")[2]], dtype=dtype) for name, shape in shapes.items()}
+        return {name: _filled(shape, ones[name.rpartition(".")[2]], dtype, there) for name, shape in shapes.items()}
     if isinstance(op, Activation):
-        initial = TABLE[op.function].learned
-        return {
-            name: torch.full(shape, initial[name.rpartition(".")[2]], dtype=dtype) for name, shape in shapes.items()
-        }
-    return {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
+        first = TABLE[op.function].learned
+        return {name: _filled(shape, first[name.rpartition(".")[2]], dtype, there) for name, shape in shapes.items()}
+    return {name: _filled(shape, 0.0, dtype, there) for name, shape in shapes.items()}
+
+
+def _filled(shape: tuple[int, ...], value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full(shape, value, dtype=dtype, device=device)
 
 
 def _linear(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:
     """nn.Linear: weight Kaiming-uniform with a = √5, bias uniform, both within ±1/√fan_in."""
-    tensor = torch.empty(shape)
+    tensor = torch.empty(shape, device=generator.device)
     if len(shape) == 2:
         torch.nn.init.kaiming_uniform_(tensor, a=math.sqrt(5), generator=generator)
     else:

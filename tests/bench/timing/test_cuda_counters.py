@@ -1,9 +1,9 @@
-"""A block's flags on a GPU: the host's count only where the GPU waited for it. Then the peak memory of a call."""
+"""A block's flags on a GPU: the host's count only where the GPU waited for it."""
 
 from ffncli.bench.machine.counters import Snapshot
 from ffncli.bench.machine.nvml import probe_of
 from ffncli.bench.timing.cuda_clock import CudaClock
-from ffncli.bench.timing.cuda_counters import GpuCounters, GpuSnapshot, peak_memory
+from ffncli.bench.timing.cuda_counters import GpuCounters, GpuSnapshot
 from tests.bench.fake_cuda import FakeCuda
 from tests.bench.fake_nvml import FakeNvml
 
@@ -79,23 +79,3 @@ def test_a_block_that_waited_for_the_host_has_the_hosts_flags():
 def test_snapshots_without_a_gpu_are_understood():
     clock = CudaClock(cuda := FakeCuda(), cuda.now)
     assert GpuCounters(clock).flags(Snapshot(), Snapshot(), 1e-3, 1) == ()
-
-
-def test_the_most_a_call_holds_beyond_what_was_there():
-    cuda = FakeCuda()
-    cuda.take(1000)  # weights
-    cuda.peak = 50_000  # and a peak of the past
-    first = []
-
-    def call():
-        if not first:
-            first.append(cuda.take(300))  # a workspace, kept
-        cuda.take(70)
-        cuda.take(20)
-        cuda.allocated -= 90
-
-    assert peak_memory(call, "cuda", cuda) == 90
-
-
-def test_a_processor_has_none():
-    assert peak_memory(lambda: 1 / 0, "cpu") is None

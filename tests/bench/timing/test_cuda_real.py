@@ -10,13 +10,14 @@ from itertools import cycle
 import pytest
 import torch
 
+from ffncli.bench.machine.device_memory import KernelMemory
 from ffncli.bench.machine.machine import llc_bytes
 from ffncli.bench.machine.math_mode import set_math_mode
 from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Method
 from ffncli.bench.timing.clock import CpuClock
 from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
-from ffncli.bench.timing.cuda_counters import GpuCounters, peak_memory
+from ffncli.bench.timing.cuda_counters import GpuCounters
 from ffncli.bench.timing.cuda_graphs import NotCaptured, captured
 from ffncli.bench.timing.measure_case import measure_case
 from ffncli.bench.timing.rounds import Arm
@@ -248,7 +249,7 @@ def test_the_peak_of_a_known_allocation(clock):
         del first
         return torch.empty(size // 2, dtype=torch.uint8, device="cuda")
 
-    assert peak_memory(call, "cuda") == size
+    assert KernelMemory("cuda").peak(call, lambda: None) == size
 
 
 def test_clocks_and_power_or_why_not(clock):

@@ -357,9 +357,10 @@ def test_cache_modes_come_back_as_they_were(monkeypatch):
     assert measured("eager").cache == "shared"
     assert measured("eager", cache="flush").cache == "flush"
     assert measured("eager", cache="cold-weights").cache == "cold-weights"
-    monkeypatch.setattr(machine, "room", lambda device: 10)
+    monkeypatch.setattr(machine, "room", lambda device: 100_000)  # a copy for each arm, not three
+    monkeypatch.setattr(measuring.machine, "llc_bytes", lambda device: 10_000)
     unit = measured("eager", cache="cold-weights")
-    assert unit.cache == "shared"
+    assert unit.cache == "warm"
     assert unit.notes[0].startswith("cold-weights would need")
 
 
@@ -501,6 +502,21 @@ def test_a_baseline_that_cannot_be_built_twice_has_no_twin(monkeypatch):
     assert [o.status for o in unit.outcomes] == ["ok", "ok"]
     assert TWIN not in {b.kernel for b in unit.blocks}
     assert any("no arm (aa)" in note and "registered already" in note for note in unit.notes)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), MemoryError("no memory")]
+)
+def test_no_memory_for_the_roof_costs_the_roof_alone(monkeypatch, error):
+    def full(*_):
+        raise error
+
+    monkeypatch.setattr(measuring, "_roof", full)
+    unit = measured("eager")
+    assert [o.status for o in unit.outcomes] == ["ok"]
+    assert {b.kernel for b in unit.blocks} == {"eager", TWIN, GEMM, ANCHOR}
+    assert unit.roof == Roof()
+    assert f"the machine's roof could not be measured: {error}" in unit.notes
 
 
 def test_no_memory_to_empty_the_caches_with(monkeypatch):

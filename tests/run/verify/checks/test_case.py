@@ -8,12 +8,12 @@ import torch
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.model import Layer, block_model
-from ffncli.run.engine import reference
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.reference import in_float64, output_and_experts, same_experts
 from ffncli.run.engine.weights import random_weights
 from ffncli.run.measure.tolerance import tolerance_for
 from ffncli.run.verify.checks.case import CheckedBlock
+from tests.bench.fake_memory import FakeMemory
 
 SPECS = [
     FFNSpec(8, 12, "gelu"),
@@ -36,20 +36,17 @@ def test_in_float64_is_the_reference_in_float64(spec):
     assert went is None or torch.equal(went, theirs)
 
 
-def test_in_float64_widens_no_more_experts_than_tokens_go_to(monkeypatch):
-    """All experts of a Mixtral layer in float64 would be 11 GB."""
-    widened: list[int] = []
-    right = reference.output_and_experts
-
-    def seen(steps, weights, inputs):
-        widened.extend(len(t) for name, t in weights.items() if name == "gate.weight")
-        return right(steps, weights, inputs)
-
-    monkeypatch.setattr(reference, "output_and_experts", seen)
-    block = kernel_steps(steps(SPECS[1]))
+def test_in_float64_widens_one_expert_at_a_time():
+    """All used experts of DeepSeek-V3's layer in float64 would be 90 GB, of Mixtral's 11 GB."""
+    d_model, d_ff, tokens = 64, 256, 4
+    block = kernel_steps(steps(FFNSpec(d_model, d_ff, "swiglu", moe=MoE(16, 4))))
     weights = random_weights(block, torch.Generator().manual_seed(0))
-    in_float64(block, weights, {"x": torch.randn(1, 8, generator=torch.Generator().manual_seed(1))})
-    assert widened == [2]
+    x = torch.randn(tokens, d_model, generator=torch.Generator().manual_seed(1))
+    with FakeMemory() as memory:
+        in_float64(block, weights, {"x": x})
+    expert = 8 * 3 * d_model * d_ff
+    assert expert < memory.peak < 1.3 * expert
+    assert memory.largest == 8 * d_model * d_ff
 
 
 def case(spec: FFNSpec, dtype: torch.dtype) -> CheckedBlock:

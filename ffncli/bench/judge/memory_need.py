@@ -1,0 +1,91 @@
+"""What a case needs of a device's memory, by its sizes, and what would fit where that is too much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ffncli.bench.records import Case, Outcome
+from ffncli.block.cost import cost
+from ffncli.block.dtypes import dtype as dtype_named
+from ffncli.block.recipe import steps as steps_of
+from ffncli.show.text import bytes_text, plural
+
+_WIDE = 8  # bytes of a float64
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes of a case: `copies` of its weights, activations, and in a backward pass gradients and their reference."""
+
+    weights: int  # of one copy
+    copies: int
+    activations: int
+    gradients: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them together."""
+        return self.weights * self.copies + self.activations + self.gradients
+
+
+def memory_need(case: Case, copies: int) -> MemoryNeed:
+    """An estimate from below: workspaces and a kernel's other tensors are not in it.
+
+    Activations are every intermediate once (twice in a backward pass, with its gradient); gradients are those of the
+    weights once in the case's dtype, and weights and gradients once in float64, the reference.
+    """
+    needed, width = cost(steps_of(case.spec), case.tokens), dtype_named(case.dtype).bytes
+    weights, activations = needed.weight_bytes(width), needed.activation_bytes(width)
+    if case.passes == "forward":
+        return MemoryNeed(weights, copies, activations)
+    return MemoryNeed(weights, copies, 2 * activations, weights + 2 * needed.weight_bytes(_WIDE))
+
+
+def memory_text(case: Case, arms: int, each: int, free: int | None) -> str:
+    """What it needs, what was free, and the options with which it would fit, in one line.
+
+    `arms` have `each` so many copies of the weights, besides the drawn ones; `free` bytes were free before the case
+    began (None: unknown).
+    """
+    need = memory_need(case, 1 + arms * each)
+    rest = f"{bytes_text(need.activations)} of activations"
+    if need.gradients:
+        rest += f" and {bytes_text(need.gradients)} of gradients"
+    size = bytes_text(need.weights)
+    weights = f"{need.copies:,} copies of its weights, {size} each" if arms else f"1 copy of its weights, {size}"
+    text = f"{case.label} with {case.tokens:,} {plural('token', case.tokens)} needs at least {bytes_text(need.total)}: "
+    text += f"{weights}, and {rest}"
+    if free is None:
+        return text
+    text += f"; {bytes_text(free)} was free"
+    if need.total <= free:
+        return text
+    fitting = list(_fitting(case, arms, each, free))
+    return f"{text}; {' or '.join(fitting)} would fit" if fitting else f"{text}; take a smaller block"
+
+
+def explained(outcome: Outcome, case: Case, arms: int, each: int, free: int | None) -> Outcome:
+    """An outcome that is `oom` says what the case needs; others are unchanged."""
+    if outcome.status != "oom":
+        return outcome
+    return replace(outcome, note=f"{outcome.note}; {memory_text(case, arms, each, free)}")
+
+
+def _fitting(case: Case, arms: int, each: int, free: int) -> Iterator[str]:
+    """The options, each alone, with which the case would fit."""
+
+    def fits(changed: Case, each: int = each) -> bool:
+        return memory_need(changed, 1 + arms * each).total <= free
+
+    tokens = 1 << max(0, (case.tokens - 1).bit_length() - 1)  # powers of two below
+    while tokens and not fits(replace(case, tokens=tokens)):
+        tokens //= 2
+    if tokens and tokens < case.tokens:
+        yield f"--tokens {tokens}"
+    if dtype_named(case.dtype).bytes > 2 and fits(replace(case, dtype="bf16")):
+        yield "--dtype bf16"
+    if case.passes != "forward" and fits(replace(case, passes="forward")):
+        yield "--pass forward"
+    if each > 1 and fits(case, 1):
+        yield "--cache warm"
