@@ -21,12 +21,10 @@ WORKER = (sys.executable, "-m", "ffncli.bench.timing.worker")
 # How threads wait and where they run. A user's own settings are kept; either way the results record them.
 # A thread bound to its core does not queue behind its neighbour (p99 of a 0.5 ms GEMM next to a busy one: 4.6
 # ms, else 16). Waiting is torch's usual setting, libgomp's default written out: it spins for a moment, then sleeps.
-_OPENMP = {
-    "OMP_PROC_BIND": "true",
-    "OMP_PLACES": "cores",
-    "OMP_WAIT_POLICY": "active",
-    "GOMP_SPINCOUNT": "300000",
-}
+_OPENMP = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "300000"}
+_BINDING = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
+# Not for a GPU: the binding puts the main thread on the first core, and torch's backward thread, the driver's and
+# NVML's inherit that one core. They launch the kernels, and the core may be on the GPU's far socket.
 # Freed memory stays with the process: otherwise every call requests its outputs from the system again, page by page
 # (none of the page faults remain that made one kernel measure 0.89 of another, 0.98 without them).
 _ALLOCATOR = {
@@ -54,7 +52,8 @@ def environment(
     variables = dict(os.environ if given is None else given)
     for name in _UNSET:
         variables.pop(name, None)
-    variables |= {name: variables.get(name) or value for name, value in (_OPENMP | _OPENBLAS).items()}
+    ours = _OPENMP | _OPENBLAS | ({} if gpu else _BINDING)
+    variables |= {name: variables.get(name) or value for name, value in ours.items()}
     variables |= dict.fromkeys(_THREADS, str(threads))
     if gpu:
         variables |= {name: variables.get(name) or value for name, value in _LAUNCH_QUEUES.items()}

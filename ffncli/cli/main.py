@@ -178,6 +178,11 @@ def _failed(error: Exception, args: list[str]) -> int:
     if _out_of_memory(error):
         print_error("error: not enough memory; use fewer tokens, a smaller --dtype or a smaller block")
         return ExitCode.ENVIRONMENT
+    from ffncli.system.gpu import gpu_failure
+
+    if failure := gpu_failure(error, sys.modules.get("torch")):
+        print_error(f"error: {failure}")
+        return failure.code
     print_error(
         f"error: a bug in ffn: {type(error).__name__}: {str(error)[:200]}; "
         "please report it, with the output of the same command with --debug"

@@ -1,7 +1,7 @@
 """Known accelerators by the names that torch, nvidia-smi and ROCm give them, from `hardware.toml`. No torch.
 
-Rates are dense. Only whole names match: `NVIDIA H100 NVL` is not the listed H100, and a laptop's RTX 4090 is a
-different chip.
+Rates are dense. Only whole names match: `NVIDIA GeForce RTX 4070 Ti` is not the listed RTX 4070, and a laptop's RTX
+4090 is a different chip.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def named(text: str, field: str) -> Device:
     if begin:
         listed = ", ".join(begin[:4]) + (" ..." if len(begin) > 4 else "")
         raise FFNError(f"{field}: {shown(text)} is the beginning of {listed}", "type more of the name")
-    otherwise = "for example h100, mi300x, rtx-4090 or tpu-v5e"
+    otherwise = f"for example h100, mi300x, rtx-4090 or tpu-v5e; {field} list shows all"
     raise FFNError(f"{field}: unknown device {shown(text)}", did_you_mean(text, [*typed_names()], otherwise))
 
 

@@ -1,5 +1,7 @@
 """A stand-in for pynvml: one GPU whose figures a test sets; `refuses` names what this card does not support."""
 
+from types import SimpleNamespace
+
 
 class FakeNvml:
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
@@ -11,6 +13,8 @@ class FakeNvml:
         self.uuid, self.cost, self.wall = uuid, cost, wall
         self.sm, self.memory, self.milliwatts, self.celsius, self.bits, self.top = 1410, 1593, 312_400, 61, 0, 1410
         self.refuses, self.asked = set(), []
+        self.limit, self.default_limit, self.persistent, self.mode, self.utilisation = 700_000, 700_000, 1, 0, 0
+        self.processes, self.millijoules = [], None  # (pid, bytes); None: this card does not count its energy
 
     def _answer(self, name, value):
         self.asked.append(name)
@@ -26,6 +30,10 @@ class FakeNvml:
     def nvmlDeviceGetHandleByUUID(self, uuid):
         if uuid != self.uuid:
             raise self.NVMLError("Not Found")
+        return "part" if uuid.startswith("MIG-") else "handle"
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle):
+        assert handle == "part"
         return "handle"
 
     def nvmlSystemGetDriverVersion(self):
@@ -35,6 +43,8 @@ class FakeNvml:
         return self._answer("rated", self.top)
 
     def nvmlDeviceGetClockInfo(self, handle, kind):
+        if handle == "part":  # a MIG instance has no clock of its own
+            raise self.NVMLError("Not Supported")
         return self._answer("clock", self.sm if kind == self.NVML_CLOCK_SM else self.memory)
 
     def nvmlDeviceGetPowerUsage(self, handle):
@@ -45,3 +55,29 @@ class FakeNvml:
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
         return self._answer("reasons", self.bits)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        if self.millijoules is None:
+            raise self.NVMLError("Not Supported")
+        return self._answer("energy", self.millijoules)
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return self._answer("memory", SimpleNamespace(free=79 << 30, total=80 << 30))
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        return self._answer("processes", [SimpleNamespace(pid=pid, usedGpuMemory=n) for pid, n in self.processes])
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        return self._answer("utilisation", SimpleNamespace(gpu=self.utilisation))
+
+    def nvmlDeviceGetComputeMode(self, handle):
+        return self._answer("mode", self.mode)
+
+    def nvmlDeviceGetPersistenceMode(self, handle):
+        return self._answer("persistence", self.persistent)
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
+        return self._answer("limit", self.limit)
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle):
+        return self._answer("default limit", self.default_limit)

@@ -510,6 +510,22 @@ def test_the_environment_of_a_worker_is_explicit():
     assert not any(name.startswith("MALLOC_") for name in launch.environment(3, "system", given))
 
 
+def test_threads_of_a_gpus_worker_are_not_bound_to_a_core(monkeypatch):
+    """torch's backward thread, the driver's and NVML's would inherit the main thread's one core."""
+    ours = launch.environment(1, "fixed", {}, gpu=True)
+    assert not {"OMP_PROC_BIND", "OMP_PLACES"} & set(ours)
+    assert ours["OMP_NUM_THREADS"] == "1"
+    assert launch.environment(1, "fixed", {"OMP_PROC_BIND": "close"}, gpu=True)["OMP_PROC_BIND"] == "close"
+    assert launch.environment(1, "fixed", {})["OMP_PROC_BIND"] == "true"
+    asked = []
+    monkeypatch.setattr(launch, "environment", lambda *given, gpu: asked.append(gpu) or dict(os.environ))
+    for device in ("cpu", "cuda:1"):
+        job = Job(0, (replace(request().cases[0], device=device),), choices(["eager"]), "eager", Method())
+        with launch.worker(job, 1, (sys.executable, "-c", "")) as busy:
+            assert busy.ended() == 0
+    assert asked == [False, True]
+
+
 def test_workers_for_a_gpu_may_launch_further_ahead(tmp_path):
     """And so does the worker that runs: it is told by the environment that it is started with."""
     variable = "CUDA_SCALE_LAUNCH_QUEUES"

@@ -56,7 +56,7 @@ NO_SIZES = ["0", "-4", HUGE, "abc", "", "4.5", "1e3", "nan", "0x10", " ", "9" * 
         (["params", "4x8", "--dtype", "int9"], ["--dtype", "'int9'", "did you mean 'int"]),
         (["params", "4x8", "--dtype", ""], ["--dtype", "''"]),
         (["trace", "4x8", "--dtype", "f8"], ["--dtype", "'f8'"]),
-        (["trace", "4x8", "--device", "mps"], ["--device", "'mps'", "cpu"]),
+        (["trace", "4x8", "--device", "mps"], ["--device", "(mps)", "cpu"]),
         (["trace", "4x8", "--device", "cuda:-1"], ["--device", "'cuda:-1'"]),
         (["trace", "4x8", "--device", "cuda:x"], ["--device", "'cuda:x'"]),
         (["trace", "4x8", "--device", "cuda:³"], ["--device", "cuda:³"]),

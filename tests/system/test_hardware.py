@@ -13,7 +13,7 @@ GPUS = [name for name, row in ROWS.items() if row.get("kind", "gpu") == "gpu" an
 
 # What the architecture makes of a class, against fp16: independent of any table of rates; sparse is twice that.
 OVER_FP16 = {"bf16": 1, "tf32": 1 / 2, "fp8": 2, "fp4": 4, "int8": 2}
-INT8 = {"V100": 1 / 2, "RTX": 4, "MI250X": 1, "TPU v4": 1}  # dp4a on CUDA cores; at full rate; CDNA 2; as bf16
+INT8 = {"V100": 1 / 2, "GeForce": 4, "MI250X": 1, "TPU v4": 1}  # dp4a on CUDA cores; at full rate; CDNA 2; as bf16
 
 
 def faults(row: dict) -> list[str]:
@@ -28,7 +28,8 @@ def faults(row: dict) -> list[str]:
 
     for cell, ratio in OVER_FP16.items():
         if cell in rates and not (cell == "bf16" and "fp16" not in rates):
-            own = next((r for name, r in INT8.items() if name in row["name"]), ratio) if cell == "int8" else ratio
+            names = f"{row['name']} {row['names']}"
+            own = next((r for name, r in INT8.items() if name in names), ratio) if cell == "int8" else ratio
             hold(cell, half * own)
     if chip := row.get("derive"):
         per_clock = chip.get("flops") or chip["tensor_cores"] * chip["fma"] * 2
@@ -72,6 +73,18 @@ def test_a_sparse_number_in_any_cell_or_in_all_would_be_seen(name):
         ("H100 SXM5", 132, 4 * 512 * 2, 1.83, 989.4),
         ("H200 SXM", 132, 4 * 512 * 2, 1.83, 989.4),
         ("B200", 148, 4 * 1024 * 2, 1.85, 2243),
+        # half of what NVIDIA prints with sparsity, or a quarter (fp8), an eighth (RTX 40), a sixteenth (RTX 50) of it
+        ("A30", 56, 4 * 256 * 2, 1.44, 330 / 2),
+        ("A40", 84, 4 * 128 * 2, 1.74, 299.4 / 2),
+        ("RTX A6000", 84, 4 * 128 * 2, 1.80, 309.7 / 2),
+        ("L40", 142, 4 * 64 * 2, 2.49, 362.1 / 2),
+        ("RTX 6000 Ada", 142, 4 * 128 * 2, 2.505, 1457 / 4),
+        ("H100 NVL", 132, 4 * 512 * 2, 1.545, 1671 / 2),
+        ("H200 NVL", 132, 4 * 512 * 2, 1.545, 1671 / 2),
+        ("RTX 4070", 46, 4 * 64 * 2, 2.475, 466 / 8),
+        ("RTX 4080", 76, 4 * 64 * 2, 2.505, 780 / 8),
+        ("RTX 5070", 48, 4 * 64 * 2, 2.512, 988 / 16),
+        ("RTX 5080", 84, 4 * 64 * 2, 2.617, 1801 / 16),
         ("MI250X (both dies)", 220, 1024, 1.70, 383),
         ("MI300X", 304, 2048, 2.10, 1307.4),
         ("MI325X", 304, 2048, 2.10, 1307.4),
@@ -99,7 +112,12 @@ def test_the_derivation_itself(name, units, per_clock, ghz, printed):
         ("NVIDIA GeForce RTX 5090", "RTX 5090"), ("AMD Instinct MI250X", "MI250X"),
         ("AMD Instinct MI300X", "MI300X"), ("AMD Instinct MI300X OAM", "MI300X"), ("AMD Instinct MI325X", "MI325X"),
         ("AMD Instinct MI355X", "MI355X"), ("TPU v5 lite", "TPU v5e"), ("Apple M3 Max", "Apple M3 Max"),
-        ("  nvidia   h200 ", "H200 SXM"),
+        ("  nvidia   h200 ", "H200 SXM"), ("NVIDIA H100 NVL", "H100 NVL"), ("NVIDIA H200 NVL", "H200 NVL"),
+        ("NVIDIA A30", "A30"), ("NVIDIA A40", "A40"), ("NVIDIA L40", "L40"), ("NVIDIA RTX A6000", "RTX A6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"), ("NVIDIA GeForce RTX 4070", "RTX 4070"),
+        ("NVIDIA GeForce RTX 4080", "RTX 4080"), ("NVIDIA GeForce RTX 5070", "RTX 5070"),
+        ("NVIDIA GeForce RTX 5080", "RTX 5080"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Blackwell Workstation"),
     ],
 )  # fmt: skip
 def test_names_as_torch_and_the_drivers_give_them(said, meant):
@@ -111,8 +129,9 @@ def test_names_as_torch_and_the_drivers_give_them(said, meant):
 @pytest.mark.parametrize(
     "other",
     [
-        "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA H100", "NVIDIA H800", "NVIDIA H20", "NVIDIA A100",
-        "NVIDIA A100-SXM-64GB", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA A800-SXM4-80GB", "NVIDIA L40",
+        "NVIDIA H100", "NVIDIA H800", "NVIDIA H20", "NVIDIA A100", "NVIDIA GeForce RTX 4080 SUPER", "NVIDIA GB10",
+        "NVIDIA A100-SXM-64GB", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA A800-SXM4-80GB", "NVIDIA L40G",
+        "NVIDIA GeForce RTX 4070 Ti", "NVIDIA GeForce RTX 5070 Ti", "NVIDIA RTX PRO 6000 Blackwell Server Edition",
         "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 3090 Ti",
         "NVIDIA GeForce RTX 5090 D", "NVIDIA RTX PRO 6000 Blackwell", "NVIDIA A10M", "AMD Instinct MI250",
         "AMD Instinct MI250X / MI250", "AMD Instinct MI300A", "Tesla V100-SXM3-32GB", "Intel(R) Xeon(R)", "", "NVIDIA",
@@ -152,7 +171,8 @@ def test_ridge_points(name, dtype, ridge):
     [
         ("h100", "H100 SXM5"), ("H100-PCIe", "H100 PCIe"), ("a100", "A100 80GB SXM"), ("a100-40gb", "A100 40GB"),
         ("rtx4090", "RTX 4090"), ("mi250x", "MI250X"), ("mi250x-both", "MI250X (both dies)"), ("gb200", "GB200"),
-        ("tpu-v5p", "TPU v5p"), ("Apple M3 Max", "Apple M3 Max"), ("l4", "L4"), ("l40", "L40S"), ("b3", "B300"),
+        ("tpu-v5p", "TPU v5p"), ("Apple M3 Max", "Apple M3 Max"), ("l4", "L4"), ("l40", "L40"), ("b3", "B300"),
+        ("rtx-pro-6000", "RTX PRO 6000 Blackwell Workstation"), ("h100-nvl", "H100 NVL"), ("l40s", "L40S"),
     ],
 )  # fmt: skip
 def test_names_as_they_are_typed(typed, meant):
@@ -173,6 +193,12 @@ def test_tf32_and_what_a_device_cannot_do():
     assert v100.flops_per_s("fp32", tf32=True) == 15.7e12  # it has no TF32
     assert v100.flops_per_s("bf16") is None
     assert h100.flops_per_s("fp64") is None
+
+
+def test_an_h200_has_the_cache_that_torch_reports():
+    """Six stacks of memory, and the L2 of six; the H100 has five and 50 MiB."""
+    assert hardware.find("NVIDIA H200").llc_bytes == 60 << 20
+    assert hardware.find("NVIDIA H100 80GB HBM3").llc_bytes == 50 << 20
 
 
 def test_links_are_one_direction():

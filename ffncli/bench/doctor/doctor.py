@@ -9,23 +9,24 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
+from ffncli.bench.doctor.check import DoctorCheck, size_text
+from ffncli.bench.doctor.gpus import gpu_checks
 from ffncli.bench.records import Method
 from ffncli.errors import shown_path
 from ffncli.show.text import percent, plural
 from ffncli.system import host
 from ffncli.system.cgroup import ROOT, text
 from ffncli.system.files import results_folder
+from ffncli.system.gpu import has_driver
 from ffncli.system.packages import REQUIRED, install_command, installed, reinstall_command
 from ffncli.version import __version__
 
 if TYPE_CHECKING:
     from ffncli.bench.doctor.noise import Noise
 
-CheckStatus = Literal["ok", "note", "missing", "bad"]
 _GIB = 1 << 30
 _BUSY = 0.25  # of a core, above which other work matters
 _STOLEN = 0.01
@@ -45,26 +46,13 @@ _FOR = {
 }
 
 
-@dataclass(frozen=True)
-class DoctorCheck:
-    """One checked item. `advice` says what to do, empty if there is nothing to do.
-
-    `missing` can be installed, `bad` is installed but does not work, `note` is worth knowing.
-    """
-
-    name: str
-    value: str
-    status: CheckStatus = "ok"
-    advice: str = ""
-
-
 def checks() -> Iterator[DoctorCheck]:
     """Every row, in the order of the page."""
     yield from _software()
     yield from _processor(ROOT)
     yield from _memory(ROOT)
     yield from _libraries()
-    yield from _gpu()
+    yield from gpu_checks()
     yield from (_extra(name) for name in EXTRAS)
     yield from _quiet(ROOT)
     yield _results(Path.cwd())
@@ -126,7 +114,7 @@ def _extra(name: str) -> DoctorCheck:
     missing = [package for package, have in versions.items() if have is None]
     old = [package for package, have in versions.items() if have is not None and older(have, wanted[package])]
     install = f"pip install 'ffncli[{name}]'  ({_FOR[name]})"
-    if name == "gpu" and missing and not _has_gpu():
+    if name == "gpu" and missing and not has_driver():
         return DoctorCheck(f"extra {name}", "no GPU to use it", "ok")
     if missing:
         return DoctorCheck(f"extra {name}", f"{', '.join(missing)} missing", "missing", install)
@@ -175,16 +163,9 @@ def cache_text(caches: tuple[host.ProcessorCache, ...]) -> str:
             key = (cache.level, "d" if cache.kind == "Data" else "", cache.bytes)
             kinds[key] = kinds.get(key, 0) + 1
     return ", ".join(
-        f"L{level}{kind} {_size(size)}" + (f" x{count}" if count > 1 else "")
+        f"L{level}{kind} {size_text(size)}" + (f" x{count}" if count > 1 else "")
         for (level, kind, size), count in kinds.items()
     )
-
-
-def _size(count: int) -> str:
-    for unit, size in (("GiB", _GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count} B"
 
 
 def _memory(root: Path) -> Iterator[DoctorCheck]:
@@ -192,14 +173,14 @@ def _memory(root: Path) -> Iterator[DoctorCheck]:
     if free is None:
         yield DoctorCheck("memory", "unknown", "note")
         return
-    value = f"{_size(free)} free" + (f" of {_size(total)}" if total else "")
+    value = f"{size_text(free)} free" + (f" of {size_text(total)}" if total else "")
     low = free < 2 * _GIB
     yield DoctorCheck(
         "memory", value, "note" if low else "ok", "cold-weights needs room for 3 caches of weights" if low else ""
     )
 
 
-# --- libraries, compiler, GPU -----------------------------------------------------------------------------------------
+# --- libraries, compiler ----------------------------------------------------------------------------------------------
 
 
 def _libraries() -> Iterator[DoctorCheck]:
@@ -231,53 +212,6 @@ def _compiler() -> DoctorCheck:
             "c++ compiler", f"{banner}, no Python.h", "note", "torch.compile may need it: install python3-dev"
         )
     return DoctorCheck("c++ compiler", banner)
-
-
-def _gpu() -> Iterator[DoctorCheck]:
-    torch = _torch()
-    if torch is None:
-        return
-    built = torch.version.cuda or torch.version.hip
-    card = _has_gpu()
-    if not torch.cuda.is_available():
-        if not card:
-            yield DoctorCheck("gpu", "none")
-        elif not built:
-            yield DoctorCheck(
-                "gpu", "present, but torch was built without CUDA", "missing", "https://pytorch.org/get-started"
-            )
-        else:
-            yield DoctorCheck(
-                "gpu", f"torch (CUDA {built}) cannot use it", "bad", "is the driver older? check with nvidia-smi"
-            )
-        return
-    from ffncli.bench.machine import machine
-    from ffncli.system import hardware
-
-    for index in range(torch.cuda.device_count()):
-        device = f"cuda:{index}"
-        properties = torch.cuda.get_device_properties(index)
-        value = f"{properties.name}, {_size(properties.total_memory)}, L2 {_size(machine.llc_bytes(device))}"
-        yield DoctorCheck(f"gpu {index}", value)
-        row = hardware.find(properties.name)
-        sheet = "not in the built-in table: only fractions of the measured roof"
-        if row:
-            sheet = f"{row.tflops.get('bf16') or row.tflops['fp16']:g} TFLOP/s dense, {row.gbytes_per_s:g} GB/s"
-        yield DoctorCheck(f"data sheet {index}", sheet, "ok" if row else "note")
-    yield DoctorCheck("driver", machine.driver("cuda:0") or "unknown")
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except Exception:  # reported above
-        return None
-    return torch
-
-
-def _has_gpu() -> bool:
-    """Whether the machine has a GPU for computing, usable by torch or not."""
-    return any(Path(path).exists() for path in ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/kfd"))
 
 
 def _program_output(*command: str) -> str:

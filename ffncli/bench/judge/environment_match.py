@@ -17,7 +17,7 @@ from ffncli.show.text import plural
 # What must match for times to be comparable. Device, dtype, threads, pass and cache mode are part of the case.
 ENVIRONMENT = (
     "cpu", "isa", "device_name", "driver", "blas", "openmp", "allocator", "math_mode", "torch", "numpy", "python",
-    "launch_queues", "launch",
+    "gpu_uuid", "power_limit_w", "cublas", "cudnn", "triton", "mig", "launch_queues", "launch",
 )  # fmt: skip
 _BLOCK = ("d_model", "d_ff", "activation", "gated", "bias", "experts", "top_k", "shared_experts")
 _ASKED = ("tokens", "dtype", "passes", "cache", "device", "threads")
@@ -74,11 +74,17 @@ def mismatches(pairs: Iterable[RowPair]) -> tuple[EnvironmentMismatch, ...]:
     counts: dict[tuple[str, str, str], int] = {}
     for pair in pairs:
         for field in ENVIRONMENT:
-            sides = [sorted({str(getattr(row, field)) for row in rows}) for rows in (pair.base, pair.new)]
+            sides = [sorted({_recorded(row, field) for row in rows}) for rows in (pair.base, pair.new)]
             if len({*sides[0], *sides[1]}) > 1:
                 texts = [" and ".join(value or "unknown" for value in side) for side in sides]
                 counts[field, texts[0], texts[1]] = counts.get((field, texts[0], texts[1]), 0) + 1
     return tuple(EnvironmentMismatch(*key, rows) for key, rows in counts.items())
+
+
+def _recorded(row: ResultRow, field: str) -> str:
+    """A field as text; empty if it was not recorded."""
+    value = getattr(row, field)
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def environment(pairs: Iterable[RowPair]) -> str:

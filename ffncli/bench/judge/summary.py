@@ -33,6 +33,7 @@ _GRAVEST: tuple[Status, ...] = ("wrong", "oom", "failed", "skipped", "ok")
 _ENVIRONMENT = (
     *("ffncli", "torch", "python", "host", "cpu", "device_name", "driver", "blas", "math_mode"),
     *("openmp", "allocator", "numpy", "isa", "launch_queues"),
+    *("gpu_uuid", "power_limit_w", "cublas", "cudnn", "triton", "mig", "persistence"),
 )  # columns that a unit's environment fills
 _EARLY = 0.6  # of --max-time
 _FAULTS = 1.0  # page faults a call, by which arms may differ
@@ -148,6 +149,8 @@ def _of_case(whole: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
         launch=next((u.launch for u in whole.units if u.launch), ""),
     )
     columns: dict[str, Any] = {column: environment[column] for column in _ENVIRONMENT if column in environment}
+    if limit := columns.pop("power_limit_w", ""):  # the only number among them
+        columns["power_limit_w"] = float(limit)
     return replace(row, **columns)
 
 

@@ -34,6 +34,7 @@ class Code(StrEnum):
     WAITING = "waiting"
     CLOCK = "clock"
     GPU_THROTTLED = "gpu-throttled"
+    POWER_CAPPED = "power-capped"
     LAUNCH_BOUND = "launch-bound"
     DRIFT = "drift"
     CORRELATED = "correlated"
@@ -54,6 +55,8 @@ ADVICE: Mapping[str, str] = {
     Code.WAITING: "the threads waited for each other or for a core: fewer --threads for this little work",
     Code.CLOCK: "the processor runs below its rated clock: power, heat or a governor; ratios hold, times are long",
     Code.GPU_THROTTLED: "the GPU lowered its clock for heat or a power problem: ratios hold, times do not repeat",
+    Code.POWER_CAPPED: "the GPU ran at its power limit, and lowered its clock for it: times hold for this limit;"
+    " --sustained shows what a kernel's own power does to its time",
     Code.LAUNCH_BOUND: "the GPU waited for the host, so times include launches: more tokens, or fewer waits",
     Code.DRIFT: "the machine became slower or faster while it measured: ratios hold, times do not repeat",
     Code.CORRELATED: "neighbouring processes correlate, so the interval was widened: more --processes",
@@ -165,13 +168,18 @@ def of_blocks(blocks: Sequence[TimedBlock]) -> list[BenchWarning]:
         warnings.append(BenchWarning(Code.LOAD, f"{max(load):.1f}"))
     if len(cpu) > len(blocks) / 2:
         warnings.append(BenchWarning(Code.WAITING, f"threads were busy {percent(median(cpu))} of the time"))
-    if len(clock) > _SHARE * len(blocks):
-        warnings.append(BenchWarning(Code.CLOCK, f"{percent(median(clock))} of the rated clock"))
     read = [block for block in blocks if figures([block], "power")] or blocks  # the GPU's state is read now and then
-    for code, judged, which in ((Code.GPU_THROTTLED, read, "its readings"), (Code.LAUNCH_BOUND, blocks, "the blocks")):
+    if len(clock) > _SHARE * len(read):
+        warnings.append(BenchWarning(Code.CLOCK, f"{percent(median(clock))} of the rated clock"))
+    for code, judged, which in (
+        (Code.GPU_THROTTLED, read, "its readings"),
+        (Code.POWER_CAPPED, read, "its readings"),
+        (Code.LAUNCH_BOUND, blocks, "the blocks"),
+    ):
         share = _share(judged, code.value.__eq__)
         if share > _SHARE:
-            warnings.append(BenchWarning(code, f"{percent(share)} of {which}"))
+            at = f", at {median(sm):.0f} MHz" if code == Code.POWER_CAPPED and (sm := figures(judged, "sm")) else ""
+            warnings.append(BenchWarning(code, f"{percent(share)} of {which}{at}"))
     share = outside(blocks)
     if share > _SHARE:
         warnings.append(BenchWarning(Code.SPIKES, f"{percent(share)} of the blocks"))

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from ffncli.bench.machine.device_memory import free_memory
+from ffncli.bench.machine.gpu_columns import gpu_columns
 from ffncli.bench.machine.math_mode import math_mode
-from ffncli.show.text import plural
 from ffncli.system import host
 from ffncli.system.cgroup import text
 from ffncli.system.host import available_memory, cores, default_threads, load
@@ -23,7 +23,7 @@ from ffncli.version import __version__
 
 __all__ = [
     "allocator", "available_memory", "blas", "cores", "default_threads", "device_name", "driver", "environment",
-    "finish", "free", "llc_bytes", "llc_note", "load", "openmp", "room", "unusable",
+    "finish", "free", "llc_bytes", "llc_note", "load", "openmp", "room",
 ]  # fmt: skip
 
 _SHARE = 0.6  # of the free memory; the rest is for the calls
@@ -54,6 +54,7 @@ def environment(device: str) -> dict[str, str]:
         "openmp": openmp(),
         "allocator": allocator(device),
         "launch_queues": os.environ.get("CUDA_SCALE_LAUNCH_QUEUES", "") if is_cuda(device) else "",
+        **gpu_columns(device),
     }
 
 
@@ -119,17 +120,6 @@ def nvidia_driver() -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.partition("\n")[0].strip() if done.returncode == 0 else ""
-
-
-@cache
-def unusable(device: str) -> str:
-    """Why torch cannot compute on a device (`cpu`, `cuda`, `cuda:1`); empty if it can."""
-    if device == "cpu":
-        return ""
-    if not torch.cuda.is_available():
-        return f"torch {torch.__version__} sees no GPU"
-    count, index = torch.cuda.device_count(), int(device.partition(":")[2] or 0)
-    return "" if index < count else f"there {'is' if count == 1 else 'are'} {count} {plural('GPU', count)} here"
 
 
 def finish(device: str) -> None:

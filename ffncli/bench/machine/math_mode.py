@@ -5,10 +5,14 @@ Callers do not import torch at their top: a worker calls `set_math_mode` once, a
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from ffncli.errors import FFNError, shown
 
+# Variables that change a GPU's products behind torch's back: the first wins over `allow_tf32`.
+_OVERRIDES = {"NVIDIA_TF32_OVERRIDE": "tf32_override", "CUBLAS_WORKSPACE_CONFIG": "cublas_workspace"}
 # torch's float32 matmul precision → the arithmetic of float32 products, on a GPU and (oneDNN) on a CPU.
 MODES = {"highest": ("ieee", "ieee"), "high": ("tf32", "tf32"), "medium": ("tf32", "bf16")}
 
@@ -48,7 +52,10 @@ def math_mode(device: str = "cpu") -> str:
             f"conv_tf32={_on(torch.backends.cudnn.allow_tf32)}",
             f"bf16_reduction={_sums(matmul.allow_bf16_reduced_precision_reduction)}",
             f"fp16_reduction={_sums(matmul.allow_fp16_reduced_precision_reduction)}",
+            f"blas={str(torch.backends.cuda.preferred_blas_library()).rpartition('.')[2].lower()}",
         ]
+        overrides = {word: os.environ.get(name, "") for name, word in _OVERRIDES.items()}
+        words += [f"{word}={''.join(value.split())}" for word, value in overrides.items() if value]
     smallest = torch.tensor(torch.finfo(torch.float32).tiny) / 2  # torch does not report whether subnormals are flushed
     return " ".join([*words, f"subnormals={'kept' if smallest.item() else 'flushed'}"])
 

@@ -1,7 +1,7 @@
-"""A GPU's state from NVIDIA's management library: clocks, power, temperature, throttling reasons. Read-only.
+"""A GPU's clocks, power, temperature and throttling reasons between blocks, by NVIDIA's management library. Read-only.
 
-Through nvidia-ml-py (module `pynvml`, extra `gpu`). A reading takes microseconds to milliseconds and is taken
-between blocks only, at most 5 % of the time. Values that a card or a driver does not provide are None.
+A reading takes microseconds to milliseconds and is taken between blocks only, at most 5 % of the time. Values that a
+card or a driver does not provide are None. What limits the GPU for a whole run is in `system/gpu_state.py`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 from ffncli.bench.machine.counters import CLOCK
+from ffncli.system.gpu_state import GpuHandles, answer, open_gpu, uuid_of
 
-NEEDS = "clocks and power were not read: pip install 'ffncli[gpu]'"
 _SHARE = 0.05  # of the time that readings may take
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h: nvmlClocksEventReason...), why a clock is below its maximum.
@@ -31,6 +30,9 @@ _REASONS = {
     0x80: "power brake",
     DISPLAY: "display clock",
 }
+# Why a clock is as low as expected: a T4, an L4 or a laptop's GPU is at its power limit under any real load, and a user
+# may lock a lower clock. Below the rated clock for another reason, or for none, the GPU is slow.
+_EXPECTED = SETTING | POWER_CAP
 _THROTTLES = 0x8 | 0x20 | 0x40 | 0x80  # signs of a problem; a power cap is normal for a busy card
 
 
@@ -54,11 +56,12 @@ class Sample:
 class GpuProbe:
     """One GPU to be read. `driver` and `rated_mhz` (the highest SM clock) are constant."""
 
-    def __init__(self, nvml: Any, handle: Any, now: Callable[[], float] = time.perf_counter) -> None:
-        self._nvml, self._handle, self._now = nvml, handle, now
+    def __init__(self, gpu: GpuHandles, now: Callable[[], float] = time.perf_counter) -> None:
+        self._gpu, self._nvml, self._now = gpu, gpu.nvml, now
         self._last, self._next = Sample(), float("-inf")
-        self.driver = _text(self._ask(nvml.nvmlSystemGetDriverVersion))
-        self.rated_mhz: int | None = self._of_gpu("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
+        self._fastest = 0
+        self.driver = _text(answer(gpu.nvml, gpu.nvml.nvmlSystemGetDriverVersion))
+        self.rated_mhz: int | None = gpu.ask("nvmlDeviceGetMaxClockInfo", gpu.nvml.NVML_CLOCK_SM)
 
     def read(self) -> Sample:
         """A reading; an empty one, with the rated clock only, if a new one would exceed its share of the time: an old
@@ -66,14 +69,15 @@ class GpuProbe:
         began = self._now()
         if began < self._next:
             return Sample(rated_mhz=self._last.rated_mhz)
-        power = self._of_gpu("nvmlDeviceGetPowerUsage")
+        power, reasons = self._gpu.ask("nvmlDeviceGetPowerUsage"), self._reasons()
+        clock = self._gpu.ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM)
         self._last = Sample(
-            self._of_gpu("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
-            self._of_gpu("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
+            clock,
+            self._gpu.ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
             None if power is None else power / 1000,
-            self._of_gpu("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
-            self._reasons(),
-            self.rated_mhz,
+            self._gpu.ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
+            reasons or 0,
+            self._reference(clock, reasons),
         )
         ended = self._now()
         self._next = ended + (ended - began) / _SHARE
@@ -84,62 +88,56 @@ class GpuProbe:
         self._next = float("-inf")
         return self.read()
 
-    def _reasons(self) -> int:
+    def energy(self) -> float | None:
+        """Joules since the driver was loaded (Volta and later): the difference of two is exact, whatever they span."""
+        millijoules = self._gpu.ask("nvmlDeviceGetTotalEnergyConsumption")
+        return None if millijoules is None else millijoules / 1000
+
+    def _reference(self, clock: int | None, reasons: int | None) -> int | None:
+        """The clock to compare with. Without reasons a power limit cannot be told from trouble: the highest so far."""
+        self._fastest = max(self._fastest, clock or 0)
+        return self.rated_mhz if reasons is not None else self._fastest or None
+
+    def _reasons(self) -> int | None:
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
-            reasons = self._of_gpu(name)  # the second is the name in drivers before 535
+            reasons = self._gpu.ask(name)  # the second is the name in drivers before 535
             if reasons is not None:
                 return int(reasons)
-        return 0
-
-    def _of_gpu(self, name: str, *more: Any) -> Any:
-        asks = getattr(self._nvml, name, None)
-        return None if asks is None else self._ask(asks, self._handle, *more)
-
-    def _ask(self, asks: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return asks(*arguments)
-        except self._nvml.NVMLError:  # for example, not supported by this card
-            return None
+        return None
 
 
 def probe_of(uuid: str, nvml: Any = None, now: Callable[[], float] = time.perf_counter) -> tuple[GpuProbe | None, str]:
-    """(the GPU with torch's uuid; the reason if there is none).
-
-    By uuid, since CUDA_VISIBLE_DEVICES numbers GPUs differently than NVML. `nvml` is pynvml or a stand-in.
-    """
-    if nvml is None:
-        try:
-            nvml = import_module("pynvml")
-        except ImportError:
-            return None, NEEDS
-    try:
-        nvml.nvmlInit()
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
-    except nvml.NVMLError as error:
-        return None, f"clocks and power were not read: NVML says {str(error) or type(error).__name__}"
-    return GpuProbe(nvml, handle, now), ""
+    """(the GPU with torch's uuid; the reason if there is none). `nvml` is pynvml or a stand-in."""
+    gpu, why = open_gpu(uuid, nvml)
+    return (GpuProbe(gpu, now), why) if gpu else (None, why)
 
 
 @cache
 def gpu_probe(device: str) -> tuple[GpuProbe | None, str]:
     """`probe_of` of the GPU that torch calls `cuda` or `cuda:1`; opened once in a process."""
+    gpu, why = gpu_handles(device)
+    return (GpuProbe(gpu), why) if gpu else (None, why)
+
+
+@cache
+def gpu_handles(device: str) -> tuple[GpuHandles | None, str]:
+    """(the GPU for NVML; the reason if it cannot be asked), opened once in a process."""
     import torch
 
-    uuid = getattr(torch.cuda.get_device_properties(torch.device(device)), "uuid", None)
-    return (
-        (None, "clocks and power were not read: torch has no uuid for this GPU")
-        if uuid is None
-        else probe_of(str(uuid))
-    )
+    if torch.version.hip:
+        return None, "clocks and power of AMD GPUs are not read"
+    uuid = uuid_of(device, torch)
+    return open_gpu(uuid) if uuid else (None, "clocks and power were not read: torch has no uuid for this GPU")
 
 
 def clock_flags(before: Sample, after: Sample, sm_hz: float | None = None) -> tuple[str, ...]:
     """The GPU's state during a block between two readings: `sm=1410` MHz, `power=312` W; `gpu-throttled`,
     `power-capped`.
 
-    `clock=0.71` is the share of the rated clock, given if below 0.75, as for a CPU. Reasons count if either reading has
-    them. The SM clock is `sm_hz` if the GPU counted it itself; other figures are from the reading after the block, when
-    the GPU has just worked, or from that before it if there was none after.
+    `clock=0.71` is the share of the rated clock, given if below 0.75, as for a CPU, unless the power limit or a clock
+    that somebody set explains it, or nothing was read that could. Reasons count if either reading has them. The SM
+    clock is `sm_hz` if the GPU counted it itself; other figures are from the reading after the block, when the GPU has
+    just worked, or from that before it if there was none after.
     """
     newest = before if after == Sample(rated_mhz=after.rated_mhz) else after
     sm_mhz = round(sm_hz / 1e6) if sm_hz else newest.sm_mhz
@@ -151,7 +149,8 @@ def clock_flags(before: Sample, after: Sample, sm_hz: float | None = None) -> tu
         flags.append("power-capped")
     if sm_mhz is not None:
         flags.append(f"sm={sm_mhz}")
-        if newest.rated_mhz and sm_mhz < CLOCK * newest.rated_mhz:
+        explained = newest == Sample(rated_mhz=newest.rated_mhz) or reasons & _EXPECTED
+        if newest.rated_mhz and sm_mhz < CLOCK * newest.rated_mhz and not explained:
             flags.append(f"clock={sm_mhz / newest.rated_mhz:.2f}")
     if newest.power_w is not None:
         flags.append(f"power={newest.power_w:.0f}")

@@ -17,13 +17,13 @@ from ffncli.kernels.choice import KernelChoice, parse
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.files.json_records import record_of
 from ffncli.models.model import Resolved
+from ffncli.system.gpu import device_index
 
 MOST_CASES = 10_000
 NEWCOMERS = "512x2048:swiglu"  # without a SOURCE: a gated block that fits every cache, a second to verify
 TOKENS = (32,)
 DECODE = 16  # up to this many tokens, reading weights dominates: `auto` keeps them out of the cache
 _COMPUTED = ("fp64", "fp32", "bf16", "fp16")
-_DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 
 
 @dataclass(frozen=True)
@@ -182,8 +182,7 @@ def _word(option: str, text: str, known: Sequence[str]) -> str:
 
 
 def _device(option: str, text: str) -> str:
-    if not _DEVICE.fullmatch(text):
-        raise FFNError(f"{option} must be cpu, cuda or cuda:1, got {shown(text)}")
+    device_index(text, option)
     return text
 
 

@@ -118,6 +118,13 @@ class ResultRow:
     computes: str = ""  # what a kernel declares that computes in fewer bits than the dtype has; empty: the dtype
     launch_s: Share | None = None  # the host's seconds of launching one call on a GPU
     launch_queues: str = ""  # CUDA_SCALE_LAUNCH_QUEUES as set in the workers
+    gpu_uuid: str = ""  # hashed
+    power_limit_w: Above | None = None
+    cublas: str = ""
+    cudnn: str = ""
+    triton: str = ""
+    mig: str = ""  # the profile of a GPU's part: 1g.10gb
+    persistence: str = ""  # on or off: whether the driver stays loaded between processes
     launch: str = ""  # how calls reached a GPU: graphs or plain; empty on a CPU
 
     @property

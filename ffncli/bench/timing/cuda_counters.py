@@ -26,7 +26,7 @@ class GpuCounters:
 
     def __init__(self, clock: CudaClock, probe: GpuProbe | None = None, host: Counters | None = None) -> None:
         self._clock, self._probe = clock, probe
-        self._host: Counters = host or SystemCounters()
+        self._host: Counters = host or SystemCounters(launching=True)
 
     def read(self) -> GpuSnapshot:
         """The counts now."""

@@ -17,6 +17,7 @@ from ffncli.bench.judge.ratios import paired
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
 from ffncli.bench.machine.device_memory import KernelMemory, release
+from ffncli.bench.machine.devices import neighbours
 from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
 from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Doing, Job, Launched, Outcome, Roof, TimedUnit
 from ffncli.bench.referee.errors import Error
@@ -71,7 +72,7 @@ def measure_case(
     clock = clock or clock_for(case.device)
     probe, unread = gpu_probe(case.device) if isinstance(clock, CudaClock) else (None, "")
     counters = counters or (GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters())
-    spent, notes = {"start": start}, [unread]
+    spent, notes = {"start": start}, [unread, neighbours(case.device) if isinstance(clock, CudaClock) else ""]
     return _Run(case, job, clock, counters, spent, inspector, referee, probe, notes=notes, tell=tell).unit()
 
 
@@ -104,11 +105,10 @@ class _Run:
             self.referee = None
         if self.referee:
             self.referee.begin(self.case)
-        steps = kernel_steps(steps_of(self.case.spec))
         kernels: dict[str, Kernel | FFNError | WrongResult] = {}
         if not self.job.method.by_step:
-            replaced, spec = self.inspector.replaced, self.case.spec
-            kernels = kernels_by_label(self.job.kernels, steps, spec, self._gone(), self.tell, replaced)
+            steps, replaced = kernel_steps(steps_of(self.case.spec)), self.inspector.replaced
+            kernels = kernels_by_label(self.job.kernels, steps, self.case.spec, self._gone(), self.tell, replaced)
         self.mode = Caching(self.case.cache)
         self.baseline = BLOCK if self.job.method.by_step else self._wanted(kernels)
         try:

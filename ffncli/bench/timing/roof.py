@@ -75,7 +75,7 @@ def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
     else:
         size, free = min(max(2 * llc, _COPY_LEAST), _COPY_MOST), machine.available_memory() or _COPY_MOST
     size = min(size, free // 8)
-    source = torch.ones(max(1, size // 4), device=device)
+    source = _numbers(max(1, size // 4), device)
     target = torch.empty_like(source).copy_(source)  # its pages are allocated before anything is timed
     bytes_ = source.numel() * 4
     rates = [
@@ -84,6 +84,11 @@ def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
         if (seconds := _best_of(call, clock, _SECONDS / 4)) > 0
     ]
     return max(rates, default=None), llc
+
+
+def _numbers(count: int, device: str) -> torch.Tensor:
+    """Random on a GPU: on constants it draws less power, and so clocks higher. A CPU would draw a GiB for seconds."""
+    return torch.rand(count, device=device) if device.startswith("cuda") else torch.ones(count, device=device)
 
 
 def _best_of(call: Callable[[], object], clock: Clock, seconds: float) -> float:

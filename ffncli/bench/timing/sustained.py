@@ -2,7 +2,10 @@
 
 The ordinary ratio is at equal clock: within rounds of short blocks all arms have the same clock. A kernel that draws
 more power runs slower when it runs alone for long (on a B200: 1965 → 1580 MHz after 5 ms). Turns go A B B A, so that a
-clock that drops evenly affects both alike.
+clock that drops evenly affects both alike. Two turns of each make no interval: the ratio of either pair is shown.
+
+Power is the energy counter's difference over a turn: `nvmlDeviceGetPowerUsage` is the mean of the last second on most
+cards, so after a turn of a third of it both sides would show the mixture.
 """
 
 from __future__ import annotations
@@ -32,10 +35,15 @@ class SustainedSide:
 
 @dataclass(frozen=True)
 class Sustained:
-    """Both arms; `ratio` is the kernel's time over the baseline's."""
+    """Both arms; `ratio` is the kernel's time over the baseline's, `pairs` are those of the first and the second turns.
+
+    `launch_bound`: in some turn the GPU waited for the host, so that its clock and power are not those of full work.
+    """
 
     kernel: SustainedSide
     baseline: SustainedSide
+    pairs: tuple[float, float]
+    launch_bound: bool = False
 
     @property
     def ratio(self) -> float:
@@ -48,21 +56,48 @@ def sustained(
 ) -> Sustained:
     """Turns of at least `seconds` each: kernel, baseline, baseline, kernel. The GPU is read after each turn."""
     calls = {arm.name: _enough(arm, clock, seconds) for arm in (kernel, baseline)}
-    turns: dict[str, list[tuple[float, Sample]]] = {kernel.name: [], baseline.name: []}
+    turns: dict[str, list[_Turn]] = {kernel.name: [], baseline.name: []}
     for arm in (kernel, baseline, baseline, kernel):
-        inner = calls[arm.name]
-        taken = clock.time(arm.call, inner, arm.before)
-        turns[arm.name].append((taken / inner / arm.calls, probe.fresh() if probe else Sample()))
-    return Sustained(_side(kernel.name, turns[kernel.name]), _side(baseline.name, turns[baseline.name]))
+        turns[arm.name].append(_turn(arm, calls[arm.name], clock, probe))
+    pairs = [a.time_s / b.time_s for a, b in zip(turns[kernel.name], turns[baseline.name], strict=True)]
+    behind = any(turn.launch_bound for side in turns.values() for turn in side)
+    sides = [_side(arm.name, turns[arm.name]) for arm in (kernel, baseline)]
+    return Sustained(sides[0], sides[1], (pairs[0], pairs[1]), behind)
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """Seconds of a call, and the GPU's state during them."""
+
+    time_s: float
+    clock_mhz: int | None
+    power_w: float | None
+    launch_bound: bool
+
+
+def _turn(arm: Arm, inner: int, clock: Clock, probe: GpuProbe | None) -> _Turn:
+    began, before = clock.now(), probe.energy() if probe else None
+    taken = clock.time(arm.call, inner, arm.before)
+    seconds, after = clock.now() - began, probe.energy() if probe else None
+    sample = probe.fresh() if probe else Sample()  # last: meanwhile the GPU is idle
+    power = sample.power_w if before is None or after is None else (after - before) / seconds
+    return _Turn(taken / inner / arm.calls, sample.sm_mhz, power, bool(getattr(clock, "launch_bound", False)))
 
 
 def note(result: Sustained, equal_clock: float) -> str:
-    """Both ratios in words if they differ by more than 1 %, else empty."""
-    if abs(log(result.ratio / equal_clock)) <= log(1 + WORTH_SAYING):
+    """The ratios in words if both pairs of turns differ from that at equal clock, by more than 1 % together.
+
+    Also, at whatever ratio, that the turns were launch-bound: they say nothing about sustained work then.
+    """
+    if result.launch_bound:
+        return "sustained: the GPU waited for the host in these turns, so its clock is not that of full work"
+    apart = [log(ratio / equal_clock) for ratio in result.pairs]
+    if min(apart) <= 0 <= max(apart) or abs(log(result.ratio / equal_clock)) <= log(1 + WORTH_SAYING):
         return ""
-    sides = ", ".join(filter(None, (_state(result.kernel), _state(result.baseline))))
-    at = f" ({sides})" if sides else ""
-    return f"sustained {result.ratio:.3f}{at}, at equal clock {equal_clock:.3f}"
+    low, high = sorted(result.pairs)
+    turns = f"two turns of each: {low:.3f} and {high:.3f}"
+    states = ", ".join(filter(None, (_state(result.kernel), _state(result.baseline), turns)))
+    return f"sustained {result.ratio:.3f} ({states}), at equal clock {equal_clock:.3f}"
 
 
 def _enough(arm: Arm, clock: Clock, seconds: float) -> int:
@@ -76,10 +111,10 @@ def _enough(arm: Arm, clock: Clock, seconds: float) -> int:
     return inner
 
 
-def _side(name: str, turns: Sequence[tuple[float, Sample]]) -> SustainedSide:
-    time_s = exp(fsum(log(seconds) for seconds, _ in turns) / len(turns))
-    clocks = [float(sample.sm_mhz) for _, sample in turns if sample.sm_mhz is not None]
-    powers = [sample.power_w for _, sample in turns if sample.power_w is not None]
+def _side(name: str, turns: Sequence[_Turn]) -> SustainedSide:
+    time_s = exp(fsum(log(turn.time_s) for turn in turns) / len(turns))
+    clocks = [float(turn.clock_mhz) for turn in turns if turn.clock_mhz is not None]
+    powers = [turn.power_w for turn in turns if turn.power_w is not None]
     return SustainedSide(name, time_s, _mean(clocks), _mean(powers))
 
 

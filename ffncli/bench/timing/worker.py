@@ -13,8 +13,9 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
-from ffncli.errors import ExitCode, FFNError
+from ffncli.errors import FFNError
 from ffncli.system.child import settle
+from ffncli.system.gpu import gpu_errors
 from ffncli.system.packages import package_error
 
 _BEGAN = time.perf_counter()
@@ -46,12 +47,14 @@ def serve(connection: Connection) -> None:
     # Before torch: its OpenMP binds this thread to one core, and OpenBLAS's threads, which are started when numpy is
     # loaded, would inherit that and all run there (a GEMM of two threads took 10 times as long).
     import numpy  # noqa: F401
+    import torch
 
     from ffncli.bench.judge.memory_need import memory_need
     from ffncli.bench.machine.device_memory import release
-    from ffncli.bench.machine.machine import unusable
+    from ffncli.bench.machine.devices import use_in_worker
     from ffncli.bench.referee.process import referee_process  # torch takes seconds
     from ffncli.bench.timing.cheating.entry_points import EntryPoints
+    from ffncli.bench.timing.cuda_clock import clock_for
     from ffncli.bench.timing.cuda_graphs import SpoiledCapture
     from ffncli.bench.timing.measure_case import measure_case
 
@@ -59,15 +62,18 @@ def serve(connection: Connection) -> None:
         entry_points = EntryPoints() if any(choice.file for choice in job.kernels) else None
         start = time.perf_counter() - _BEGAN
         for case in job.cases:
-            if why := unusable(case.device):
-                raise FFNError(f"--device {case.device}: {why}", "use --device cpu", ExitCode.ENVIRONMENT)
+            use_in_worker(case.device)
+            with gpu_errors(case.device, torch):
+                clock = clock_for(case.device)
             connection.send(("began", case.key))
 
             def tell(doing: str, name: str) -> None:
                 connection.send(("stage", doing, name))
 
             try:
-                unit = measure_case(case, job, start=start, tell=tell, referee=referee, entry_points=entry_points)
+                unit = measure_case(
+                    case, job, clock, start=start, tell=tell, referee=referee, entry_points=entry_points
+                )
             except SpoiledCapture as spoiled:
                 connection.send(("spoiled", spoiled.arm, str(spoiled)))
                 return

@@ -14,6 +14,7 @@ from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, TokenListOptions
 from ffncli.cli.common.parsers import joined
 from ffncli.cli.common.spread import spread
+from ffncli.cli.params.devices_page import devices_answer
 from ffncli.cli.params.options import (
     Asserted,
     AssertFile,
@@ -78,6 +79,9 @@ def command(
       ffn params gpt2 --assert 'd_ff == 3072'          # in CI: exit 1 if not
     """
     output = show.output()
+    if ridge == ["list"]:
+        output.show(devices_answer())
+        return
     load_limit.apply()
     conditions = assertions.parse([*(asserted or []), *_lines_of(assert_file)], KEYS)
     overrides = dimensions.dimensions()

@@ -57,7 +57,7 @@ Ridge = Annotated[
     _Texts,
     _count("--ridge", metavar="X|DEVICE,...", values=values.devices,
            help="Show how many tokens it takes to reach X FLOPs per byte; of an accelerator, as in h100,b200, also the"
-                " least time and whether the model fits."),
+                " least time and whether the model fits. `list` shows the accelerators."),
 ]  # fmt: skip
 Formats = Annotated[
     _Texts,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -14,12 +13,13 @@ from ffncli.block import dtypes
 from ffncli.block.recipe import steps
 from ffncli.block.rewrite import final_layer
 from ffncli.block.steps import Dropout, Norm, Step, block_inputs, feature_axis, ffn_span, ffn_steps, parameters, walk
-from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.errors import FFNError, shown
 from ffncli.models.examples import Example
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import Mode
 from ffncli.run.engine.inputs import InputSource, make_input
 from ffncli.run.engine.weights import located_weights, packed_formats, random_weights, read_located, require_memory
+from ffncli.system.gpu import use_device
 
 RANDOM = "random weights"
 
@@ -221,10 +221,5 @@ def dtype_of(text: str | None) -> torch.dtype:
 
 
 def device_of(text: str) -> str:
-    """`cpu`, `cuda` or `cuda:1`, if this machine has it."""
-    match = re.fullmatch(r"cpu|cuda(?::(0|[1-9][0-9]{0,3}))?", text)
-    if not match:
-        raise FFNError(f"--device: unknown device {shown(text)}", "use cpu, cuda or cuda:1")
-    if text != "cpu" and int(match[1] or 0) >= torch.cuda.device_count():
-        raise FFNError(f"--device {text}: this machine has no such GPU", "use --device cpu", ExitCode.ENVIRONMENT)
-    return text
+    """`cpu`, `cuda` or `cuda:1`, now the current device. Raises FFNError (exit 3) if torch cannot compute there."""
+    return use_device(text, torch)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ffncli.errors import FFNError, clean
 from ffncli.run.engine.threads import set_threads
 from ffncli.system.child import settle
+from ffncli.system.gpu import use_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,6 +105,7 @@ class KernelHost:
 
         from ffncli.run.user.kernels import kernel_of
 
+        use_device(self.device, torch)
         self.compute, self.params, self.weights, self.inputs = None, (), {}, {}
         self.memory, self.request = mmap(self.memory_number, request.size), request
         kernel = kernel_of(request.choice, request.steps, request.spec)

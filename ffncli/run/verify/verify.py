@@ -99,7 +99,8 @@ def verify_layer(
     """
     names = check_names(question.checks)
     case, ready = _case(model, question, example)
-    exact = torch.backends.cudnn.flags(allow_tf32=False)  # convolutions round float32 to 10 bits on GPUs by default
+    # Convolutions round float32 to 10 bits on GPUs by default; `enabled` would otherwise be set to False too.
+    exact = torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False)
     with torch.no_grad(), exact:
         rows = tuple(_rows(case, names))
     return Verdict(rows, model, ready, block_summary(model, ready, question.run.device))

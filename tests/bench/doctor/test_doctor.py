@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from ffncli.bench.doctor import doctor
 from ffncli.bench.machine import machine
@@ -79,37 +77,10 @@ def test_an_old_extra_is_noted(monkeypatch):
 
 def test_the_gpu_extra_is_asked_for_where_there_is_one(monkeypatch):
     monkeypatch.setattr(doctor, "installed", lambda name: None)
-    monkeypatch.setattr(doctor, "_has_gpu", lambda: False)
+    monkeypatch.setattr(doctor, "has_driver", lambda: False)
     assert doctor._extra("gpu").status == "ok"
-    monkeypatch.setattr(doctor, "_has_gpu", lambda: True)
+    monkeypatch.setattr(doctor, "has_driver", lambda: True)
     assert doctor._extra("gpu").status == "missing"
-
-
-def test_a_gpu_that_torch_cannot_use(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(doctor, "_has_gpu", lambda: True)
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert [check.status for check in doctor._gpu()] == ["missing"]
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    (bad,) = doctor._gpu()
-    assert bad.status == "bad"
-    assert "13.0" in bad.value
-
-
-def test_a_gpu_and_its_data_sheet(monkeypatch):
-    card = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=80 << 30, L2_cache_size=50 << 20)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    monkeypatch.setattr(machine, "driver", lambda device: "580.82.07, CUDA 12.8")
-    rows = {check.name: check.value for check in doctor._gpu()}
-    assert rows == {
-        "gpu 0": "NVIDIA H100 80GB HBM3, 80 GiB, L2 50 MiB",
-        "data sheet 0": "989.4 TFLOP/s dense, 3350 GB/s",
-        "driver": "580.82.07, CUDA 12.8",
-    }
-    card.name = "NVIDIA H100 NVL"
-    assert next(check for check in doctor._gpu() if check.name == "data sheet 0").status == "note"
 
 
 def test_a_quota_is_noted():

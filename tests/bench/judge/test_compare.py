@@ -402,5 +402,6 @@ def test_any_false_failure_stays_below_its_level_at_the_threshold(regime):
 def test_rows_cannot_hide_in_fields_that_nothing_reads():
     """Every field that names the machine is compared, in the question, or deliberately neither."""
     named = "cpu isa device_name driver blas openmp allocator math_mode torch numpy python launch_queues launch"
+    named += " gpu_uuid power_limit_w cublas cudnn triton mig"  # what makes two GPUs of one model two machines
     assert set(ENVIRONMENT) == set(named.split()) < {f.name for f in fields(ResultRow)}
-    assert {"host", "ffncli"} & set(ENVIRONMENT) == set()
+    assert {"host", "ffncli", "persistence"} & set(ENVIRONMENT) == set()

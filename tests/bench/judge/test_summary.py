@@ -216,6 +216,14 @@ def test_flags_that_only_warn() -> None:
     )
 
 
+def test_a_gpu_at_its_power_limit_warns_of_that_with_its_clock() -> None:
+    units = units_of()
+    row = packed(with_flags(units, ("power-capped", "sm=1020")))
+    assert texts(row) == ("power-capped: 100 % of its readings, at 1020 MHz",)
+    assert row.verdict == "faster"
+    assert texts(packed(with_flags(units, ("power-capped",), every=40))) == ()
+
+
 def test_a_twin_that_differs_resolves_nothing() -> None:
     row = packed(units_of({**TIMES, TWIN: 1.06e-3}))
     assert row.verdict == "inconclusive"
@@ -295,6 +303,18 @@ def test_processes_of_unlike_environments_are_said() -> None:
     units = units_of()
     units[1] = replace(units[1], environment={**units[1].environment, "torch": "2.12"})
     assert "environment: torch" in texts(packed(units))
+
+
+def test_another_card_or_power_limit_is_another_environment() -> None:
+    gpu = {"gpu_uuid": "0123456789ab", "power_limit_w": "700", "cublas": "12.8.4", "mig": "1g.10gb"}
+    units = [replace(unit, environment={**unit.environment, **gpu}) for unit in units_of()]
+    row = packed(units)
+    assert (row.gpu_uuid, row.power_limit_w, row.cublas, row.mig) == ("0123456789ab", 700.0, "12.8.4", "1g.10gb")
+    units[1] = replace(
+        units[1], environment={**units[1].environment, "gpu_uuid": "ba9876543210", "power_limit_w": "500"}
+    )
+    assert "environment: gpu_uuid, power_limit_w" in texts(packed(units))
+    assert packed(units_of()).power_limit_w is None
 
 
 def test_every_code_has_advice_and_no_separator() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 from dataclasses import fields
@@ -12,9 +13,11 @@ import pytest
 import torch
 
 from ffncli import __version__
-from ffncli.bench.machine import machine
+from ffncli.bench.machine import gpu_columns, machine
 from ffncli.bench.results.row import ResultRow
 from ffncli.system import hardware, host
+from ffncli.system.gpu_state import open_gpu
+from tests.bench.fake_nvml import FakeNvml
 
 
 def test_every_column_of_the_environment_is_one_of_a_row():
@@ -79,6 +82,41 @@ def test_a_gpu(gpu):
     assert found["driver"] == "580.82.07, CUDA 12.8"
     assert machine.llc_bytes("cuda:1") == 50 << 20
     assert "tf32" in found["math_mode"]
+
+
+def test_what_makes_two_gpus_of_one_model_two_machines(gpu, monkeypatch):
+    nvml = FakeNvml()
+    monkeypatch.setattr(gpu_columns, "gpu_handles", lambda device: open_gpu("1234", nvml))
+    monkeypatch.setattr(gpu_columns, "cublas_version", lambda: "12.8.4")
+    monkeypatch.setattr(gpu_columns, "installed", {"triton": "3.4.0"}.get)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    gpu.uuid = "1234"
+    columns = {name: machine.environment("cuda")[name] for name in gpu_columns.GPU_COLUMNS}
+    hashed = hashlib.sha256(b"1234").hexdigest()[:12]
+    assert columns == {
+        "gpu_uuid": hashed, "power_limit_w": "700", "cublas": "12.8.4", "cudnn": "91002", "triton": "3.4.0", "mig": "",
+        "persistence": "on",
+    }  # fmt: skip
+    gpu.uuid, gpu.name, nvml.limit, nvml.persistent = "1235", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", 250_500, 0
+    other = machine.environment("cuda")
+    assert other["gpu_uuid"] != hashed
+    assert "1235" not in str(other.values())
+    assert (other["power_limit_w"], other["mig"], other["persistence"]) == ("250.5", "1g.10gb", "off")
+    assert set(gpu_columns.gpu_columns("cpu").values()) == {""}
+
+
+def test_cublas_is_the_library_in_the_process(monkeypatch):
+    def get(which, value):
+        value._obj.value = (12, 8, 4)[which]
+
+    assert gpu_columns.property_version(get) == "12.8.4"
+    version = gpu_columns.cublas_version.__wrapped__
+    monkeypatch.setattr(gpu_columns, "text", lambda path: "7f00-7f01 r-xp 0 0:0 1   /site/nvidia/lib/libcublas.so.13\n")
+    monkeypatch.setattr(gpu_columns.ctypes, "CDLL", lambda path: SimpleNamespace(cublasGetProperty=get))
+    assert version() == "12.8.4"
+    monkeypatch.setattr(gpu_columns, "text", lambda path: "/site/nvidia/lib/libcublasLt.so.13\n")
+    monkeypatch.setattr(gpu_columns, "installed", {"nvidia-cublas-cu12": "12.9.1.4"}.get)
+    assert version() == "12.9.1.4"
 
 
 def test_the_depth_of_a_gpus_queue_is_recorded(gpu, monkeypatch):

@@ -33,6 +33,18 @@ def test_on_a_cpu_the_flags_of_a_gpu_are_not_named():
     assert set_math_mode("high", "cuda:1").startswith("fp32=high tf32=on conv_tf32=on bf16_reduction=rounded")
 
 
+def test_on_a_gpu_what_changes_products_behind_torchs_back_is_recorded(monkeypatch):
+    for name in ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    assert "override" not in math_mode("cuda")
+    assert "cublas_workspace" not in math_mode("cuda")
+    assert " blas=cublas " in math_mode("cuda")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    assert " tf32_override=0 cublas_workspace=:4096:8 " in math_mode("cuda:1")
+    assert "override" not in math_mode("cpu")
+
+
 def test_what_a_user_file_changed_is_recorded():
     set_math_mode("highest")
     CUDA.allow_bf16_reduced_precision_reduction = False

@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from ffncli.bench.machine.nvml import IDLE, NEEDS, POWER_CAP, Sample, clock_flags, probe_of
+from ffncli.bench.machine.nvml import IDLE, POWER_CAP, SETTING, Sample, clock_flags, probe_of
+from ffncli.system.gpu_state import NEEDS
 from tests.bench.fake_nvml import FakeNvml
 
 
@@ -62,6 +63,40 @@ def test_no_driver_and_no_such_gpu_are_said():
     assert probe_of("9", FakeNvml()) == (None, "clocks and power were not read: NVML says Not Found")
 
 
+def test_without_reasons_the_reference_is_the_highest_clock_so_far():
+    """A virtual T4 tells no reasons: under load it never reaches 1590 MHz, which is no trouble, but 60 % of 900 is."""
+    nvml = FakeNvml()
+    nvml.refuses.add("reasons")
+    probe, _ = probe_of("1234", nvml)
+    nvml.top, seen = 1590, []
+    for nvml.sm in (870, 900, 540):
+        sample = probe.fresh()
+        seen.append(clock_flags(sample, sample)[:2])
+    assert seen == [("sm=870", "power=312"), ("sm=900", "power=312"), ("sm=540", "clock=0.60")]
+
+
+def test_a_mig_instance_is_found_by_torchs_uuid_and_has_its_cards_clock():
+    probe, why = probe_of("1234", FakeNvml("MIG-1234"))
+    assert why == ""
+    sample = probe.read()
+    assert (sample.sm_mhz, sample.power_w) == (1410, 312.4)
+
+
+def test_a_clock_that_the_gpu_counted_is_judged_only_with_a_reading_of_its_reasons():
+    unread, capped = Sample(rated_mhz=2040), Sample(sm_mhz=950, rated_mhz=2040, reasons=POWER_CAP)
+    assert clock_flags(unread, unread, 900e6) == ("sm=900",)
+    assert clock_flags(capped, unread, 900e6) == ("power-capped", "sm=900")
+    assert clock_flags(Sample(sm_mhz=950, rated_mhz=2040), unread, 900e6) == ("sm=900", "clock=0.44")
+
+
+def test_the_energy_counter_is_in_joules_where_there_is_one():
+    nvml = FakeNvml()
+    probe, _ = probe_of("1234", nvml)
+    assert probe.energy() is None
+    nvml.millijoules = 1_234_567
+    assert probe.energy() == 1234.567
+
+
 def test_readings_take_at_most_a_twentieth_of_the_time():
     """5 answers of 1 ms; blocks of 1 ms, each between two readings."""
     wall = [0.0]
@@ -92,6 +127,11 @@ OK = Sample(sm_mhz=1410, power_w=312.4, rated_mhz=1410)
         (Sample(reasons=IDLE), Sample(reasons=IDLE | 0x2 | 0x100), ()),
         (OK, Sample(sm_mhz=1000, rated_mhz=1410), ("sm=1000", "clock=0.71")),
         (OK, Sample(sm_mhz=1058, rated_mhz=1410), ("sm=1058",)),  # 0.7504 of the rated clock
+        # A T4, an L4 or a laptop's GPU under load, and a clock that was locked: no trouble.
+        (OK, Sample(sm_mhz=900, rated_mhz=2040, reasons=POWER_CAP), ("power-capped", "sm=900")),
+        (OK, Sample(sm_mhz=900, rated_mhz=2040, reasons=SETTING), ("sm=900",)),
+        (OK, Sample(sm_mhz=900, rated_mhz=2040, reasons=0x20), ("gpu-throttled", "sm=900", "clock=0.44")),
+        (OK, Sample(sm_mhz=345, rated_mhz=2040, reasons=IDLE), ("sm=345", "clock=0.17")),
     ],
 )
 def test_flags_of_a_block(before, after, flags):

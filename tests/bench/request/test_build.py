@@ -16,6 +16,7 @@ from ffncli.cli.bench import selftest as bench_selftest
 from ffncli.cli.bench.options import GridOptions, MethodOptions, ResultOptions
 from ffncli.errors import FFNError
 from ffncli.kernels.choice import choices
+from tests.system import fake_gpu
 
 CPU = Grid("8x16:relu", tokens=(4,), devices=("cpu",), threads=(1,))
 
@@ -74,7 +75,8 @@ def test_the_default_device_is_a_gpu_where_torch_has_one(monkeypatch, driver, cu
 
 def test_a_gpu_without_a_driver_is_refused_before_anything_starts(monkeypatch):
     monkeypatch.setattr(devices, "has_driver", lambda: False)
-    with pytest.raises(FFNError, match="--device cuda: there is no GPU here") as caught:
+    fake_gpu.install(monkeypatch, fake_gpu.FakeCudaTorch(fake_gpu.NO_DRIVER, 0))
+    with pytest.raises(FFNError, match="--device cuda:1: there is no GPU here") as caught:
         request(Grid("8x16", devices=("cuda:1",)))
     assert caught.value.code == 3
     with pytest.raises(FFNError, match="there is no GPU here"):
@@ -92,6 +94,14 @@ def test_on_a_gpu_the_selftest_has_calls_that_can_be_slowed(monkeypatch):
     assert case(Grid(devices=("cpu",))) == ("512x2048:swiglu", 32)
     assert case(Grid("8x16:relu", devices=("cuda",))) == ("8x16:relu", 32)
     assert case(Grid(tokens=(4,), devices=("cuda",))) == ("512x2048:swiglu", 4)
+
+
+def test_where_no_file_shows_a_gpu_torch_is_asked(monkeypatch):
+    """A sandbox may hide /dev and /proc/driver; and nothing is made on the GPU in the parent, which would keep it."""
+    monkeypatch.setattr(devices, "has_driver", lambda: False)
+    fake_gpu.install(monkeypatch, there := fake_gpu.FakeCudaTorch())
+    assert {case.device for case in request(Grid("8x16", devices=("cuda",))).cases} == {"cuda"}
+    assert there.made == []
 
 
 def test_the_selftest_asks_for_equals_and_for_what_is_5_percent_slower():

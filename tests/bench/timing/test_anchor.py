@@ -11,6 +11,7 @@ import numpy
 
 from ffncli.bench.records import ANCHOR
 from ffncli.bench.timing import anchor
+from ffncli.system import hardware
 
 
 def arrays(arm) -> dict[str, numpy.ndarray]:
@@ -49,3 +50,19 @@ def test_the_same_numbers_elsewhere_at_whole_lines():
 def test_no_torch():
     code = "import sys, ffncli.bench.timing.anchor; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_on_a_gpu_the_copy_is_far_larger_than_any_l2_and_random(monkeypatch):
+    import torch
+
+    largest_l2 = max(device.llc_bytes for device in hardware.devices() if device.name.startswith(("H", "B", "GB")))
+    assert 8 * largest_l2 < 2 * anchor._GPU_COPIED
+    monkeypatch.setattr(anchor, "_GPU_COPIED", 1 << 16)
+    monkeypatch.setattr(anchor, "_GPU_SIDE", 32)
+    run = anchor.gpu_anchor.__wrapped__("cpu")
+    copied = dict(zip(run.__code__.co_freevars, (c.cell_contents for c in run.__closure__), strict=True))
+    left, right, source = copied["left"], copied["right"], copied["source"]
+    torch.testing.assert_close(run(), left @ right)
+    assert torch.equal(copied["target"], source)
+    assert 250 < len(source.unique()) <= 256
+    assert left.std() > 0.9

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ffncli.bench.machine import machine
-from ffncli.bench.timing.roof import _best_of, measured_roof
+from ffncli.bench.timing.roof import _best_of, _numbers, measured_roof
 
 
 class FakeClock:
@@ -61,3 +61,12 @@ def test_the_measured_roof_on_a_known_machine(monkeypatch):
     assert roof.llc_bytes == 1 << 20
     assert clock.seconds < 0.6
     assert torch.get_num_threads() == threads
+
+
+def test_a_gpu_copies_random_numbers(monkeypatch):
+    """It draws less power on constants: 13 % more FLOP/s on zeros than on random numbers, measured on an H200."""
+    draw, asked = torch.rand, []
+    monkeypatch.setattr(torch, "rand", lambda count, device: asked.append(device) or draw(count))
+    assert _numbers(1000, "cuda:1").std() > 0.2
+    assert asked == ["cuda:1"]
+    assert _numbers(10, "cpu").std() == 0

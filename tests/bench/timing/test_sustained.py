@@ -67,7 +67,64 @@ def test_each_arm_has_its_clock_and_power():
     found = sustained(*arms(), Loaded(), probe_of("1234", nvml)[0])
     assert (found.kernel.clock_mhz, found.kernel.power_w) == (1200, 640)
     assert (found.baseline.clock_mhz, found.baseline.power_w) == (1400, 500)
-    assert note(found, 1.0) == "sustained 1.100 (packed 1200 MHz 640 W, eager 1400 MHz 500 W), at equal clock 1.000"
+    states = "packed 1200 MHz 640 W, eager 1400 MHz 500 W, two turns of each: 1.100 and 1.100"
+    assert note(found, 1.0) == f"sustained 1.100 ({states}), at equal clock 1.000"
+
+
+def test_power_is_the_energy_of_a_turn_not_the_mean_of_the_last_second():
+    """A card whose power reading is the mean of its last second, three turns: both sides would read the same."""
+    nvml, watts, drawn = FakeNvml(), {"packed": 640, "eager": 500}, []
+
+    class Drawing(Sinking):
+        def time(self, call, inner, before=None):
+            began, (name, _) = self.wall, call()
+            taken = super().time(call, inner, before)
+            drawn.extend([watts[name]] * round(1000 * (self.wall - began)))  # a value for each millisecond
+            nvml.milliwatts = 1000 * sum(drawn[-1000:]) / len(drawn[-1000:])
+            nvml.millijoules = sum(drawn)
+            return taken
+
+    nvml.millijoules = 0
+    found = sustained(*arms(), Drawing(), probe_of("1234", nvml)[0])
+    assert found.kernel.power_w == pytest.approx(640, rel=5e-3)
+    assert found.baseline.power_w == pytest.approx(500, rel=5e-3)
+    nvml.refuses.add("energy")  # a card before Volta: only the mean, in which the sides can hardly be told apart
+    found = sustained(*arms(), Drawing(), probe_of("1234", nvml)[0])
+    assert abs(found.kernel.power_w - found.baseline.power_w) < 70
+
+
+def test_turns_in_which_the_gpu_waited_for_the_host_say_so():
+    class Waiting(Sinking):
+        launch_bound = False
+
+        def time(self, call, inner, before=None):
+            self.launch_bound = call()[0] == "packed"
+            return super().time(call, inner, before)
+
+    found = sustained(*arms(), Waiting())
+    assert found.launch_bound
+    assert note(found, 1.1) == (
+        "sustained: the GPU waited for the host in these turns, so its clock is not that of full work"
+    )
+
+
+def test_turns_that_disagree_say_nothing():
+    """Two turns of each have no interval: a ratio on whose side only one of the pairs lies is not shown."""
+
+    class Uneven(Sinking):
+        def time(self, call, inner, before=None):
+            taken = super().time(call, inner, before)
+            return taken * (1.3 if len(self.turns) == self.last else 1.0)
+
+    clock = Sinking()
+    sustained(*arms(slow=1.0), clock)
+    uneven = Uneven()
+    uneven.last = len(clock.turns)
+    found = sustained(*arms(slow=1.0), uneven)
+    assert found.pairs == (pytest.approx(1.0), pytest.approx(1.3))
+    assert found.ratio == pytest.approx(1.3**0.5)
+    assert note(found, 1.05) == ""
+    assert "two turns of each: 1.000 and 1.300" in note(found, 0.95)
 
 
 def test_the_flush_goes_along():
@@ -88,7 +145,7 @@ def test_the_flush_goes_along():
     ("equal", "said"), [(1.0, False), (1.0099, False), (1.0101, True), (0.9902, False), (0.99, True)]
 )
 def test_a_note_only_where_the_ratios_differ_by_more_than_one_percent(equal, said):
-    found = Sustained(SustainedSide("packed", 1e-3), SustainedSide("eager", 1e-3))
+    found = Sustained(SustainedSide("packed", 1e-3), SustainedSide("eager", 1e-3), (1.0, 1.0))
     assert bool(note(found, equal)) is said
     if said:
-        assert note(found, equal) == f"sustained 1.000, at equal clock {equal:.3f}"
+        assert note(found, equal) == f"sustained 1.000 (two turns of each: 1.000 and 1.000), at equal clock {equal:.3f}"

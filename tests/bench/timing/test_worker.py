@@ -10,13 +10,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 
 import pytest
 
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Method
+from ffncli.bench.timing import worker
 from ffncli.block.recipe import FFNSpec
+from ffncli.errors import FFNError
 from ffncli.kernels.choice import choices
+from tests.system import fake_gpu
 
 USER = """
 print("loaded")
@@ -81,6 +86,16 @@ def test_end_to_end(tmp_path):
     first, second = messages[1][1], messages[3][1]
     assert first.spent["start"] > 0.0
     assert second.spent["start"] == 0.0
+
+
+@pytest.mark.parametrize(("text", "why"), [(fake_gpu.BUSY, "the GPU is busy"), (fake_gpu.FULL, "no memory is left")])
+def test_a_gpu_that_cannot_be_used_is_refused_before_a_case_begins(text, why, monkeypatch):
+    fake_gpu.install(monkeypatch, fake_gpu.FakeCudaTorch(text))
+    asked = job("eager")
+    on_gpu = replace(asked, cases=tuple(replace(case, device="cuda") for case in asked.cases))
+    with pytest.raises(FFNError, match=f"--device cuda: {why}") as caught:
+        worker.serve(SimpleNamespace(recv=lambda: on_gpu, send=None))
+    assert caught.value.code == 3
 
 
 def test_nobody_asks():

@@ -163,7 +163,7 @@ def test_tolerance_decides_the_exit_code(call):
         (("--against", "gelu", "--tolerance", "nan"), 2, "--tolerance must be a number from 0, got 'nan'"),
         (("--device", "cuda"), 2, "--device is the device for --source and --rounding; add one of them"),
         (("--rounding", "--device", "tpu"), 2, "--device: unknown device 'tpu'; use cpu, cuda or cuda:1"),
-        (("--rounding", "--device", "cuda:99"), 3, "--device cuda:99: this machine has no such GPU; use --device cpu"),
+        (("--rounding", "--device", "cuda:99"), 3, "--device cuda:99: there "),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(call, arguments, code, message):

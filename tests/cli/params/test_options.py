@@ -212,7 +212,7 @@ def test_floors_can_be_asserted(call):
     ("value", "parts"),
     [
         ("hh100", ["unknown device 'hh100'", "did you mean 'h100'"]), ("x", ["unknown device 'x'", "for example"]),
-        ("h10", ["is the beginning of H100 PCIe, H100 SXM5", "type more"]), ("h100,", ["number"]),
+        ("h10", ["is the beginning of H100 NVL, H100 PCIe, H100 SXM5", "type more"]), ("h100,", ["number"]),
         ("3,h100", ["one number of FLOPs per byte, or names"]), ("3,4", ["one number of FLOPs per byte"]),
     ],
 )  # fmt: skip

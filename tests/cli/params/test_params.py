@@ -14,6 +14,7 @@ from ffncli.cli.params.command import answer_for
 from ffncli.models import catalog
 from ffncli.models.counting.figures import FigureQuestion
 from ffncli.show.tables import Table
+from ffncli.system import hardware
 from tests.oracles.checkpoints import LLAMA, folder, tensors
 from tests.oracles.counts import DENSE, MOE
 
@@ -255,3 +256,18 @@ def test_what_a_terminal_is_told_of_tables():
 
 def test_a_wrong_dtype_is_said_before_anything_is_read(call):
     assert call("params", "./nowhere", "--dtype", "f23")[2].startswith("error: --dtype: unknown dtype 'f23'")
+
+
+def test_ridge_list_shows_every_accelerator_by_a_name_that_ridge_takes(call):
+    code, out, err = call("params", "--ridge", "list", "--json")
+    assert (code, err) == (0, "")
+    listed = json.loads(out)["devices"]
+    assert [one["name"] for one in listed] == [device.name for device in hardware.devices()]
+    assert all(hardware.named(one["device"], "--ridge").name == one["name"] for one in listed)
+    page = call("params", "--ridge", "list")[1]
+    assert re.search(r"^h100 +989\.4 +3,350 +80 +295$", page, re.M)  # the published ridge
+    assert re.search(r"^v100 +125 +900 +16/32 +139$", page, re.M)
+    assert max(map(len, page.splitlines())) <= 80
+    header, first = call("params", "--ridge", "list", "--csv")[1].splitlines()[:2]
+    assert dict(zip(header.split(","), first.split(","), strict=True))["fp16_tflops"] == "125"
+    assert "--ridge list shows all" in call("params", "gpt2", "--ridge", "zzz")[2]

@@ -216,7 +216,7 @@ def test_nan_in_weights_fails_once(call, tmp_path):
             ["unknown kernel 'fast'", "eager, module, packed, inplace, conv1x1, numpy, compiled"],
         ),
         (["--tolerance", "-1"], 2, ["--tolerance must be a number from 0"]),
-        (["--device", "cuda:77"], 3, ["this machine has no such GPU"]),
+        (["--device", "cuda:77"], 3, ["--device cuda:77: there "]),
         (["--dtype", "int8"], 2, ["--dtype int8 counts bytes only"]),
         (["--layer", "3"], 2, ["--layer 3 is out of range"]),
         (["--against", "nowhere/at/all"], 2, ["does not exist"]),

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ffncli.errors import FFNError
 from ffncli.models.dimensions import Dimensions, with_dimensions
 from ffncli.models.examples import notebook
 from ffncli.models.source import load
-from ffncli.run.engine.prepare import LayerRequest, prepare
+from ffncli.run.engine.prepare import LayerRequest, device_of, prepare
 from tests.oracles.checkpoints import LLAMA, folder, tensors
+from tests.system import fake_gpu
 
 
 def test_a_seed_decides_everything_that_is_drawn():
@@ -54,15 +54,11 @@ def test_without_an_example_dropout_is_off_unless_asked_for():
     assert prepare(model, LayerRequest(train=True)).mode.train
 
 
-@pytest.mark.parametrize(("device", "there"), [("cuda", 1), ("cuda:1", 2), ("cuda:0", 1)])
-def test_a_gpu_must_be_there(device: str, there: int, monkeypatch: pytest.MonkeyPatch):
-    from ffncli.run.engine.prepare import device_of
-
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
-    assert device_of(device) == device
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: there - 1)
-    with pytest.raises(FFNError, match="no such GPU"):
-        device_of(device)
+def test_a_gpu_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch):
+    """A user's own kernel launches on the current device, not on that of its arguments."""
+    fake_gpu.install(monkeypatch, there := fake_gpu.FakeCudaTorch(count=2))
+    assert device_of("cuda:1") == "cuda:1"
+    assert there.current == 1
 
 
 def renamed(was: str, now: str) -> dict[str, torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 import ffncli
 from ffncli.errors import FFNError
 from ffncli.run.verify import call as verify_call
+from ffncli.run.verify.verify import CHECKS as VERIFY_CHECKS
 from tests.oracles.checkpoints import LLAMA, folder, tensors
 from tests.oracles.own_modules import MODULES
 
@@ -74,7 +75,7 @@ def test_lists_paths_and_loaded_models_are_taken(tmp_path: Path, mine: str):
         ({"check": "modul"}, "did you mean 'module'?"),
         ({"kernel": "eager", "check": "tokens"}, "--kernel contradicts --check 'tokens'"),
         ({"kernel": "fast"}, "unknown kernel 'fast'"),
-        ({"device": "cuda:77"}, "this machine has no such GPU"),
+        ({"device": "cuda:77"}, "--device cuda:77: there "),
         ({"layer": 3}, "--layer 3 is out of range"),
         ({"against": "nowhere/at/all"}, "does not exist"),
         ({"tokens": 3, "batch": 2}, "contradicts"),
@@ -120,3 +121,17 @@ def test_threads_are_set_if_asked_for():
 def test_the_examples_in_the_help_hold():
     found = doctest.testmod(verify_call)
     assert (found.attempted >= 3, found.failed) == (True, 0)
+
+
+def test_convolutions_run_through_cudnn_as_they_are_timed(monkeypatch: pytest.MonkeyPatch):
+    """Their products are in full float32, and cuDNN stays on: torch's context manager turns it off by default."""
+    seen = []
+    values = VERIFY_CHECKS["finite"]
+
+    def rows(case: Any) -> Any:
+        seen.append((torch.backends.cudnn.enabled, torch.backends.cudnn.allow_tf32))
+        return values.rows(case)
+
+    monkeypatch.setitem(VERIFY_CHECKS, "finite", replace(values, rows=rows))
+    assert not ffncli.verify("4x8", check="finite").failed
+    assert seen == [(True, False)]

@@ -1,0 +1,228 @@
+"""Which GPU `--device` means, and whether a tensor can be made there: the one answer for every command.
+
+torch is an argument: nothing here loads it. A GPU may be there and still be of no use: busy in exclusive mode, full,
+too new for this torch, hidden by CUDA_VISIBLE_DEVICES. So a tensor is made on it, and torch's error becomes one line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ffncli.errors import ExitCode, FFNError, clean, shown
+from ffncli.system.cgroup import ROOT
+
+_DEVICE = re.compile(r"cpu|cuda(?::(0|[1-9][0-9]{0,2}))?")
+_OTHERS = {"mps": "Apple's GPUs", "xpu": "Intel's GPUs"}  # torch's names for devices that ffn does not know
+# The files of a driver, under the root: NVIDIA's own, its modules on Tegra, WSL's, AMD's. In a container with one of
+# several GPUs its number need not be 0, and in some sandboxes /proc/driver is missing.
+_NODES = (
+    "dev/nvidia[0-9]*", "dev/nvidiactl", "proc/driver/nvidia/version", "dev/nvhost-gpu", "dev/nvmap", "dev/dxg",
+    "dev/kfd",
+)  # fmt: skip
+_HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_ON_CPU = "use --device cpu"
+
+
+@dataclass(frozen=True)
+class GpuProblem:
+    """Why a GPU is of no use here, and what to do about it."""
+
+    message: str
+    hint: str = _ON_CPU
+
+    def error(self, device: str) -> FFNError:
+        """The one line of it, exit 3."""
+        return FFNError(f"--device {device}: {self.message}", self.hint, ExitCode.ENVIRONMENT)
+
+
+def device_index(text: str, option: str = "--device") -> int | None:
+    """The GPU's number as torch counts, None for the CPU. Raises FFNError for anything but cpu, cuda or cuda:1."""
+    match = _DEVICE.fullmatch(text)
+    if match is None:
+        name = text.partition(":")[0]
+        if name in _OTHERS:
+            raise FFNError(f"{option}: {_OTHERS[name]} ({name}) are not supported", "use cpu, cuda or cuda:1")
+        raise FFNError(f"{option}: unknown device {shown(text)}", "use cpu, cuda or cuda:1")
+    return None if text == "cpu" else int(match[1] or 0)
+
+
+def has_driver(root: Path = ROOT) -> bool:
+    """Whether a driver's files show that there may be a GPU; without them, only torch knows."""
+    return sys.platform == "win32" or any(True for name in _NODES for _ in root.glob(name))
+
+
+def use_device(device: str, torch: Any, root: Path = ROOT) -> str:
+    """The device, once a tensor was made there; a GPU becomes the current one, on which a user's own kernels launch.
+
+    Raises FFNError: exit 2 for an unknown name, exit 3 if torch cannot compute there.
+    """
+    index = device_index(device)
+    if index is not None:
+        if problem := problem_of(index, torch, root):
+            raise problem.error(device)
+        torch.cuda.set_device(index)
+    return device
+
+
+def problem_of(index: int, torch: Any, root: Path = ROOT) -> GpuProblem | None:
+    """Why torch cannot compute on the GPU of that number, None if it can: a tensor is made there, and a kernel run."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says some of this as a warning of several lines too
+        if not (torch.version.cuda or getattr(torch.version, "hip", None)):
+            return _cpu_build(torch, root)
+        count = torch.cuda.device_count()
+        if 0 < count <= index:
+            return _beyond(count)
+        try:
+            torch.ones(1, device=f"cuda:{index}").add_(1).item()
+        except Exception as error:
+            return explained(str(error), torch, index, root)
+    return None
+
+
+def gpu_failure(error: BaseException, torch: Any = None) -> FFNError | None:
+    """The error for the user (exit 3) if a GPU's driver reported `error`, not torch about a function's arguments."""
+    if not is_gpu_error(error):
+        return None
+    problem = explained(str(error), torch, 0)
+    return FFNError(problem.message, problem.hint, ExitCode.ENVIRONMENT)
+
+
+@contextmanager
+def gpu_errors(device: str, torch: Any) -> Iterator[None]:
+    """Within it, an error of the GPU is an FFNError (exit 3): the GPU can become busy or full after it was checked."""
+    try:
+        yield
+    except RuntimeError as error:
+        index = device_index(device)
+        if index is None or not is_gpu_error(error):
+            raise
+        raise explained(str(error), torch, index).error(device) from error
+
+
+def is_gpu_error(error: BaseException) -> bool:
+    """Whether a driver or one of its libraries reported it."""
+    return type(error).__name__ == "AcceleratorError" or bool(re.search(r"\b(CUDA|HIP|CUBLAS) error", str(error)))
+
+
+def free_memory(device: str, torch: Any) -> tuple[int, int]:
+    """(bytes free, bytes in all) on a GPU, as its driver counts: what other processes hold is not free."""
+    free, total = torch.cuda.mem_get_info(torch.device(device))
+    return int(free), int(total)
+
+
+# --- what torch says, as a line ---------------------------------------------------------------------------------------
+
+
+def explained(text: str, torch: Any, index: int, root: Path = ROOT) -> GpuProblem:
+    """The problem behind the text of an error; one that is not known is quoted by its first line."""
+    for pattern, explain in _KNOWN.items():
+        if match := re.search(pattern, text, re.I):
+            return explain(match, torch, index, root)
+    first = clean(next((line.strip() for line in text.splitlines() if line.strip()), "no reason given"))
+    return GpuProblem(f"the GPU cannot be used: {first[:120].rstrip('.')}", f"`ffn doctor` checks it, or {_ON_CPU}")
+
+
+def _cpu_build(torch: Any, root: Path) -> GpuProblem:
+    if not has_driver(root):
+        return GpuProblem("there is no GPU here (no driver, and torch was built for CPUs only)")
+    how = "install one with CUDA: https://pytorch.org/get-started"
+    return GpuProblem(f"torch {torch.__version__} was built for CPUs only", f"{how}, or {_ON_CPU}")
+
+
+def _beyond(count: int) -> GpuProblem:
+    gpus, hiding = "1 GPU" if count == 1 else f"{count} GPUs", _hiding()
+    there = f"{hiding} leaves {gpus}" if hiding else f"there {'is' if count == 1 else 'are'} {gpus} here"
+    return GpuProblem(there, "use cuda" if count == 1 else f"use cuda:0 to cuda:{count - 1}")
+
+
+def _hiding() -> str:
+    """The variable that hides GPUs, with its value: `CUDA_VISIBLE_DEVICES=0`; empty if none is set."""
+    name = next((name for name in _HIDING if name in os.environ), "")
+    return f"{name}={clean(os.environ[name])[:40]}" if name else ""
+
+
+def _no_driver(match: re.Match[str], torch: Any, index: int, root: Path) -> GpuProblem:
+    if has_driver(root):
+        hint = "in a container, start it with its GPUs (docker run --gpus all)"
+        return GpuProblem("the driver's library is not installed here", f"{hint}, or {_ON_CPU}")
+    return GpuProblem("there is no GPU here (no driver)")
+
+
+def _none_visible(match: re.Match[str], torch: Any, index: int, root: Path) -> GpuProblem:
+    if hiding := _hiding():
+        return GpuProblem(f"{hiding} leaves no GPU", f"unset it, or {_ON_CPU}")
+    locked = [node for name in _NODES for node in root.glob(name) if not os.access(node, os.R_OK)]
+    if locked:
+        who = "add your user to the groups render and video" if locked[0].name == "kfd" else "ask for access to it"
+        return GpuProblem(f"{locked[0]} cannot be opened: permission denied", f"{who}, or {_ON_CPU}")
+    return GpuProblem("torch sees no GPU", f"nvidia-smi lists them; or {_ON_CPU}")
+
+
+def _old_driver(match: re.Match[str], torch: Any, index: int, root: Path) -> GpuProblem:
+    version = re.search(r"version (\d{4,5})", match.string)
+    supports = f" (it supports CUDA {int(version[1]) // 1000}.{int(version[1]) % 1000 // 10})" if version else ""
+    return GpuProblem(
+        f"the driver is too old for torch {torch.__version__}{supports}",
+        f"update the driver, install a torch for an older CUDA, or {_ON_CPU}",
+    )
+
+
+def _busy(match: re.Match[str], torch: Any, index: int, root: Path) -> GpuProblem:
+    return GpuProblem(
+        "the GPU is busy: another process has it in exclusive mode, or its compute mode is prohibited",
+        f"nvidia-smi shows both; wait for that process, or {_ON_CPU}",
+    )
+
+
+def _full(match: re.Match[str], torch: Any, index: int, root: Path) -> GpuProblem:
+    try:
+        free, total = free_memory(f"cuda:{index}", torch)
+        left = f": {free / 1e9:.1f} of {total / 1e9:.1f} GB are free"
+    except Exception:  # what cannot hold a context cannot be asked
+        left = ""
+    return GpuProblem(f"no memory is left on the GPU{left}", f"nvidia-smi shows who uses it; or {_ON_CPU}")
+
+
+def _no_kernels(match: re.Match[str], torch: Any, index: int, root: Path) -> GpuProblem:
+    try:
+        major, minor = torch.cuda.get_device_capability(index)
+        named = f" (sm_{major}{minor}; it has {', '.join(torch.cuda.get_arch_list())})"
+    except Exception:
+        named = ""
+    how = "install one that has: https://pytorch.org/get-started"
+    return GpuProblem(f"torch {torch.__version__} has no kernels for this GPU{named}", f"{how}, or {_ON_CPU}")
+
+
+def _plain(message: str, hint: str) -> Callable[[re.Match[str], Any, int, Path], GpuProblem]:
+    return lambda match, torch, index, root: GpuProblem(message, f"{hint}, or {_ON_CPU}")
+
+
+# The texts are torch's (c10/cuda, torch/csrc/cuda), CUDA's and HIP's; the numbers are those of cudaError_t.
+_KNOWN: Mapping[str, Callable[[re.Match[str], Any, int, Path], GpuProblem]] = {
+    r"found no nvidia driver|no hip driver": _no_driver,
+    r"driver on your system is too old|driver version is insufficient": _old_driver,
+    r"no (cuda|hip) gpus are available|no (cuda|rocm)-capable device": _none_visible,
+    r"busy or unavailable": _busy,
+    r"out of memory": _full,
+    r"no kernel image|invalid device function|not compatible with the current pytorch": _no_kernels,
+    r"error 802|system not yet initialized": _plain(
+        "the GPUs are not ready: the fabric manager does not run", "start nvidia-fabricmanager"
+    ),
+    r"error 803|unsupported display driver|driver/library version mismatch": _plain(
+        "the driver was updated, and its parts no longer match", "restart the machine"
+    ),
+    r"error 804|forward compatibility was attempted": _plain(
+        "this GPU does not support the CUDA compatibility library that is installed", "remove cuda-compat"
+    ),
+    r"ecc error": _plain("the GPU reports a memory error that it could not correct", "nvidia-smi -q -d ECC shows it"),
+    r"invalid device ordinal": lambda match, torch, index, root: _beyond(torch.cuda.device_count()),
+}
