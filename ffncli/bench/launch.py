@@ -89,8 +89,10 @@ class _Messages(pickle.Unpickler):
 
 @dataclass
 class Worker:
-    """A running worker; `receive` raises EOFError when it is gone. `reports` is the line of its referee, `printed` counts
-    what it prints, by its source."""
+    """A running worker; `receive` raises EOFError when it is gone.
+
+    `reports` is the line of its referee, `printed` counts what it prints, by its source.
+    """
 
     process: subprocess.Popen[bytes]
     connection: Connection

@@ -20,6 +20,8 @@ Pass: TypeAlias = Literal["forward", "forward+backward"]
 Cache: TypeAlias = Literal["warm", "shared", "cold-weights", "flush"]
 Status: TypeAlias = Literal["ok", "skipped", "failed", "wrong", "oom"]
 Verdict: TypeAlias = Literal["faster", "slower", "same", "inconclusive"]
+Launch: TypeAlias = Literal["auto", "graphs", "plain"]
+Launched: TypeAlias = Literal["", "graphs", "plain"]
 Doing: TypeAlias = Literal["starting", "loading", "compiling", "checking", "timing"]
 
 Above: TypeAlias = Annotated[float, Range(0, above=True)]
@@ -36,6 +38,8 @@ TWIN = "(aa)"  # the baseline once more, with buffers of its own
 ANCHOR = "(anchor)"  # torch-free work: a numpy GEMM and a memory copy
 GEMM = "(gemm)"  # the bare matrix products of the same shapes, in torch
 OWN_ARMS = (TWIN, ANCHOR, GEMM)
+
+NO_GRAPHS = "no CUDA graphs, as "  # the start of a note: the case could have been replayed, and was not
 
 # Flags of a block on a GPU: work that its clock did not see was left; the seconds in which the host launched its calls.
 OTHER_STREAM, HOST_SECONDS = "other-stream", "host"
@@ -91,6 +95,7 @@ class Method:
     math_mode: Literal["highest", "high", "medium"] = "highest"  # torch's float32 matmul precision
     sustained: bool = False
     by_step: bool = False
+    launch: Launch = "auto"  # how calls reach a GPU: replayed from CUDA graphs, or each by itself
     load_time: Time = 180.0  # at most, for loading a user's file; a C++ extension compiles then
     call_time: Time | None = None  # at most, for a call (FIRST_CALL times for the first); None: by the block's size
     memory_limit: Positive | None = None  # bytes at most, of a worker; None: most of what is free
@@ -111,7 +116,7 @@ class Job:
     """The job of one worker process: every case with every kernel.
 
     `gone` has, with the case's key, the outcome of kernels that have ended a worker in that case: they are not run
-    in it again.
+    in it again. `plain` has, with a case's key, why an earlier worker found that it cannot be replayed.
     """
 
     process: int
@@ -120,6 +125,7 @@ class Job:
     baseline: str | None
     method: Method
     gone: tuple[tuple[str, Outcome], ...] = ()
+    plain: tuple[tuple[str, str], ...] = ()
 
     @property
     def wanted_baseline(self) -> str:
@@ -218,7 +224,8 @@ class TimedUnit:
     """One case as one process measured it: the smallest piece of finished work.
 
     `environment` has the machine and the versions under the columns' names; `spent` the seconds of
-    preparing (start, verification, warm-up), of timed blocks with their lead-in, and of everything else.
+    preparing (start, verification, warm-up), of timed blocks with their lead-in, and of everything else. `launch` is
+    how calls reached a GPU, `graphs` or `plain`; empty on a CPU, and where nothing was timed.
     """
 
     process: Count
@@ -231,3 +238,9 @@ class TimedUnit:
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     spent: Mapping[str, Seconds] = field(default_factory=dict)
+    launch: Launched = ""
+
+
+def not_captured(why: str) -> str:
+    """What a note says about an arm that CUDA graphs cannot hold."""
+    return f"cannot be captured: {why}"

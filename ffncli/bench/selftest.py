@@ -8,15 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ffncli.bench.judge.gate import gate
+from ffncli.bench.machine.devices import default_device
 from ffncli.bench.records import Method
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import BenchRequest, Grid
 from ffncli.bench.results.row import ResultRow
 from ffncli.bench.suite import Tell, Watch, begun, run
 from ffncli.errors import ExitCode, FFNError
+from ffncli.models.dimensions import Dimensions
 
 KERNELS = ("eager", "again=slowed:1:eager", "slowed=slowed:1.05:eager")
 ALLOWED = 0.02
+_LONG, _LONG_TOKENS = "2048x8192:swiglu", 512  # 52 GFLOP: 50 µs at 1 PFLOP/s
 TRUTHS = {"again": 1.0, "slowed": 1.05}
 
 
@@ -49,8 +52,8 @@ class SelfTest:
 
 
 def selftest_request(grid: Grid, method: Method) -> BenchRequest:
-    """A request with a known answer: eager, eager once more, and eager slowed by 5 %; on one thread by
-    default.
+    """A request with a known answer: eager, eager once more, and eager slowed by 5 %; by default on one thread, and on
+    a GPU with a block whose 5 % are longer than the shortest kernel.
 
     Raises FFNError for an unsupported method.
     """
@@ -58,7 +61,9 @@ def selftest_request(grid: Grid, method: Method) -> BenchRequest:
         raise FFNError("--selftest slows the forward pass, and times no other", "leave out --pass")
     if method.processes == 1:
         raise FFNError("--selftest needs several --processes", "one process cannot show process-to-process variation")
-    grid = replace(grid, threads=grid.threads or (1,))
+    grid = replace(grid, threads=grid.threads or (1,), devices=grid.devices or (default_device(),))
+    if grid.source is None and grid.overrides == Dimensions() and not grid.tokens and grid.devices[0] != "cpu":
+        grid = replace(grid, source=_LONG, tokens=(_LONG_TOKENS,))
     return build_request(grid, KERNELS, "eager", method, fail_if_slower=ALLOWED)[0]
 
 

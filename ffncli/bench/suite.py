@@ -18,7 +18,18 @@ from typing import Any, cast, get_args
 from ffncli.bench.judge.agreement import agreed
 from ffncli.bench.judge.limits import LOST, Excess, WorkerLimits, memory_limit
 from ffncli.bench.launch import WORKER, Worker, worker
-from ffncli.bench.records import Case, Doing, Job, Outcome, Stage, Status, TimedUnit, refereed_apart
+from ffncli.bench.records import (
+    NO_GRAPHS,
+    Case,
+    Doing,
+    Job,
+    Outcome,
+    Stage,
+    Status,
+    TimedUnit,
+    not_captured,
+    refereed_apart,
+)
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.request.kernel_names import MOST_KERNEL_BYTES
 from ffncli.bench.results import journal as journals
@@ -116,7 +127,7 @@ def run(
     """
     request = journal.request
     most = memory_limit(request.method)
-    running = _Running(journal, _environments(journal), _gone(journal), tell, watch, now, command, most)
+    running = _Running(journal, _environments(journal), _gone(journal), {}, tell, watch, now, command, most)
     for process in range(request.method.processes):
         for (_, threads), group in _places(request.cases):
             while todo := tuple(case for case in group if not journal.done(process, case.key)):
@@ -132,6 +143,7 @@ class _Running:
     journal: Journal
     before: Mapping[tuple[str, int], Mapping[str, str]]
     gone: Gone
+    plain: dict[str, str]  # case → why it cannot be replayed from CUDA graphs
     tell: Tell
     watch: Watch
     now: Callable[[], float]
@@ -150,6 +162,16 @@ class _Running:
         for case in excess.cases:
             self.gone[case.key, kernel] = excess.outcome
 
+    def spoiled(self, case: Case, arm: str, why: str) -> None:
+        """A capture failed, and the next worker has the case again: with plain calls, or without that arm if graphs
+        were requested."""
+        request, text = self.journal.request, not_captured(why)
+        if request.method.launch != "graphs":
+            self.plain[case.key] = f"{arm} {text}"
+            return
+        for name in (arm,) if arm in request.names else request.names:
+            self.gone[case.key, name] = Outcome(name, "skipped", text)
+
 
 def _places(cases: Sequence[Case]) -> list[tuple[tuple[str, int], list[Case]]]:
     """The cases that one process can run: OpenMP's settings are fixed when it starts."""
@@ -167,9 +189,10 @@ def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...])
     """
     request = running.journal.request
     out = tuple((case, outcome) for (case, _), outcome in running.gone.items())
-    job = Job(process, todo, request.kernels, request.baseline, request.method, out)
+    plain = tuple({**_plain(running.journal), **running.plain}.items())
+    job = Job(process, todo, request.kernels, request.baseline, request.method, out, plain)
     with _started(job, threads, running.command, request.directory, running.printed) as busy:
-        served = _Served(running, process, busy, {case.key: case for case in todo}, running.now())
+        served = _Served(running, process, busy, {case.key: case for case in todo}, dict(plain), running.now())
         for message in _messages(busy, served):
             if served.hear(message):
                 return
@@ -192,6 +215,7 @@ class _Served:
     process: int
     busy: Worker
     known: Mapping[str, Case]
+    plain: Mapping[str, str]
     since: float
     stage: Stage | None = None
     finished: int = 0
@@ -233,6 +257,9 @@ class _Served:
             case ("lost", str(kernel), str(why)) if self.stage is not None:
                 outcome = Outcome(kernel, "failed", f"{LOST}lost its GPU: {clean(why)[:_LONGEST_NOTE]}")
                 self.running.lost(self.process, self.stage, Excess(kernel, outcome, (self.stage.case,)))
+                return True
+            case ("spoiled", str(arm), str(why)) if self.stage is not None and self.stage.case.key not in self.plain:
+                self.running.spoiled(self.stage.case, arm, why)
                 return True
             case ("refused", str(text), str(hint), int(code)):
                 raise FFNError(text, hint, ExitCode(code))
@@ -304,6 +331,13 @@ def _gone(journal: Journal) -> Gone:
     """Kernels that have ended a worker, according to the finished units."""
     units = (kept.unit for by_process in journal.units.values() for kept in by_process.values())
     return {(u.case, o.kernel): o for u in units for o in u.outcomes if o.note.startswith(LOST)}
+
+
+def _plain(journal: Journal) -> dict[str, str]:
+    """Cases that an earlier process could not replay, and why: all of a case's processes launch alike."""
+    units = (kept.unit for by_process in journal.units.values() for kept in by_process.values())
+    found = ((u.case, note) for u in units for note in u.notes if note.startswith(NO_GRAPHS))
+    return {case: note.removeprefix(NO_GRAPHS) for case, note in found}
 
 
 def _status(code: int | None) -> Status:

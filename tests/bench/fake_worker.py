@@ -1,9 +1,10 @@
-"""A worker that measures nothing: its times are made up, the same every time. `fake_worker.py [FILE] FD REPORTS MEMORY`.
+"""A worker that measures nothing: its times are made up, the same every time.
 
-FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at a case whose key holds that text: `kill`, `segfault`,
-`exit`, `slow`, `wrong`, `fails`, `other` (machine), `packed` (kills the worker, unless it is left out), `hangs`
-(loading packed never ends, unless it is left out), `even` (all take as long), `pause` (a moment for each case); or one
-of MISDEEDS, which packed does, unless it is left out.
+`fake_worker.py [FILE] FD REPORTS MEMORY`: FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at a case whose
+key holds that text: `kill`, `segfault`, `exit`, `slow`, `wrong`, `fails`, `other` (machine), `packed` (kills the
+worker, unless it is left out), `hangs` (loading packed never ends, unless it is left out), `spoils` (packed spoils a
+capture, unless it is left out or the case is launched plainly), `even` (all take as long), `pause` (a moment for each
+case); or one of MISDEEDS, which packed does, unless it is left out.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ffncli.bench.activity import ACTIVITY, SIZE
 from ffncli.bench.launch import labels
 from ffncli.bench.records import (
     ANCHOR,
+    NO_GRAPHS,
     TWIN,
     Case,
     CaseReport,
@@ -62,9 +64,12 @@ def unit(case: Case, job: Job, what: str = "") -> TimedUnit:
     outcomes = tuple(
         gone.get(name) or Outcome(name, status, "0 of 9" if status != "ok" else "", 1e-7, 1e-8) for name in names
     )
+    notes, launch = ("a note; of the unit",), ""
+    if why := dict(job.plain).get(case.key):
+        notes, launch = (*notes, NO_GRAPHS + why), "plain"
     environment = {"host": "there" if what == "other" else "here", "torch": "2.x", "cpu": "fake", "numpy": "2"}
     return TimedUnit(job.process, case.key, job.baseline or names[0], case.cache, outcomes, blocks, Roof(1e11, 1e10),
-                environment, ("a note; of the unit",), {"blocks": 1.0})  # fmt: skip
+                environment, notes, {"blocks": 1.0}, launch)  # fmt: skip
 
 
 def hold_memory() -> None:
@@ -137,6 +142,9 @@ def main(arguments: list[str]) -> None:
         left_out = (case.key, "packed") in [(key, outcome.kernel) for key, outcome in job.gone]
         if what in MISDEEDS and not left_out:
             misbehave(connection, what)
+        if what == "spoils" and not left_out and case.key not in dict(job.plain):
+            connection.send(("spoiled", "packed", "it waits"))
+            return
         if what == "loses-gpu" and not left_out:
             connection.send(("lost", "packed", "CUDA error: an illegal memory access was encountered \x1b[2J"))
             os._exit(3)

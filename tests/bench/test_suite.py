@@ -171,6 +171,47 @@ def test_a_file_that_never_ends_loading_costs_its_own_rows(tmp_path, minutes):
     assert len(log.read_text().splitlines()) == asked.units + 1
 
 
+def test_after_a_spoiled_capture_another_worker_launches_the_case_plainly(tmp_path):
+    command, log = worker_with(tmp_path, "1 tokens 0 spoils", "1 tokens 1 spoils")
+    asked, path = request(tokens=(1, 2)), tmp_path / "a.csv"
+    with begun(path, asked) as journal:
+        found = run(journal, command=command).rows
+    began = [line.split(maxsplit=1) for line in log.read_text().splitlines()]
+    assert [(process, key.split(", ")[1]) for process, key in began] == [
+        ("0", "1 tokens"), ("0", "1 tokens"), ("0", "2 tokens"), ("1", "1 tokens"), ("1", "2 tokens"),
+    ]  # fmt: skip
+    assert [(row.tokens, row.status, row.launch) for row in found if row.kernel == "packed"] == [
+        (1, "ok", "plain"), (2, "ok", ""),
+    ]  # fmt: skip
+    assert "no CUDA graphs, as packed cannot be captured: it waits" in found[0].note
+    assert read_rows(path) == found
+
+
+def test_where_graphs_were_asked_for_a_spoiled_capture_costs_its_own_row(tmp_path):
+    command, _ = worker_with(tmp_path, "1 tokens 0 spoils", "1 tokens 1 spoils")
+    asked = request(tokens=(1,), kernels=("eager", "packed", "numpy"))
+    asked = replace(asked, method=replace(asked.method, launch="graphs"))
+    with begun(tmp_path / "a.csv", asked) as journal:
+        found = run(journal, command=command).rows
+    assert [(row.kernel, row.status) for row in found] == [("eager", "ok"), ("packed", "skipped"), ("numpy", "ok")]
+    assert found[1].note.startswith("cannot be captured: it waits")
+
+
+def test_a_resumed_run_launches_a_case_as_it_began(tmp_path):
+    """One process is finished, plainly, since a capture was spoiled: the other does not try again."""
+    command, log = worker_with(tmp_path, "1 tokens 0 spoils", "1 tokens 1 spoils")
+    asked, path = request(tokens=(1,)), tmp_path / "a.csv"
+    with begun(path, asked) as journal:
+        plain = ((asked.cases[0].key, "packed cannot be captured: it waits"),)
+        job = Job(0, (), asked.kernels, asked.baseline, asked.method, plain=plain)
+        journal.add(fake_worker.unit(asked.cases[0], job))
+    with resumed(path) as journal:
+        found = run(journal, command=command).rows
+    assert len(log.read_text().splitlines()) == 1
+    assert {row.launch for row in found} == {"plain"}
+    assert not any(row.warnings and "environment" in str(row.warnings) for row in found)
+
+
 def test_the_limit_of_loading_is_what_was_asked_for(tmp_path, minutes):
     command, _ = worker_with(tmp_path, " 1 tokens 0 hangs")
     asked = request(tokens=(1,), processes=1)

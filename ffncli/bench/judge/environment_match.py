@@ -17,7 +17,7 @@ from ffncli.show.text import plural
 # What must match for times to be comparable. Device, dtype, threads, pass and cache mode are part of the case.
 ENVIRONMENT = (
     "cpu", "isa", "device_name", "driver", "blas", "openmp", "allocator", "math_mode", "torch", "numpy", "python",
-    "gpu_uuid", "power_limit_w", "cublas", "cudnn", "triton", "mig", "launch_queues",
+    "gpu_uuid", "power_limit_w", "cublas", "cudnn", "triton", "mig", "launch_queues", "launch",
 )  # fmt: skip
 _BLOCK = ("d_model", "d_ff", "activation", "gated", "bias", "experts", "top_k", "shared_experts")
 _ASKED = ("tokens", "dtype", "passes", "cache", "device", "threads")

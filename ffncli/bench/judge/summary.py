@@ -80,6 +80,7 @@ class _CaseUnits:
         warned = warnings.of_case(signal, aa.interval if aa else None, method, len(units)) if arms else []
         differing = [c for c in _ENVIRONMENT if len({u.environment.get(c, "") for u in units}) > 1]
         differing += ["cache"] * (len({u.cache for u in units}) > 1)
+        differing += ["launch"] * (len({u.launch for u in units if u.launch}) > 1)
         if differing:
             warned.append(BenchWarning(Code.ENVIRONMENT, ", ".join(differing)))
         return cls(case, tuple(units), method, {n: tuple(b) for n, b in arms.items()}, aa, tuple(warned))
@@ -145,6 +146,7 @@ def _of_case(whole: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
         process_anchors_s=tuple(exp(v) for v in anchor.of_processes.values()) if anchor else (),
         case=case.key,
         precision=whole.method.precision,
+        launch=next((u.launch for u in whole.units if u.launch), ""),
     )
     columns: dict[str, Any] = {column: environment[column] for column in _ENVIRONMENT if column in environment}
     if limit := columns.pop("power_limit_w", ""):  # the only number among them

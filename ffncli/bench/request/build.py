@@ -34,6 +34,7 @@ def build_request(
         _require_steps_alone(grid, kernels, baseline, method)
     chosen = ChosenKernels((), BLOCK, {}) if method.by_step else choose_kernels(kernels, baseline)
     devices = grid.devices or (default_device(),)
+    _require_graphs_possible(devices, method)
     require_gpu(devices, method.sustained)
     notes = list(chosen.notes)
     points = cases(replace(grid, devices=devices, seed=method.seed), notes.append)
@@ -51,6 +52,16 @@ def _require_steps_alone(grid: Grid, kernels: Sequence[str] | None, baseline: st
         raise FFNError("--by-step contradicts --kernel and --baseline", "it times steps, not kernels")
     if method.sustained or set(grid.passes) - {"forward"}:
         raise FFNError("--by-step times the forward pass, in short blocks", "leave out --pass and --sustained")
+
+
+def _require_graphs_possible(devices: Sequence[str], method: Method) -> None:
+    """Raises FFNError for CUDA graphs of what none can hold."""
+    if method.launch != "graphs":
+        return
+    if method.by_step:
+        raise FFNError("--by-step contradicts --launch graphs", "steps are launched one by one")
+    if not all(device.startswith("cuda") for device in devices):
+        raise FFNError("--launch graphs needs --device cuda", "CUDA graphs are a way to launch work on a GPU")
 
 
 def require_gate(request: BenchRequest) -> None:

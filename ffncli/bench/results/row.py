@@ -125,6 +125,7 @@ class ResultRow:
     triton: str = ""
     mig: str = ""  # the profile of a GPU's part: 1g.10gb
     persistence: str = ""  # on or off: whether the driver stays loaded between processes
+    launch: str = ""  # how calls reached a GPU: graphs or plain; empty on a CPU
 
     @property
     def fusion_share_max(self) -> float | None:

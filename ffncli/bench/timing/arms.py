@@ -4,7 +4,7 @@ buffers, placed again at every placement."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +15,7 @@ from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.judge import roofline
 from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.machine import machine
-from ffncli.bench.records import ANCHOR, BLOCK, GEMM, STEP, TWIN, Doing
+from ffncli.bench.records import ANCHOR, BLOCK, GEMM, STEP, TWIN, Case, Doing, Job, Launched
 from ffncli.bench.referee.errors import Error
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.referee.rulings import Ruling
@@ -24,7 +24,7 @@ from ffncli.bench.timing.anchor import anchor, gpu_anchor
 from ffncli.bench.timing.bare_products import Chain
 from ffncli.bench.timing.by_step import step_arms
 from ffncli.bench.timing.clock import monotonic_seconds
-from ffncli.bench.timing.cuda_graphs import Launching, Replayable, by_graphs
+from ffncli.bench.timing.cuda_graphs import Capturable, Launching, by_graphs
 from ffncli.bench.timing.fresh_inputs import FreshInputs, Reservoir, drawn, in_turn
 from ffncli.bench.timing.outcomes import BrokenArm, WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel, shuffle_buffers
@@ -88,7 +88,7 @@ class Arms:
         launching: Launching | None = None,
         rounds: int = 1,
     ) -> None:
-        self.kernels, self.twin, self._launching = tuple(kernels), twin, launching
+        self.kernels, self.twin, self.launching = tuple(kernels), twin, launching  # None on a CPU
         self.by_name: dict[str, Arm] = {}  # of the placement made last
         self.wrong: dict[str, WrongResult] = {}
         self.errors: dict[str, Error] = {}
@@ -111,31 +111,51 @@ class Arms:
             start = monotonic_seconds()
             self.inspect()
             self.seconds += monotonic_seconds() - start
-        every: dict[str, PlacedKernel | Chain] = {placed.name: placed for placed in self.kernels}
-        if self.twin:
-            every[self.twin.name] = self.twin
-        if self.chain:
-            every[GEMM] = self.chain
+        placed = [fresh.placed for fresh in self._fresh]
         self.by_name = {}  # frees the old buffers first
         self._source.draw()
-        shuffle_buffers([one for one in every.values() if isinstance(one, PlacedKernel)], self._draw, self._copies)
-        for one in every.values():
+        shuffle_buffers(placed, self._draw, self._copies)
+        for one in placed:
             one.place(self._copies)
             machine.finish(self._problem.case.device)  # what its prepare has broken on a GPU is raised under its name
+        if self.chain:
+            self.chain.place(self._copies)
         ACTIVITY.rests()
-        if self._launching:
-            replayable: dict[str, Replayable] = {**every}
-            self._launching.settle(replayable)
         self._start_clocks()
+        return self._arms({})
+
+    def captured(self, inner: Mapping[str, int]) -> list[Arm]:
+        """The arms just placed as they are timed on a GPU: replayed, if that is how they are launched; none on a CPU.
+
+        Raises BrokenArm, and SpoiledCapture.
+        """
+        if self.launching is None:
+            return []
+        capturable: dict[str, Capturable] = {fresh.placed.name: fresh.placed for fresh in self._fresh}
+        if self.chain:
+            capturable[GEMM] = self.chain
+        calls = {name: 1 if self._flush else inner[name] for name in capturable}  # nothing gets between two of a graph
+        users = [fresh for fresh in self._fresh if fresh.placed.built.kernel.origin and not self._flush]
+        arms = self._arms(
+            self.launching.capture(capturable, calls, {fresh.placed.name: fresh.captured_call for fresh in users})
+        )
+        ACTIVITY.rests()
+        for fresh in users:
+            fresh.take_captured()
+        return arms
+
+    def _arms(self, calls: Mapping[str, int]) -> list[Arm]:
+        """All arms; `calls` that their replays make."""
         arms = [self._fresh_arm(fresh) for fresh in self._fresh]
         if self.chain:
             arms.append(self._chain_arm(self.chain))
+        arms = [replace(arm, calls=calls.get(arm.name, 1)) for arm in arms]
         self.by_name = {arm.name: arm for arm in arms}
         return [*arms, anchor_of(self._problem.case.device, self._draw)]
 
     def _fresh_arm(self, fresh: FreshInputs) -> Arm:
         """A kernel's arm: other inputs before every call, on a GPU before every block."""
-        placed, flush, every_call = fresh.placed, self._flush, not self._problem.case.device.startswith("cuda")
+        placed, flush, every_call = fresh.placed, self._flush, self.launching is None
         return Arm(
             placed.name,
             placed.call,
@@ -147,14 +167,14 @@ class Arms:
 
     def _chain_arm(self, chain: Chain) -> Arm:
         """The bare products: their first input is written before every call as a kernel's is."""
-        flush, every_call = self._flush, not self._problem.case.device.startswith("cuda")
+        flush, every_call = self._flush, self.launching is None
         before = in_turn(partial(self._source.write, chain.entry), flush) if every_call else flush
         return Arm(GEMM, chain.call, before, flushes=flush is not None)
 
     @property
-    def launched(self) -> str:
-        """A note on how the arms were called, if there was a choice."""
-        return self._launching.note if self._launching else ""
+    def launched(self) -> tuple[Launched, str]:
+        """How the arms were called on a GPU, and a note if that is not what was requested."""
+        return (self.launching.launch, self.launching.note) if self.launching else ("", "")
 
     def _start_clocks(self) -> None:
         self._problem.rules.clock_started()
@@ -213,7 +233,7 @@ def arms_of(
     baseline: PlacedKernel | None,
     caching: Caching,
     without: Collection[str],
-    rounds: int,
+    job: Job,
 ) -> Arms:
     """The arms of a case `without` those of ours that could not be had. Raises BrokenArm for a twin that cannot be."""
     case, draw, twin = problem.case, random.Random(problem.seed), None
@@ -222,14 +242,20 @@ def arms_of(
             twin = twin_of(baseline, problem, draw)
         except BaseException as error:  # SystemExit too: it is built by the user's code
             raise BrokenArm(TWIN) from error
-    launching = None
-    if case.device.startswith("cuda"):
-        work = roofline.work_of(case)
-        launching = Launching(by_graphs(work.flops, work.bytes))
-    arms = Arms(problem, kernels, twin, caching, machine.llc_bytes(case.device), launching, rounds)
+    arms = Arms(
+        problem, kernels, twin, caching, machine.llc_bytes(case.device), launching_of(case, job), job.method.rounds
+    )
     if GEMM in without:
         arms.chain = None
     return arms
+
+
+def launching_of(case: Case, job: Job) -> Launching | None:
+    """How the arms of a case are called; None on a CPU."""
+    if not case.device.startswith("cuda"):
+        return None
+    work = roofline.work_of(case)
+    return Launching(job.method.launch, by_graphs(work.flops, work.bytes), dict(job.plain).get(case.key, ""))
 
 
 def twin_of(baseline: PlacedKernel, problem: Problem, draw: random.Random) -> PlacedKernel:

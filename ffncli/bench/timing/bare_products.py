@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ffncli.bench.records import GEMM
 from ffncli.bench.referee.problem import Problem
+from ffncli.bench.timing.cuda_graphs import replaying
 from ffncli.bench.timing.outcomes import BrokenArm
 from ffncli.bench.timing.placement import Arena, Params
 from ffncli.block.steps import Experts, Linear, Step, block_inputs
@@ -103,15 +104,14 @@ class Chain:
 
     @staticmethod
     def on_copy(thunks: Sequence[Thunk]) -> object:
-        """The products with one copy of the matrices. For graphs: each copy has its own."""
+        """The products with one copy of the matrices, to be captured."""
         for thunk in thunks:
             thunk()
         return None
 
-    def replay(self, calls: Sequence[Thunk]) -> None:
+    def replay(self, replays: Sequence[Thunk]) -> None:
         """Make each call from now on use the next of these."""
-        turn = cycle(calls)
-        self.call = lambda: next(turn)()
+        self.call = replaying(replays)
 
     def _gradients(self) -> list[tuple[int, int]]:
         """Shapes of the outputs of a backward pass, two for each product: as x, and as W."""

@@ -1,26 +1,32 @@
-"""CUDA graphs: a kernel's launches recorded once and replayed as one, so that a small case times the GPU, not the host.
+"""CUDA graphs: many calls of a kernel captured once and replayed as one, so that a small case times the GPU, not the
+host.
 
-One graph for each copy of the weights, with x and the outputs at their places during capture. All arms of a case run
-the same way: a ratio of a replayed arm to a launched one would compare ways of launching. So one arm that cannot be
-captured (its routing reads data, it waits for the GPU) means plain calls for all, and a note with the reason.
+A GPU begins a graph later than it begins a kernel, so a graph of one call would add that to every call. One graph holds
+the calls of a whole block, on the copies of the weights in turn, with x and the outputs at their places during capture.
+All arms of a case run the same way: a ratio of a replayed arm to a launched one would compare ways of launching. So one
+arm that cannot be captured (its routing reads data, it waits for the GPU) means plain calls for all, and a note with
+the reason; `--launch graphs` leaves that arm out instead.
 """
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
+from ffncli.bench.records import NO_GRAPHS, Launch, Launched, not_captured
 from ffncli.bench.timing.clock import Call
-from ffncli.bench.timing.outcomes import BrokenArm
+from ffncli.bench.timing.outcomes import BrokenArm, Skipped
 
 Cuda: TypeAlias = Any
 Copy = TypeVar("Copy")
 
-MOST_COPIES = 256  # graphs of one arm; each takes host time to capture, and memory
-REPLAYED = "CUDA graphs: every arm's launches were recorded and replayed"
+MOST_CALLS = 1024  # in one graph: a call takes a microsecond at least, a block lasts one millisecond
+_JUDGED = 2  # calls with other contents, at least, in the graph that is judged
 _WARM_UP = 3  # calls: libraries choose their algorithms and workspaces outside of the capture
 # Below this a case may be bound by launches. The rates are above any GPU's, so that the decision depends on the case
 # alone and all processes and machines agree on it. A larger case loses nothing by a graph.
@@ -38,15 +44,19 @@ class NotCaptured(Exception):
         self.arm = arm
 
 
-class Replayable(Protocol):
-    """An arm: its call on one copy of its weights, and a way to make it replay graphs of that instead."""
+class SpoiledCapture(NotCaptured):
+    """The capture itself failed. torch's allocator may believe that it goes on: this process must not measure more."""
+
+
+class Capturable(Protocol):
+    """An arm: its call on one copy of its weights, and a way to make it replay graphs of such calls instead."""
 
     copies: Any
 
     def on_copy(self, copy: Any, /) -> object:
         """The call on one copy."""
 
-    def replay(self, calls: Sequence[Call], /) -> None:
+    def replay(self, replays: Sequence[Call], /) -> None:
         """Make calls use these in turn from now on."""
 
 
@@ -55,61 +65,118 @@ def by_graphs(flops: int, moved_bytes: int) -> bool:
     return flops / _FLOPS_PER_S + moved_bytes / _BYTES_PER_S < _SMALL
 
 
-def captured(call: Callable[[Copy], object], copies: Sequence[Copy], cuda: Cuda = torch.cuda) -> list[Call]:
-    """`call(copy)` as a replay of its own graph, for each copy; its output is overwritten by its next replay.
+def calls_of_graph(inner: int) -> int:
+    """How many of a block's `inner` calls one graph holds: all of them, or an equal part."""
+    calls = inner
+    while calls > MOST_CALLS and calls % 2 == 0:
+        calls //= 2
+    return calls
 
-    The copies are replayed one after another, never together, so their graphs share one pool of memory. Raises
-    NotCaptured with the reason; exceptions of the plain call pass through.
+
+def repeated(copies: Sequence[Copy], count: int) -> list[Copy]:
+    """`count` copies, the order in which a cycle of calls uses them.
+
+    When the cycle begins again, as anywhere in it, about half of the others come between two uses of a copy, so that
+    it is no longer in a cache.
     """
-    if len(copies) > MOST_COPIES:
-        raise NotCaptured(f"{len(copies)} copies of its weights would need as many graphs; the limit is {MOST_COPIES}")
+    whole, rest = divmod(count, len(copies))
+    start = 0 if rest > len(copies) // 2 else len(copies) // 2
+    return [*copies] * whole + [*copies[start : start + rest]]
+
+
+def captured(
+    call: Callable[[Copy], object],
+    copies: Sequence[Copy],
+    calls: int = 1,
+    cuda: Cuda = torch.cuda,
+    judged: Callable[[Copy], object] | None = None,
+) -> list[Call]:
+    """Replays of graphs of that many `calls` each, as few as go through all copies; each returns its last output.
+
+    The outputs of calls are freed as in use: the next one overwrites them. The graphs are replayed one after another,
+    never together, so they share one pool of memory. Each has been replayed once, for a first replay uploads its graph.
+    A few `judged` calls are captured in a graph of their own, before or after the others, which a kernel cannot know,
+    and replayed once. Raises NotCaptured with the reason; exceptions of the plain call pass through.
+    """
+    graphs = -(-len(copies) // calls)
+    order = repeated(copies, graphs * calls)
     side = _side_stream(cuda)
     side.wait_stream(cuda.current_stream())
     with cuda.stream(side):
         _warm_up(call, copies[0], cuda)
-        pool = cuda.graph_pool_handle()
-        calls = [_captured_call(call, copy, pool, cuda) for copy in copies]
+        pool, (first, more) = cuda.graph_pool_handle(), os.urandom(2)
+        few = repeated(copies, _JUDGED + more % 3)
+        once = [_graph(judged, few, pool, cuda)] if judged and first % 2 else []
+        replays = [_graph(call, order[at : at + calls], pool, cuda) for at in range(0, len(order), calls)]
+        once = once or ([_graph(judged, few, pool, cuda)] if judged else [])
+        for replay in (*once, *replays):
+            replay()
     cuda.current_stream().wait_stream(side)
     cuda.synchronize()
-    return calls
-
-
-def replays(arms: Mapping[str, Replayable], cuda: Cuda = torch.cuda) -> dict[str, list[Call]]:
-    """Every arm's graphs, by its name. Raises NotCaptured for the first arm that cannot be captured."""
-    made = {}
-    for name, arm in arms.items():
-        try:
-            made[name] = captured(arm.on_copy, arm.copies, cuda)
-        except NotCaptured as reason:
-            raise NotCaptured(f"{name} cannot be captured: {reason}", name) from reason
-    return made
+    return replays
 
 
 class Launching:
-    """How the arms of a case are called, the same way in all its placements. `note` says so, for its rows.
+    """How the arms of a case are called, the same way in all its placements: `launch`, and in `note` why, if that is
+    not what was requested.
 
-    `small`: by graphs if all arms can be captured, which the first placement shows.
+    `asked` is --launch: with `auto`, a `small` case is replayed if all arms can be captured, which the first placement
+    shows. `earlier` is why another process of the run could not capture them, which decides it.
     """
 
-    def __init__(self, small: bool, cuda: Cuda = torch.cuda) -> None:
-        self.graphs: bool | None = None if small else False
+    def __init__(self, asked: Launch, small: bool, earlier: str = "", cuda: Cuda = torch.cuda) -> None:
+        self.launch: Launched = "graphs" if asked == "graphs" or (asked == "auto" and small) else "plain"
         self.note = ""
-        self._cuda = cuda
+        self._asked, self._captured_before, self._cuda = asked, False, cuda
+        if earlier and asked == "auto":
+            self._plain(earlier)
 
-    def settle(self, arms: Mapping[str, Replayable]) -> None:
-        """Make the arms of a new placement replay, or leave them. Raises BrokenArm for one that no longer can."""
-        if self.graphs is False:
-            return
+    def capture(
+        self,
+        arms: Mapping[str, Capturable],
+        inner: Mapping[str, int],
+        judged: Mapping[str, Callable[[Any], object]] | None = None,
+    ) -> dict[str, int]:
+        """Make the arms of a new placement replay; the calls of a replay by arm, nothing if they are called plainly.
+
+        `inner` are the calls of a block, `judged` those of `captured` by arm, where it has any. Raises BrokenArm for an
+        arm that cannot be captured, while the others are replayed, and SpoiledCapture.
+        """
+        if self.launch == "plain":
+            return {}
+        calls = {name: calls_of_graph(inner[name]) for name in arms}
         try:
-            made = replays(arms, self._cuda)
+            replays = {
+                name: self._replays(name, arm, calls[name], (judged or {}).get(name)) for name, arm in arms.items()
+            }
+        except SpoiledCapture:
+            raise
         except NotCaptured as reason:
-            if self.graphs:  # a measurement by graphs cannot go on with plain calls
+            if self._asked == "graphs":
+                raise BrokenArm(reason.arm) from Skipped(not_captured(str(reason)))
+            if self._captured_before:  # a measurement by graphs cannot go on with plain calls
                 raise BrokenArm(reason.arm) from reason
-            self.graphs, self.note = False, f"no CUDA graphs, as {reason}"
-            return
-        self.graphs, self.note = True, REPLAYED
-        for name, calls in made.items():
-            arms[name].replay(calls)
+            self._plain(f"{reason.arm} {not_captured(str(reason))}")
+            return {}
+        self._captured_before = True
+        for name, arm in arms.items():
+            arm.replay(replays[name])
+        return calls
+
+    def _replays(self, name: str, arm: Capturable, calls: int, judged: Callable[[Any], object] | None) -> list[Call]:
+        try:
+            return captured(arm.on_copy, arm.copies, calls, self._cuda, judged)
+        except NotCaptured as reason:
+            raise type(reason)(str(reason), name) from reason
+
+    def _plain(self, why: str) -> None:
+        self.launch, self.note = "plain", f"{NO_GRAPHS}{why}"
+
+
+def replaying(replays: Sequence[Call]) -> Call:
+    """One call that makes these in turn."""
+    turn = cycle(replays)
+    return lambda: next(turn)()
 
 
 def _side_stream(cuda: Cuda) -> Any:
@@ -137,21 +204,23 @@ def _warm_up(call: Callable[[Copy], object], copy: Copy, cuda: Cuda) -> None:
             cuda.synchronize()
 
 
-def _captured_call(call: Callable[[Copy], object], copy: Copy, pool: Any, cuda: Cuda) -> Call:
+def _graph(call: Callable[[Copy], object], copies: Sequence[Copy], pool: Any, cuda: Cuda) -> Call:
+    """The replay of a graph of calls on these copies."""
     graph = cuda.CUDAGraph()
     reason: Exception | None = None
     out: object = None
-    graph.capture_begin(pool=pool)
     try:
-        out = call(copy)
-    except Exception as error:
-        reason = error
-    try:
+        graph.capture_begin(pool=pool)
+        try:
+            for copy in copies:
+                out = None  # freed, as in use
+                out = call(copy)
+        except Exception as error:  # a user's kernel may raise anything
+            reason = error
         graph.capture_end()
-    except RuntimeError as error:  # usually the call has already raised the error that spoiled the capture
-        reason = reason or error
+    except Exception as error:  # usually the call has already raised the error that spoiled the capture
+        raise SpoiledCapture(_line(reason or error)) from (reason or error)
     if reason is not None:
-        _recover(cuda)
         raise NotCaptured(_line(reason)) from reason
 
     def replay() -> object:
@@ -159,17 +228,6 @@ def _captured_call(call: Callable[[Copy], object], copy: Copy, pool: Any, cuda: 
         return out
 
     return replay
-
-
-def _recover(cuda: Cuda) -> None:
-    """A failed capture leaves torch's random generator in capture mode; an empty one that succeeds frees it."""
-    try:
-        cuda.synchronize()
-        graph = cuda.CUDAGraph()
-        graph.capture_begin()
-        graph.capture_end()
-    except RuntimeError:
-        pass
 
 
 def _line(error: BaseException) -> str:

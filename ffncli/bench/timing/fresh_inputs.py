@@ -26,6 +26,7 @@ from ffncli.bench.referee.samples import CallSample
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.outcomes import WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
+from ffncli.bench.timing.placement import Params
 
 ROWS = 2  # tokens of a sample
 _LEAST_BYTES = 1 << 20  # of a reservoir
@@ -88,6 +89,7 @@ class FreshInputs:
         self._block, self._calls, self._timed = -1, 0, False
         self._entered: tuple[Tensor, Tensor | None] | None = None  # copies for the call that comes, in a timed block
         self._answered: object = None  # the answer to `whole`
+        self._captured: list[tuple[Tensor, Tensor | None, object]] = []  # x, g and output of captured calls
 
     def before_call(self) -> None:
         """Enter other contents into another buffer; ahead of every call, outside the clock."""
@@ -142,12 +144,16 @@ class FreshInputs:
 
     def _show(self, x: Tensor, g: Tensor | None) -> None:
         """Show the referee a few tokens of the call, as entered and as answered: nothing is left here to change."""
+        self._add(x, g)
+        if not torch.equal(self.placed.entry[0], x):
+            raise WrongResult("changes its input x", code=WrongCode.CHANGED_INPUT)
+
+    def _add(self, x: Tensor, g: Tensor | None) -> None:
+        """A sample of what was answered last."""
         placed = self.placed
         out, gradient = correct.checked_output(placed.output, self._problem).detach(), placed.x_gradient
         if fault := infinite(OUTPUT, out):
             raise WrongResult(fault, Error(math.inf, math.inf))
-        if not torch.equal(placed.entry[0], x):
-            raise WrongResult("changes its input x", code=WrongCode.CHANGED_INPUT)
         rows = torch.tensor(drawn_rows(len(x)), device=x.device)
         self._problem.rules.show(
             CallSample(
@@ -155,6 +161,31 @@ class FreshInputs:
                 None if gradient is None else gradient.detach()[rows], self._block,
             )
         )  # fmt: skip
+
+    def captured_call(self, params: Params) -> object:
+        """A call on other contents, captured with a few more; `take_captured` takes their answers after a replay.
+
+        Replayed, all calls of a block have one x: what a kernel keeps from one call of a graph to the next is right
+        there, and wrong here.
+        """
+        x, g = self.placed.entry
+        self._source.write(x)
+        if g is not None:
+            self._source.write(g)
+        entered = x.clone(), None if g is None else g.clone()
+        out = self.placed.on_copy(params)
+        self._captured.append((*entered, _copied(out)))
+        return out
+
+    def take_captured(self) -> None:
+        """A few tokens of the captured calls, which have been replayed."""
+        captured, self._captured = self._captured, []
+        for x, g, out in captured:
+            self.placed.out = out
+            try:
+                self._add(x, g)
+            except WrongResult as wrong:
+                self.wrong = self.wrong or wrong
 
     def whole_error(self) -> Error:
         """The error of the answer to the whole inputs, once there is one. Raises WrongResult."""

@@ -1,5 +1,4 @@
-"""measure_case: one case in this process. Verify every kernel, time the correct ones, and check again the outputs
-from the timed calls."""
+"""measure_case: one case in this process. Verify every kernel, time the correct ones, and check the timed outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +18,20 @@ from ffncli.bench.machine.counters import Counters, SystemCounters
 from ffncli.bench.machine.device_memory import KernelMemory, release
 from ffncli.bench.machine.devices import neighbours
 from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
-from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Doing, Job, Outcome, Roof, TimedUnit, refereed_apart
+from ffncli.bench.records import (
+    BLOCK,
+    GEMM,
+    TWIN,
+    Cache,
+    Case,
+    Doing,
+    Job,
+    Launched,
+    Outcome,
+    Roof,
+    TimedUnit,
+    refereed_apart,
+)  # fmt: skip
 from ffncli.bench.referee.errors import Error
 from ffncli.bench.referee.problem import Problem, seed_of
 from ffncli.bench.referee.process import RefereeGone, RefereeProcess
@@ -61,12 +73,11 @@ def measure_case(
     """One case with every kernel of the job, in this process. `start`: seconds that the process took to start.
 
     `tell` hears what is done with which kernel before its code runs, and no name before all are timed in turn. Without
-    a `referee` the references are computed here. `entry_points` were fixed before this process loaded any user's file;
-    by default they are fixed now.
+    a `referee` the references are computed here. `entry_points` were fixed before a user's file was loaded, or are now.
 
     Every failure of a kernel is an outcome: `skipped`, `failed`, `wrong`, `oom`, each with a note. A kernel that raises
-    while it is timed is removed and the others are timed again. Only the package's own errors are raised, and
-    DeviceLost: nothing can be computed on a GPU in this process any more.
+    while it is timed is removed and the others are timed again. Raises only the package's own errors, SpoiledCapture,
+    and DeviceLost: nothing can be computed on a GPU in this process any more.
     """
     inspector = Inspector(job, entry_points)
     settle(case, job)
@@ -96,6 +107,7 @@ class _Run:
     baseline: str = ""
     mode: Caching = field(default_factory=lambda: Caching("warm"))
     measured: Measured | None = None
+    launch: Launched = ""
     tell: Callable[[Doing, str], None] = lambda doing, name: None
     free: int | None = None  # bytes of memory before the case
     without: set[str] = field(default_factory=set)  # own arms that could not be made
@@ -106,11 +118,10 @@ class _Run:
             self.referee = None
         if self.referee:
             self.referee.begin(self.case)
-        steps = kernel_steps(steps_of(self.case.spec))
         kernels: dict[str, Kernel | FFNError | WrongResult] = {}
         if not self.job.method.by_step:
-            replaced, spec = self.inspector.replaced, self.case.spec
-            kernels = kernels_by_label(self.job.kernels, steps, spec, self._gone(), self.tell, replaced)
+            steps, replaced = kernel_steps(steps_of(self.case.spec)), self.inspector.replaced
+            kernels = kernels_by_label(self.job.kernels, steps, self.case.spec, self._gone(), self.tell, replaced)
             self.tell("starting", "")  # loading is over
         self.mode = Caching(self.case.cache)
         self.baseline = BLOCK if self.job.method.by_step else self.job.wanted_baseline
@@ -170,6 +181,7 @@ class _Run:
             environment=machine.environment(self.case.device),
             notes=tuple(dict.fromkeys(note for note in (*self.notes, *self.inspector.notes) if note)),
             spent=spent,
+            launch=self.launch if measured else "",
         )
 
     @contextmanager
@@ -352,9 +364,7 @@ class _Run:
         self.notes.append(self.mode.note)
         if self.case.cache != "warm" and machine.llc_note(self.case.device):
             self.notes.append(f"last-level cache: {machine.llc_note(self.case.device)}")
-        return arms_of(
-            problem, kernels, self.placed.get(self.baseline), self.mode, self.without, self.job.method.rounds
-        )
+        return arms_of(problem, kernels, self.placed.get(self.baseline), self.mode, self.without, self.job)
 
     def _sustain(self, arms: Arms, problem: Problem) -> None:
         """Time every kernel against the baseline in long turns, in the first process; note a different ratio."""
@@ -372,8 +382,10 @@ class _Run:
         base = self.baseline if self.baseline in self.placed else next(iter(self.placed))
         plan = plan_of(self.job.method, base, tuple(self.placed), self.case.device, self.case.threads)
         with correct.computing(problem.backward):
-            measured = measure(self.job.process, self.case.key, arms.place, self.clock, self.counters, plan)
-        self.notes.append(arms.launched)
+            process, key = self.job.process, self.case.key
+            measured = measure(process, key, arms.place, self.clock, self.counters, plan, arms.captured)
+        self.launch, note = arms.launched
+        self.notes.append(note)
         self.spent["inside"] = arms.seconds
         self.spent["verify"] = self.spent.get("verify", 0.0) + arms.seconds
         if recompiles() > compiled:
@@ -397,6 +409,7 @@ class _Run:
             self.tell("timing", "")
             with torch.inference_mode():
                 self.measured = measure(self.job.process, self.case.key, arms.place, self.clock, self.counters, plan)
+            self.launch = "plain" if self.case.device.startswith("cuda") else ""
         except Exception as error:
             self._all(self.outcomes or {BLOCK: None}, error)
 

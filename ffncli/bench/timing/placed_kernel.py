@@ -16,6 +16,7 @@ from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.machine.device_memory import KernelMemory
 from ffncli.bench.referee.problem import Problem
+from ffncli.bench.timing.cuda_graphs import replaying
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped, WrongResult
 from ffncli.bench.timing.placement import Arena, Caching, Params, nbytes, placeable, sharing
 from ffncli.block.steps import Experts
@@ -164,12 +165,12 @@ class PlacedKernel:
         except BaseException as error:  # SystemExit too
             raise BrokenArm(self.name) from error
 
-    def replay(self, calls: Sequence[Callable[[], object]]) -> None:
+    def replay(self, replays: Sequence[Callable[[], object]]) -> None:
         """Make calls use these in turn from now on; they return what `on_copy` returns."""
-        turn = cycle(calls)
+        replay = replaying(replays)
 
         def call() -> object:
-            self.out = next(turn)()
+            self.out = replay()
             return self.out
 
         self.call = call

@@ -7,6 +7,7 @@ bytes away), so every arm gets its own buffers, new ones at every placement, at 
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ffncli.bench.records import Cache
+from ffncli.errors import FFNError, shown
 
 Params: TypeAlias = tuple[Tensor, ...]
 
@@ -162,7 +164,8 @@ def caching(cache: Cache, arms: Sequence[int], touched: int, llc: int, free: int
         return Caching(warm, note=few)
     need = copies * sum(arms) + (_FACTOR * llc if cache == "flush" else 0)
     if free is None or need <= free:
-        return Caching(cache, copies)
+        reads = cache == "flush" and _flushes_by_reading()
+        return Caching(cache, copies, "caches emptied by reading (FFN_FLUSH=read)" if reads else "")
     short = f"{cache} would need {need / 1e9:,.1f} GB of memory, but only {free / 1e9:,.1f} GB is free: {warm} instead"
     return Caching(warm, note=short)
 
@@ -180,10 +183,23 @@ def sharing(cache: Cache, weights: int, touched: int, llc: int, need: int, free:
 
 
 def flusher(llc: int, device: str) -> Callable[[], object]:
-    """Writes 3 · llc bytes; to be called before a call, outside the clock."""
+    """Writes 3 · llc bytes, or reads them; to be called before a call, outside the clock.
+
+    Written lines are still to be written back when the call begins, which may be billed to it. So the environment
+    variable FFN_FLUSH=read, for experiments, reads a buffer instead that was written once; the default is `write`.
+    """
+    reads = _flushes_by_reading()
     buffer = torch.empty(_FACTOR * llc // 4, dtype=torch.int32, device=device)
+    if not reads:
+        return lambda: buffer.fill_(1)
+    largest = torch.empty((), dtype=torch.int32, device=device)
+    buffer.fill_(1)
+    return lambda: torch.amax(buffer, 0, out=largest)
 
-    def flush() -> object:
-        return buffer.fill_(1)
 
-    return flush
+def _flushes_by_reading() -> bool:
+    """Raises FFNError for another value of FFN_FLUSH."""
+    kind = os.environ.get("FFN_FLUSH") or "write"
+    if kind not in ("write", "read"):
+        raise FFNError(f"FFN_FLUSH: unknown value {shown(kind)}", "use write or read")
+    return kind == "read"

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil, inf, log, log1p, sqrt
 from random import Random
+from typing import TypeAlias
 
 from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.judge import statistics
@@ -40,6 +41,7 @@ class Arm:
 
     `flushes`: `before` empties the caches, which takes so long that the processor time of a block says nothing of the
     calls. `before_block` hears the number of calls before a timed block, after its lead-in; `after_block` follows it.
+    `call` makes that many `calls` at once, as a replayed graph does: a block has a multiple of them.
     """
 
     name: str
@@ -49,6 +51,10 @@ class Arm:
     flushes: bool = False
     before_block: Callable[[int], object] | None = None
     after_block: Call | None = None
+    calls: int = 1
+
+
+Captured: TypeAlias = Callable[[Mapping[str, int]], Sequence[Arm]]
 
 
 @dataclass(frozen=True)
@@ -114,13 +120,17 @@ def measure(
     clock: Clock,
     counters: Counters,
     plan: Plan,
+    captured: Captured | None = None,
 ) -> Measured:
     """Times the arms of `place(0)`, `place(1)`, ...: each call allocates all tensors again and returns the same arms.
+
+    `captured` hears the calls of a block by arm after each placement, and returns the arms as they are to be timed
+    (none: as they are).
 
     Ends once every kernel's value is as precise as `plan.target` or the budget is spent, never because of the value of
     the ratio, and not before the least number of placements and rounds.
     """
-    return _Measurement(process, case, clock, counters, plan).run(place)
+    return _Measurement(process, case, clock, counters, plan).run(place, captured)
 
 
 def orders(names: Sequence[str], random: Random) -> Iterator[tuple[str, ...]]:
@@ -189,7 +199,7 @@ class _Measurement:
     wall: dict[str, float] = field(default_factory=dict)  # s of a call with its untimed work
     log_ratios: dict[str, list[list[float]]] = field(default_factory=dict)
 
-    def run(self, place: Callable[[int], Sequence[Arm]]) -> Measured:
+    def run(self, place: Callable[[int], Sequence[Arm]], captured: Captured | None) -> Measured:
         plan, began = self.plan, self.clock.now()
         random = Random(f"{plan.seed} {self.process} {self.case}")
         placement, longest, reached = 0, 0.0, False
@@ -202,6 +212,11 @@ class _Measurement:
                 with self._spending("warm_up"):
                     self._choose_inner(arms)
                 self.log_ratios = {kernel: [] for kernel in plan.kernels if kernel in arms and kernel != plan.baseline}
+            if captured:
+                before = self.spent["placing"]
+                with self._spending("placing"):
+                    arms = {arm.name: arm for arm in captured(self.inner)} or arms
+                placed += self.spent["placing"] - before
             self._rounds(placement, arms, orders(list(arms), random), placed)
             ACTIVITY.rests()
             del arms  # before the next placement allocates memory
@@ -323,7 +338,7 @@ class _Measurement:
             before = self.counters.read()
             start = self.clock.now()
             with self._spending("blocks"):
-                seconds = self.clock.time(arm.call, inner, arm.before)
+                seconds = self.clock.time(arm.call, inner // arm.calls, arm.before)
             wall = self.clock.now() - start
             after = self.counters.read()
             if arm.after_block:
@@ -340,7 +355,7 @@ class _Measurement:
             self.clock.time(arm.call, 1, arm.before)
             return
         last, start = inf, self.clock.now()
-        for number in range(1, _MOST_LEAD_IN + 1):
+        for number in range(arm.calls, _MOST_LEAD_IN + arm.calls, arm.calls):
             ACTIVITY.calls(arm.name)
             seconds = self.clock.time(arm.call, 1, arm.before)
             agree = abs(seconds - last) <= _AGREE * min(seconds, last)

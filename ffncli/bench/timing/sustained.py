@@ -85,7 +85,7 @@ def _turn(arm: Arm, inner: int, clock: Clock, probe: GpuProbe | None) -> _Turn:
     seconds, after = clock.now() - began, probe.energy() if probe else None
     sample = probe.fresh() if probe else Sample()  # last: meanwhile the GPU is idle
     power = sample.power_w if before is None or after is None else (after - before) / seconds
-    return _Turn(taken / inner, sample.sm_mhz, power, bool(getattr(clock, "launch_bound", False)))
+    return _Turn(taken / inner / arm.calls, sample.sm_mhz, power, bool(getattr(clock, "launch_bound", False)))
 
 
 def sustained_remarks(

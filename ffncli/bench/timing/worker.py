@@ -1,10 +1,12 @@
-"""`python -m ffncli.bench.timing.worker FD REPORTS [MEMORY]`: one process of a benchmark; it receives a Job and returns units.
+"""`python -m ffncli.bench.timing.worker FD REPORTS [MEMORY]`: one process of a benchmark; it returns a Job's units.
 
 Messages: ("began", key), ("stage", doing, kernel) as that changes (records.Stage), and ("unit", TimedUnit) for every
 case in turn, then ("finished",); or ("refused", error, hint, exit code) for a package that does not load or a device
-that torch cannot use; or ("lost", kernel, why) if that kernel has left its GPU unusable for this process. A case that
-cannot be measured is a unit too, whose outcomes say why; a worker that ends without "finished" was killed, killed
-itself, or has lost its referee. MEMORY, which its parent shares, says which kernel's code runs (bench/activity.py).
+that torch cannot use; or ("lost", kernel, why) if that kernel has left its GPU unusable for this process; or
+("spoiled", arm, reason), its last message, after a capture of a CUDA graph that failed: another worker gets the case. A
+case that cannot be measured is a unit too, whose outcomes say why; a worker that ends without "finished" was killed,
+killed itself, or has lost its referee. MEMORY, which its parent shares, says which kernel's code runs
+(bench/activity.py).
 """
 
 from __future__ import annotations
@@ -59,11 +61,13 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
     import numpy  # noqa: F401
     import torch
 
+    from ffncli.bench.judge.memory_need import memory_need
     from ffncli.bench.machine.device_memory import release
     from ffncli.bench.machine.devices import use_in_worker
     from ffncli.bench.referee.process import referee_process  # torch takes seconds
     from ffncli.bench.timing.cheating.entry_points import EntryPoints
     from ffncli.bench.timing.cuda_clock import clock_for
+    from ffncli.bench.timing.cuda_graphs import SpoiledCapture
     from ffncli.bench.timing.measure_case import measure_case
     from ffncli.bench.timing.outcomes import DeviceLost
 
@@ -86,8 +90,11 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
             except DeviceLost as lost:
                 _send(connection, ("lost", lost.kernel, str(lost)))
                 os._exit(ExitCode.ENVIRONMENT)  # at once: what else torch does on such a GPU raises, or never returns
+            except SpoiledCapture as spoiled:
+                _send(connection, ("spoiled", spoiled.arm, str(spoiled)))
+                return
             _send(connection, ("unit", unit))
-            release(case.device)
+            release(case.device, memory_need(case, 1).weights)
             if referee is not None and referee.gone:  # the next worker has one again, and the rest of the cases
                 return
             start = 0.0

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from ffncli.bench.records import FIRST_CALL, Method, Pass
+from ffncli.bench.records import FIRST_CALL, Launch, Method, Pass
 from ffncli.bench.request.grid import DECODE, Grid
 from ffncli.cli.common import values
 from ffncli.cli.common.option import COMPUTE, option
@@ -23,6 +23,9 @@ _gate = partial(option, "Checks and results")
 _compute = partial(option, COMPUTE)
 _Texts = list[str] | None
 FIRST_LOOK = Method(processes=3, precision=0.03, max_time=12.0)  # `ffn bench` alone: some 30 s, quiet
+
+
+_NAMED = {"allocator": ("fixed", "system"), "math_mode": ("highest", "high", "medium"), "launch": get_args(Launch)}
 
 
 def _choice(*words: str) -> Callable[[], tuple[str, ...]]:
@@ -123,6 +126,11 @@ class MethodOptions:
         Text, _compute("--math-mode", metavar="NAME", values=_choice("highest", "high", "medium"),
                        help="Precision of float32 products: highest, high or medium. [default: highest]"),
     ] = None  # fmt: skip
+    launch: Annotated[
+        Text, _how("--launch", metavar="NAME", values=_choice(*get_args(Launch)),
+                   help="How calls reach a GPU: graphs replays them from CUDA graphs, plain launches each. [default:"
+                        " auto, which is graphs for small cases whose kernels can all be captured]"),
+    ] = None  # fmt: skip
     sustained: Annotated[
         bool, _how("--sustained", help="On a GPU, time blocks of 300 ms too, at the clock of sustained work.")
     ] = False
@@ -137,8 +145,7 @@ class MethodOptions:
         for name in ("precision", "max_time", "load_time", "call_time", "memory_limit", "processes", "seed"):
             if getattr(self, name) is not None:
                 settings[name] = getattr(self, name)
-        choices = (("allocator", ("fixed", "system")), ("math_mode", ("highest", "high", "medium")))
-        for name, known in choices:
+        for name, known in _NAMED.items():
             if (text := getattr(self, name)) is not None:
                 if text not in known:
                     option = f"--{name.replace('_', '-')}"

@@ -36,6 +36,7 @@ _CACHES = {
     "warm": "weights warm in cache", "shared": "weights warm in cache, where they fit",
     "cold-weights": "weights not in cache", "flush": "caches emptied before each call",
 }  # fmt: skip
+_LAUNCHED = {"graphs": ", CUDA graphs", "plain": ", no CUDA graphs"}
 
 
 def answer(
@@ -109,7 +110,8 @@ def _where(case: Case, rows: Sequence[ResultRow]) -> str:
     """`32 tokens, fp32, forward, weights in cache, cpu, 2 threads`: a case without its block."""
     cache = rows[0].cache if rows else case.cache
     threads = f"{case.threads} {plural('thread', case.threads)}"
-    place = f"{case.device}, {threads}" if case.device == "cpu" else case.device
+    launched = next((_LAUNCHED[row.launch] for row in rows if row.launch in _LAUNCHED), "")
+    place = f"{case.device}, {threads}" if case.device == "cpu" else f"{case.device}{launched}"
     return ", ".join((f"{case.tokens} {plural('token', case.tokens)}", case.dtype, case.passes, _CACHES[cache], place))
 
 

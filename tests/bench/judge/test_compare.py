@@ -45,6 +45,14 @@ def test_a_baseline_from_another_environment_is_refused_and_never_gates(field):
     assert all(row.p_holm is None for row in shown.rows)
 
 
+def test_replays_are_not_compared_with_launches():
+    """Replayed from a graph a call takes 9 µs, launched 30: no regression of a kernel."""
+    with pytest.raises(FFNError, match=r"launch: graphs in BASE, plain in NEW.*with one --launch") as caught:
+        compare(table([1.0], "base", launch="graphs"), table([3.0], "new", launch="plain"), GATE)
+    assert caught.value.code == 2
+    assert len(held([1.5], launch="").regressions) == 1  # on a CPU there is one way
+
+
 def test_exactly_one_regression_among_many_rows_fails():
     found = held([1.0] * 19 + [1.10])
     assert [row.tokens for row in found.regressions] == [2**19]
@@ -393,7 +401,7 @@ def test_any_false_failure_stays_below_its_level_at_the_threshold(regime):
 
 def test_rows_cannot_hide_in_fields_that_nothing_reads():
     """Every field that names the machine is compared, in the question, or deliberately neither."""
-    named = "cpu isa device_name driver blas openmp allocator math_mode torch numpy python launch_queues"
+    named = "cpu isa device_name driver blas openmp allocator math_mode torch numpy python launch_queues launch"
     named += " gpu_uuid power_limit_w cublas cudnn triton mig"  # what makes two GPUs of one model two machines
     assert set(ENVIRONMENT) == set(named.split()) < {f.name for f in fields(ResultRow)}
     assert {"host", "ffncli", "persistence"} & set(ENVIRONMENT) == set()

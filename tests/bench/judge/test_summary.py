@@ -72,6 +72,17 @@ def test_a_row_for_every_kernel_and_its_columns() -> None:
     assert (row.error_max, row.error_rel, row.baseline_error_rel) == (5e-7, 2e-7, 2e-7)  # the worst of the processes
 
 
+def test_how_calls_were_launched_and_processes_that_differ() -> None:
+    units = units_of()
+    assert packed(units).launch == ""
+    replayed = [replace(unit, launch="graphs") for unit in units]
+    assert (packed(replayed).launch, packed(replayed).warnings) == ("graphs", ())
+    lost = replace(replayed[0], launch="", blocks=())  # nothing was timed there, so it was not launched differently
+    assert not any(w.code == Code.ENVIRONMENT for w in packed([lost, *replayed[1:]]).warnings)
+    one_plain = [*replayed[:-1], replace(units[-1], launch="plain")]
+    assert "environment: launch" in texts(packed(one_plain))
+
+
 def test_figures_of_a_row_against_the_model_of_the_clock() -> None:
     _, row = summarise(CASE, units_of(), QUICK, RUN)
     assert row.ratio_low is not None

@@ -52,6 +52,9 @@ def test_of_steps_the_block_is_the_baseline():
         ({"method": Method(processes=1), "fail_if_slower": 0.03}, "--fail-if-slower needs several --processes"),
         ({"method": Method(sustained=True)}, "--sustained needs --device cuda"),
         ({"grid": Grid("8x16", passes=("forward+backward",)), "method": Method(by_step=True)}, "--by-step times"),
+        ({"method": Method(launch="graphs")}, "--launch graphs needs --device cuda"),
+        ({"grid": Grid("8x16", devices=("cuda", "cpu")), "method": Method(launch="graphs")}, "--launch graphs needs"),
+        ({"method": Method(launch="graphs", by_step=True)}, "--by-step contradicts --launch graphs"),
     ],
 )
 def test_what_contradicts_itself_is_refused_for_the_library_too(asked, why):
@@ -78,6 +81,19 @@ def test_a_gpu_without_a_driver_is_refused_before_anything_starts(monkeypatch):
     assert caught.value.code == 3
     with pytest.raises(FFNError, match="there is no GPU here"):
         library.benchmark("8x16", devices=("cuda",))
+
+
+def test_on_a_gpu_the_selftest_has_calls_that_can_be_slowed(monkeypatch):
+    monkeypatch.setattr(devices, "has_driver", lambda: True)
+
+    def case(grid):
+        (found,) = bench_selftest.request_for(grid, GridOptions(), MethodOptions(), ResultOptions()).cases
+        return found.label, found.tokens
+
+    assert case(Grid(devices=("cuda",))) == ("2048x8192:swiglu", 512)
+    assert case(Grid(devices=("cpu",))) == ("512x2048:swiglu", 32)
+    assert case(Grid("8x16:relu", devices=("cuda",))) == ("8x16:relu", 32)
+    assert case(Grid(tokens=(4,), devices=("cuda",))) == ("512x2048:swiglu", 4)
 
 
 def test_where_no_file_shows_a_gpu_torch_is_asked(monkeypatch):

@@ -4,71 +4,208 @@ On a processor, with a simulated torch.cuda: a replay hands out what was compute
 """
 
 import random
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 
-from ffncli.bench.records import GEMM, TWIN, Case
+from ffncli.bench.judge.wrong_codes import WrongCode
+from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Method
+from ffncli.bench.referee import process
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.referee.rulings import refereed
-from ffncli.bench.timing.arms import Arms, kernels_by_label, twin_of
-from ffncli.bench.timing.cuda_graphs import REPLAYED, Launching
+from ffncli.bench.timing import worker
+from ffncli.bench.timing.arms import Arms, kernels_by_label, launching_of, twin_of
+from ffncli.bench.timing.cuda_graphs import Launching, SpoiledCapture
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
 from ffncli.bench.timing.placement import Caching
+from ffncli.bench.timing.rounds import Plan, measure
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels.choice import choices
+from tests.bench.fake_clock import FakeCounters
 from tests.bench.fake_cuda import FakeCuda
 
 SPEC = FFNSpec(8, 16, "silu", gated=True)
 
 
-def arms_of(cuda, passes="forward", copies=3, small=True):
+INNER = {"eager": 6, "packed": 6, TWIN: 6, GEMM: 12, ANCHOR: 1}
+
+
+def arms_of(cuda, passes="forward", copies=3, small=True, mode="warm"):
     problem = refereed(Problem.of(Case("8x16:swiglu", "8x16:swiglu", SPEC, 4, passes=passes), 1))
     kernels = kernels_by_label(choices(["eager,packed"]), problem.steps, SPEC)
     draw = random.Random(0)
     kernels = [PlacedKernel(name, build_kernel(kernel, problem), problem, draw) for name, kernel in kernels.items()]
-    launching = Launching(small, cuda)
-    return Arms(problem, kernels, twin_of(kernels[0], problem, draw), Caching("warm", copies), 1 << 20, launching)
+    launching = Launching("auto", small, cuda=cuda)
+    return Arms(problem, kernels, twin_of(kernels[0], problem, draw), Caching(mode, copies), 1 << 20, launching)
 
 
 @pytest.mark.parametrize("passes", ["forward", "forward+backward"])
-def test_arms_replay_their_copies_in_turn(passes):
-    cuda = FakeCuda()
-    arms = arms_of(cuda, passes)
+def test_a_replay_makes_the_calls_of_a_block_on_all_copies_in_turn(passes):
+    arms = arms_of(FakeCuda(), passes)
     with torch.enable_grad() if passes != "forward" else torch.inference_mode():
-        by_name = {arm.name: arm for arm in arms.place(0)}
-        assert set(by_name) >= {"eager", "packed", TWIN, GEMM}
-        assert arms.launched == REPLAYED
+        assert {arm.calls for arm in arms.place(0)} == {1}
+        called = {placed.name: counted(placed) for placed in (*arms.kernels, arms.twin)}
+        by_name = {arm.name: arm for arm in arms.captured(INNER)}
+        assert arms.launched == ("graphs", "")
+        assert {name: arm.calls for name, arm in by_name.items()} == INNER
         for placed in (*arms.kernels, arms.twin):
-            own = [placed.on_copy(copy) for copy in placed.copies]
-            given = [by_name[placed.name].call() for _ in range(7)]
-            assert [id(given[i]) for i in range(3)] == [id(given[i]) for i in range(3, 6)]
-            assert len({id(out) for out in given}) == 3
-            for number, out in enumerate(given):
-                torch.testing.assert_close(flat(out), flat(own[number % 3]), rtol=0, atol=0)
-            assert placed.out is given[-1]
+            assert called[placed.name][-6:] == [0, 1, 2, 0, 1, 2]
+            last = flat(placed.on_copy(placed.copies[2]))
+            out = by_name[placed.name].call()
+            assert by_name[placed.name].call() is out is placed.out
+            torch.testing.assert_close(flat(out), last, rtol=0, atol=0)
         arms.inspect()
     assert not arms.wrong
+
+
+def counted(placed):
+    """On which copies it is called from now on, by number."""
+    numbers, on_copy = [], placed.on_copy
+
+    def call(copy):
+        numbers.append(next(at for at, one in enumerate(placed.copies) if one is copy))
+        return on_copy(copy)
+
+    placed.on_copy = call
+    return numbers
 
 
 def flat(out):
     return [out] if isinstance(out, torch.Tensor) else [out[0], *out[1]]
 
 
+def test_where_caches_are_emptied_before_every_call_a_graph_is_one_call():
+    arms = arms_of(FakeCuda(), copies=1, mode="flush")
+    with torch.inference_mode():
+        arms.place(0)
+        calls = {arm.name: arm.calls for arm in arms.captured(INNER)}
+    assert set(calls.values()) == {1}
+
+
 def test_a_large_case_is_called_as_before():
     arms = arms_of(cuda := FakeCuda(), small=False)
     with torch.inference_mode():
-        by_name = {arm.name: arm for arm in arms.place(0)}
+        arms.place(0)
+        by_name = {arm.name: arm for arm in arms.captured(INNER)}
         assert by_name["eager"].call() is not by_name["eager"].call()
-    assert arms.launched == ""
+        assert {arm.calls for arm in by_name.values()} == {1}
+    assert arms.launched == ("plain", "")
     assert not cuda.log
 
 
 def test_each_placement_is_captured_anew():
     arms = arms_of(FakeCuda())
     with torch.inference_mode():
-        first = {arm.name: arm.call for arm in arms.place(0)}
-        second = {arm.name: arm.call for arm in arms.place(1)}
+        found = []
+        for number in range(2):
+            arms.place(number)
+            found.append({arm.name: arm.call for arm in arms.captured(INNER)})
+    first, second = found
     assert all(first[name] is not second[name] for name in ("eager", "packed", TWIN, GEMM))
     assert arms.kernels[0].call is second["eager"]
     assert arms.by_name["packed"].call is second["packed"]
+
+
+class Steady:
+    """A clock by which every call of a kernel takes 10 µs; it makes the calls."""
+
+    def __init__(self, arms):
+        self.arms, self.wall, self.timed = arms, 0.0, []
+
+    def now(self):
+        return self.wall
+
+    def time(self, call, inner, before=None):
+        for _ in range(inner):
+            call()
+        calls = next((arm.calls for arm in self.arms.by_name.values() if arm.call is call), 1)
+        self.timed.append((inner, calls))
+        self.wall += inner * calls * 1e-5
+        return inner * calls * 1e-5
+
+
+def test_a_block_is_one_replay_and_its_calls_are_counted():
+    arms = arms_of(FakeCuda())
+    clock = Steady(arms)
+    plan = Plan("eager", ("eager", "packed"), 1e-4, placements=2, rounds=2, target=0.1, budget=0.001, seed=0)
+    with torch.inference_mode():
+        found = measure(0, "case", arms.place, clock, FakeCounters(), plan, arms.captured)
+    kernels = [block for block in found.blocks if block.kernel != ANCHOR]
+    assert {block.inner for block in kernels} == {12}  # the next of the numbers of calls that last 100 µs
+    assert all(block.per_call == pytest.approx(1e-5) for block in kernels)
+    assert [inner for inner, calls in clock.timed if calls == 12] == [1] * 2 * len(kernels)  # one leads in
+
+
+def cheat(cuda, compute):
+    """Computes once in every graph: all calls of a block have the same x."""
+    kept = []
+
+    def call(x, params):
+        if cuda.capturing is None:
+            return compute(x, params)
+        if not kept or kept[0] is not cuda.capturing:
+            kept[:] = [cuda.capturing, compute(x, params)]
+        return kept[1].clone()
+
+    return call
+
+
+@pytest.mark.parametrize(("passes", "honest"), [("forward", False), ("forward", True), ("forward+backward", True)])
+def test_an_answer_kept_from_call_to_call_of_a_graph_is_found(passes, honest):
+    cuda = FakeCuda()
+    arms = arms_of(cuda, passes)
+    eager, packed = arms.kernels
+    compute = packed.built.compute if honest else cheat(cuda, packed.built.compute)
+    packed.built = replace(packed.built, kernel=replace(packed.built.kernel, origin="mine.py"), compute=compute)
+    with torch.enable_grad() if passes != "forward" else torch.inference_mode():
+        for number in range(3):
+            arms.place(number)
+            arms.captured(INNER)
+        arms.inspect()
+    assert {name: wrong.code for name, wrong in arms.wrong.items()} == (
+        {} if honest else {"packed": WrongCode.WRONG_WHEN_TIMED}
+    )
+    assert eager.name not in arms.wrong
+
+
+class Line:
+    """A connection that has one job, and what was sent over it."""
+
+    def __init__(self, job):
+        self.job, self.sent = job, []
+
+    def recv(self):
+        return self.job
+
+    def send(self, message):
+        self.sent.append(message)
+
+
+def test_a_spoiled_capture_is_the_last_thing_that_a_worker_says(monkeypatch):
+    def spoil(self, inner):
+        raise SpoiledCapture("it waits", "packed")
+
+    monkeypatch.setattr(Arms, "captured", spoil)
+    monkeypatch.setattr(process, "referee_process", lambda job, connection: nullcontext(None))
+    cases = tuple(Case("8x16:swiglu", "8x16:swiglu", SPEC, tokens) for tokens in (1, 2))
+    line = Line(Job(0, cases, choices(["eager,packed"]), "eager", Method(block=1e-5, max_time=0.1)))
+    worker.serve(line)
+    assert [message for message in line.sent if message[0] != "stage"] == [
+        ("began", cases[0].key), ("spoiled", "packed", "it waits"),
+    ]  # fmt: skip
+
+
+def test_which_cases_are_replayed_is_what_was_asked_for_and_found_before():
+    small = Case("8x16:swiglu", "8x16:swiglu", SPEC, 4, device="cuda")
+    large = Case("large", "large", FFNSpec(4096, 11008, "silu", gated=True), 4096, device="cuda")
+
+    def launch(case, asked="auto", **more):
+        return launching_of(case, Job(0, (case,), (), None, Method(launch=asked), **more)).launch
+
+    assert [launch(small), launch(large)] == ["graphs", "plain"]
+    assert [launch(small, "plain"), launch(large, "graphs")] == ["plain", "graphs"]
+    found = {"plain": ((small.key, "mine cannot be captured: it waits"),)}
+    assert [launch(small, **found), launch(small, "graphs", **found)] == ["plain", "graphs"]
+    assert launching_of(replace(small, device="cpu"), Job(0, (), (), None, Method())) is None

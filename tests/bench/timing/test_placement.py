@@ -7,6 +7,7 @@ from itertools import combinations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ffncli.bench.records import Case
 from ffncli.bench.referee.problem import Problem
@@ -15,6 +16,7 @@ from ffncli.bench.timing.arms import Arms, twin_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel, touched
 from ffncli.bench.timing.placement import Arena, caching, flusher, nbytes, placeable
 from ffncli.block.recipe import FFNSpec
+from ffncli.errors import FFNError
 from ffncli.kernels import built_in
 
 MIB = 1 << 20
@@ -128,6 +130,41 @@ def test_short_of_memory_a_mode_is_renamed_and_a_note_says_so():
 
 def test_the_flush_writes_three_caches():
     assert flusher(1000, "cpu")().numel() * 4 == 3000
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.called = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.called.append(func.name().removeprefix("aten::").partition(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "once", "each"), [("write", [], "fill_"), ("", [], "fill_"), ("read", ["fill_"], "amax")]
+)
+def test_a_flush_that_reads_writes_its_buffer_once(monkeypatch, kind, once, each):
+    """So no line of it is still to be written when the call begins."""
+    monkeypatch.setenv("FFN_FLUSH", kind)
+    with Operators() as operators:
+        flush = flusher(1000, "cpu")
+        assert [name for name in operators.called if name != "empty"] == once
+        operators.called.clear()
+        flush()
+        flush()
+    assert operators.called == [each, each]
+    note = caching("flush", [MIB], MIB, 32 * MIB, 200 * MIB).note
+    assert note == ("caches emptied by reading (FFN_FLUSH=read)" if kind == "read" else "")
+    assert not caching("cold-weights", [MIB], MIB, MIB, 200 * MIB).note
+
+
+def test_an_unknown_way_to_flush_is_refused(monkeypatch):
+    monkeypatch.setenv("FFN_FLUSH", "burn")
+    with pytest.raises(FFNError, match="FFN_FLUSH: unknown value 'burn'; use write or read") as caught:
+        flusher(1000, "cpu")
+    assert caught.value.code == 2
 
 
 def test_order_gaps_and_the_first_place_are_all_drawn():

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from ffncli.bench.timing import slowed as module
-from ffncli.bench.timing.slowed import slowed, slowed_kernel
+from ffncli.bench.timing.cuda_clock import CudaClock
+from ffncli.bench.timing.slowed import slowed, slowed_kernel, slowed_on_gpu
+from ffncli.errors import FFNError
 from ffncli.kernels import built_in
+from tests.bench.fake_graphs import CostedGraphs
 
 
 class Clock:
@@ -39,3 +42,20 @@ def test_factor_1_is_the_code_itself():
     steps = Problem.of(Case("s", "s", FFNSpec(2, 4), 1), 0).steps
     kernel = slowed_kernel(built_in("eager"), 1.0)
     assert kernel.build(steps, "cpu", torch.float32).__module__ == "ffncli.kernels.eager"
+
+
+@pytest.mark.parametrize(("factor", "seconds"), [(1.05, 60e-6), (1.05, 1e-3), (2.0, 10e-6)])
+def test_on_a_gpu_too_though_no_kernel_is_shorter_than_2_microseconds(factor, seconds):
+    """The kernel that waits takes 2 µs before it waits at all: without that, 5 % of 60 µs would be 8 %."""
+    cuda = CostedGraphs(least=2e-6)
+    clock = CudaClock(cuda, cuda.now)
+    call = slowed_on_gpu(lambda: cuda.launch(seconds), factor, cuda, clock)
+    call()  # it measures
+    assert clock.time(call, 1) == pytest.approx(factor * seconds, rel=2e-3)
+
+
+def test_what_is_too_short_to_be_slowed_on_a_gpu_is_refused():
+    cuda = CostedGraphs(least=2e-6)
+    with pytest.raises(FFNError) as caught:
+        slowed_on_gpu(lambda: cuda.launch(30e-6), 1.05, cuda, CudaClock(cuda, cuda.now))()
+    assert caught.value.message == "a call of 30.0 µs cannot be made 5 % longer: the shortest kernel takes 2.00 µs"

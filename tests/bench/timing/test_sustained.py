@@ -40,6 +40,14 @@ def test_four_turns_a_b_b_a_of_at_least_300_ms():
     assert found.kernel == SustainedSide("packed", pytest.approx(1.1e-3))
 
 
+def test_a_replay_of_many_calls_counts_as_many():
+    def replay():
+        return "packed", 40 * 1.1e-3
+
+    found = sustained(Arm("packed", replay, calls=40), arms()[1], Sinking())
+    assert found.ratio == pytest.approx(1.1)
+
+
 def test_a_clock_that_sinks_evenly_cancels():
     clock = Sinking(rate=0.1)
     assert sustained(*arms(), clock).ratio == pytest.approx(1.1, rel=1e-9)

@@ -252,6 +252,9 @@ def test_exit_codes(bench, options, faults, code, words):
         (("--save", "a.txt"), "must end in .csv"),
         (("--sustained",), "--sustained needs --device cuda"),
         (("--selftest", "--kernel", "eager"), "--selftest has its own"),
+        (("--launch", "graphs"), "--launch graphs needs --device cuda"),
+        (("--launch", "graphs", "--by-step"), "--by-step contradicts --launch graphs"),
+        (("--launch", "both"), "--launch: unknown value 'both'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_one_line(bench, arguments, words, tmp_path):
