@@ -27,9 +27,10 @@ from torch import Tensor
 from ffncli.bench.machine.math_mode import set_math_mode
 from ffncli.bench.records import Case, Job
 from ffncli.bench.referee.errors import Error
-from ffncli.bench.referee.problem import Inputs, Problem, seed_of
+from ffncli.bench.referee.problem import Inputs, Problem, seed_of, weight_bytes
 from ffncli.bench.referee.samples import CallSample
 from ffncli.errors import ExitCode, FFNError
+from ffncli.run.engine.weights import require_memory
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _CLOCKS_APART, _CLOCKS_LEAST = 0.05, 0.1  # as a share, and in seconds: less is waiting for a processor
@@ -233,6 +234,7 @@ class _Answers:
     def _problem(self) -> Problem:
         assert self.case is not None
         if self.problem is None:
+            require_memory(2 * weight_bytes(self.case), "the block's weights, in the worker and in its referee,")
             self.problem = Problem.of(self.case, seed_of(self.case, self.job))
         return self.problem
 
