@@ -238,6 +238,11 @@ class Problem:
         return error_of(output_and_experts(self.steps, self.weights, {self.entry: x.detach()})[0], out, 0.0).rel
 
 
+def weight_bytes(case: Case) -> int:
+    """Bytes of a case's weights."""
+    return cost(kernel_steps(steps_of(case.spec))).params * dtype_of(case.dtype).itemsize
+
+
 def seeded(seed: int, device: str) -> torch.Generator:
     """A generator on the device itself: a GPU would wait seconds for the numbers of a large case from a CPU."""
     return torch.Generator(torch.device(device)).manual_seed(seed)

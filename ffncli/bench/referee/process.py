@@ -31,10 +31,11 @@ from ffncli.bench.machine.math_mode import set_math_mode
 from ffncli.bench.records import Case, Job, refereed_apart
 from ffncli.bench.referee.errors import Error
 from ffncli.bench.referee.messages import about, packed, receive, samples_of, send, unpacked
-from ffncli.bench.referee.problem import Inputs, Problem, seed_of
+from ffncli.bench.referee.problem import Inputs, Problem, seed_of, weight_bytes
 from ffncli.bench.referee.rulings import Ruling, Rulings
 from ffncli.bench.referee.samples import CallSample
 from ffncli.errors import ExitCode, FFNError
+from ffncli.run.engine.weights import require_memory
 from ffncli.system.child import require_original
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
@@ -303,6 +304,7 @@ class _Answers:
     def _rulings(self) -> Rulings:
         assert self.case is not None
         if self.begun is None:
+            require_memory(2 * weight_bytes(self.case), "the block's weights, in the worker and in its referee,")
             problem = Problem.of(self.case, seed_of(self.case, self.job))
             self.begun = Rulings(problem, self.job.wanted_baseline, self.job.method.math_mode)
         return self.begun

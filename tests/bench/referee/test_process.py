@@ -161,3 +161,17 @@ def test_it_has_no_business_with_steps_or_on_a_gpu(started):
     from dataclasses import replace
 
     assert started(replace(job, cases=(replace(job.cases[0], device="cuda"),))) is None
+
+
+def test_weights_that_fit_once_are_refused_before_they_are_drawn(monkeypatch):
+    """The worker and its referee draw at the same time: each alone would find enough memory."""
+    job = job_of(SPECS["gated"])
+    size = 4 * 3 * 8 * 12
+    for free, fits in ((2 * size, True), (2 * size - 1, False)):
+        monkeypatch.setattr("ffncli.run.engine.weights.available_memory", lambda root, free=free: free)
+        answers = module._Answers(job)
+        if fits:
+            answers.to({"ask": "begin", "key": job.cases[0].key}, [])
+            continue
+        with pytest.raises(FFNError, match="in the worker and in its referee, would need"):
+            answers.to({"ask": "begin", "key": job.cases[0].key}, [])
