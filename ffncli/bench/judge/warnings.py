@@ -165,9 +165,9 @@ def of_blocks(blocks: Sequence[TimedBlock]) -> list[BenchWarning]:
         warnings.append(BenchWarning(Code.LOAD, f"{max(load):.1f}"))
     if len(cpu) > len(blocks) / 2:
         warnings.append(BenchWarning(Code.WAITING, f"threads were busy {percent(median(cpu))} of the time"))
-    if len(clock) > _SHARE * len(blocks):
+    read = [block for block in blocks if figures([block], "power")] or blocks  # a GPU's state is read now and then
+    if len(clock) > _SHARE * len(read):
         warnings.append(BenchWarning(Code.CLOCK, f"{percent(median(clock))} of the rated clock"))
-    read = [block for block in blocks if figures([block], "power")] or blocks  # the GPU's state is read now and then
     for code, judged, which in ((Code.GPU_THROTTLED, read, "its readings"), (Code.LAUNCH_BOUND, blocks, "the blocks")):
         share = _share(judged, code.value.__eq__)
         if share > _SHARE:

@@ -61,11 +61,10 @@ class GpuProbe:
         self.rated_mhz: int | None = self._of_gpu("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
 
     def read(self) -> Sample:
-        """A reading; an empty one, with the rated clock only, if a new one would exceed its share of the time: an old
-        one is not of this block, which another arm may have had since."""
+        """A reading; an empty one if it would exceed its share of the time: the last one is of another arm's block."""
         began = self._now()
         if began < self._next:
-            return Sample(rated_mhz=self._last.rated_mhz)
+            return Sample()
         power = self._of_gpu("nvmlDeviceGetPowerUsage")
         self._last = Sample(
             self._of_gpu("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
@@ -139,9 +138,10 @@ def clock_flags(before: Sample, after: Sample, sm_hz: float | None = None) -> tu
 
     `clock=0.71` is the share of the rated clock, given if below 0.75, as for a CPU. Reasons count if either reading has
     them. The SM clock is `sm_hz` if the GPU counted it itself; other figures are from the reading after the block, when
-    the GPU has just worked, or from that before it if there was none after.
+    the GPU has just worked, or from that before it if there was none after. Without a reading there is no `clock`: why
+    it is low is not known.
     """
-    newest = before if after == Sample(rated_mhz=after.rated_mhz) else after
+    newest = before if after == Sample() else after
     sm_mhz = round(sm_hz / 1e6) if sm_hz else newest.sm_mhz
     flags = []
     reasons = before.reasons | after.reasons

@@ -79,6 +79,14 @@ def test_readings_take_at_most_a_twentieth_of_the_time():
 OK = Sample(sm_mhz=1410, power_w=312.4, rated_mhz=1410)
 
 
+def test_the_clock_that_the_gpu_counted_itself_stands_first():
+    """Without a reading of NVML there is no reason for a low clock, so it is not judged."""
+    assert clock_flags(OK, OK, 1000.4e6) == ("sm=1000", "clock=0.71", "power=312")
+    assert clock_flags(OK, Sample(), 1000.4e6) == ("sm=1000", "clock=0.71", "power=312")
+    assert clock_flags(Sample(), Sample(), 1000.4e6) == ("sm=1000",)
+    assert clock_flags(Sample(), OK, None) == ("sm=1410", "power=312")
+
+
 @pytest.mark.parametrize(
     ("before", "after", "flags"),
     [
