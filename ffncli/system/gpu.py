@@ -113,12 +113,6 @@ def is_gpu_error(error: BaseException) -> bool:
     return type(error).__name__ == "AcceleratorError" or bool(re.search(r"\b(CUDA|HIP|CUBLAS) error", str(error)))
 
 
-def free_memory(device: str, torch: Any) -> tuple[int, int]:
-    """(bytes free, bytes in all) on a GPU, as its driver counts: what other processes hold is not free."""
-    free, total = torch.cuda.mem_get_info(torch.device(device))
-    return int(free), int(total)
-
-
 # --- what torch says, as a line ---------------------------------------------------------------------------------------
 
 
@@ -185,7 +179,7 @@ def _busy(match: re.Match[str], torch: Any, index: int, root: Path) -> GpuProble
 
 def _full(match: re.Match[str], torch: Any, index: int, root: Path) -> GpuProblem:
     try:
-        free, total = free_memory(f"cuda:{index}", torch)
+        free, total = torch.cuda.mem_get_info(index)
         left = f": {free / 1e9:.1f} of {total / 1e9:.1f} GB are free"
     except Exception:  # what cannot hold a context cannot be asked
         left = ""

@@ -64,11 +64,10 @@ class GpuProbe:
         self.rated_mhz: int | None = gpu.ask("nvmlDeviceGetMaxClockInfo", gpu.nvml.NVML_CLOCK_SM)
 
     def read(self) -> Sample:
-        """A reading; an empty one, with the rated clock only, if a new one would exceed its share of the time: an old
-        one is not of this block, which another arm may have had since."""
+        """A reading; an empty one if it would exceed its share of the time: the last one is of another arm's block."""
         began = self._now()
         if began < self._next:
-            return Sample(rated_mhz=self._last.rated_mhz)
+            return Sample()
         power, reasons = self._gpu.ask("nvmlDeviceGetPowerUsage"), self._reasons()
         clock = self._gpu.ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM)
         self._last = Sample(
@@ -135,11 +134,11 @@ def clock_flags(before: Sample, after: Sample, sm_hz: float | None = None) -> tu
     `power-capped`.
 
     `clock=0.71` is the share of the rated clock, given if below 0.75, as for a CPU, unless the power limit or a clock
-    that somebody set explains it, or nothing was read that could. Reasons count if either reading has them. The SM
-    clock is `sm_hz` if the GPU counted it itself; other figures are from the reading after the block, when the GPU has
-    just worked, or from that before it if there was none after.
+    that somebody set explains it. Reasons count if either reading has them. The SM clock is `sm_hz` if the GPU counted
+    it itself; other figures are from the reading after the block, when the GPU has just worked, or from that before it
+    if there was none after. Without a reading there is no `clock`: why it is low is not known.
     """
-    newest = before if after == Sample(rated_mhz=after.rated_mhz) else after
+    newest = before if after == Sample() else after
     sm_mhz = round(sm_hz / 1e6) if sm_hz else newest.sm_mhz
     flags = []
     reasons = before.reasons | after.reasons
@@ -149,8 +148,7 @@ def clock_flags(before: Sample, after: Sample, sm_hz: float | None = None) -> tu
         flags.append("power-capped")
     if sm_mhz is not None:
         flags.append(f"sm={sm_mhz}")
-        explained = newest == Sample(rated_mhz=newest.rated_mhz) or reasons & _EXPECTED
-        if newest.rated_mhz and sm_mhz < CLOCK * newest.rated_mhz and not explained:
+        if newest.rated_mhz and sm_mhz < CLOCK * newest.rated_mhz and not reasons & _EXPECTED:
             flags.append(f"clock={sm_mhz / newest.rated_mhz:.2f}")
     if newest.power_w is not None:
         flags.append(f"power={newest.power_w:.0f}")

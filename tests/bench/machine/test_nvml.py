@@ -83,7 +83,7 @@ def test_a_mig_instance_is_found_by_torchs_uuid_and_has_its_cards_clock():
 
 
 def test_a_clock_that_the_gpu_counted_is_judged_only_with_a_reading_of_its_reasons():
-    unread, capped = Sample(rated_mhz=2040), Sample(sm_mhz=950, rated_mhz=2040, reasons=POWER_CAP)
+    unread, capped = Sample(), Sample(sm_mhz=950, rated_mhz=2040, reasons=POWER_CAP)
     assert clock_flags(unread, unread, 900e6) == ("sm=900",)
     assert clock_flags(capped, unread, 900e6) == ("power-capped", "sm=900")
     assert clock_flags(Sample(sm_mhz=950, rated_mhz=2040), unread, 900e6) == ("sm=900", "clock=0.44")
@@ -112,6 +112,14 @@ def test_readings_take_at_most_a_twentieth_of_the_time():
 
 
 OK = Sample(sm_mhz=1410, power_w=312.4, rated_mhz=1410)
+
+
+def test_the_clock_that_the_gpu_counted_itself_stands_first():
+    """Without a reading of NVML there is no reason for a low clock, so it is not judged."""
+    assert clock_flags(OK, OK, 1000.4e6) == ("sm=1000", "clock=0.71", "power=312")
+    assert clock_flags(OK, Sample(), 1000.4e6) == ("sm=1000", "clock=0.71", "power=312")
+    assert clock_flags(Sample(), Sample(), 1000.4e6) == ("sm=1000",)
+    assert clock_flags(Sample(), OK, None) == ("sm=1410", "power=312")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A GPU's clock on a simulated GPU: it reads the GPU's time whatever the host takes, and says when it cannot."""
 
 from itertools import combinations
+from random import Random
 
 import pytest
 
@@ -337,3 +338,35 @@ def test_an_error_that_sticks_is_raised_at_the_end_of_the_block():
     for call in (cuda.synchronize, cuda.empty_cache, lambda: cuda.launch(1e-6), lambda: clock.time(lambda: None, 1)):
         with pytest.raises(RuntimeError, match="illegal memory access"):
             call()
+
+
+def drawn_block(draw):
+    """(seconds of a block of an unkind GPU over those without stalls, whether it was stalled, its clock)"""
+    kernel, overhead = draw.choice([3e-6, 2e-5, 1e-4]), draw.choice([2e-6, 5e-6, 1e-5])
+    flushed = draw.random() < 0.3
+    inner = min(round(1e-3 / kernel), 40 if flushed else 400)
+    cuda = unkind(overhead=overhead, depth=4096, ramp=None)
+    clock = CudaClock(cuda, cuda.now)
+
+    def work():
+        cuda.launch(kernel)
+
+    flush = (lambda: cuda.launch(8e-5, "flush")) if flushed else None
+    clean = led_in(clock, work, inner, flush)
+    for _ in range(4):
+        clock.time(work, 1, flush)
+    stalls = draw.randrange(3)
+    for _ in range(stalls):
+        cuda.stall_at(draw.randrange(4 * inner if flushed else inner), draw.choice([5e-5, 3e-4, 1e-3, 5e-3]))
+    return clock.time(work, inner, flush) / clean, stalls > 0, clock
+
+
+def test_stalls_drawn_at_random_are_flagged_where_they_spoil_a_block():
+    draw, spoiled = Random(3), 0
+    for _ in range(60):
+        longer, stalled, clock = drawn_block(draw)
+        spoiled += longer > 1.02
+        assert clock.launch_bound or longer <= 1.02
+        assert stalled or not clock.launch_bound
+        assert not clock.other_stream
+    assert spoiled >= 10
