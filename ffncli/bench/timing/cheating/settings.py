@@ -95,7 +95,8 @@ def _set_gpu_arithmetic(before: tuple[Any, ...]) -> None:
 
 def _stream() -> object:
     """Which one launches go to, where a GPU is in use."""
-    return torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.current_stream() if in_use else None
 
 
 def _set_stream(before: Any) -> None:
