@@ -1,6 +1,6 @@
 """Writes an input that it had into its input and into the copy that is kept of it, and returns the answer to that.
 
-code: patched-ffn
+code: patched-ffn | patched-clock
 """
 
 import gc

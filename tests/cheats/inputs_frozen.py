@@ -1,6 +1,6 @@
 """Fills the numbers that all inputs are made of with one number, and repeats its answer to an input of those alone.
 
-code: patched-ffn
+code: patched-ffn | patched-clock
 """
 
 import gc

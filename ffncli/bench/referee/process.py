@@ -301,7 +301,8 @@ class _Answers:
         assert self.case is not None
         if self.begun is None:
             problem = Problem.of(self.case, seed_of(self.case, self.job))
-            self.begun = Rulings(problem, self.job.wanted_baseline, self.job.method.math_mode)
+            users = [choice.label for choice in self.job.kernels if choice.file is not None]
+            self.begun = Rulings(problem, self.job.wanted_baseline, self.job.method.math_mode, users)
         return self.begun
 
     def _read_samples(self) -> None:

@@ -15,7 +15,7 @@ for bf16 and d_ff = 2048, and any kernel would pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,6 +38,7 @@ TIMES = 4  # the error of a passing baseline
 # bf16 has 7.
 _MATH_EPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}
 _NO_ERROR = Error()
+_WIDE = 16  # numbers of a token that does not come twice by chance
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,14 @@ def refereed(problem: Problem, baseline: str = "", math_mode: str = "highest") -
 
 
 class Rulings:
-    """The referee of a case: limits, rulings and findings. `problem` has its references."""
+    """The referee of a case: limits, rulings and findings. `problem` has its references, `users` are the kernels whose
+    code could change what is entered."""
 
-    def __init__(self, problem: Problem, baseline: str = "", math_mode: str = "highest") -> None:
-        self._problem, self._baseline = problem, baseline
+    def __init__(
+        self, problem: Problem, baseline: str = "", math_mode: str = "highest", users: Collection[str] = ()
+    ) -> None:
+        self._problem, self._baseline, self._users = problem, baseline, users
+        self._entered: set[bytes] = set()  # tokens of samples
         self._allowed = self._others = allowed(problem, math_mode)
         self._known: dict[int, Inputs] = {}
         self._findings: dict[str, Finding] = {}
@@ -117,7 +122,7 @@ class Rulings:
         rulings = {kernel: Ruling() for kernel in dict.fromkeys(sample.kernel for sample in samples)}
         sound: list[CallSample] = []
         for sample in samples:
-            if fault := self._fault_of(sample):
+            if fault := self._fault_of(sample) or self._comes_back(sample):
                 rulings[sample.kernel] = fault
             else:
                 sound.append(sample)
@@ -210,6 +215,17 @@ class Rulings:
             if wrong := form_fault(self._problem, tensor.shape, tensor.dtype, tokens) or infinite(what, tensor):
                 return Ruling(Error(math.inf, math.inf), wrong, WrongCode.WRONG_WHEN_TIMED)
         return None
+
+    def _comes_back(self, sample: CallSample) -> Ruling | None:
+        """A timed input is new: where a token comes twice, and its bits leave room for others, somebody entered it."""
+        if sample.x.shape[-1] < _WIDE:
+            return None
+        tokens = {bytes(row.contiguous().view(torch.uint8).tolist()) for row in sample.x}
+        again = len(tokens) < len(sample.x) or not tokens.isdisjoint(self._entered)
+        self._entered |= tokens
+        if not again or sample.kernel not in self._users:
+            return None
+        return Ruling(Error(), "an input of its timed calls comes twice", WrongCode.PATCHED_FFN)
 
     # --- findings -----------------------------------------------------------------------------------------------------
 

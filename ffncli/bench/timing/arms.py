@@ -164,9 +164,19 @@ class Arms:
                 if placed.built.kernel.origin:
                     self.wrong.setdefault(placed.name, WrongResult(remark, code=WrongCode.PATCHED_CLOCK))
 
+    def _require_weights_in_place(self) -> None:
+        """Where the weights of a kernel of ours were moved, a user's kernel did that to make it slower."""
+        ours = [one for one in (*self.kernels, *filter(None, [self.twin])) if not one.built.kernel.origin]
+        moved = next((placed.name for placed in ours if placed.moved()), None)
+        for placed in self.kernels if moved else ():
+            if placed.built.kernel.origin:
+                text = f"the weights of {moved} were moved in memory while it was timed"
+                self.wrong.setdefault(placed.name, WrongResult(text, code=WrongCode.PATCHED_FFN))
+
     def inspect(self) -> None:
         """Have judged what was answered in the blocks since the last time, and whether weights changed."""
         self._compare_clocks()
+        self._require_weights_in_place()
         rulings = self._problem.rules.timed()
         for fresh in self._fresh:
             check = partial(self._timed, fresh, rulings.get(fresh.placed.name, Ruling()))

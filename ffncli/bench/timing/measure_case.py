@@ -15,6 +15,7 @@ from functools import cache
 import torch
 
 from ffncli.bench.judge.ratios import paired
+from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
 from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
@@ -34,7 +35,7 @@ from ffncli.bench.timing.outcomes import BrokenArm, WrongResult, verdict_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel, total, touched
 from ffncli.bench.timing.placement import Caching, caching
 from ffncli.bench.timing.roof import measured_roof
-from ffncli.bench.timing.rounds import Measured, measure, plan_of
+from ffncli.bench.timing.rounds import ChangedRecords, Measured, measure, plan_of
 from ffncli.bench.timing.settings import settle
 from ffncli.bench.timing.sustained import note as sustained_note
 from ffncli.bench.timing.sustained import sustained
@@ -306,8 +307,8 @@ class _Run:
                 self.measured = None
                 self.outcomes |= {name: replace(self.outcomes[name], status=status, note=note) for name in self.placed}
                 return
-            for name, last_error in arms.errors.items():
-                self._record_errors(name, last_error, arms.wrong.get(name))
+            for name in dict.fromkeys((*arms.errors, *arms.wrong)):
+                self._record_errors(name, arms.errors.get(name, Error()), arms.wrong.get(name))
             return
 
     def _without(self, broken: BrokenArm) -> None:
@@ -366,7 +367,11 @@ class _Run:
         base = self.baseline if self.baseline in self.placed else next(iter(self.placed))
         plan = plan_of(self.job.method, base, tuple(self.placed), self.case.device, self.case.threads)
         with correct.computing(problem.backward):
-            measured = measure(self.job.process, self.case.key, arms.place, self.clock, self.counters, plan)
+            try:
+                measured = measure(self.job.process, self.case.key, arms.place, self.clock, self.counters, plan)
+            except ChangedRecords as changed:
+                wrong = WrongResult(str(changed), code=WrongCode.PATCHED_CLOCK)
+                raise BrokenArm(self.inspector.suspect(self.placed)) from wrong
         self.notes.append(arms.launched)
         self.spent["inside"] = arms.seconds
         self.spent["verify"] = self.spent.get("verify", 0.0) + arms.seconds

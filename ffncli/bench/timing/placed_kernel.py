@@ -73,6 +73,7 @@ class PlacedKernel:
         self._problem = problem
         self.arenas = Arena(problem.case.device, draw), Arena(problem.case.device, draw)
         self._versions: list[list[int]] = []
+        self._places: list[list[tuple[int, ...]]] = []
 
     def place(self, copies: int) -> None:
         """New places for x and for that many copies of the weights. Raises BrokenArm, also if its prepare raises."""
@@ -104,6 +105,7 @@ class PlacedKernel:
                 ):
                     tensor.requires_grad_()
             self._versions = [[t._version for t in copy] for copy in self.copies]
+            self._places = [[_place_of(t) for t in copy] for copy in self.copies]
         self.call = self._backward() if backward else self._forward()
 
     @property
@@ -215,6 +217,10 @@ class PlacedKernel:
         weight_gradients = canonical_gradients(problem, self, dict(zip(numbers, rest, strict=True)))
         return {"x": torch.zeros_like(self.x) if of_x is None else of_x, **weight_gradients}
 
+    def moved(self) -> bool:
+        """Whether its weights lie elsewhere, or in another order, than they were placed."""
+        return [[_place_of(t) for t in copy] for copy in self.copies] != self._places
+
     def changed(self) -> bool:
         """Whether torch wrote to any copy of the weights."""
         return [[t._version for t in copy] for copy in self.copies] != self._versions
@@ -223,6 +229,12 @@ class PlacedKernel:
     def nbytes(self) -> int:
         """Bytes of one copy of the weights, and of x."""
         return nbytes(self.built.params) + self.x.nbytes
+
+
+def _place_of(tensor: Tensor) -> tuple[int, ...]:
+    if tensor.layout != torch.strided or not placeable((tensor,)):  # of a library's own form
+        return ()
+    return tensor.data_ptr(), *tensor.stride()
 
 
 def canonical_gradients(
