@@ -79,7 +79,7 @@ class _Messages(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == "ffncli.bench.records" and name in _RECORDS:
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is no part of a worker's message")
+        raise pickle.UnpicklingError(f"a worker's message must not hold {module}.{name}")
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Worker:
     def receive(self, patience: float | None = None) -> tuple[Any, ...] | None:
         """Its next message; None if none arrives within that many seconds.
 
-        One that holds anything but records and plain values is the text of why that is no message.
+        If it holds anything but records and plain values, a text that says so.
         """
         if patience is not None and not self.connection.poll(patience):
             return None

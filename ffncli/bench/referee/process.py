@@ -26,14 +26,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.machine.math_mode import set_math_mode
 from ffncli.bench.records import Case, Job, refereed_apart
-from ffncli.bench.referee.errors import Error
+from ffncli.bench.referee.errors import Error, Ruling
 from ffncli.bench.referee.messages import about, packed, receive, samples_of, send, unpacked
 from ffncli.bench.referee.problem import Inputs, Problem, seed_of
-from ffncli.bench.referee.rulings import Ruling, Rulings
+from ffncli.bench.referee.rulings import Rulings
 from ffncli.bench.referee.samples import CallSample
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.errors import ExitCode, FFNError
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4

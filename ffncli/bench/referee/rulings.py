@@ -1,6 +1,6 @@
 """The referee's rulings: whether an answer is right, and what each kernel of a case has been found to do so far.
 
-The same code runs in the referee's process and, where there is none, in the worker. In a process of its own, nothing
+The same code runs in the referee's process, or in the worker if it has none. In a process of its own, nothing
 that a kernel does to the worker's Python changes a limit, a comparison or what has been found.
 
 The baseline must be within `allowed`; any other kernel within that, or 4 times the error of a passing baseline. A
@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.records import TWIN, CaseReport, Finding
-from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Error, errors_of
+from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Error, Ruling, errors_of
 from ffncli.bench.referee.problem import Inputs, Problem
 from ffncli.bench.referee.samples import CallSample
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.run.measure.not_finite import in_words
 from ffncli.run.measure.statistics import not_finite
 from ffncli.run.measure.tolerance import declared_tolerance, rms_tolerance, tolerance_for
@@ -37,22 +37,7 @@ TIMES = 4  # the error of a passing baseline
 # The precision that float32 products may be rounded to first (torch.set_float32_matmul_precision): TF32 has 10 bits,
 # bf16 has 7.
 _MATH_EPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}
-_NO_ERROR = Error()
 _WIDE = 16  # numbers of a token that does not come twice by chance
-
-
-@dataclass(frozen=True)
-class Ruling:
-    """An answer is right, or `wrong` says in words what is wrong with it; `error` is how far off it is."""
-
-    error: Error = _NO_ERROR
-    wrong: str = ""
-    code: WrongCode | None = None
-
-    @property
-    def note(self) -> str:
-        """What is wrong, with its code in front; empty if nothing is."""
-        return f"{self.code}: {self.wrong}" if self.code and self.wrong else self.wrong
 
 
 def allowed(problem: Problem, math_mode: str = "highest") -> float:

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from ffncli.bench.judge import roofline
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.machine import machine
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, STEP, TWIN, Doing
-from ffncli.bench.referee.errors import Error
+from ffncli.bench.referee.errors import Error, Ruling
 from ffncli.bench.referee.problem import Problem
-from ffncli.bench.referee.rulings import Ruling
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.anchor import anchor, gpu_anchor
 from ffncli.bench.timing.bare_products import Chain
@@ -30,6 +28,7 @@ from ffncli.bench.timing.placed_kernel import PlacedKernel, shuffle_buffers
 from ffncli.bench.timing.placement import Arena, Caching, flusher
 from ffncli.bench.timing.rounds import Arm
 from ffncli.bench.timing.slowed import slowed_kernel
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
 from ffncli.kernels.choice import KernelChoice

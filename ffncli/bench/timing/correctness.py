@@ -13,12 +13,12 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from ffncli.bench.judge.wrong_codes import WrongCode
-from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Error
+from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Error, Ruling
 from ffncli.bench.referee.problem import Inputs, Problem
-from ffncli.bench.referee.rulings import Ruling, form_fault
+from ffncli.bench.referee.rulings import form_fault
 from ffncli.bench.timing.outcomes import WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
+from ffncli.bench.wrong_codes import WrongCode
 
 
 def computing(backward: bool) -> AbstractContextManager[object]:

@@ -15,7 +15,6 @@ from functools import cache
 import torch
 
 from ffncli.bench.judge.ratios import paired
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
 from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
@@ -39,6 +38,7 @@ from ffncli.bench.timing.rounds import ChangedRecords, Measured, measure, plan_o
 from ffncli.bench.timing.settings import settle
 from ffncli.bench.timing.sustained import note as sustained_note
 from ffncli.bench.timing.sustained import sustained
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.recipe import steps as steps_of
 from ffncli.errors import FFNError
 from ffncli.kernels.compiled import cache as compile_cache

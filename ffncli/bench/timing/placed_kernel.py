@@ -11,10 +11,10 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped, WrongResult
 from ffncli.bench.timing.placement import Arena, Params, nbytes, placeable
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.steps import Experts
 from ffncli.kernels.kernel import Computes, Kernel
 from ffncli.run.user.kernels import unguarded

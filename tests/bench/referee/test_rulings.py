@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.records import TWIN, Finding
-from ffncli.bench.referee.errors import GRADIENT, OUTPUT
-from ffncli.bench.referee.rulings import TIMES, Ruling, Rulings, allowed
+from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Ruling
+from ffncli.bench.referee.rulings import TIMES, Rulings, allowed
 from ffncli.bench.referee.samples import CallSample
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
 from tests.bench.referee.test_problem import SWIGLU, problem_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.records import Job, TimedBlock
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.referee.process import RefereeGone
@@ -17,6 +16,7 @@ from ffncli.bench.timing.cuda_clock import CudaClock
 from ffncli.bench.timing.fresh_inputs import Reservoir
 from ffncli.bench.timing.outcomes import BrokenArm, WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.system.host import busy_threads
 
 
