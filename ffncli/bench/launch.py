@@ -84,7 +84,7 @@ class _Messages(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == "ffncli.bench.records" and name in _RECORDS:
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is no part of a worker's message")
+        raise pickle.UnpicklingError(f"a worker's message must not hold {module}.{name}")
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Worker:
         """Its next message; None if none arrives within that many seconds. Raises EOFError too if it has ended while a
         process that it started holds the line open.
 
-        One that holds anything but records and plain values is the text of why that is no message.
+        If it holds anything but records and plain values, a text that says so.
         """
         if patience is not None and not self.connection.poll(patience):
             if has_ended(self.process, 0.0) and not self.connection.poll(0.0):

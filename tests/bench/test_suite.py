@@ -635,7 +635,7 @@ def test_a_message_of_a_worker_runs_nothing(tmp_path):
     ours, theirs = Pipe()
     busy = launch.Worker(None, ours, None)
     theirs.send(("unit", Hostile()))
-    assert busy.receive() == ("posix.mkdir is no part of a worker's message",)
+    assert busy.receive() == ("a worker's message must not hold posix.mkdir",)
     assert not file.exists()
     unit = fake_worker.unit(request().cases[0], Job(0, (), choices(["eager"]), "eager", Method()))
     theirs.send(("unit", unit))

@@ -1,4 +1,4 @@
-"""A worker's unit beside the report of its referee: a kernel is ok where both say so, and as often as it was timed.
+"""A worker's unit and the report of its referee: a kernel is ok where both say so, and as often as it was timed.
 
 The worker has loaded users' files, so its Python may be patched from end to end. The referee has not, and its report
 comes over a line of its own.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.records import TWIN, CaseReport, Finding, Outcome, TimedUnit
+from ffncli.bench.wrong_codes import WrongCode
 
 
 def agreed(unit: TimedUnit, report: CaseReport | None) -> TimedUnit:

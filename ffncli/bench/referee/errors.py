@@ -1,4 +1,4 @@
-"""How far a kernel's tensors are from the reference."""
+"""How far a kernel's tensors are from the reference, and a ruling on them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.run.measure.gap import gap
 
 OUTPUT, GRADIENT = "its output", "its gradient of "  # what is compared, in a note's words
@@ -32,6 +33,23 @@ class Error:
         """The larger of each."""
         most = max(self.subnormal, other.subnormal)
         return Error(max(self.largest, other.largest), max(self.rel, other.rel), most)
+
+
+_NO_ERROR = Error()
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """An answer is right, or `wrong` says in words what is wrong with it; `error` is how far off it is."""
+
+    error: Error = _NO_ERROR
+    wrong: str = ""
+    code: WrongCode | None = None
+
+    @property
+    def note(self) -> str:
+        """What is wrong, with its code in front; empty if nothing is."""
+        return f"{self.code}: {self.wrong}" if self.code and self.wrong else self.wrong
 
 
 def errors_of(

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from random import Random, SystemRandom
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ffncli.bench.records import Case, Job
-from ffncli.bench.referee.errors import Error, error_of, least_gradient, size
+from ffncli.bench.referee.errors import Error, Ruling, error_of, least_gradient, size
 from ffncli.bench.referee.samples import CallSample
 from ffncli.block.activations import TABLE
 from ffncli.block.cost import cost
@@ -27,9 +27,6 @@ from ffncli.run.engine.execute import execute
 from ffncli.run.engine.prepare import dtype_of
 from ffncli.run.engine.reference import in_float64, output_and_experts, steady_tokens
 from ffncli.run.engine.weights import random_weights
-
-if TYPE_CHECKING:
-    from ffncli.bench.referee.rulings import Ruling
 
 _REDRAWS = 8
 _MOST_JUDGED = 4e9  # FLOPs of the references of samples in one placement: some 0.2 s of a core

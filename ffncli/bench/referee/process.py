@@ -26,14 +26,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.machine.math_mode import set_math_mode
 from ffncli.bench.records import Case, Job, refereed_apart
-from ffncli.bench.referee.errors import Error
+from ffncli.bench.referee.errors import Error, Ruling
 from ffncli.bench.referee.messages import about, packed, receive, samples_of, send, unpacked
 from ffncli.bench.referee.problem import Inputs, Problem, seed_of, weight_bytes
-from ffncli.bench.referee.rulings import Ruling, Rulings
+from ffncli.bench.referee.rulings import Rulings
 from ffncli.bench.referee.samples import CallSample
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.errors import ExitCode, FFNError
 from ffncli.run.engine.weights import require_memory
 from ffncli.system.child import require_original
@@ -306,7 +306,8 @@ class _Answers:
         if self.begun is None:
             require_memory(2 * weight_bytes(self.case), "the block's weights, in the worker and in its referee,")
             problem = Problem.of(self.case, seed_of(self.case, self.job))
-            self.begun = Rulings(problem, self.job.wanted_baseline, self.job.method.math_mode)
+            users = [choice.label for choice in self.job.kernels if choice.file is not None]
+            self.begun = Rulings(problem, self.job.wanted_baseline, self.job.method.math_mode, users)
         return self.begun
 
     def _read_samples(self) -> None:

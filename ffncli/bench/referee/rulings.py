@@ -1,6 +1,6 @@
 """The referee's rulings: whether an answer is right, and what each kernel of a case has been found to do so far.
 
-The same code runs in the referee's process and, where there is none, in the worker. In a process of its own, nothing
+The same code runs in the referee's process, or in the worker if it has none. In a process of its own, nothing
 that a kernel does to the worker's Python changes a limit, a comparison or what has been found.
 
 The baseline must be within `allowed`; any other kernel within that, or 4 times the error of a passing baseline. A
@@ -15,17 +15,17 @@ for bf16 and d_ff = 2048, and any kernel would pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.records import TWIN, CaseReport, Finding
-from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Error, errors_of
+from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Error, Ruling, errors_of
 from ffncli.bench.referee.problem import Inputs, Problem
 from ffncli.bench.referee.samples import CallSample
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.run.measure.not_finite import in_words
 from ffncli.run.measure.statistics import not_finite
 from ffncli.run.measure.tolerance import declared_tolerance, rms_tolerance, tolerance_for
@@ -37,21 +37,7 @@ TIMES = 4  # the error of a passing baseline
 # The precision that float32 products may be rounded to first (torch.set_float32_matmul_precision): TF32 has 10 bits,
 # bf16 has 7.
 _MATH_EPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}
-_NO_ERROR = Error()
-
-
-@dataclass(frozen=True)
-class Ruling:
-    """An answer is right, or `wrong` says in words what is wrong with it; `error` is how far off it is."""
-
-    error: Error = _NO_ERROR
-    wrong: str = ""
-    code: WrongCode | None = None
-
-    @property
-    def note(self) -> str:
-        """What is wrong, with its code in front; empty if nothing is."""
-        return f"{self.code}: {self.wrong}" if self.code and self.wrong else self.wrong
+_WIDE = 16  # numbers of a token that does not come twice by chance
 
 
 def allowed(problem: Problem, math_mode: str = "highest") -> float:
@@ -68,10 +54,14 @@ def refereed(problem: Problem, baseline: str = "", math_mode: str = "highest") -
 
 
 class Rulings:
-    """The referee of a case: limits, rulings and findings. `problem` has its references."""
+    """The referee of a case: limits, rulings and findings. `problem` has its references, `users` are the kernels whose
+    code could change what is entered."""
 
-    def __init__(self, problem: Problem, baseline: str = "", math_mode: str = "highest") -> None:
-        self._problem, self._baseline = problem, baseline
+    def __init__(
+        self, problem: Problem, baseline: str = "", math_mode: str = "highest", users: Collection[str] = ()
+    ) -> None:
+        self._problem, self._baseline, self._users = problem, baseline, users
+        self._entered: set[bytes] = set()  # tokens of samples
         self._allowed = self._others = allowed(problem, math_mode)
         self._known: dict[int, Inputs] = {}
         self._findings: dict[str, Finding] = {}
@@ -117,7 +107,7 @@ class Rulings:
         rulings = {kernel: Ruling() for kernel in dict.fromkeys(sample.kernel for sample in samples)}
         sound: list[CallSample] = []
         for sample in samples:
-            if fault := self._fault_of(sample):
+            if fault := self._fault_of(sample) or self._comes_back(sample):
                 rulings[sample.kernel] = fault
             else:
                 sound.append(sample)
@@ -210,6 +200,17 @@ class Rulings:
             if wrong := form_fault(self._problem, tensor.shape, tensor.dtype, tokens) or infinite(what, tensor):
                 return Ruling(Error(math.inf, math.inf), wrong, WrongCode.WRONG_WHEN_TIMED)
         return None
+
+    def _comes_back(self, sample: CallSample) -> Ruling | None:
+        """A timed input is new: where a token comes twice, and its bits leave room for others, somebody entered it."""
+        if sample.x.shape[-1] < _WIDE:
+            return None
+        tokens = {bytes(row.contiguous().view(torch.uint8).tolist()) for row in sample.x}
+        again = len(tokens) < len(sample.x) or not tokens.isdisjoint(self._entered)
+        self._entered |= tokens
+        if not again or sample.kernel not in self._users:
+            return None
+        return Ruling(Error(), "an input of its timed calls comes twice", WrongCode.PATCHED_FFN)
 
     # --- findings -----------------------------------------------------------------------------------------------------
 

@@ -13,12 +13,10 @@ from torch import Tensor
 
 from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.judge import roofline
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.machine import machine
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, STEP, TWIN, Case, Doing, Job, Launched
-from ffncli.bench.referee.errors import Error
+from ffncli.bench.referee.errors import Error, Ruling
 from ffncli.bench.referee.problem import Problem
-from ffncli.bench.referee.rulings import Ruling
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.anchor import anchor, gpu_anchor
 from ffncli.bench.timing.bare_products import Chain
@@ -31,6 +29,7 @@ from ffncli.bench.timing.placed_kernel import PlacedKernel, shuffle_buffers
 from ffncli.bench.timing.placement import Arena, Caching, flusher
 from ffncli.bench.timing.rounds import Arm
 from ffncli.bench.timing.slowed import slowed_kernel
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
 from ffncli.kernels.choice import KernelChoice
@@ -187,9 +186,19 @@ class Arms:
                 if placed.built.kernel.origin:
                     self.wrong.setdefault(placed.name, WrongResult(remark, code=WrongCode.PATCHED_CLOCK))
 
+    def _require_weights_in_place(self) -> None:
+        """Where the weights of a kernel of ours were moved, a user's kernel did that to make it slower."""
+        ours = [one for one in (*self.kernels, *filter(None, [self.twin])) if not one.built.kernel.origin]
+        moved = next((placed.name for placed in ours if placed.moved()), None)
+        for placed in self.kernels if moved else ():
+            if placed.built.kernel.origin:
+                text = f"the weights of {moved} were moved in memory while it was timed"
+                self.wrong.setdefault(placed.name, WrongResult(text, code=WrongCode.PATCHED_FFN))
+
     def inspect(self) -> None:
         """Have judged what was answered in the blocks since the last time, and whether weights changed."""
         self._compare_clocks()
+        self._require_weights_in_place()
         rulings = self._problem.rules.timed()
         for fresh in self._fresh:
             check = partial(self._timed, fresh, rulings.get(fresh.placed.name, Ruling()))

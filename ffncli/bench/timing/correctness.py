@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from ffncli.bench.activity import ACTIVITY
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.device_memory import KernelMemory
-from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Error
+from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Error, Ruling
 from ffncli.bench.referee.problem import Inputs, Problem
-from ffncli.bench.referee.rulings import Ruling, form_fault
+from ffncli.bench.referee.rulings import form_fault
 from ffncli.bench.timing.outcomes import WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
+from ffncli.bench.wrong_codes import WrongCode
 
 
 def computing(backward: bool) -> AbstractContextManager[object]:

@@ -18,7 +18,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.referee.errors import OUTPUT, Error
 from ffncli.bench.referee.problem import Inputs, Problem
 from ffncli.bench.referee.rulings import infinite
@@ -27,6 +26,7 @@ from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.outcomes import WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.bench.timing.placement import Params
+from ffncli.bench.wrong_codes import WrongCode
 
 ROWS = 2  # tokens of a sample
 _LEAST_BYTES = 1 << 20  # of a reservoir
@@ -76,7 +76,7 @@ class FreshInputs:
 
     `wrong` is what an answer broke at once: type, shape, dtype, a value that is not finite, an input that changed.
     `whole` are inputs that the referee has all of the answer to (the gradients of the weights, too): one call gets them
-    in one of the first `blocks` timed blocks, and is judged beside the drawn one.
+    in one of the first `blocks` timed blocks, and is judged as well as the drawn one.
     """
 
     def __init__(

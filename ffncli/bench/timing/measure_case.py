@@ -47,9 +47,10 @@ from ffncli.bench.timing.outcomes import BrokenArm, WrongResult, first_cause, re
 from ffncli.bench.timing.placed_kernel import PlacedKernel, arm_sizes, build_kernel, shared_weights, touched
 from ffncli.bench.timing.placement import Caching, caching
 from ffncli.bench.timing.roof import guarded, measured_roof
-from ffncli.bench.timing.rounds import Measured, measure, plan_of
+from ffncli.bench.timing.rounds import ChangedRecords, Measured, measure, plan_of
 from ffncli.bench.timing.settings import settle
 from ffncli.bench.timing.sustained import sustained_remarks
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.recipe import steps as steps_of
 from ffncli.errors import FFNError
 from ffncli.kernels.compiled import cache as compile_cache
@@ -327,8 +328,8 @@ class _Run:
                 continue
             finally:
                 ACTIVITY.rests()
-            for name, last_error in arms.errors.items():
-                self._record_errors(name, last_error, arms.wrong.get(name))
+            for name in dict.fromkeys((*arms.errors, *arms.wrong)):
+                self._record_errors(name, arms.errors.get(name, Error()), arms.wrong.get(name))
             return
 
     def _without(self, broken: BrokenArm, error: BaseException | None = None) -> None:
@@ -383,7 +384,11 @@ class _Run:
         plan = plan_of(self.job.method, base, tuple(self.placed), self.case.device, self.case.threads)
         with correct.computing(problem.backward):
             process, key = self.job.process, self.case.key
-            measured = measure(process, key, arms.place, self.clock, self.counters, plan, arms.captured)
+            try:
+                measured = measure(process, key, arms.place, self.clock, self.counters, plan, arms.captured)
+            except ChangedRecords as changed:
+                wrong = WrongResult(str(changed), code=WrongCode.PATCHED_CLOCK)
+                raise BrokenArm(self.inspector.suspect(self.placed)) from wrong
         self.launch, note = arms.launched
         self.notes.append(note)
         self.spent["inside"] = arms.seconds

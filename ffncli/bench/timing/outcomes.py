@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.records import Status
 from ffncli.bench.referee.errors import Error
 from ffncli.bench.timing.clock import Clock
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.errors import FFNError
 
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", "Unable to allocate")

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from ffncli.bench.activity import ACTIVITY
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.machine.device_memory import KernelMemory
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.cuda_graphs import replaying
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped, WrongResult
 from ffncli.bench.timing.placement import Arena, Caching, Params, nbytes, placeable, sharing
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.steps import Experts
 from ffncli.kernels.kernel import Computes, Kernel
 from ffncli.run.user.kernels import unguarded
@@ -88,6 +88,7 @@ class PlacedKernel:
         self._problem = problem
         self.arenas = Arena(problem.case.device, draw), Arena(problem.case.device, draw)
         self._versions: list[list[int]] = []
+        self._places: list[list[tuple[int, ...]]] = []
 
     def place(self, copies: int) -> None:
         """New places for x and for that many copies of the weights. Raises BrokenArm, also if its prepare raises."""
@@ -120,6 +121,7 @@ class PlacedKernel:
                 ):
                     tensor.requires_grad_()
             self._versions = [[t._version for t in copy] for copy in self.copies]
+            self._places = [[_place_of(t) for t in copy] for copy in self.copies]
         self.call = self._backward() if backward else self._forward()
 
     def _sets(self, copies: int) -> tuple[list[Params], list[Params]]:
@@ -253,6 +255,10 @@ class PlacedKernel:
         weight_gradients = canonical_gradients(problem, self, dict(zip(numbers, rest, strict=True)))
         return {"x": torch.zeros_like(self.x) if of_x is None else of_x, **weight_gradients}
 
+    def moved(self) -> bool:
+        """Whether its weights lie elsewhere, or in another order, than they were placed."""
+        return [[_place_of(t) for t in copy] for copy in self.copies] != self._places
+
     def changed(self) -> bool:
         """Whether torch wrote to any copy of the weights."""
         return [[t._version for t in copy] for copy in self.copies] != self._versions
@@ -261,6 +267,12 @@ class PlacedKernel:
     def nbytes(self) -> int:
         """Bytes of one copy of the weights, if it has copies, and of x."""
         return (0 if self.shared else nbytes(self.built.params)) + self.x.nbytes
+
+
+def _place_of(tensor: Tensor) -> tuple[int, ...]:
+    if tensor.layout != torch.strided or not placeable((tensor,)):  # of a library's own form
+        return ()
+    return tensor.data_ptr(), *tensor.stride()
 
 
 def canonical_gradients(

@@ -35,6 +35,10 @@ _STEPS = (1, 2, 3, 4, 6, 8, 12)  # `inner` is one of these, then doubled: proces
 BLOCK_SECONDS = {"cpu": 2e-3, "cuda": 1e-3}
 
 
+class ChangedRecords(Exception):
+    """What was measured is not what was read from the clock; the text says how that shows."""
+
+
 @dataclass(frozen=True)
 class Arm:
     """One call that is timed in turn. `before` runs untimed before every call; `inner` is its own number of calls.
@@ -130,7 +134,13 @@ def measure(
     Ends once every kernel's value is as precise as `plan.target` or the budget is spent, never because of the value of
     the ratio, and not before the least number of placements and rounds.
     """
-    return _Measurement(process, case, clock, counters, plan).run(place, captured)
+    measurement = _Measurement(process, case, clock, counters, plan)
+    measured = measurement.run(place, captured)
+    if measurement.clock is not clock:
+        raise ChangedRecords("the clock of the measurement was replaced")
+    if kernel := measurement.rewritten():
+        raise ChangedRecords(f"the records of {kernel}'s blocks were rewritten")
+    return measured
 
 
 def orders(names: Sequence[str], random: Random) -> Iterator[tuple[str, ...]]:
@@ -229,6 +239,18 @@ class _Measurement:
         spent = {**self.spent, "rest": max(0.0, total - sum(self.spent.values()))}
         shared = [count for name, count in self.inner.items() if name != ANCHOR]
         return Measured(tuple(self.blocks), max(shared) if shared else 1, reached, spent)
+
+    def rewritten(self) -> str:
+        """A kernel whose blocks no longer give the ratios that were taken from them at once; empty if there is none."""
+        times: dict[tuple[int, int], dict[str, float]] = {}
+        for block in self.blocks:
+            times.setdefault((block.placement, block.round), {})[block.kernel] = max(block.per_call, _LEAST)
+        base = self.plan.baseline
+        for kernel, before in self.log_ratios.items():
+            now = [log(one[kernel] / one[base]) for one in times.values() if kernel in one and base in one]
+            if now != [value for placement in before for value in placement]:
+                return kernel
+        return ""
 
     def _enough(self, placement: int, longest: float, began: float) -> bool:
         """Whether another placement would exceed the budget."""

@@ -11,6 +11,7 @@ from multiprocessing import Pipe
 import pytest
 import torch
 
+from ffncli.bench.launch import report_on
 from ffncli.bench.records import Case, Job, Method
 from ffncli.bench.referee import process as module
 from ffncli.bench.referee.errors import GRADIENT, OUTPUT
@@ -175,3 +176,41 @@ def test_weights_that_fit_once_are_refused_before_they_are_drawn(monkeypatch):
             continue
         with pytest.raises(FFNError, match="in the worker and in its referee, would need"):
             answers.to({"ask": "begin", "key": job.cases[0].key}, [])
+
+
+def test_samples_wait_in_their_line_until_they_are_ruled_on(started, monkeypatch):
+    """Also more than fit, and one that is larger than the line: of each block the last one counts."""
+    job = job_of(SPECS["gated"])
+    remote, local = started(job), Problem.of(job.cases[0], seed_of(job.cases[0], job))
+    x, out = local.first.x[:2], local.first.out[:2].float()
+    asked, ask = [], type(remote)._ask
+    monkeypatch.setattr(
+        type(remote), "_ask", lambda self, head, *more: (asked.append(head["ask"]), ask(self, head, *more))[1]
+    )
+    for number in range(3000):
+        remote.show(CallSample("mine", x, out + (number < 2999), block=number % 2))
+    remote.show(CallSample("mine", x, out, block=0))
+    assert 0 < asked.count("read samples") < 1000
+    assert not remote.timed()["mine"].wrong
+    remote.show(CallSample("mine", x.repeat(200_000, 1), out.repeat(200_000, 1) + 1))
+    assert asked[-1] == "show"
+    assert remote.timed()["mine"].wrong
+    assert remote.timed() == {}
+
+
+def test_it_reports_to_the_worker_s_parent_over_a_line_that_the_worker_has_closed():
+    job = job_of(SPECS["gated"])
+    (ours, theirs), (parent, reports) = Pipe(), Pipe()
+    local = Problem.of(job.cases[0], seed_of(job.cases[0], job))
+    with ours, parent, referee_process(job, theirs, reports) as remote:
+        assert reports.closed
+        remote.begin(job.cases[0])
+        remote.declare("mine", "int8")
+        remote.ruling("mine", 1, {OUTPUT: local.first.out.float() * 2})
+        remote.accuse("other", "patched-clock: half")
+        remote.report()
+        report = report_on(parent, job.cases[0].key)
+    found = {finding.kernel: finding for finding in report.findings}
+    assert (found["mine"].computes, found["mine"].answers) == ("int8", 1)
+    assert found["mine"].wrong.startswith("its output is off by 1")
+    assert found["other"].wrong == "patched-clock: half"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.records import TWIN, Finding
-from ffncli.bench.referee.errors import GRADIENT, OUTPUT
-from ffncli.bench.referee.rulings import TIMES, Ruling, Rulings, allowed
+from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Ruling
+from ffncli.bench.referee.rulings import TIMES, Rulings, allowed
 from ffncli.bench.referee.samples import CallSample
+from ffncli.bench.wrong_codes import WrongCode
+from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
 from tests.bench.referee.test_problem import SWIGLU, problem_of
 
@@ -114,3 +115,17 @@ def test_the_first_fault_stays():
     assert (finding.wrong, finding.answers) == ("patched-clock: half of it", 3)
     assert finding.error_max == pytest.approx(0.5, rel=1e-3)
     assert torch.isfinite(torch.tensor(finding.error_rel))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "wide", "wrong"), [("mine", True, True), ("eager", True, False), ("mine", False, False)]
+)
+def test_an_input_that_comes_twice_is_a_user_s_doing(kernel, wide, wrong):
+    """Of few numbers a token may come twice by chance, and a kernel of ours enters nothing."""
+    rulings = Rulings(problem_of(FFNSpec(32 if wide else 8, 12, "swiglu")), users=("mine",))
+    x, out = rulings.inputs(1).x[:2], rulings.inputs(1).out[:2].float()
+    for block in range(2):
+        rulings.show(CallSample(kernel, x, out, block=block))
+        (ruling,) = rulings.timed().values()
+        expected = "patched-ffn: an input of its timed calls comes twice" if wrong and block else ""
+        assert ruling.note == expected

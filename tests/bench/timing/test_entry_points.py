@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from ffncli.bench.judge import statistics
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.timing import clock, correctness
 from ffncli.bench.timing.cheating import settings
 from ffncli.bench.timing.cheating.entry_points import EntryPoints, files_of, in_words
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.kernels import built_in
 from ffncli.kernels.kernel import REGISTERED
 
@@ -144,14 +144,15 @@ def test_a_kernel_that_was_built_is_fixed_with_what_it_closes_over(fixed):
     assert inner.__code__ is before
 
 
-def test_a_stream_that_stays_switched_is_a_setting(fixed, monkeypatch):
+def test_a_stream_that_stays_switched_is_a_setting(monkeypatch):
     """Where a GPU is in use; here torch's answers are made up."""
-    now = ["default"]
-    fixed.settle()
-    monkeypatch.setattr("ffncli.bench.timing.cheating.settings._stream", lambda: now[0])
     (setting,) = [one for one in settings.settings() if one.name == "the current stream of a GPU"]
-    assert setting.read() == "default"
-    now[0] = "mine"
-    assert setting.read() != "default"
-    monkeypatch.undo()
-    assert settings._stream() is None  # no GPU is in use
+    assert setting.read() is None  # no GPU is in use
+    now = ["default"]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: now[0])
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: now.__setitem__(0, stream))
+    before, now[0] = setting.read(), "mine"
+    assert (before, setting.read()) == ("default", "mine")
+    setting.write(before)
+    assert now == ["default"]

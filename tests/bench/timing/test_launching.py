@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Method
 from ffncli.bench.referee import process
 from ffncli.bench.referee.problem import Problem
@@ -21,6 +20,7 @@ from ffncli.bench.timing.cuda_graphs import Launching, SpoiledCapture
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
 from ffncli.bench.timing.placement import Caching
 from ffncli.bench.timing.rounds import Plan, measure
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels.choice import choices
 from tests.bench.fake_clock import FakeCounters

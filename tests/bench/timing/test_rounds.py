@@ -325,3 +325,26 @@ def test_one_block_that_was_long_does_not_make_a_process_go_on() -> None:
     placements[1][3] = 4.6  # a hundred times as long
     assert rounds.half_width(placements, 5) < 1.5 * quiet
     assert rounds.half_width([[v * 10 for v in row] for row in placements], 5) > 5 * quiet
+
+
+@pytest.mark.parametrize("what", ["record", "clock"])
+def test_what_was_changed_while_it_was_measured_is_found(monkeypatch, what: str) -> None:
+    made, counters = [], FakeCounters()
+    start = rounds._Measurement.__init__
+    monkeypatch.setattr(rounds._Measurement, "__init__", lambda self, *more: (made.append(self), start(self, *more))[1])
+    clock = FakeClock()
+    place, placements = placing(clock, TIMES), []
+
+    def changing(number: int):
+        placements.append(number)
+        if number == 1 and what == "clock":
+            made[0].clock = replace(clock)
+        if number == 1 and what == "record":
+            block = next(block for block in made[0].blocks if block.kernel == "fast")
+            object.__setattr__(block, "seconds", block.seconds * 0.99)
+        return place(number)
+
+    words = {"record": "the records of fast's blocks were rewritten", "clock": "the clock of the measurement"}
+    with pytest.raises(rounds.ChangedRecords, match=words[what]):
+        rounds.measure(0, "c", changing, clock, counters, PLAN)
+    assert placements[1] == 1

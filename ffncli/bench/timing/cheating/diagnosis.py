@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from ffncli.bench.activity import ACTIVITY
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.referee.errors import Error
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.referee.samples import CallSample
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.fresh_inputs import Source
 from ffncli.bench.timing.placed_kernel import PlacedKernel
+from ffncli.bench.wrong_codes import WrongCode
 
 _FEW_BITS = 0.05  # of the output: rounding to bf16 gives some 0.003, weights of 6 bits 0.03, another input above 0.5
 _EVEN = 4  # times the error of all values together, at most, of the largest one: one wrong value has above 10

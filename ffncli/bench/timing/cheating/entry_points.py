@@ -30,8 +30,8 @@ from typing import Any, TypeAlias
 import numpy
 import torch
 
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.timing.cheating.settings import settings
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.kernels import BUILT_IN, built_in
 from ffncli.kernels.kernel import REGISTERED
 from ffncli.show.text import plural

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.records import Job, TimedBlock
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.referee.process import RefereeGone
@@ -17,6 +16,7 @@ from ffncli.bench.timing.cuda_clock import CudaClock
 from ffncli.bench.timing.fresh_inputs import Reservoir
 from ffncli.bench.timing.outcomes import BrokenArm, WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.system.host import busy_threads
 
 
@@ -55,6 +55,10 @@ class Inspector:
         name = next((name for name in users if self._files[name] in sources), users[0] if users else "")
         if name:
             raise BrokenArm(name) from wrong
+
+    def suspect(self, placed: Mapping[str, PlacedKernel]) -> str:
+        """The first user's kernel, where nobody knows whose code changed something; any if there is none."""
+        return next((name for name in placed if name in self._files), next(iter(placed)))
 
     def after_check(self, placed: PlacedKernel) -> None:
         """Raises WrongResult if a user's kernel, which was right, replaced something or leaves a thread at work."""

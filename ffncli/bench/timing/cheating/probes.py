@@ -14,7 +14,6 @@ from time import perf_counter_ns, process_time_ns, thread_time_ns
 import torch
 
 from ffncli.bench.activity import ACTIVITY
-from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.records import OTHER_STREAM, TimedBlock
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing import correctness as correct
@@ -22,6 +21,7 @@ from ffncli.bench.timing.cuda_clock import CudaClock
 from ffncli.bench.timing.fresh_inputs import Source
 from ffncli.bench.timing.outcomes import WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.steps import Norm, walk
 from ffncli.kernels.kernel import canonical
 from ffncli.show.text import percent, plural

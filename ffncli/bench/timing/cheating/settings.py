@@ -15,7 +15,7 @@ import torch
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch.nn.modules import module as torch_module
 
-from ffncli.bench.judge.wrong_codes import WrongCode
+from ffncli.bench.wrong_codes import WrongCode
 
 _VARIABLES = ("OMP_", "GOMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "MALLOC_", "ATEN_", "LD_")
 _SUMS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction", "allow_fp16_accumulation")
@@ -74,7 +74,7 @@ def _set_threads(libraries: Any, counts: list[int]) -> None:
 
 
 def _gpu_arithmetic() -> tuple[object, ...]:
-    """torch's flags, which can be read and set where there is no GPU. Those of products in TF32 belong to the precision
+    """torch's flags, which can be read and set without a GPU too. Those of products in TF32 belong to the precision
     of float32 products."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     return (
@@ -95,7 +95,8 @@ def _set_gpu_arithmetic(before: tuple[Any, ...]) -> None:
 
 def _stream() -> object:
     """Which one launches go to, where a GPU is in use."""
-    return torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.current_stream() if in_use else None
 
 
 def _set_stream(before: Any) -> None:
