@@ -18,14 +18,13 @@ from typing import Any, cast, get_args
 from ffncli.bench.launch import WORKER, Worker, worker
 from ffncli.bench.records import Case, Doing, Job, Outcome, Stage, Status, TimedUnit
 from ffncli.bench.request.grid import BenchRequest
-from ffncli.bench.request.kernel_names import MOST_KERNEL_BYTES
 from ffncli.bench.results import journal as journals
 from ffncli.bench.results.journal import Journal, locked
 from ffncli.bench.results.row import ResultRow
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.show.text import seconds_text
 from ffncli.system.child import KILLED, ending
-from ffncli.system.files import read_whole, results_folder
+from ffncli.system.files import results_folder, sha256_of
 from ffncli.version import __version__
 
 _TICK = 1.0  # seconds
@@ -270,10 +269,8 @@ def software() -> dict[str, str]:
 
 def sha256(path: Path) -> str:
     """The file's SHA-256; empty if it cannot be read."""
-    import hashlib
-
     try:
-        return hashlib.sha256(read_whole(path, MOST_KERNEL_BYTES)).hexdigest()
+        return sha256_of(path)
     except (OSError, ValueError):
         return ""
 

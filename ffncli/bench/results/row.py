@@ -116,6 +116,9 @@ class ResultRow:
     ridge_flops_per_byte: Share | None = None  # the machine balance
     certificate: str = ""  # the sha256 of the kernel's certificate, where one was named and is of this case
     computes: str = ""  # what a kernel declares that computes in fewer bits than the dtype has; empty: the dtype
+    routing: str = ""  # as prescribed: uniform, zipf:1.2, or the sha256 of a saved trace; empty: the router's choice
+    tokens_per_expert: tuple[Share, ...] = ()  # with a prescribed routing: of one call, the mean over calls
+    input: str = ""  # the sha256 of the file that x was drawn from; empty: random numbers
 
     @property
     def fusion_share_max(self) -> float | None:

@@ -110,7 +110,8 @@ def _where(case: Case, rows: Sequence[ResultRow]) -> str:
     cache = rows[0].cache if rows else case.cache
     threads = f"{case.threads} {plural('thread', case.threads)}"
     place = f"{case.device}, {threads}" if case.device == "cpu" else case.device
-    return ", ".join((f"{case.tokens} {plural('token', case.tokens)}", case.dtype, case.passes, _CACHES[cache], place))
+    tokens = f"{case.tokens} {plural('token', case.tokens)}"
+    return ", ".join((tokens, case.dtype, case.passes, _CACHES[cache], place, *case.data))
 
 
 def _line(row: ResultRow, rate: str | None) -> tuple[Any, ...]:
