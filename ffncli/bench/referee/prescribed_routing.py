@@ -111,23 +111,29 @@ def _inverse(router: Tensor) -> Tensor:
 def _wanted_logits(op: Route, logits: Tensor, wanted: Tensor) -> Tensor:
     """A token's logits exchanged among the experts, so that exactly the wanted ones are chosen.
 
-    Scores grow with their logit, and a correction of the choice is 0 in random weights. With groups, those of wanted
-    experts get the best group's logits first.
+    Scores grow with their logit, and a correction of the choice is 0 in random weights. If only the experts of some
+    groups may be chosen, the groups of the wanted ones are lifted above the others first.
     """
+    outside = torch.zeros_like(wanted)
     if op.top_groups < op.groups:
         logits_of, wanted_of = (tensor.reshape(len(tensor), op.groups, -1) for tensor in (logits, wanted))
-        best = logits_of.topk(min(op.group_best, logits_of.shape[-1]), -1).values.sum(-1)
-        blocks = [
-            order[..., None].expand_as(logits_of) for order in (best.argsort(-1, True), _order(best, wanted_of.any(-1)))
-        ]
-        moved = torch.empty_like(logits_of).scatter(-2, blocks[1], logits_of.gather(-2, blocks[0]))
-        values = _exchanged(moved, wanted_of).flatten(-2)
+        used = wanted_of.any(-1)
+        values = _exchanged(_groups_exchanged(op, logits_of, used), wanted_of).flatten(-2)
+        outside = (~used)[..., None].expand_as(wanted_of).flatten(-2)
     else:
         values = _exchanged(logits, wanted)
     lowest = values.masked_fill(~wanted, math.inf).amin(-1, keepdim=True)
     highest = values.masked_fill(wanted, -math.inf).amax(-1, keepdim=True)
     lift = _LIFT * (1 + values.amax(-1, keepdim=True) - values.amin(-1, keepdim=True))
-    return values + wanted * ((highest - lowest).clamp(min=0) + lift)
+    return values + wanted * ((highest - lowest).clamp(min=0) + lift) - outside * lift
+
+
+def _groups_exchanged(op: Route, logits: Tensor, used: Tensor) -> Tensor:
+    """Logits [tokens, groups, experts] with the groups in another order: the best ones are at those that are used."""
+    scores = logits.sigmoid() if op.score == "sigmoid" else logits.flatten(-2).softmax(-1).reshape(logits.shape)
+    best = scores.topk(min(op.group_best, scores.shape[-1]), -1).values.sum(-1)
+    places, falling = (order[..., None].expand_as(logits) for order in (_order(best, used), best.argsort(-1, True)))
+    return torch.empty_like(logits).scatter(-2, places, logits.gather(-2, falling))
 
 
 def _exchanged(values: Tensor, first: Tensor) -> Tensor:
