@@ -260,7 +260,7 @@ def test_a_kernel_that_was_ok_and_is_not(status):
 _ASKED = {
     "d_model": 1024, "d_ff": 4096, "activation": "gelu", "gated": False, "bias": True, "experts": 8, "top_k": 2,
     "shared_experts": 1, "tokens": 64, "dtype": "bf16", "passes": "forward+backward", "cache": "flush",
-    "device": "cuda", "threads": 1, "kernel": "eager",
+    "device": "cuda", "threads": 1, "kernel": "eager", "routing": "zipf:1.2", "input": "5e" * 32,
 }  # fmt: skip
 
 
