@@ -66,8 +66,8 @@ class GridOptions:
                            " --save; several make a grid. [default: as the router sends random tokens]"),
     ] = None  # fmt: skip
     input: Annotated[
-        Text, _what("--input", metavar="FILE.safetensors",
-                    help="Real input: rows of its tensor x [rows, d_model]. [default: normal random numbers]"),
+        Text, _what("--input", metavar="FILE",
+                    help="Real input: rows of the tensor x in a .safetensors file. [default: normal random numbers]"),
     ] = None  # fmt: skip
     kernel: Annotated[
         _Texts, _what("-k", "--kernel", metavar="NAME,...", daily=True, values=values.kernels,
