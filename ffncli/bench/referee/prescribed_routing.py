@@ -49,7 +49,7 @@ class PrescribedRouting:
         """x [tokens, d_model], moved as little as sends its tokens to the wanted experts, in its dtype."""
         wide = x.to(self._router.dtype)
         logits = functional.linear(wide, self._router, self._bias)
-        moved = (_wanted_logits(self._op, logits, wanted) - logits) @ self._inverse
+        moved: Tensor = (_wanted_logits(self._op, logits, wanted) - logits) @ self._inverse
         return (wide + moved).to(x.dtype)
 
     @torch.no_grad()
