@@ -49,7 +49,7 @@ class PrescribedRouting:
         """x [tokens, d_model], moved as little as sends its tokens to the wanted experts, in its dtype."""
         wide = x.to(self._router.dtype)
         logits = functional.linear(wide, self._router, self._bias)
-        moved: Tensor = (_wanted_logits(self._op, logits, wanted) - logits) @ self._inverse
+        moved = (_wanted_logits(self._op, logits, wanted) - logits) @ self._inverse
         return (wide + moved).to(x.dtype)
 
     @torch.no_grad()
@@ -102,7 +102,8 @@ class ExpertLoad:
 def _inverse(router: Tensor) -> Tensor:
     """pinv(R)ᵀ [experts, d_model] in float64, by the small matrix R Rᵀ."""
     wide = router.double()
-    return torch.linalg.pinv(wide @ wide.T, hermitian=True) @ wide
+    inverse: Tensor = torch.linalg.pinv(wide @ wide.T, hermitian=True) @ wide
+    return inverse
 
 
 # --- logits -----------------------------------------------------------------------------------------------------------

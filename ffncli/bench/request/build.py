@@ -10,6 +10,7 @@ from ffncli.bench.machine.devices import default_device, require_gpu
 from ffncli.bench.records import BLOCK, Case, Method
 from ffncli.bench.request.certificate import named_certificates
 from ffncli.bench.request.grid import BenchRequest, Grid, cases
+from ffncli.bench.request.kernel_arguments import require_arguments
 from ffncli.bench.request.kernel_names import ChosenKernels, choose_kernels
 from ffncli.errors import FFNError
 
@@ -37,6 +38,7 @@ def build_request(
     require_gpu(devices, method.sustained)
     notes = list(chosen.notes)
     points = cases(replace(grid, devices=devices, seed=method.seed), notes.append)
+    require_arguments(chosen, points)
     request = BenchRequest(
         points, chosen.kernels, chosen.baseline, method, fail_if_slower, strict, asked or {},
         {**chosen.files, **_data_files(points)}, os.getcwd(), named_certificates(certificates, chosen, points),

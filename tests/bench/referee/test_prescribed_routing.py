@@ -173,6 +173,9 @@ def test_x_is_moved_no_further_than_its_logits_need():
     least = torch.linalg.lstsq(weight, (moved @ weight.T).T, driver="gelsd").solution.T
     assert float((moved - least).norm()) < 1e-9 * float(moved.norm())
     assert 0 < float(moved.norm()) < 0.5 * float(x.norm())
+    before, after = (torch.nn.functional.linear(one, weight, problem.weights["router.bias"]) for one in (x, x + moved))
+    unwanted = after[~wanted].reshape(TOKENS, -1).sort(-1).values
+    assert torch.allclose(unwanted, before.sort(-1).values[:, :-2], atol=1e-12)
 
 
 def test_where_d_model_is_too_small_the_count_says_so():

@@ -273,6 +273,29 @@ def test_a_kernel_file_is_looked_at_before_anything_runs(bench, tmp_path):
     assert "k.py, line 1:" in bench("8x16:swiglu", "--kernel", "k.py:mlp")[2]
 
 
+@pytest.mark.parametrize(
+    ("code", "refused"),
+    [
+        ("def mlp(x, wrong): return x", "k.py: mlp(x, wrong) needs wrong, which this block does not have"),
+        ("def mlp(x, gate, up, *, last): return x", "k.py: mlp(x, gate, up, *, last) needs last, which"),
+        ("def mlp(x, /, gate, up, down, more=1, *, other=2, **rest): return x", ""),
+        ("def mlp(x, wrong): return x\nmlp = mlp", ""),
+        ("def mlp(x, wrong): return x\ndef mlp(x): return x", ""),
+        ("import functools\n@functools.cache\ndef mlp(x, wrong): return x", ""),
+        ("class mlp: pass", ""),
+    ],
+)
+def test_a_function_that_needs_what_the_block_lacks_is_refused_before_anything_runs(bench, tmp_path, code, refused):
+    """What only running the file can show is left to the worker."""
+    (tmp_path / "k.py").write_text(code)
+    result = bench("8x16:swiglu", "--kernel", "k.py:mlp", "--save", "a.csv")
+    if refused:
+        expect_refusal(result, refused, "this block has gate, up, down")
+        expect_refusal(bench("8x16:relu", "--experts", "2", "--kernel", "k.py:mlp"), "has router, up, up_bias, down, ")
+    else:
+        assert result[0] == 0, result[2]
+
+
 def test_several_cases_are_one_grid(bench):
     """A line per case, a column per kernel: the ratio that the CSV has, `?` where that is inconclusive."""
     tokens = [*range(1, 9), 15, 16, 17]
