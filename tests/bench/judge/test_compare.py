@@ -274,6 +274,12 @@ def test_another_question_is_not_compared(field):
         compare([row()], [other])
 
 
+def test_a_row_has_the_routing_and_the_input_that_it_was_measured_with():
+    both = [row(run_id=name, routing="uniform", input="5e" * 32) for name in ("base", "new")]
+    (compared,) = compare(both[:1], both[1:]).rows
+    assert (compared.routing, compared.input) == ("uniform", "5e" * 32)
+
+
 def test_what_is_typed_does_not_matter_but_cases_of_one_run_stay_apart():
     typed = row(source="mine.json", run_id="new")
     assert len(compare([row()], [typed]).rows) == 1
