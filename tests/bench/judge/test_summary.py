@@ -265,7 +265,7 @@ def test_the_tokens_of_experts_are_means_over_processes_and_the_bytes_follow_the
     loads = [(4.0, 2.0, 0.0, 2.0), (6.0, 2.0, 0.0, 0.0), (5.0, 3.0, 0.0, 0.0)]
     units = [
         replace(u, tokens_per_expert=load, experts_touched=float(sum(n > 0 for n in load)))
-        for u, load in zip(units_of(replace(QUICK, processes=3)), loads, strict=True)
+        for u, load in zip(units_of(TIMES, replace(QUICK, processes=3)), loads, strict=True)
     ]
     row = summarise(case, units, replace(QUICK, processes=3), RUN)[0]
     assert (row.routing, row.input) == ("zipf:1.2", "5e" * 32)
