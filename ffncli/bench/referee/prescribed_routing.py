@@ -39,10 +39,15 @@ class PrescribedRouting:
         self._router, self._bias = weight.to(wide), None if bias is None else bias.to(wide)
         self._inverse = _inverse(weight).to(wide)
         self._draw = _draw_of(case, self._op)
+        self._experts = case.spec.moe.experts if case.spec.moe else 0
 
     def draw(self, tokens: int, generator: torch.Generator) -> Tensor:
         """The experts that so many tokens are to go to, booleans [tokens, experts]; others at every call."""
         return self._draw(tokens, generator).to(self._router.device)
+
+    def new_load(self) -> ExpertLoad:
+        """A count for this case, of the experts that have weights."""
+        return ExpertLoad(self._experts)
 
     @torch.no_grad()
     def entered(self, x: Tensor, wanted: Tensor) -> Tensor:

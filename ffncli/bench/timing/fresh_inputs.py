@@ -19,7 +19,7 @@ from torch import Tensor
 from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.referee.errors import OUTPUT, Error
 from ffncli.bench.referee.input_file import InputFile
-from ffncli.bench.referee.prescribed_routing import ExpertLoad, PrescribedRouting
+from ffncli.bench.referee.prescribed_routing import PrescribedRouting
 from ffncli.bench.referee.problem import Inputs, Problem
 from ffncli.bench.referee.samples import CallSample
 from ffncli.bench.timing import correctness as correct
@@ -92,8 +92,8 @@ class RoutedSource:
     """What another source writes, moved so that the router sends the tokens to prescribed experts. `load` counts where
     they went."""
 
-    def __init__(self, source: Source, routing: PrescribedRouting, load: ExpertLoad) -> None:
-        self.load = load
+    def __init__(self, source: Source, routing: PrescribedRouting) -> None:
+        self.load = routing.new_load()
         self._source, self._routing = source, routing
 
     def draw(self) -> None:
@@ -115,10 +115,7 @@ class RoutedSource:
 def source_of(problem: Problem) -> Source:
     """Where the x of a case's timed calls comes from."""
     source = Reservoir(problem) if problem.file is None else FileSource(problem, problem.file)
-    if problem.routing is None:
-        return source
-    assert problem.case.spec.moe is not None
-    return RoutedSource(source, problem.routing, ExpertLoad(problem.case.spec.moe.experts))
+    return source if problem.routing is None else RoutedSource(source, problem.routing)
 
 
 def fresh_generator() -> torch.Generator:

@@ -394,9 +394,9 @@ class _Run:
         try:
             names = [arm.name for arm in arms.place(0)[:-1]]
             self.outcomes = {name: Outcome(name) for name in names}
-            if problem.routing is not None and problem.experts is not None:
-                self.load = ExpertLoad(problem.experts.shape[1])
-                self.load.add(problem.experts)
+            if problem.routing is not None:
+                self.load = problem.routing.new_load()
+                self.load.add(problem.routing.chosen(problem.first.x))
             plan = plan_of(self.job.method, BLOCK, tuple(names), self.case.device, self.case.threads)
             self.tell("timing", "")
             with torch.inference_mode():

@@ -511,6 +511,9 @@ def test_steps_are_timed_under_the_routing_too():
     spec = FFNSpec(32, 16, "swiglu", moe=MoE(8, 2))
     unit = measured(spec=spec, tokens=4, by_step=True, routing="uniform")
     assert (unit.tokens_per_expert, unit.experts_touched) == ((1.0,) * 8, 8)
+    identities = FFNSpec(32, 16, "swiglu", moe=MoE(6, 2, identity_experts=2))
+    unit = measured(spec=identities, tokens=4, by_step=True, routing="uniform")
+    assert unit.tokens_per_expert == (1.0,) * 6
     assert any("experts" in outcome.kernel for outcome in unit.outcomes)
 
 
