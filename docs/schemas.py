@@ -52,6 +52,7 @@ SAMPLES = {
     "bench": [
         "64x256:swiglu --kernel eager,packed --quick --fail-if-slower 500% --save s.csv --force",
         "32x64:relu --kernel eager,packed --quick --threads 1 --save c.csv",
+        "32x64:swiglu --experts 4 --kernel eager --routing uniform --quick --threads 1 --save r.csv",
     ],
     "models": ["", "llama"],
     "compare": ["a.json b.json", "a.json a.json", "a.json c.json", "a.csv b.csv --fail-if-slower 900%", "a.csv b.csv",

@@ -31,16 +31,19 @@ def benchmark(
     save: str | Path | None = None,
     force: bool = False,
     certificates: Sequence[str | Path] = (),
+    routings: Sequence[str] = (),
+    input: str | Path | None = None,
 ) -> tuple[ResultRow, ...]:
     """Verify, then time kernels in fresh processes; a row for every case and kernel, as in the CSV.
 
     `source`, `kernels` and the lists are as on the command line, () their defaults. `save` names a CSV, with the rounds
-    file next to it; without one nothing is kept. `certificates` are files of `ffn verify --referee`. Times in seconds.
-    Raises FFNError for an impossible request; a kernel that is wrong or fails is a row with that status.
+    file next to it; without one nothing is kept. `certificates` are files of `ffn verify --referee`, `input`
+    is a file of real x. Times in seconds. Raises FFNError for an impossible request; a kernel that is wrong or fails is
+    a row with that status.
     """
     grid = Grid(
         source, dimensions or Dimensions(), tuple(tokens), tuple(dtypes), tuple(passes), tuple(caches), tuple(devices),
-        tuple(threads),
+        tuple(threads), routings=tuple(routings), input=None if input is None else str(input),
     )  # fmt: skip
     request, _ = build_request(grid, kernels, baseline, method or Method(), certificates=tuple(map(str, certificates)))
     with tempfile.TemporaryDirectory() as folder:

@@ -54,6 +54,10 @@ class Case:
 
     `source` is the text as typed, `spec` the block that it means, `label` its name in results: different blocks have
     different labels. The weights are random: time does not depend on them.
+
+    `routing` is how a mixture's tokens are spread over its experts: `uniform`, `zipf:1.2` or a saved trace; empty: as
+    the router happens to choose. `input` is a file of real x; empty: normal random numbers. Of both files there is the
+    sha256.
     """
 
     source: str
@@ -65,14 +69,23 @@ class Case:
     cache: Cache = "warm"
     device: str = "cpu"
     threads: Annotated[int, Range(1, 100_000)] = 1
+    routing: str = ""
+    input: str = ""
+    routing_sha256: str = ""
+    input_sha256: str = ""
 
     @property
     def key(self) -> str:
         """The case's name, unique in a grid: `512x2048:swiglu, 32 tokens, fp32, forward, warm, cpu, 2 threads`."""
         threads = f"{self.threads} {plural('thread', self.threads)}"
-        return ", ".join(
-            (self.label, f"{self.tokens} tokens", self.dtype, self.passes, self.cache, self.device, threads)
-        )
+        parts = (self.label, f"{self.tokens} tokens", self.dtype, self.passes, self.cache, self.device, threads)
+        return ", ".join((*parts, *self.data))
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """What x is where it is not random, in words: `routing zipf:1.2`, `input x.safetensors`."""
+        texts = {"routing": self.routing, "input": self.input}
+        return tuple(f"{name} {text}" for name, text in texts.items() if text)
 
 
 @dataclass(frozen=True)
@@ -226,6 +239,9 @@ class TimedUnit:
     `environment` has the machine and the versions under the columns' names; `spent` the seconds of
     preparing (start, verification, warm-up), of timed blocks with their lead-in, and of everything else. `launch` is
     how calls reached a GPU, `graphs` or `plain`; empty on a CPU, and where nothing was timed.
+
+    With a prescribed routing, `tokens_per_expert` is how many each expert received, and `experts_touched` how many
+    experts received any, both the mean of a call.
     """
 
     process: Count
@@ -239,6 +255,8 @@ class TimedUnit:
     notes: tuple[str, ...] = ()
     spent: Mapping[str, Seconds] = field(default_factory=dict)
     launch: Launched = ""
+    tokens_per_expert: tuple[Share, ...] = ()
+    experts_touched: Share | None = None
 
 
 def not_captured(why: str) -> str:

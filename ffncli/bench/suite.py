@@ -31,14 +31,13 @@ from ffncli.bench.records import (
     refereed_apart,
 )
 from ffncli.bench.request.grid import BenchRequest
-from ffncli.bench.request.kernel_names import MOST_KERNEL_BYTES
 from ffncli.bench.results import journal as journals
 from ffncli.bench.results.journal import Journal, locked
 from ffncli.bench.results.row import ResultRow
 from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
 from ffncli.system.child import KILLED, ending
 from ffncli.system.child_output import PrintedBytes
-from ffncli.system.files import read_whole, results_folder
+from ffncli.system.files import results_folder, sha256_of
 from ffncli.version import __version__
 
 # Seconds between looks at a silent worker. A look takes a core for a moment, so there are few while blocks are timed;
@@ -378,10 +377,8 @@ def software() -> dict[str, str]:
 
 def sha256(path: Path) -> str:
     """The file's SHA-256; empty if it cannot be read."""
-    import hashlib
-
     try:
-        return hashlib.sha256(read_whole(path, MOST_KERNEL_BYTES)).hexdigest()
+        return sha256_of(path)
     except (OSError, ValueError):
         return ""
 

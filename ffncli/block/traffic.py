@@ -56,12 +56,17 @@ class Traffic:
         return self.matmul_flops / self.moved(fused)
 
 
-def traffic(steps: Sequence[Step], weights: DType, activations: DType, tokens: int = 1) -> Traffic:
-    """What one block moves on `tokens` tokens. Raises FFNError if a row does not divide into blocks."""
+def traffic(
+    steps: Sequence[Step], weights: DType, activations: DType, tokens: int = 1, touched: float | None = None
+) -> Traffic:
+    """What one block moves on `tokens` tokens. Raises FFNError if a row does not divide into blocks.
+
+    `touched` is the number of experts that receive tokens; None: what uniform routing is expected to touch.
+    """
     inputs = input_shapes(steps, (tokens,))
     ends = sum(prod(shape) for shape in inputs.values()) + prod(shapes(steps, inputs)[steps[-1].output])
     return Traffic(
-        _weight_bytes_read(ffn_steps(steps), weights, tokens),
+        _weight_bytes_read(ffn_steps(steps), weights, tokens, touched),
         activations.block_bytes * _elements(steps, inputs),
         activations.block_bytes * ends,
         cost(steps, tokens).matmul_flops,
@@ -100,14 +105,15 @@ def tokens_at(flops_per_byte: float, measure: Callable[[int], Traffic], fused: b
 _EVERY_EXPERT = 2**60  # enough tokens to touch all experts of any block
 
 
-def _weight_bytes_read(body: Sequence[Step], dtype: DType, tokens: int) -> int:
+def _weight_bytes_read(body: Sequence[Step], dtype: DType, tokens: int, touched: float | None) -> int:
     top_k = {step.output: step.op.top_k for step in body if isinstance(step.op, Route)}
     total = 0
     for step in body:
         read = sum(parameter_bytes(name, axes, dtype) for name, axes in step.parameters().items())
         if isinstance(step.op, Experts):
             experts = step.op.experts.size
-            read = round(read * experts_touched(experts, top_k[step.inputs[1]], tokens) / experts)
+            expected = experts_touched(experts, top_k[step.inputs[1]], tokens) if touched is None else touched
+            read = round(read * expected / experts)
         total += read
     return total
 

@@ -12,6 +12,7 @@ from typing import BinaryIO, cast
 
 from ffncli.errors import ExitCode, FFNError, clean
 
+_PIECE = 1 << 20  # bytes
 _PROCESS_FOLDER = "ffn-{}-"
 TENSOR_SUFFIXES = (".safetensors", ".npz", ".json")  # of files that tensors can be written to
 
@@ -50,6 +51,17 @@ def read_whole(path: Path, most: int, pipe: bool = False) -> bytes:
     if len(raw) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
     return raw
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a regular file of any size. Raises OSError."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    with open_to_read(path) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def check_writable(path: str, force: bool, option: str) -> None:

@@ -94,6 +94,8 @@ class ComparedRow:
     processes_new: int = 0
     base_ratio: float | None = None
     new_ratio: float | None = None
+    routing: str = ""
+    input: str = ""
 
     def fails(self, rules: Rules) -> bool:
         """Whether it fails: slower than a gate allows, or no longer correct; without a gate no time can fail."""
@@ -256,6 +258,7 @@ def _described(pair: RowPair, base: _Side, new: _Side) -> ComparedRow:
         base_status=base.status, new_status=new.status,
         base_time_s=mean_ratio((0.0,), base.times), new_time_s=mean_ratio((0.0,), new.times),
         processes_base=len(base.times), processes_new=len(new.times), base_ratio=base.ratio, new_ratio=new.ratio,
+        routing=row.routing, input=row.input,
     )  # fmt: skip
 
 

@@ -5,8 +5,8 @@ FLOPs are those of the matrix products, as `block/cost.py` counts them. Forward+
 product has two of its size in backward, the gradients of its input and of its weights.
 
 Bytes are compulsory: what even an infinite cache would have to move. Forward: every used weight (of the
-experts, those expected to be touched) and x are read once, the output is written once. Forward+backward: these,
-and the output's gradient read, the gradients of x and of the weights written.
+experts, those that received tokens where that was counted, else those expected to) and x are read once, the output is
+written once. Forward+backward: these, and the output's gradient read, the gradients of x and of the weights written.
 
 Data that a cache may keep between calls is not bound by memory: in `warm` and `shared` anything may stay, in
 `cold-weights` all but the weights, after `flush` written data may stay in the cache. So up to one last-level cache of
@@ -90,12 +90,20 @@ class Work:
         return self.bytes - min(kept, llc)
 
 
-def figures(case: Case, time_s: float | None, roof: Roof, device_name: str, tf32: bool = False) -> RooflineFigures:
+def figures(
+    case: Case,
+    time_s: float | None,
+    roof: Roof,
+    device_name: str,
+    tf32: bool = False,
+    experts_touched: float | None = None,
+) -> RooflineFigures:
     """The cost of `case`, and the rates of `time_s` seconds relative to the measured roof and the device's data sheet.
 
-    `case.cache` is the mode actually used. `tf32` says that float32 products ran in TF32.
+    `case.cache` is the mode actually used. `tf32` says that float32 products ran in TF32. `experts_touched`: the number
+    of experts that received tokens, the mean of a call; None: what independent uniform routing gives.
     """
-    work = work_of(case)
+    work = work_of(case, experts_touched)
     known = hardware.find(device_name) if case.device != "cpu" else None
     llc = roof.llc_bytes if roof.llc_bytes is not None else known.llc_bytes if known else 0
     sheet = Roof(known.flops_per_s(case.dtype, tf32), known.bytes_per_s) if known else Roof()
@@ -131,10 +139,10 @@ def _ridge(roof: Roof) -> float | None:
     return roof.flops_per_s / roof.bytes_per_s if roof.flops_per_s and roof.bytes_per_s else None
 
 
-def work_of(case: Case) -> Work:
+def work_of(case: Case, experts_touched: float | None = None) -> Work:
     """The FLOPs and bytes of the case, by the conventions above."""
     kind, body = dtype(case.dtype), ffn_steps(steps(case.spec))
-    moved = traffic(body, kind, kind, case.tokens)
+    moved = traffic(body, kind, kind, case.tokens, experts_touched)
     weights, flops = moved.weight_bytes_read, cost(body, case.tokens).matmul_flops
     inputs = sum(prod(shape) for shape in input_shapes(body, (case.tokens,)).values()) * kind.block_bytes
     output = moved.activation_bytes_fused - inputs

@@ -14,7 +14,7 @@ from ffncli.errors import FFNError
 SIZES = ("tokens", "d_ff", "d_model", "threads")  # what may be swept, the first of equals in front
 _OTHERS = (
     "run_id", "activation", "gated", "bias", "experts", "top_k", "shared_experts", "dtype", "passes", "cache",
-    "device", "baseline", *SIZES,
+    "device", "baseline", "routing", "input", *SIZES,
 )  # fmt: skip
 _NO_SWEEP = "--plot draws speed against a size, and no size has two values here"
 _HINT = "sweep one, as in --tokens 1,16,256 or --threads 1,2"

@@ -112,6 +112,18 @@ class _CaseUnits:
         caches = [u.roof.llc_bytes for u in self.units if u.roof.llc_bytes is not None]
         return Roof(max(flops, default=None), max(copied, default=None), max(caches, default=None))
 
+    @property
+    def tokens_per_expert(self) -> tuple[float, ...]:
+        """The mean over the processes that counted them."""
+        loads = [unit.tokens_per_expert for unit in self.units if unit.tokens_per_expert]
+        return tuple(sum(tokens) / len(loads) for tokens in zip(*loads, strict=False))
+
+    @property
+    def experts_touched(self) -> float | None:
+        """The same of the number of experts that received any token."""
+        counts = [unit.experts_touched for unit in self.units if unit.experts_touched is not None]
+        return sum(counts) / len(counts) if counts else None
+
 
 def _of_case(whole: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
     """The columns that all rows of a case share."""
@@ -147,6 +159,9 @@ def _of_case(whole: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
         case=case.key,
         precision=whole.method.precision,
         launch=next((u.launch for u in whole.units if u.launch), ""),
+        routing=case.routing_sha256 or case.routing,
+        tokens_per_expert=whole.tokens_per_expert,
+        input=case.input_sha256,
     )
     columns: dict[str, Any] = {column: environment[column] for column in _ENVIRONMENT if column in environment}
     if limit := columns.pop("power_limit_w", ""):  # the only number among them
@@ -192,6 +207,7 @@ def _with_figures(row: ResultRow, whole: _CaseUnits, time_s: float | None) -> Re
         whole.roof,
         row.device_name,
         tf32=" tf32=on" in row.math_mode,
+        experts_touched=whole.experts_touched,
     )
     return replace(row, **asdict(figures))
 

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from ffncli.bench.records import Case, Job
 from ffncli.bench.referee.errors import Error, Ruling, error_of, least_gradient, size
+from ffncli.bench.referee.input_file import InputFile
+from ffncli.bench.referee.prescribed_routing import PrescribedRouting
 from ffncli.bench.referee.samples import CallSample
 from ffncli.block.activations import TABLE
 from ffncli.block.cost import cost
@@ -138,6 +140,16 @@ class Problem:
         return self.inputs(1)
 
     @cached_property
+    def routing(self) -> PrescribedRouting | None:
+        """Where the tokens are to go; None where the router decides."""
+        return PrescribedRouting(self.case, self.steps, self.weights) if self.case.routing else None
+
+    @cached_property
+    def file(self) -> InputFile | None:
+        """The file of real x, if x is not random."""
+        return InputFile.of(self.case) if self.case.input else None
+
+    @cached_property
     def experts(self) -> Tensor | None:
         """Which experts the tokens of `first` go to, booleans [tokens, experts]; None in a dense block."""
         with torch.no_grad():
@@ -168,12 +180,25 @@ class Problem:
 
     def other(self, number: int) -> Tensor:
         """Tokens like those of `inputs`, without a reference."""
-        generator = seeded(self.seed - number, self.case.device)
-        return self._drawn(self.case.tokens, generator)
+        generator = self._generator(self.seed - number)
+        return self._drawn(self.case.tokens, generator, self._wanted(generator))
 
-    def _drawn(self, tokens: int, generator: torch.Generator) -> Tensor:
-        drawn = torch.randn(tokens, self.case.spec.d_model, generator=generator, device=generator.device)
-        return drawn.to(self.case.device, self.dtype)
+    def _generator(self, seed: int) -> torch.Generator:
+        """On the device, unless a file's rows or experts are drawn: these are chosen on the CPU."""
+        return seeded(seed, "cpu" if self.routing or self.file else self.case.device)
+
+    def _wanted(self, generator: torch.Generator) -> Tensor | None:
+        """The experts that the tokens are to go to, if that is prescribed."""
+        return None if self.routing is None else self.routing.draw(self.case.tokens, generator)
+
+    def _drawn(self, tokens: int, generator: torch.Generator, wanted: Tensor | None = None) -> Tensor:
+        """x for so many tokens, sent to the wanted experts if a routing is prescribed."""
+        if self.file is None:
+            x = torch.randn(tokens, self.case.spec.d_model, generator=generator, device=generator.device)
+        else:
+            x = self.file.drawn(tokens, generator)
+        x = x.to(self.case.device, self.dtype)
+        return x if self.routing is None or wanted is None else self.routing.entered(x, wanted)
 
     def _steady(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """(tokens whose output should not depend on a kernel's rounding, booleans for those where it still does).
@@ -181,13 +206,14 @@ class Problem:
         If two experts score nearly the same, or the input of a relu is nearly 0, the last digit decides which expert
         computes and which slope counts. Such tokens are drawn again, a few times.
         """
-        x = self._drawn(self.case.tokens, generator)
+        wanted = self._wanted(generator)
+        x = self._drawn(self.case.tokens, generator, wanted)
         bad = self.unsteady(x)
         for _ in range(_REDRAWS):
             rows = bad.nonzero().flatten()
             if not len(rows):
                 break
-            x[rows] = self._drawn(len(rows), generator)
+            x[rows] = self._drawn(len(rows), generator, None if wanted is None else wanted[rows])
             bad[rows] = self.unsteady(x[rows])
         return x, bad
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ffncli.bench.machine.devices import default_device, require_gpu
-from ffncli.bench.records import BLOCK, Method
+from ffncli.bench.records import BLOCK, Case, Method
 from ffncli.bench.request.certificate import named_certificates
 from ffncli.bench.request.grid import BenchRequest, Grid, cases
+from ffncli.bench.request.kernel_arguments import require_arguments
 from ffncli.bench.request.kernel_names import ChosenKernels, choose_kernels
 from ffncli.errors import FFNError
 
@@ -38,12 +39,19 @@ def build_request(
     require_gpu(devices, method.sustained)
     notes = list(chosen.notes)
     points = cases(replace(grid, devices=devices, seed=method.seed), notes.append)
+    require_arguments(chosen, points)
     request = BenchRequest(
-        points, chosen.kernels, chosen.baseline, method, fail_if_slower, strict, asked or {}, chosen.files, os.getcwd(),
-        named_certificates(certificates, chosen, points),
+        points, chosen.kernels, chosen.baseline, method, fail_if_slower, strict, asked or {},
+        {**chosen.files, **_data_files(points)}, os.getcwd(), named_certificates(certificates, chosen, points),
     )  # fmt: skip
     require_gate(request)
     return request, tuple(notes)
+
+
+def _data_files(points: Sequence[Case]) -> dict[str, str]:
+    """The files of --routing and --input, absolute, with their sha256."""
+    names = [pair for case in points for pair in ((case.routing, case.routing_sha256), (case.input, case.input_sha256))]
+    return {os.path.abspath(name): sha256 for name, sha256 in names if sha256}
 
 
 def _require_steps_alone(grid: Grid, kernels: Sequence[str] | None, baseline: str | None, method: Method) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, get_args
 
 from ffncli.bench.records import BLOCK, Above, Cache, Case, Method, Pass
+from ffncli.bench.request.case_data import check_input, check_routing, digest, is_file, routing_note, routing_text
 from ffncli.bench.request.certificate import NamedCertificate
 from ffncli.block.activations import GATED
 from ffncli.block.dtypes import dtype
@@ -30,7 +32,8 @@ _COMPUTED = ("fp64", "fp32", "bf16", "fp16")
 class Grid:
     """Lists of values; every combination is a case. () takes the default: for `threads` those of the machine.
 
-    `source` as everywhere; `overrides` change it, and its d_model and d_ff may be comma-separated lists.
+    `source` as everywhere; `overrides` change it, and its d_model and d_ff may be comma-separated lists. `routings` are
+    for mixtures; `input` is a file of x.
     """
 
     source: str | None = None
@@ -42,6 +45,8 @@ class Grid:
     devices: tuple[str, ...] = ()
     threads: tuple[int, ...] = ()
     seed: int = 0
+    routings: tuple[str, ...] = ()
+    input: str | None = None
 
 
 @dataclass(frozen=True)
@@ -96,19 +101,48 @@ def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None) -> tuple[
     blocks = _blocks(grid)
     # On a GPU the CPU's threads only launch: one number is enough.
     places = [(d, t) for d in devices for t in (threads if d == "cpu" else threads[:1])]
-    count = len(blocks) * len(tokens) * len(dtypes) * len(passes) * len(caches) * len(places)
+    data = _data(grid)
+    count = len(blocks) * len(tokens) * len(dtypes) * len(passes) * len(caches) * len(places) * len(data)
     if count > MOST_CASES:
         raise FFNError(f"that is a grid of {count:,} cases, at most {MOST_CASES:,}", "give fewer values, or run parts")
     models = [(source, load_block(source, overrides, grid.seed), overrides) for source, overrides in blocks]
     for note in dict.fromkeys(n for _, model, _ in models for n in (*model.notes, *map(str, model.differences))):
         tell(note)
     cases = [
-        Case(_source(source, model), label(model, overrides), model.main.spec, n, t, p, _cached(c, n), device, threads_)
-        for (source, model, overrides), n, t, p, c, (device, threads_) in itertools.product(
-            models, tokens, dtypes, passes, caches, places
+        Case(
+            _source(source, model), label(model, overrides), model.main.spec, n, t, p, _cached(c, n), device, threads_,
+            **x,
         )
-    ]
-    return tuple({case.key: case for case in cases}.values())
+        for (source, model, overrides), n, t, p, c, (device, threads_), x in itertools.product(
+            models, tokens, dtypes, passes, caches, places, data
+        )
+    ]  # fmt: skip
+    different = tuple({case.key: case for case in cases}.values())
+    _check_data(different, tell)
+    return different
+
+
+def _data(grid: Grid) -> list[dict[str, str]]:
+    """What x is, as fields of a Case: every routing, each with the sha256 of its file, and the input's."""
+    routings = _each("--routing", grid.routings, routing_text) or ("",)
+    more = {"input": name, "input_sha256": digest("--input", name)} if (name := _input(grid)) else {}
+    files = {one: digest("--routing", one) for one in routings if one and is_file(one)}
+    return [{"routing": one, "routing_sha256": files.get(one, ""), **more} for one in routings]
+
+
+def _input(grid: Grid) -> str:
+    return "" if grid.input is None else os.path.expanduser(grid.input)
+
+
+def _check_data(cases: Sequence[Case], tell: Callable[[str], None]) -> None:
+    """Each file once for each block; `tell` receives notes. Raises FFNError for data that a block cannot have."""
+    for routing, label, spec in dict.fromkeys((c.routing, c.label, c.spec) for c in cases if c.routing):
+        check_routing(routing, label, spec)
+    for note in dict.fromkeys(routing_note(c.routing, c.tokens, c.spec) for c in cases if c.routing):
+        if note:
+            tell(note)
+    for name, d_model in dict.fromkeys((case.input, case.spec.d_model) for case in cases if case.input):
+        check_input(name, d_model, tuple(dict.fromkeys(case.dtype for case in cases)))
 
 
 def load_block(source: str | None, overrides: Dimensions, seed: int = 0) -> Resolved:
@@ -222,6 +256,10 @@ def _check(request: BenchRequest, where: str) -> None:
     for case in request.cases:
         _device(f"{where}: device", case.device)
         _dtype(f"{where}: dtype", case.dtype)
+        if case.routing:
+            routing_text(f"{where}: routing", case.routing)
+            if case.spec.moe is None:
+                raise FFNError(f"{where}: {case.label} has a routing, and no experts")
     if not 1 <= len({case.key for case in request.cases}) == len(request.cases) <= MOST_CASES:
         raise FFNError(f"{where}: its {len(request.cases)} cases are not from 1 to {MOST_CASES:,} different ones")
     if len({*request.names}) != len(request.names) or request.baseline not in request.names:

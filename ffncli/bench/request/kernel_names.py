@@ -22,13 +22,15 @@ MOST_KERNEL_BYTES = 10_000_000  # of a Python file
 class ChosenKernels:
     """`kernels` in the requested order, each with its label; an omitted baseline is put first.
 
-    `baseline` is its label, `files` maps the users' files (absolute) to their sha256.
+    `baseline` is its label, `files` maps the users' files (absolute) to their sha256. `functions` are those kernels
+    which their file defines by a plain `def`, each with where that is.
     """
 
     kernels: tuple[KernelChoice, ...]
     baseline: str
     files: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    functions: tuple[tuple[str, ast.FunctionDef], ...] = ()
 
 
 def choose_kernels(texts: Sequence[str] | None, baseline: str | None) -> ChosenKernels:
@@ -38,7 +40,8 @@ def choose_kernels(texts: Sequence[str] | None, baseline: str | None) -> ChosenK
     Raises FFNError for an unknown kernel, and for a file that does not exist, is not Python or lacks the name.
     """
     files: dict[str, str] = {}
-    kernels = tuple(_named(choice, files) for choice in choices(texts or BY_DEFAULT))
+    functions: list[tuple[str, ast.FunctionDef]] = []
+    kernels = tuple(_named(choice, files, functions) for choice in choices(texts or BY_DEFAULT))
     labels = [kernel.label for kernel in kernels]
     require_unlike(labels)
     notes: tuple[str, ...] = ()
@@ -49,11 +52,11 @@ def choose_kernels(texts: Sequence[str] | None, baseline: str | None) -> ChosenK
     if baseline is None:
         baseline = "eager" if "eager" in labels else labels[0]
     if baseline not in labels:
-        base = _named(_baseline(baseline, labels), files)
+        base = _named(_baseline(baseline, labels), files, functions)
         kernels = kernels if base in kernels else (base, *kernels)
         baseline = base.label
         require_unlike([kernel.label for kernel in kernels])
-    return ChosenKernels(kernels, baseline, files, notes)
+    return ChosenKernels(kernels, baseline, files, notes, tuple(functions))
 
 
 def _baseline(text: str, labels: Sequence[str]) -> KernelChoice:
@@ -64,21 +67,24 @@ def _baseline(text: str, labels: Sequence[str]) -> KernelChoice:
         raise FFNError(f"--baseline: there is no kernel {shown(text)}", hint) from None
 
 
-def _named(choice: KernelChoice, files: dict[str, str]) -> KernelChoice:
-    """The choice with its kernel's name, as far as the user's file says it; adds the file to `files`.
+def _named(choice: KernelChoice, files: dict[str, str], functions: list[tuple[str, ast.FunctionDef]]) -> KernelChoice:
+    """The choice with its kernel's name, as far as the user's file says it; adds the file to `files`, and the kernel to
+    `functions` if it is one.
 
     One at a git commit gets that commit's hash, which says what it holds for good: a branch may move on.
     """
-    if choice.file is not None and choice.ref is not None:
-        at_commit = file_at(choice.ref, choice.file, "--kernel")
-        tree = _parsed(at_commit.data, f"{shown_path(choice.file)} at {shown(choice.ref)}")
-        choice = choice.with_attribute(_attribute(choice.file, choice.attribute, tree))
-        choice = replace(choice, ref=at_commit.commit)
-    elif choice.file is not None:
-        raw = _read(choice.file)
-        files[str(choice.file)] = hashlib.sha256(raw).hexdigest()
-        tree = _parsed(raw, shown_path(choice.file))
-        choice = choice.with_attribute(_attribute(choice.file, choice.attribute, tree))
+    path = choice.file
+    if path is not None:
+        where, commit = shown_path(path), None
+        if choice.ref is not None:
+            at_commit = file_at(choice.ref, path, "--kernel")
+            raw, commit, where = at_commit.data, at_commit.commit, f"{where} at {shown(choice.ref)}"
+        else:
+            raw = _read(path)
+            files[str(path)] = hashlib.sha256(raw).hexdigest()
+        tree = _parsed(raw, where)
+        choice = replace(choice.with_attribute(_attribute(path, choice.attribute, tree)), ref=commit)
+        functions += [(where, function) for function in _functions(tree, choice.attribute)]
     if choice.label in OWN_ARMS:
         raise FFNError(f"--kernel: {shown(choice.label)} is the name of one of ffn's own arms", "give another label")
     return choice
@@ -134,6 +140,14 @@ def _makes_names(tree: ast.Module) -> bool:
             case ast.alias(name="*") | ast.Global() | ast.MatchAs() | ast.MatchStar() | ast.MatchMapping():
                 return True
     return False
+
+
+def _functions(tree: ast.Module, name: str | None) -> list[ast.FunctionDef]:
+    """The only definition of that name, if that is a plain `def` which nothing can replace; else none."""
+    defined = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    rest = ast.Module([node for node in tree.body if node not in defined], [])
+    plain = len(defined) == 1 and not defined[0].decorator_list
+    return defined if plain and name not in _bound(rest) and not _makes_names(tree) else []
 
 
 def _attribute(path: Path, name: str | None, tree: ast.Module) -> str:

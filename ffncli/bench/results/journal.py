@@ -278,10 +278,18 @@ def _line_read(journal: Journal, where: str, raw: bytes, start: int) -> _UnitLin
         "its kernels are not the run's": not named or len({*kernels}) != len(kernels),
         "it holds blocks, which belong in the rounds file": bool(unit.blocks),
         "its blocks end before they begin": line.rounds_end < start,
+        "its tokens per expert are not those of its experts": not _counts_experts(journal, unit),
     }
     if why := next((words for words, is_so in wrong.items() if is_so), ""):
         raise FFNError(f"{where} is damaged: {why}", _ANEW)
     return line
+
+
+def _counts_experts(journal: Journal, unit: TimedUnit) -> bool:
+    """Whether there is a number for each expert of the case, or none."""
+    case = journal._cases.get(unit.case)
+    moe = case.spec.moe if case else None
+    return len(unit.tokens_per_expert) in (0, moe.experts if moe else 0)
 
 
 def _entry(where: str, raw: bytes) -> dict[str, Any]:

@@ -126,6 +126,9 @@ class ResultRow:
     mig: str = ""  # the profile of a GPU's part: 1g.10gb
     persistence: str = ""  # on or off: whether the driver stays loaded between processes
     launch: str = ""  # how calls reached a GPU: graphs or plain; empty on a CPU
+    routing: str = ""  # as prescribed: uniform, zipf:1.2, or the sha256 of a saved trace; empty: the router's choice
+    tokens_per_expert: tuple[Share, ...] = ()  # with a prescribed routing: of one call, the mean over calls
+    input: str = ""  # the sha256 of the file that x was drawn from; empty: random numbers
 
     @property
     def fusion_share_max(self) -> float | None:

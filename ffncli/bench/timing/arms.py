@@ -16,6 +16,7 @@ from ffncli.bench.judge import roofline
 from ffncli.bench.machine import machine
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, STEP, TWIN, Case, Doing, Job, Launched
 from ffncli.bench.referee.errors import Error, Ruling
+from ffncli.bench.referee.prescribed_routing import ExpertLoad
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.anchor import anchor, gpu_anchor
@@ -23,7 +24,7 @@ from ffncli.bench.timing.bare_products import Chain
 from ffncli.bench.timing.by_step import step_arms
 from ffncli.bench.timing.clock import monotonic_seconds
 from ffncli.bench.timing.cuda_graphs import Capturable, Launching, by_graphs
-from ffncli.bench.timing.fresh_inputs import FreshInputs, Reservoir, drawn, in_turn
+from ffncli.bench.timing.fresh_inputs import FreshInputs, RoutedSource, drawn, in_turn, source_of
 from ffncli.bench.timing.outcomes import BrokenArm, WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel, shuffle_buffers
 from ffncli.bench.timing.placement import Arena, Caching, flusher
@@ -97,7 +98,7 @@ class Arms:
         self._draw = random.Random(problem.seed)
         self._flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
         self.chain: Chain | None = Chain(problem, self._draw, caching.shared)
-        self._source = Reservoir(problem)
+        self._source = source_of(problem)
         whole = problem.inputs(_WHOLE + drawn(_WHOLE)) if problem.backward else None
         self._fresh = [
             FreshInputs(placed, problem, self._source, whole, rounds)
@@ -169,6 +170,11 @@ class Arms:
         flush, every_call = self._flush, self.launching is None
         before = in_turn(partial(self._source.write, chain.entry), flush) if every_call else flush
         return Arm(GEMM, chain.call, before, flushes=flush is not None)
+
+    @property
+    def load(self) -> ExpertLoad | None:
+        """Where the tokens of all calls went, if a routing is prescribed."""
+        return self._source.load if isinstance(self._source, RoutedSource) else None
 
     @property
     def launched(self) -> tuple[Launched, str]:

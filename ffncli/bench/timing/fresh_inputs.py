@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from ffncli.bench.referee.errors import OUTPUT, Error
+from ffncli.bench.referee.input_file import InputFile
+from ffncli.bench.referee.prescribed_routing import PrescribedRouting
 from ffncli.bench.referee.problem import Inputs, Problem
 from ffncli.bench.referee.rulings import infinite
 from ffncli.bench.referee.samples import CallSample
@@ -33,10 +35,16 @@ _LEAST_BYTES = 1 << 20  # of a reservoir
 
 
 class Source(Protocol):
-    """Where x comes from."""
+    """Where x comes from, and in a backward pass the gradient of the output, which is always random."""
+
+    def draw(self) -> None:
+        """Prepare other numbers; once in each placement."""
 
     def write(self, x: Tensor) -> None:
         """Other contents into x [tokens, d_model]."""
+
+    def write_gradient(self, g: Tensor) -> None:
+        """Other contents into g [tokens, d_model]."""
 
 
 class Reservoir:
@@ -54,7 +62,7 @@ class Reservoir:
 
     def draw(self) -> None:
         """Other numbers throughout, of variance 1/2: a sum of two has 1."""
-        generator = torch.Generator(self._flat.device).manual_seed(drawn(1 << 62))
+        generator = fresh_generator(self._flat.device)
         with torch.no_grad():
             normal = torch.randn(len(self._flat), generator=generator, device=generator.device)
             self._flat.copy_(normal.mul_(math.sqrt(0.5)))
@@ -63,6 +71,61 @@ class Reservoir:
         """Other numbers into x, which is contiguous and has no gradient."""
         window, shape, strides, places = self._flat.as_strided, x.shape, x.stride(), self._places
         torch.add(window(shape, strides, drawn(places)), window(shape, strides, drawn(places)), out=x)
+
+    def write_gradient(self, g: Tensor) -> None:
+        """The same of g."""
+        self.write(g)
+
+
+class FileSource(Reservoir):
+    """Rows of the user's file; the gradient is random."""
+
+    def __init__(self, problem: Problem, file: InputFile) -> None:
+        super().__init__(problem)
+        self._file = file
+
+    def write(self, x: Tensor) -> None:
+        """Other rows, or the same at another scale."""
+        x.copy_(self._file.drawn(len(x), fresh_generator()))
+
+    def write_gradient(self, g: Tensor) -> None:
+        """Other numbers into g."""
+        super().write(g)
+
+
+class RoutedSource:
+    """What another source writes, moved so that the router sends the tokens to prescribed experts. `load` counts where
+    they went."""
+
+    def __init__(self, source: Source, routing: PrescribedRouting) -> None:
+        self.load = routing.new_load()
+        self._source, self._routing = source, routing
+
+    def draw(self) -> None:
+        """Other numbers in the source."""
+        self._source.draw()
+
+    def write(self, x: Tensor) -> None:
+        """Other contents, for experts that are drawn again too."""
+        self._source.write(x)
+        wanted = self._routing.draw(len(x), fresh_generator())
+        x.copy_(self._routing.entered(x, wanted))
+        self.load.add(self._routing.chosen(x), wanted)
+
+    def write_gradient(self, g: Tensor) -> None:
+        """As the source does."""
+        self._source.write_gradient(g)
+
+
+def source_of(problem: Problem) -> Source:
+    """Where the x of a case's timed calls comes from."""
+    source = Reservoir(problem) if problem.file is None else FileSource(problem, problem.file)
+    return source if problem.routing is None else RoutedSource(source, problem.routing)
+
+
+def fresh_generator(device: torch.device | str = "cpu") -> torch.Generator:
+    """One for a single draw: its state says nothing of the next."""
+    return torch.Generator(device).manual_seed(drawn(1 << 62))
 
 
 def drawn(below: int) -> int:
@@ -123,7 +186,7 @@ class FreshInputs:
         else:
             self._source.write(x)
             if g is not None:
-                self._source.write(g)
+                self._source.write_gradient(g)
         if self._timed:
             self._entered = x.clone(), None if g is None else g.clone()
 
@@ -171,7 +234,7 @@ class FreshInputs:
         x, g = self.placed.entry
         self._source.write(x)
         if g is not None:
-            self._source.write(g)
+            self._source.write_gradient(g)
         entered = x.clone(), None if g is None else g.clone()
         out = self.placed.on_copy(params)
         self._captured.append((*entered, _copied(out)))

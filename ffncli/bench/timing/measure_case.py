@@ -33,6 +33,7 @@ from ffncli.bench.records import (
     refereed_apart,
 )  # fmt: skip
 from ffncli.bench.referee.errors import Error
+from ffncli.bench.referee.prescribed_routing import ExpertLoad
 from ffncli.bench.referee.problem import Problem, seed_of
 from ffncli.bench.referee.process import RefereeGone, RefereeProcess
 from ffncli.bench.referee.rulings import refereed
@@ -56,7 +57,7 @@ from ffncli.errors import FFNError
 from ffncli.kernels.compiled import cache as compile_cache
 from ffncli.kernels.compiled import on_compiling, recompiles
 from ffncli.kernels.kernel import Kernel, kernel_steps
-from ffncli.show.text import finite
+from ffncli.show.text import finite, percent
 
 _ROOFS = 2  # processes that measure the roof; it takes half a second, and the best one counts
 
@@ -112,6 +113,7 @@ class _Run:
     tell: Callable[[Doing, str], None] = lambda doing, name: None
     free: int | None = None  # bytes of memory before the case
     without: set[str] = field(default_factory=set)  # own arms that could not be made
+    load: ExpertLoad | None = None
 
     def unit(self) -> TimedUnit:
         self.free = machine.free(self.case.device)
@@ -183,6 +185,8 @@ class _Run:
             notes=tuple(dict.fromkeys(note for note in (*self.notes, *self.inspector.notes) if note)),
             spent=spent,
             launch=self.launch if measured else "",
+            tokens_per_expert=self.load.tokens_per_expert if self.load else (),
+            experts_touched=self.load.touched if self.load else None,
         )
 
     @contextmanager
@@ -300,6 +304,7 @@ class _Run:
             try:
                 arms = self._arms(problem)
                 self.measured = self._measure(arms, problem)
+                self._count(arms.load)
                 self._sustain(arms, problem)
                 with self._spending("verify"), correct.computing(problem.backward):
                     arms.inspect()
@@ -331,6 +336,15 @@ class _Run:
             for name in dict.fromkeys((*arms.errors, *arms.wrong)):
                 self._record_errors(name, arms.errors.get(name, Error()), arms.wrong.get(name))
             return
+
+    def _count(self, load: ExpertLoad | None) -> None:
+        """Keep where the tokens went, and note if that is not where --routing sends them."""
+        self.load = load
+        if load and load.elsewhere:
+            experts, d_model = len(load.tokens_per_expert), self.case.spec.d_model
+            why = f": d_model {d_model} is too small for {experts} experts" if d_model < experts else ""
+            share = percent(load.elsewhere, 2)
+            self.notes.append(f"{share} of the tokens went to other experts than --routing prescribes{why}")
 
     def _without(self, broken: BrokenArm, error: BaseException | None = None) -> None:
         """Remove the arm that broke from the next attempt; `error` is what it did, by default what it raised."""
@@ -410,6 +424,9 @@ class _Run:
         try:
             names = [arm.name for arm in arms.place(0)[:-1]]
             self.outcomes = {name: Outcome(name) for name in names}
+            if problem.routing is not None:
+                self.load = problem.routing.new_load()
+                self.load.add(problem.routing.chosen(problem.first.x))
             plan = plan_of(self.job.method, BLOCK, tuple(names), self.case.device, self.case.threads)
             self.tell("timing", "")
             with torch.inference_mode():

@@ -63,6 +63,15 @@ class GridOptions:
         list[Any] | None, _compute("--threads", metavar="N,...", parser=numbers("--threads"), daily=True,
                       help="CPU threads; several make a grid. [default: one for each core]"),
     ] = None  # fmt: skip
+    routing: Annotated[
+        _Texts, _what("--routing", metavar="NAME,...", values=_choice("uniform", "zipf:1.2"),
+                      help="Tokens per expert of a mixture: uniform, zipf:1.2 (by popularity), or FILE from ffn trace"
+                           " --save; several make a grid. [default: as the router sends random tokens]"),
+    ] = None  # fmt: skip
+    input: Annotated[
+        Text, _what("--input", metavar="FILE",
+                    help="Real input: rows of the tensor x in a .safetensors file. [default: normal random numbers]"),
+    ] = None  # fmt: skip
     kernel: Annotated[
         _Texts, _what("-k", "--kernel", metavar="NAME,...", daily=True, values=values.kernels,
                       help="Kernels to time: eager, packed, ..., all, or your [label=]file.py:name (runs that file);"
@@ -77,7 +86,8 @@ class GridOptions:
         """The requested cases."""
         return Grid(
             source, dimensions.dimensions(), tokens.numbers(), _words(self.dtype), _words(self.passes),
-            _words(self.cache), _words(self.device), flat(self.threads) or (),
+            _words(self.cache), _words(self.device), flat(self.threads) or (), routings=_words(self.routing),
+            input=self.input,
         )  # fmt: skip
 
 

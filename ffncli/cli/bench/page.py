@@ -112,7 +112,8 @@ def _where(case: Case, rows: Sequence[ResultRow]) -> str:
     threads = f"{case.threads} {plural('thread', case.threads)}"
     launched = next((_LAUNCHED[row.launch] for row in rows if row.launch in _LAUNCHED), "")
     place = f"{case.device}, {threads}" if case.device == "cpu" else f"{case.device}{launched}"
-    return ", ".join((f"{case.tokens} {plural('token', case.tokens)}", case.dtype, case.passes, _CACHES[cache], place))
+    tokens = f"{case.tokens} {plural('token', case.tokens)}"
+    return ", ".join((tokens, case.dtype, case.passes, _CACHES[cache], place, *case.data))
 
 
 def _line(row: ResultRow, rate: str | None) -> tuple[Any, ...]:

@@ -14,8 +14,9 @@ _SHA256 = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # 12 digits distinguish
 
 
 def remarks(rows: Sequence[ResultRow]) -> list[Line]:
-    """For one case: the twin, the bare products, possible savings by fusing; notes, then warnings with advice."""
-    lines: list[Line] = []
+    """For one case: a prescribed routing, the twin, the bare products, possible savings by fusing; notes, then warnings
+    with advice."""
+    lines = _loads(rows)
     base = next((row for row in rows if row.kernel == row.baseline and row.status == "ok"), None)
     if base is not None:
         if base.aa_low is not None and base.aa_high is not None:
@@ -26,6 +27,15 @@ def remarks(rows: Sequence[ResultRow]) -> list[Line]:
                 text += f"; fusing the activation can save at most about {percent(base.fusion_share_max, 2)} here"
             lines.append(Line(text, quiet=True))
     return [*lines, *notes(rows), *warned(rows)]
+
+
+def _loads(rows: Sequence[ResultRow]) -> list[Line]:
+    """`tokens per expert: from 2.7 to 22, as counted`."""
+    loads = next((row.tokens_per_expert for row in rows if row.tokens_per_expert), None)
+    if loads is None:
+        return []
+    least, most = (f"{tokens:.3g}" for tokens in (min(loads), max(loads)))
+    return [Line(f"tokens per expert: {least if least == most else f'from {least} to {most}'}, as counted", quiet=True)]
 
 
 def notes(rows: Sequence[ResultRow], most: int = 20) -> list[Line]:

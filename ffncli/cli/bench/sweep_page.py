@@ -16,7 +16,7 @@ from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.text import percent, plural, time_text
 
-_VARYING = ("label", "tokens", "dtype", "passes", "cache", "device", "threads")
+_VARYING = ("label", "tokens", "dtype", "passes", "cache", "device", "threads", "routing", "input")
 _NAMES = {"label": "block", "passes": "pass"}
 _MOST_NOTES = 6
 
@@ -26,7 +26,7 @@ def sweep(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str) -
     measured = _as_measured(cases, rows)
     values = {name: list(dict.fromkeys(getattr(case, name) for case in measured.values())) for name in _VARYING}
     differ = [name for name in _VARYING if len(values[name]) > 1]
-    common = ", ".join(_common(name, values[name][0]) for name in _VARYING if name not in differ)
+    common = ", ".join(_common(name, values[name][0]) for name in _VARYING if name not in differ and values[name][0])
     parts: list[Part] = [Heading(f"{len(cases)} cases", common), _grid(measured, rows, baseline, differ)]
     if any(row.verdict == "inconclusive" and row.kernel != row.baseline for row in rows):
         parts.append(Line("?: inconclusive", quiet=True))
@@ -106,4 +106,6 @@ def _where(case: Case, differ: Sequence[str]) -> str:
 
 
 def _common(name: str, value: Any) -> str:
+    if name in ("routing", "input"):
+        return f"{name} {value}"
     return f"{value} {plural(name[:-1], value)}" if name in ("tokens", "threads") else str(value)

@@ -18,7 +18,10 @@ from ffncli.show.tables import Table
 from ffncli.show.text import finite, percent, plural, time_text
 
 LONGEST_COMMENT = 65_000  # characters of Markdown; GitHub refuses comments of more than 65,536
-_ASKED = (("block", ""), ("tokens", " tokens"), ("dtype", ""), ("passes", ""), ("cache", ""), ("device", ""))
+_ASKED = (
+    ("block", ""), ("tokens", " tokens"), ("dtype", ""), ("passes", ""), ("cache", ""), ("device", ""),
+    ("routing", " routing"), ("input", " input"),
+)  # fmt: skip
 _MOST_NAMED = 5  # rows named in one line
 _MOST_MEANS = 20
 _LONGEST_CELL = 120
@@ -261,7 +264,11 @@ def _title(comparison: ResultComparison) -> str:
 def _frame(comparison: ResultComparison) -> list[str]:
     """What all rows share, the machine, and remarks."""
     first = comparison.rows[0]
-    alike = [f"{getattr(first, name)}{unit}" for name, unit in _ASKED if not _varies(comparison, name)]
+    alike = [
+        f"{getattr(first, name)}{unit}"
+        for name, unit in _ASKED
+        if not _varies(comparison, name) and getattr(first, name)
+    ]
     if not _varies(comparison, "threads") and first.threads is not None:
         alike.append(f"{first.threads} {plural('thread', first.threads)}")
     out = [", ".join(_cut(text) for text in alike)] if alike else []

@@ -24,6 +24,7 @@ from ffncli.block.recipe import FFNSpec
 from ffncli.block.steps import parameters
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.kernels import BUILT_IN, built_in
+from ffncli.kernels.argument_names import by_argument, missing_weight
 from ffncli.kernels.choice import KernelChoice, require_unlike
 from ffncli.kernels.kernel import Computes, Kernel, Params, Steps
 from ffncli.models.dimensions import Dimensions
@@ -114,12 +115,6 @@ def _copy_at(ref: str, path: Path) -> tuple[Path, str]:
     return copied, original.commit
 
 
-def argument(parameter: str) -> str:
-    """A weight's name as a function's argument: `up.weight` is up, `up.bias` up_bias, `shared.up.weight` shared__up."""
-    step, _, kind = parameter.rpartition(".")
-    return step.replace(".", "__") + ("" if kind == "weight" and step != "act" else f"_{kind}")
-
-
 def _target(path: Path, name: str | None) -> tuple[Any, str]:
     """(the object of that name in the file, the name); without a name the file's only kernel."""
     module = import_file(path, "file.py:name")
@@ -205,7 +200,7 @@ def _function_kernel(call: Callable[..., Any], path: Path, label: str, steps: St
 
 def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, str]:
     """Argument → the parameter that fills it. Raises FFNError for an argument for which the block has no weight."""
-    by_argument = {argument(name): name for name in parameters(steps)}
+    weights = by_argument(steps)
     try:
         declared = list(inspect.signature(call).parameters.values())
     except (ValueError, TypeError):
@@ -214,15 +209,13 @@ def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, 
     takes = ("positional-only", "positional or keyword")
     if not declared or declared[0].kind.description not in takes:
         raise FFNError(
-            f"{label} has no argument for x", f"the first argument is the input, the others {', '.join(by_argument)}"
+            f"{label} has no argument for x", f"the first argument is the input, the others {', '.join(weights)}"
         )
     if any(p.kind is p.VAR_KEYWORD for p in declared):
-        return by_argument
-    unknown = [p.name for p in declared[1:] if p.name not in by_argument and p.default is p.empty]
-    if unknown:
-        near = f"this block has {', '.join(by_argument)}"
-        raise FFNError(f"{label} needs {unknown[0]}, which this block does not have", near)
-    return {p.name: by_argument[p.name] for p in declared[1:] if p.name in by_argument}
+        return weights
+    if missing := missing_weight([p.name for p in declared[1:] if p.default is p.empty], steps):
+        raise FFNError(f"{label} {missing[0]}", missing[1])
+    return {p.name: weights[p.name] for p in declared[1:] if p.name in weights}
 
 
 class _ModuleOnParams:

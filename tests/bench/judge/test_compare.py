@@ -268,7 +268,7 @@ def test_a_kernel_that_was_ok_and_is_not(status):
 _ASKED = {
     "d_model": 1024, "d_ff": 4096, "activation": "gelu", "gated": False, "bias": True, "experts": 8, "top_k": 2,
     "shared_experts": 1, "tokens": 64, "dtype": "bf16", "passes": "forward+backward", "cache": "flush",
-    "device": "cuda", "threads": 1, "kernel": "eager",
+    "device": "cuda", "threads": 1, "kernel": "eager", "routing": "zipf:1.2", "input": "5e" * 32,
 }  # fmt: skip
 
 
@@ -280,6 +280,12 @@ def test_another_question_is_not_compared(field):
     assert len(found.only_in_new) == 1
     with pytest.raises(FFNError, match=f"no case and kernel in common; .*{'pass' if field == 'passes' else field}: "):
         compare([row()], [other])
+
+
+def test_a_row_has_the_routing_and_the_input_that_it_was_measured_with():
+    both = [row(run_id=name, routing="uniform", input="5e" * 32) for name in ("base", "new")]
+    (compared,) = compare(both[:1], both[1:]).rows
+    assert (compared.routing, compared.input) == ("uniform", "5e" * 32)
 
 
 def test_what_is_typed_does_not_matter_but_cases_of_one_run_stay_apart():

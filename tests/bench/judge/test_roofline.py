@@ -65,6 +65,11 @@ def test_experts_that_are_expected_to_be_touched():
     assert one.weights_read == 2 * expert + router
     assert many.weights_read == pytest.approx(8 * (1 - 0.75**5) * expert + router, abs=1)
     assert one.flops == 2 * (2 * 3 * 64 * 96 + 64 * 8)
+    counted = roofline.work_of(case(spec, 5), experts_touched=2.5)
+    assert counted.weights_read == 2.5 * expert + router
+    assert counted.flops == many.flops
+    figures = roofline.figures(case(spec, 5), None, Roof(), "", experts_touched=2.5)
+    assert figures.bytes == counted.bytes
     assert roofline.fusable_bytes(case(spec, 5)) == 5 * 2 * 4 * 96 * 2
 
 

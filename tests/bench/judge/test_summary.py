@@ -296,7 +296,7 @@ def test_page_faults_that_differ_are_a_note() -> None:
 def test_above_a_roof(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {}
 
-    def figures(case: object, time_s: float | None, roof: Roof, device_name: str, tf32: bool) -> object:
+    def figures(case: object, time_s: float | None, roof: Roof, device_name: str, **more: object) -> object:
         seen["roof"] = roof
         empty = {f.name: None for f in dataclasses.fields(roofline.RooflineFigures)}
         return roofline.RooflineFigures(**{**empty, "roof_fraction": 1.3, "flops": 7, "datasheet_fraction": 1.019})
@@ -309,6 +309,25 @@ def test_above_a_roof(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.flops == 7
     assert texts(row) == ("roof: 130 % of the measured roof",)
     assert warnings.advice(row.warnings[0]).endswith("check cache mode or timing")
+
+
+def test_the_tokens_of_experts_are_means_over_processes_and_the_bytes_follow_them() -> None:
+    spec = replace(CASE.spec, moe=MoE(4, 2))
+    case = replace(CASE, spec=spec, routing="zipf:1.2", input="x.safetensors", input_sha256="5e" * 32)
+    loads = [(4.0, 2.0, 0.0, 2.0), (6.0, 2.0, 0.0, 0.0), (5.0, 3.0, 0.0, 0.0)]
+    units = [
+        replace(u, tokens_per_expert=load, experts_touched=float(sum(n > 0 for n in load)))
+        for u, load in zip(units_of(TIMES, replace(QUICK, processes=3)), loads, strict=True)
+    ]
+    row = summarise(case, units, replace(QUICK, processes=3), RUN)[0]
+    assert (row.routing, row.input) == ("zipf:1.2", "5e" * 32)
+    assert row.tokens_per_expert == pytest.approx((5, 7 / 3, 0, 2 / 3))
+    expert, router, x = 3 * 512 * 2048 * 4, 512 * 4 * 4, 2 * 32 * 512 * 4
+    assert row.bytes == round(7 / 3 * expert) + router + x
+    plain = summarise(replace(case, routing="", input="", input_sha256=""), units_of(), QUICK, RUN)[0]
+    assert (plain.routing, plain.input, plain.tokens_per_expert) == ("", "", ())
+    traced = summarise(replace(case, routing="t.npz", routing_sha256="ab" * 32), units, QUICK, RUN)[0]
+    assert traced.routing == "ab" * 32
 
 
 def test_processes_of_unlike_environments_are_said() -> None:

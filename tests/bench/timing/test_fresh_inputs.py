@@ -12,12 +12,15 @@ from ffncli.bench.records import Case
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.referee.rulings import refereed
 from ffncli.bench.referee.samples import CallSample
+from ffncli.bench.request.case_data import digest
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing import fresh_inputs, placed_kernel
 from ffncli.bench.timing.fresh_inputs import FreshInputs, Reservoir
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
-from ffncli.block.recipe import FFNSpec
+from ffncli.block.recipe import FFNSpec, MoE
+from ffncli.errors import FFNError
 from ffncli.kernels import built_in
+from tests.bench.request.test_case_data import rows_file
 
 
 def placed_of(passes: str = "forward", tokens: int = 8, dtype: str = "fp32") -> tuple[PlacedKernel, Problem]:
@@ -195,3 +198,49 @@ def test_a_sample_has_each_token_once():
     assert fresh_inputs.drawn_rows(1) == [0]
     assert all(len(set(fresh_inputs.drawn_rows(3))) == 2 for _ in range(50))
     assert {row for _ in range(200) for row in fresh_inputs.drawn_rows(9)} == set(range(9))
+
+
+def test_rows_of_a_file_come_at_another_scale_every_time_and_no_token_twice(tmp_path):
+    rows = torch.randn(40, 16, dtype=torch.float64)
+    case = Case("s", "s", FFNSpec(16, 32, "swiglu"), 8, passes="forward+backward", **input_of(tmp_path, rows))
+    problem = Problem.of(case, 3)
+    source, seen, x = fresh_inputs.source_of(problem), Counter(), torch.empty(8, 16)
+    nearest = torch.nn.functional.normalize(rows)
+    for _ in range(100):
+        source.write(x)
+        seen.update(tuple(row) for row in x.tolist())
+        along = x.double() @ nearest.T
+        scale = along.amax(1) / rows[along.argmax(1)].norm(dim=1)
+        assert torch.allclose(rows[along.argmax(1)] * scale[:, None], x.double(), atol=1e-6)
+        assert float((scale - 1).abs().max()) <= 0.02 + 1e-6
+    assert max(seen.values()) == 1
+    source.write_gradient(x)
+    assert float((torch.nn.functional.normalize(x.double()) @ nearest.T).max()) < 0.99
+    checked = torch.nn.functional.normalize(problem.first.x.double()) @ nearest.T
+    assert float(checked.amax(1).min()) > 1 - 1e-6
+
+
+def input_of(tmp_path, rows: torch.Tensor) -> dict[str, str]:
+    """A file of these rows as fields of a case."""
+    name = rows_file(tmp_path / "x.safetensors", rows)
+    return {"input": name, "input_sha256": digest("--input", name)}
+
+
+def test_a_file_that_changed_while_the_run_went_on_is_refused(tmp_path):
+    fields = input_of(tmp_path, torch.ones(2, 16))
+    rows_file(tmp_path / "x.safetensors", torch.zeros(2, 16))
+    problem = Problem.of(Case("s", "s", FFNSpec(16, 32), 8, **fields), 3)
+    with pytest.raises(FFNError, match=r"x\.safetensors has changed since the run began"):
+        _ = problem.first
+
+
+def test_real_rows_can_be_routed_too(tmp_path):
+    rows = torch.randn(40, 16) + 3
+    spec = FFNSpec(16, 32, "swiglu", moe=MoE(4, 2))
+    problem = Problem.of(Case("s", "s", spec, 8, routing="uniform", **input_of(tmp_path, rows)), 3)
+    source, x = fresh_inputs.source_of(problem), torch.empty(8, 16)
+    for _ in range(5):
+        source.write(x)
+        chosen = (x @ problem.weights["router.weight"].T).topk(2).indices
+        assert torch.bincount(chosen.flatten()).tolist() == [4] * 4
+    assert 1.5 < float(x.mean()) < 4.5

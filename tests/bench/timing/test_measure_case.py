@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -11,11 +12,14 @@ from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Snapshot
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Job, Method, Roof, TimedBlock
 from ffncli.bench.referee import rulings
+from ffncli.bench.referee.problem import Problem
 from ffncli.bench.request.kernel_names import choose_kernels
 from ffncli.bench.timing import arms, placement
 from ffncli.bench.timing import measure_case as measuring
+from ffncli.bench.timing.bare_products import Chain
 from ffncli.bench.timing.cheating.probes import other_streams
 from ffncli.bench.timing.measure_case import measure_case
+from ffncli.bench.timing.placed_kernel import touched
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.kernels.choice import choices
 from ffncli.kernels.kernel import kernel_steps
@@ -532,3 +536,44 @@ def test_no_memory_to_empty_the_caches_with(monkeypatch):
     unit = measured("eager", cache="flush")
     assert [o.status for o in unit.outcomes] == ["oom"]
     assert unit.blocks == ()
+
+
+@pytest.mark.parametrize("passes", ["forward", "forward+backward"])
+def test_a_prescribed_routing_is_counted_and_all_kernels_are_right_under_it(passes):
+    spec = FFNSpec(32, 16, "swiglu", moe=MoE(8, 2))
+    kernels = ("eager", "again=slowed:1:eager") if passes == "forward" else ("eager",)
+    unit = measured(*kernels, spec=spec, tokens=6, passes=passes, routing="uniform")
+    assert {outcome.status for outcome in unit.outcomes} == {"ok"}
+    assert sum(unit.tokens_per_expert) == pytest.approx(12)
+    assert unit.tokens_per_expert == pytest.approx([1.5] * 8, abs=0.2)
+    assert unit.experts_touched == 8
+    one_for_all = measured("eager", spec=spec, tokens=6, routing="zipf:20")
+    assert sorted(one_for_all.tokens_per_expert)[-2:] == pytest.approx([6, 6], abs=0.1)
+    assert one_for_all.experts_touched == pytest.approx(2, abs=0.2)
+    assert measured("eager", spec=spec, tokens=6).tokens_per_expert == ()
+
+
+def test_where_tokens_do_not_go_where_they_should_a_note_says_so():
+    unit = measured("eager", spec=FFNSpec(4, 8, moe=MoE(16, 4)), tokens=6, routing="uniform")
+    (note,) = [note for note in unit.notes if "--routing" in note]
+    assert "of the tokens went to other experts than --routing prescribes: d_model 4 is too small for 16 exp" in note
+
+
+def test_steps_are_timed_under_the_routing_too():
+    spec = FFNSpec(32, 16, "swiglu", moe=MoE(8, 2))
+    unit = measured(spec=spec, tokens=4, by_step=True, routing="uniform")
+    assert (unit.tokens_per_expert, unit.experts_touched) == ((1.0,) * 8, 8)
+    identities = FFNSpec(32, 16, "swiglu", moe=MoE(6, 2, identity_experts=2))
+    unit = measured(spec=identities, tokens=4, by_step=True, routing="uniform")
+    assert unit.tokens_per_expert == (1.0,) * 6
+    assert any("experts" in outcome.kernel for outcome in unit.outcomes)
+
+
+def test_what_one_call_reads_and_the_bare_products_follow_the_routing():
+    spec = FFNSpec(32, 16, "swiglu", moe=MoE(8, 2))
+    expert, router = 3 * 32 * 16 * 4, 32 * 8 * 4
+    for routing, experts in (("uniform", 8), ("zipf:20", 2)):
+        problem = Problem.of(Case("s", "s", spec, 6, routing=routing), 3)
+        assert touched(problem) == experts * expert + router
+        products = Chain(problem, random.Random(0)).products
+        assert len(products) == 1 + 3 * experts

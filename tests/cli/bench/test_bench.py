@@ -13,11 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from ffncli.bench import suite
 from ffncli.bench.judge import failure as bench_failure
 from ffncli.bench.records import Case, Method, Stage
-from ffncli.bench.request.grid import BenchRequest
+from ffncli.bench.request.build import build_request
+from ffncli.bench.request.grid import BenchRequest, Grid
 from ffncli.bench.results.csv_file import COLUMNS, read_rows
 from ffncli.bench.results.row import BenchWarning, ResultRow
 from ffncli.block.recipe import FFNSpec
@@ -33,6 +35,7 @@ from ffncli.cli.common.parsers import byte_count
 from ffncli.show.progress import Advance
 from ffncli.show.text import time_text
 from tests import ROOT
+from tests.bench.request.test_case_data import rows_file
 from tests.bench.test_suite import FAKE, worker_with
 from tests.oracles.checkpoints import expect_refusal
 
@@ -251,6 +254,10 @@ def test_exit_codes(bench, options, faults, code, words):
         (("--resume", "none.csv", "--save", "a.csv"), "contradicts"),
         (("--save", "a.txt"), "must end in .csv"),
         (("--sustained",), "--sustained needs --device cuda"),
+        (("--routing", "uniform"), "--routing needs a mixture of experts, and 8x16:swiglu is not one"),
+        (("--experts", "4", "--routing", "zipf"), "'zipf' needs an exponent"),
+        (("--experts", "4", "--routing", "none.npz"), "cannot read none.npz"),
+        (("--input", "none.safetensors"), "cannot read none.safetensors"),
         (("--selftest", "--kernel", "eager"), "--selftest has its own"),
         (("--launch", "graphs"), "--launch graphs needs --device cuda"),
         (("--launch", "graphs", "--by-step"), "--by-step contradicts --launch graphs"),
@@ -270,6 +277,29 @@ def test_a_kernel_file_is_looked_at_before_anything_runs(bench, tmp_path):
     assert "has no 'mpl'; did you mean 'mlp'?" in bench("8x16:swiglu", "--kernel", "k.py:mpl")[2]
     (tmp_path / "k.py").write_text("def mlp(:\n")
     assert "k.py, line 1:" in bench("8x16:swiglu", "--kernel", "k.py:mlp")[2]
+
+
+@pytest.mark.parametrize(
+    ("code", "refused"),
+    [
+        ("def mlp(x, wrong): return x", "k.py: mlp(x, wrong) needs wrong, which this block does not have"),
+        ("def mlp(x, gate, up, *, last): return x", "k.py: mlp(x, gate, up, *, last) needs last, which"),
+        ("def mlp(x, /, gate, up, down, more=1, *, other=2, **rest): return x", ""),
+        ("def mlp(x, wrong): return x\nmlp = mlp", ""),
+        ("def mlp(x, wrong): return x\ndef mlp(x): return x", ""),
+        ("import functools\n@functools.cache\ndef mlp(x, wrong): return x", ""),
+        ("class mlp: pass", ""),
+    ],
+)
+def test_a_function_that_needs_what_the_block_lacks_is_refused_before_anything_runs(bench, tmp_path, code, refused):
+    """What only running the file can show is left to the worker."""
+    (tmp_path / "k.py").write_text(code)
+    result = bench("8x16:swiglu", "--kernel", "k.py:mlp", "--save", "a.csv")
+    if refused:
+        expect_refusal(result, refused, "this block has gate, up, down")
+        expect_refusal(bench("8x16:relu", "--experts", "2", "--kernel", "k.py:mlp"), "has router, up, up_bias, down, ")
+    else:
+        assert result[0] == 0, result[2]
 
 
 def test_several_cases_are_one_grid(bench):
@@ -563,6 +593,32 @@ def test_strict_leaves_nothing_open():
     assert bench_failure.failure(found, asked, judged).code == 4
     summary = bench_page._gate(judged, found, asked)[-1].text
     assert summary == "gate: no kernel is more than 3 % slower; 1 of 2 could not be gated"
+
+
+def test_routings_are_cases_of_their_own_on_the_page_in_the_file_and_when_drawn(bench):
+    words = ("8x16:swiglu", "--experts", "4", "--tokens", "4", "--kernel", "eager,packed")
+    code, out, err = bench(*words, "--routing", "uniform,zipf:1.2", "--save", "a.csv")
+    assert (code, err.count("error")) == (0, 0)
+    assert re.split(r"\s{2,}", out.split("\n\n")[1].splitlines()[0])[0] == "routing"
+    assert re.search(r"^ *zipf:1.2 .*0\.950 \[", out, re.MULTILINE)
+    assert [row.routing for row in read_rows(Path("a.csv"))] == ["uniform", "uniform", "zipf:1.2", "zipf:1.2"]
+    code, out, _ = bench(*words, "--routing", "uniform", "--save", "b.csv")
+    assert (code, out.splitlines()[0].endswith("1 thread, routing uniform")) == (0, True)
+    code, out, err = bench.bare("--resume", "b.csv")
+    assert (code, "is complete" in err) == (2, True)
+
+
+def test_a_file_that_changed_is_not_resumed(bench, tmp_path):
+    from tests.bench.test_suite import in_process
+
+    rows_file(tmp_path / "x.safetensors", torch.ones(3, 8))
+    grid = Grid("8x16:swiglu", tokens=(1, 2), devices=("cpu",), threads=(1,), input="x.safetensors")
+    wanted = build_request(grid, ["eager"], None, Method(processes=2))[0]
+    assert wanted.files == {str(tmp_path / "x.safetensors"): wanted.cases[0].input_sha256}
+    with suite.begun(tmp_path / "a.csv", wanted) as journal:
+        assert in_process(journal, 1) == 1
+    rows_file(tmp_path / "x.safetensors", torch.zeros(3, 8))
+    expect_refusal(bench.bare("--resume", "a.csv"), "x.safetensors has changed since its run began", code=3)
 
 
 def test_what_a_model_has_to_say_is_said(bench):

@@ -14,13 +14,14 @@ from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs
 from ffncli.cli.main import _terminated
 from ffncli.errors import FFNError
+from ffncli.kernels.argument_names import argument
 from ffncli.kernels.choice import choices, parse
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.model import block_model
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.prepare import LayerRequest
 from ffncli.run.engine.weights import random_weights
-from ffncli.run.user.kernels import argument, kernel_of, kernels_of, unguarded
+from ffncli.run.user.kernels import kernel_of, kernels_of, unguarded
 from ffncli.run.user.python_file import user_code
 from ffncli.run.verify.verify import VerifyQuestion, verify_layer
 from tests.oracles.modules import relative_error

@@ -1,0 +1,210 @@
+"""Routing as --routing prescribes it, through x alone: kernels need not know of it.
+
+A router's logits are x Rᵀ + b, so x' = x + (l - x Rᵀ - b) · pinv(R)ᵀ is the nearest x with the logits l, if d_model is
+at least the number of experts (else its logits are the nearest to l). l are the logits that x had anyway, exchanged
+among the experts, so that their distribution stays: the wanted experts get the largest, and a small lift, so that no
+rounding decides. What the router then chooses is counted, never assumed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ffncli.bench.records import Case
+from ffncli.bench.request.case_data import UNIFORM, traced_routes, zipf_exponent
+from ffncli.block.steps import Route, Step
+from ffncli.run.engine.reference import output_and_experts, routing_steps
+
+_LIFT = 0.05  # of the range of a token's logits, and at least that
+Draw = Callable[[int, torch.Generator], Tensor]  # (tokens, generator) → the experts of each, booleans [tokens, experts]
+
+
+class PrescribedRouting:
+    """Where the tokens of a case go, and the x that makes its router send them there. Weights are canonical."""
+
+    def __init__(self, case: Case, steps: Sequence[Step], weights: Mapping[str, Tensor]) -> None:
+        self._steps = routing_steps(steps)
+        self._weights = {name: weights[name] for step in self._steps for name in step.parameters()}
+        step = self._steps[-1]
+        assert isinstance(step.op, Route)
+        self._op, (logits,), (self._entry, *_) = step.op, step.inputs, self._steps[0].inputs
+        weight, bias = self._weights[f"{logits}.weight"], self._weights.get(f"{logits}.bias")
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        self._router, self._bias = weight.to(wide), None if bias is None else bias.to(wide)
+        self._inverse = _inverse(weight).to(wide)
+        self._draw = _draw_of(case, self._op)
+        self._experts = case.spec.moe.experts if case.spec.moe else 0
+
+    def draw(self, tokens: int, generator: torch.Generator) -> Tensor:
+        """The experts that so many tokens are to go to, booleans [tokens, experts]; others at every call."""
+        return self._draw(tokens, generator).to(self._router.device)
+
+    def new_load(self) -> ExpertLoad:
+        """A count for this case, of the experts that have weights."""
+        return ExpertLoad(self._experts)
+
+    @torch.no_grad()
+    def entered(self, x: Tensor, wanted: Tensor) -> Tensor:
+        """x [tokens, d_model], moved as little as sends its tokens to the wanted experts, in its dtype."""
+        wide = x.to(self._router.dtype)
+        logits = functional.linear(wide, self._router, self._bias)
+        moved = (_wanted_logits(self._op, logits, wanted) - logits) @ self._inverse
+        return (wide + moved).to(x.dtype)
+
+    @torch.no_grad()
+    def chosen(self, x: Tensor) -> Tensor:
+        """The experts that the router itself chooses, booleans [tokens, experts]."""
+        chosen = output_and_experts(self._steps, self._weights, {self._entry: x})[1]
+        assert chosen is not None
+        return chosen
+
+
+class ExpertLoad:
+    """How many tokens the experts received, over many calls. Sums stay on the device until they are read."""
+
+    def __init__(self, experts: int) -> None:
+        self._experts = experts  # those that have weights: any others return the token
+        self._calls = 0
+        self._received: Tensor | None = None  # [experts + 2]: then the experts touched, the tokens that went elsewhere
+        self._tokens = 0
+
+    def add(self, chosen: Tensor, wanted: Tensor | None = None) -> None:
+        """One call's experts and those that were wanted, booleans [tokens, experts]."""
+        received = chosen[:, : self._experts].sum(0)
+        touched = (received > 0).sum()
+        elsewhere = torch.zeros_like(touched) if wanted is None else (chosen != wanted).any(1).sum()
+        sums = torch.cat([received, touched[None], elsewhere[None]])
+        self._received = sums if self._received is None else self._received + sums
+        self._calls, self._tokens = self._calls + 1, self._tokens + len(chosen)
+
+    @property
+    def tokens_per_expert(self) -> tuple[float, ...]:
+        """The mean of a call; empty before the first."""
+        return self._means[:-2]
+
+    @property
+    def touched(self) -> float | None:
+        """How many experts received any token, the mean of a call."""
+        return self._means[-2] if self._means else None
+
+    @property
+    def elsewhere(self) -> float:
+        """The share of the tokens that went to other experts than were wanted."""
+        return self._means[-1] * self._calls / self._tokens if self._tokens else 0.0
+
+    @property
+    def _means(self) -> tuple[float, ...]:
+        totals: list[int] = [] if self._received is None else self._received.tolist()
+        return tuple(total / self._calls for total in totals)
+
+
+def _inverse(router: Tensor) -> Tensor:
+    """pinv(R)ᵀ [experts, d_model] in float64, by the small matrix R Rᵀ."""
+    wide = router.double()
+    inverse: Tensor = torch.linalg.pinv(wide @ wide.T, hermitian=True) @ wide
+    return inverse
+
+
+# --- logits -----------------------------------------------------------------------------------------------------------
+
+
+def _wanted_logits(op: Route, logits: Tensor, wanted: Tensor) -> Tensor:
+    """A token's logits exchanged among the experts, so that exactly the wanted ones are chosen.
+
+    Scores grow with their logit, and a correction of the choice is 0 in random weights. If only the experts of some
+    groups may be chosen, the groups of the wanted ones are lifted above the others first.
+    """
+    outside = torch.zeros_like(wanted)
+    if op.top_groups < op.groups:
+        logits_of, wanted_of = (tensor.reshape(len(tensor), op.groups, -1) for tensor in (logits, wanted))
+        used = wanted_of.any(-1)
+        values = _exchanged(_groups_exchanged(op, logits_of, used), wanted_of).flatten(-2)
+        outside = (~used)[..., None].expand_as(wanted_of).flatten(-2)
+    else:
+        values = _exchanged(logits, wanted)
+    lowest = values.masked_fill(~wanted, math.inf).amin(-1, keepdim=True)
+    highest = values.masked_fill(wanted, -math.inf).amax(-1, keepdim=True)
+    lift = _LIFT * (1 + values.amax(-1, keepdim=True) - values.amin(-1, keepdim=True))
+    return values + wanted * ((highest - lowest).clamp(min=0) + lift) - outside * lift
+
+
+def _groups_exchanged(op: Route, logits: Tensor, used: Tensor) -> Tensor:
+    """Logits [tokens, groups, experts] with the groups in another order: the best ones are at those that are used."""
+    scores = logits.sigmoid() if op.score == "sigmoid" else logits.flatten(-2).softmax(-1).reshape(logits.shape)
+    best = scores.topk(min(op.group_best, scores.shape[-1]), -1).values.sum(-1)
+    places, falling = (order[..., None].expand_as(logits) for order in (_order(best, used), best.argsort(-1, True)))
+    return torch.empty_like(logits).scatter(-2, places, logits.gather(-2, falling))
+
+
+def _exchanged(values: Tensor, first: Tensor) -> Tensor:
+    """The values [..., n] in another order: the largest are at those that are `first`, which keep their order."""
+    largest = values.sort(-1, descending=True).values
+    return torch.empty_like(values).scatter(-1, _order(values, first), largest)
+
+
+def _order(values: Tensor, first: Tensor) -> Tensor:
+    """Indices by falling value, those that are `first` before the others."""
+    spread = values.amax(-1, keepdim=True) - values.amin(-1, keepdim=True) + 1
+    return (values + first * spread).argsort(-1, descending=True)
+
+
+# --- the wanted experts -----------------------------------------------------------------------------------------------
+
+
+def _draw_of(case: Case, op: Route) -> Draw:
+    exponent = zipf_exponent(case.routing)
+    if case.routing == UNIFORM:
+        return lambda tokens, generator: balanced(op, tokens, generator)
+    if exponent is None:
+        rows = traced_routes(case.routing, op.experts.size, op.top_k)
+        return lambda tokens, generator: _rows(rows, tokens, generator)
+    ranks = list(range(1, op.experts.size + 1))
+    Random(f"popularity {case.label} {case.routing}").shuffle(ranks)  # the same in every process: rows can be averaged
+    popularity = -exponent * torch.tensor(ranks, dtype=torch.float64).log()
+    return lambda tokens, generator: popular(op, popularity, tokens, generator)
+
+
+def balanced(op: Route, tokens: int, generator: torch.Generator) -> Tensor:
+    """tokens · top_k / experts to each expert, or one more: every token takes the next top_k of a shuffled cycle.
+
+    In the cycle, the experts of a group follow each other, if only those of some groups may be chosen.
+    """
+    experts, groups = op.experts.size, op.groups if op.top_groups < op.groups else 1
+    group = torch.randperm(groups, generator=generator).repeat_interleave(experts // groups)
+    within = torch.rand(groups, experts // groups, generator=generator).argsort(-1).flatten()
+    cycle = group * (experts // groups) + within
+    places = torch.arange(tokens * op.top_k).reshape(tokens, op.top_k) % experts
+    return _marked(cycle[places[torch.randperm(tokens, generator=generator)]], experts)
+
+
+def popular(op: Route, popularity: Tensor, tokens: int, generator: torch.Generator) -> Tensor:
+    """top_k distinct experts for each token, drawn one after the other with chances in proportion to exp(popularity).
+
+    The largest of popularity + Gumbel noise are such a draw (Yellott 1977). With groups, only the experts of the best
+    groups are left to be drawn.
+    """
+    noise = torch.empty(tokens, op.experts.size, dtype=torch.float64).exponential_(generator=generator)
+    keys = popularity - noise.log()
+    if op.top_groups < op.groups:
+        grouped = keys.reshape(tokens, op.groups, -1)
+        kept = _marked(grouped.amax(-1).topk(op.top_groups, -1).indices, op.groups)
+        keys = grouped.masked_fill(~kept[..., None], -math.inf).flatten(-2)
+    return _marked(keys.topk(op.top_k, -1).indices, op.experts.size)
+
+
+def _rows(routes: Tensor, tokens: int, generator: torch.Generator) -> Tensor:
+    """The routes themselves for as many tokens; else some of them."""
+    if tokens == len(routes):
+        return routes
+    return routes[torch.randint(len(routes), (tokens,), generator=generator)]
+
+
+def _marked(indices: Tensor, size: int) -> Tensor:
+    """Booleans [tokens, size], true at the indices [tokens, k]."""
+    return torch.zeros(len(indices), size, dtype=torch.bool).scatter(-1, indices, True)

@@ -1,0 +1,145 @@
+"""--routing and --input: which x a case computes on. Files are read and checked here, before anything is measured.
+
+The workers read them again, by the same functions.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ffncli.block.recipe import FFNSpec
+from ffncli.errors import FFNError, did_you_mean, shown, shown_path
+from ffncli.models.files.checkpoint import PLAIN
+from ffncli.models.files.headers import read_header
+from ffncli.show.text import plural
+from ffncli.system.files import TENSOR_SUFFIXES, sha256_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+UNIFORM = "uniform"
+SCALED = 0.02  # rows of a file are scaled by up to this share, so that no content repeats
+_ZIPF = re.compile(r"zipf:([0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
+_MOST_EXPONENT = 20.0
+_HOW = "use uniform, zipf:1.2, or a file of ffn trace --save"
+
+
+def routing_text(option: str, text: str) -> str:
+    """A value of --routing, a file with its home folder written out. Raises FFNError for anything else."""
+    if text == UNIFORM or zipf_exponent(text) is not None:
+        return text
+    if text.partition(":")[0] == "zipf":
+        most = f"a number from 0 to {_MOST_EXPONENT:g}"
+        raise FFNError(f"{option}: {shown(text)} needs an exponent, {most}", "as in zipf:1.2")
+    if not text.endswith(TENSOR_SUFFIXES):
+        raise FFNError(f"{option}: unknown value {shown(text)}", did_you_mean(text, [UNIFORM], _HOW))
+    return os.path.expanduser(text)
+
+
+def zipf_exponent(text: str) -> float | None:
+    """The S of `zipf:S`; None for another text."""
+    match = _ZIPF.fullmatch(text)
+    return float(match[1]) if match and float(match[1]) <= _MOST_EXPONENT else None
+
+
+def is_file(routing: str) -> bool:
+    """Whether this value of --routing is a file."""
+    return routing != UNIFORM and zipf_exponent(routing) is None
+
+
+def digest(option: str, name: str) -> str:
+    """The sha256 of a file. Raises FFNError if it cannot be read."""
+    try:
+        return sha256_of(Path(name))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not a file name"
+        raise FFNError(f"{option}: cannot read {shown_path(Path(name))}: {why}") from None
+
+
+# --- routing ----------------------------------------------------------------------------------------------------------
+
+
+def check_routing(routing: str, label: str, spec: FFNSpec) -> None:
+    """Raises FFNError for a block whose routing cannot be prescribed so."""
+    if spec.moe is None:
+        why = f"--routing needs a mixture of experts, and {label} is not one"
+        raise FFNError(why, "leave it out, or add experts: --experts 8 --top-k 2")
+    experts = spec.moe.experts + spec.moe.identity_experts
+    if spec.moe.top_k == experts:
+        raise FFNError(f"--routing: in {label} every token goes to all {experts} experts", "leave it out")
+    if is_file(routing):
+        traced_routes(routing, experts, spec.moe.top_k)
+
+
+def routing_note(routing: str, tokens: int, spec: FFNSpec) -> str:
+    """What a user should know of a file with another number of tokens; else empty."""
+    if not is_file(routing) or spec.moe is None:
+        return ""
+    there = len(traced_routes(routing, spec.moe.experts + spec.moe.identity_experts, spec.moe.top_k))
+    if there == tokens:
+        return ""
+    many = f"{there} {plural('token', there)}"
+    return f"{shown_path(Path(routing))} has the routes of {many}: for {tokens} they are drawn from these"
+
+
+def traced_routes(name: str, experts: int, top_k: int) -> Tensor:
+    """Which experts every token of a saved trace chose, booleans [tokens, experts].
+
+    Raises FFNError for a file that is not a trace of a mixture, and for one of another mixture.
+    """
+    from ffncli.run.saved.saved import open_saved
+
+    saved, where = open_saved(Path(name)), shown_path(Path(name))
+    if not any(step.name == "route" for step in saved.steps):
+        raise FFNError(f"{where} has no tensor route", "it should be a trace of a mixture of experts")
+    chosen = saved.tensor("route").flatten(0, -2) != 0
+    if chosen.shape[1] != experts:
+        raise FFNError(f"{where} has routes to {chosen.shape[1]} experts, the block has {experts}", _HOW)
+    counts = chosen.sum(1)
+    unlike = (counts != top_k).nonzero().flatten().tolist()
+    if unlike:
+        many = int(counts[unlike[0]])
+        why = f"token {unlike[0]} goes to {many} {plural('expert', many)}, the block chooses {top_k}"
+        raise FFNError(f"{where}: {why}", _HOW)
+    return chosen
+
+
+# --- input ------------------------------------------------------------------------------------------------------------
+
+
+def input_rows(name: str, d_model: int) -> Tensor:
+    """The tensor x of a file as rows [rows, d_model], in its dtype.
+
+    Raises FFNError for a file without one, with another width, or with values that are not finite.
+    """
+    from ffncli.models.files.bytes import named_tensor
+
+    path, where = Path(name), shown_path(Path(name))
+    if path.suffix != ".safetensors":
+        raise FFNError(f"--input: {shown(name)} is not a .safetensors file", "its tensor x [rows, d_model] is read")
+    info = read_header(path).get("x")
+    if info is None:
+        raise FFNError(f"{where} has no tensor x", "x [rows, d_model] is read")
+    if info.dtype not in PLAIN:
+        raise FFNError(f"{where}: x holds {info.dtype}", f"it should be one of {', '.join(sorted(PLAIN))}")
+    if len(info.shape) < 2 or 0 in info.shape or info.shape[-1] != d_model:
+        raise FFNError(f"{where}: x has shape {list(info.shape)}, expected [rows, {d_model}]")
+    rows = named_tensor(path, "x").flatten(0, -2)
+    if not bool(rows.isfinite().all()):
+        raise FFNError(f"{where}: x holds NaN or Inf")
+    return rows
+
+
+def check_input(name: str, d_model: int, dtypes: tuple[str, ...]) -> None:
+    """Raises FFNError for a file whose rows cannot be the input of a block of this width in each of these dtypes."""
+    import torch
+
+    from ffncli.block.dtypes import dtype
+
+    largest = float(input_rows(name, d_model).abs().max().double())
+    for one in dtypes:
+        if largest * (1 + SCALED) > torch.finfo(getattr(torch, dtype(one).torch)).max:
+            raise FFNError(f"{shown_path(Path(name))}: x holds {largest:.3g}, which is too large for {one}")
