@@ -20,6 +20,7 @@ from ffncli.bench.records import Case
 from ffncli.bench.request.case_data import UNIFORM, traced_routes, zipf_exponent
 from ffncli.block.steps import Route, Step
 from ffncli.run.engine.reference import output_and_experts, routing_steps
+from ffncli.show.text import percent
 
 _LIFT = 0.05  # of the range of a token's logits, and at least that
 Draw = Callable[[int, torch.Generator], Tensor]  # (tokens, generator) → the experts of each, booleans [tokens, experts]
@@ -39,7 +40,7 @@ class PrescribedRouting:
         self._router, self._bias = weight.to(wide), None if bias is None else bias.to(wide)
         self._inverse = _inverse(weight).to(wide)
         self._draw = _draw_of(case, self._op)
-        self._experts = case.spec.moe.experts if case.spec.moe else 0
+        self._sizes = case.spec.moe.experts if case.spec.moe else 0, case.spec.d_model
 
     def draw(self, tokens: int, generator: torch.Generator) -> Tensor:
         """The experts that so many tokens are to go to, booleans [tokens, experts]; others at every call."""
@@ -47,7 +48,13 @@ class PrescribedRouting:
 
     def new_load(self) -> ExpertLoad:
         """A count for this case, of the experts that have weights."""
-        return ExpertLoad(self._experts)
+        return ExpertLoad(*self._sizes)
+
+    def counted(self, x: Tensor) -> ExpertLoad:
+        """Where the tokens of one x go."""
+        load = self.new_load()
+        load.add(self.chosen(x))
+        return load
 
     @torch.no_grad()
     def entered(self, x: Tensor, wanted: Tensor) -> Tensor:
@@ -68,8 +75,8 @@ class PrescribedRouting:
 class ExpertLoad:
     """How many tokens the experts received, over many calls. Sums stay on the device until they are read."""
 
-    def __init__(self, experts: int) -> None:
-        self._experts = experts  # those that have weights: any others return the token
+    def __init__(self, experts: int = 0, d_model: int = 0) -> None:
+        self._experts, self._d_model = experts, d_model  # experts that have weights: any others return the token
         self._calls = 0
         self._received: Tensor | None = None  # [experts + 2]: then the experts touched, the tokens that went elsewhere
         self._tokens = 0
@@ -97,6 +104,15 @@ class ExpertLoad:
     def elsewhere(self) -> float:
         """The share of the tokens that went to other experts than were wanted."""
         return self._means[-1] * self._calls / self._tokens if self._tokens else 0.0
+
+    @property
+    def note(self) -> str:
+        """What a user should know where tokens did not go where they should; else empty."""
+        if not self.elsewhere:
+            return ""
+        small = self._d_model < self._experts
+        why = f": d_model {self._d_model} is too small for {self._experts} experts" if small else ""
+        return f"{percent(self.elsewhere, 2)} of the tokens went to other experts than --routing prescribes{why}"
 
     @property
     def _means(self) -> tuple[float, ...]:

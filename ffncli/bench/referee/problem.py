@@ -170,7 +170,7 @@ class Problem:
         return self.referee.sampled(samples) if self.referee else judged(self, samples)
 
     def _inputs(self, number: int) -> Inputs:
-        generator = seeded(self.seed + number, self.case.device)
+        generator = self._generator(self.seed + number)
         x, left_out = self._steady(generator)
         if not self.backward:
             return self._forward(x, left_out, generator)

@@ -172,9 +172,9 @@ class Arms:
         return Arm(GEMM, chain.call, before, flushes=flush is not None)
 
     @property
-    def load(self) -> ExpertLoad | None:
+    def load(self) -> ExpertLoad:
         """Where the tokens of all calls went, if a routing is prescribed."""
-        return self._source.load if isinstance(self._source, RoutedSource) else None
+        return self._source.load if isinstance(self._source, RoutedSource) else ExpertLoad()
 
     @property
     def launched(self) -> tuple[Launched, str]:
@@ -308,6 +308,12 @@ class StepArms:
             *(Arm(name, call, self._flush, flushes=self._flush is not None) for name, call in named.items()),
             anchor_of(self._problem.case.device, self._draw),
         ]
+
+    @property
+    def load(self) -> ExpertLoad:
+        """Where the tokens of the one input go, if a routing is prescribed."""
+        routing = self._problem.routing
+        return ExpertLoad() if routing is None else routing.counted(self._problem.first.x)
 
     def _placed_copy(self, tensor: Tensor) -> Tensor:
         with torch.inference_mode(False):

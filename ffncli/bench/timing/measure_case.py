@@ -57,7 +57,7 @@ from ffncli.errors import FFNError
 from ffncli.kernels.compiled import cache as compile_cache
 from ffncli.kernels.compiled import on_compiling, recompiles
 from ffncli.kernels.kernel import Kernel, kernel_steps
-from ffncli.show.text import finite, percent
+from ffncli.show.text import finite
 
 _ROOFS = 2  # processes that measure the roof; it takes half a second, and the best one counts
 
@@ -113,7 +113,7 @@ class _Run:
     tell: Callable[[Doing, str], None] = lambda doing, name: None
     free: int | None = None  # bytes of memory before the case
     without: set[str] = field(default_factory=set)  # own arms that could not be made
-    load: ExpertLoad | None = None
+    load: ExpertLoad = field(default_factory=ExpertLoad)
 
     def unit(self) -> TimedUnit:
         self.free = machine.free(self.case.device)
@@ -182,11 +182,11 @@ class _Run:
             blocks=measured.blocks if measured else (),
             roof=roof,
             environment=machine.environment(self.case.device),
-            notes=tuple(dict.fromkeys(note for note in (*self.notes, *self.inspector.notes) if note)),
+            notes=tuple(dict.fromkeys(note for note in (*self.notes, self.load.note, *self.inspector.notes) if note)),
             spent=spent,
             launch=self.launch if measured else "",
-            tokens_per_expert=self.load.tokens_per_expert if self.load else (),
-            experts_touched=self.load.touched if self.load else None,
+            tokens_per_expert=self.load.tokens_per_expert,
+            experts_touched=self.load.touched,
         )
 
     @contextmanager
@@ -304,7 +304,7 @@ class _Run:
             try:
                 arms = self._arms(problem)
                 self.measured = self._measure(arms, problem)
-                self._count(arms.load)
+                self.load = arms.load
                 self._sustain(arms, problem)
                 with self._spending("verify"), correct.computing(problem.backward):
                     arms.inspect()
@@ -336,15 +336,6 @@ class _Run:
             for name in dict.fromkeys((*arms.errors, *arms.wrong)):
                 self._record_errors(name, arms.errors.get(name, Error()), arms.wrong.get(name))
             return
-
-    def _count(self, load: ExpertLoad | None) -> None:
-        """Keep where the tokens went, and note if that is not where --routing sends them."""
-        self.load = load
-        if load and load.elsewhere:
-            experts, d_model = len(load.tokens_per_expert), self.case.spec.d_model
-            why = f": d_model {d_model} is too small for {experts} experts" if d_model < experts else ""
-            share = percent(load.elsewhere, 2)
-            self.notes.append(f"{share} of the tokens went to other experts than --routing prescribes{why}")
 
     def _without(self, broken: BrokenArm, error: BaseException | None = None) -> None:
         """Remove the arm that broke from the next attempt; `error` is what it did, by default what it raised."""
@@ -422,11 +413,8 @@ class _Run:
             self.notes.append(f"steps have one copy of their weights: {self.mode.mode} instead of cold-weights")
         arms = StepArms(problem, self.mode, llc)
         try:
-            names = [arm.name for arm in arms.place(0)[:-1]]
+            names, self.load = [arm.name for arm in arms.place(0)[:-1]], arms.load
             self.outcomes = {name: Outcome(name) for name in names}
-            if problem.routing is not None:
-                self.load = problem.routing.new_load()
-                self.load.add(problem.routing.chosen(problem.first.x))
             plan = plan_of(self.job.method, BLOCK, tuple(names), self.case.device, self.case.threads)
             self.tell("timing", "")
             with torch.inference_mode():

@@ -608,6 +608,14 @@ def test_routings_are_cases_of_their_own_on_the_page_in_the_file_and_when_drawn(
     assert (code, "is complete" in err) == (2, True)
 
 
+@pytest.mark.parametrize(("loads", "words"), [((8.0, 2.71828, 22.4), "from 2.72 to 22.4"), ((8.0, 8.0), "8")])
+def test_a_single_case_says_how_many_tokens_the_experts_received(loads, words):
+    _, found = case_rows({4: "faster"}, tokens_per_expert=loads)
+    assert remarks(found)[0].text == f"tokens per expert: {words}, as counted"
+    _, plain = case_rows({4: "faster"})
+    assert not any(line.text.startswith("tokens per expert") for line in remarks(plain))
+
+
 def test_a_file_that_changed_is_not_resumed(bench, tmp_path):
     from tests.bench.test_suite import in_process
 
