@@ -12,7 +12,7 @@ from ffncli.block.activations import TABLE
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import Activation, Dropout, block_inputs, parameters
 from ffncli.errors import FFNError
-from ffncli.kernels import BUILT_IN, built_in
+from ffncli.kernels import BUILT_IN, COMPILING, built_in
 from ffncli.kernels.activations import activation
 from ffncli.kernels.kernel import REGISTERED, Kernel, canonical, kernel_steps, register
 from ffncli.run.engine.execute import run
@@ -54,7 +54,7 @@ SUPPORTED = {
     "eager": BLOCKS, "module": DENSE, "packed": GATED, "inplace": DENSE, "conv1x1": DENSE, "numpy": NO_ERF,
     "compiled": DENSE,
 }  # fmt: skip
-QUICK = [name for name in BUILT_IN if name != "compiled"]  # tests/kernels/test_compiled.py has that one
+QUICK = [name for name in BUILT_IN if name not in COMPILING]  # test_compiled.py and test_triton_*.py have those
 
 
 def drawn(block, generator):
