@@ -247,6 +247,7 @@ def test_a_fault_costs_its_own_row_only():
     assert answer == Answer(True, "exit 1: eager ok, packed ok, bad failed (CUDA error: device-side assert)")
     assert faults.judge_own_row(answered(*good, row("bad"))).yes is False
     assert faults.judge_own_row(answered(row("eager"), row("packed", "failed"), bad)).yes is False
+    assert faults.judge_own_row(answered(*good)).yes is False
     assert faults.judge_own_row(answered()) == Answer(False, "exit 0: no rows")
 
 
@@ -258,6 +259,8 @@ def test_verdicts_on_launches_and_memory():
     cases = [{"reserved": 30e9, "allocated": 1e9}, {"reserved": 2e9, "allocated": 1e9}]
     assert faults.judge_reserved({"total": 140e9, "after": cases}).yes
     assert faults.judge_reserved({"total": 140e9, "after": cases[1:]}).yes is False
+    in_use = [{"reserved": 30e9, "allocated": 29e9}]
+    assert faults.judge_reserved({"total": 140e9, "after": in_use}).yes is False
     # gate, up, silu(gate), their product: 4 · 2048 · 11008 · 2 bytes = 180,355,072.
     assert faults.judge_peak(answered(row("eager", peak_memory_bytes="180355072"))).yes
     without_output = 180_355_072 - 2048 * 4096 * 2

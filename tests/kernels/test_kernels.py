@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -247,3 +249,9 @@ def test_names_of_kernels_load_no_torch():
     code = "import sys, ffncli.kernels; assert 'torch' not in sys.modules; print(*ffncli.kernels.BUILT_IN)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == list(BUILT_IN)
+
+
+def test_the_manual_has_every_kernel():
+    page = (Path(__file__).parents[2] / "docs/benchmarking.md").read_text("utf-8")
+    table = page.partition("The built-in kernels:")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(BUILT_IN)
