@@ -108,6 +108,6 @@ PROBES = (
           "the cache is not emptied after a case"),
     Probe("peak", "A1", "Is peak_memory_bytes the count by hand?", 50, measure_peak, judge_peak, True,
           "what the last call's output does to it"),
-    Probe("recompile", "-", "Does torch compile nothing while `compiled` is timed?", 80, measure_compiled, judge_compiled,
+    Probe("recompile", "-", "Is `compiled` timed without compiling again?", 80, measure_compiled, judge_compiled,
           True, "a capture on a side stream compiles again"),
 )  # fmt: skip
