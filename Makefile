@@ -6,7 +6,7 @@
 #              last commit and the working tree changed; BASE=main for all of a branch)
 # make fuzz        input that lies, of every format: FUZZ_CASES=5000 of it beside the tests that make up input
 # make test-wheel    builds the wheel and tries it in a new environment, away from the checkout
-# make test-triton   Triton kernels without a GPU, in an environment of its own (1.8 GB, about two minutes with the install)
+# make test-triton   Triton kernels without a GPU, in an environment of its own (1.8 GB)
 # make test-install  .ci/install on package indexes of its own, with the time and the bytes of each case
 # make docs    the manual as a searchable site, in site/
 # make test-docs    runs every command that README.md and docs/ show; make docs-update writes their output anew
