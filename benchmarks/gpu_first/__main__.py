@@ -3,7 +3,8 @@
 facts: the machine, and the tests that need a GPU. clock: what a time contains besides the work. faults: what kills a
 run. method: the promises of `ffn bench`. repeat: the same twice, and large blocks. A part takes less than ten minutes.
 Every probe runs in a process of its own with a time limit and answers one question with yes or no and its figure;
-FINDING names the hypothesis it decides. `--list` shows them all and needs no GPU. Exit code 3: no GPU here.
+FINDING names the hypothesis it decides. `--list` shows them all and needs no GPU. Exit code 1: a probe
+gave no answer, whatever the others say; 3: no GPU here.
 """
 
 from __future__ import annotations
@@ -72,12 +73,13 @@ def main(words: Sequence[str] | None = None) -> int:
     folder = options.save or SCRATCH / f"gpu_first-{slug(name)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     folder.mkdir(parents=True, exist_ok=True)
     kept = Kept(str(folder / "gpu_first.csv"), COLUMNS, {"device_name": name} | machine("torch", "numpy"))
+    unanswered = 0
     for part in PARTS if options.part == "all" else (options.part,):
         print(f"{part} on {name}, at most {sum(probe.limit_s for probe in PARTS[part])} s", flush=True)
-        with open(folder / f"{part}.log", "ab") as log:
-            run_part(part, PARTS[part], kept, log)
+        with open(folder / f"{part}.log", "a+b") as log:
+            unanswered += run_part(part, PARTS[part], kept, log)
     print(f"results: {os.path.relpath(folder)} (gpu_first.csv, and a log for each part)")
-    return 0
+    return int(bool(unanswered))
 
 
 def slug(name: str) -> str:

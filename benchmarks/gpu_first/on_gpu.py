@@ -122,9 +122,13 @@ def keep_busy(seconds: float) -> None:
 
 
 def nvml() -> tuple[Any, Any]:
-    """(pynvml, the handle of torch's current GPU, by its uuid). Raises ImportError without nvidia-ml-py."""
-    import pynvml
+    """(pynvml, the handle of torch's current GPU, by its uuid). Ends this probe without nvidia-ml-py."""
     import torch
+
+    try:
+        import pynvml
+    except ImportError:
+        raise SystemExit("needs nvidia-ml-py: pip install nvidia-ml-py") from None
 
     pynvml.nvmlInit()
     uuid = str(torch.cuda.get_device_properties(0).uuid)

@@ -26,6 +26,7 @@ COLUMNS = (
     "date", "part", "probe", "finding", "question", "answer", "expected", "figure", "figures", "seconds", "limit_s",
     "look",
 )  # fmt: skip
+NO_ANSWER = ("timeout", "failed", "garbage")
 _MOST_FIGURES = 1 << 20  # bytes of a probe's answer
 _LONGEST = 300  # characters of a figure
 
@@ -41,9 +42,10 @@ class Outcome:
 
 
 def outcome(probe: Probe, log: IO[bytes], command: Sequence[str] = CHILD) -> Outcome:
-    """Run a probe; its output goes to the log."""
+    """Run a probe; its output goes to the log, which can be read too: the last line says why a probe failed."""
     log.write(f"\n=== {probe.name}: {probe.question}\n".encode())
     log.flush()
+    start = log.seek(0, os.SEEK_END)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "figures.json")
@@ -54,7 +56,7 @@ def outcome(probe: Probe, log: IO[bytes], command: Sequence[str] = CHILD) -> Out
         if code is None:
             return Outcome("timeout", f"did not end within {probe.limit_s} s", "", seconds)
         if code != 0:
-            return Outcome("failed", f"its process {child.ending(code)}; the log says why", "", seconds)
+            return Outcome("failed", f"its process {child.ending(code)}: {_last_line(log, start)}", "", seconds)
         return _judged(probe, file, seconds)
 
 
@@ -79,6 +81,14 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
         process.wait(5.0)
 
 
+def _last_line(log: IO[bytes], start: int) -> str:
+    """The last line that a probe printed, of those after `start`."""
+    end = log.seek(0, os.SEEK_END)
+    log.seek(max(start, end - _LONGEST))
+    lines = log.read().decode(errors="replace").strip().splitlines()
+    return clean(lines[-1].strip()) if lines else "nothing in the log"
+
+
 def _judged(probe: Probe, file: Path, seconds: float) -> Outcome:
     """The answer from the file that the probe wrote, if that holds figures."""
     try:
@@ -90,21 +100,24 @@ def _judged(probe: Probe, file: Path, seconds: float) -> Outcome:
     return Outcome(answer.word, clean(answer.figure)[:_LONGEST], text, seconds)
 
 
-def run_part(part: str, probes: Iterable[Probe], kept: Kept, log: IO[bytes], command: Sequence[str] = CHILD) -> None:
-    """Run every probe, print its line, and keep its row."""
+def run_part(part: str, probes: Iterable[Probe], kept: Kept, log: IO[bytes], command: Sequence[str] = CHILD) -> int:
+    """Run every probe, print its line, and keep its row; how many gave no answer."""
+    unanswered = 0
     for probe in probes:
         done = outcome(probe, log, command)
+        unanswered += done.answer in NO_ANSWER
         kept.add({
             "date": now(), "part": part, "probe": probe.name, "finding": probe.finding, "question": probe.question,
             "answer": done.answer, "expected": _word(probe.expected), "figure": done.figure, "figures": done.figures,
             "seconds": done.seconds, "limit_s": probe.limit_s, "look": probe.look,
         })  # fmt: skip
         print(line(probe, done), flush=True)
+    return unanswered
 
 
 def line(probe: Probe, done: Outcome) -> str:
     """`A8   flush         yes     12.3 µs after writes, ...  4.1 s`, and what to look at if this is not as expected."""
-    unexpected = probe.expected is not None and done.answer != _word(probe.expected)
+    unexpected = probe.expected is not None and done.answer not in (_word(probe.expected), *NO_ANSWER)
     look = f"\n{'':34}look at: {probe.look}" if unexpected else ""
     return f"{probe.finding:<4} {probe.name:<16} {done.answer:<8} {done.figure}  {done.seconds:.1f} s{look}"
 

@@ -123,9 +123,14 @@ def test_variables_reach_the_probe():
 @pytest.mark.parametrize(
     ("code", "answer", "figure"),
     [
-        ("sys.exit(3)", "failed", "its process ended with exit code 3; the log says why"),
-        ("os.kill(os.getpid(), 11)", "failed", "its process was ended by signal 11 (segmentation fault); the log says"),
-        ("raise RuntimeError('device-side assert')", "failed", "its process ended with exit code 1"),
+        ("sys.exit(3)", "failed", "its process ended with exit code 3: nothing in the log"),
+        ("os.kill(os.getpid(), 11)", "failed", "its process was ended by signal 11 (segmentation fault)"),
+        (
+            "raise RuntimeError('device-side assert')",
+            "failed",
+            "its process ended with exit code 1: RuntimeError: device-",
+        ),
+        ("sys.exit('\x1b[31m')", "failed", "its process ended with exit code 1: "),
         ("pass", "garbage", "no figures: FileNotFoundError"),
         ("open(FILE, 'w').write('{')", "garbage", "no figures: JSONDecodeError"),
         ("open(FILE, 'wb').write(bytes(range(256)))", "garbage", "no figures: UnicodeDecodeError"),
@@ -166,11 +171,14 @@ def test_every_probe_has_a_line_and_a_row(tmp_path, capsys):
     kept = Kept(str(tmp_path / "gpu_first.csv"), COLUMNS, {"device_name": "a GPU"})
     program = f"import sys\nNAME, FILE = sys.argv[1:]\n{write({'x': 1})}"
     with open(tmp_path / "log", "w+b") as log:
-        run_part("clock", [probe(), probe(expected=False)], kept, log, [sys.executable, "-c", program])
-    first, look, second = capsys.readouterr().out.splitlines()
+        command = [sys.executable, "-c", program]
+        assert run_part("clock", [probe(), probe(expected=False)], kept, log, command) == 0
+        assert run_part("none", [probe()], Kept(None, COLUMNS, {}), log, [sys.executable, "-c", "0/0"]) == 1
+    first, look, second, last = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"A6   made-up          no       x is 1  \d+\.\d s", first)
     assert look.split() == ["look", "at:", "here"]
     assert second.startswith("A6   made-up          no")
+    assert "failed   its process ended with exit code 1: ZeroDivisionError: division by zero" in last
     rows = read(tmp_path / "gpu_first.csv")
     assert [(r["part"], r["answer"], r["expected"], r["device_name"]) for r in rows] == [
         ("clock", "no", "yes", "a GPU"),
@@ -180,7 +188,8 @@ def test_every_probe_has_a_line_and_a_row(tmp_path, capsys):
 
 def test_a_line_without_an_expected_answer_has_no_advice():
     assert "look at" not in line(probe(expected=None), Outcome("yes", "x", "", 1.0))
-    assert "look at" in line(probe(), Outcome("timeout", "x", "", 1.0))
+    assert "look at" not in line(probe(), Outcome("timeout", "x", "", 1.0))
+    assert "look at" in line(probe(), Outcome("no", "x", "", 1.0))
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
