@@ -7,6 +7,7 @@
 #              last commit and the working tree changed; BASE=main for all of a branch)
 # make fuzz        input that lies, of every format: FUZZ_CASES=5000 of it beside the tests that make up input
 # make test-wheel    builds the wheel and tries it in a new environment, away from the checkout
+# make test-triton   Triton kernels without a GPU, in an environment of its own (1.8 GB)
 # make test-install  .ci/install on package indexes of its own, with the time and the bytes of each case
 # make docs    the manual as a searchable site, in site/
 # make test-docs    runs every command that README.md and docs/ show; make docs-update writes their output anew
@@ -22,7 +23,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install .ci/install_torch.py
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test fuzz test-kills test-cheats test-wheel test-install check lint bench bench-timers bench-method bench-sweep bench-conv certificates bench-fresh-inputs demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
+.PHONY: run test fuzz test-kills test-cheats test-wheel test-install test-triton check lint bench bench-timers bench-method bench-sweep bench-conv certificates bench-fresh-inputs demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
     bench-approximate mutations facts architectures trace-architectures claims picture unchanged docs test-docs docs-update clean
 .DEFAULT_GOAL := run
 
@@ -76,6 +77,17 @@ fuzz: $(VENV)/.installed-test
 # Runs that are killed at drawn moments and resumed: `make test` has four, this KILLS=100.
 test-kills: $(VENV)/.installed-test
 	@FFN_KILLS=$(KILLS) $(BIN)/python -m pytest -n 2 --dist worksteal tests/bench/test_kills.py
+
+# Triton's kernels as Python in its interpreter, then compiled for an H100. triton is large, so no other target needs it.
+TRITON := .venv-triton
+
+$(TRITON)/.installed: $(NEEDS)
+	@.ci/install $(TRITON) triton || { echo "make test-triton: triton cannot be installed here" >&2; exit 3; }
+	@touch $@
+
+test-triton: $(TRITON)/.installed
+	@TRITON_INTERPRET=1 $(TRITON)/bin/python -m pytest tests/kernels/test_triton_interpreted.py
+	@$(TRITON)/bin/python -m pytest tests/kernels/test_triton_compiled.py
 
 lint: $(VENV)/.installed-test
 	@$(BIN)/ruff check .
@@ -178,4 +190,4 @@ docs-update: $(VENV)/.installed-test
 	@$(BIN)/python -m docs.blocks update $(ARGS)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis site
+	rm -rf $(VENV) $(TRITON) .pytest_cache .mypy_cache .ruff_cache .hypothesis site

@@ -16,8 +16,9 @@ BUILT_IN: Mapping[str, str] = {
     "conv1x1": "ffncli.kernels.conv1x1",
     "numpy": "ffncli.kernels.numpy_kernel",
     "compiled": "ffncli.kernels.compiled",
+    "triton_act": "ffncli.kernels.triton_act",
 }
-COMPILING = ("compiled",)  # take seconds to minutes before their first answer: run only when named
+COMPILING = ("compiled", "triton_act")  # take seconds to minutes before their first answer: run only when named
 BY_DEFAULT = tuple(name for name in BUILT_IN if name not in COMPILING)  # timed when no kernel is named
 ALIASES: Mapping[str, str] = {"conv": "conv1x1"}  # former names
 

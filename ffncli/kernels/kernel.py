@@ -44,7 +44,8 @@ class Kernel:
 
     `steps` run from ffn_input to ffn_output in eval mode (`kernel_steps`); `weights` are canonical, contiguous, on the
     device, in the dtype, and read-only. `f` maps x [tokens, d_model], also read-only, to a tensor of the same shape and
-    dtype. `needs` names its requirements: `cuda`, `compiler`, or a module. `refuses(steps)` returns why it cannot
+    dtype. `needs` names its requirements: `cuda`, `compiler`, or a module
+    (`triton` also needs a GPU, or Triton's interpreter). `refuses(steps)` returns why it cannot
     compute a block, or None. `origin` is the file of a user's kernel.
 
     `trains`: gradients flow from f's output to x and to the params, and through `prepare` to the weights.
@@ -71,6 +72,8 @@ class Kernel:
                 return "runs on a GPU only"
             if need == "cpu" and device.startswith("cuda"):
                 return "runs on a CPU only"
+            if need == "triton" and not device.startswith("cuda") and not interprets_triton():
+                return "runs on a GPU only; with TRITON_INTERPRET=1 in the environment, on a CPU for a check"
             if need == "compiler" and not device.startswith("cuda") and cxx() is None:
                 return "no C++ compiler: install g++, or name one in CXX"
             module = "triton" if need == "compiler" and device.startswith("cuda") else need
@@ -100,6 +103,11 @@ def cxx() -> str | None:
     """The C++ compiler for torch.compile on a CPU: CXX if set, else g++, else clang++; None without one."""
     named = os.environ.get("CXX", "").strip()
     return next((path for name in ([named] if named else ["g++", "clang++"]) if (path := shutil.which(name))), None)
+
+
+def interprets_triton() -> bool:
+    """Whether TRITON_INTERPRET makes Triton run its kernels as Python, on a CPU too: for a check, never for a time."""
+    return os.environ.get("TRITON_INTERPRET", "").strip().lower() in ("1", "true", "yes", "on", "y")
 
 
 REGISTERED: dict[str, Kernel] = {}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from ffncli.block.activations import TABLE
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import Activation, Dropout, block_inputs, parameters
 from ffncli.errors import FFNError
-from ffncli.kernels import BUILT_IN, built_in
+from ffncli.kernels import BUILT_IN, COMPILING, built_in
 from ffncli.kernels.activations import activation
 from ffncli.kernels.kernel import REGISTERED, Kernel, canonical, kernel_steps, register
 from ffncli.run.engine.execute import run
@@ -54,7 +56,7 @@ SUPPORTED = {
     "eager": BLOCKS, "module": DENSE, "packed": GATED, "inplace": DENSE, "conv1x1": DENSE, "numpy": NO_ERF,
     "compiled": DENSE,
 }  # fmt: skip
-QUICK = [name for name in BUILT_IN if name != "compiled"]  # tests/kernels/test_compiled.py has that one
+QUICK = [name for name in BUILT_IN if name not in COMPILING]  # test_compiled.py and test_triton_*.py have those
 
 
 def drawn(block, generator):
@@ -247,3 +249,9 @@ def test_names_of_kernels_load_no_torch():
     code = "import sys, ffncli.kernels; assert 'torch' not in sys.modules; print(*ffncli.kernels.BUILT_IN)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == list(BUILT_IN)
+
+
+def test_the_manual_has_every_kernel():
+    page = (Path(__file__).parents[2] / "docs/benchmarking.md").read_text("utf-8")
+    table = page.partition("The built-in kernels:")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(BUILT_IN)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ffncli.bench.records import OWN_ARMS
-from ffncli.errors import FFNError, did_you_mean, shown, shown_path
+from ffncli.errors import ExitCode, FFNError, did_you_mean, shown, shown_path
 from ffncli.kernels import BUILT_IN, BY_DEFAULT, COMPILING
 from ffncli.kernels.choice import KernelChoice, choices, parse, require_unlike
+from ffncli.kernels.kernel import interprets_triton
 from ffncli.system.files import read_whole
 from ffncli.system.git import file_at
 
@@ -37,8 +38,12 @@ def choose_kernels(texts: Sequence[str] | None, baseline: str | None) -> ChosenK
     """The kernels of --kernel and --baseline. None: all built-in kernels that need no compiling.
 
     The baseline is eager if that is measured, else the first kernel; a single kernel is compared with eager.
-    Raises FFNError for an unknown kernel, and for a file that does not exist, is not Python or lacks the name.
+    Raises FFNError for an unknown kernel, for a file that does not exist, is not Python or lacks the name, and if
+    Triton would interpret its kernels.
     """
+    if interprets_triton():
+        why = "TRITON_INTERPRET is set: Triton kernels would run as Python, and their times mean nothing"
+        raise FFNError(why, "unset it; `ffn verify` can use it", ExitCode.ENVIRONMENT)
     files: dict[str, str] = {}
     functions: list[tuple[str, ast.FunctionDef]] = []
     kernels = tuple(_named(choice, files, functions) for choice in choices(texts or BY_DEFAULT))
@@ -46,7 +51,7 @@ def choose_kernels(texts: Sequence[str] | None, baseline: str | None) -> ChosenK
     require_unlike(labels)
     notes: tuple[str, ...] = ()
     if not texts:
-        notes = (f"not timed: {', '.join(COMPILING)} (torch.compile); --kernel all adds it",)
+        notes = (f"not timed: {', '.join(COMPILING)} (they compile first); --kernel all adds them",)
     if baseline is None and len(kernels) == 1 and "eager" not in labels:
         baseline, notes = "eager", ("compared with eager; --baseline NAME chooses another",)
     if baseline is None:

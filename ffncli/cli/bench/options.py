@@ -75,7 +75,8 @@ class GridOptions:
     kernel: Annotated[
         _Texts, _what("-k", "--kernel", metavar="NAME,...", daily=True, values=values.kernels,
                       help="Kernels to time: eager, packed, ..., all, or your [label=]file.py:name (runs that file);"
-                           " main:file.py:name is the file at a git commit. [default: all but compiled]"),
+                           " main:file.py:name is the file at a git commit."
+                           " [default: all but compiled and triton_act]"),
     ] = None  # fmt: skip
     baseline: Annotated[
         Text, _what("--baseline", metavar="NAME", daily=True, values=values.kernels,

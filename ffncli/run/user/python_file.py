@@ -19,6 +19,9 @@ from torch import nn
 from ffncli.errors import FFNError, Terminated, did_you_mean, shown, shown_path
 from ffncli.run.user.time_limit import OutOfTime
 
+_TRITON_WITHOUT_GPU = "0 active drivers"
+_ON_A_CPU = "Triton sees no GPU; with TRITON_INTERPRET=1 in the environment, ffn verify runs its kernels on a CPU"
+
 
 @contextmanager
 def user_code(path: Path, doing: str) -> Iterator[None]:
@@ -144,6 +147,8 @@ def _located(error: BaseException, path: Path) -> str:
     if isinstance(error, SyntaxError) and error.filename == str(path):
         lines.append(error.lineno)
     at = f", line {lines[-1]}" if lines else ""
+    if _TRITON_WITHOUT_GPU in str(error):
+        return f"{shown_path(path)}{at}: {_ON_A_CPU}"
     text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
     text = text if len(text) <= 200 else text[:199] + "…"
     return f"{shown_path(path)}{at}: {type(error).__name__}" + (f": {text}" if text else "")

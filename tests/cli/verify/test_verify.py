@@ -142,7 +142,7 @@ def test_a_checkpoints_layer(call, checkpoint):
 def test_a_failure_shows_the_answer_first_and_names_it(call, mine):
     code, out, err = call("verify", "8x24:swiglu", "--kernel", f"bad={mine}:mlp", "--check", "kernels")
     assert code == 1
-    assert "6 passed, 1 failed, 1 skipped" in out
+    assert "6 passed, 1 failed, 2 skipped" in out
     assert err.startswith("error: not verified: kernels, bad (relative error ")
     assert len(err.splitlines()) == 1
     found = {row["subject"]: row for row in rows(call, "8x24:swiglu", "--kernel", f"{mine}:mlp")}
@@ -213,7 +213,7 @@ def test_nan_in_weights_fails_once(call, tmp_path):
         (
             ["--kernel", "fast"],
             2,
-            ["unknown kernel 'fast'", "eager, module, packed, inplace, conv1x1, numpy, compiled"],
+            ["unknown kernel 'fast'", "eager, module, packed, inplace, conv1x1, numpy, compiled, triton_act"],
         ),
         (["--tolerance", "-1"], 2, ["--tolerance must be a number from 0"]),
         (["--device", "cuda:77"], 3, ["--device cuda:77: there "]),
@@ -250,7 +250,7 @@ def test_what_compiles_is_run_where_it_is_named(call, monkeypatch):
     seen: list[object] = []
     monkeypatch.setattr(torch, "compile", lambda function, **options: seen.append(options) or function)
     found = {row["subject"]: row for row in rows(call, "8x24:swiglu", "--check", "kernels")}
-    assert list(found) == ["eager", "module", "packed", "inplace", "conv1x1", "numpy", "compiled"]
+    assert list(found) == ["eager", "module", "packed", "inplace", "conv1x1", "numpy", "compiled", "triton_act"]
     assert (found["compiled"]["passed"], seen) == (None, [])
     assert found["compiled"]["note"].startswith("not run by default")
     (named,) = rows(call, "8x24:swiglu", "--check", "kernels", "--kernel", "compiled")

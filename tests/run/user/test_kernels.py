@@ -268,7 +268,7 @@ def test_which_kernels_are_chosen(file):
     def names(*texts: str) -> list[str]:
         return [k.name for k in kernels_of(choices(t.replace("FILE", str(file)) for t in texts), block, GATED)]
 
-    assert names() == ["eager", "module", "packed", "inplace", "conv1x1", "numpy", "compiled"]
+    assert names() == ["eager", "module", "packed", "inplace", "conv1x1", "numpy", "compiled", "triton_act"]
     assert names("conv1x1") == names("conv") == names("conv,conv1x1") == ["conv1x1"]
     assert names("FILE:good") == [*names(), "mine.py:good"]
     assert names("eager, a=FILE:good", "b=FILE:swapped") == ["eager", "a", "b"]
@@ -280,8 +280,9 @@ def test_what_compiles_is_run_where_it_is_named():
     def why(*texts: str) -> list[str | None]:
         return [k.refuses(block) for k in kernels_of(choices(texts), block, GATED, compiling=False)]
 
-    assert why()[:-1] == [None] * 6
-    assert why()[-1] == "not run by default, because it takes seconds to compile: --kernel compiled"
+    assert why()[:-2] == [None] * 6
+    for name, reason in zip(("compiled", "triton_act"), why()[-2:], strict=True):
+        assert reason == f"not run by default, because it takes seconds to compile: --kernel {name}"
     assert why("eager,compiled") == [None, None]
     assert kernels_of((), block, GATED)[-1].refuses(block) is None
 

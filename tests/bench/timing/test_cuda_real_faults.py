@@ -1,0 +1,90 @@
+"""What a real GPU does when a kernel goes wrong, and what a call's memory is; skipped where there is none."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from benchmarks.benched import ROOT
+from benchmarks.gpu_first import clock, faults, on_gpu
+from benchmarks.gpu_first.asked import KERNELS
+from ffncli.block.recipe import FFNSpec, steps
+from ffncli.block.steps import block_inputs
+from ffncli.kernels import built_in
+from ffncli.kernels.kernel import kernel_steps
+from ffncli.run.engine.execute import run
+from ffncli.run.engine.weights import random_weights
+from tests.oracles.modules import relative_error
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+
+def rows_of(*words, folder, code=None):
+    """(kernel → row, exit code) of a short run on a small block."""
+    command = [sys.executable, "-m", "ffncli", "bench", "256x512:swiglu", "--device", "cuda", "--tokens", "16"]
+    command += [*words, "--quick", "--json", "--save", str(folder / "gpu.csv")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=os.environ)
+    assert done.stdout, done.stderr
+    return {row["kernel"]: row for row in json.loads(done.stdout)["rows"]}, done.returncode
+
+
+@pytest.mark.parametrize("name", ["assert_first", "assert_later", "too_large", "other_stream"])
+def test_a_fault_costs_its_own_row_only(name, tmp_path):
+    rows, code = rows_of("--kernel", f"eager,bad={KERNELS}:{name},packed", folder=tmp_path)
+    assert (rows["eager"]["status"], rows["packed"]["status"]) == ("ok", "ok")
+    assert rows["bad"]["status"] in ("failed", "wrong")
+    assert rows["bad"]["time_s"] is None
+    assert code == (1 if rows["bad"]["status"] == "wrong" else 3)
+
+
+@pytest.mark.parametrize("name", ["waits", "spoils_a_capture"])
+def test_what_cannot_be_replayed_is_timed_all_the_same(name, tmp_path):
+    rows, code = rows_of("--kernel", f"eager,bad={KERNELS}:{name}", folder=tmp_path)
+    assert (code, rows["eager"]["status"], rows["bad"]["status"]) == (0, "ok", "ok")
+
+
+def test_the_peak_memory_of_a_block_is_the_count_by_hand(tmp_path):
+    """gate, up, silu(gate) and their product are there at once, [2048, 11008] in 2 bytes each."""
+    words = ["bench", "4096x11008:swiglu", "--tokens", str(faults.PEAK_TOKENS), "--dtype", "bf16", "--kernel", "eager"]
+    command = [sys.executable, "-m", "ffncli", *words, "--device", "cuda", "--quick", "--json"]
+    command += ["--save", str(tmp_path / "gpu.csv")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ)
+    (row,) = json.loads(done.stdout)["rows"]
+    assert row["peak_memory_bytes"] == pytest.approx(4 * 2048 * 11008 * 2, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("width", "tokens"), [(24, 1), (1023, 3), (1024, 5), (11008, 2)])
+def test_the_triton_kernel_is_the_reference(width, tokens, dtype):
+    """It compiles here, and gives what its interpreter gives: float64's output, rounded."""
+    kernel, block = built_in("triton_act"), kernel_steps(steps(FFNSpec(64, width, "swiglu")))
+    if reason := kernel.missing("cuda"):
+        pytest.skip(reason)
+    weights = {
+        name: tensor.to(dtype) for name, tensor in random_weights(block, torch.Generator().manual_seed(0)).items()
+    }
+    x = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    expected = run(block, {n: w.double() for n, w in weights.items()}, {block_inputs(block)[0]: x.double()})
+    there = {name: tensor.cuda() for name, tensor in weights.items()}
+    found = kernel.build(block, "cuda", dtype)(x.cuda(), kernel.prepare(block, there))
+    limit = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
+    assert relative_error(found.double().cpu(), expected) < limit
+
+
+def test_the_first_replay_and_the_launch_of_a_graph_have_a_cost_that_is_finite():
+    """The probes' figures make sense: none below zero, none above a millisecond."""
+    for figures in (clock.measure_events(), clock.measure_graph_launch(), clock.measure_first_replay()):
+        assert all(0 <= seconds < 1e-3 for seconds in figures.values()), figures
+
+
+def test_a_side_stream_is_not_seen_by_events():
+    assert clock.judge_side_stream(clock.measure_side_stream()).yes
+
+
+def test_the_wait_of_the_probes_is_as_long_as_they_think():
+    """Within a factor of 3: clocks from 0.5 to 4.5 GHz."""
+    on_gpu.keep_busy(0.2)
+    assert 0.33 < on_gpu.timed(lambda: on_gpu.wait(2e-3)) / 2e-3 < 3
