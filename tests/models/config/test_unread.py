@@ -70,9 +70,8 @@ def test_a_later_field_of_any_family_is_refused_by_name(shipped: dict[str, dict[
     assert len(kinds) > 150
     for number, values in enumerate(kinds.values()):
         name = [*LATER][number % len(LATER)]
-        if FAMILIES[values["model_type"]].parts or any(
-            tower in values for tower in FAMILIES[values["model_type"]].text
-        ):
+        family = FAMILIES[values["model_type"]]
+        if family.parts or any(tower in values for tower in family.text):
             continue
         with pytest.raises(FFNError, match=name):
             from_config({**values, name: LATER[name]}, "c", "c")
