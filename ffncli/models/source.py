@@ -12,6 +12,7 @@ from ffncli.errors import FFNError, clean, shown, shown_path
 from ffncli.models import catalog
 from ffncli.models.config.families import REFUSED, family_of
 from ffncli.models.config.read import from_config, read_config, text_tower
+from ffncli.models.config.unread import UnknownField
 from ffncli.models.dimensions import Dimensions, from_dimensions, merged, with_dimensions
 from ffncli.models.files.fields import Fields
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
@@ -174,10 +175,10 @@ def _from_gguf(path: Path, text: str) -> Resolved:
     return from_gguf(read_gguf(path), text)
 
 
-def _from_tensors(checkpoint: Checkpoint, tower: Fields | None, text: str) -> Resolved:
+def _from_tensors(checkpoint: Checkpoint, tower: Fields | None, text: str, unknown: str = "") -> Resolved:
     from ffncli.models.evidence.from_tensors import from_tensors
 
-    return from_tensors(checkpoint, tower, text, Path(text).absolute().name or text)
+    return from_tensors(checkpoint, tower, text, Path(text).absolute().name or text, unknown)
 
 
 def _described(config: Path, checkpoint: Checkpoint | None, text: str, location: Path | None = None) -> Resolved:
@@ -191,7 +192,13 @@ def _described(config: Path, checkpoint: Checkpoint | None, text: str, location:
     kind = tower.values.get("model_type")
     if checkpoint is not None and family_of(kind) is None and not (isinstance(kind, str) and kind in REFUSED):
         return _from_tensors(checkpoint, tower, text)
-    return replace(from_config(values, text, shown_path(config)), location=location, checkpoint=checkpoint)
+    try:
+        model = from_config(values, text, shown_path(config))
+    except UnknownField as error:
+        if checkpoint is None:
+            raise
+        return _from_tensors(checkpoint, tower, text, error.fields)
+    return replace(model, location=location, checkpoint=checkpoint)
 
 
 def _inline(text: str) -> Dimensions | None:

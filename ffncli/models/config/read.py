@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from ffncli.block import activations, dtypes
 from ffncli.block.recipe import FFNSpec, MoE, size
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.models.config.families import BY_TYPE, COUNTED, FAMILIES, TEXT_TYPES, family_of, refusal
-from ffncli.models.config.family import Extra, Family, Stack
+from ffncli.models.config.family import Extra, Family, MoEFields, Stack
 from ffncli.models.config.non_ffn import non_ffn
+from ffncli.models.config.unread import outside_note, require_read
 from ffncli.models.files.fields import Fields
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
 from ffncli.models.model import Group, Model, Resolved, grouped
@@ -46,7 +48,8 @@ def read_config(path: Path, source: str) -> Resolved:
 
 def from_config(values: Mapping[str, Any], source: str, where: str, name: str | None = None) -> Resolved:
     """The Model that a config's values describe; for a multimodal config, of its text tower (`text_config`)."""
-    config, evidence = text_tower(Fields(values, where))
+    whole = Fields(values, where)
+    config, evidence = text_tower(whole)
     towers = bool(evidence)
     if config.values.get("model_type") is None:
         raise FFNError(
@@ -79,7 +82,11 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
         non_ffn=non_ffn(config, model_type, groups), tied=_tied(config, values),
         extra_layers=config.integer(PREDICTION, 0, low=0, high=MOST_LAYERS),
     )  # fmt: skip
-    notes = (_OTHER_TOWERS,) if towers else ()
+    if family.moe and not any(group.spec.moe for group in groups):
+        _pass_over_experts(config, family.moe)
+    notes = require_read(config, family_name)
+    if towers:
+        notes += tuple(filter(None, (_OTHER_TOWERS, outside_note(whole, config))))
     return Resolved(model, source, evidence=tuple(evidence), notes=notes, quantization=quantization_of(config))
 
 
@@ -142,7 +149,7 @@ def text_tower(config: Fields) -> tuple[Fields, list[str]]:
         outer = {n: config.values[n] for n in _INHERITED if config.values.get(n)}
         if isinstance(whole := outer.get("model_type"), str):
             outer["model_type"] = TEXT_TYPES.get(whole, whole)
-        config = Fields({**outer, **inner.values}, inner.where)
+        config = Fields({**outer, **inner.values}, inner.where, inner.looked_up, inner.prefix)
         evidence.append(f"widths: {name} of the multimodal config")
     return config, evidence
 
@@ -250,6 +257,14 @@ def _experts(config: Fields, family: Family, extra: Extra) -> FFNSpec:
     experts = routing.pop("experts", None) or config.integer(row.experts)
     top_k = routing.pop("top_k", None) or config.integer(row.top_k, high=experts)
     return _spec(config, **choices | {"moe": MoE(experts, top_k, **routing)} | dict(extra))
+
+
+def _pass_over_experts(config: Fields, row: MoEFields) -> None:
+    """Look up what only layers with experts have: the model has none, so that it may say anything."""
+    for names in (row.experts, row.d_ff, row.top_k):
+        config.get(names, None)
+    with suppress(FFNError):
+        row.routing(config)
 
 
 def _spec(config: Fields, **choices: Any) -> FFNSpec:

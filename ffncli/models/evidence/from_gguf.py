@@ -101,6 +101,7 @@ def _sizes(config: Mapping[str, Any], file: GGUFFile) -> dict[str, Any]:
         out |= {"norm_topk_prob": flag} if isinstance(flag, bool) else {}
         if (width := config.get("expert_d_ff")) and file.architecture in ("gpt-oss", "olmoe", "llama"):
             out["intermediate_size"] = width
+            out.pop("moe_intermediate_size")
     return out
 
 

@@ -17,6 +17,7 @@ from ffncli.errors import FFNError, shown
 from ffncli.models.config.families import BY_TYPE, family_of, refusal
 from ffncli.models.config.family import EXPERTS, TOP_K
 from ffncli.models.config.read import PREDICTION, quantization_of
+from ffncli.models.config.unread import unread_arithmetic
 from ffncli.models.evidence.agreement import TensorBlocks, misfit, not_counted, params_of
 from ffncli.models.evidence.from_gguf import checkpoint_of, confirmed, described
 from ffncli.models.evidence.recognised import NOT_WHOLE, RecognisedTensors, absent_files, recognised, with_tensors
@@ -65,14 +66,18 @@ class Metadata:
     refused: str = ""
 
 
-def from_tensors(checkpoint: Checkpoint, config: Fields | None, source: str, name: str) -> Resolved:
+def from_tensors(checkpoint: Checkpoint, config: Fields | None, source: str, name: str, unknown: str = "") -> Resolved:
     """The model whose tensors these are; `config` is that of a model_type without a row, or None.
+
+    `unknown` are the fields that the row of its model_type does not know, in words.
 
     Raises FFNError, with the names searched for, if no FFN is recognised, and naming the file if a required one is
     missing.
     """
     inventory = take_inventory(checkpoint)
-    metadata = _from_config(config) if config else Metadata(evidence=("no config.json: everything from the tensors",))
+    metadata = (
+        _from_config(config, unknown) if config else Metadata(evidence=("no config.json: everything from the tensors",))
+    )
     quantization = quantization_of(config) if config else None
     items, absent = items_of(inventory, quantization), absent_files(inventory)
     tensors = recognised(items, metadata.d_model, inventory.where, absent)
@@ -90,19 +95,23 @@ def from_gguf(file: GGUFFile, source: str) -> Resolved:
     return _resolved(tensors, metadata, source, name, checkpoint_of(file))
 
 
-def _from_config(config: Fields) -> Metadata:
+def _from_config(config: Fields, unknown: str) -> Metadata:
     kind = config.values.get("model_type")
     reason = refusal(kind)
-    why = f"is not covered ({reason})" if reason else "is not known"
+    why = f"is not covered ({reason})" if reason else f"has no {unknown}" if unknown else "is not known"
     act = config.get(_ACTIVATION, None)
     checks = {ours: (config.name(theirs), config.get(theirs, None)) for ours, theirs in _FIELDS.items()}
+    note = f"model_type {kind} is not covered: {reason}" if reason else ""
+    if fields := "" if reason else unknown or unread_arithmetic(config):
+        reason = f"its config has fields that may change what its FFN computes ({fields})"
+        note = f"not read, and may change what its FFN computes: {fields}"
     return Metadata(
         _positive(config, _D_MODEL),
         _positive(config, TOP_K),
         activations.CANONICAL.get(act.lower()) if isinstance(act, str) else None,
         checks={ours: check for ours, check in checks.items() if type(check[1]) is int and check[1] > 0},
         evidence=(f"model_type {shown(kind)} {why}: widths, gate and biases from the tensors",),
-        notes=(f"model_type {kind} is not covered: {reason}",) if reason else (),
+        notes=(note,) if note else (),
         refused=reason,
         extra_layers=_positive(config, PREDICTION) or 0,
         tied=tied if isinstance(tied := config.get("tie_word_embeddings", None), bool) else None,

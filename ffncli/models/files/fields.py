@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ffncli.block.recipe import MAX_SIZE
@@ -17,11 +17,13 @@ class Fields:
     """A config's values, read strictly: every error names the file, the field and the value.
 
     A name may list spellings (`hidden_size|n_embed`), the first one present counts; it may reach into a nested object
-    (`ffn_config.ffn_hidden_size`).
+    (`ffn_config.ffn_hidden_size`). `looked_up` collects the names that were read, those in nested objects too.
     """
 
     values: Mapping[str, Any]
     where: str
+    looked_up: set[str] = field(default_factory=set, compare=False, repr=False)
+    prefix: str = ""
 
     def inside(self, name: str) -> Fields:
         """The nested config of that name (`` is this one). Raises FFNError if it is missing or not an object."""
@@ -30,12 +32,17 @@ class Fields:
         inner = self.get(name, kind="an object")
         if not isinstance(inner, dict):
             raise self.wrong(name, inner, "an object")
-        return Fields(inner, f"{self.where}: {name}")
+        return Fields(inner, f"{self.where}: {name}", self.looked_up, f"{self.prefix}{name}.")
 
     def get(self, names: str, default: Any = REQUIRED, kind: str = "a value") -> Any:
-        """The value, or `default` if it is absent or null; FFNError if there is no default."""
+        """The value, or `default` if it is absent or null; FFNError if there is no default.
+
+        Other spellings that are present with the same value count as looked up too.
+        """
         for name in names.split("|"):
             if (value := self._value(name)) is not None:
+                same = [other for other in names.split("|") if self.values.get(other) == value]
+                self.looked_up.update(self.prefix + other for other in same)
                 return value
         if default is REQUIRED:
             spellings = names.split("|")
@@ -83,12 +90,17 @@ class Fields:
             raise self.wrong(names, value, "a list of whole numbers")
         return tuple(value)
 
+    def pass_over(self, *names: str) -> None:
+        """These fields do not count here: another one decides."""
+        self.looked_up.update(self.prefix + name for name in names)
+
     def name(self, names: str) -> str:
         """The spelling that the config uses, else the first."""
         return next((n for n in names.split("|") if self._value(n) is not None), names.split("|")[0])
 
     def _value(self, name: str) -> Any:
         """The value of a name, else of the path that its dots describe; None if there is neither."""
+        self.looked_up.add(self.prefix + name)
         if name in self.values or "." not in name:
             return self.values.get(name)
         value: Any = self.values

@@ -53,6 +53,7 @@ _BART = {
 _OPT = {**_BASE, "ffn_dim": 40, "word_embed_proj_dim": 24, "max_position_embeddings": 33}
 _BLOOM = {"vocab_size": 97, "hidden_size": 24, "n_layer": 3, "n_head": 6, **_IDS}
 _FALCON = {**_BASE, "ffn_hidden_size": 40}
+_ONE_WIDTH = {"num_experts": 4, "num_experts_per_tok": 2}
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 _FEW = {"num_experts": 4, "num_experts_per_tok": 2}
 _LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -64,7 +65,7 @@ _ARIA = {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 2}
 _ERNIE = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 12, "moe_num_shared_experts": 1}
 # MoE families whose attention is one of the common ones, with what their FFN needs to be built
 _SPARSE: Mapping[str, Values] = {
-    "granitemoeshared": _LOCAL, "cohere2_moe": _MOE, "dots1": _ROUTED, "exaone_moe": _MOE, "hunyuan_v1_moe": _MOE,
+    "granitemoeshared": _LOCAL, "cohere2_moe": _ONE_WIDTH, "dots1": _ROUTED, "exaone_moe": _MOE, "hunyuan_v1_moe": _MOE,
     "hy_v3": _MOE, "mellum": _MOE, "solar_open": _ROUTED,
 }  # fmt: skip
 _MLA = {

@@ -247,6 +247,7 @@ def test_gpt_oss(call, tmp_path: Path):
     metadata = {"feed_forward_length": F, "expert_feed_forward_length": F, **COUNT, **EPS}
     path = written(tmp_path / "model.gguf", "gpt-oss", theirs, lambda _: Q.F32, metadata)
     config = {**CONFIG, **MOE, "model_type": "gpt_oss"}
+    del config["moe_intermediate_size"]  # its experts are intermediate_size wide
     source = folder(tmp_path / "m", config, {n: torch.from_numpy(a.copy()) for n, a in ours.items()})
     more = ("--layer", "1", "--show", "all", "--expert", "all", "--json")
     results = [call("trace", s, *more) for s in (path, source)]

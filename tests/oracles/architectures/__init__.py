@@ -101,7 +101,7 @@ def config(model_type: str, case: Architecture, factor: int = 1) -> PretrainedCo
 
 
 def _config(kind: Any, case: Architecture, over: Mapping[str, Any], factor: int) -> PretrainedConfig:
-    names = _fields(kind) - set(case.drop)
+    names = config_fields(kind) - set(case.drop)
     sizes = {**SIZES, **{name: width * factor for name, width in WIDTHS.items()}}
     values = {name: value for name, value in sizes.items() if name in names}
     for name, inner in getattr(kind, "sub_configs", {}).items():
@@ -123,7 +123,8 @@ def _scaled(name: str, value: Any, factor: int) -> Any:
     return [v * factor for v in value] if isinstance(value, list) else value * factor
 
 
-def _fields(kind: Any) -> set[str]:
+def config_fields(kind: Any) -> set[str]:
+    """The names of the fields that a config class has."""
     names: set[str] = set(getattr(kind, "attribute_map", {}) or {})
     for base in kind.__mro__:
         names |= set(getattr(base, "__annotations__", {}))

@@ -58,14 +58,21 @@ def named(rule: LayerRule) -> LayerRule:
         if config.get("mlp_layer_types", None) is None:
             return rule(config, stack)
         kinds = per_layer(config, stack, "mlp_layer_types", ("dense", "sparse"))
+        config.pass_over("first_k_dense_replace", "moe_layer_freq")
         return lambda i: kinds[i] == "sparse"
 
     return chosen
 
 
 def fixed_prefix(dense: int) -> LayerRule:
-    """The first layers are dense, and no field but `mlp_layer_types` says how many."""
-    return named(lambda config, stack: lambda i: i >= dense)
+    """The first layers are dense, and no field but `mlp_layer_types` says how many: an older one may only agree."""
+
+    def rule(config: Fields, stack: Stack) -> Callable[[int], bool]:
+        if config.values.get("first_k_dense_replace") == dense:
+            config.pass_over("first_k_dense_replace")
+        return lambda i: i >= dense
+
+    return named(rule)
 
 
 def per_layer(config: Fields, stack: Stack, name: str, choices: tuple[object, ...]) -> list[Any]:

@@ -1,0 +1,166 @@
+"""A config field that sounds like a size or arithmetic of the FFN, and that no row has read, is never passed over.
+
+Configs grow: a new release adds `routed_expert_hidden_size` to a model_type that has a row, and a count that ignores
+it is wrong by a factor of two. So, of every config, each field whose name sounds like it (`_CONCERNS`) must have been
+looked up by the family's row, be known to concern something else (`_ELSEWHERE`, `HARMLESS`, each with its reason), be
+known to matter without changing the block (`NOTED`), or be off (null, false, 0, empty). Any other one is unknown: in
+the text model's config it is refused by name, outside of it there is a note.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ffncli.errors import FFNError, clean, shown
+from ffncli.models.files.fields import Fields
+
+_MOST_NAMED = 3  # fields in one message
+
+_CONCERNS = re.compile(
+    r"expert|moe|latent|hidden_(size|dim|act)|intermediate|n_?gram|limit|clamp|clip|soft_?cap|mlp|ffn|ffw|feed_?forward"
+    r"|rout(er|ed|ing)|shared|top_?k|d_ff|dff|dim_ff|inner|glu|swish|act(ivation)?(_|$)|gat(e|ing)|dense|sparse|altup"
+    r"|laurel|scor(e|ing)|renorm|scaling_factor|capacity|multiplier|expan|mlp_ratio|per_layer|hash|residual_(scale|mult)",
+    re.IGNORECASE,
+)
+
+# Names that say by themselves that they concern something else, in any family → what that is.
+_ELSEWHERE: Mapping[str, str] = {
+    r".*loss(_.*)?|(.*_)?aux(_.*)?": "a loss in training",
+    r".*(jitter|drop(out)?|layerdrop)(_.*)?": "training alone",
+    r"(attention|attn|key|query|value|qkv?|kv|index|kda|linear|position|rope|rotary|sliding|cross)_.*": "attention",
+    r".*_(attention|attn|attention_heads|rotary|key_value_heads|kv_heads)(_.*)?": "attention",
+    r"use_(attention|qk)_.*|head_.*|num_hash(es)?|use_fast_hash|hash_code_len|clamp_len": "attention",
+    r".*sliding_window.*|.*kv_shared.*": "attention",
+    r"(mamba|ssm|conv|lin|rg_?lru|lru|time_step|dt|state)_.*|expand|hidden_mamba_act": "a state-space layer",
+    r"(embedding|embed|vocab|logits?|lm_head|summary|classifier|pooler|projection|final|sparse_pred)_.*|pooler_act"
+    r"|.*_logit_soft_?cap.*": "embeddings, the head, the pooler",
+    r"ngram_size|heads_per_ngram|make_ngram_.*|split_ngram_parts|.*hash_byte_group_(size|nb_.*)": "a memory, see NOTED",
+    r"expert_capacity_.*|.*capacity_token_fraction": "how many tokens an expert may drop, see NOTED",
+    r"hidden_act": "the evidence says so where the code runs another activation",
+    r".*no_repeat_ngram_size|top_k|output_router_logits|output_hidden_states": "generation and outputs",
+    r"(speech|vision|audio|image|video|t2u|vocoder|acoustic|projector)_.*|encoder_hidden_size": "another tower",
+    r"mtp_.*|.*nextn.*": "layers that predict more than one token",
+    r"initializer_.*|rescale_.*|mup_.*init.*|.*_init(_.*)?|.*_parallel(_.*)?|ep_size|pretraining_.*": "training alone",
+}  # fmt: skip
+_ANYWHERE = re.compile("|".join(f"(?:{name})" for name in _ELSEWHERE))
+
+# Family → field (a pattern) → why it changes nothing that ffn counts or computes.
+HARMLESS: Mapping[str, Mapping[str, str]] = {
+    "blt": {
+        r".*_config\.hidden_size_global": "each part has its own widths",
+        r"patcher_config\..*": "read where patch_in_forward is true",
+    },
+    "bailing_hybrid": {"kda_safe_gate": "a gate of its attention"},
+    "cohere2_moe": {"norm_topk_prob": "a softmax over the chosen experts is normalised already"},
+    "dbrx": {r"ffn_config\.hidden_size": "d_model again"},
+    "doge": dict.fromkeys(("num_experts", "num_experts_per_tok"), "its adjust refuses is_moe, where they are read"),
+    "deepseek_v2": dict.fromkeys(("n_group", "topk_group"), "read where topk_method chooses among groups"),
+    "ernie4_5_moe": {
+        "moe_norm_min": "the least sum of scores, 1e-12, that they are divided by",
+        "moe_capacity": "limits of training; no token is dropped", "moe_gate": "its one kind of router",
+        "moe_use_aux_free": "the correction that every model of it has",
+    },
+    "gemma3n_text": {r"(altup|laurel)_.*": "its residual streams, which the block does not touch"},
+    "gemma4_text": {"num_experts|top_k_experts|moe_.*": "its adjust refuses enable_moe_block, where they are read"},
+    "hy_v3": {"enable_moe_fp32_combine": "in which format experts are added up"},
+    "laguna": {"gating": "a gate of its attention"},
+    "minimax": dict.fromkeys(("mlp_alpha_factor", "mlp_beta_factor"), "the residual behind the block"),
+    "hunyuan_v1_moe": {"moe_intermediate_size": "its code makes every expert intermediate_size wide"},
+    "lfm2": {"block_.*": "read where block_auto_adjust_ff_dim is true"},
+    "minicpm3": {".*expert.*|moe_.*|routed_.*|topk_.*|n_group|norm_topk_prob|first_k_.*": "its code has no experts"},
+    "mobilebert": dict.fromkeys(("hidden_size", "true_hidden_size"), "read as use_bottleneck says"),
+    "nemotron_h": {
+        "n_shared_experts": "moe_shared_expert_intermediate_size is the width of all together",
+        "moe_shared_expert_overlap": "when they run",
+    },
+    "perceiver": {"num_latents": "how many vectors it attends with"},
+    "prophetnet": {"ngram": "how many tokens it predicts"},
+    "unlimited_ocr_text": dict.fromkeys(("n_group", "topk_group"), "read where topk_method chooses among groups"),
+    "xlstm": {"gate_soft_cap": "a gate of its cells"},
+}  # fmt: skip
+# Field → what it changes outside the blocks.
+NOTED: Mapping[str, str] = {
+    "expert_capacity": "experts drop the tokens beyond it, which is not modelled",
+    "hidden_size_per_layer_input": "embeddings for every layer are outside the FFN and not counted here",
+    "vocab_size_per_layer_input": "embeddings for every layer are outside the FFN and not counted here",
+    "ngram_vocab_size_base": "a memory of n-grams is outside the FFN and not counted here",
+    "encoder_hash_byte_group_vocab": "a memory of n-grams is outside the FFN and not counted here",
+}
+_ARITHMETIC = re.compile(
+    r"limit|clamp|clip|soft_?cap|scor(e|ing)_|renorm|norm_topk|scaling_factor|multiplier|residual_(scale|mult)|latent|_norm$"
+)
+_BY_LAYER = "per_layer_config"  # an object of fields for each layer
+
+
+class UnknownField(FFNError):
+    """Fields of a config that the family's row does not know; `fields` says which, in words."""
+
+    def __init__(self, where: str, family: str, fields: str) -> None:
+        super().__init__(
+            f"{where}: {fields}: not known for model_type {family}, and it may change the FFN",
+            "give its tensors (a directory or .safetensors file): they are counted without it",
+        )
+        self.fields = fields
+
+
+def unread(config: Fields, family: str = "") -> dict[str, Any]:
+    """Field → value of what sounds like a size or arithmetic, is on, and was neither read nor is known to be harmless.
+
+    To be called when everything has been read. Nested objects that were read from are searched too.
+    """
+    harmless = re.compile("|".join(HARMLESS.get(family, ["(?!)"])))
+    fields = ((path.removeprefix(config.prefix), value) for path, value in _fields(config))
+    return {
+        name: value
+        for name, value in fields
+        if _is_on(value) and not (harmless.fullmatch(name) or _ANYWHERE.fullmatch(name.rpartition(".")[2]))
+    }
+
+
+def require_read(config: Fields, family: str) -> tuple[str, ...]:
+    """Notes on the fields of a text model that matter, but not to its blocks.
+
+    Raises UnknownField for those that its family's row does not know.
+    """
+    left = unread(config, family)
+    if fields := in_words({name: value for name, value in left.items() if name not in NOTED}):
+        raise UnknownField(config.where, family, fields)
+    return tuple(f"{in_words({name: value})}: {NOTED[name]}" for name, value in left.items())
+
+
+def outside_note(whole: Fields, text: Fields) -> str:
+    """What a multimodal config says outside its text model, where that differs from the text model's; else empty."""
+    left = {name: value for name, value in unread(whole).items() if text.values.get(name) != value}
+    left = {name: value for name, value in left.items() if name not in NOTED and not isinstance(value, Mapping)}
+    return f"not the text model's, so not read: {in_words(left)}" if left else ""
+
+
+def unread_arithmetic(config: Fields) -> str:
+    """The fields of a model_type without a row that change what is computed, in words: tensors do not show them."""
+    return in_words({name: value for name, value in unread(config).items() if _ARITHMETIC.search(name)})
+
+
+def in_words(left: Mapping[str, Any]) -> str:
+    """`routed_expert_hidden_size = 3584, moe_latent_size = 64 and 2 more`; empty if there are none."""
+    named = ", ".join(f"{clean(name)} = {shown(value)}" for name, value in list(left.items())[:_MOST_NAMED])
+    more = len(left) - _MOST_NAMED
+    return named + (f" and {more} more" if more > 0 else "")
+
+
+def _fields(config: Fields, values: Mapping[str, Any] | None = None, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, value) of every field that nobody looked up and whose name is of concern."""
+    prefix = prefix or config.prefix
+    for name, value in (config.values if values is None else values).items():
+        path = f"{prefix}{name}"
+        read_from = any(other.startswith(f"{path}.") for other in config.looked_up)
+        if isinstance(value, Mapping) and (read_from or _BY_LAYER in (name, prefix.split(".")[-2:][0])):
+            yield from _fields(config, value, f"{path}.")
+        elif path not in config.looked_up and _CONCERNS.search(name):
+            yield path, value
+
+
+def _is_on(value: object) -> bool:
+    """Whether a value says that something is there: not null, false, 0 or empty."""
+    return not (value is None or value is False or value == 0 or (isinstance(value, str | list | dict) and not value))

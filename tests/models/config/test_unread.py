@@ -1,0 +1,142 @@
+"""No silent field: what sounds like a size or arithmetic of the FFN is read, known to be harmless, noted or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from ffncli.errors import FFNError
+from ffncli.models.config.families import FAMILIES
+from ffncli.models.config.read import from_config
+from ffncli.models.config.unread import HARMLESS, UnknownField
+
+QWEN = {
+    "model_type": "qwen3_moe", "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 40,
+    "moe_intermediate_size": 12, "num_experts": 8, "num_experts_per_tok": 2,
+}  # fmt: skip
+# As public threads quote Kimi-K3's config.
+KIMI_K3 = {
+    "model_type": "kimi_k3",
+    "text_config": {
+        "model_type": "kimi_linear", "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 93,
+        "moe_intermediate_size": 3072, "num_experts": 896, "num_experts_per_token": 16, "num_shared_experts": 2,
+        "routed_expert_hidden_size": 3584, "first_k_dense_replace": 1, "vocab_size": 163840,
+    },
+}  # fmt: skip
+# What a later release may add to any family; none of it is in a config that transformers 5.23 ships a class for.
+LATER: dict[str, Any] = {
+    "routed_expert_hidden_size": 8, "moe_latent_width": 8, "swiglu_limits": [7.0], "gate_clamp": 3.0,
+    "ffn_hidden_multiplier": 1.5, "engram_rows": 384, "expert_out_norm": True, "router_soft_cap": 30.0,
+    "intermediate_size_late": 80, "mlp_clip": 2.0, "num_null_experts": 4, "moe_config": {"experts": 3},
+}  # fmt: skip
+
+
+def configs() -> dict[str, dict[str, Any]]:
+    """The default config of every class of transformers that ffn reads."""
+    found = {}
+    for name in CONFIG_MAPPING:
+        try:
+            values = json.loads(json.dumps(CONFIG_MAPPING[name]().to_dict(), default=str))
+            from_config(values, "c", "c")
+        except UnknownField:
+            found[name] = values
+        except Exception:  # no row, or a config that cannot be made
+            continue
+        else:
+            found[name] = values
+    return found
+
+
+@pytest.fixture(scope="module")
+def shipped() -> dict[str, dict[str, Any]]:
+    """`configs`, made once."""
+    return configs()
+
+
+def test_every_config_that_transformers_ships_is_read(shipped: dict[str, dict[str, Any]]) -> None:
+    assert len(shipped) > 350
+    for values in shipped.values():
+        from_config(values, "c", "c")
+
+
+def test_a_later_field_of_any_family_is_refused_by_name(shipped: dict[str, dict[str, Any]]) -> None:
+    kinds = {values["model_type"]: values for values in shipped.values() if values.get("model_type") in FAMILIES}
+    assert len(kinds) > 150
+    for number, values in enumerate(kinds.values()):
+        name = [*LATER][number % len(LATER)]
+        family = FAMILIES[values["model_type"]]
+        if family.parts or any(tower in values for tower in family.text):
+            continue
+        with pytest.raises(FFNError, match=name):
+            from_config({**values, name: LATER[name]}, "c", "c")
+
+
+@pytest.mark.parametrize("activation", ["situ", "silu"])
+def test_kimi_k3_is_not_counted_at_its_full_width(activation: str) -> None:
+    text = {**KIMI_K3["text_config"], "hidden_act": activation}  # type: ignore[dict-item]
+    wanted = "routed_expert_hidden_size" if activation == "silu" else "situ"
+    with pytest.raises(FFNError, match=wanted):
+        from_config({**KIMI_K3, "text_config": text}, "k3", "config.json")
+
+
+@pytest.mark.parametrize("name", ["moe_latent_size", "routed_expert_hidden_size", "swiglu_limit"])
+def test_a_field_of_another_family_is_refused_here(name: str) -> None:
+    before = from_config(QWEN, "c", "c")
+    with pytest.raises(UnknownField, match=f"{name} = 7: not known for model_type qwen3_moe"):
+        from_config({**QWEN, name: 7}, "c", "c")
+    for off in (None, False, 0):
+        assert from_config({**QWEN, name: off}, "c", "c").model == before.model
+
+
+def test_two_spellings_may_only_agree() -> None:
+    both = {**QWEN, "n_routed_experts": 8}
+    assert from_config(both, "c", "c").groups == from_config(QWEN, "c", "c").groups
+    with pytest.raises(UnknownField, match="n_routed_experts"):
+        from_config({**both, "n_routed_experts": 16}, "c", "c")
+
+
+def test_what_is_outside_the_text_model_is_noted() -> None:
+    whole = {"model_type": "llava", "text_config": {**QWEN}, "merged_hidden_size": 99, "hidden_size": 16}
+    notes = from_config(whole, "c", "c").notes
+    assert notes[-1] == "not the text model's, so not read: merged_hidden_size = 99"
+
+
+def test_what_matters_outside_the_block_is_noted() -> None:
+    values = json.loads(json.dumps(CONFIG_MAPPING["switch_transformers"]().to_dict()))
+    notes = from_config(values, "c", "c").notes
+    assert notes == ("expert_capacity = 64: experts drop the tokens beyond it, which is not modelled",)
+
+
+def test_layers_without_experts_may_say_anything_of_them() -> None:
+    dense = {**QWEN, "mlp_only_layers": [0, 1], "norm_topk_prob": True}
+    assert all(group.spec.moe is None for group in from_config(dense, "c", "c").groups)
+
+
+def test_tensors_are_counted_and_not_run(call: Any, tmp_path: Path) -> None:
+    """The headers show every width; what a limit does to the values they do not show."""
+    config = {
+        "model_type": "llama", "hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 1,
+        "hidden_act": "silu", "num_attention_heads": 2, "swiglu_limit": 7.0,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shapes = {"gate_proj": (40, 16), "up_proj": (40, 16), "down_proj": (16, 40)}
+    tensors = {f"model.layers.0.mlp.{name}.weight": torch.randn(shape) for name, shape in shapes.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    code, out, err = call("params", str(tmp_path), "--json")
+    assert (code, json.loads(out)["rows"][0]["ffn_params_total"]) == (0, 3 * 16 * 40)
+    assert "not read, and may change what its FFN computes: swiglu_limit = 7.0" in err + out
+    code, out, err = call("trace", str(tmp_path))
+    assert code == 2
+    assert "cannot be run" in err
+    assert "swiglu_limit" in err
+
+
+def test_every_harmless_field_has_a_family_and_a_reason() -> None:
+    assert HARMLESS.keys() <= FAMILIES.keys()
+    assert all(reason and reason[0].islower() for fields in HARMLESS.values() for reason in fields.values())
