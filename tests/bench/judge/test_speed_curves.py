@@ -57,6 +57,11 @@ def test_what_the_size_decides_is_no_second_sweep_and_what_it_does_not_decide_is
         ([{"d_model": 64, "d_ff": 256}, {"d_model": 128, "d_ff": 512}], "d_ff", [""]),
         ([{"tokens": t, "threads": n} for n in (1, 2) for t in (1, 4, 8)], "tokens", ["1 threads", "2 threads"]),
         ([{"tokens": t, "threads": n} for n in (1, 2, 4) for t in (1, 8)], "threads", ["1 tokens", "8 tokens"]),
+        (
+            [{"tokens": t, "routing": r} for r in ("uniform", "zipf:1.2") for t in (1, 8)],
+            "tokens",
+            ["uniform", "zipf:1.2"],
+        ),
     ],
 )
 def test_the_size_with_most_values_is_the_axis(changes, axis, sweeps):
