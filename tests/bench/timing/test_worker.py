@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection
 
 import pytest
 
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Method
+from ffncli.bench.timing.worker import serve
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels.choice import choices
 
@@ -181,3 +182,21 @@ def _alive(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def test_memory_is_given_back_after_every_case(monkeypatch):
+    """Else what one case has left decides the cache mode of the next."""
+    done: list[object] = []
+
+    class Line:
+        def recv(self):
+            return job("eager")
+
+        def send(self, message):
+            done.append(message[0])
+
+    monkeypatch.setattr("ffncli.bench.referee.process.referee_process", lambda *_: nullcontext())
+    monkeypatch.setattr("ffncli.bench.timing.measure_case.measure_case", lambda *_, **__: None)
+    monkeypatch.setattr("ffncli.bench.machine.device_memory.release", done.append)
+    serve(Line())  # type: ignore[arg-type]
+    assert done == ["began", "unit", "cpu", "began", "unit", "cpu", "finished"]
