@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ffncli.bench.records import Case, Outcome
 from ffncli.block.cost import cost
 from ffncli.block.dtypes import dtype as dtype_named
 from ffncli.block.recipe import steps as steps_of
+from ffncli.kernels.choice import KernelChoice
 from ffncli.show.text import bytes_text, plural
 
 _WIDE = 8  # bytes of a float64
@@ -63,6 +64,17 @@ def memory_text(case: Case, arms: int, each: int, free: int | None) -> str:
         return text
     fitting = list(_fitting(case, arms, each, free))
     return f"{text}; {' or '.join(fitting)} would fit" if fitting else f"{text}; take a smaller block"
+
+
+def holders(kernels: Sequence[KernelChoice], each: int, referee: bool) -> int:
+    """How many need copies of the weights besides the drawn ones.
+
+    With several copies `each` that is every arm, the twin and the bare products too. Else only those that cannot share
+    one: a user's kernel, with a second copy that its prepare was given, and the referee where it is a process.
+    """
+    if each > 1:
+        return len(kernels) + 2
+    return 2 * sum(choice.file is not None for choice in kernels) + referee
 
 
 def explained(outcome: Outcome, case: Case, arms: int, each: int, free: int | None) -> Outcome:

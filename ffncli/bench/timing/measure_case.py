@@ -12,7 +12,7 @@ from functools import cache
 import torch
 
 from ffncli.bench.activity import ACTIVITY
-from ffncli.bench.judge.memory_need import explained
+from ffncli.bench.judge.memory_need import explained, holders
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
 from ffncli.bench.machine.device_memory import KernelMemory, release
@@ -171,7 +171,7 @@ class _Run:
             spent[name] = spent.get(name, 0.0) + seconds
         inside = self.spent.get("inside", 0.0)  # verified during placing
         spent["placing"] = max(0.0, spent.get("placing", 0.0) - inside)
-        arms = 0 if self.mode.shared else len(self.outcomes) + 2  # the twin and the bare products, or the steps
+        arms = holders(self.job.kernels, self.mode.copies, self.referee is not None)
         spent["rest"] = spent.get("rest", 0.0) + self.spent.get("roof", 0.0)
         return TimedUnit(
             process=self.job.process,

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ffncli.bench.judge.memory_need import explained, memory_need, memory_text
+from ffncli.bench.judge.memory_need import explained, holders, memory_need, memory_text
 from ffncli.bench.records import Case, Outcome
 from ffncli.block.recipe import FFNSpec
+from ffncli.kernels.choice import choices
 
 CASE = Case("s", "64x256:swiglu", FFNSpec(64, 256, "swiglu"), 1000)
 BACKWARD = replace(CASE, passes="forward+backward", dtype="bf16")
@@ -59,3 +60,11 @@ def test_only_oom_is_explained():
     assert explained(fine, CASE, 0, 1, 1) is fine
     outcome = explained(replace(fine, status="oom", note="out of memory"), CASE, 0, 1, None)
     assert outcome.note.startswith("out of memory; 64x256:swiglu with")
+
+
+def test_who_needs_a_copy():
+    """The package's kernels share one if they must; a user's kernel has two, the referee's process one."""
+    kernels = choices(["eager,packed", "mine=mine.py:mlp"])
+    assert holders(kernels, 7, False) == 5
+    assert holders(kernels, 1, False) == 2
+    assert holders(kernels[:2], 1, True) == 1

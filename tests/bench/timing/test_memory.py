@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from ffncli.bench.machine import machine
-from ffncli.bench.machine.counters import Snapshot
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Method, Roof
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing import measure_case as measuring
@@ -19,36 +18,11 @@ from ffncli.kernels import built_in
 from ffncli.kernels.choice import choices
 from ffncli.kernels.kernel import Kernel
 from tests.bench.fake_memory import FakeMemory
+from tests.bench.timing.test_measure_case import Clock, Counters
 
 MIXTURE = FFNSpec(128, 256, "swiglu", moe=MoE(20, 2, shared_experts=1))  # DeepSeek-V3's layer, scaled down
 WEIGHTS = 4 * (21 * 3 * 128 * 256 + 128 * 20)  # bytes in fp32: experts, the shared one, the router
 DENSE = FFNSpec(64, 256, "swiglu")
-
-
-class Clock:
-    """Every call takes a millisecond."""
-
-    def __init__(self) -> None:
-        self.passed = 0.0
-
-    def time(self, call, inner, before=None):
-        for _ in range(inner):
-            if before:
-                before()
-            call()
-        self.passed += inner * 1e-3
-        return inner * 1e-3
-
-    def now(self):
-        return self.passed
-
-
-class Counters:
-    def read(self):
-        return Snapshot()
-
-    def flags(self, before, after, seconds, threads):
-        return ()
 
 
 def measured(monkeypatch, total, kernels=("eager",), spec=MIXTURE, **fields):
