@@ -24,6 +24,11 @@ class Error:
     rel: float = 0.0
     subnormal: int = 0
 
+    @property
+    def remark(self) -> str:
+        """For a note: `3 subnormal outputs`; empty if there are none."""
+        return f"{self.subnormal} subnormal outputs" if self.subnormal else ""
+
     def worst(self, other: Error) -> Error:
         """The larger of each."""
         most = max(self.subnormal, other.subnormal)

@@ -29,7 +29,7 @@ from ffncli.bench.timing.cheating.entry_points import EntryPoints
 from ffncli.bench.timing.cheating.inspector import Inspector
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
-from ffncli.bench.timing.cuda_counters import GpuCounters
+from ffncli.bench.timing.cuda_counters import GpuCounters, peak_memory
 from ffncli.bench.timing.outcomes import BrokenArm, WrongResult, verdict_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel, total, touched
 from ffncli.bench.timing.placement import Caching, caching
@@ -38,7 +38,6 @@ from ffncli.bench.timing.rounds import ChangedRecords, Measured, measure, plan_o
 from ffncli.bench.timing.settings import settle
 from ffncli.bench.timing.sustained import note as sustained_note
 from ffncli.bench.timing.sustained import sustained
-from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.recipe import steps as steps_of
 from ffncli.errors import FFNError
 from ffncli.kernels.compiled import cache as compile_cache
@@ -74,8 +73,8 @@ def measure_case(
     clock = clock or clock_for(case.device)
     probe, unread = gpu_probe(case.device) if isinstance(clock, CudaClock) else (None, "")
     counters = counters or (GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters())
-    spent, notes = {"start": start}, [unread]
-    return _Run(case, job, clock, counters, spent, inspector, referee, probe, notes=notes, tell=tell).unit()
+    spent = {"start": start}
+    return _Run(case, job, clock, counters, spent, inspector, referee, probe, notes=[unread], tell=tell).unit()
 
 
 @dataclass
@@ -114,8 +113,7 @@ class _Run:
         try:
             with self._spending("verify"):
                 problem = Problem.of(self.case, seed_of(self.case, self.job), self.referee)
-                if self.referee is None:
-                    problem = refereed(problem, self.baseline, self.job.method.math_mode)
+                problem = problem if self.referee else refereed(problem, self.baseline, self.job.method.math_mode)
                 _ = problem.first
         except Exception as error:
             self._all(kernels or {BLOCK: None}, error)
@@ -229,7 +227,7 @@ class _Run:
             return
         how = compile_cache().since(cache_before)
         note = "; ".join(
-            filter(None, (kernel.origin, f"torch.compile's cache was {how}" if how else "", _subnormal(numeric_error)))
+            filter(None, (kernel.origin, f"torch.compile's cache was {how}" if how else "", numeric_error.remark))
         )
         largest, rel = numeric_error.largest, numeric_error.rel
         self.outcomes[name] = Outcome(name, "ok", note, largest, rel, compile_s, peak, kernel.computes)
@@ -248,8 +246,6 @@ class _Run:
     def _peak(self, placed: PlacedKernel, problem: Problem) -> int | None:
         if not self.case.device.startswith("cuda"):
             return None
-        from ffncli.bench.timing.cuda_counters import peak_memory
-
         with correct.computing(problem.backward):
             return peak_memory(placed.call, self.case.device)
 
@@ -275,8 +271,8 @@ class _Run:
 
     def _tell_referee(self, name: str) -> None:
         """What was found here is kept there: what becomes of the outcome in this process then changes nothing."""
-        if self.referee and self.outcomes[name].status == "wrong":
-            self.referee.accuse(name, self.outcomes[name].note)
+        if self.referee and (outcome := self.outcomes[name]).status == "wrong":
+            self.referee.accuse(name, outcome.note)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -363,15 +359,13 @@ class _Run:
             self.outcomes[name] = replace(before, note="; ".join(filter(None, (before.note, remark))))
 
     def _measure(self, arms: Arms, problem: Problem) -> Measured:
-        compiled = recompiles()
-        base = self.baseline if self.baseline in self.placed else next(iter(self.placed))
+        compiled, base = recompiles(), self.baseline if self.baseline in self.placed else next(iter(self.placed))
         plan = plan_of(self.job.method, base, tuple(self.placed), self.case.device, self.case.threads)
         with correct.computing(problem.backward):
             try:
                 measured = measure(self.job.process, self.case.key, arms.place, self.clock, self.counters, plan)
             except ChangedRecords as changed:
-                wrong = WrongResult(str(changed), code=WrongCode.PATCHED_CLOCK)
-                raise BrokenArm(self.inspector.suspect(self.placed)) from wrong
+                raise BrokenArm(self.inspector.suspect(self.placed)) from changed
         self.notes.append(arms.launched)
         self.spent["inside"] = arms.seconds
         self.spent["verify"] = self.spent.get("verify", 0.0) + arms.seconds
@@ -398,10 +392,6 @@ class _Run:
                 self.measured = measure(self.job.process, self.case.key, arms.place, self.clock, self.counters, plan)
         except Exception as error:
             self._all(self.outcomes or {BLOCK: None}, error)
-
-
-def _subnormal(error: Error) -> str:
-    return f"{error.subnormal} subnormal outputs" if error.subnormal else ""
 
 
 @cache
