@@ -26,7 +26,7 @@ class Error:
 
     @property
     def remark(self) -> str:
-        """What a note says of it."""
+        """For a note: `3 subnormal outputs`; empty if there are none."""
         return f"{self.subnormal} subnormal outputs" if self.subnormal else ""
 
     def worst(self, other: Error) -> Error:

@@ -61,7 +61,7 @@ class Rulings:
         self, problem: Problem, baseline: str = "", math_mode: str = "highest", users: Collection[str] = ()
     ) -> None:
         self._problem, self._baseline, self._users = problem, baseline, users
-        self._entered: set[bytes] = set()  # tokens of samples
+        self._entered: set[tuple[str, bytes]] = set()  # tokens of each kernel's samples; two may share whole inputs
         self._allowed = self._others = allowed(problem, math_mode)
         self._known: dict[int, Inputs] = {}
         self._findings: dict[str, Finding] = {}
@@ -205,7 +205,7 @@ class Rulings:
         """A timed input is new: where a token comes twice, and its bits leave room for others, somebody entered it."""
         if sample.x.shape[-1] < _WIDE:
             return None
-        tokens = {bytes(row.contiguous().view(torch.uint8).tolist()) for row in sample.x}
+        tokens = {(sample.kernel, bytes(row.contiguous().view(torch.uint8).tolist())) for row in sample.x}
         again = len(tokens) < len(sample.x) or not tokens.isdisjoint(self._entered)
         self._entered |= tokens
         if not again or sample.kernel not in self._users:

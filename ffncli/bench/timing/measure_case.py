@@ -51,7 +51,6 @@ from ffncli.bench.timing.roof import guarded, measured_roof
 from ffncli.bench.timing.rounds import ChangedRecords, Measured, measure, plan_of
 from ffncli.bench.timing.settings import settle
 from ffncli.bench.timing.sustained import sustained_remarks
-from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.recipe import steps as steps_of
 from ffncli.errors import FFNError
 from ffncli.kernels.compiled import cache as compile_cache
@@ -131,8 +130,7 @@ class _Run:
         try:
             with self._spending("verify"):
                 problem = Problem.of(self.case, seed_of(self.case, self.job), self.referee)
-                if self.referee is None:
-                    problem = refereed(problem, self.baseline, self.job.method.math_mode)
+                problem = problem if self.referee else refereed(problem, self.baseline, self.job.method.math_mode)
                 _ = problem.first
         except Exception as error:
             require_device(self.clock, "", error)
@@ -291,8 +289,8 @@ class _Run:
 
     def _tell_referee(self, name: str) -> None:
         """What was found here is kept there: what becomes of the outcome in this process then changes nothing."""
-        if self.referee and self.outcomes[name].status == "wrong":
-            self.referee.accuse(name, self.outcomes[name].note)
+        if self.referee and (outcome := self.outcomes[name]).status == "wrong":
+            self.referee.accuse(name, outcome.note)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -384,16 +382,14 @@ class _Run:
             self.outcomes[name] = replace(before, note="; ".join(filter(None, (before.note, remark))))
 
     def _measure(self, arms: Arms, problem: Problem) -> Measured:
-        compiled = recompiles()
-        base = self.baseline if self.baseline in self.placed else next(iter(self.placed))
+        compiled, base = recompiles(), self.baseline if self.baseline in self.placed else next(iter(self.placed))
         plan = plan_of(self.job.method, base, tuple(self.placed), self.case.device, self.case.threads)
         with correct.computing(problem.backward):
             process, key = self.job.process, self.case.key
             try:
                 measured = measure(process, key, arms.place, self.clock, self.counters, plan, arms.captured)
             except ChangedRecords as changed:
-                wrong = WrongResult(str(changed), code=WrongCode.PATCHED_CLOCK)
-                raise BrokenArm(self.inspector.suspect(self.placed)) from wrong
+                raise BrokenArm(self.inspector.suspect(self.placed)) from changed
         self.launch, note = arms.launched
         self.notes.append(note)
         self.spent["inside"] = arms.seconds

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
@@ -96,7 +96,7 @@ def test_a_gpu_that_cannot_be_used_is_refused_before_a_case_begins(text, why, mo
     asked = job("eager")
     on_gpu = replace(asked, cases=tuple(replace(case, device="cuda") for case in asked.cases))
     with pytest.raises(FFNError, match=f"--device cuda: {why}") as caught:
-        worker.serve(SimpleNamespace(recv=lambda: on_gpu, send=None))
+        worker.serve(SimpleNamespace(recv=lambda: on_gpu, send=None), None)
     assert caught.value.code == 3
 
 
@@ -199,3 +199,21 @@ def _alive(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def test_memory_is_given_back_after_every_case(monkeypatch):
+    """Else what one case has left decides the cache mode of the next."""
+    done: list[object] = []
+
+    class Line:
+        def recv(self):
+            return job("eager")
+
+        def send(self, message):
+            done.append(message[0])
+
+    monkeypatch.setattr("ffncli.bench.referee.process.referee_process", lambda *_: nullcontext())
+    monkeypatch.setattr("ffncli.bench.timing.measure_case.measure_case", lambda *_, **__: None)
+    monkeypatch.setattr("ffncli.bench.machine.device_memory.release", lambda device, _: done.append(device))
+    worker.serve(Line(), None)  # type: ignore[arg-type]
+    assert done == ["began", "unit", "cpu", "began", "unit", "cpu", "finished"]
