@@ -113,6 +113,11 @@ class Method:
     call_time: Time | None = None  # at most, for a call (FIRST_CALL times for the first); None: by the block's size
     memory_limit: Positive | None = None  # bytes at most, of a worker; None: most of what is free
 
+    def refereed_apart(self, case: Case) -> bool:
+        """Whether the right answers of a case are in a process of their own: where one can be forked, unless on a GPU
+        or step by step."""
+        return sys.platform.startswith("linux") and case.device == "cpu" and not self.by_step
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -140,18 +145,16 @@ class Job:
     gone: tuple[tuple[str, Outcome], ...] = ()
     plain: tuple[tuple[str, str], ...] = ()
 
+    def gone_in(self, case: Case) -> dict[str, Outcome]:
+        """The outcomes of the kernels that have ended a worker in this case."""
+        return {outcome.kernel: outcome for key, outcome in self.gone if key == case.key}
+
     @property
     def wanted_baseline(self) -> str:
         """The requested baseline; else eager if that is among the kernels; else none is known yet (empty)."""
         if self.baseline is not None:
             return self.baseline
         return "eager" if any(choice.label == "eager" for choice in self.kernels) else ""
-
-
-def refereed_apart(case: Case, method: Method) -> bool:
-    """Whether the right answers of a case are in a process of their own: where one can be forked, unless on a GPU or
-    step by step."""
-    return sys.platform.startswith("linux") and case.device == "cpu" and not method.by_step
 
 
 @dataclass(frozen=True)

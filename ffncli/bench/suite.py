@@ -18,18 +18,7 @@ from typing import Any, cast, get_args
 from ffncli.bench.judge.agreement import agreed
 from ffncli.bench.judge.limits import LOST, Excess, WorkerLimits, memory_limit
 from ffncli.bench.launch import WORKER, Worker, worker
-from ffncli.bench.records import (
-    NO_GRAPHS,
-    Case,
-    Doing,
-    Job,
-    Outcome,
-    Stage,
-    Status,
-    TimedUnit,
-    not_captured,
-    refereed_apart,
-)
+from ffncli.bench.records import NO_GRAPHS, Case, Doing, Job, Outcome, Stage, Status, TimedUnit, not_captured
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results import journal as journals
 from ffncli.bench.results.journal import Journal, locked
@@ -287,7 +276,7 @@ class _Served:
 
     def _finish(self, unit: TimedUnit) -> None:
         case, running = self.known[unit.case], self.running
-        if refereed_apart(case, running.journal.request.method):
+        if running.journal.request.method.refereed_apart(case):
             unit = agreed(unit, self.busy.report(case.key))
         before = running.before.get((case.device, case.threads), {})
         _require_same("its run began with", before, unit.environment)
@@ -335,8 +324,8 @@ def _gone(journal: Journal) -> Gone:
 def _plain(journal: Journal) -> dict[str, str]:
     """Cases that an earlier process could not replay, and why: all of a case's processes launch alike."""
     units = (kept.unit for by_process in journal.units.values() for kept in by_process.values())
-    found = ((u.case, note) for u in units for note in u.notes if note.startswith(NO_GRAPHS))
-    return {case: note.removeprefix(NO_GRAPHS) for case, note in found}
+    notes = ((u.case, note) for u in units for note in u.notes if note.startswith(NO_GRAPHS))
+    return {case: note.removeprefix(NO_GRAPHS) for case, note in notes}
 
 
 def _status(code: int | None) -> Status:

@@ -633,7 +633,7 @@ def test_a_message_of_a_worker_runs_nothing(tmp_path):
             return os.mkdir, (str(file),)
 
     ours, theirs = Pipe()
-    busy = launch.Worker(None, ours, None)
+    busy = launch.Worker(None, ours, None, None)
     theirs.send(("unit", Hostile()))
     assert busy.receive() == ("a worker's message must not hold posix.mkdir",)
     assert not file.exists()

@@ -42,8 +42,8 @@ def _confirmed(outcome: Outcome, finding: Finding, blocks: int) -> Outcome:
     if outcome.status == "wrong":  # its note may name the cause, which the worker looked for
         return outcome
     if finding.wrong:
-        said = f"{WrongCode.PATCHED_FFN}: its worker calls it right, the referee does not: "
-        note = (said if outcome.status == "ok" else "") + finding.wrong
+        differs = f"{WrongCode.PATCHED_FFN}: its worker calls it right, the referee does not: "
+        note = (differs if outcome.status == "ok" else "") + finding.wrong
         return replace(outcome, status="wrong", note=note, error_max=finding.error_max, error_rel=finding.error_rel)
     if outcome.status != "ok":
         return outcome

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ffncli.bench.machine.math_mode import set_math_mode
-from ffncli.bench.records import Case, Job, refereed_apart
+from ffncli.bench.records import Case, Job
 from ffncli.bench.referee.errors import Error, Ruling
 from ffncli.bench.referee.messages import about, packed, receive, samples_of, send, unpacked
 from ffncli.bench.referee.problem import Inputs, Problem, seed_of, weight_bytes
@@ -170,7 +170,7 @@ def referee_process(job: Job, others: Connection, reports: Connection | None = N
     To be called before any computation, and before a user's file is loaded. The child closes `others`, the line to the
     worker's parent, and the worker `reports`, the referee's line to that parent.
     """
-    if not any(refereed_apart(case, job.method) for case in job.cases):
+    if not any(job.method.refereed_apart(case) for case in job.cases):
         if reports:
             reports.close()
         yield None

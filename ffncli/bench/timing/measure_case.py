@@ -18,20 +18,7 @@ from ffncli.bench.machine.counters import Counters, SystemCounters
 from ffncli.bench.machine.device_memory import KernelMemory, release
 from ffncli.bench.machine.devices import neighbours
 from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
-from ffncli.bench.records import (
-    BLOCK,
-    GEMM,
-    TWIN,
-    Cache,
-    Case,
-    Doing,
-    Job,
-    Launched,
-    Outcome,
-    Roof,
-    TimedUnit,
-    refereed_apart,
-)  # fmt: skip
+from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Doing, Job, Launched, Outcome, Roof, TimedUnit
 from ffncli.bench.referee.errors import Error
 from ffncli.bench.referee.prescribed_routing import ExpertLoad
 from ffncli.bench.referee.problem import Problem, seed_of
@@ -44,19 +31,26 @@ from ffncli.bench.timing.cheating.inspector import Inspector
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
 from ffncli.bench.timing.cuda_counters import GpuCounters
-from ffncli.bench.timing.outcomes import BrokenArm, WrongResult, first_cause, require_device, verdict_of
+from ffncli.bench.timing.outcomes import (
+    BrokenArm,
+    WrongResult,
+    after_breaking,
+    after_timing,
+    require_device,
+    verdict_of,
+)
 from ffncli.bench.timing.placed_kernel import PlacedKernel, arm_sizes, build_kernel, shared_weights, touched
 from ffncli.bench.timing.placement import Caching, caching
 from ffncli.bench.timing.roof import guarded, measured_roof
 from ffncli.bench.timing.rounds import ChangedRecords, Measured, measure, plan_of
 from ffncli.bench.timing.settings import settle
 from ffncli.bench.timing.sustained import sustained_remarks
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.recipe import steps as steps_of
 from ffncli.errors import FFNError
 from ffncli.kernels.compiled import cache as compile_cache
 from ffncli.kernels.compiled import on_compiling, recompiles
 from ffncli.kernels.kernel import Kernel, kernel_steps
-from ffncli.show.text import finite
 
 _ROOFS = 2  # processes that measure the roof; it takes half a second, and the best one counts
 
@@ -116,14 +110,16 @@ class _Run:
 
     def unit(self) -> TimedUnit:
         self.free = machine.free(self.case.device)
-        if not refereed_apart(self.case, self.job.method):
+        if not self.job.method.refereed_apart(self.case):
             self.referee = None
         if self.referee:
             self.referee.begin(self.case)
         kernels: dict[str, Kernel | FFNError | WrongResult] = {}
         if not self.job.method.by_step:
             steps, replaced = kernel_steps(steps_of(self.case.spec)), self.inspector.replaced
-            kernels = kernels_by_label(self.job.kernels, steps, self.case.spec, self._gone(), self.tell, replaced)
+            kernels = kernels_by_label(
+                self.job.kernels, steps, self.case.spec, self.job.gone_in(self.case), self.tell, replaced
+            )
             self.tell("starting", "")  # loading is over
         self.mode = Caching(self.case.cache)
         self.baseline = BLOCK if self.job.method.by_step else self.job.wanted_baseline
@@ -203,7 +199,7 @@ class _Run:
         self.mode = shared_weights(problem, kernels.values(), llc, room) or self.mode
         self.outcomes = {name: Outcome(name) for name in kernels}  # their order is that of the options
         order = {name: at for at, name in enumerate(kernels)}
-        gone = self._gone()
+        gone = self.job.gone_in(self.case)
         self.outcomes |= {name: outcome for name, outcome in gone.items() if name in kernels}
         for name in sorted(kernels.keys() - gone.keys(), key=lambda name: (name != self.baseline, order[name])):
             self._verify(name, kernels[name], problem)
@@ -213,10 +209,6 @@ class _Run:
         self.tell("timing", "")
         self.notes.append(problem.first.remark)
         self._say_baseline()
-
-    def _gone(self) -> dict[str, Outcome]:
-        """The outcomes of kernels that ended a worker in this case."""
-        return {outcome.kernel: outcome for case, outcome in self.job.gone if case == self.case.key}
 
     def _say_baseline(self) -> None:
         """Notes that without a baseline there is no ratio."""
@@ -271,20 +263,9 @@ class _Run:
 
     def _broken(self, name: str, error: BaseException) -> None:
         """Record the outcome of a kernel that raised; it is not timed, and its memory is freed."""
-        cause = first_cause(error)
-        status, note = verdict_of(cause)
-        numeric_error = cause.error if isinstance(cause, WrongResult) else None
-        before = self.outcomes.get(name, Outcome(name))
-        self.outcomes[name] = replace(
-            before,
-            status=status,
-            note=note,
-            error_max=finite(numeric_error.largest) if numeric_error else before.error_max,
-            error_rel=finite(numeric_error.rel) if numeric_error else before.error_rel,
-        )
+        self.outcomes[name] = after_breaking(self.outcomes.get(name, Outcome(name)), error)
         self._tell_referee(name)
         self.placed.pop(name, None)
-        cause.__traceback__ = error.__traceback__ = None  # its frames would keep the tensors alive
         release(self.case.device)
 
     def _tell_referee(self, name: str) -> None:
@@ -347,10 +328,7 @@ class _Run:
             self._say_baseline()
 
     def _record_errors(self, name: str, error: Error, wrong: WrongResult | None) -> None:
-        before = self.outcomes[name]
-        largest, rel = (max(a or 0.0, b) for a, b in ((before.error_max, error.largest), (before.error_rel, error.rel)))
-        after = replace(before, error_max=finite(largest), error_rel=finite(rel))
-        self.outcomes[name] = replace(after, status="wrong", note=verdict_of(wrong)[1]) if wrong else after
+        self.outcomes[name] = after_timing(self.outcomes[name], error, wrong)
         self._tell_referee(name)
         if wrong and name == self.baseline:
             self.notes.append(f"no ratios: the baseline {name} is wrong: {verdict_of(wrong)[1]}")
@@ -389,7 +367,8 @@ class _Run:
             try:
                 measured = measure(process, key, arms.place, self.clock, self.counters, plan, arms.captured)
             except ChangedRecords as changed:
-                raise BrokenArm(self.inspector.suspect(self.placed)) from changed
+                wrong = WrongResult(str(changed), code=WrongCode.PATCHED_CLOCK)
+                raise BrokenArm(self.inspector.suspect(self.placed)) from wrong
         self.launch, note = arms.launched
         self.notes.append(note)
         self.spent["inside"] = arms.seconds

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from ffncli.bench.records import Status
+from ffncli.bench.records import Outcome, Status
 from ffncli.bench.referee.errors import Error
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.wrong_codes import WrongCode
 from ffncli.errors import FFNError
+from ffncli.show.text import finite
 
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", "Unable to allocate")
 
@@ -62,6 +65,27 @@ def require_device(clock: Clock, kernel: str, error: BaseException) -> None:
         clock.finish()
     except Exception:
         raise DeviceLost(kernel, verdict_of(first_cause(error))[1]) from error
+
+
+def after_breaking(before: Outcome, raised: BaseException) -> Outcome:
+    """The outcome of a kernel that raised this; an earlier error stays where this says nothing of its numbers.
+
+    The exception loses its traceback, whose frames would keep the kernel's tensors alive.
+    """
+    cause = first_cause(raised)
+    cause.__traceback__ = raised.__traceback__ = None
+    status, note = verdict_of(cause)
+    error = cause.error if isinstance(cause, WrongResult) else None
+    if error is None:
+        return replace(before, status=status, note=note)
+    return replace(before, status=status, note=note, error_max=finite(error.largest), error_rel=finite(error.rel))
+
+
+def after_timing(before: Outcome, error: Error, wrong: WrongResult | None) -> Outcome:
+    """The outcome of a kernel that was timed, with the larger one of its errors."""
+    largest, rel = (max(a or 0.0, b) for a, b in ((before.error_max, error.largest), (before.error_rel, error.rel)))
+    after = replace(before, error_max=finite(largest), error_rel=finite(rel))
+    return replace(after, status="wrong", note=verdict_of(wrong)[1]) if wrong else after
 
 
 def verdict_of(error: BaseException) -> tuple[Status, str]:

@@ -15,8 +15,6 @@ from ffncli.bench.judge import statistics
 from ffncli.bench.machine.counters import Counters
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Method, TimedBlock
 from ffncli.bench.timing.clock import Call, Clock
-from ffncli.bench.timing.outcomes import WrongResult
-from ffncli.bench.wrong_codes import WrongCode
 
 LONG_CALL = 0.02  # s; longer calls need only one lead-in call
 _LEAD_IN = 4
@@ -37,7 +35,7 @@ _STEPS = (1, 2, 3, 4, 6, 8, 12)  # `inner` is one of these, then doubled: proces
 BLOCK_SECONDS = {"cpu": 2e-3, "cuda": 1e-3}
 
 
-class ChangedRecords(WrongResult):
+class ChangedRecords(Exception):
     """What was measured is not what was read from the clock; the text says how that shows."""
 
 
@@ -139,9 +137,9 @@ def measure(
     measurement = _Measurement(process, case, clock, counters, plan)
     measured = measurement.run(place, captured)
     if measurement.clock is not clock:
-        raise ChangedRecords("the clock of the measurement was replaced", code=WrongCode.PATCHED_CLOCK)
+        raise ChangedRecords("the clock of the measurement was replaced")
     if kernel := measurement.rewritten():
-        raise ChangedRecords(f"the records of {kernel}'s blocks were rewritten", code=WrongCode.PATCHED_CLOCK)
+        raise ChangedRecords(f"the records of {kernel}'s blocks were rewritten")
     return measured
 
 

@@ -61,7 +61,6 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
     import numpy  # noqa: F401
     import torch
 
-    from ffncli.bench.judge.memory_need import memory_need
     from ffncli.bench.machine.device_memory import release
     from ffncli.bench.machine.devices import use_in_worker
     from ffncli.bench.referee.process import referee_process  # torch takes seconds
@@ -94,7 +93,7 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
                 _send(connection, ("spoiled", spoiled.arm, str(spoiled)))
                 return
             _send(connection, ("unit", unit))
-            release(case.device, memory_need(case, 1).weights)
+            release(case.device)
             if referee is not None and referee.gone:  # the next worker has one again, and the rest of the cases
                 return
             start = 0.0

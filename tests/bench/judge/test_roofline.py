@@ -96,7 +96,7 @@ def test_the_data_sheet_in_the_dtype_of_the_case():
     tf32 = roofline.figures(fp32, work.flops / 494.5e12, Roof(), H100, tf32=True)
     assert tf32.datasheet_fraction == pytest.approx(1)
     assert roofline.figures(case(device="cuda", dtype="fp64"), 1.0, Roof(), H100).datasheet_fraction is None
-    assert roofline.figures(case(device="cuda"), 1.0, Roof(), "NVIDIA H100 NVL").datasheet_fraction is None
+    assert roofline.figures(case(device="cuda"), 1.0, Roof(), "NVIDIA H100 Nobody").datasheet_fraction is None
     apple = case(device="cpu", dtype="fp32")  # the CPU has the same name as the GPU beside it
     assert roofline.figures(apple, 1.0, Roof(), "Apple M1").datasheet_fraction is None
 

@@ -35,6 +35,7 @@ CASE = Case("s", "s", FFNSpec(8, 16), tokens=4)
 def _quick(monkeypatch):
     monkeypatch.setattr(measuring, "_roof", lambda *_: ROOF)
     monkeypatch.setattr(measuring, "gpu_probe", lambda device: (None, ""))
+    monkeypatch.setattr(measuring, "neighbours", lambda device: "")
     ACTIVITY.share(bytearray(SIZE), ("eager", "mine", "conv1x1"))
     yield
     ACTIVITY.share(bytearray(SIZE), ())
@@ -92,7 +93,7 @@ def lost(*_, **__):
     raise DeviceLost("eager", "CUDA error: an illegal memory access")
 measure_case.measure_case = lost
 atexit.register(print, "torn down")
-ours, theirs = socket.socketpair()
+(ours, theirs), (spare, reports) = socket.socketpair(), socket.socketpair()
 line = Connection(ours.detach())
 line.send(job("eager"))
 import os, threading
@@ -101,7 +102,7 @@ def show():
     os.write(sys.__stderr__.fileno(), b" heard")
 thread = threading.Thread(target=show)
 worker.os._exit, leave = (lambda code: (thread.start(), thread.join(), leave(code))), os._exit
-worker.main([str(theirs.detach())])
+worker.main([str(theirs.detach()), str(reports.detach())])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 3, done.stderr

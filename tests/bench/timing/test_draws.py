@@ -7,8 +7,10 @@ import random
 import pytest
 import torch
 
+from ffncli.bench.machine import machine
 from ffncli.bench.records import Case
 from ffncli.bench.referee.problem import Problem
+from ffncli.bench.referee.rulings import refereed
 from ffncli.bench.timing import arms as arms_module
 from ffncli.bench.timing.arms import Arms
 from ffncli.bench.timing.bare_products import Chain
@@ -25,12 +27,13 @@ BLOCKS = {"dense": FFNSpec(8, 16, "swiglu"), "mixture": FFNSpec(8, 16, "swiglu",
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_gpu_draws_its_numbers_itself(monkeypatch, block, passes):
     case = Case("s", "s", BLOCKS[block], 5, passes=passes, device="cuda")
+    monkeypatch.setattr(machine, "finish", lambda device: None)
     monkeypatch.setattr(arms_module, "anchor_of", lambda *_: None)  # of a real GPU; the same for all cases
     with FakeDraws() as device:
-        problem = Problem.of(case, 5)
+        problem = refereed(Problem.of(case, 5))
         weights = sum(tensor.numel() for tensor in problem.weights.values())
         assert device.drawn == {"cpu": 0, "cuda": weights}
-        placed = PlacedKernel("eager", build_kernel(built_in("eager"), problem), problem, random.Random(0), 1.0)
+        placed = PlacedKernel("eager", build_kernel(built_in("eager"), problem), problem, random.Random(0))
         arms = Arms(problem, [placed], None, Caching("warm"), 1 << 20)
         for number in (0, 1):
             arms.place(number)

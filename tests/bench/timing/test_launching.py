@@ -188,10 +188,10 @@ def test_a_spoiled_capture_is_the_last_thing_that_a_worker_says(monkeypatch):
         raise SpoiledCapture("it waits", "packed")
 
     monkeypatch.setattr(Arms, "captured", spoil)
-    monkeypatch.setattr(process, "referee_process", lambda job, connection: nullcontext(None))
+    monkeypatch.setattr(process, "referee_process", lambda *_: nullcontext(None))
     cases = tuple(Case("8x16:swiglu", "8x16:swiglu", SPEC, tokens) for tokens in (1, 2))
     line = Line(Job(0, cases, choices(["eager,packed"]), "eager", Method(block=1e-5, max_time=0.1)))
-    worker.serve(line)
+    worker.serve(line, None)
     assert [message for message in line.sent if message[0] != "stage"] == [
         ("began", cases[0].key), ("spoiled", "packed", "it waits"),
     ]  # fmt: skip

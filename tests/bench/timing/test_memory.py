@@ -108,7 +108,7 @@ def test_trading_memory_allocates_nothing():
     _ = problem.first
     first = Kernel("first", lambda *_: lambda x, params: x, lambda steps, weights: (weights["up.weight"],))
     built = [build_kernel(kernel, problem) for kernel in (built_in("eager"), built_in("packed"), first)]
-    kernels = [PlacedKernel(one.kernel.name, one, problem, draw, 1.0) for one in built]
+    kernels = [PlacedKernel(one.kernel.name, one, problem, draw) for one in built]
     with FakeMemory() as memory:
         seen = set()
         for _ in range(8):
@@ -141,7 +141,7 @@ def test_shared_weights_are_cold_where_one_call_empties_the_caches():
 
 def test_shared_weights_stay_as_they_are():
     problem = problem_of(passes="forward+backward")
-    placed = PlacedKernel("eager", build_kernel(built_in("eager"), problem), problem, random.Random(0), 1.0, True)
+    placed = PlacedKernel("eager", build_kernel(built_in("eager"), problem), problem, random.Random(0), True)
     placed.place(1)
     placed.call()
     assert addresses(placed.copies[0]) == addresses(problem.weights.values())
