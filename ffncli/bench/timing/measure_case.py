@@ -52,7 +52,8 @@ from ffncli.kernels.compiled import cache as compile_cache
 from ffncli.kernels.compiled import on_compiling, recompiles
 from ffncli.kernels.kernel import Kernel, kernel_steps
 
-_ROOFS = 2  # processes that measure the roof; it takes half a second, and the best one counts
+_ROOFS = 2  # processes that measure the roof, once each; it takes half a second, and the best one counts
+_roof = cache(measured_roof)
 
 
 def measure_case(
@@ -397,9 +398,3 @@ class _Run:
             self.launch = "plain" if self.case.device.startswith("cuda") else ""
         except Exception as error:
             self._all(self.outcomes or {BLOCK: None}, error)
-
-
-@cache
-def _roof(device: str, dtype: str, threads: int) -> Roof:
-    """The roof, measured once per process in half a second."""
-    return measured_roof(device, dtype, threads)
