@@ -247,7 +247,7 @@ class _Served:
                 self.running.lost(self.process, self.stage, Excess(kernel, outcome, (self.stage.case,)))
                 return True
             case ("spoiled", str(arm), str(why)) if self.stage is not None and self.stage.case.key not in self.plain:
-                self.running.spoiled(self.stage.case, arm, why)
+                self.running.spoiled(self.stage.case, arm, clean(why)[:_LONGEST_NOTE])
                 return True
             case ("refused", str(text), str(hint), int(code)):
                 raise FFNError(text, hint, ExitCode(code))

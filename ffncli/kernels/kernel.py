@@ -44,9 +44,9 @@ class Kernel:
 
     `steps` run from ffn_input to ffn_output in eval mode (`kernel_steps`); `weights` are canonical, contiguous, on the
     device, in the dtype, and read-only. `f` maps x [tokens, d_model], also read-only, to a tensor of the same shape and
-    dtype. `needs` names its requirements: `cuda`, `compiler`, or a module
-    (`triton` also needs a GPU, or Triton's interpreter). `refuses(steps)` returns why it cannot
-    compute a block, or None. `origin` is the file of a user's kernel.
+    dtype. `needs` names its requirements: `cuda`, `compiler`, or a module (`triton`
+    also needs a GPU, or Triton's interpreter). `refuses(steps)` returns why it cannot compute a block, or None.
+    `origin` is the file of a user's kernel.
 
     `trains`: gradients flow from f's output to x and to the params, and through `prepare` to the weights.
     `compiles`: the first call with a shape compiles, which is reported separately. `dtypes`: those it computes in, by
@@ -73,7 +73,7 @@ class Kernel:
             if need == "cpu" and device.startswith("cuda"):
                 return "runs on a CPU only"
             if need == "triton" and not device.startswith("cuda") and not interprets_triton():
-                return "runs on a GPU only; with TRITON_INTERPRET=1 in the environment, on a CPU for a check"
+                return "runs on a GPU only; with TRITON_INTERPRET=1 in the environment, ffn verify checks it on a CPU"
             if need == "compiler" and not device.startswith("cuda") and cxx() is None:
                 return "no C++ compiler: install g++, or name one in CXX"
             module = "triton" if need == "compiler" and device.startswith("cuda") else need

@@ -27,7 +27,7 @@ def plain(monkeypatch):
 def test_what_is_missing(monkeypatch):
     kernel = built_in("triton_act")
     assert kernel.missing("cpu") == (
-        "runs on a GPU only; with TRITON_INTERPRET=1 in the environment, on a CPU for a check"
+        "runs on a GPU only; with TRITON_INTERPRET=1 in the environment, ffn verify checks it on a CPU"
     )
     monkeypatch.setattr("ffncli.kernels.kernel.find_spec", lambda name: None)
     assert kernel.missing("cuda:0") == "needs the module triton"

@@ -166,7 +166,7 @@ def compare(base: Sequence[ResultRow], new: Sequence[ResultRow], rules: Rules = 
     unlike = mismatches(matching.pairs)
     if unlike and not rules.allow_mismatch:
         listed = "; ".join(f"{m.field}: {m.base} in BASE, {m.new} in NEW" for m in unlike)
-        same = "with one --launch" if {m.field for m in unlike} == {"launch"} else "on one machine"
+        same = "with the same --launch" if {m.field for m in unlike} == {"launch"} else "on one machine"
         hint = f"measure both {same}, or compare without a gate: --allow-mismatch"
         raise FFNError(f"BASE and NEW come from different environments: {listed}", hint)
     rows = _corrected([_compared(pair, rules, bool(unlike)) for pair in matching.pairs], rules)

@@ -58,7 +58,7 @@ class GpuProbe:
 
     def __init__(self, gpu: GpuHandles, now: Callable[[], float] = time.perf_counter) -> None:
         self._gpu, self._nvml, self._now = gpu, gpu.nvml, now
-        self._last, self._next = Sample(), float("-inf")
+        self._next = float("-inf")
         self._fastest = 0
         self.driver = _text(answer(gpu.nvml, gpu.nvml.nvmlSystemGetDriverVersion))
         self.rated_mhz: int | None = gpu.ask("nvmlDeviceGetMaxClockInfo", gpu.nvml.NVML_CLOCK_SM)
@@ -70,7 +70,7 @@ class GpuProbe:
             return Sample()
         power, reasons = self._gpu.ask("nvmlDeviceGetPowerUsage"), self._reasons()
         clock = self._gpu.ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM)
-        self._last = Sample(
+        sample = Sample(
             clock,
             self._gpu.ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
             None if power is None else power / 1000,
@@ -80,7 +80,7 @@ class GpuProbe:
         )
         ended = self._now()
         self._next = ended + (ended - began) / _SHARE
-        return self._last
+        return sample
 
     def fresh(self) -> Sample:
         """A new reading, regardless of its cost: after a turn of a third of a second."""

@@ -203,7 +203,7 @@ class Rulings:
 
     def _comes_back(self, sample: CallSample) -> Ruling | None:
         """A timed input is new: where a token comes twice, and its bits leave room for others, somebody entered it."""
-        if sample.x.shape[-1] < _WIDE:
+        if sample.x.shape[-1] < _WIDE or self._problem.case.input:  # rows of a file may come again
             return None
         tokens = {(sample.kernel, bytes(row.contiguous().view(torch.uint8).tolist())) for row in sample.x}
         again = len(tokens) < len(sample.x) or not tokens.isdisjoint(self._entered)

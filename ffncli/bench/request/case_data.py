@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNIFORM = "uniform"
-SCALED = 0.02  # rows of a file are scaled by up to this share, so that no content repeats
+SCALED = 0.02  # rows of a file are scaled by up to this share, so that hardly any content repeats
 _ZIPF = re.compile(r"zipf:([0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
 _MOST_EXPONENT = 20.0
 _HOW = "use uniform, zipf:1.2, or a file of ffn trace --save"

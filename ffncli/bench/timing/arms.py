@@ -136,11 +136,11 @@ class Arms:
             capturable[GEMM] = self.chain
         calls = {name: 1 if self._flush else inner[name] for name in capturable}  # nothing gets between two of a graph
         users = [fresh for fresh in self._fresh if fresh.placed.built.kernel.origin and not self._flush]
-        arms = self._arms(
-            self.launching.capture(capturable, calls, {fresh.placed.name: fresh.captured_call for fresh in users})
-        )
+        judged = {fresh.placed.name: fresh.captured_call for fresh in users}
+        replayed = self.launching.capture(capturable, calls, judged)
+        arms = self._arms(replayed)
         ACTIVITY.rests()
-        for fresh in users:
+        for fresh in users if replayed else ():  # else not every graph was replayed
             fresh.take_captured()
         return arms
 
@@ -257,6 +257,7 @@ def arms_of(
             twin = twin_of(baseline, problem, draw)
         except BaseException as error:  # SystemExit too: it is built by the user's code
             raise BrokenArm(TWIN) from error
+    ACTIVITY.rests()  # what follows is ours: references, buffers
     arms = Arms(
         problem, kernels, twin, caching, machine.llc_bytes(case.device), launching_of(case, job), job.method.rounds
     )

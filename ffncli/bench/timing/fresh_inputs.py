@@ -207,12 +207,12 @@ class FreshInputs:
 
     def _show(self, x: Tensor, g: Tensor | None) -> None:
         """Show the referee a few tokens of the call, as entered and as answered: nothing is left here to change."""
-        self._add(x, g)
+        self._add(x, g, self._block)
         if not torch.equal(self.placed.entry[0], x):
             raise WrongResult("changes its input x", code=WrongCode.CHANGED_INPUT)
 
-    def _add(self, x: Tensor, g: Tensor | None) -> None:
-        """A sample of what was answered last."""
+    def _add(self, x: Tensor, g: Tensor | None, block: int) -> None:
+        """What was answered last, to that x, as a sample of that block."""
         placed = self.placed
         out, gradient = correct.checked_output(placed.output, self._problem).detach(), placed.x_gradient
         if fault := infinite(OUTPUT, out):
@@ -221,7 +221,7 @@ class FreshInputs:
         self._problem.rules.show(
             CallSample(
                 placed.name, x[rows], out[rows], None if g is None else g[rows],
-                None if gradient is None else gradient.detach()[rows], self._block,
+                None if gradient is None else gradient.detach()[rows], block,
             )
         )  # fmt: skip
 
@@ -232,7 +232,7 @@ class FreshInputs:
         there, and wrong here.
         """
         x, g = self.placed.entry
-        self._source.write(x)
+        self._source.write_gradient(x)  # random: what a file or a routing brings from the CPU cannot be captured
         if g is not None:
             self._source.write_gradient(g)
         entered = x.clone(), None if g is None else g.clone()
@@ -243,10 +243,10 @@ class FreshInputs:
     def take_captured(self) -> None:
         """A few tokens of the captured calls, which have been replayed."""
         captured, self._captured = self._captured, []
-        for x, g, out in captured:
+        for number, (x, g, out) in enumerate(captured):
             self.placed.out = out
             try:
-                self._add(x, g)
+                self._add(x, g, -2 - number)  # of no timed block
             except WrongResult as wrong:
                 self.wrong = self.wrong or wrong
 

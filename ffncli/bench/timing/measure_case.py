@@ -241,7 +241,7 @@ class _Run:
             with self._spending("verify"):
                 numeric_error = correct.before(placed, problem)
                 with correct.computing(problem.backward):
-                    peak = memory.peak(placed.call, placed.forget)
+                    peak = memory.peak(placed.call_untimed, placed.forget)
             with correct.computing(problem.backward):
                 placed.unguard()
             self.clock.finish()  # what it has broken on a GPU is raised here, and not at the next kernel
@@ -295,9 +295,9 @@ class _Run:
             except BrokenArm as broken:
                 self.measured = None
                 require_device(self.clock, ACTIVITY.read().kernel or broken.name, broken)
-                for name, wrong in arms.wrong.items() if arms else ():  # what was wrong once is not asked again
-                    self._broken(name, wrong)
-                self._without(broken)
+                wrong = arms.wrong if arms else {}  # what was wrong once is not asked again
+                for name in dict.fromkeys((*wrong, broken.name)):
+                    self._without(broken if name == broken.name else BrokenArm(name), wrong.get(name))
                 continue
             except (RuntimeError, MemoryError) as error:  # not from a kernel's call: it waits for the device, or we do
                 running = ACTIVITY.read().kernel
@@ -376,7 +376,7 @@ class _Run:
         self.spent["verify"] = self.spent.get("verify", 0.0) + arms.seconds
         if recompiles() > compiled:
             for name, placed in list(self.placed.items()):
-                if placed.built.kernel.compiles:
+                if "compiler" in placed.built.kernel.needs:  # triton_act compiles without torch
                     raise BrokenArm(name) from RuntimeError("torch compiled during timing")
         return measured
 

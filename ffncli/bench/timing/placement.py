@@ -166,7 +166,9 @@ def caching(cache: Cache, arms: Sequence[int], touched: int, llc: int, free: int
     if free is None or need <= free:
         reads = cache == "flush" and _flushes_by_reading()
         return Caching(cache, copies, "caches emptied by reading (FFN_FLUSH=read)" if reads else "")
-    short = f"{cache} would need {need / 1e9:,.1f} GB of memory, but only {free / 1e9:,.1f} GB is free: {warm} instead"
+    short = (
+        f"{cache} would need {need / 1e9:,.1f} GB of memory, but only {free / 1e9:,.1f} GB may be used: {warm} instead"
+    )
     return Caching(warm, note=short)
 
 
@@ -177,7 +179,7 @@ def sharing(cache: Cache, weights: int, touched: int, llc: int, need: int, free:
     """
     mode = caching(cache, [weights], touched, llc, None)
     mode = mode if mode.copies == 1 else caching("warm", [weights], touched, llc, None)
-    apart = f"a copy for each would need {need / 1e9:,.1f} GB of memory, but only {free / 1e9:,.1f} GB is free"
+    apart = f"a copy for each would need {need / 1e9:,.1f} GB of memory, but only {free / 1e9:,.1f} GB may be used"
     note = f"the package's kernels share one copy of the weights: {apart}"
     return replace(mode, note="; ".join(filter(None, (mode.note, note))), shared=True)
 

@@ -63,6 +63,7 @@ def sustained(
     for arm in (kernel, baseline, baseline, kernel):
         ACTIVITY.calls(arm.name)
         turns[arm.name].append(_turn(arm, calls[arm.name], clock, probe))
+    ACTIVITY.rests()
     pairs = [a.time_s / b.time_s for a, b in zip(turns[kernel.name], turns[baseline.name], strict=True)]
     behind = any(turn.launch_bound for side in turns.values() for turn in side)
     sides = [_side(arm.name, turns[arm.name]) for arm in (kernel, baseline)]

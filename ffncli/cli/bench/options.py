@@ -139,8 +139,8 @@ class MethodOptions:
     ] = None  # fmt: skip
     launch: Annotated[
         Text, _how("--launch", metavar="NAME", values=_choice(*get_args(Launch)),
-                   help="How calls reach a GPU: graphs replays them from CUDA graphs, plain launches each. [default:"
-                        " auto, which is graphs for small cases whose kernels can all be captured]"),
+                   help="How calls reach a GPU: graphs replays them from CUDA graphs, plain launches each call by"
+                        " itself. [default: auto, which is graphs for small cases whose kernels can all be captured]"),
     ] = None  # fmt: skip
     sustained: Annotated[
         bool, _how("--sustained", help="On a GPU, time blocks of 300 ms too, at the clock of sustained work.")

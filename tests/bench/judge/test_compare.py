@@ -47,7 +47,7 @@ def test_a_baseline_from_another_environment_is_refused_and_never_gates(field):
 
 def test_replays_are_not_compared_with_launches():
     """Replayed from a graph a call takes 9 µs, launched 30: no regression of a kernel."""
-    with pytest.raises(FFNError, match=r"launch: graphs in BASE, plain in NEW.*with one --launch") as caught:
+    with pytest.raises(FFNError, match=r"launch: graphs in BASE, plain in NEW.*with the same --launch") as caught:
         compare(table([1.0], "base", launch="graphs"), table([3.0], "new", launch="plain"), GATE)
     assert caught.value.code == 2
     assert len(held([1.5], launch="").regressions) == 1  # on a CPU there is one way

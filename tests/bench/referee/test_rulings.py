@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from ffncli.bench.records import TWIN, Finding
 from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Ruling
@@ -12,6 +15,7 @@ from ffncli.bench.referee.samples import CallSample
 from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
+from ffncli.system.files import sha256_of
 from tests.bench.referee.test_problem import SWIGLU, problem_of
 
 
@@ -115,6 +119,21 @@ def test_the_first_fault_stays():
     assert (finding.wrong, finding.answers) == ("patched-clock: half of it", 3)
     assert finding.error_max == pytest.approx(0.5, rel=1e-3)
     assert torch.isfinite(torch.tensor(finding.error_rel))
+
+
+def test_rows_of_a_file_may_come_again(tmp_path):
+    """A row of zeros is the same at every scale."""
+    save_file({"x": torch.cat([torch.zeros(1, 32), torch.randn(3, 32)])}, tmp_path / "x.safetensors")
+    problem = problem_of(FFNSpec(32, 12, "swiglu"))
+    case = replace(
+        problem.case, input=str(tmp_path / "x.safetensors"), input_sha256=sha256_of(tmp_path / "x.safetensors")
+    )
+    rulings = Rulings(replace(problem, case=case), users=("mine",))
+    x, out = rulings.inputs(1).x[:2], rulings.inputs(1).out[:2].float()
+    for block in range(2):
+        rulings.show(CallSample("mine", x, out, block=block))
+        (ruling,) = rulings.timed().values()
+        assert ruling.note == ""
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,22 @@ def test_an_answer_kept_from_call_to_call_of_a_graph_is_found(passes, honest):
     assert eager.name not in arms.wrong
 
 
+def test_every_captured_call_is_judged():
+    """One wrong answer of several is found, whichever it is."""
+    arms = arms_of(FakeCuda())
+    packed = arms.kernels[1]
+    shown = []
+    arms._problem.rules.show = shown.append
+    packed.built = replace(packed.built, kernel=replace(packed.built.kernel, origin="mine.py"))
+    with torch.inference_mode():
+        arms.place(0)
+        arms.captured(INNER)
+    blocks = [sample.block for sample in shown if sample.kernel == "packed"]
+    assert len(blocks) >= 2
+    assert len(set(blocks)) == len(blocks)
+    assert max(blocks) < 0
+
+
 class Line:
     """A connection that has one job, and what was sent over it."""
 

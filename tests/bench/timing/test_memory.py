@@ -135,7 +135,7 @@ def test_shared_weights_are_cold_where_one_call_empties_the_caches():
     assert sharing("cold-weights", 1000, 300, 100, 9_000, 3_000).mode == "cold-weights"
     few = sharing("cold-weights", 1000, 299, 100, 9_000_000_000, 3_000_000_000)
     assert (few.mode, few.copies, few.shared) == ("shared", 1, True)
-    assert few.note.endswith("a copy for each would need 9.0 GB of memory, but only 3.0 GB is free")
+    assert few.note.endswith("a copy for each would need 9.0 GB of memory, but only 3.0 GB may be used")
     assert sharing("flush", 1000, 10, 100, 1, 0).mode == "flush"
 
 

@@ -124,7 +124,7 @@ def test_cache_modes_are_named_as_they_are():
 def test_short_of_memory_a_mode_is_renamed_and_a_note_says_so():
     cold = caching("cold-weights", [10 * MIB] * 3, 10 * MIB, 32 * MIB, 299 * MIB)
     assert (cold.mode, cold.copies) == ("warm", 1)
-    assert cold.note == "cold-weights would need 0.3 GB of memory, but only 0.3 GB is free: warm instead"
+    assert cold.note == "cold-weights would need 0.3 GB of memory, but only 0.3 GB may be used: warm instead"
     assert caching("flush", [40 * MIB], MIB, 32 * MIB, 100 * MIB).mode == "shared"
 
 

@@ -90,9 +90,10 @@ def other_streams(kernels: Collection[str], blocks: Sequence[TimedBlock]) -> dic
 
 def require_joined_streams(placed: PlacedKernel, clock: CudaClock, backward: bool) -> None:
     """Raises WrongResult for a kernel whose calls leave a GPU work on a stream that is not timed, each time."""
+    ACTIVITY.calls(placed.name)
     with correct.computing(backward):
         if all(clock.leaves_work(placed.call, _STREAM_CALLS) for _ in range(_TIMES)):
-            text = f"after {_STREAM_CALLS} calls the GPU still worked when the stream that is timed had finished"
+            text = "after its calls the GPU still worked when the stream that is timed had finished"
             raise WrongResult(text, code=WrongCode.OTHER_STREAM)
 
 
