@@ -56,7 +56,10 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "cohere2_moe": {"norm_topk_prob": "a softmax over the chosen experts is normalised already"},
     "dbrx": {r"ffn_config\.hidden_size": "d_model again"},
     "doge": dict.fromkeys(("num_experts", "num_experts_per_tok"), "its adjust refuses is_moe, where they are read"),
-    "deepseek_v2": dict.fromkeys(("n_group", "topk_group"), "read where topk_method chooses among groups"),
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_ocr2_text", "unlimited_ocr_text"),
+        dict.fromkeys(("n_group", "topk_group"), "read where topk_method chooses among groups"),
+    ),
     "ernie4_5_moe": {
         "moe_norm_min": "the least sum of scores, 1e-12, that they are divided by",
         "moe_capacity": "limits of training; no token is dropped", "moe_gate": "its one kind of router",
@@ -77,7 +80,6 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     },
     "perceiver": {"num_latents": "how many vectors it attends with"},
     "prophetnet": {"ngram": "how many tokens it predicts"},
-    "unlimited_ocr_text": dict.fromkeys(("n_group", "topk_group"), "read where topk_method chooses among groups"),
     "xlstm": {"gate_soft_cap": "a gate of its cells"},
 }  # fmt: skip
 # Field → what it changes outside the blocks.

@@ -67,7 +67,7 @@ BELOW = {  # asked of the records below, since a run takes long
     ("trace", "--input-ids"), ("trace", "--position"), ("activations", "--input-ids"),
     ("activations", "--position"), ("bench", "--tokens"), ("bench", "--dtype"), ("bench", "--pass"),
     ("bench", "--cache"), ("bench", "--device"), ("bench", "--threads"), ("bench", "--kernel"),
-    ("bench", "--certificate"),
+    ("bench", "--certificate"), ("bench", "--routing"),
 }  # fmt: skip
 
 

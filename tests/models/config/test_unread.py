@@ -140,3 +140,14 @@ def test_tensors_are_counted_and_not_run(call: Any, tmp_path: Path) -> None:
 def test_every_harmless_field_has_a_family_and_a_reason() -> None:
     assert HARMLESS.keys() <= FAMILIES.keys()
     assert all(reason and reason[0].islower() for fields in HARMLESS.values() for reason in fields.values())
+
+
+@pytest.mark.parametrize(("name", "settled", "other"), [
+    ("scoring_func", "sigmoid", "softmax"), ("topk_method", "noaux_tc", "greedy"),
+])  # fmt: skip
+def test_a_field_may_say_what_the_family_does_and_nothing_else(name: str, settled: str, other: str) -> None:
+    values = json.loads(json.dumps(CONFIG_MAPPING["deepseek_v3"]().to_dict()))
+    before = from_config(values, "c", "c")
+    assert from_config({**values, name: settled}, "c", "c").model == before.model
+    with pytest.raises(UnknownField, match=f"{name} = '{other}'"):
+        from_config({**values, name: other}, "c", "c")

@@ -188,7 +188,8 @@ ARCHITECTURES: Mapping[str, tuple[Any, Any, Any]] = {  # how tensors are made, m
         lambda r, i: dense(r, i, {"post_ffw_norm": "post_feedforward_layernorm"}), WIDTH, {"model_type": "olmo2"},
     ),
     "llama with experts": (
-        lambda r, i: experts(r, i, "block_sparse_moe", MIX, PRE), {**WIDTH, **COUNT}, {"model_type": "mixtral", **MOE},
+        lambda r, i: experts(r, i, "block_sparse_moe", MIX, PRE), {**WIDTH, **COUNT},
+        {"model_type": "mixtral", **{n: v for n, v in MOE.items() if n != "moe_intermediate_size"}},
     ),
     "qwen3moe": (
         lambda r, i: experts(r, i, "mlp", PROJ, PRE),

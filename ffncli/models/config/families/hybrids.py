@@ -115,11 +115,12 @@ def _nemotron_routing(config: Fields) -> Extra:
         "score": "sigmoid", "correction": True, "group_best": 2, "groups": config.integer("n_group", 1),
         "top_groups": config.integer("topk_group", 1), "renormalise": config.flag("norm_topk_prob", True),
         "scale": config.number("routed_scaling_factor", 1.0), "shared_experts": 1,
-        "shared_d_ff": config.integer("moe_shared_expert_intermediate_size"),
+        "shared_d_ff": config.integer("moe_shared_expert_intermediate_size", None),
         "latent": config.integer("moe_latent_size", None),
     }  # fmt: skip
     if config.flag("mlp_bias", False):
         raise FFNError(f"{config.where}: mlp_bias = true is not covered", "only its shared expert would have biases")
+    config.integer("moe_shared_expert_intermediate_size")  # required
     return routing
 
 

@@ -10,6 +10,7 @@ from ffncli.models.config.families.routing import (
     Routing,
     after_choice,
     after_prefix,
+    agree,
     corrected,
     fixed_prefix,
     named,
@@ -56,6 +57,7 @@ def _llama4_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
 
 
 def _deepseek_v2(config: Fields) -> Extra:
+    agree(config, scoring_func="softmax")
     grouped_choice = config.text("topk_method", "greedy") == "group_limited_greedy"
     groups = {"groups": config.integer("n_group"), "top_groups": config.integer("topk_group")} if grouped_choice else {}
     if config.flag("norm_topk_prob", False):
@@ -140,6 +142,7 @@ def _laguna(config: Fields) -> Extra:
 
 def _mistral4(config: Fields) -> Extra:
     """DeepSeek-V3's choice among groups, by the probabilities."""
+    agree(config, scoring_func="softmax")
     routing = corrected()(config)
     return {**routing, "score": "softmax", "correction": False}
 

@@ -23,6 +23,13 @@ def only(config: Fields, name: str, allowed: object, why: str) -> None:
         raise FFNError(f"{config.where}: {config.name(name)} = {shown(value)} is not covered", why)
 
 
+def agree(config: Fields, **settled: object) -> None:
+    """Fields for what this family's code does anyway: they may say that, and `unread` refuses anything else."""
+    for name, value in settled.items():
+        if config.values.get(name) == value:
+            config.pass_over(name)
+
+
 # --- which layers have experts ----------------------------------------------------------------------------------------
 
 
@@ -131,6 +138,8 @@ def corrected(
     """
 
     def routing(config: Fields) -> Extra:
+        agree(config, scoring_func="sigmoid", topk_method="noaux_tc")
+        agree(config, moe_router_activation_func="sigmoid", use_grouped_topk=True)
         return {
             "score": "sigmoid", "correction": True, "group_best": 2,
             "renormalise": config.flag("norm_topk_prob|moe_renormalize", renormalise),
@@ -145,10 +154,13 @@ def corrected(
 
 def ungrouped(scale: str | None = None, default: float = 1.0, shared: Routing = lambda config: {}) -> Routing:
     """The same without groups and always renormalised; `scale` names the field of the factor."""
-    return lambda config: {
-        "score": "sigmoid", "correction": True, "scale": config.number(scale, default) if scale else 1.0,
-        **shared(config),
-    }  # fmt: skip
+
+    def routing(config: Fields) -> Extra:
+        agree(config, scoring_func="sigmoid")
+        factor = config.number(scale, default) if scale else 1.0
+        return {"score": "sigmoid", "correction": True, "scale": factor, **shared(config)}
+
+    return routing
 
 
 def shared_count(default: int) -> Routing:
