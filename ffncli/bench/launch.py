@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,6 +76,8 @@ def environment(
 
 _PATIENCE = 5.0  # s between the end of a worker's messages and its own
 _RECORDS = frozenset({"TimedUnit", "TimedBlock", "Outcome", "Roof"})  # what a worker's messages are made of
+_LONGEST = 1 << 28  # bytes of a message
+_STALL = 10  # s at most between the parts of a message: what else a kernel writes to the line looks like half of one
 _REPORT = 10.0  # s; the report is sent before the unit
 
 
@@ -110,7 +113,7 @@ class Worker:
             if has_ended(self.process, 0.0) and not self.connection.poll(0.0):
                 raise EOFError
             return None
-        data = self.connection.recv_bytes()
+        data = self.connection.recv_bytes(_LONGEST)
         try:
             message = _Messages(io.BytesIO(data)).load()
         except pickle.UnpicklingError as error:
@@ -121,9 +124,9 @@ class Worker:
         """The kernel whose code it runs."""
         return self.activity.read()
 
-    def memory(self) -> int | None:
-        """Bytes that it uses, with all that it started; None where the system does not say."""
-        return used_memory(self.process.pid)
+    def memory(self, shared_once: bool = False) -> int | None:
+        """Bytes that it uses, with all that it started, as `used_memory` counts; None where the system does not say."""
+        return used_memory(self.process.pid, shared_once=shared_once)
 
     def ended(self) -> int | None:
         """Its exit code once it has closed the line; negative is a signal; None if it runs on. It is not reaped: its
@@ -139,7 +142,7 @@ def report_on(reports: Connection, case: str) -> CaseReport | None:
     """The report on that case that comes over the line of a referee; those on other cases are passed over."""
     with suppress(EOFError, OSError, ValueError, RecursionError, FFNError):
         while reports.poll(_REPORT):
-            raw = json.loads(reports.recv_bytes())
+            raw = json.loads(reports.recv_bytes(_LONGEST))
             report: CaseReport = record_of(CaseReport, raw, "the referee's report")
             if report.case == case:
                 return report
@@ -160,6 +163,8 @@ def worker(
     printed = printed or PrintedBytes()
     ours, theirs = socket.socketpair()
     reports, referees = socket.socketpair()
+    for end_of_line in (ours, reports):
+        end_of_line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALL, 0))
     memory = shared_memory(activity.SIZE)
     process = None
     try:

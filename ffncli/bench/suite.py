@@ -264,6 +264,8 @@ class _Served:
         assert self.stage is not None
         now = self.running.now()
         memory = self.busy.memory() if look or not self._timing else None
+        if memory is not None and memory > (self.limits.most_memory or memory):
+            memory = self.busy.memory(shared_once=True)
         excess = self.limits.excess(self.stage, now, self.since, self.busy.running(), memory)
         if excess is None:
             self.running.watch(self.stage, now - self.since)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from ffncli.system.cgroup import ROOT, text
 
-_COUNTED = ("RssAnon:", "RssShmem:", "VmSwap:")  # what a process takes from others; files can be dropped and read again
+# What a process takes from others; files can be dropped and read again. Shared pages: whole, or the process's share.
+_COUNTED = ("RssAnon:", "RssShmem:", "VmSwap:")
+_SHARES = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 
 
 def descendants(pid: int, root: Path = ROOT) -> list[int]:
@@ -22,14 +24,14 @@ def descendants(pid: int, root: Path = ROOT) -> list[int]:
     return found
 
 
-def used_memory(pid: int, root: Path = ROOT) -> int | None:
+def used_memory(pid: int, root: Path = ROOT, *, shared_once: bool = False) -> int | None:
     """Bytes of memory that a process and those below it use; None where the system does not say.
 
-    Memory that a fork still shares counts for both.
+    Memory that a fork still shares counts for both, unless `shared_once`, which takes the system far longer to say.
     """
     if not (root / f"proc/{pid}/status").exists():
         return None
-    return sum(_used(process, root) for process in (pid, *descendants(pid, root)))
+    return sum(_used(process, root, shared_once) for process in (pid, *descendants(pid, root)))
 
 
 def _children(pid: int, root: Path) -> list[int]:
@@ -41,6 +43,8 @@ def _children(pid: int, root: Path) -> list[int]:
     return [int(word) for thread in threads for word in text(folder / thread / "children").split() if word.isdigit()]
 
 
-def _used(pid: int, root: Path) -> int:
-    lines = (line.split() for line in text(root / f"proc/{pid}/status").splitlines() if line.startswith(_COUNTED))
+def _used(pid: int, root: Path, shared_once: bool) -> int:
+    exact = text(root / f"proc/{pid}/smaps_rollup") if shared_once else ""
+    source, names = (exact, _SHARES) if exact else (text(root / f"proc/{pid}/status"), _COUNTED)
+    lines = (line.split() for line in source.splitlines() if line.startswith(names))
     return sum(int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdigit())

@@ -6,11 +6,14 @@ import itertools
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -640,6 +643,17 @@ def test_a_message_of_a_worker_runs_nothing(tmp_path):
     unit = fake_worker.unit(request().cases[0], Job(0, (), choices(["eager"]), "eager", Method()))
     theirs.send(("unit", unit))
     assert busy.receive() == ("unit", unit)
+
+
+def test_what_a_kernel_writes_to_the_line_ends_its_worker_and_not_the_run():
+    """Text looks like the length of a message of gigabytes, and a short length like half of one."""
+    for raw in (b"garbage\n" * 10, struct.pack("!i", 100) + b"half"):
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 50_000))
+        theirs.sendall(raw)
+        with Connection(ours.detach()) as line, pytest.raises(OSError, match=r"message length|unavailable"):
+            launch.Worker(None, line, None, None).receive(1.0)
+        theirs.close()
 
 
 def test_a_report_is_of_its_own_case_and_none_where_the_line_is_closed():

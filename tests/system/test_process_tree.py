@@ -48,6 +48,18 @@ time.sleep(60)
 """
 
 
+def test_shared_memory_may_count_once(tmp_path):
+    """Where the system says it; a process that has just ended says nothing."""
+    process(tmp_path, 1, "RssAnon:\t100 kB\n", t1="2 3 ")
+    process(tmp_path, 2, "RssAnon:\t100 kB\n")
+    process(tmp_path, 3, "RssAnon:\t5 kB\n")
+    for pid in (1, 2):
+        rollup = "Rss: 900 kB\nPss: 300 kB\nPss_Anon: 50 kB\nPss_File: 200 kB\nPss_Shmem: 1 kB\nSwapPss: 2 kB\n"
+        (tmp_path / f"proc/{pid}/smaps_rollup").write_text(rollup)
+    assert used_memory(1, tmp_path) == 205 * 1024
+    assert used_memory(1, tmp_path, shared_once=True) == (53 + 53 + 5) * 1024
+
+
 @LINUX
 def test_a_child_that_left_the_group_is_seen_counted_and_ended(tmp_path):
     file = tmp_path / "pid"

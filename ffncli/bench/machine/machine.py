@@ -19,11 +19,12 @@ from ffncli.bench.machine.math_mode import math_mode
 from ffncli.system import host
 from ffncli.system.cgroup import text
 from ffncli.system.host import available_memory, cores, default_threads, load
+from ffncli.system.process_tree import used_memory
 from ffncli.version import __version__
 
 __all__ = [
     "allocator", "available_memory", "blas", "cores", "default_threads", "device_name", "driver", "environment",
-    "finish", "free", "llc_bytes", "llc_note", "load", "openmp", "room",
+    "finish", "free", "llc_and_room", "llc_bytes", "llc_note", "load", "openmp", "room",
 ]  # fmt: skip
 
 _SHARE = 0.6  # of the free memory; the rest is for the calls
@@ -128,10 +129,19 @@ def finish(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def room(device: str) -> int | None:
-    """Bytes of the device's memory that copies may use; None if the free memory is unknown."""
+def room(device: str, most: int | None = None) -> int | None:
+    """Bytes of the device's memory that copies may use; None if the free memory is unknown. `most`: the bytes that this
+    process and all that it started may use of a CPU's."""
     left = free(device)
+    if most is not None and not is_cuda(device):
+        within = max(0, most - (used_memory(os.getpid()) or 0))
+        left = within if left is None else min(left, within)
     return None if left is None else int(_SHARE * left)
+
+
+def llc_and_room(device: str, most: int | None) -> tuple[int, int | None]:
+    """`llc_bytes` and `room`."""
+    return llc_bytes(device), room(device, most)
 
 
 def free(device: str) -> int | None:

@@ -26,9 +26,12 @@ def send(connection: Connection, head: Mapping[str, Any], tensors: Sequence[Tens
             connection.send_bytes(_bytes(tensor))
 
 
+_LONGEST_HEAD = 1 << 24  # bytes; more is nothing that we have sent
+
+
 def receive(connection: Connection) -> tuple[dict[str, Any], list[Tensor]]:
     """The next message."""
-    head = json.loads(connection.recv_bytes())
+    head = json.loads(connection.recv_bytes(_LONGEST_HEAD))
     tensors = []
     for kind, shape in head["tensors"]:
         tensor = torch.empty(shape, dtype=_DTYPES[kind])

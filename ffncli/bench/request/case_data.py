@@ -24,13 +24,15 @@ UNIFORM = "uniform"
 SCALED = 0.02  # rows of a file are scaled by up to this share, so that hardly any content repeats
 _ZIPF = re.compile(r"zipf:([0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
 _MOST_EXPONENT = 20.0
-_HOW = "use uniform, zipf:1.2, or a file of ffn trace --save"
+_HOW = "use uniform, zipf:1.2, or a file of ffn trace --save FILE.safetensors"
 
 
 def routing_text(option: str, text: str) -> str:
     """A value of --routing, a file with its home folder written out. Raises FFNError for anything else."""
-    if text == UNIFORM or zipf_exponent(text) is not None:
+    if text == UNIFORM:
         return text
+    if (exponent := zipf_exponent(text)) is not None:
+        return f"zipf:{exponent:g}"
     if text.partition(":")[0] == "zipf":
         most = f"a number from 0 to {_MOST_EXPONENT:g}"
         raise FFNError(f"{option}: {shown(text)} needs an exponent, {most}", "as in zipf:1.2")
@@ -130,6 +132,8 @@ def input_rows(name: str, d_model: int) -> Tensor:
     rows = named_tensor(path, "x").flatten(0, -2)
     if not bool(rows.isfinite().all()):
         raise FFNError(f"{where}: x holds NaN or Inf")
+    if not bool(rows.any()):
+        raise FFNError(f"{where}: x is zero throughout", "without numbers no kernel can be checked")
     return rows
 
 

@@ -18,7 +18,7 @@ from ffncli.bench.machine.counters import Counters, SystemCounters
 from ffncli.bench.machine.device_memory import KernelMemory, release
 from ffncli.bench.machine.devices import neighbours
 from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
-from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Doing, Job, Launched, Outcome, Roof, TimedUnit
+from ffncli.bench.records import BLOCK, GEMM, TWIN, Case, Doing, Job, Launched, Outcome, Roof, TimedUnit
 from ffncli.bench.referee.errors import Error
 from ffncli.bench.referee.prescribed_routing import ExpertLoad
 from ffncli.bench.referee.problem import Problem, seed_of
@@ -196,7 +196,7 @@ class _Run:
 
     def _verify_all(self, kernels: Mapping[str, Kernel | FFNError | WrongResult], problem: Problem) -> None:
         """Verify the baseline first: its error, if it is correct, raises the limit of the others."""
-        llc, room = machine.llc_bytes(self.case.device), machine.room(self.case.device)
+        llc, room = machine.llc_and_room(self.case.device, self.job.method.memory_limit)
         self.mode = shared_weights(problem, kernels.values(), llc, room) or self.mode
         self.outcomes = {name: Outcome(name) for name in kernels}  # their order is that of the options
         order = {name: at for at, name in enumerate(kernels)}
@@ -341,7 +341,7 @@ class _Run:
                 ACTIVITY.first_call(placed.name)
                 with self._spending("warm_up"), correct.computing(problem.backward):
                     placed.call()
-        llc, room = machine.llc_bytes(self.case.device), machine.room(self.case.device)
+        llc, room = machine.llc_and_room(self.case.device, self.job.method.memory_limit)
         if not self.mode.shared:
             self.mode = caching(self.case.cache, arm_sizes(kernels), touched(problem), llc, room)
         self.notes.append(self.mode.note)
@@ -382,9 +382,11 @@ class _Run:
 
     def _by_step(self, problem: Problem) -> None:
         """Time the block's steps, each alone; they are the reference, so they are only checked to run."""
-        llc, size = machine.llc_bytes(self.case.device), touched(problem) + problem.first.x.nbytes
-        cache_mode: Cache = "flush" if self.case.cache == "flush" else "warm"
-        self.mode = caching(cache_mode, [2 * size], size, llc, machine.room(self.case.device))  # the block, its steps
+        llc, room = machine.llc_and_room(self.case.device, self.job.method.memory_limit)
+        size = touched(problem) + problem.first.x.nbytes
+        self.mode = caching(
+            "flush" if self.case.cache == "flush" else "warm", [2 * size], size, llc, room
+        )  # the block, its steps
         if self.case.cache == "cold-weights":
             self.notes.append(f"steps have one copy of their weights: {self.mode.mode} instead of cold-weights")
         arms = StepArms(problem, self.mode, llc)

@@ -11,6 +11,7 @@ killed itself, or has lost its referee. MEMORY, which its parent shares, says wh
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -45,6 +46,10 @@ def main(arguments: list[str]) -> int:
                 connection.send(("refused", refusal.message, refusal.hint, int(refusal.code)))
     except (EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         return 0
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+        return ExitCode.ENVIRONMENT  # a kernel has closed our lines: the parent sees that
     return 0
 
 

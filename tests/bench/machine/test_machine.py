@@ -140,3 +140,12 @@ def test_the_driver_as_the_kernel_module_says_it(monkeypatch):
     said_open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build"
     monkeypatch.setattr(machine, "text", lambda path: said_open)
     assert machine.nvidia_driver.__wrapped__() == "580.82.07"
+
+
+def test_a_limit_on_memory_bounds_the_room_for_copies(monkeypatch):
+    monkeypatch.setattr(machine, "available_memory", lambda: 10_000_000_000)
+    monkeypatch.setattr(machine, "used_memory", lambda pid: 400_000_000)
+    assert machine.room("cpu") == 6_000_000_000
+    assert machine.room("cpu", 1_400_000_000) == 600_000_000
+    assert machine.room("cpu", 300_000_000) == 0
+    assert machine.room("cpu", 90_000_000_000) == 6_000_000_000

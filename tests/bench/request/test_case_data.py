@@ -42,7 +42,7 @@ def rows_file(path, rows: torch.Tensor, name: str = "x") -> str:
 def test_every_routing_is_a_case_and_the_plain_case_has_the_name_that_it_had(tmp_path):
     (plain,) = cases(grid())
     assert plain.key == "64x8:swiglu+experts=8+top_k=2, 24 tokens, fp32, forward, warm, cpu, 1 thread"
-    two = cases(grid(routings=("uniform", "zipf:1.2", "uniform")))
+    two = cases(grid(routings=("uniform", "zipf:1.2", "uniform", "zipf:1.20")))
     assert [case.key.removeprefix(plain.key) for case in two] == [", routing uniform", ", routing zipf:1.2"]
     name = rows_file(tmp_path / "x.safetensors", torch.ones(3, 64))
     (real,) = cases(grid(input=name))
@@ -105,6 +105,7 @@ def test_a_file_with_another_number_of_tokens_is_noted(tmp_path):
         (torch.ones(3, 64), "y", "has no tensor x"),
         (torch.ones(3, 64, dtype=torch.int32), "x", "x holds I32"),
         (torch.ones(3, 64).fill_(float("nan")), "x", "x holds NaN or Inf"),
+        (torch.zeros(3, 64), "x", "x is zero throughout"),
         (torch.ones(3, 64).index_fill(0, torch.tensor([1]), float("inf")), "x", "x holds NaN or Inf"),
     ],
 )

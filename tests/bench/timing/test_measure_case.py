@@ -365,7 +365,7 @@ def test_cache_modes_come_back_as_they_were(monkeypatch):
     assert measured("eager").cache == "shared"
     assert measured("eager", cache="flush").cache == "flush"
     assert measured("eager", cache="cold-weights").cache == "cold-weights"
-    monkeypatch.setattr(machine, "room", lambda device: 100_000)  # a copy for each arm, not three
+    monkeypatch.setattr(machine, "room", lambda *_: 100_000)  # a copy for each arm, not three
     monkeypatch.setattr(measuring.machine, "llc_bytes", lambda device: 10_000)
     unit = measured("eager", cache="cold-weights")
     assert unit.cache == "warm"

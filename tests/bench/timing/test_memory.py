@@ -57,7 +57,7 @@ def test_with_enough_memory_every_arm_has_its_copy(monkeypatch):
 
 def test_shared_weights_have_their_gradients(monkeypatch):
     names = ("eager", "module", "packed")
-    monkeypatch.setattr(machine, "room", lambda device: 0)
+    monkeypatch.setattr(machine, "room", lambda *_: 0)
     unit, _ = measured(monkeypatch, 1 << 40, names, FFNSpec(64, 1024, "swiglu"), passes="forward+backward")
     assert [(o.kernel, o.status) for o in unit.outcomes] == [(name, "ok") for name in names]
     assert any("share one copy of the weights" in note for note in unit.notes)
