@@ -383,10 +383,8 @@ class _Run:
     def _by_step(self, problem: Problem) -> None:
         """Time the block's steps, each alone; they are the reference, so they are only checked to run."""
         llc, room = machine.llc_and_room(self.case.device, self.job.method.memory_limit)
-        size = touched(problem) + problem.first.x.nbytes
-        self.mode = caching(
-            "flush" if self.case.cache == "flush" else "warm", [2 * size], size, llc, room
-        )  # the block, its steps
+        size = touched(problem) + problem.first.x.nbytes  # of the block, and of its steps again
+        self.mode = caching("flush" if self.case.cache == "flush" else "warm", [2 * size], size, llc, room)
         if self.case.cache == "cold-weights":
             self.notes.append(f"steps have one copy of their weights: {self.mode.mode} instead of cold-weights")
         arms = StepArms(problem, self.mode, llc)
