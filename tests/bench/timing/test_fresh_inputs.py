@@ -228,7 +228,7 @@ def input_of(tmp_path, rows: torch.Tensor) -> dict[str, str]:
 
 def test_a_file_that_changed_while_the_run_went_on_is_refused(tmp_path):
     fields = input_of(tmp_path, torch.ones(2, 16))
-    rows_file(tmp_path / "x.safetensors", torch.zeros(2, 16))
+    rows_file(tmp_path / "x.safetensors", torch.full((2, 16), 2.0))
     problem = Problem.of(Case("s", "s", FFNSpec(16, 32), 8, **fields), 3)
     with pytest.raises(FFNError, match=r"x\.safetensors has changed since the run began"):
         _ = problem.first
