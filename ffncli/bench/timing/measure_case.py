@@ -324,7 +324,7 @@ class _Run:
             self.without.add(broken.name)
             self.notes.append(f"no arm {broken.name}: {note}")
             return
-        self._broken(broken.name, error or broken)
+        self._broken(broken.name, broken if isinstance(broken.__cause__, WrongResult) else error or broken)
         if broken.name == self.baseline:
             self._say_baseline()
 
