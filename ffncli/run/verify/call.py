@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ffncli.errors import FFNError, shown, shown_path
-from ffncli.kernels.choice import choices
+from ffncli.kernels.choice import KernelChoice, choices
 from ffncli.models.dimensions import Dimensions, leading_axes, with_dimensions
 from ffncli.models.examples import notebook
 from ffncli.models.model import Resolved
@@ -20,6 +20,7 @@ from ffncli.system.packages import package_errors
 if TYPE_CHECKING:
     from torch import nn
 
+    from ffncli.run.engine.prepare import LayerRequest
     from ffncli.run.verify.checks.case import UserModule
     from ffncli.run.verify.verify import Verdict
 
@@ -82,16 +83,23 @@ def verify(
     place = (options[name] for name in ("dtype", "device", "seed"))
     request = LayerRequest(options["layer"], options["input"], leading, *place)
     if options["referee"]:
-        from ffncli.run.user.hosted import TimeLimits
-        from ffncli.run.verify.referee import RefereeQuestion, certify
-
-        given = {name: options[f"{name}_time"] for name in ("load", "call") if options[f"{name}_time"] is not None}
-        asked = RefereeQuestion(
-            compared[0], request, options["tolerance"], options["batch_invariant"], threads, TimeLimits(**given)
-        )
-        return certify(resolved, asked, example)
+        return _certified(resolved, compared[0], request, options, example)
     return verify_layer(
         resolved, VerifyQuestion(request, names, compared, options["tolerance"], user_module, other), example
+    )
+
+
+def _certified(
+    resolved: Resolved, kernel: KernelChoice, request: LayerRequest, options: Mapping[str, Any], example: Any
+) -> Verdict:
+    """The referee's verdict on one kernel."""
+    from ffncli.run.user.hosted import TimeLimits
+    from ffncli.run.verify.referee import RefereeQuestion, certify
+
+    given = {name: options[f"{name}_time"] for name in ("load", "call") if options[f"{name}_time"] is not None}
+    limits, tolerance, invariant = TimeLimits(**given), options["tolerance"], options["batch_invariant"]
+    return certify(
+        resolved, RefereeQuestion(kernel, request, tolerance, invariant, options["threads"], limits), example
     )
 
 

@@ -111,10 +111,14 @@ def test_what_torch_has_cached_is_free_to_the_next_case():
 
 
 def test_a_broken_device_is_not_asked_twice():
+    asked = []
+
     def broken():
+        asked.append("empty_cache")
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     release("cuda", SimpleNamespace(empty_cache=broken))
+    assert asked == ["empty_cache"]
 
 
 @pytest.mark.parametrize("cached", [0, 500])

@@ -55,9 +55,11 @@ def test_a_gpu_that_cannot_be_asked_is_refused_for_its_own_reason(monkeypatch):
 
 
 def test_on_a_cpu_nothing_is_asked(monkeypatch):
-    monkeypatch.setattr(devices, "neighbours", None)
-    monkeypatch.setattr(torch.cuda, "set_device", None)
+    asked = []
+    monkeypatch.setattr(devices, "neighbours", asked.append)
+    monkeypatch.setattr(torch.cuda, "set_device", asked.append)
     devices.use_in_worker("cpu")
+    assert asked == []
 
 
 def test_a_state_is_what_nvml_says():
