@@ -30,7 +30,10 @@ class MoE:
     `shared_clamp` False: the block's clamp applies only to the routed experts. `identity_experts` are routed to like
     the others and return the token unchanged (LongCat-Flash); active parameters assume that no token is routed to them.
     `latent` is the width of a narrower space in which the routed experts work, with a projection into it and one back
-    (Nemotron-H). `eps` is added to the sum of the chosen weights that renormalises them (LFM2).
+    (Nemotron-H); `latent_norm` normalises what enters it, `mixed_norm` the experts' sum before it is widened (Kimi-K3).
+    `expert_norm` normalises the output of every expert, with one weight for all (Muse-Spark); `mixed_bias` is added to
+    the experts' sum (JetMoE). `router_scale` multiplies the logits (Muse-Spark). `eps` is added to the sum of the
+    chosen weights that renormalises them (LFM2).
     """
 
     experts: int
@@ -54,6 +57,11 @@ class MoE:
     identity_experts: int = 0
     latent: int | None = None
     eps: float = 0.0
+    latent_norm: bool = False
+    expert_norm: bool = False
+    mixed_norm: bool = False
+    mixed_bias: bool = False
+    router_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -64,8 +72,9 @@ class FFNSpec:
     `bias` is None for the default: biases if and only if not gated. `clamp` and `up_plus` are gpt-oss's: gate ≤ clamp,
     |up| ≤ clamp, then up + up_plus. A parallel block adds `attention`, a second input, to its residual; `shared_norm`
     means that attention uses the same norm. `down_bias` is the down projection's bias where it differs from the others
-    (GTE). `gate_scale` multiplies the gate before its activation (Falcon-H1). Raises FFNError for values that do not
-    describe a block.
+    (GTE). `gate_scale` multiplies the gate before its activation (Falcon-H1). Norms behind the FFN and behind each
+    expert may have another eps, `post_norm_eps`, and may multiply their input by the weight (`post_norm_weigh`, as in
+    `steps.Norm`). Raises FFNError for values that do not describe a block.
     """
 
     d_model: int
@@ -89,6 +98,8 @@ class FFNSpec:
     down_bias: bool | None = None
     gate_scale: float = 1.0
     moe: MoE | None = None
+    post_norm_eps: float | None = None
+    post_norm_weigh: Weigh = "output"
 
     def __post_init__(self) -> None:
         name, implied = activations.resolve(self.activation, "activation")
@@ -109,10 +120,12 @@ class FFNSpec:
         one_of("norm", self.norm, NormKind)
         one_of("norm_position", self.norm_position, NormPosition)
         one_of("norm_weight", self.norm_weight, NormWeight)
+        one_of("post_norm_weigh", self.post_norm_weigh, Weigh)
         if not 0 <= _number("dropout", self.dropout) < 1:
             raise FFNError(f"dropout must be at least 0 and below 1, got {shown(self.dropout)}")
-        if not 0 <= _number("norm eps", self.norm_eps) < 1:
-            raise FFNError(f"norm eps must be at least 0 and below 1, got {shown(self.norm_eps)}")
+        for eps in (self.norm_eps, 0.0 if self.post_norm_eps is None else self.post_norm_eps):
+            if not 0 <= _number("norm eps", eps) < 1:
+                raise FFNError(f"norm eps must be at least 0 and below 1, got {shown(eps)}")
         if self.clamp is not None and not _number("clamp", self.clamp) > 0:
             raise FFNError(f"clamp must be positive, got {shown(self.clamp)}")
         _number("residual_scale", self.residual_scale)
@@ -159,6 +172,8 @@ def check_moe(moe: MoE) -> None:
         one_of(field, getattr(moe, field), literal)
     _number("scale", moe.scale)
     _number("shared_scale", moe.shared_scale)
+    if not _number("router_scale", moe.router_scale) > 0:
+        raise FFNError(f"router_scale must be positive, got {shown(moe.router_scale)}")
     size("experts", moe.experts)
     size("top_k", moe.top_k)
     if moe.top_k > moe.experts:
@@ -171,6 +186,8 @@ def check_moe(moe: MoE) -> None:
         raise FFNError(f"identity_experts = {moe.identity_experts}: experts in groups cannot have them")
     if moe.latent is not None:
         size("latent", moe.latent)
+    elif moe.latent_norm or moe.mixed_norm:
+        raise FFNError("latent_norm and mixed_norm need a latent width", "they are norms in that narrower space")
     if moe.shared_d_ff is not None:
         size("shared_d_ff", moe.shared_d_ff)
     if moe.groups < 1 or moe.experts % moe.groups:
@@ -223,16 +240,29 @@ def _moe(spec: FFNSpec, x: str) -> list[Step]:
         moe.group_best, moe.correction, moe.score_dtype, moe.eps,
     )  # fmt: skip
     inner = Axis("latent", moe.latent) if moe.latent else d_model
-    mix = Experts(tuple(ffn(spec, "x", inner)), experts, moe.weigh, moe.identity_experts)
-    body = [Step("router", Linear(d_model, routed, moe.router_bias), (x,)), Step("route", route, ("router",))]
+    program, common = ffn(spec, "x", inner), ("expert_norm",) if moe.expert_norm else ()
+    program += [Step(name, _norm(spec, inner, after=True), ("down",)) for name in common]
+    mix = Experts(tuple(program), experts, moe.weigh, moe.identity_experts, common)
+    body = [Step("router", Linear(d_model, routed, moe.router_bias), (x,))]
+    body += [Step("router_scaled", Add(moe.router_scale), ("router",))] if moe.router_scale != 1 else []
+    body.append(Step("route", route, (body[-1].output,)))
+    entering = x
     if moe.latent:
-        body += [Step("latent", Linear(d_model, inner), (x,)), Step("experts", mix, ("latent", "route"))]
-        body.append(Step("widened", Linear(inner, d_model), ("experts",)))
-    else:
-        body.append(Step("experts", mix, (x, "route")))
-    mixed = body[-1].output
+        body.append(Step("latent", Linear(d_model, inner), (x,)))
+        body += [Step("latent_norm", _norm(spec, inner), ("latent",))] if moe.latent_norm else []
+        entering = body[-1].output
+    body.append(Step("experts", mix, (entering, "route")))
+    body += [Step("mixed_norm", _norm(spec, inner), ("experts",))] if moe.mixed_norm else []
+    body += [Step("widened", Linear(inner, d_model), (body[-1].output,))] if moe.latent else []
+    body += [Step("biased", Add(bias=d_model), (body[-1].output,))] if moe.mixed_bias else []
+    return body + _shared(spec, moe, x, d_model, body[-1].output)
+
+
+def _shared(spec: FFNSpec, moe: MoE, x: str, d_model: Axis, mixed: str) -> list[Step]:
+    """The shared experts, their gate, and the sum with the routed ones' output `mixed`; nothing without any."""
     if not moe.shared_experts:
-        return body
+        return []
+    body: list[Step] = []
     body += ffn(spec if moe.shared_clamp else replace(spec, clamp=None), x, d_model, spec.shared_width, "shared.")
     shared = "shared.down"
     if moe.shared_gate:
@@ -248,22 +278,25 @@ def _closing(spec: FFNSpec, d_model: Axis, last: str) -> list[Step]:
     out: list[Step] = []
     normed = spec.norm != "none"
     if normed and spec.norm_position in ("branch", "pre+branch"):
-        out.append(Step("post_norm", _norm(spec, d_model), (last,)))
+        out.append(Step("post_norm", _norm(spec, d_model, after=True), (last,)))
         last = "post_norm"
     if spec.residual or spec.parallel:
         stream = ("x", "attention") if spec.parallel else ("x",)
         out.append(Step("out", Add(spec.residual_scale), (*stream, last)))
         last = "out"
     if normed and spec.norm_position == "post":
-        out.append(Step("post_norm", _norm(spec, d_model), (last,)))
+        out.append(Step("post_norm", _norm(spec, d_model, after=True), (last,)))
     return out
 
 
-def _norm(spec: FFNSpec, axis: Axis, shared: bool = False) -> Norm:
+def _norm(spec: FFNSpec, axis: Axis, shared: bool = False, after: bool = False) -> Norm:
+    """A norm of the block; one `after` the FFN or an expert may have another eps and way to use its weight."""
     kind: Literal["layernorm", "rmsnorm"] = "rmsnorm" if spec.norm == "rmsnorm" else "layernorm"
     if spec.norm == "none":  # a sub_norm without any other norm is an RMSNorm (BitNet)
         kind = "rmsnorm"
-    return Norm(kind, axis, spec.norm_eps, spec.norm_weight, bool(spec.norm_bias), shared)
+    eps = spec.post_norm_eps if after and spec.post_norm_eps is not None else spec.norm_eps
+    weigh = spec.post_norm_weigh if after else "output"
+    return Norm(kind, axis, eps, spec.norm_weight, bool(spec.norm_bias), shared, weigh)
 
 
 def _prefixed(step: Step, prefix: str, keep: str) -> Step:

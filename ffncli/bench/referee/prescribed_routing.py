@@ -34,8 +34,8 @@ class PrescribedRouting:
         self._weights = {name: weights[name] for step in self._steps for name in step.parameters()}
         step = self._steps[-1]
         assert isinstance(step.op, Route)
-        self._op, (logits,), (self._entry, *_) = step.op, step.inputs, self._steps[0].inputs
-        weight, bias = self._weights[f"{logits}.weight"], self._weights.get(f"{logits}.bias")
+        self._op, (self._entry, *_) = step.op, self._steps[0].inputs
+        weight, bias = self._weights["router.weight"], self._weights.get("router.bias")
         wide = torch.promote_types(weight.dtype, torch.float32)
         self._router, self._bias = weight.to(wide), None if bias is None else bias.to(wide)
         self._inverse = _inverse(weight).to(wide)

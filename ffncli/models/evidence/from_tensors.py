@@ -233,6 +233,8 @@ def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
             router_bias=ffn.router_bias,
             correction=ffn.correction,
             latent=ffn.latent or None,
+            mixed_bias=ffn.mixed_bias,
+            **dict.fromkeys(ffn.expert_norms, True),
         )
     down_bias = ffn.down_bias if ffn.down_bias != ffn.bias else None
     activation = metadata.activation or "silu"

@@ -20,10 +20,16 @@ _ROUTING = re.compile(
 )  # next to the experts, not inside their module
 _ROUTER = re.compile(r"(?:^|\.)(?:router|gate|ffn_gate_inp)(?:\.(?:layer|wg|gate|classifier))?\.weight$")
 _SHARED_GATE = re.compile(r"shared_expert_gate\.weight$|ffn_gate_inp_shexp\.weight$")
-_LATENT = re.compile(r"(?:^|\.)fc[12]_latent_proj\.weight$")  # around Nemotron-H's experts, the narrow side first
+# Around experts in a narrower space: Nemotron-H's, Kimi-K3's, Muse-Spark's.
+_LATENT = re.compile(r"(?:^|\.)(?:fc1_latent_proj|routed_expert_down_proj|pre_expert_proj)\.weight$")
+_WIDENED = re.compile(r"(?:^|\.)(?:fc2_latent_proj|routed_expert_up_proj|post_expert_proj)\.weight$")
+_MIXED_BIAS = re.compile(r"(?:^|\.)mlp\.bias$")  # JetMoE's
 _ONE_EXPERT = re.compile(r"(?:^|\.)experts\.(?:expert_)?\d+\.")  # one that differs from the others
 _CORRECTION = re.compile(r"correction_bias$|expert_bias$|router_bias$|exp_probs_b\.bias$")
-_ROLES = {"latent": _LATENT, "router": _ROUTER, "shared_gate": _SHARED_GATE, "correction": _CORRECTION}
+_ROLES = {
+    "latent": _LATENT, "widened": _WIDENED, "mixed_bias": _MIXED_BIAS, "router": _ROUTER, "shared_gate": _SHARED_GATE,
+    "correction": _CORRECTION,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ def is_norm(name: str) -> bool:
 
 
 def role(name: str) -> str:
-    """The role of a tensor that is not a matrix, by its name: router, shared_gate, correction, latent; else empty."""
+    """The role of a tensor that is no matrix of an expert, by its name: a key of _ROLES; else empty."""
     return next((kind for kind, pattern in _ROLES.items() if pattern.search(name)), "")
 
 

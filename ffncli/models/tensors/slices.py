@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ffncli.block.recipe import FFNSpec, steps
-from ffncli.block.steps import Norm
+from ffncli.block.steps import Norm, walk
 from ffncli.models.tensors.arrangement import Arrangement, arrangement, norm_modules
 from ffncli.models.tensors.ffns import FFNLocation, Projections, ffn_locations, members, projections, role
 from ffncli.models.tensors.shapes import Item, matrix
@@ -169,6 +169,7 @@ def _orientation(up: Item, down: Item, parts: int, spec: FFNSpec, rules: Arrange
 
 _PARAMETERS = {
     "router": "router.weight", "shared_gate": "shared_gate.weight", "correction": "route.correction",
+    "latent": "latent.weight", "widened": "widened.weight", "mixed_bias": "biased.bias",
 }  # fmt: skip
 
 
@@ -180,9 +181,6 @@ def _vectors(layer: LayerTensors, location: FFNLocation, inner: Mapping[str, Ite
     def add(parameter: str, tensor: str) -> None:
         out.setdefault(parameter, layer.slice(tensor, StoredSlice(""), f"named {tensor}"))
 
-    latent = sorted(name for name in inner if role(name) == "latent")
-    for parameter, tensor in zip(("latent.weight", "widened.weight"), latent, strict=False):
-        add(parameter, tensor)
     for name in inner:
         if name in matrices:
             continue
@@ -202,7 +200,7 @@ def _norms(layer: LayerTensors, location: FFNLocation, spec: FFNSpec, rules: Arr
     inside = location.projections.parent.removesuffix("#.").split(".")[:-1]
     number = next((part for part in inside[::-1] if part.isdigit()), "0")
     around = [".".join(inside[:n]) + "." if n else "" for n in range(len(inside), -1, -1)]
-    for step in steps(spec):
+    for _, step in walk(steps(spec)):
         if not isinstance(step.op, Norm):
             continue
         for name in norm_modules(step.output, spec, rules):

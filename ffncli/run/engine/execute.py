@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import torch
@@ -150,7 +150,8 @@ def _overwrite(over: Tensor, step: Step, params: Mapping[str, Tensor], x: Sequen
 
     Chunks begin at multiples of a vector's width: elsewhere torch computes some functions differently, off by an ulp.
     """
-    width = 1 if all(tensor.shape == over.shape for tensor in x) else over.shape[-1]  # 1 wide: broadcast by rows
+    alike = all(tensor.shape == over.shape for tensor in x) and not (isinstance(step.op, Add) and step.op.bias)
+    width = 1 if alike else over.shape[-1]  # 1 wide: broadcast by rows
     parts = [tensor.reshape(-1, width if tensor.shape == over.shape else 1) for tensor in x]
     out = over.view(-1, width)
     size = max(1, _CHUNK // max(1, width))
@@ -174,7 +175,8 @@ def apply(step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: M
                 out = out * factor
             return out
         case Add():
-            return reduce(torch.add, (*x[:-1], x[-1] if op.scale == 1 else x[-1] * op.scale))
+            terms = (*x[:-1], x[-1] if op.scale == 1 else x[-1] * op.scale)
+            return reduce(torch.add, (*terms, params["bias"]) if op.bias else terms)
         case Norm():
             return norm(op, params, x[0])
         case Dropout():
@@ -198,6 +200,11 @@ def activation(op: Activation, params: Mapping[str, Tensor], x: Tensor) -> Tenso
 def norm(op: Norm, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """LayerNorm as in torch; RMSNorm x / √(mean(x²) + eps), in at least float32 (Zhang & Sennrich 2019)."""
     weight = params.get("weight")
+    if op.weigh == "input" and weight is not None:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        scaled = (x.to(wide) * ((1 if op.weight == "one_plus" else 0) + weight.to(wide))).to(x.dtype)
+        bias = {"bias": params["bias"]} if "bias" in params else {}
+        return norm(replace(op, weight="none", weigh="output"), bias, scaled)
     if op.kind == "layernorm":
         if op.weight == "one_plus" and weight is not None:
             weight = 1 + weight
@@ -297,7 +304,7 @@ def received(op: Experts, x: Tensor, route: Tensor, weights: Mapping[str, Tensor
     for e in route[:, : op.experts.size].any(0).nonzero().flatten().tolist():
         tokens = route[:, e].nonzero().flatten()
         share = route[tokens, e, None]
-        params = {name: weights[name][e] for name in op.parameters()}
+        params = op.of_one(weights, e)
         if op.weigh == "input":
             yield Received(e, tokens, x[tokens] * share, None, params)
         else:

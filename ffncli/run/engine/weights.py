@@ -50,7 +50,7 @@ def _draw(step: Step, generator: torch.Generator, dtype: torch.dtype) -> dict[st
         for e in range(op.experts.size):
             for inner in op.program:
                 for name, tensor in _draw(inner, generator, dtype).items():
-                    together[name][e] = tensor
+                    (together[name] if op.is_common(name) else together[name][e]).copy_(tensor)
         return together
     shapes = {name: tuple(axis.size for axis in axes) for name, axes in step.parameters().items()}
     if isinstance(op, Linear):

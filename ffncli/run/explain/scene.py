@@ -85,7 +85,9 @@ class Scene:
         name = f"{place.step.output}.{parameter}"
         if name not in place.step.parameters():
             return None
-        share = () if place.expert is None else (place.expert,)
+        op = place.outer.op if place.outer else None
+        own = place.expert is not None and not (isinstance(op, Experts) and op.is_common(name))
+        share = (place.expert,) if own and place.expert is not None else ()
         return name, self.weights[name][share], share, weight_symbol(place.step.output, parameter, place.program)
 
 

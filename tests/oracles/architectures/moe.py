@@ -56,7 +56,7 @@ CASES: Mapping[str, Architecture] = {
     "granitemoe": _GRANITE, "granitemoeshared": _GRANITE, "granitemoe_swa": _GRANITE,
     "inkling2_text": Architecture(reason="its experts soft-cap gate and up, which no activation of the table does"),
     "inkling_text": Architecture(reason="its router weights routed and shared experts in one normalisation"),
-    "jetmoe": Architecture(reason="its experts share one output bias, which is added after they are mixed"),
+    "jetmoe": Architecture(drop=("num_key_value_heads",)),
     "kolibri1": Architecture(norm=r".*\.layers\.\d+\.(post_attention|post_mlp)_layernorm\..*"),
     "llama4": Architecture(
         ffn=r"language_model\.model\.layers\.\d+\.feed_forward\..*",

@@ -62,6 +62,15 @@ CASES: Mapping[str, Architecture] = {
     "mistral4": _layers("Mistral4Model"),
     "mistral_large4_text": _layers("MistralLarge4TextModel"),
     "embedding_gemma2_text": _layers("EmbeddingGemma2TextModel", norm=r"(pre|post)_feedforward_layernorm\.weight"),
+    "muse_spark_text": _layers(
+        "MuseSparkTextModel", r"mlp\.(?!.*_norm\.).*",
+        r"(pre_feedforward_layernorm|post_feedforward_layernorm|mlp\.pre_expert_norm|mlp\.experts\.post_expert_norm)\..*",
+        moe_hidden_size=10, mlp_layer_types=_MIXED, routed_scaling_factor=2.5, post_norm_eps=1e-3,
+    ),
+    "muse_glimmer_text": _layers(
+        "MuseGlimmerTextModel", norm=r"(pre|post)_feedforward_layernorm\.weight", post_norm_eps=1e-3
+    ),
+    "openai_privacy_filter": _layers("OpenAIPrivacyFilterModel", swiglu_limit=0.5),
     "chameleon": _layers(
         "ChameleonModel", swin_norm=True, vocabulary_map={"<image>": 3}, vq_config={"base_channels": 32}
     ),

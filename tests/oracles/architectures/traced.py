@@ -52,8 +52,11 @@ APART: Mapping[str, str] = {
     **dict.fromkeys(("embedding_gemma2_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text",
                      "gemma4_unified_assistant"), _GATED),
     "longcat_flash": "a layer holds three FFNs", "xmod": "adapters of the language follow",
+    "muse_spark_text": "the residual is mixed by a learned gate: the block ends before it",
     "mobilebert": "bottlenecks around its FFNs", "reformer": "a reversible layer has two streams",
 }  # fmt: skip
+# The names of gpt-oss's tensors, in another order: without a config they are read as gpt-oss's, with a note.
+GPT_OSS_NAMES = {"openai_privacy_filter"}
 NLLB = "transformers 5.23 encodes the choice twice: its experts are mixed here as its own router weighs them"
 
 
@@ -209,7 +212,11 @@ def _by_names_alone(tiny: Tiny, layers: Iterable[Layer]) -> Iterator[dict[str, T
     for layer in layers:
         spot = model.spots[layer.stack, layer.index]
         stack, index = next(at for at, theirs in bare.spots.items() if theirs == spot)
-        yield dict(prepare(bare, LayerRequest(layer=f"{stack}.{index}")).weights)
+        found = prepare(bare, LayerRequest(layer=f"{stack}.{index}"))
+        weights = dict(found.weights)
+        if tiny.name in GPT_OSS_NAMES and any("read as gpt-oss's" in note for note in found.notes):
+            weights = {name: tensor for name, tensor in weights.items() if not name.startswith(("gate.", "up."))}
+        yield weights
 
 
 def _compared(name: str, at: tuple[Layer, LiveFFN], ready: Prepared, same: bool, caught: Caught) -> Compared:

@@ -22,6 +22,17 @@ MORE = {
     "parallel": FFNSpec(6, 24, "gelu", norm="layernorm", parallel=True),
     "identity experts": FFNSpec(6, 24, "swiglu", moe=MoE(4, 4, identity_experts=3, score_dtype="input")),
     "latent": FFNSpec(6, 24, "relu2", bias=False, moe=MoE(4, 2, 1, latent=3, shared_clamp=False)),
+    "norm behind": FFNSpec(
+        6,
+        24,
+        "swiglu",
+        norm="rmsnorm",
+        norm_position="pre+branch",
+        norm_weight="one_plus",
+        post_norm_eps=1e-2,
+        post_norm_weigh="input",
+        residual=True,
+    ),
     **{f"activation {name}": FFNSpec(6, 24, name) for name in TABLE},
 }
 

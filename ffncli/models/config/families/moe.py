@@ -28,7 +28,6 @@ from ffncli.models.files.fields import REQUIRED, Fields
 # Families that the block language cannot express and whose tensors hold parameters that it would not count.
 REFUSED: Mapping[str, str] = {
     "inkling_text": "its router weights routed and shared experts in one normalisation, with a learned scale",
-    "jetmoe": "its experts share one output bias, which is added after they are mixed",
     "zaya": "its router is an MLP that passes a state from layer to layer",
 }
 # Families that the block language cannot express, but with the usual tensors, which are counted if present.
@@ -305,7 +304,6 @@ ROWS: Mapping[str, Family] = {
     ),
     "glm4_moe_lite": _Silu(eps=EPS5, moe=MoEFields(layers=fixed_prefix(1), routing=corrected(1.8))),
     "glm_moe_dsa": _Silu(eps=EPS5, moe=MoEFields(layers=named(after_prefix(3)), routing=corrected(2.5))),
-    "kimi_linear": _Silu(eps=EPS5, moe=MoEFields(layers=_PREFIX_1, routing=corrected(2.446))),
     "mimo_v2_flash": _Silu(eps=EPS5, moe=MoEFields(layers=fixed_prefix(1), routing=corrected(shared=None))),
     "solar_open": _Silu(eps=EPS5, moe=MoEFields(routing=corrected())),
     "glm5_next_text": _Silu(
