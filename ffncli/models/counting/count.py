@@ -33,6 +33,7 @@ class TensorCount:
 class GroupCount:
     """Layers with equal steps. All `*_per_layer` are parameters, all `*_per_token` FLOPs of one layer, forward.
 
+    `latent` is the width that the routed experts read and write where it is not d_model, else 0.
     `attention_params_per_layer` and `layer_norm_params_per_layer` (every norm of the layer) are None if the family's
     attention is not known; `ffn_share_of_layer` is the FFN's share of all three.
     """
@@ -45,6 +46,7 @@ class GroupCount:
     top_k: int | None
     shared_experts: int
     shared_d_ff: int
+    latent: int
     ffn_params_per_layer: int
     ffn_params_active_per_layer: int | None
     norm_params_per_layer: int | None
@@ -109,6 +111,7 @@ class ModelCount:
     differences: tuple[str, ...]
     evidence: tuple[str, ...]
     model_weight_bytes: int | None
+    latent: int
     groups: tuple[GroupCount, ...]
 
     @property
@@ -164,7 +167,7 @@ def count(resolved: Resolved, dtype: str | None = None, tokens: int = 1) -> Mode
 _OF_MAIN = (
     "experts", "top_k", "shared_experts", "ffn_params_per_layer", "ffn_params_active_per_layer",
     "norm_params_per_layer", "matmul_flops_per_token", "elementwise_flops_per_token", "attention_params_per_layer",
-    "layer_norm_params_per_layer", "ffn_share_of_layer",
+    "layer_norm_params_per_layer", "ffn_share_of_layer", "latent",
 )  # fmt: skip
 
 
@@ -180,6 +183,7 @@ def _group(model: Model, group: Group, one: Cost) -> GroupCount:
         top_k=(None if "top_k" in model.unknown else moe.top_k) if moe else 0,
         shared_experts=moe.shared_experts if moe else 0,
         shared_d_ff=group.spec.shared_width,
+        latent=(moe.latent or 0) if moe else 0,
         ffn_params_per_layer=one.params,
         ffn_params_active_per_layer=None if moe and "top_k" in model.unknown else one.params_active,
         norm_params_per_layer=None if "norm" in model.unknown else one.norm_params,
