@@ -86,7 +86,7 @@ def is_norm(name: str) -> bool:
 
 
 def role(name: str) -> str:
-    """The role of a tensor that is no matrix of an expert, by its name: a key of _ROLES; else empty."""
+    """The role of a tensor other than gate, up and down, by its name: a key of _ROLES; else empty."""
     return next((kind for kind, pattern in _ROLES.items() if pattern.search(name)), "")
 
 

@@ -182,6 +182,7 @@ def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[s
     others = set(members).difference(matrices, *(theirs for theirs, _ in shared))
     others -= {q.bias(leaf) for q in location.all for leaf in q.naming.names}
     roles = {name: kind for name in sorted(others) if (kind := role(name))}
+    roles = {name: kind for name, kind in roles.items() if kind != "mixed_bias" or location.experts}
     around = [name for name, kind in roles.items() if kind == "latent"]
     latent = items[around[0]].shape if around else None
     norms = {n for n, names in EXPERT_NORMS.items() if any(last(i.removesuffix(".weight")) in names for i in items)}

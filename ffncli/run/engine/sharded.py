@@ -56,7 +56,7 @@ def summed(
 
     with ThreadPoolExecutor(len(programs)) as pool:
         outputs = list(pool.map(one, range(len(programs))))
-    errors = [found for found in outputs if isinstance(found, BaseException)]
+    errors = [output for output in outputs if isinstance(output, BaseException)]
     if errors:
         raise next((error for error in errors if not isinstance(error, BrokenBarrierError)), errors[0])
     first = outputs[0]

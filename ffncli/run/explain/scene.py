@@ -86,8 +86,8 @@ class Scene:
         if name not in place.step.parameters():
             return None
         op = place.outer.op if place.outer else None
-        own = place.expert is not None and not (isinstance(op, Experts) and op.is_common(name))
-        share = (place.expert,) if own and place.expert is not None else ()
+        common = isinstance(op, Experts) and op.is_common(name)
+        share = () if place.expert is None or common else (place.expert,)
         return name, self.weights[name][share], share, weight_symbol(place.step.output, parameter, place.program)
 
 

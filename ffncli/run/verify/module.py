@@ -85,7 +85,7 @@ class Mixture(nn.Module):
         self.latent_norm = norm_module(spec, inner) if moe.latent_norm else nn.Identity()
         self.mixed_norm = norm_module(spec, inner) if moe.mixed_norm else nn.Identity()
         self.expert_norm = norm_module(spec, inner, after=True) if moe.expert_norm else nn.Identity()
-        self.biased = Shift(spec.d_model) if moe.mixed_bias else nn.Identity()
+        self.biased = AddedBias(spec.d_model) if moe.mixed_bias else nn.Identity()
         self.experts = nn.ModuleList(FFNModule(spec, inner, spec.d_ff, spec.clamp) for _ in range(moe.experts))
         if moe.shared_experts:
             clamp = spec.clamp if moe.shared_clamp else None
@@ -119,7 +119,7 @@ class Mixture(nn.Module):
         return out
 
 
-class Shift(nn.Module):
+class AddedBias(nn.Module):
     """x + bias."""
 
     def __init__(self, width: int) -> None:
