@@ -16,7 +16,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
@@ -31,7 +30,7 @@ TEXT: dict[str, Any] = {
     "model_type": "kimi_linear", "hidden_size": 7168, "intermediate_size": 33792, "num_hidden_layers": 93,
     "moe_intermediate_size": 3072, "num_experts": 896, "num_experts_per_token": 16, "num_shared_experts": 2,
     "routed_expert_hidden_size": 3584, "latent_moe_use_norm": True, "first_k_dense_replace": 1, "vocab_size": 163840,
-    "hidden_act": "silu", "rms_norm_eps": 1e-5, "routed_scaling_factor": 2.5,
+    "hidden_act": "situ", "rms_norm_eps": 1e-5, "routed_scaling_factor": 2.5,
 }  # fmt: skip
 K3 = {"model_type": "kimi_k3", "text_config": TEXT}
 EXPERT = 3 * 3584 * 3072
@@ -100,7 +99,7 @@ class Mixture(nn.Module):
 
 
 class Gated(nn.Module):
-    """down(silu(gate(x)) · up(x)), its three layers under these names."""
+    """down(4 tanh(g / 4) · sigmoid(g) · 25 tanh(u / 25)), its three layers under these names."""
 
     def __init__(self, d: int, width: int, names: tuple[str, str, str]) -> None:
         super().__init__()
@@ -111,7 +110,8 @@ class Gated(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., d] → the same."""
         gate, up, down = (self.get_submodule(name) for name in self.names)
-        return down(functional.silu(gate(x)) * up(x))
+        g, u = gate(x), up(x)
+        return down(4 * torch.tanh(g / 4) * torch.sigmoid(g) * 25 * torch.tanh(u / 25))
 
 
 @pytest.fixture

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
+from ffncli.block.limits import Limits, hard_limits
 from ffncli.errors import FFNError
 from ffncli.models.config.families.routing import after_prefix, corrected, named, only
 from ffncli.models.config.family import Extra, Family, MoEFields
@@ -23,9 +25,13 @@ def _kimi(config: Fields) -> Extra:
     return {**corrected(2.446)(config), "latent": latent, "mixed_norm": normed}
 
 
-def _kimi_residual(config: Fields) -> Extra:
+def _kimi_block(config: Fields) -> Extra:
     """Kimi-K3 mixes the outputs of earlier layers instead of adding to them: the block ends before that."""
-    return {"residual": False} if config.get("routed_expert_hidden_size", None) is not None else {}
+    extra: dict[str, Any] = {} if config.get("routed_expert_hidden_size", None) is None else {"residual": False}
+    if config.get("activation_situ_beta|activation_situ_linear_beta", None) is not None:
+        gate, up = config.number("activation_situ_beta", 4.0), config.number("activation_situ_linear_beta", 25.0)
+        extra["limits"] = Limits(gate_cap=gate, up_cap=up)
+    return extra
 
 
 def _spark(config: Fields) -> Extra:
@@ -48,11 +54,11 @@ def _glimmer(config: Fields) -> Extra:
 def _privacy(config: Fields) -> Extra:
     """gpt-oss's experts: g · sigmoid(1.702 g) · (u + 1), with limits."""
     only(config, "swiglu_alpha", 1.702, "only 1.702 (quick_gelu) is")
-    return {"activation": "quick_gelu", "clamp": config.number("swiglu_limit", 7.0), "up_plus": 1.0}
+    return {"activation": "quick_gelu", "limits": hard_limits(config.number("swiglu_limit", 7.0), 1.0)}
 
 
 ROWS: Mapping[str, Family] = {
-    "kimi_linear": _Silu(moe=MoEFields(layers=named(after_prefix(1)), routing=_kimi), adjust=_kimi_residual),
+    "kimi_linear": _Silu(moe=MoEFields(layers=named(after_prefix(1)), routing=_kimi), adjust=_kimi_block),
     "muse_spark_text": _Silu(
         position="pre+branch", norm_weight="one_plus", adjust=_spark_norms,
         moe=MoEFields(layers=named(after_prefix(0)), routing=_spark),
