@@ -101,7 +101,7 @@ _SWITCH = Closed(top_k=1, width="d_ff", dense="d_ff", factor=4, d_model="d_model
 _NLLB = replace(_SWITCH, top_k=2, width="encoder_ffn_dim", dense="encoder_ffn_dim", layers=(2, 2))
 
 CLOSED: Mapping[str, tuple[Closed, ...]] = {
-    **dict.fromkeys(("mixtral", "minimax", "minimax_m2", "gpt_oss", "granitemoe"), (_LOCAL,)),
+    **dict.fromkeys(("mixtral", "minimax", "minimax_m2", "gpt_oss", "granitemoe", "jetmoe"), (_LOCAL,)),
     **dict.fromkeys(("olmoe", "flex_olmo"), (_MIXTRAL,)),
     **dict.fromkeys(("granitemoeshared", "granitemoe_swa", "granitemoehybrid", "minimax_m3_vl_text"), (_GRANITE,)),
     **dict.fromkeys(("qwen2_moe", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "qwen4_exp_text"),

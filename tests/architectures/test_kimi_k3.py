@@ -161,6 +161,14 @@ def test_a_config_that_leaves_out_the_norm_is_contradicted(layer: tuple[Path, Mi
     assert (found.name, found.config, found.tensors) == ("norms of the experts", "()", "('mixed_norm',)")
 
 
+def test_its_limits_may_differ() -> None:
+    text = {**TEXT, "activation_situ_beta": 2.0, "activation_situ_linear_beta": 9.0}
+    limits = from_config({**K3, "text_config": text}, "k3", "config.json").groups[-1].spec.limits
+    assert (limits.gate_cap, limits.up_cap) == (2.0, 9.0)
+    published = from_config(K3, "k3", "config.json").groups[-1].spec.limits
+    assert (published.gate_cap, published.up_cap) == (4.0, 25.0)
+
+
 def test_norms_of_a_narrower_space_need_one() -> None:
     moe = from_config(K3, "k3", "config.json").groups[-1].spec.moe
     assert moe is not None
