@@ -26,6 +26,7 @@ from ffncli.block.steps import (
     Shape,
     Step,
     input_shapes,
+    of_norm,
     shapes,
 )
 
@@ -96,7 +97,8 @@ def _step(step: Step, shapes: Mapping[str, Shape], top_k: Mapping[str, int]) -> 
     match op:
         case Linear():
             flops = 2 * tokens * op.into.size * op.out.size
-            return Cost(numbers, numbers, 0, flops, elements if op.bias else 0, elements)
+            params, norm_params = (0, numbers) if of_norm(step) else (numbers, 0)
+            return Cost(params, params, norm_params, flops, elements if op.bias else 0, elements)
         case Activation():
             return Cost(numbers, numbers, elementwise_flops=elements, elements=elements)
         case Multiply():

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from ffncli.block import activations
 from ffncli.block.limits import NO_LIMITS, Limits
-from ffncli.block.steps import Activation, Add, Axis, Dropout, Experts, Linear, Multiply, Norm, Route, Step
+from ffncli.block.steps import NORM_GATE, Activation, Add, Axis, Dropout, Experts, Linear, Multiply, Norm, Route, Step
 from ffncli.errors import FFNError, did_you_mean, shown
 
 MAX_SIZE = 2**31 - 1  # no tensor axis in use is larger; beyond it torch overflows in places
@@ -74,8 +74,9 @@ class FFNSpec:
     `attention`, a second input, to its residual; `shared_norm` means that attention uses the same norm. `down_bias` is
     the down projection's bias where it differs from the others (GTE). `gate_scale` multiplies the gate before its
     activation (Falcon-H1). Norms behind the FFN and behind each expert may have another eps, `post_norm_eps`, and may
-    multiply their input by the weight (`post_norm_weigh`, as in `steps.Norm`). Raises FFNError for values that do not
-    describe a block.
+    multiply their input by the weight (`post_norm_weigh`, as in `steps.Norm`). `norm_gate` is the
+    rank of a gate on the norm before the FFN: y · sigmoid(W₂ · silu(W₁ · y)) (A.X-K2). Raises FFNError for values that
+    do not describe a block.
     """
 
     d_model: int
@@ -101,6 +102,7 @@ class FFNSpec:
     moe: MoE | None = None
     post_norm_eps: float | None = None
     post_norm_weigh: Weigh = "output"
+    norm_gate: int | None = None
 
     def __post_init__(self) -> None:
         name, implied = activations.resolve(self.activation, "activation")
@@ -131,6 +133,10 @@ class FFNSpec:
                 raise FFNError(f"norm eps must be at least 0 and below 1, got {shown(eps)}")
         for limits in (self.limits, *([self.shared_limits] if self.shared_limits else [])):
             check_limits(limits, self.activation)
+        if self.norm_gate is not None:
+            size("norm_gate", self.norm_gate)
+            if self.norm == "none" or self.norm_position not in ("pre", "pre+branch"):
+                raise FFNError("norm_gate needs a norm before the FFN", "it multiplies that norm's output")
         _number("residual_scale", self.residual_scale)
         _number("gate_scale", self.gate_scale)
         if self.moe:
@@ -226,8 +232,22 @@ def steps(spec: FFNSpec) -> tuple[Step, ...]:
     pre = spec.norm != "none" and spec.norm_position in ("pre", "pre+branch")
     x = "norm" if pre else "x"
     out = [Step("norm", _norm(spec, d_model, shared=spec.shared_norm), ("x",))] if pre else []
+    if spec.norm_gate:
+        out += _gated_norm(d_model, Axis("rank", spec.norm_gate))
+        x = out[-1].output
     out += _moe(spec, x) if spec.moe else ffn(spec, x, d_model)
     return (*out, *_closing(spec, d_model, out[-1].output))
+
+
+def _gated_norm(d_model: Axis, rank: Axis) -> list[Step]:
+    """The norm's output times a gate that is computed from it through a low rank."""
+    return [
+        Step(f"{NORM_GATE}narrow", Linear(d_model, rank), ("norm",)),
+        Step(f"{NORM_GATE}silu", Activation("silu"), (f"{NORM_GATE}narrow",)),
+        Step(f"{NORM_GATE}widen", Linear(rank, d_model), (f"{NORM_GATE}silu",)),
+        Step(f"{NORM_GATE}score", Activation("sigmoid"), (f"{NORM_GATE}widen",)),
+        Step("gated_norm", Multiply(), ("norm", f"{NORM_GATE}score")),
+    ]
 
 
 def ffn(spec: FFNSpec, x: str, d_model: Axis, width: int | None = None, prefix: str = "") -> list[Step]:

@@ -385,13 +385,21 @@ def input_shapes(steps: Sequence[Step], leading: Shape) -> dict[str, Shape]:
     return dict.fromkeys(block_inputs(steps), (*leading, axis.size))
 
 
+NORM_GATE = "norm_gate."  # begins the names of the steps that gate the norm before an FFN
+
+
+def of_norm(step: Step) -> bool:
+    """Whether a step's parameters are a norm's: of the norm itself, or of a gate that multiplies its output."""
+    return isinstance(step.op, Norm) or step.output.startswith(NORM_GATE)
+
+
 def ffn_span(steps: Sequence[Step]) -> tuple[str, str]:
     """(ffn_input, ffn_output): the tensors that enter and leave what a model calls its FFN or MLP module.
 
     Residuals and the norms around the module are outside: the input is what the first projection or router reads, the
     output is what the down projection, or the (mixed) experts, produce; for the final layer alone, its logits.
     """
-    first = next(s for s in steps if isinstance(s.op, Linear))
+    first = next(s for s in steps if isinstance(s.op, Linear) and not of_norm(s))
     names = {s.output for s in steps}
     output = next((n for n in ("moe", "biased", "widened", "experts", "down") if n in names), "logits")
     reduced = next((s.output for s in steps if isinstance(s.op, AllReduce) and s.inputs == (output,)), output)

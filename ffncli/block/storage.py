@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from ffncli.block.dtypes import DType
-from ffncli.block.steps import Axis, Experts, Norm, Step
+from ffncli.block.steps import Axis, Experts, Step, of_norm
 from ffncli.errors import FFNError
 
 CONVENTIONS: Mapping[str, str] = {
@@ -32,7 +32,7 @@ def weight_bytes(steps: Sequence[Step], dtype: DType, stack: tuple[Axis, ...] = 
     for step in steps:
         if isinstance(step.op, Experts):
             total += weight_bytes(step.op.program, dtype, (*stack, step.op.experts))
-        elif not isinstance(step.op, Norm):
+        elif not of_norm(step):
             total += sum(parameter_bytes(n, (*stack, *axes), dtype) for n, axes in step.parameters().items())
     return total
 

@@ -107,7 +107,7 @@ CLOSED: Mapping[str, tuple[Closed, ...]] = {
     **dict.fromkeys(("qwen2_moe", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "qwen4_exp_text"),
                     (_QWEN,)),
     **dict.fromkeys(("qwen3_moe", "mellum"), (Closed("num_local_experts"),)),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "axk1", "dots1", "glm4_moe", "glm4_moe_lite",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "axk1", "axk2", "dots1", "glm4_moe", "glm4_moe_lite",
                      "glm_moe_dsa", "hy_v4"), (_DEEPSEEK,)),
     **dict.fromkeys(("afmoe", "exaone_moe", "hy_v3"), (_SHARED,)),
     **dict.fromkeys(("bailing_hybrid", "kimi_linear"), (_KIMI,)),

@@ -9,7 +9,7 @@ from typing import Any
 
 from ffncli.block import dtypes
 from ffncli.block.cost import Cost, cost
-from ffncli.block.steps import Axis, Norm, Step, parameters, walk
+from ffncli.block.steps import Axis, Norm, Step, of_norm, parameters, walk
 from ffncli.block.storage import weight_bytes
 from ffncli.models.counting.weight_format import storage_of
 from ffncli.models.model import Group, Model, Resolved, StoredSize
@@ -260,11 +260,12 @@ def _stored(stored: StoredSize | None) -> dict[str, Any]:
 
 def tensors(steps: Sequence[Step]) -> tuple[TensorCount, ...]:
     """Every parameter tensor of a block, in step order."""
-    norms = {step.output: step.op for _, step in walk(steps) if isinstance(step.op, Norm)}
+    norms = {step.output: step.op for _, step in walk(steps) if of_norm(step)}
     out = []
     for name, axes in parameters(steps).items():
         norm = norms.get(name.rpartition(".")[0])
-        out.append(TensorCount(name, _sizes(axes), prod(_sizes(axes)), norm is not None, bool(norm and norm.shared)))
+        shared = isinstance(norm, Norm) and norm.shared
+        out.append(TensorCount(name, _sizes(axes), prod(_sizes(axes)), norm is not None, shared))
     return tuple(out)
 
 

@@ -78,6 +78,11 @@ EXPERT_NORMS: Mapping[str, Sequence[str]] = {
 
 _ROWS: Mapping[str, Arrangement] = {
     **{name: Arrangement(name, transposed=True) for name in ("gpt2", "openai-gpt")},  # Conv1D
+    "axk2": Arrangement("axk2", norms={  # in files, then in memory
+        "norm": ("post_attention_layernorm.norm",),
+        "norm_gate.narrow": ("post_attention_layernorm.W_down", "post_attention_layernorm.mlp.fc1"),
+        "norm_gate.widen": ("post_attention_layernorm.W_up", "post_attention_layernorm.mlp.fc2"),
+    }),
     "gpt_oss": Arrangement("gpt_oss", interleaved=True),
     "openai_privacy_filter": Arrangement("openai_privacy_filter", transposed=True),
     **{name: Arrangement(name, norms={"norm": ("../layer_norm2.{i}",), "post_norm": ("../layer_norm2.{i}",)})
@@ -101,7 +106,7 @@ def norm_modules(step: str, spec: FFNSpec, rules: Arrangement) -> Sequence[str]:
     """The names that a norm's module may have, the likeliest first."""
     pre = _SHARED if spec.shared_norm else _PRE
     usual = {"norm": pre, "post_norm": _POST, "sub_norm": _SUB, **EXPERT_NORMS}
-    return (*rules.norms.get(step, ()), *usual[step])
+    return (*rules.norms.get(step, ()), *usual.get(step, ()))
 
 
 def outside(model_type: str) -> Sequence[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ffncli.block.recipe import FFNSpec, steps
-from ffncli.block.steps import Norm, walk
+from ffncli.block.steps import Op, of_norm, walk
 from ffncli.models.tensors.arrangement import Arrangement, arrangement, norm_modules
 from ffncli.models.tensors.ffns import FFNLocation, Projections, ffn_locations, members, projections, role
 from ffncli.models.tensors.shapes import Item, matrix
@@ -201,7 +201,7 @@ def _norms(layer: LayerTensors, location: FFNLocation, spec: FFNSpec, rules: Arr
     number = next((part for part in inside[::-1] if part.isdigit()), "0")
     around = [".".join(inside[:n]) + "." if n else "" for n in range(len(inside), -1, -1)]
     for _, step in walk(steps(spec)):
-        if not isinstance(step.op, Norm):
+        if not of_norm(step):
             continue
         for name in norm_modules(step.output, spec, rules):
             module = name.replace("{n}", number)
@@ -213,13 +213,13 @@ def _norms(layer: LayerTensors, location: FFNLocation, spec: FFNSpec, rules: Arr
     return out
 
 
-def _norm(items: Mapping[str, Item], stem: str, step: str, op: Norm) -> dict[str, StoredSlice]:
-    """Weight and bias of one norm module, those that the op needs; older files call them gamma and beta."""
+def _norm(items: Mapping[str, Item], stem: str, step: str, op: Op) -> dict[str, StoredSlice]:
+    """Weight and bias of one norm's module, those that the op needs; older files call them gamma and beta."""
     out: dict[str, StoredSlice] = {}
     for parameter, endings in (("weight", ("weight", "gamma", "scale")), ("bias", ("bias", "beta"))):
         tensor = next((t for e in endings if (t := f"{stem}.{e}") in items), None)
         if tensor and parameter not in op.parameters():
             return {}  # a different kind of norm
-        if tensor and items[tensor].shape in ((op.axis.size,), None):
+        if tensor and items[tensor].shape in (tuple(axis.size for axis in op.parameters()[parameter]), None):
             out[f"{step}.{parameter}"] = StoredSlice(tensor, format=items[tensor].format, evidence=f"named {stem}")
     return out if len(out) == len(op.parameters()) else {}

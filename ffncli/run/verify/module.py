@@ -151,6 +151,7 @@ class BlockModule(nn.Module):
         super().__init__()
         normed = spec.norm != "none"
         self.norm = norm_module(spec, spec.d_model) if normed and spec.norm_position.startswith("pre") else None
+        self.norm_gate = NormGate(spec.d_model, spec.norm_gate) if spec.norm_gate else nn.Identity()
         self.ffn = Mixture(spec) if spec.moe else FFNModule(spec, spec.d_model, spec.d_ff, spec.limits)
         self.post_norm = norm_module(spec, spec.d_model, after=True) if normed and spec.norm_position != "pre" else None
         self.spec = spec
@@ -158,12 +159,24 @@ class BlockModule(nn.Module):
     def forward(self, x: Tensor, attention: Tensor | None = None) -> Tensor:
         """x [tokens, d_model] → the block's output."""
         spec = self.spec
-        out: Tensor = self.ffn(x if self.norm is None else self.norm(x))
+        out: Tensor = self.ffn(x if self.norm is None else self.norm_gate(self.norm(x)))
         last = spec.norm_position == "post"
         out = out if self.post_norm is None or last else self.post_norm(out)
         if spec.residual or spec.parallel:
             out = x + spec.residual_scale * out if attention is None else x + attention + spec.residual_scale * out
         return out if self.post_norm is None or not last else self.post_norm(out)
+
+
+class NormGate(nn.Module):
+    """y · sigmoid(widen(silu(narrow(y))))."""
+
+    def __init__(self, width: int, rank: int) -> None:
+        super().__init__()
+        self.narrow, self.widen = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+
+    def forward(self, y: Tensor) -> Tensor:
+        """y [..., width] times its gate."""
+        return y * torch.sigmoid(self.widen(functional.silu(self.narrow(y))))
 
 
 class NormModule(nn.Module):
@@ -208,7 +221,7 @@ def block_module(spec: FFNSpec, weights: Mapping[str, Tensor]) -> BlockModule:
         module = BlockModule(spec)
     state: dict[str, Tensor] = {}
     for name, tensor in weights.items():
-        if name.startswith(("norm.", "post_norm.")):
+        if name.startswith(("norm.", "post_norm.", "norm_gate.")):
             state[name] = tensor
         elif spec.moe and name.startswith(("gate.", "up.", "act.", "sub_norm.", "down.")):
             state |= {f"ffn.experts.{e}.{name}": tensor[e] for e in range(spec.moe.experts)}

@@ -28,7 +28,7 @@ CASES: Mapping[str, Architecture] = {
         ffn=r".*\.layers\.\d+\.mlp\.(?!post_mlp_layernorm).*",
         norm=r".*\.layers\.\d+\.(post_attention_layernorm|mlp\.post_mlp_layernorm)\..*",
     ),
-    "axk2": Architecture(reason="the norm before its experts is multiplied by a learned low-rank gate of its own"),
+    "axk2": Architecture(values={"gated_norm_rank": 3}),
     "beam": Architecture(norm=r".*\.layers\.\d+\.(pre|post)_feedforward_layernorm\..*"),
     "cohere2_moe": Architecture(norm=_NONE, values={"prefix_dense_intermediate_size": 36, "mlp_layer_types": [
         "dense", "sparse", "sparse", "sparse"]}),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from ffncli.block.limits import Limits, hard_limits
 from ffncli.errors import FFNError
 from ffncli.models.config.families.routing import after_prefix, corrected, named, only
-from ffncli.models.config.family import Extra, Family, MoEFields
+from ffncli.models.config.family import Extra, Family, MoEFields, Stack
 from ffncli.models.files.fields import Fields
 
 _EPS5 = ("rms_norm_eps", 1e-5)
@@ -57,7 +57,19 @@ def _privacy(config: Fields) -> Extra:
     return {"activation": "quick_gelu", "limits": hard_limits(config.number("swiglu_limit", 7.0), 1.0)}
 
 
+_AXK2_LAYERS = named(after_prefix(1))
+
+
+def _gated_norms(config: Fields, stack: Stack) -> Callable[[int], Extra]:
+    """In layers with experts a gate of low rank multiplies the norm before them."""
+    rank, has_experts = config.integer("gated_norm_rank", 16), _AXK2_LAYERS(config, stack)
+    return lambda i: {"norm_gate": rank} if has_experts(i) else {}
+
+
 ROWS: Mapping[str, Family] = {
+    "axk2": Family(
+        default_activation="silu", layer=_gated_norms, moe=MoEFields(layers=_AXK2_LAYERS, routing=corrected(2.5))
+    ),
     "kimi_linear": _Silu(moe=MoEFields(layers=named(after_prefix(1)), routing=_kimi), adjust=_kimi_block),
     "muse_spark_text": _Silu(
         position="pre+branch", norm_weight="one_plus", adjust=_spark_norms,
