@@ -136,7 +136,7 @@ def test_experts_are_run_as_their_module_runs_them(name: str) -> None:
         theirs = module(x.clone())
         theirs = (theirs[0] if isinstance(theirs, tuple) else theirs).reshape(x.shape)
         theirs = theirs if beside is None else theirs + beside(x)
-        inner = ffn_steps(steps(replace(spec, norm="none", parallel=False, residual=False)))
+        inner = ffn_steps(steps(replace(spec, norm="none", norm_gate=None, parallel=False, residual=False)))
         ours = run(inner, weights(found, spec), {"x": x})
         if "post_mlp_layernorm.weight" in found:  # A.X-K1's module ends with the norm of its branch
             ours = module.get_submodule("post_mlp_layernorm")(ours)
