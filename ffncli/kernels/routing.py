@@ -83,8 +83,10 @@ def mixture(steps: Steps, body: Callable[[Dense], Body]) -> Body:
 
 def _normed(step: Step | None, x: Tensor, w: Weights) -> Tensor:
     """x after that norm; unchanged without one."""
-    assert step is None or isinstance(step.op, Norm)
-    return x if step is None else norm(step.op, step.output, x, w)
+    if step is None:
+        return x
+    assert isinstance(step.op, Norm)
+    return norm(step.op, step.output, x, w)
 
 
 def choose(op: Route, logits: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:

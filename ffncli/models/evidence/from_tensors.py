@@ -234,7 +234,9 @@ def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
             correction=ffn.correction,
             latent=ffn.latent or None,
             mixed_bias=ffn.mixed_bias,
-            **dict.fromkeys(ffn.expert_norms, True),
+            latent_norm="latent_norm" in ffn.expert_norms,
+            expert_norm="expert_norm" in ffn.expert_norms,
+            mixed_norm="mixed_norm" in ffn.expert_norms,
         )
     down_bias = ffn.down_bias if ffn.down_bias != ffn.bias else None
     activation = metadata.activation or "silu"

@@ -204,8 +204,8 @@ def norm(op: Norm, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """LayerNorm as in torch; RMSNorm x / √(mean(x²) + eps), in at least float32 (Zhang & Sennrich 2019)."""
     weight = params.get("weight")
     if op.weigh == "input" and weight is not None:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        scaled = (x.to(wide) * ((1 if op.weight == "one_plus" else 0) + weight.to(wide))).to(x.dtype)
+        at_least = torch.promote_types(x.dtype, torch.float32)
+        scaled = (x.to(at_least) * ((1 if op.weight == "one_plus" else 0) + weight.to(at_least))).to(x.dtype)
         bias = {"bias": params["bias"]} if "bias" in params else {}
         return norm(replace(op, weight="none", weigh="output"), bias, scaled)
     if op.kind == "layernorm":

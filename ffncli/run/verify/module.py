@@ -176,7 +176,8 @@ class NormGate(nn.Module):
 
     def forward(self, y: Tensor) -> Tensor:
         """y [..., width] times its gate."""
-        return y * torch.sigmoid(self.widen(functional.silu(self.narrow(y))))
+        out: Tensor = y * torch.sigmoid(self.widen(functional.silu(self.narrow(y))))
+        return out
 
 
 class NormModule(nn.Module):
