@@ -256,7 +256,9 @@ def _experts(config: Fields, family: Family, extra: Extra) -> FFNSpec:
     routing = dict(row.routing(config))
     experts = routing.pop("experts", None) or config.integer(row.experts)
     top_k = routing.pop("top_k", None) or config.integer(row.top_k, high=experts)
-    return _spec(config, **choices | {"moe": MoE(experts, top_k, **routing)} | dict(extra))
+    routing |= {name.removeprefix("moe."): value for name, value in extra.items() if name.startswith("moe.")}
+    more = {name: value for name, value in extra.items() if not name.startswith("moe.")}
+    return _spec(config, **choices | {"moe": MoE(experts, top_k, **routing)} | more)
 
 
 def _pass_over_experts(config: Fields, row: MoEFields) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PLAIN = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_INTEGERS = {"I64": "int64", "I32": "int32", "I16": "int16"}
 _FLOAT8 = {
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
@@ -140,6 +141,18 @@ def _plain(place: ByteLocation, shape: tuple[int, ...]) -> StoredTensor:
     """Values of a float dtype that torch computes with."""
     dtype, read = _dtype(place, _PLAIN[place.info.dtype]), _rows(place, shape)
     return StoredTensor(place, shape, lambda files, start, stop: read(files, start, stop).view(dtype))
+
+
+def integers(checkpoint: Checkpoint, name: str) -> Tensor:
+    """A whole tensor of integers, as int64. Raises FFNError for one of another dtype."""
+    import torch
+
+    place = checkpoint.place(name)
+    if place.info.dtype not in _INTEGERS:
+        raise FFNError(f"{shown_path(place.path)}: tensor {shown(name, 120)} is {place.info.dtype}, expected integers")
+    with OpenFiles() as files:
+        raw = files.read(place.path, place.start, place.info.bytes)
+        return raw.view(_dtype(place, _INTEGERS[place.info.dtype])).reshape(place.info.shape).to(torch.int64, copy=True)
 
 
 # --- FP8 --------------------------------------------------------------------------------------------------------------

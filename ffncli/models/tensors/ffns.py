@@ -22,7 +22,9 @@ _ROUTER = re.compile(r"(?:^|\.)(?:router|gate|ffn_gate_inp)(?:\.(?:layer|wg|gate
 _SHARED_GATE = re.compile(r"shared_expert_gate\.weight$|ffn_gate_inp_shexp\.weight$")
 _LATENT = re.compile(r"(?:^|\.)fc[12]_latent_proj\.weight$")  # around Nemotron-H's experts, the narrow side first
 _ONE_EXPERT = re.compile(r"(?:^|\.)experts\.(?:expert_)?\d+\.")  # one that differs from the others
-_CORRECTION = re.compile(r"correction_bias$|expert_bias$|router_bias$|exp_probs_b\.bias$")
+_CORRECTION = re.compile(  # a gate's bias is one in DeepSeek's own files and Inkling's; routers with a bias are no gate
+    r"correction_bias$|expert_bias$|router_bias$|exp_probs_b\.bias$|(?:^|\.)gate\.bias$"
+)
 _ROLES = {"latent": _LATENT, "router": _ROUTER, "shared_gate": _SHARED_GATE, "correction": _CORRECTION}
 
 

@@ -189,7 +189,7 @@ def _vectors(layer: LayerTensors, location: FFNLocation, inner: Mapping[str, Ite
         if kind := _PARAMETERS.get(role(name)):
             add(kind, name)
             bias = name.removesuffix("weight") + "bias"
-            if kind == "router.weight" and bias in inner:
+            if kind == "router.weight" and bias in inner and not role(bias):
                 add("router.bias", bias)
         elif inner[name].params == 1:
             add("act." + name.rpartition(".")[2], name)

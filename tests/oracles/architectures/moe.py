@@ -19,6 +19,7 @@ _QWEN4 = {
     "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
     "indexer_compress_ratio": 2,
 }  # fmt: skip
+_DEEPSEEK4 = {"mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe"]}
 _LLAMA4 = {"interleave_moe_layer_step": 2}  # layers 1 and 3 have experts
 _GRANITE = Architecture(ffn=r".*\.layers\.\d+\.(block_sparse_moe|shared_mlp)\..*", values={"residual_multiplier": 0.22})
 
@@ -39,8 +40,9 @@ CASES: Mapping[str, Architecture] = {
             "attn_config": {"rope_theta": 10000.0},
         },
     ),
+    # its tables of token ids are integers that nothing trains: they are no parameters
     "deepseek_v4": Architecture(
-        reason="its first layers choose experts by a token lookup, and its scores are sqrtsoftplus"
+        ffn=r".*\.layers\.\d+\.mlp\.(?!gate\.tid2eid).*", drop=("n_shared_experts",), values=_DEEPSEEK4,
     ),
     "dots3_note": Architecture(
         ffn=_TEXT_FFN, norm=_TEXT_NORM, model="Dots3NoteForConditionalGeneration",
@@ -69,7 +71,6 @@ CASES: Mapping[str, Architecture] = {
     # transformers gives its identity experts rows of gate_up_proj that nothing reads (and no checkpoint has): without
     # them here, with them in tests/run.
     "longcat_flash": Architecture(ffn=r".*\.layers\.\d+\.mlps?\..*", values={"zero_expert_num": 0, "num_layers": 4}),
-    "phimoe": Architecture(reason="its router (SparseMixer) masks logits by a threshold, once per choice"),
     "qwen3_5_moe": Architecture(
         ffn=_TEXT_FFN, norm=_TEXT_NORM, model="Qwen3_5MoeForConditionalGeneration", drop=("intermediate_size",)
     ),

@@ -34,9 +34,7 @@ REFUSED: Mapping[str, str] = {
 # Families that the block language cannot express, but with the usual tensors, which are counted if present.
 COUNTED: Mapping[str, str] = {
     "axk2": "the norm before its FFN is multiplied by a learned gate",
-    "deepseek_v4": "its first layers choose experts by a token lookup, and its scores are sqrtsoftplus",
     "inkling2_text": "its experts soft-cap gate and up",
-    "phimoe": "its router (SparseMixer) masks logits by a threshold, once per choice",
 }
 
 EPS5 = ("rms_norm_eps", 1e-5)
