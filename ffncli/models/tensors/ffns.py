@@ -25,7 +25,10 @@ _ONE_EXPERT = re.compile(r"(?:^|\.)experts\.(?:expert_)?\d+\.")  # one that diff
 _CORRECTION = re.compile(  # a gate's bias is one in DeepSeek's own files and Inkling's; routers with a bias are no gate
     r"correction_bias$|expert_bias$|router_bias$|exp_probs_b\.bias$|(?:^|\.)gate\.bias$"
 )
-_ROLES = {"latent": _LATENT, "router": _ROUTER, "shared_gate": _SHARED_GATE, "correction": _CORRECTION}
+_FACTOR = re.compile(r"(?:^|\.)global_scale$")  # one learned number for the whole FFN (Inkling)
+_ROLES = {
+    "factor": _FACTOR, "latent": _LATENT, "router": _ROUTER, "shared_gate": _SHARED_GATE, "correction": _CORRECTION,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def is_norm(name: str) -> bool:
 
 
 def role(name: str) -> str:
-    """The role of a tensor that is not a matrix, by its name: router, shared_gate, correction, latent; else empty."""
+    """The role of a tensor that is not a matrix, by its name: one of _ROLES, or empty."""
     return next((kind for kind, pattern in _ROLES.items() if pattern.search(name)), "")
 
 

@@ -19,7 +19,10 @@ _QWEN4 = {
     "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
     "indexer_compress_ratio": 2,
 }  # fmt: skip
-_DEEPSEEK4 = {"mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe"]}
+_DEEPSEEK4 = {
+    "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe"], "layer_types": ["sliding_attention"] * 4,
+    "num_key_value_heads": 1, "head_dim": 16, "partial_rotary_factor": 0.5, "o_groups": 2,
+}  # fmt: skip
 _LLAMA4 = {"interleave_moe_layer_step": 2}  # layers 1 and 3 have experts
 _GRANITE = Architecture(ffn=r".*\.layers\.\d+\.(block_sparse_moe|shared_mlp)\..*", values={"residual_multiplier": 0.22})
 
@@ -57,7 +60,7 @@ CASES: Mapping[str, Architecture] = {
     "flex_olmo": Architecture(norm=r".*\.layers\.\d+\.post_feedforward_layernorm\..*"),
     "granitemoe": _GRANITE, "granitemoeshared": _GRANITE, "granitemoe_swa": _GRANITE,
     "inkling2_text": Architecture(reason="its experts soft-cap gate and up, which no activation of the table does"),
-    "inkling_text": Architecture(reason="its router weights routed and shared experts in one normalisation"),
+    "inkling_text": Architecture(values={"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}),
     "jetmoe": Architecture(reason="its experts share one output bias, which is added after they are mixed"),
     "kolibri1": Architecture(norm=r".*\.layers\.\d+\.(post_attention|post_mlp)_layernorm\..*"),
     "llama4": Architecture(

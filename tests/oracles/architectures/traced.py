@@ -47,8 +47,9 @@ APART: Mapping[str, str] = {
     **dict.fromkeys(("xlm", "flaubert"), _NO_LAYER),
     "albert": "a layer's module holds several blocks", "zamba": "the layer goes on after the block that it shares",
     **dict.fromkeys(("beam", "doge", "minimax"), "the residual is scaled: the block ends before it"),
-    **dict.fromkeys(("deepseek_v4", "gemma3n", "gemma3n_text", "glm5_next_text", "hy_v4", "qwen4_exp", "qwen4_exp_text"),
-                    "several residual streams"),
+    "inkling_text": "a convolution over the tokens comes before the residual",
+    **dict.fromkeys(("deepseek_v4", "gemma3n", "gemma3n_text", "glm5_next_text", "hy_v4", "qwen4_exp",
+                     "qwen4_exp_text"), "several residual streams"),
     **dict.fromkeys(("embedding_gemma2_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text",
                      "gemma4_unified_assistant"), _GATED),
     "longcat_flash": "a layer holds three FFNs", "xmod": "adapters of the language follow",
@@ -97,7 +98,7 @@ class Compared:
             yield "its weights in memory, or by names alone, are not those on disk"
         if self.strange:
             yield f"{self.strange[0]} is none of the FFN's"
-        yield from (note for note in self.notes if "other branch" not in note)
+        yield from (note for note in self.notes if "other branch" not in note and "token ids" not in note)
 
 
 @dataclass

@@ -27,7 +27,6 @@ from ffncli.models.files.fields import REQUIRED, Fields
 
 # Families that the block language cannot express and whose tensors hold parameters that it would not count.
 REFUSED: Mapping[str, str] = {
-    "inkling_text": "its router weights routed and shared experts in one normalisation, with a learned scale",
     "jetmoe": "its experts share one output bias, which is added after they are mixed",
     "zaya": "its router is an MLP that passes a state from layer to layer",
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ffncli.models.config.families.routing import agree, only, per_layer
+from ffncli.models.config.families.routing import agree, named, only, per_layer
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack
 from ffncli.models.files.fields import Fields
 
@@ -57,6 +57,15 @@ def _inkling_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
     return lambda i: i >= dense
 
 
+def _inkling_width(config: Fields, stack: Stack) -> Callable[[int], Extra]:
+    """With `dense_intermediate_size`, `intermediate_size` is the experts' width, whatever else the config has."""
+    if config.get("dense_intermediate_size", None) is None:
+        return lambda i: {}
+    config.pass_over("moe_intermediate_size")
+    sparse, width = named(_inkling_layers)(config, stack), config.integer("intermediate_size")
+    return lambda i: {"d_ff": width} if sparse(i) else {}
+
+
 def _inkling(config: Fields) -> Extra:
     only(config, "shared_expert_sink", True, "its code always weighs the shared experts with the routed ones")
     shared: int = config.integer("n_shared_experts", 2, low=1)
@@ -82,6 +91,11 @@ ROWS: Mapping[str, Family] = {
     "deepseek_v4": Family(
         default_activation="silu", adjust=_deepseek_v4_block, layer=_by_token,
         moe=MoEFields(routing=_deepseek_v4),
+    ),
+    "inkling_text": Family(
+        default_activation="silu", d_ff="dense_intermediate_size|intermediate_size", adjust=_inkling_block,
+        layer=_inkling_width, aliases=("inkling_mm_model",),
+        moe=MoEFields(layers=named(_inkling_layers), routing=_inkling),
     ),
     "phimoe": Family(
         default_activation="silu", norm="layernorm", eps=("rms_norm_eps", 1e-5),
