@@ -33,6 +33,7 @@ def _deepseek_v4(config: Fields) -> Extra:
 
 def _deepseek_v4_block(config: Fields) -> Extra:
     only(config, "mlp_bias", False, "its experts have no biases, but its shared expert would")
+    config.pass_over("expert_dtype")  # how the experts are stored, which their tensors show
     limit = config.number("swiglu_limit", 10.0)
     return {"clamp": limit, "residual": False}  # four residual streams: the block ends before they are mixed
 
