@@ -89,7 +89,8 @@ class Route(Op):
     def _choice(self, inputs: Sequence[str], symbol: Symbols) -> str:
         how = [f"+ {symbol('correction')}"] if self.correction else []
         how += [f"{self.top_groups} of {self.groups} groups"] if self.groups > 1 else []
-        how += [f"one by one, logits within {self.threshold:.4g} of the best"] if self.order == "one_by_one" else []
+        if self.order == "one_by_one":
+            how.append(f"one by one, of logits within {100 * self.threshold:.4g} % of the best")
         bar = " | " + ", ".join(how) if how else ""
         scores = f"{self.score}({inputs[0]})"
         if self.lookup:

@@ -117,7 +117,7 @@ def prepare(resolved: Resolved, request: LayerRequest = LayerRequest(), example:
     inputs = {names[0]: first}
     for name, vocab in id_inputs(block).items():
         inputs[name] = torch.arange(prod(first.shape[:-1]), device=device).reshape(*first.shape[:-1], 1) % vocab
-        notes.append(f"the {name.replace('_', ' ')}, which choose the experts, are 0, 1, 2, ...")
+        notes.append(f"'{name}', which choose the experts, are 0, 1, 2, ...; with a prompt they are its own")
     for name in names[1:]:  # a parallel block's other branch is unknown
         if name in inputs:
             continue

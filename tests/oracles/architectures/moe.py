@@ -74,6 +74,7 @@ CASES: Mapping[str, Architecture] = {
     # transformers gives its identity experts rows of gate_up_proj that nothing reads (and no checkpoint has): without
     # them here, with them in tests/run.
     "longcat_flash": Architecture(ffn=r".*\.layers\.\d+\.mlps?\..*", values={"zero_expert_num": 0, "num_layers": 4}),
+    "phimoe": Architecture(values={"router_jitter_noise": 0.3}),  # so that some weights are not 1
     "qwen3_5_moe": Architecture(
         ffn=_TEXT_FFN, norm=_TEXT_NORM, model="Qwen3_5MoeForConditionalGeneration", drop=("intermediate_size",)
     ),

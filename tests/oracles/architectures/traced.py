@@ -98,7 +98,7 @@ class Compared:
             yield "its weights in memory, or by names alone, are not those on disk"
         if self.strange:
             yield f"{self.strange[0]} is none of the FFN's"
-        yield from (note for note in self.notes if "other branch" not in note and "token ids" not in note)
+        yield from (note for note in self.notes if "other branch" not in note and "token_ids" not in note)
 
 
 @dataclass

@@ -27,7 +27,7 @@ def _deepseek_v4(config: Fields) -> Extra:
     only(config, "n_shared_experts", 1, "its code always has one shared expert")
     return {
         "score": _score(config, "sqrtsoftplus"), "correction": True, "eps": 1e-20, "shared_experts": 1,
-        "scale": config.number("routed_scaling_factor", 1.5),
+        "scale": config.number("routed_scaling_factor", 1.5), "score_dtype": "input",
     }  # fmt: skip
 
 
