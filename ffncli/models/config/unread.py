@@ -55,6 +55,7 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "bailing_hybrid": {"kda_safe_gate": "a gate of its attention"},
     "cohere2_moe": {"norm_topk_prob": "a softmax over the chosen experts is normalised already"},
     "dbrx": {r"ffn_config\.hidden_size": "d_model again"},
+    "deepseek_v4": {"expert_dtype": "how the experts are stored, which their tensors show"},
     "doge": dict.fromkeys(("num_experts", "num_experts_per_tok"), "its adjust refuses is_moe, where they are read"),
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_ocr2_text", "unlimited_ocr_text"),
@@ -67,8 +68,14 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     },
     "gemma3n_text": {r"(altup|laurel)_.*": "its residual streams, which the block does not touch"},
     "gemma4_text": {"num_experts|top_k_experts|moe_.*": "its adjust refuses enable_moe_block, where they are read"},
+    "gpt_oss": {"experts_per_token": "num_experts_per_tok again, as its checkpoints have both"},
     "hy_v3": {"enable_moe_fp32_combine": "in which format experts are added up"},
+    "inkling_text": {"rms_norm_eps_moe_gate": "no code reads it"},
+    "inkling2_text": {
+        "rel_l2_clip_threshold": "a limit in its attention", "hidden_act": "it always runs the soft-capped unit",
+    },
     "laguna": {"gating": "a gate of its attention"},
+    "minimax_m3_vl_text": {"n_shared_experts": "shared_intermediate_size is the width of all together"},
     "minimax": dict.fromkeys(("mlp_alpha_factor", "mlp_beta_factor"), "the residual behind the block"),
     "hunyuan_v1_moe": {"moe_intermediate_size": "its code makes every expert intermediate_size wide"},
     "lfm2": {"block_.*": "read where block_auto_adjust_ff_dim is true"},
@@ -80,6 +87,7 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     },
     "perceiver": {"num_latents": "how many vectors it attends with"},
     "prophetnet": {"ngram": "how many tokens it predicts"},
+    "qwen3_5_text": {"output_gate_type": "a gate of its attention"},
     "xlstm": {"gate_soft_cap": "a gate of its cells"},
 }  # fmt: skip
 # Field → what it changes outside the blocks.

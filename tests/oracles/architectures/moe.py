@@ -59,7 +59,7 @@ CASES: Mapping[str, Architecture] = {
     "dots3_note_text": Architecture(values=_DOTS3),
     "flex_olmo": Architecture(norm=r".*\.layers\.\d+\.post_feedforward_layernorm\..*"),
     "granitemoe": _GRANITE, "granitemoeshared": _GRANITE, "granitemoe_swa": _GRANITE,
-    "inkling2_text": Architecture(reason="its experts soft-cap gate and up, which no activation of the table does"),
+    "inkling2_text": Architecture(activation=False),  # it names a function, and runs the soft-capped unit
     "inkling_text": Architecture(values={"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}),
     "jetmoe": Architecture(reason="its experts share one output bias, which is added after they are mixed"),
     "kolibri1": Architecture(norm=r".*\.layers\.\d+\.(post_attention|post_mlp)_layernorm\..*"),

@@ -47,7 +47,7 @@ APART: Mapping[str, str] = {
     **dict.fromkeys(("xlm", "flaubert"), _NO_LAYER),
     "albert": "a layer's module holds several blocks", "zamba": "the layer goes on after the block that it shares",
     **dict.fromkeys(("beam", "doge", "minimax"), "the residual is scaled: the block ends before it"),
-    "inkling_text": "a convolution over the tokens comes before the residual",
+    **dict.fromkeys(("inkling_text", "inkling2_text"), "a convolution over the tokens comes before the residual"),
     **dict.fromkeys(("deepseek_v4", "gemma3n", "gemma3n_text", "glm5_next_text", "hy_v4", "qwen4_exp",
                      "qwen4_exp_text"), "several residual streams"),
     **dict.fromkeys(("embedding_gemma2_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ffncli.block.limits import Limits, hard_limits
 from ffncli.models.config.families.routing import agree, named, only, per_layer
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack
 from ffncli.models.files.fields import Fields
@@ -33,9 +34,8 @@ def _deepseek_v4(config: Fields) -> Extra:
 
 def _deepseek_v4_block(config: Fields) -> Extra:
     only(config, "mlp_bias", False, "its experts have no biases, but its shared expert would")
-    config.pass_over("expert_dtype")  # how the experts are stored, which their tensors show
-    limit = config.number("swiglu_limit", 10.0)
-    return {"clamp": limit, "residual": False}  # four residual streams: the block ends before they are mixed
+    limits = hard_limits(config.number("swiglu_limit", 10.0))
+    return {"limits": limits, "residual": False}  # four residual streams: the block ends before they are mixed
 
 
 def tabled_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
@@ -77,8 +77,20 @@ def _inkling(config: Fields) -> Extra:
 
 
 def _inkling_block(config: Fields) -> Extra:
-    config.pass_over("rms_norm_eps_moe_gate")  # no code reads it
     return {"learned_scale": True, "residual": False}  # a convolution over the tokens comes before the residual
+
+
+def _inkling2(config: Fields) -> Extra:
+    return {
+        "score": _score(config, "sigmoid"), "correction": True, "eps": 1e-20,
+        "scale": config.number("route_scale|routed_scaling_factor", 8.0),
+    }  # fmt: skip
+
+
+def _inkling2_block(config: Fields) -> Extra:
+    gate, up = config.number("mlp_gate_softcap", 4.0), config.number("mlp_up_softcap", 25.0)
+    # a convolution over the tokens comes before the residual, and blocks of layers attend to each other
+    return {"activation": "silu", "limits": Limits(gate_cap=gate, up_cap=up), "residual": False}
 
 
 def _phimoe(config: Fields) -> Extra:
@@ -97,6 +109,9 @@ ROWS: Mapping[str, Family] = {
         default_activation="silu", d_ff="dense_intermediate_size|intermediate_size", adjust=_inkling_block,
         layer=_inkling_width, aliases=("inkling_mm_model",),
         moe=MoEFields(layers=named(_inkling_layers), routing=_inkling),
+    ),
+    "inkling2_text": Family(
+        activation=None, adjust=_inkling2_block, aliases=("inkling2",), moe=MoEFields(routing=_inkling2)
     ),
     "phimoe": Family(
         default_activation="silu", norm="layernorm", eps=("rms_norm_eps", 1e-5),
