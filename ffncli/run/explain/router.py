@@ -11,7 +11,7 @@ from ffncli.block.steps import Route
 from ffncli.run.engine.execute import one_by_one
 from ffncli.run.engine.functions import function
 from ffncli.run.explain.arithmetic import Choice, Derivation, Quantity, op_of, origin_of
-from ffncli.run.explain.scene import Scene, TensorPlace, written
+from ffncli.run.explain.scene import Read, Scene, TensorPlace, written
 
 
 def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
@@ -56,7 +56,8 @@ def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -
         if factor := scene.weight(place, "factor"):
             quantities.append(Quantity("learned scale", factor[1].item(), written(factor[0], (0,))))
             total *= factor[1].item()
-    notes = tuple(_notes(op, expert, chosen, choice))
+    notes = tuple(_listed(scene.read(place, 1, index[:-1]), expert, chosen) if op.lookup else
+                  _notes(op, expert, chosen, choice))  # fmt: skip
     return Derivation(total, quantities=tuple(quantities), experts=made, notes=notes, origin=origin_of(read, expert))
 
 
@@ -78,6 +79,12 @@ def _scores(scene: Scene, place: TensorPlace, op: Route, logits: Tensor, chosen:
     return scores, logits + shift
 
 
+def _listed(ids: Read, expert: int, chosen: list[int]) -> list[str]:
+    """Where a table decides: whether it lists the expert."""
+    return [f"{'' if expert in chosen else 'not '}chosen: the table's experts of token id {int(ids.row[0])} are "
+            + ", ".join(map(str, sorted(chosen)))]  # fmt: skip
+
+
 def _notes(op: Route, expert: int, chosen: list[int], choice: Tensor) -> list[str]:
     """Why the expert is chosen or not."""
     out = []
@@ -87,8 +94,11 @@ def _notes(op: Route, expert: int, chosen: list[int], choice: Tensor) -> list[st
         rank = int((best > best[mine]).sum()) + 1
         verdict = "can be chosen" if rank <= op.top_groups else "are left out"
         out.append(f"group {mine} ranks {rank} of {op.groups} (score {best[mine].item():.6g}): its experts {verdict}")
-    by = "logit" if op.order == "choose_first" else "score"
+    by = "score" if op.order == "score_first" else "logit"
     by += " + correction" if op.correction else ""
+    if expert >= choice.numel() - op.always:
+        return [*out, "a shared expert: every token goes to it"]
+    chosen = [e for e in chosen if e < choice.numel() - op.always]
     if expert in chosen:
         rank = int((choice[chosen] > choice[expert]).sum()) + 1
         if not op.chooses:

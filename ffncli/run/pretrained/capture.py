@@ -116,6 +116,8 @@ def _require_readable(resolved: Resolved, layer: Layer) -> None:
     """FFNError for weights in an unsupported format (GPTQ), by headers alone, before the model is loaded."""
     assert resolved.checkpoint is not None  # folder_of requires it
     for item in located_weights(resolved, layer) or ():
+        if item.is_table:
+            continue
         stored(resolved.checkpoint, item.names[0], resolved.quantization)
 
 
