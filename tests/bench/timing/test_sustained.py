@@ -149,3 +149,9 @@ def test_a_note_only_where_the_ratios_differ_by_more_than_one_percent(equal, sai
     assert bool(note(found, equal)) is said
     if said:
         assert note(found, equal) == f"sustained 1.000 (two turns of each: 1.000 and 1.000), at equal clock {equal:.3f}"
+
+
+def test_one_percent_is_not_more_than_one_percent():
+    found = Sustained(SustainedSide("packed", 1.01), SustainedSide("eager", 1.0), (1.01, 1.01))
+    assert found.ratio == 1.01
+    assert note(found, 1.0) == ""
