@@ -84,6 +84,8 @@ def test_the_wait_covers_the_launches_of_a_segment_and_the_hosts_delay_in_the_ot
     cuda, clock = clock_on(overhead=3e-5)
     work = lambda: cuda.launch(2.5e-5)  # noqa: E731
     assert wait_before(cuda, clock, work) == pytest.approx(20e-6 + 1.5 * 200e-6, rel=1e-5)
+    new = lambda: cuda.launch(2.5e-5)  # noqa: E731
+    assert wait_before(cuda, clock, new, 40) == pytest.approx(20e-6 + 1.5 * 40 * 200e-6, rel=1e-5)
     clock.time(work, 200)  # 30 µs of the host, 25 of the GPU, 5 calls in a segment
     assert wait_before(cuda, clock, work, 20) == pytest.approx(20e-6 + 1.5 * (5 * 30e-6 + 15 * 5e-6), rel=1e-2)
     assert wait_before(cuda, clock, work, 10**4) == pytest.approx(LONGEST, rel=1e-5)
@@ -121,25 +123,28 @@ def test_a_stall_of_the_host_costs_a_known_call_no_longer_wait():
     assert wait_before(cuda, clock, work) == pytest.approx(known)
 
 
-def test_a_late_first_call_is_given_twice_its_time_once():
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_late_first_call_is_given_twice_its_time_once(flushed):
     """A host that stalls for 1 ms is waited for longer, and is in time; what waits for the GPU is not, whatever wait
     it gets, and gets none any more."""
     cuda, clock = clock_on(overhead=5e-6)
+    cuda.host = 1e6
+    before = (lambda: cuda.launch(8e-5, "flush")) if flushed else None
 
     def stalls():
         cuda.host += 1e-3
         cuda.launch(1e-5)
 
-    clock.time(stalls, 1)
+    clock.time(stalls, 1, before)
     assert clock.launch_bound
-    assert wait_before(cuda, clock, stalls) == pytest.approx(2e-3, rel=0.05)
+    assert wait_before(cuda, clock, stalls, 1, before) == pytest.approx(2e-3, rel=0.05)
     assert not clock.launch_bound
 
     def waits():
         cuda.launch(1e-5)
         cuda.wait()
 
-    found = [wait_before(cuda, clock, waits) for _ in range(4)]
+    found = [wait_before(cuda, clock, waits, 1, before) for _ in range(4)]
     assert found[1] > 2 * found[0] * 0.9
     assert found[2:] == [0.0, 0.0]
     assert clock.launch_bound
@@ -192,6 +197,15 @@ def test_work_that_is_left_is_measured_against_the_calls(kernel, behind, noticed
     cuda, clock = clock_on(sync_cost=1e-4)
     cuda.host = uptime
     assert clock.leaves_work(apart(cuda, cuda.Stream(), kernel, behind), 1) is noticed
+
+
+def test_what_another_arm_left_is_not_this_ones():
+    """10 ms of work on another stream from before a block are waited for before it begins."""
+    cuda, clock = clock_on()
+    with cuda.stream(cuda.Stream()):
+        cuda.launch(1e-2)
+    assert clock.time(lambda: cuda.launch(1e-3), 1) == pytest.approx(1e-3)
+    assert not clock.other_stream
 
 
 @pytest.mark.parametrize(("kernel", "behind", "noticed"), LEFT)
