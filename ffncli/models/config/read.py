@@ -284,7 +284,8 @@ def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> 
         *(dense if False in kinds else []),
         *([family.moe.d_ff] if family.moe and True in kinds else []),
     ]
-    used = [n for names_ in dict.fromkeys(names) for n in names_.split("|") if config.get(n, None) is not None]
+    spelled = map(config.name, dict.fromkeys(names))  # another spelling with another value stays unread
+    used = [n for n in spelled if config.get(n, None) is not None]
     out = ["widths: " + ", ".join(f"{n} = {shown(config.get(n))}" for n in dict.fromkeys(used))]
     unused = [n for n in dense if n not in used and config.values.get(n) is not None]
     out += [f"widths: {n} = {shown(config.values[n])} is not used, every layer is MoE" for n in unused]
