@@ -105,7 +105,8 @@ _EXPERTS: Mapping[str, str] = {
     "num_experts": "afmoe bailing_hybrid beam cohere2_moe deepseek_ocr2_text deepseek_v2 deepseek_v32 ernie4_5_moe "
     "exaone_moe flex_olmo flint glm_moe_dsa gpt_oss hunyuan_v1_moe hy_v3 jamba kimi_linear kolibri1 laguna lfm2_moe "
     "mellum minimax minimax_m2 minimax_m3_vl_text mistral_large4_text mixtral nllb-moe olmoe "
-    "qwen2_moe qwen3_5_moe_text qwen3_moe qwen3_next qwen3_omni_moe_text qwen3_vl_moe_text switch_transformers unlimited_ocr_text",
+    "qwen2_moe qwen3_5_moe_text qwen3_moe qwen3_next qwen3_omni_moe_text qwen3_vl_moe_text switch_transformers "
+    "unlimited_ocr_text",
     "n_routed_experts": "axk1 deepseek_ocr2_text deepseek_v2 deepseek_v3 deepseek_v32 dots1 dots3_note_text "
     "glm4_moe glm4_moe_lite glm5_next_text glm_moe_dsa hy_v4 mimo_v2_flash mistral4 mistral_large4_text nemotron_h "
     "solar_open unlimited_ocr_text",
