@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ffncli.errors import FFNError, clean, shown
+from ffncli.models.config.memories import MEMORIES
 from ffncli.models.files.fields import Fields
 
 _MOST_NAMED = 3  # fields in one message
@@ -37,7 +38,7 @@ _ELSEWHERE: Mapping[str, str] = {
     r"(mamba|ssm|conv|lin|rg_?lru|lru|time_step|dt|state)_.*|expand|hidden_mamba_act": "a state-space layer",
     r"(embedding|embed|vocab|logits?|lm_head|summary|classifier|pooler|projection|final|sparse_pred)_.*|pooler_act"
     r"|.*_logit_soft_?cap.*": "embeddings, the head, the pooler",
-    r"ngram_size|heads_per_ngram|make_ngram_.*|split_ngram_parts|.*hash_byte_group_(size|nb_.*)": "a memory, see NOTED",
+    r"ngram_size|heads_per_ngram|make_ngram_.*|split_ngram_parts|.*hash_byte_group_(size|nb_.*)": "memories.py",
     r"expert_capacity_.*|.*capacity_token_fraction": "how many tokens an expert may drop, see NOTED",
     r"hidden_act": "the evidence says so where the code runs another activation",
     r".*no_repeat_ngram_size|top_k|output_router_logits|output_hidden_states": "generation and outputs",
@@ -87,10 +88,6 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
 # Field → what it changes outside the blocks.
 NOTED: Mapping[str, str] = {
     "expert_capacity": "experts drop the tokens beyond it, which is not modelled",
-    "hidden_size_per_layer_input": "embeddings for every layer are outside the FFN and not counted here",
-    "vocab_size_per_layer_input": "embeddings for every layer are outside the FFN and not counted here",
-    "ngram_vocab_size_base": "a memory of n-grams is outside the FFN and not counted here",
-    "encoder_hash_byte_group_vocab": "a memory of n-grams is outside the FFN and not counted here",
 }
 _ARITHMETIC = re.compile(
     r"limit|clamp|clip|soft_?cap|scor(e|ing)_|renorm|norm_topk|scaling_factor|multiplier|residual_(scale|mult)|latent|_norm$"
@@ -149,7 +146,7 @@ def require_read(config: Fields, family: str) -> tuple[str, ...]:
 
     Raises UnknownField for those that its family's row does not know.
     """
-    left = unread(config, family)
+    left = {name: value for name, value in unread(config, family).items() if name not in MEMORIES}
     if fields := in_words({name: value for name, value in left.items() if name not in NOTED}):
         raise UnknownField(config.where, family, fields)
     return (*_respelled(config, family), *(f"{in_words({name: value})}: {NOTED[name]}" for name, value in left.items()))
@@ -169,7 +166,8 @@ def _respelled(config: Fields, family: str) -> Iterator[str]:
 def outside_note(whole: Fields, text: Fields) -> str:
     """What a multimodal config says outside its text model, where that differs from the text model's; else empty."""
     left = {name: value for name, value in unread(whole).items() if text.values.get(name) != value}
-    left = {name: value for name, value in left.items() if name not in NOTED and not isinstance(value, Mapping)}
+    known = (*NOTED, *MEMORIES)
+    left = {name: value for name, value in left.items() if name not in known and not isinstance(value, Mapping)}
     return f"not the text model's, so not read: {in_words(left)}" if left else ""
 
 
