@@ -201,7 +201,8 @@ def _blocks(model: Model, tensors: RecognisedTensors, metadata: Metadata, ffns: 
         StoredSize(sum(ffn.params for ffn in ffns), sum(ffn.bytes for ffn in ffns), formats),
         (*_uncounted(layers, metadata), *(differences if metadata.binding else ())),
         (f"{'gated' if first[0].gated else 'plain'}: tensor {shown(tensor, 120)}",),
-        (*doubts, *unknown, *not_counted(tensors.others)),
+        (*doubts, *unknown),
+        tuple(not_counted(tensors.others)),
     )
 
 
