@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from ffncli.block import activations
 from ffncli.block.limits import NO_LIMITS, Limits
+from ffncli.block.route import Order, Score
 from ffncli.block.steps import NORM_GATE, Activation, Add, Axis, Dropout, Experts, Linear, Multiply, Norm, Route, Step
 from ffncli.errors import FFNError, did_you_mean, shown
 
@@ -16,8 +17,6 @@ MAX_SIZE = 2**31 - 1  # no tensor axis in use is larger; beyond it torch overflo
 NormKind = Literal["none", "layernorm", "rmsnorm"]
 NormPosition = Literal["pre", "post", "branch", "pre+branch"]
 NormWeight = Literal["none", "plain", "one_plus"]
-Score = Literal["softmax", "sigmoid"]
-Order = Literal["score_first", "choose_first"]
 ScoreDType = Literal["fp32", "input"]
 Weigh = Literal["output", "input"]
 
@@ -34,7 +33,9 @@ class MoE:
     (Nemotron-H); `latent_norm` normalises what enters it, `mixed_norm` the experts' sum before it is widened (Kimi-K3).
     `expert_norm` normalises the output of every expert, with one weight for all (Muse-Spark); `mixed_bias` is added to
     the experts' sum (JetMoE). `router_scale` multiplies the logits (Muse-Spark). `eps` is added to the sum of the
-    chosen weights that renormalises them (LFM2).
+    chosen weights that renormalises them (LFM2). `shared_routed`: the router weighs every shared expert too, as wide as
+    the others, in one renormalisation (Inkling). `lookup` is the vocabulary of a table that lists the experts of each
+    token id (DeepSeek-V4).
     """
 
     experts: int
@@ -62,6 +63,9 @@ class MoE:
     mixed_norm: bool = False
     mixed_bias: bool = False
     router_scale: float = 1.0
+    threshold: float = 0.0
+    shared_routed: bool = False
+    lookup: int | None = None
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,10 @@ class FFNSpec:
     `attention`, a second input, to its residual; `shared_norm` means that attention uses the same norm. `down_bias` is
     the down projection's bias where it differs from the others (GTE). `gate_scale` multiplies the gate before its
     activation (Falcon-H1). Norms behind the FFN and behind each expert may have another eps, `post_norm_eps`, and may
-    multiply their input by the weight (`post_norm_weigh`, as in `steps.Norm`). `norm_gate` is the
-    rank of a gate on the norm before the FFN: y · sigmoid(W₂ · silu(W₁ · y)) (A.X-K2). Raises FFNError for values that
-    do not describe a block.
+    multiply their input by the weight (`post_norm_weigh`, as in `steps.Norm`). `norm_gate` is the rank of a gate on the
+    norm before the FFN: y · sigmoid(W₂ · silu(W₁ · y)) (A.X-K2). `learned_scale`: one learned number multiplies the
+    output of a dense FFN, or the weights of a mixture's experts (Inkling). Raises FFNError for values that do not
+    describe a block.
     """
 
     d_model: int
@@ -99,6 +104,7 @@ class FFNSpec:
     shared_limits: Limits | None = None
     down_bias: bool | None = None
     gate_scale: float = 1.0
+    learned_scale: bool = False
     moe: MoE | None = None
     post_norm_eps: float | None = None
     post_norm_weigh: Weigh = "output"
@@ -196,12 +202,28 @@ def check_moe(moe: MoE) -> None:
         size("latent", moe.latent)
     elif moe.latent_norm or moe.mixed_norm:
         raise FFNError("latent_norm and mixed_norm need a latent width", "they are norms in that narrower space")
+    if moe.lookup is not None:
+        size("lookup", moe.lookup)
+    _check_choice(moe)
     if moe.shared_d_ff is not None:
         size("shared_d_ff", moe.shared_d_ff)
     if moe.groups < 1 or moe.experts % moe.groups:
         raise FFNError(f"{moe.experts} experts do not divide into {moe.groups} groups")
     if not 1 <= moe.top_groups <= moe.groups or moe.top_k > moe.experts // moe.groups * moe.top_groups:
         raise FFNError(f"top_k = {moe.top_k} cannot be chosen from {moe.top_groups} of {moe.groups} groups")
+
+
+def _check_choice(moe: MoE) -> None:
+    """Raises FFNError for choices of experts that exclude each other."""
+    special = [name for name in ("lookup", "shared_routed") if getattr(moe, name)]
+    special += ["one_by_one"] if moe.order == "one_by_one" else []
+    plain = moe.order == "score_first" or special == ["one_by_one"]
+    if len(special) > 1 or (special and (moe.groups > 1 or moe.identity_experts or not plain)):
+        raise FFNError(f"{special[0]} cannot be combined with another way to choose experts")
+    if moe.lookup and moe.correction:
+        raise FFNError("lookup: the token ids choose, so that a correction of the choice has no effect")
+    if moe.shared_routed and (not moe.shared_experts or moe.shared_d_ff or moe.shared_gate or moe.shared_scale != 1):
+        raise FFNError("shared_routed needs shared experts that are as wide as the routed ones and weighed once")
 
 
 def check_limits(limits: Limits, function: str) -> None:
@@ -236,6 +258,7 @@ def steps(spec: FFNSpec) -> tuple[Step, ...]:
         out += _gated_norm(d_model, Axis("rank", spec.norm_gate))
         x = out[-1].output
     out += _moe(spec, x) if spec.moe else ffn(spec, x, d_model)
+    out += [Step("scaled", Multiply(learned=True), ("down",))] if spec.learned_scale and not spec.moe else []
     return (*out, *_closing(spec, d_model, out[-1].output))
 
 
@@ -274,21 +297,29 @@ def ffn(spec: FFNSpec, x: str, d_model: Axis, width: int | None = None, prefix: 
     return [_prefixed(step, prefix, x) for step in body] if prefix else body
 
 
+def route_of(spec: FFNSpec) -> Route:
+    """How a mixture's tokens are routed. Its axis has the router's logits: identity experts or shared ones last."""
+    assert spec.moe is not None
+    moe = spec.moe
+    always = moe.shared_experts if moe.shared_routed else 0
+    return Route(
+        Axis("experts", moe.experts + moe.identity_experts + always), moe.top_k, moe.score, moe.order, moe.renormalise,
+        moe.scale, moe.groups, moe.top_groups, moe.group_best, moe.correction, moe.score_dtype, moe.eps, moe.threshold,
+        always, spec.learned_scale, Axis("vocab", moe.lookup) if moe.lookup else None,
+    )  # fmt: skip
+
+
 def _moe(spec: FFNSpec, x: str) -> list[Step]:
     assert spec.moe is not None
     moe, d_model, experts = spec.moe, Axis("d_model", spec.d_model), Axis("experts", spec.moe.experts)
-    routed = Axis("experts", moe.experts + moe.identity_experts)
-    route = Route(
-        routed, moe.top_k, moe.score, moe.order, moe.renormalise, moe.scale, moe.groups, moe.top_groups,
-        moe.group_best, moe.correction, moe.score_dtype, moe.eps,
-    )  # fmt: skip
+    route = route_of(spec)
     inner = Axis("latent", moe.latent) if moe.latent else d_model
     program, common = ffn(spec, "x", inner), ("expert_norm",) if moe.expert_norm else ()
     program += [Step(name, _norm(spec, inner, after=True), ("down",)) for name in common]
     mix = Experts(tuple(program), experts, moe.weigh, moe.identity_experts, common)
-    body = [Step("router", Linear(d_model, routed, moe.router_bias), (x,))]
+    body = [Step("router", Linear(d_model, route.experts, moe.router_bias), (x,))]
     body += [Step("router_scaled", Add(moe.router_scale), ("router",))] if moe.router_scale != 1 else []
-    body.append(Step("route", route, (body[-1].output,)))
+    body.append(Step("route", route, (body[-1].output, "token_ids") if moe.lookup else (body[-1].output,)))
     entering = x
     if moe.latent:
         body.append(Step("latent", Linear(d_model, inner), (x,)))
@@ -305,9 +336,11 @@ def _shared(spec: FFNSpec, moe: MoE, x: str, d_model: Axis, mixed: str) -> list[
     """The shared experts, their gate, and the sum with the routed ones' output `mixed`; nothing without any."""
     if not moe.shared_experts:
         return []
-    body: list[Step] = []
     shared_spec = spec if spec.shared_limits is None else replace(spec, limits=spec.shared_limits)
-    body += ffn(shared_spec, x, d_model, spec.shared_width, "shared.")
+    if moe.shared_routed:
+        always = Experts(tuple(ffn(shared_spec, "x", d_model)), Axis("experts", moe.shared_experts), always=True)
+        return [Step("shared", always, (x, "route")), Step("moe", Add(), (mixed, "shared"))]
+    body = ffn(shared_spec, x, d_model, spec.shared_width, "shared.")
     shared = "shared.down"
     if moe.shared_gate:
         body.append(Step("shared_gate", Linear(d_model, Axis("one", 1)), (x,)))

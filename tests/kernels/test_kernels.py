@@ -59,6 +59,16 @@ MIXED = {
         moe=MoE(4, 2, latent=3, latent_norm=True, expert_norm=True, router_scale=0.2),
     ),
     "bias of the sum": FFNSpec(6, 24, "swiglu", moe=MoE(4, 2, order="choose_first", mixed_bias=True)),
+    "sqrtsoftplus": FFNSpec(
+        6, 24, "swiglu", moe=MoE(8, 3, 1, score="sqrtsoftplus", correction=True, eps=1e-3, score_dtype="input")
+    ),
+    "one by one": FFNSpec(
+        6, 24, "swiglu", moe=MoE(8, 3, order="one_by_one", renormalise=False, threshold=0.6, score_dtype="input")
+    ),
+    "shared routed": FFNSpec(
+        6, 24, "swiglu", learned_scale=True,
+        moe=MoE(5, 2, 3, score="sigmoid", correction=True, scale=8.0, shared_routed=True),
+    ),
 }  # fmt: skip
 BLOCKS = {**PLAIN, **GATED, **MIXED}
 DENSE = PLAIN | GATED
