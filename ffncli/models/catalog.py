@@ -116,6 +116,11 @@ def aliases(name: str) -> list[str]:
     return list(_row(name).get("aliases", ()))
 
 
+def config(name: str) -> dict[str, Any]:
+    """A row's config.json fields; empty for a model that has no config.json."""
+    return dict(_row(name).get("config", {}))
+
+
 def organisation(name: str) -> str:
     """Who made a model."""
     return str(_row(name)["organisation"])
