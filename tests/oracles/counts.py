@@ -156,7 +156,7 @@ WIDTHS = {
 
 # Models since 2024: FFN parameters, those active per token, and the parameters of the release on the Hub (as [U] of the
 # catalog lists them; None: not listed). The first two are those of transformers' modules (`make catalog` builds each
-# again); LongCat-Flash by hand, since transformers gives experts without weights some: 28 layers with two dense FFNs
+# again), the third is held in tests/models/test_catalog.py; LongCat-Flash by hand, since transformers gives experts without weights some: 28 layers with two dense FFNs
 # 3 · 6144 · 12288, 512 experts 3 · 6144 · 2048, a router and a correction for 768. A release may hold more than the text
 # model: layers that predict further tokens, towers, lm_head stored twice, scales.
 RECENT = {
