@@ -156,8 +156,8 @@ WIDTHS = {
 
 # Models since 2024: FFN parameters, those active per token, and the parameters of the release on the Hub (as [U] of the
 # catalog lists them; None: not listed). The first two are those of transformers' modules (`make catalog` builds each
-# again), to the third test_catalog.py holds the whole models. LongCat-Flash is by hand, since transformers gives weights
-# to experts that have none: 28 layers with two dense FFNs 3 · 6144 · 12288, 512 experts 3 · 6144 · 2048, a router and a
+# again), to the third test_catalog.py holds the whole models. LongCat-Flash is by hand, since transformers gives
+# experts without weights some: 28 layers with two dense FFNs 3 · 6144 · 12288, 512 experts 3 · 6144 · 2048, a router and a
 # correction for 768. A release may hold more than the text model: layers that predict further tokens, towers, scales.
 RECENT = {
     "llama-3.2-1b": (805_306_368, 805_306_368, 1_235_814_400),
