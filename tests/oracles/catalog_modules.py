@@ -24,8 +24,8 @@ _FFN = re.compile(
     r"|mixer\.(?:up_proj|down_proj|gate|experts|shared_experts|fc[12]_latent_proj)\.)"
 )
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k", "top_k_experts")
-# transformers gives the experts that pass their input on weights, which no checkpoint has.
-UNLIKE = frozenset({"longcat-flash"})
+# By hand, see RECENT: transformers gives experts without weights some, or has no class for the text model alone.
+UNLIKE = frozenset({"longcat-flash", "step-3.5-flash", "step-3.7-flash"})
 
 
 def ffn_parameters(config: Mapping[str, Any]) -> tuple[int, int]:
@@ -53,7 +53,7 @@ def main() -> int:
         if built != RECENT[name][:2]:
             wrong += 1
             print(f"{name}: transformers {built}, the table {RECENT[name][:2]}")
-    print(f"{len(RECENT) - wrong} of {len(RECENT)} agree")
+    print(f"{len(RECENT) - len(UNLIKE) - wrong} of {len(RECENT) - len(UNLIKE)} agree")
     return int(wrong > 0)
 
 

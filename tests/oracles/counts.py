@@ -154,11 +154,13 @@ WIDTHS = {
     "gpt-oss-120b": 4.25 / 8,
 }
 
-# Models since 2024: FFN parameters, those active per token, and the parameters of the release on the Hub (as [U] of the
-# catalog lists them; None: not listed). The first two are those of transformers' modules (`make catalog` builds each
-# again), to the third test_catalog.py holds the whole models. LongCat-Flash is by hand, since transformers gives
-# experts without weights some: 28 layers with two dense FFNs 3 · 6144 · 12288, 512 experts 3 · 6144 · 2048, a router and a
-# correction for 768. A release may hold more than the text model: layers that predict further tokens, towers, scales.
+# Models since 2024: FFN parameters, those active per token, and the parameters of the release on the Hub (as [U] of
+# the catalog lists them; None: not listed). The first two are those of transformers' modules (`make catalog` builds
+# each again), to the third test_catalog.py holds the whole models. LongCat-Flash is by hand, since transformers gives
+# experts without weights some: 28 layers with two dense FFNs 3 · 6144 · 12288, 512 experts 3 · 6144 · 2048, a router
+# and a correction for 768. So is Step, whose text model AutoModel cannot build: three dense layers 3 · 4096 · 11264, 42
+# with 288 experts and a shared one 3 · 4096 · 1280. A release may hold more than the text model: layers that predict further tokens, towers,
+# scales.
 RECENT = {
     "llama-3.2-1b": (805_306_368, 805_306_368, 1_235_814_400),
     "llama-3.2-3b": (2_113_929_216, 2_113_929_216, 3_212_749_824),
@@ -278,6 +280,8 @@ RECENT = {
     "yi-1.5-34b": (26_424_115_200, 26_424_115_200, 34_388_917_248),
     "mellum-2-12b": (11_102_257_152, 1_391_394_816, 12_149_923_072),
     "jais-2-8b": (5_671_657_472, 5_671_657_472, 8_090_401_280),
+    "step-3.5-flash": (191_379_025_728, 6_410_219_328, 199_384_301_376),
+    "step-3.7-flash": (191_379_025_728, 6_410_219_328, 201_365_316_160),
 }
 # What a release holds beside the model where that is not layers for further tokens or a tower, which are below 5 %:
 # lm_head stored although it is tied; without the choice corrections.
