@@ -27,7 +27,7 @@ from tests.oracles.architectures.text_towers import CASES as TOWERS
 from tests.oracles.architectures.tiny import statement, tiny
 
 ROUTED_TOWERS = ("deepseek_ocr2_text", "glm4v_moe_text", "glm5_next_text", "mistral4", "mistral_large4_text",
-                 "qwen3_omni_moe_text", "qwen3_vl_moe_text", "unlimited_ocr_text")  # fmt: skip
+                 "qwen3_omni_moe_text", "qwen3_vl_moe_text", "step3p5", "unlimited_ocr_text")  # fmt: skip
 NAMES = [*(n for n, case in ROUTED.items() if not case.reason), "aria_text", "bailing_hybrid", "deepseek_v2",
          "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe", "flint", "glm4_moe", "glm4_moe_lite",
          "glm_moe_dsa", "gpt_oss", "hunyuan_v1_moe", "hy_v3", "hy_v4", "kimi_linear", "laguna", "mellum",
@@ -39,7 +39,9 @@ SAID = {
     "longcat_flash": {"zero_expert_num": 4}, "cohere2_moe": {"expert_selection_fn": "sigmoid"},
     "deepseek_v2": {"topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0, "norm_topk_prob": False},
     "deepseek_ocr2_text": {"topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0},
-    "glm5_next_text": {"swiglu_limit": 0.3}, "mistral4": {"routed_scaling_factor": 2.5},
+    "glm5_next_text": {"swiglu_limit": 0.3},
+    "step3p5": {"swiglu_limits": [0.0, 0.2, 0.3, None], "swiglu_limits_shared": [0.1, None, 0.2, 0.5],
+                "moe_router_scaling_factor": 1.5}, "mistral4": {"routed_scaling_factor": 2.5},
     "dots1": {"norm_topk_prob": True}, "laguna": {"moe_routed_scaling_factor": 2.5}, "afmoe": {"route_scale": 2.5},
     "deepseek_v4": {"swiglu_limit": 0.3},
 }  # fmt: skip

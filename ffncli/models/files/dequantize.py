@@ -18,6 +18,7 @@ from ffncli.models.files.bytes import OpenFiles
 from ffncli.models.files.checkpoint import PLAIN, ByteLocation, Checkpoint
 from ffncli.models.files.fields import Fields
 from ffncli.models.files.integers import awq, compressed, gptq
+from ffncli.models.files.packing import gguf_scale
 from ffncli.models.files.quantized import logical
 from ffncli.models.files.rows import FLOAT8, Packed, StoredTensor, numbers, rows_of, torch_dtype
 from ffncli.models.files.scaled import in_place
@@ -44,8 +45,8 @@ def stored(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | 
     do not fit each other; and (exit 3) for a format that this torch or gguf library does not have.
     """
     if name in checkpoint.files:
-        info = checkpoint.info(name)
-        if info.dtype in PLAIN:
+        info, scaled = checkpoint.info(name), checkpoint.gguf and gguf_scale(name, checkpoint.files) is not None
+        if info.dtype in PLAIN and not scaled:
             return _plain(checkpoint.place(name), info.shape)
         if checkpoint.gguf:
             return _gguf(checkpoint, name)
@@ -61,7 +62,7 @@ def stored(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | 
 
 def shaped(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
     """The same tensor with its axes of size one elsewhere; packed rows do not change."""
-    if tensor.place.info.dtype in PLAIN:
+    if tensor.place.info.dtype in PLAIN and tensor.shape[-1:] != shape[-1:]:
         return _plain(tensor.place, shape)
     return replace(tensor, shape=shape)
 
@@ -158,9 +159,8 @@ def _gguf(checkpoint: Checkpoint, name: str) -> StoredTensor:
 
 
 def _gguf_scale(checkpoint: Checkpoint, name: str, matrices: int) -> Callable[[OpenFiles, int], Tensor | None]:
-    """A matrix → its scale: `X.scale` of `X.weight`, one float or one for each expert (NVFP4, BitNet); None without."""
-    module = name.removesuffix("weight")
-    scale = next((one for one in (module + "scale", name + ".scale") if one in checkpoint.files), None)
+    """A matrix → its scale, one float or one for each expert (NVFP4, BitNet); None without."""
+    scale = gguf_scale(name, checkpoint.files)
     if scale is None:
         return lambda files, matrix: None
     place = checkpoint.place(scale)
