@@ -21,9 +21,9 @@ Interval = tuple[float, float]
 class GatedDifference:
     """y - z of the units `name` and `against`.
 
-    They are the same for every gate in `same_gate` together with every up in `same_up`; ±inf where they never part, None
-    where they part at once.
-    `rms` is √E[(y - z)²] for gate, up ~ N(0, std²), independent; `relative_rms` divides it by √E[z²].
+    They are the same for every gate in `same_gate` together with every up in `same_up`; ±inf where they never part,
+    None where they part at once. `rms` is √E[(y - z)²] for gate, up ~ N(0, std²), independent; `relative_rms` divides
+    it by √E[z²].
     """
 
     name: str

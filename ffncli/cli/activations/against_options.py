@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ffncli.block.activations import GATED, LIMITED, resolve, spelled
+from ffncli.block.activations import gated_name, resolve
 from ffncli.cli.common import values
 from ffncli.cli.common.option import option
 from ffncli.cli.common.options import Text
@@ -76,8 +76,7 @@ class AgainstOptions:
     @property
     def unit(self) -> str | None:
         """The name of --against if it is a gated unit."""
-        name = spelled(self.against or "")
-        return LIMITED.get(name, name if name in GATED else None)
+        return gated_name(self.against or "")
 
     def _function(self) -> str:
         return resolve(self.against or "", "--against")[0]
