@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import ffn_steps
 from ffncli.models.config.families.moe import ROWS
+from ffncli.models.config.families.routers import ROWS as ROUTERS
 from ffncli.models.config.read import from_config
 from ffncli.models.model import Group
 from ffncli.run.engine.execute import run
@@ -42,6 +43,7 @@ SAID = {
     "step3p5": {"swiglu_limits": [0.0, 0.2, 0.3, None], "swiglu_limits_shared": [0.1, None, 0.2, 0.5],
                 "moe_router_scaling_factor": 1.5}, "mistral4": {"routed_scaling_factor": 2.5},
     "dots1": {"norm_topk_prob": True}, "laguna": {"moe_routed_scaling_factor": 2.5}, "afmoe": {"route_scale": 2.5},
+    "deepseek_v4": {"swiglu_limit": 0.3},
 }  # fmt: skip
 MODULES = ("block_sparse_moe", "feed_forward", "ffn", "mlp")
 ROUTER = ("gate.weight", "router.weight", "router.gate.weight", "router.layer.weight", "gate.wg.weight",
@@ -102,6 +104,8 @@ def shared(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
             gate, up = fused.chunk(2)
             down = own.get("down_proj.weight", own.get("output_linear.weight"))
             return {"shared.gate.weight": gate, "shared.up.weight": up, "shared.down.weight": down}
+        if "gate_proj" in own:  # one matrix for each of Inkling's
+            return {f"shared.{n}.weight": own[f"{n}_proj"] for n in ("gate", "up", "down")}
         if own:
             return {f"shared.{n}.weight": own[f"{n}_proj.weight"] for n in ("gate", "up", "down")}
     return {}
@@ -111,7 +115,7 @@ def weights(found: Mapping[str, Tensor], spec: FFNSpec) -> dict[str, Tensor]:
     """Canonical weights of a module with experts."""
     spellings = {
         "router.weight": ROUTER, "router.bias": ("router.bias",), "route.correction": CORRECTION,
-        "shared_gate.weight": ("shared_expert_gate.weight",),
+        "shared_gate.weight": ("shared_expert_gate.weight",), "route.factor": ("gate.global_scale",),
     }  # fmt: skip
     own = {ours: found[theirs] for ours, names in spellings.items() for theirs in names if theirs in found}
     if "route.correction" in own:
@@ -143,4 +147,4 @@ def test_experts_are_run_as_their_module_runs_them(name: str) -> None:
 
 
 def test_every_row_is_run() -> None:
-    assert set(ROWS) <= set(NAMES)
+    assert {*ROWS, *ROUTERS} <= set(NAMES)

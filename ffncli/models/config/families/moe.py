@@ -29,16 +29,12 @@ from ffncli.models.files.fields import REQUIRED, Fields
 
 # Families that the block language cannot express and whose tensors hold parameters that it would not count.
 REFUSED: Mapping[str, str] = {
-    "inkling_text": "its router weights routed and shared experts in one normalisation, with a learned scale",
     "jetmoe": "its experts share one output bias, which is added after they are mixed",
     "zaya": "its router is an MLP that passes a state from layer to layer",
 }
 # Families that the block language cannot express, but with the usual tensors, which are counted if present.
 COUNTED: Mapping[str, str] = {
     "axk2": "the norm before its FFN is multiplied by a learned gate",
-    "deepseek_v4": "its first layers choose experts by a token lookup, and its scores are sqrtsoftplus",
-    "inkling2_text": "its experts soft-cap gate and up",
-    "phimoe": "its router (SparseMixer) masks logits by a threshold, once per choice",
 }
 
 EPS5 = ("rms_norm_eps", 1e-5)
