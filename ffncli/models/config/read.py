@@ -34,6 +34,9 @@ TOWERS = (
     "language_model_config",
     "text_model_config",
     "decoder",
+    "decoder_config",
+    "generator",
+    "vlm_config",
 )
 PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_num_layers"  # multi-token prediction
 _OTHER_TOWERS = "the numbers are the text model's: other towers are left out"

@@ -97,7 +97,14 @@ def text_architectures() -> Mapping[str, str]:
 
 def config(model_type: str, case: Architecture, factor: int = 1) -> PretrainedConfig:
     """A tiny config; `factor` multiplies every d_ff."""
-    return _config(CONFIG_MAPPING[model_type], case, case.values, factor)
+    return _config(_config_class(model_type, case), case, case.values, factor)
+
+
+def _config_class(model_type: str, case: Architecture) -> Any:
+    """The config class of a model_type; of one that is only ever nested, its model class knows it."""
+    if model_type in CONFIG_MAPPING:
+        return CONFIG_MAPPING[model_type]
+    return attrgetter(case.model)(transformers).config_class
 
 
 def _config(kind: Any, case: Architecture, over: Mapping[str, Any], factor: int) -> PretrainedConfig:
@@ -187,3 +194,11 @@ def cases() -> Mapping[str, Architecture]:
         for name, case in module.CASES.items()
     }
     return {name: rows.get(name, Architecture()) for name in text_architectures()}
+
+
+@cache
+def towers() -> Mapping[str, Architecture]:
+    """What takes token ids and is in none of transformers' text tables: towers that only composites have."""
+    from tests.oracles.architectures import media, text_towers
+
+    return {**text_towers.CASES, **media.CASES}

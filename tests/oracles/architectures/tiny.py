@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from ffncli.models.config.read import from_config
 from ffncli.models.model import Resolved
 from ffncli.models.source import load
-from tests.oracles.architectures import Architecture, build, cases, fresh
-from tests.oracles.architectures.text_towers import CASES as TOWERS
+from tests.oracles.architectures import Architecture, build, cases, fresh, towers
 
 # Tests with this mark take a `name`; tests/conftest.py puts those of one name in a row, so that it is built once.
 statement = pytest.mark.architecture
@@ -121,7 +120,7 @@ def make(name: str, case: Architecture) -> Tiny:
 
 @cache
 def _cases() -> Mapping[str, Architecture]:
-    return {**cases(), **TOWERS}
+    return {**cases(), **towers()}
 
 
 def _config(model: nn.Module) -> Mapping[str, Any]:

@@ -108,11 +108,11 @@ ROWS: Mapping[str, Family] = {
     "t5": Family(
         gated=None, d_model="d_model|hidden_size", d_ff="d_ff", activation="feed_forward_proj",
         default_activation="relu", eps=("layer_norm_epsilon", 1e-6), stacks=_PAIR, adjust=_t5,
-        aliases=("mt5", "umt5", "longt5"),
+        aliases=("mt5", "umt5", "longt5", "pop2piano", "udop"),
     ),
     "whisper": _PRE,
     "mbart": replace(_PRE, aliases=("blenderbot", "pegasus", "pegasus_x")),
-    "m2m_100": replace(_PRE, default_activation="relu"),
+    "m2m_100": replace(_PRE, default_activation="relu", aliases=("speech_to_text",)),
     "bigbird_pegasus": replace(_PRE, default_activation="gelu_new"),
     "seamless_m4t": replace(
         _PRE, d_model="hidden_size", default_activation="relu", aliases=("seamless_m4t_v2",),
@@ -149,6 +149,7 @@ ROWS: Mapping[str, Family] = {
         _PRE, default_activation="relu", layer=_nllb_widths,
         moe=MoEFields(d_ff="encoder_ffn_dim|decoder_ffn_dim", layers=_nllb_layers, routing=_nllb_routing),
     ),
+    "t5gemma2_text": replace(_NESTED, aliases=("t5gemma2_decoder", "t5_gemma_module")),
     "t5gemma": replace(_NESTED, stacks=(Stack("encoder", at="encoder"), Stack("decoder", at="decoder"))),
     "t5gemma2": replace(
         _NESTED, stacks=(Stack("encoder", at="encoder.text_config"), Stack("decoder", at="decoder"))
