@@ -83,7 +83,7 @@ _ROWS: Mapping[str, Arrangement] = {
     "gguf": Arrangement(  # llama.cpp's names, the same for all families; gpt-oss has no ffn_norm
         "GGUF", norms={"norm": ("ffn_norm", "post_attention_norm"), "post_norm": ("post_ffw_norm",)}
     ),
-    "cohere_asr": Arrangement("cohere_asr", norms={"norm": ("final_layernorm", "layer_norm_3")}),
+    "canary_decoder": Arrangement("canary_decoder", norms={"norm": ("final_layernorm", "layer_norm_3")}),
     **{name: Arrangement(name, up_first=True) for name in ("moonshine", "moonshine_streaming")},
     "longcat_flash": Arrangement("longcat_flash", norms={"norm": ("post_attention_layernorm.{n}",)}),
 }  # fmt: skip

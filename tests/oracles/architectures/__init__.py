@@ -110,7 +110,7 @@ def _config_class(model_type: str, case: Architecture) -> Any:
 def _config(kind: Any, case: Architecture, over: Mapping[str, Any], factor: int) -> PretrainedConfig:
     names = config_fields(kind) - set(case.drop)
     sizes = {**SIZES, **{name: width * factor for name, width in WIDTHS.items()}}
-    values = {name: value for name, value in sizes.items() if name in names}
+    values = {name: value for name, value in sizes.items() if name in names and not _by_stage(kind, name)}
     for name, inner in getattr(kind, "sub_configs", {}).items():
         said = over.get(name, {})
         inner = CONFIG_MAPPING[said["model_type"]] if "model_type" in said else inner
@@ -119,6 +119,11 @@ def _config(kind: Any, case: Architecture, over: Mapping[str, Any], factor: int)
     own = {name: _scaled(name, value, factor) for name, value in over.items() if name not in values or
            not isinstance(values[name], PretrainedConfig)}  # fmt: skip
     return kind(**{**values, **own})
+
+
+def _by_stage(kind: Any, name: str) -> bool:
+    """Whether a field has one number per stage, as in Swin."""
+    return isinstance(getattr(kind, name, None), list | tuple)
 
 
 def _scaled(name: str, value: Any, factor: int) -> Any:

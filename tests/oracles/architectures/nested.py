@@ -1,0 +1,100 @@
+"""Composites that pass token ids on to a tower with a row of its own: their cases follow from that tower's.
+
+transformers says which tower it is (`get_text_config`), which kinds the other towers are of, and where in the module the
+tower stands. What the FFN's parameters are called there is what the tower's own case says of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from tests.oracles.architectures import Architecture, cases, fresh, text_architectures, towers
+from tests.oracles.architectures.walk import walk
+
+# What transformers needs to build some of them, beyond their towers' kinds.
+_VALUES: Mapping[str, Mapping[str, Any]] = {
+    "fun_asr_nano": {"adaptor_config": {"hidden_size": 16, "intermediate_size": 4}},
+    "granite_docling": {"vision_config": {"out_hidden_size": 16}},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [0, 1]}},
+    "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
+}
+_NOT_INSTALLED = "transformers builds it only with timm or torchvision, which are not installed here"
+_NOT_TINY = "no small whole of it is built here: its other towers need sizes of their own"
+UNBUILT: Mapping[str, str] = {
+    **dict.fromkeys(("fast_vlm", "omdet-turbo", "pe_audio_video", "pe_video", "perception_lm", "sam3"), _NOT_INSTALLED),
+    **dict.fromkeys(("align", "bridgetower", "florence2", "glm5_next", "granite4_vision", "grounding-dino", "janus",
+                     "mm-grounding-dino", "rag", "vibevoice"), _NOT_TINY),
+}
+_OUTER = re.compile(r"^(?:\(\?:\.\*\\\.\)\?|\.\*\\\.|(?:model|transformer|backbone)\\\.)")  # what a pattern begins with
+_ROOT = r"(?:.*\.)?"
+
+
+@cache
+def composites() -> tuple[str, ...]:
+    """What takes token ids, is in none of transformers' text tables and has no case as a tower."""
+    return tuple(name for name in walk() if name not in text_architectures() and name not in towers())
+
+
+def default_config(name: str) -> PretrainedConfig:
+    """What transformers makes of a model_type alone."""
+    kind: Any = CONFIG_MAPPING[name]
+    config: PretrainedConfig = kind()
+    return config
+
+
+def text_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The config of the tower that a composite's token ids go to; itself where transformers names none."""
+    text: PretrainedConfig = config.get_text_config()
+    inner = getattr(config, "vlm_config", None)
+    return text_config(inner) if text is config and inner is not None else text
+
+
+def tower(name: str) -> Architecture:
+    """The case of a tower; of an alias that transformers has no classes for, Llama's."""
+    return {**cases(), **towers()}[name]
+
+
+def composite(name: str) -> Architecture:
+    """The case of a composite: small towers of transformers' default kinds, and the tower's own case inside."""
+    config = default_config(name)
+    kind = text_config(config).model_type
+    if name in UNBUILT or tower(kind).reason:
+        return Architecture(reason=tower(kind).reason or f"its text tower is {kind}, which is counted; {UNBUILT[name]}")
+    values = _kinds(config, kind)
+    for part, more in _VALUES.get(name, {}).items():
+        values[part] = {**values.get(part, {}), **more}
+    paths = walk()[name]
+    case = Architecture(
+        values=values, model=next((path for path in paths if "ForConditionalGeneration" in path), paths[0]),
+        apart=tuple(sub for sub in type(config).sub_configs if not _holds(getattr(config, sub), kind)),
+    )  # fmt: skip
+    with torch.device("meta"):
+        module = fresh(name, case)
+    at = next(path for path, one in module.named_modules() if isinstance(one, PreTrainedModel) and path
+              and one.config.model_type == kind)  # fmt: skip
+    inside = tower(kind)
+    ffn, norm = (re.escape(at) + r"\." + _ROOT + _OUTER.sub("", pattern) for pattern in (inside.ffn, inside.norm))
+    return replace(case, ffn=ffn, norm=norm if inside.norm != r"(?!)" else inside.norm)
+
+
+def _kinds(config: PretrainedConfig, text: str) -> dict[str, Any]:
+    """For every nested config its kind, so that it is made small; for the text's what its own case adds."""
+    values: dict[str, Any] = {}
+    for name in type(config).sub_configs:
+        inner = getattr(config, name, None)
+        if isinstance(inner, PretrainedConfig) and inner.model_type in CONFIG_MAPPING:
+            own: Mapping[str, Any] = tower(text).values if inner.model_type == text else _kinds(inner, text)
+            values[name] = {"model_type": inner.model_type, **own}
+    return values
+
+
+def _holds(config: PretrainedConfig, text: str) -> bool:
+    return isinstance(config, PretrainedConfig) and text in (config.model_type, text_config(config).model_type)
