@@ -82,5 +82,7 @@ def did_you_mean(name: str, known: list[str], otherwise: str, cutoff: float = 0.
     """
     from difflib import get_close_matches
 
-    near = get_close_matches(name.lower()[:80], known, n=3, cutoff=cutoff)
+    typed = name.lower()[:80]
+    near = get_close_matches(typed, known, n=3, cutoff=cutoff)
+    near.sort(key=lambda n: sorted(n) != sorted(typed))  # two letters exchanged: the most frequent mistake first
     return "did you mean " + " or ".join(f"'{n}'" for n in near) + "?" if near else otherwise

@@ -14,6 +14,7 @@ from typing import Any
 
 from ffncli.block import activation_formulas as formulas
 from ffncli.block.activation_formulas import Function, zero
+from ffncli.block.limits import NO_LIMITS, UNITS_WITH_LIMITS, Limits
 from ffncli.errors import FFNError, did_you_mean, shown
 
 
@@ -254,33 +255,44 @@ GATED: dict[str, str] = {
     "geglu_tanh": "gelu_tanh",
 }  # fmt: skip
 
-# Gated units that also limit gate or up, spelling → name. A block expresses this by its limits (FFNSpec's clamp and
-# up_plus), so these names are not activations of a block; `analysis/gated.py` has the complete units.
-LIMITED: dict[str, str] = dict.fromkeys(
-    ("swiglu_oai", "swigluoai", "swiglu_clamped", "clamped_swiglu", "gpt_oss_swiglu"), "swiglu_oai"
-)
+# Gated units that also limit gate or up, spelling → name; their limits are in `limits.py`.
+LIMITED: dict[str, str] = {
+    spelling: unit.name for unit in UNITS_WITH_LIMITS.values() for spelling in (unit.name, *unit.spellings)
+}
+
+# Functions x · s(x) with the name of their s: a soft cap bounds the factor x alone.
+SOFT_CAPPED: dict[str, str | None] = {"identity": None, "silu": "sigmoid"}
 
 
 def known_names() -> list[str]:
     """Every spelling a user may type, canonical names first."""
-    return [*TABLE, *(n for n in CANONICAL if n not in TABLE), *GATED]
+    return [*TABLE, *(n for n in CANONICAL if n not in TABLE), *GATED, *LIMITED]
 
 
 def resolve(name: str, field: str = "--activation") -> tuple[str, bool | None]:
     """(canonical name, gated) for any spelling; gated is True for the name of a gated unit, else None (not decided).
 
-    Raises FFNError for an unknown name, with the nearest known ones, and for one of LIMITED. Names are looked up, never
-    evaluated.
+    Raises FFNError for an unknown name, with the nearest known ones. Names are looked up, never evaluated.
     """
-    key = name.strip().lower().replace("-", "_")
+    key = spelled(name)
     if key in GATED:
         return GATED[key], True
+    if key in LIMITED:
+        return UNITS_WITH_LIMITS[LIMITED[key]].function, True
     if key in CANONICAL:
         return CANONICAL[key], None
-    if key in LIMITED:
-        raise FFNError(
-            f"{field}: {shown(name)} also limits gate and up, which an activation name cannot express",
-            f"a block that has it: gpt-oss-20b; the unit itself: ffn activations {LIMITED[key]}",
-        )
-    hint = did_you_mean(key, known_names(), "known: " + ", ".join([*TABLE, *GATED]))
+    hint = did_you_mean(key, known_names(), "known: " + ", ".join([*TABLE, *GATED, *UNITS_WITH_LIMITS]))
     raise FFNError(f"{field}: unknown activation {shown(name)}", hint)
+
+
+def limits_of(name: str) -> Limits | None:
+    """The limits of a gated unit by any spelling, none for `swiglu`; None for a function, which leaves them open."""
+    key = spelled(name)
+    if key in LIMITED:
+        return UNITS_WITH_LIMITS[LIMITED[key]].limits
+    return NO_LIMITS if key in GATED else None
+
+
+def spelled(name: str) -> str:
+    """A name as the tables spell it: lower case, with underscores."""
+    return name.strip().lower().replace("-", "_")

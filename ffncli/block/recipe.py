@@ -7,6 +7,7 @@ from sys import float_info
 from typing import Any, Literal, get_args
 
 from ffncli.block import activations
+from ffncli.block.limits import NO_LIMITS, Limits
 from ffncli.block.steps import Activation, Add, Axis, Dropout, Experts, Linear, Multiply, Norm, Route, Step
 from ffncli.errors import FFNError, did_you_mean, shown
 
@@ -27,8 +28,8 @@ class MoE:
 
     `shared_d_ff` is the width of all shared experts together (None: shared_experts × d_ff); `shared_gate` multiplies
     them by a sigmoid of one logit per token (Qwen2-MoE), `shared_scale` by a number (Cohere 2 takes the mean).
-    `shared_clamp` False: the block's clamp applies only to the routed experts. `identity_experts` are routed to like
-    the others and return the token unchanged (LongCat-Flash); active parameters assume that no token is routed to them.
+    `identity_experts` are routed to like the others and return the token unchanged (LongCat-Flash); active parameters
+    assume that no token is routed to them.
     `latent` is the width of a narrower space in which the routed experts work, with a projection into it and one back
     (Nemotron-H). `eps` is added to the sum of the chosen weights that renormalises them (LFM2).
     """
@@ -39,7 +40,6 @@ class MoE:
     shared_d_ff: int | None = None
     shared_gate: bool = False
     shared_scale: float = 1.0
-    shared_clamp: bool = True
     router_bias: bool = False
     correction: bool = False
     score: Score = "softmax"
@@ -60,12 +60,12 @@ class MoE:
 class FFNSpec:
     """One block. d_ff is the width of ONE projection (of one expert, in MoE).
 
-    `activation` may be any known spelling and is stored canonically; `swiglu` and similar names also set `gated`.
-    `bias` is None for the default: biases if and only if not gated. `clamp` and `up_plus` are gpt-oss's: gate ≤ clamp,
-    |up| ≤ clamp, then up + up_plus. A parallel block adds `attention`, a second input, to its residual; `shared_norm`
-    means that attention uses the same norm. `down_bias` is the down projection's bias where it differs from the others
-    (GTE). `gate_scale` multiplies the gate before its activation (Falcon-H1). Raises FFNError for values that do not
-    describe a block.
+    `activation` may be any known spelling and is stored canonically; `swiglu` and similar names also set `gated`, and
+    names like `situ` also the `limits` of gate and up, unless others are given. `shared_limits` are those of the shared
+    experts where they differ. `bias` is None for the default: biases if and only if not gated. A parallel block adds
+    `attention`, a second input, to its residual; `shared_norm` means that attention uses the same norm. `down_bias` is
+    the down projection's bias where it differs from the others (GTE). `gate_scale` multiplies the gate before its
+    activation (Falcon-H1). Raises FFNError for values that do not describe a block.
     """
 
     d_model: int
@@ -84,8 +84,8 @@ class FFNSpec:
     residual_scale: float = 1.0
     parallel: bool = False
     sub_norm: bool = False
-    clamp: float | None = None
-    up_plus: float = 0.0
+    limits: Limits = NO_LIMITS
+    shared_limits: Limits | None = None
     down_bias: bool | None = None
     gate_scale: float = 1.0
     moe: MoE | None = None
@@ -97,6 +97,8 @@ class FFNSpec:
                 f"'{self.activation}' is a gated unit and cannot be plain", f"use activation '{name}' for a plain block"
             )
         gated = bool(implied or self.gated)
+        if self.limits == NO_LIMITS:
+            _fill(self, "limits", activations.limits_of(self.activation) or NO_LIMITS)
         _fill(self, "activation", name)
         _fill(self, "gated", gated)
         _fill(self, "bias", (not gated) if self.bias is None else self.bias)
@@ -113,10 +115,9 @@ class FFNSpec:
             raise FFNError(f"dropout must be at least 0 and below 1, got {shown(self.dropout)}")
         if not 0 <= _number("norm eps", self.norm_eps) < 1:
             raise FFNError(f"norm eps must be at least 0 and below 1, got {shown(self.norm_eps)}")
-        if self.clamp is not None and not _number("clamp", self.clamp) > 0:
-            raise FFNError(f"clamp must be positive, got {shown(self.clamp)}")
+        for limits in (self.limits, *([self.shared_limits] if self.shared_limits else [])):
+            check_limits(limits, self.activation)
         _number("residual_scale", self.residual_scale)
-        _number("up_plus", self.up_plus)
         _number("gate_scale", self.gate_scale)
         if self.moe:
             check_moe(self.moe)
@@ -179,6 +180,28 @@ def check_moe(moe: MoE) -> None:
         raise FFNError(f"top_k = {moe.top_k} cannot be chosen from {moe.top_groups} of {moe.groups} groups")
 
 
+def check_limits(limits: Limits, function: str) -> None:
+    """Raises FFNError for a limit that is not positive, and for a soft cap on a function that has no linear factor."""
+    for name, value in limits.sizes.items():
+        if not _number(name, value) > 0:
+            raise FFNError(f"{name} must be positive, got {shown(value)}")
+    _number("up_plus", limits.up_plus)
+    if limits.gate_cap is not None and function not in activations.SOFT_CAPPED:
+        raise FFNError(
+            f"a soft cap of the gate needs a function with a linear factor, which {function} has not",
+            "use one of " + ", ".join(activations.SOFT_CAPPED),
+        )
+
+
+def unit_ops(function: str, limits: Limits) -> tuple[Activation, Activation]:
+    """(what is applied to the gate, what is applied to up) of a gated unit with these limits."""
+    low = None if limits.up_limit is None else -limits.up_limit
+    return (
+        Activation(function, high=limits.gate_high, soft_cap=limits.gate_cap, most=limits.act_high),
+        Activation("identity", low, limits.up_limit, limits.up_plus, limits.up_cap),
+    )
+
+
 def steps(spec: FFNSpec) -> tuple[Step, ...]:
     """The block as its list of assignments, norms and residual included, in the order they run."""
     d_model = Axis("d_model", spec.d_model)
@@ -194,15 +217,14 @@ def ffn(spec: FFNSpec, x: str, d_model: Axis, width: int | None = None, prefix: 
     d_ff = Axis("d_ff", width or spec.d_ff)
     up_proj = Linear(d_model, d_ff, bool(spec.bias))
     down_proj = Linear(d_ff, d_model, bool(spec.bias if spec.down_bias is None else spec.down_bias))
-    act = Activation(spec.activation, high=spec.clamp)
+    act, lift = unit_ops(spec.activation, spec.limits)
     if spec.gated:
-        limit = Activation("identity", _negative(spec.clamp), spec.clamp, spec.up_plus)
-        up_input = "lift" if spec.clamp is not None or spec.up_plus else "up"
+        up_input = "up" if lift.unlimited else "lift"
         gate_input = "gate" if spec.gate_scale == 1 else "gate_scaled"
         body = [Step("gate", up_proj, (x,)), Step("up", up_proj, (x,))]
         body += [Step(gate_input, Add(spec.gate_scale), ("gate",))] if gate_input != "gate" else []
         body += [Step("act", act, (gate_input,))]
-        body += [Step("lift", limit, ("up",))] if up_input == "lift" else []
+        body += [Step("lift", lift, ("up",))] if up_input == "lift" else []
         body += [Step("hidden", Multiply(), ("act", up_input))]
     else:
         body = [Step("up", up_proj, (x,)), Step("act", act, ("up",))]
@@ -233,7 +255,8 @@ def _moe(spec: FFNSpec, x: str) -> list[Step]:
     mixed = body[-1].output
     if not moe.shared_experts:
         return body
-    body += ffn(spec if moe.shared_clamp else replace(spec, clamp=None), x, d_model, spec.shared_width, "shared.")
+    shared_spec = spec if spec.shared_limits is None else replace(spec, limits=spec.shared_limits)
+    body += ffn(shared_spec, x, d_model, spec.shared_width, "shared.")
     shared = "shared.down"
     if moe.shared_gate:
         body.append(Step("shared_gate", Linear(d_model, Axis("one", 1)), (x,)))
@@ -268,10 +291,6 @@ def _norm(spec: FFNSpec, axis: Axis, shared: bool = False) -> Norm:
 
 def _prefixed(step: Step, prefix: str, keep: str) -> Step:
     return replace(step, output=prefix + step.output, inputs=tuple(n if n == keep else prefix + n for n in step.inputs))
-
-
-def _negative(value: float | None) -> float | None:
-    return None if value is None else -value
 
 
 def _fill(spec: FFNSpec, field: str, value: object) -> None:

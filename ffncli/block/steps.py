@@ -81,19 +81,30 @@ class Linear(Op):
 
 @dataclass(frozen=True)
 class Activation(Op):
-    """f(clip(x, low, high)) + plus, elementwise. gpt-oss needs the clip and the plus; others have neither."""
+    """min(f(clip(x, low, high)), most) + plus, elementwise; most blocks have none of these limits.
+
+    `soft_cap` c bounds the linear factor of f: silu(x) = x · sigmoid(x) becomes c · tanh(x / c) · sigmoid(x), and the
+    identity c · tanh(x / c). Only functions of `activations.SOFT_CAPPED` have such a factor.
+    """
 
     function: str
     low: float | None = None
     high: float | None = None
     plus: float = 0.0
+    soft_cap: float | None = None
+    most: float | None = None
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether it is the function alone."""
+        return self == Activation(self.function)
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
         """The function's learned parameters (xielu's two alphas, prelu's slope): one number each."""
         return dict.fromkeys(activations.TABLE[self.function].learned, (ONE,))
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """`gelu(up)`, `quick_gelu(min(gate, 7))`, `clip(up, -7, 7) + 1`."""
+        """`gelu(up)`, `quick_gelu(min(gate, 7))`, `clip(up, -7, 7) + 1`, `min(silu(gate), 7)`."""
         x = inputs[0]
         if self.low is not None and self.high is not None:
             x = f"clip({x}, {self.low:g}, {self.high:g})"
@@ -101,8 +112,13 @@ class Activation(Op):
             x = f"min({x}, {self.high:g})"
         elif self.low is not None:
             x = f"max({x}, {self.low:g})"
-        clipped = x.endswith(")") and self.function == "identity"
-        return (x if clipped else f"{self.function}({x})") + (f" + {self.plus:g}" if self.plus else "")
+        if self.soft_cap is not None:
+            share = activations.SOFT_CAPPED[self.function]
+            y = f"{self.soft_cap:g} · tanh({x} / {self.soft_cap:g})" + (f" · {share}({x})" if share else "")
+        else:
+            y = x if x.endswith(")") and self.function == "identity" else f"{self.function}({x})"
+        y = y if self.most is None else f"min({y}, {self.most:g})"
+        return y + (f" + {self.plus:g}" if self.plus else "")
 
 
 @dataclass(frozen=True)

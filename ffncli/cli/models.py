@@ -21,18 +21,18 @@ from ffncli.show.tables import Short, Table
 def command(
     *,
     search: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="Show only models with a name that contains TEXT.")
+        str | None, typer.Argument(metavar="TEXT", help="Show only models with TEXT in a name, of that year or organisation.")
     ] = None,
     show: OutputOptions,
 ) -> None:
     """List the known models, with their sources: widths, activation, FFN parameters; --json and --csv give
-    the source of each row.
+    the source, the organisation and the other names of each.
 
     Examples:
       ffn models              # all of them
       ffn models llama        # those with llama in the name
-      ffn models qwen3 --csv  # with sources
-      ffn models --json       # every field
+      ffn models 2026         # those released in that year
+      ffn models nvidia --csv # an organisation's, with sources
     """
     output = show.output()
     names = catalog.names() if search is None else catalog.search(search)
@@ -47,18 +47,23 @@ def command(
 
 def answer(counts: list[ModelCount]) -> Answer:
     """Rows as in `ffn params`, without groups."""
-    rows = [
-        {k: v for k, v in asdict(c).items() if k != "groups"} | {"aliases": catalog.aliases(c.name)} for c in counts
-    ]
+    rows = [{k: v for k, v in asdict(c).items() if k != "groups"} | _origin(c.name) for c in counts]
     flat = Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
-    columns = ("model", "d_model", "d_ff", "activation", "gated", "layers", "FFN", "active")
-    kept = len(columns) if any(c.experts for c in counts) else -1  # "active" means nothing for dense models
-    table = Table((*columns[:kept], "also"), [(*_row(c)[:kept], ", ".join(catalog.aliases(c.name))) for c in counts])
+    columns = ("model", "year", "d_model", "d_ff", "activation", "layers", "FFN", "active")
+    kept = len(columns) if any(c.has_experts for c in counts) else -1  # "active" means nothing for dense models
+    table = Table(columns[:kept], [_row(c)[:kept] for c in counts])
     return Answer("models", {"rows": rows}, flat, [table], CONVENTIONS)
+
+
+def _origin(name: str) -> dict[str, object]:
+    """Where a known model comes from, and its other names."""
+    return {
+        "organisation": catalog.organisation(name), "year": catalog.year(name), "aliases": catalog.aliases(name),
+    }  # fmt: skip
 
 
 def _row(c: ModelCount) -> tuple[object, ...]:
     return (
-        c.name, c.d_model, c.d_ff, c.activation, c.gated, c.layers, Short(c.ffn_params_total),
-        Short(c.ffn_params_active) if c.experts and c.ffn_params_active else "",
+        c.name, str(catalog.year(c.name)), c.d_model, c.d_ff, c.activation, c.layers, Short(c.ffn_params_total),
+        Short(c.ffn_params_active) if c.has_experts and c.ffn_params_active else "",
     )  # fmt: skip

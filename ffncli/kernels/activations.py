@@ -42,17 +42,25 @@ _WRITTEN: Mapping[str, Callable[[Tensor, Learned], Tensor]] = {
 
 
 def activation(op: Activation) -> Callable[[Tensor, Learned], Tensor]:
-    """f(clip(x, low, high)) + plus; the second argument holds the learned parameters, by name."""
-    call = _function(op.function)
-    if op.low is None and op.high is None and not op.plus:
+    """min(f(clip(x, low, high)), most) + plus; the second argument holds the learned parameters, by name."""
+    call = _function(op.function) if op.soft_cap is None else partial(_soft_capped, op.function, op.soft_cap)
+    if op == Activation(op.function, soft_cap=op.soft_cap):
         return call
 
-    def clipped(x: Tensor, learned: Learned) -> Tensor:
+    def limited(x: Tensor, learned: Learned) -> Tensor:
         if op.low is not None or op.high is not None:
             x = x.clamp(op.low, op.high)
-        return call(x, learned) + op.plus
+        y = call(x, learned)
+        if op.most is not None:
+            y = y.clamp(max=op.most)
+        return y + op.plus if op.plus else y
 
-    return clipped
+    return limited
+
+
+def _soft_capped(name: str, cap: float, x: Tensor, learned: Learned) -> Tensor:
+    linear = torch.tanh(x / cap) * cap
+    return linear if name == "identity" else linear * torch.sigmoid(x)
 
 
 def _function(name: str) -> Callable[[Tensor, Learned], Tensor]:

@@ -36,14 +36,27 @@ _WRITTEN: Mapping[str, Changes] = {
 
 
 def changed(op: Activation) -> Changes:
-    """f(clip(x, low, high)) + plus, overwriting x where torch has the function in place; else a new tensor."""
-    call = _function(op.function)
+    """min(f(clip(x, low, high)), most) + plus, overwriting x where torch has f in place; else a new tensor."""
+    call = _function(op.function) if op.soft_cap is None else _soft_capped(op)
 
     def run(x: Tensor, learned: Learned) -> Tensor:
         if op.low is not None or op.high is not None:
             x.clamp_(op.low, op.high)
         out = call(x, learned)
+        if op.most is not None:
+            out.clamp_(max=op.most)
         return out.add_(op.plus) if op.plus else out
+
+    return run
+
+
+def _soft_capped(op: Activation) -> Changes:
+    cap = op.soft_cap or 0.0
+
+    def run(x: Tensor, learned: Learned) -> Tensor:
+        share = None if op.function == "identity" else torch.sigmoid(x)  # one temporary
+        x.div_(cap).tanh_().mul_(cap)
+        return x if share is None else x.mul_(share)
 
     return run
 

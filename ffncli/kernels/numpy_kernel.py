@@ -108,17 +108,21 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 def _activation(op: Activation) -> Callable[[Array, Arrays], Array]:
-    """f(clip(x, low, high)) + plus."""
+    """min(f(clip(x, low, high)), most) + plus."""
     alone, learned = FUNCTIONS.get(op.function), LEARNED.get(op.function)
 
     def call(x: Array, w: Arrays) -> Array:
         if op.low is not None or op.high is not None:
             x = np.clip(x, op.low, op.high)
-        if alone is not None:
+        if op.soft_cap is not None:
+            linear = op.soft_cap * np.tanh(x / op.soft_cap)
+            y = linear if op.function == "identity" else linear * _sigmoid(x)
+        elif alone is not None:
             y = alone(x)
         else:
             assert learned is not None
             y = learned(x, {name.removeprefix("act."): a for name, a in w.items() if name.startswith("act.")})
+        y = y if op.most is None else np.minimum(y, op.most)
         return y + op.plus if op.plus else y
 
     return call

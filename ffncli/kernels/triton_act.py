@@ -27,8 +27,12 @@ def refuses(steps: Steps) -> str | None:
     shape = dense(steps)
     if shape is None:
         return refuses_all_but_dense(steps)
-    functions = (op.function for op in (shape.act, shape.lift or _UNCHANGED))
-    missing = next((name for name in functions if name not in FUNCTIONS), None)
+    ops = (shape.act, shape.lift or _UNCHANGED)
+    if any(op.soft_cap is not None for op in ops):
+        return "a soft cap is not written in Triton here"
+    if any(op.most is not None for op in ops):
+        return "a limit after the activation function is not written in Triton here"
+    missing = next((op.function for op in ops if op.function not in FUNCTIONS), None)
     return missing and f"{missing} is not written in Triton here"
 
 

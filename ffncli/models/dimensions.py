@@ -122,7 +122,7 @@ def _choices(options: Dimensions, default_activation: str | None) -> dict[str, A
                 f"for a plain block: --activation {out['activation']}",
             )
         if implied:
-            out["gated"] = True
+            out |= {"gated": True, "limits": activations.limits_of(name), "shared_limits": None}
     if options.gated is not None:
         out["gated"] = options.gated
     if options.norm is not None:

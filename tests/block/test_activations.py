@@ -176,9 +176,15 @@ ALIASES = {
 }  # fmt: skip
 UNITS = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "glu": "sigmoid", "bilinear": "identity",
          "geglu_tanh": "gelu_tanh"}  # fmt: skip
+OAI = ("swiglu_oai", "swigluoai", "swiglu_clamped", "clamped_swiglu", "gpt_oss_swiglu")
+LIMITED_SILU = (
+    "deepseek_v4", "deepseek_v4_swiglu", "silu_clamp", "silu_clamped", "clamped_silu", "swiglustep", "swiglu_step",
+    "step_swiglu", "situ", "situ_glu", "situglu", "softcapped_swiglu", "swiglu_softcap",
+)  # fmt: skip
 EXPECTED = {
     **{n: (n, None) for n in TABLE}, **{n: (c, None) for n, c in ALIASES.items()},
     **{n: (f, True) for n, f in UNITS.items()},
+    **dict.fromkeys(OAI, ("quick_gelu", True)), **dict.fromkeys(LIMITED_SILU, ("silu", True)),
 }  # fmt: skip
 
 

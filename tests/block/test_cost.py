@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from ffncli.block.cost import Cost, cost, step_costs
+from ffncli.block.limits import hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.shard import shard
 from ffncli.models import catalog
@@ -67,7 +68,7 @@ def test_elementwise_by_hand():
     spec = FFNSpec(4, 8, "swiglu", norm="rmsnorm", residual=True, residual_scale=0.5)
     assert cost(steps(spec)).elementwise_flops == 4 * 4 + 8 + 8 + 2 * 4
     # clamped: act 8, lift 8, multiply 8, three biases.
-    spec = FFNSpec(4, 8, "quick_gelu", gated=True, bias=True, clamp=7.0, up_plus=1.0)
+    spec = FFNSpec(4, 8, "quick_gelu", gated=True, bias=True, limits=hard_limits(7.0, 1.0))
     assert cost(steps(spec)).elementwise_flops == 8 + 8 + 8 + 8 + 8 + 4
     # 5 experts, top 2: score 5, renormalise 2; per expert act 8 + multiply 8; mixing 2·4 multiplies and 1·4 adds.
     spec = FFNSpec(4, 8, "swiglu", moe=MoE(5, 2))

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ffncli.block.limits import NO_LIMITS, Limits, hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs, input_shapes, shapes
 from ffncli.errors import FFNError
@@ -24,7 +25,7 @@ def test_norm_positions():
 def test_variants():
     assert names(dropout=0.1) == ["up", "act", "dropout", "down"]
     assert names(gated=True, sub_norm=True) == ["gate", "up", "act", "hidden", "sub_norm", "down"]
-    assert names(gated=True, clamp=7.0, up_plus=1.0) == ["gate", "up", "act", "lift", "hidden", "down"]
+    assert names(gated=True, limits=hard_limits(7.0, 1.0)) == ["gate", "up", "act", "lift", "hidden", "down"]
     assert names(gated=True, moe=MoE(4, 2, 2, shared_gate=True))[3:] == [
         *(f"shared.{n}" for n in ("gate", "up", "act", "hidden", "down")),
         *("shared_gate", "shared_score", "shared", "moe"),
@@ -53,7 +54,10 @@ def test_defaults_follow_the_gate():
         ({"d_model": True}, "d_model must be a whole number"),
         ({"dropout": 1.0}, "dropout must be"),
         ({"norm_eps": float("nan")}, "norm eps"),
-        ({"clamp": 0.0}, "clamp must be positive"),
+        ({"limits": hard_limits(0.0)}, "the limit of the gate must be positive"),
+        ({"limits": Limits(up_cap=-1.0)}, "the soft cap of up must be positive"),
+        ({"shared_limits": Limits(act_high=float("nan"))}, "activated gate must be a number"),
+        ({"activation": "gelu", "limits": Limits(gate_cap=4.0)}, "which gelu has not"),
         ({"activation": "gelo"}, "unknown activation"),
         ({"activation": "swiglu", "gated": False}, "cannot be plain"),
         ({"moe": MoE(4, 5)}, "top_k"),
@@ -81,12 +85,14 @@ def test_shared_experts_have_one_width_together():
 
 
 def test_details_of_the_recipe():
-    by_name = {s.output: s for s in steps(FFNSpec(4, 8, gated=True, sub_norm=True, dropout=0.1, up_plus=1.0))}
+    by_name = {
+        s.output: s for s in steps(FFNSpec(4, 8, gated=True, sub_norm=True, dropout=0.1, limits=Limits(up_plus=1.0)))
+    }
     assert by_name["hidden"].inputs == ("act", "lift")
     assert by_name["sub_norm"].op.kind == "rmsnorm"
     assert (by_name["dropout"].inputs, by_name["down"].inputs) == (("sub_norm",), ("dropout",))
     assert steps(FFNSpec(4, 8, parallel=True))[-1].inputs == ("x", "attention", "down")
-    clamped = {s.output: s.op for s in steps(FFNSpec(4, 8, gated=True, clamp=7.0))}
+    clamped = {s.output: s.op for s in steps(FFNSpec(4, 8, gated=True, limits=hard_limits(7.0)))}
     assert (clamped["act"].low, clamped["act"].high) == (None, 7.0)  # gpt-oss: the gate has no lower limit
     assert (clamped["lift"].low, clamped["lift"].high) == (-7.0, 7.0)
 
@@ -105,7 +111,7 @@ specs = st.builds(
     residual=st.booleans(),
     parallel=st.booleans(),
     sub_norm=st.booleans(),
-    clamp=st.sampled_from([None, 7.0]),
+    limits=st.sampled_from([NO_LIMITS, hard_limits(7.0), Limits(act_high=7.0, up_limit=7.0, up_plus=1.0, up_cap=3.0)]),
     moe=st.sampled_from([None, MoE(4, 2), MoE(6, 3, 2, shared_gate=True, correction=True, groups=3, top_groups=2)]),
 )
 

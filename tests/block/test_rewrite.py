@@ -8,6 +8,7 @@ import pytest
 
 from ffncli.block.cost import cost
 from ffncli.block.flow import flow
+from ffncli.block.limits import hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.rewrite import final_layer, merged_first, with_biases, without_nonlinearity
 from ffncli.block.shard import shard
@@ -26,7 +27,7 @@ from ffncli.block.steps import (
 )
 from ffncli.errors import FFNError
 
-GATED = FFNSpec(8, 16, "silu", gated=True, clamp=7.0)
+GATED = FFNSpec(8, 16, "silu", gated=True, limits=hard_limits(7.0))
 
 
 def test_without_a_nonlinearity_limits_go_too() -> None:

@@ -9,6 +9,7 @@ import torch
 
 from ffncli.block import steps as language
 from ffncli.block.cost import cost, step_costs
+from ffncli.block.limits import hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.shard import shard
 from ffncli.block.steps import (
@@ -157,7 +158,7 @@ def test_formulas_number_weights_as_the_field_does():
         "down = hidden · W2",
         "out = x + down",
     ]
-    assert printed(FFNSpec(4, 8, "quick_gelu", gated=True, clamp=7.0, up_plus=1.0))[2:5] == [
+    assert printed(FFNSpec(4, 8, "quick_gelu", gated=True, limits=hard_limits(7.0, 1.0)))[2:5] == [
         "act = quick_gelu(min(gate, 7))",
         "lift = clip(up, -7, 7) + 1",
         "hidden = act ⊙ lift",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ffncli.block.limits import hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.shard import shard
 from ffncli.block.steps import Experts
@@ -18,7 +19,7 @@ from ffncli.block.units import unit_steps
         (FFNSpec(8, 16, "relu", dropout=0.1), {"act": None, "dropout": "down"}),
         (FFNSpec(8, 16, "identity"), {}),
         (FFNSpec(8, 8, "relu"), {"act": "down"}),  # d_ff by its name, not by its size
-        (FFNSpec(8, 16, "quick_gelu", gated=True, clamp=7.0, up_plus=1.0), {"act": None, "hidden": "down"}),
+        (FFNSpec(8, 16, "quick_gelu", gated=True, limits=hard_limits(7.0, 1.0)), {"act": None, "hidden": "down"}),
         (
             FFNSpec(8, 16, "swiglu", moe=MoE(4, 2, 1)),
             {"shared.act": None, "shared.hidden": "shared.down"},

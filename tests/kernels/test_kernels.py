@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ffncli.block.activations import TABLE
+from ffncli.block.limits import Limits, hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import Activation, Dropout, block_inputs, parameters
 from ffncli.errors import FFNError
@@ -19,7 +20,7 @@ from ffncli.kernels.activations import activation
 from ffncli.kernels.kernel import REGISTERED, Kernel, canonical, kernel_steps, register
 from ffncli.run.engine.execute import run
 from tests.oracles.activations import ORACLES
-from tests.oracles.modules import ClampedGated, Gated, Plain, relative_error
+from tests.oracles.modules import ClampedGated, Gated, Plain, Situ, SwigluStep, relative_error
 from tests.oracles.modules import MoE as Mixture
 
 PLAIN = {
@@ -31,7 +32,10 @@ GATED = {
     "gated": FFNSpec(6, 24, "swiglu", norm="rmsnorm", residual=True),
     "bias": FFNSpec(6, 24, "geglu", bias=True),
     "bias below only": FFNSpec(6, 24, "geglu", bias=False, down_bias=True),
-    "clamped": FFNSpec(6, 24, "quick_gelu", gated=True, bias=True, clamp=0.4, up_plus=1.0),
+    "clamped": FFNSpec(6, 24, "quick_gelu", gated=True, bias=True, limits=hard_limits(0.4, 1.0)),
+    "limited after": FFNSpec(6, 24, "silu", gated=True, limits=Limits(act_high=0.2, up_limit=0.4)),
+    "soft-capped": FFNSpec(6, 24, "silu", gated=True, limits=Limits(gate_cap=0.3, up_cap=0.5)),
+    "every limit": FFNSpec(6, 24, "identity", gated=True, bias=True, limits=Limits(0.7, 0.2, 0.3, 0.6, 0.5, 0.25)),
     "scaled gate": FFNSpec(6, 24, "swiglu", gate_scale=0.3),
     "norm inside": FFNSpec(6, 24, "relu2", gated=True, norm="rmsnorm", norm_weight="one_plus", sub_norm=True),
     "layernorm inside": FFNSpec(6, 24, "relu2", gated=True, norm="layernorm", sub_norm=True),
@@ -39,7 +43,7 @@ GATED = {
 MIXED = {
     "mixtral": FFNSpec(6, 24, "swiglu", moe=MoE(4, 2)),
     "gpt-oss": FFNSpec(
-        6, 24, "quick_gelu", gated=True, bias=True, clamp=0.4, up_plus=1.0,
+        6, 24, "quick_gelu", gated=True, bias=True, limits=hard_limits(0.4, 1.0),
         moe=MoE(4, 2, order="choose_first", renormalise=False, router_bias=True),
     ),
     "deepseek": FFNSpec(
@@ -95,7 +99,12 @@ def test_every_kernel_is_the_reference_or_refuses(name, label):
     [
         (FFNSpec(6, 24, "gelu"), Plain(6, 24, act=torch.nn.functional.gelu)),
         (FFNSpec(6, 24, "swiglu"), Gated(6, 24)),
-        (FFNSpec(6, 24, "quick_gelu", gated=True, bias=True, clamp=7.0, up_plus=1.0), ClampedGated(6, 24, bias=True)),
+        (
+            FFNSpec(6, 24, "quick_gelu", gated=True, bias=True, limits=hard_limits(7.0, 1.0)),
+            ClampedGated(6, 24, bias=True),
+        ),
+        (FFNSpec(6, 24, "situ"), Situ(6, 24)),
+        (FFNSpec(6, 24, "swiglustep"), SwigluStep(6, 24)),
         (FFNSpec(6, 8, "swiglu", moe=MoE(4, 2, 1, score_dtype="input")), Mixture(6, 8, 4, 2, 1)),
     ],
 )

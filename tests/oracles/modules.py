@@ -42,6 +42,21 @@ class ClampedGated(Gated):
         return self.down((up + 1) * (gate * torch.sigmoid(1.702 * gate)))
 
 
+class SwigluStep(Gated):
+    """Step-3.5: silu(gate) at most 7, up within ±7."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.gate(x)).clamp(max=7.0) * self.up(x).clamp(-7.0, 7.0))
+
+
+class Situ(Gated):
+    """Kimi-K3: 4 tanh(gate / 4) sigmoid(gate) * 25 tanh(up / 25)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate(x), self.up(x)
+        return self.down(100 * torch.tanh(gate / 4) * torch.sigmoid(gate) * torch.tanh(up / 25))
+
+
 class MoE(nn.Module):
     """Every expert on every token, weighted by the router: slow, and too simple to be wrong."""
 

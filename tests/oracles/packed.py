@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ffncli.models.files.checkpoint import open_checkpoint
 from ffncli.models.files.headers import TensorInfo, read_header
 from ffncli.models.files.quantized import Logical, logical
+from ffncli.models.tensors.read_weights import values
 
 UP = "model.layers.0.mlp.up_proj"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
@@ -29,6 +31,30 @@ def counted(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]
     out = logical(header, config, "model.safetensors")
     assert sum(entry.bytes for entry in out.values()) == sum(info.bytes for info in header.values())
     return out
+
+
+def unpacked(path: Path, stored: Mapping[str, Tensor], name: str = f"{UP}.weight", quantization: Any = None) -> Tensor:
+    """What is read of tensors once they are in a file."""
+    save_file({n: tensor.contiguous() for n, tensor in stored.items()}, path / "model.safetensors")
+    checkpoint = open_checkpoint(path)
+    assert checkpoint is not None
+    return values(checkpoint, name, quantization)
+
+
+def by_library(
+    form: str, weight: Tensor, scale: Tensor, weights: Mapping[str, Any], **more: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
+    """(the tensors that compressed-tensors writes of a weight, the weight that it makes of these again)."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationScheme
+
+    scheme = QuantizationScheme(targets=["Linear"], weights=dict(weights), format=form)
+    compressor = BaseCompressor.get_value_from_registry(form)
+    written = compressor.compress({"weight": weight, "weight_scale": scale, **more}, scheme)
+    written = {name: tensor for name, tensor in written.items() if tensor is not None}
+    return {f"{UP}.{name}": tensor for name, tensor in written.items()}, compressor.decompress(written, scheme)[
+        "weight"
+    ]
 
 
 def check_packed(path: Path, tensors: Mapping[str, Tensor], config: Any, form: str, linear: torch.nn.Linear) -> None:

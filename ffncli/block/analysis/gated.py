@@ -1,18 +1,22 @@
 """Gated units as functions of two numbers: y = a(gate) ⊙ b(up), where a and b are `steps.Activation`s.
 
-The units of GATED are already in this one table; a unit that limits its gate or its up is a row of its own.
+The units of GATED have no limits; `block/limits.py` has those that limit gate or up.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ffncli.block.activations import CANONICAL, GATED, LIMITED, TABLE, ActivationRow, known_names
+from ffncli.block.activations import CANONICAL, GATED, LIMITED, TABLE, ActivationRow, known_names, spelled
 from ffncli.block.analysis.curve import Curve, curve
 from ffncli.block.analysis.operations import COUNTING, Operations, counted
-from ffncli.block.recipe import FFNSpec
+from ffncli.block.analysis.shape import bisect
+from ffncli.block.limited import clipped, slope, unlimited, value
+from ffncli.block.limits import UNITS_WITH_LIMITS
+from ffncli.block.recipe import FFNSpec, unit_ops
 from ffncli.block.scalar import SCALAR
 from ffncli.block.steps import Activation
 from ffncli.errors import FFNError, did_you_mean, shown
@@ -35,7 +39,8 @@ class GatedUnit:
     def formula(self) -> str:
         """`silu(gate) ⊙ up`, `quick_gelu(min(gate, 7)) ⊙ (clip(up, -7, 7) + 1)`."""
         up = _formula(self.up, "up")
-        return f"{_formula(self.gate, 'gate')} ⊙ {f'({up})' if self.up.plus else up}"
+        several = self.up.plus or self.up.soft_cap is not None
+        return f"{_formula(self.gate, 'gate')} ⊙ {f'({up})' if several else up}"
 
     def value(self, gate: float, up: float) -> float:
         """y."""
@@ -48,7 +53,7 @@ class GatedUnit:
 
     def f(self, gate: Any, up: Any, m: Any) -> Any:
         """y over a namespace (`block/scalar.py`, torch)."""
-        return applied(self.gate, gate, m) * applied(self.up, up, m)
+        return value(self.gate, gate, m) * value(self.up, up, m)
 
     def over_gate(self, up: float) -> Curve:
         """y as a curve of the gate at one value of up."""
@@ -64,9 +69,7 @@ class GatedUnit:
 
     def spec(self, d_model: int, d_ff: int) -> FFNSpec:
         """The gated block without biases that has this unit."""
-        return FFNSpec(
-            d_model, d_ff, self.gate.function, gated=True, bias=False, clamp=self.gate.high, up_plus=self.up.plus
-        )
+        return FFNSpec(d_model, d_ff, self.name, bias=False)
 
 
 _USED_BY = {
@@ -76,19 +79,13 @@ _USED_BY = {
 }
 _SOURCE = {"glu": "Dauphin et al. 2016, arXiv:1612.08083"}
 
-_LIMITED_UNITS = (
-    GatedUnit(
-        "swiglu_oai",
-        Activation("quick_gelu", high=7.0),
-        Activation("identity", -7.0, 7.0, 1.0),
-        used_by="gpt-oss, MiniMax-M3",
-        source="gpt-oss model card, arXiv:2508.10925; transformers GptOssExperts",
-    ),
-)
 UNITS: dict[str, GatedUnit] = {
     name: GatedUnit(name, Activation(f), used_by=_USED_BY.get(name, ""), source=_SOURCE.get(name, _SHAZEER))
     for name, f in GATED.items()
-} | {unit.name: unit for unit in _LIMITED_UNITS}
+} | {
+    unit.name: GatedUnit(unit.name, *unit_ops(unit.function, unit.limits), unit.used_by, unit.source)
+    for unit in UNITS_WITH_LIMITS.values()
+}
 
 
 def split(names: Sequence[str], option: str = "NAME") -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -99,46 +96,42 @@ def split(names: Sequence[str], option: str = "NAME") -> tuple[tuple[str, ...], 
     plain: dict[str, None] = {}
     gated: dict[str, None] = {}
     for name in (part for text in names for part in text.split(",")):
-        key = name.strip().lower().replace("-", "_")
-        key = LIMITED.get(key, key)
+        key = LIMITED.get(spelled(name), spelled(name))
         if key in UNITS:
             gated[key] = None
         elif key in CANONICAL:
             plain[CANONICAL[key]] = None
         else:
-            spellings = [*known_names(), *(n for n in UNITS if n not in GATED)]
-            hint = did_you_mean(key, spellings, "known: " + ", ".join([*TABLE, *UNITS]))
+            hint = did_you_mean(key, known_names(), "known: " + ", ".join([*TABLE, *UNITS]))
             raise FFNError(f"{option}: unknown activation {shown(name)}", hint)
     return tuple(plain), tuple(gated)
-
-
-def applied(op: Activation, x: Any, m: Any) -> Any:
-    """The step's function, over a namespace. A limit lets NaN through, as torch's clamp does."""
-    y = TABLE[op.function].f(_clipped(op, x, m), m)
-    return y + op.plus if op.plus else y
 
 
 def factor(op: Activation) -> Curve:
     """The step as a curve, its limits among the kinks."""
     inner = curve(op.function)
-    if op.low is None and op.high is None and not op.plus:
+    if op.unlimited:
         return inner
-    low = float("-inf") if op.low is None else op.low
-    high = float("inf") if op.high is None else op.high
-
-    def slope(x: Any, m: Any) -> Any:
-        return TABLE[op.function].slope(x, m) if low <= x <= high else 0.0  # torch's clamp passes on its limits
-
-    limits = tuple((x, 1) for x in (op.low, op.high) if x is not None)
+    low = -math.inf if op.low is None else op.low
+    high = math.inf if op.high is None else op.high
+    limits = [(x, 1) for x in (op.low, op.high, _reaches_most(op)) if x is not None]
     kinks = tuple(sorted([*(k for k in inner.row.kinks if low < k[0] < high), *limits]))
-    row = ActivationRow(op.function, _formula(op, "x"), lambda x, m: applied(op, x, m), slope, kinks=kinks)
+    row = ActivationRow(
+        op.function, _formula(op, "x"), lambda x, m: value(op, x, m), lambda x, m: slope(op, x, m), kinks=kinks
+    )
     return Curve(row, lambda x: row.f(x, SCALAR), lambda x: row.slope(x, SCALAR))
 
 
-def _clipped(op: Activation, x: Any, m: Any) -> Any:
-    if op.low is not None:
-        x = m.where(x < op.low, op.low, x)
-    return x if op.high is None else m.where(x > op.high, op.high, x)
+def _reaches_most(op: Activation) -> float | None:
+    """Where the function passes `most`; the functions of gated units rise from 0 on. None if it never does."""
+    if op.most is None:
+        return None
+
+    def over(x: float) -> float:
+        return float(unlimited(op, clipped(op, x, SCALAR), SCALAR)) - (op.most or 0.0)
+
+    high = next((high for high in (2.0**n for n in range(-20, 100)) if over(high) > 0), None)
+    return None if high is None else bisect(over, 0.0, high)
 
 
 def _formula(op: Activation, name: str) -> str:

@@ -18,6 +18,7 @@ from ffncli.block.analysis.gated import GatedUnit, factor
 from ffncli.block.analysis.operations import Operations
 from ffncli.block.analysis.quadrature import expectation, normal_share
 from ffncli.block.analysis.shape import Shape, bisect, exact_zero_share, shape
+from ffncli.block.steps import Activation
 from ffncli.block.units import NEAR_ZERO
 
 _INF = math.inf
@@ -100,7 +101,7 @@ def gated_facts(unit: GatedUnit, std: float = 1.0) -> GatedFacts:
     return GatedFacts(
         *_bound(shape_a, shape_b, -1.0),
         *_bound(shape_a, shape_b, 1.0),
-        _lipschitz(gate, shape_a, shape_b),
+        _lipschitz(gate, shape_a, shape_b, unit.up),
         round(math.log2(abs(unit.value(2 * _FAR, 2 * _FAR) / unit.value(_FAR, _FAR))), 6),
         _zero_share(unit, gate, std),
         zeros[0] + zeros[1] - zeros[0] * zeros[1],
@@ -162,11 +163,16 @@ def _product(x: float, y: float) -> float:
     return 0.0 if x == 0 or y == 0 else x * y  # a bound of 0 times no bound: the other corners decide
 
 
-def _lipschitz(gate: Curve, a: Shape, b: Shape) -> float | None:
-    """sup √((a' b)² + (a b')²) for an up that is linear within limits: at the limit with the larger |b|."""
+def _lipschitz(gate: Curve, a: Shape, b: Shape, up: Activation) -> float | None:
+    """sup √((a' b)² + (a b')²) for an up that is linear within limits: at the limit with the larger |b|.
+
+    With a soft cap c of up, b' is 1 - b²/c², so that the sum is a convex function of b²: largest at b = 0 or b = c.
+    """
     size_b = max(abs(b.minimum), abs(b.maximum))
     if not all(map(math.isfinite, (size_b, a.minimum, a.maximum, a.lipschitz))):
         return None
+    if up.soft_cap is not None:
+        return max(a.lipschitz * size_b, -a.minimum, a.maximum)
 
     def steepness(x: float, _: object) -> float:
         return math.hypot(gate.slope(x) * size_b, gate.f(x) * b.lipschitz)
@@ -189,18 +195,22 @@ def _zero_share(unit: GatedUnit, gate: Curve, std: float) -> float:
     """
     lift = unit.up
     assert lift.function == "identity", "another up needs its own closed form"
+    assert lift.soft_cap is None or not (lift.plus or lift.high), "a soft cap with limits needs its own closed form"
     low = -_INF if lift.low is None else lift.low
     high = _INF if lift.high is None else lift.high
 
     def share(g: float) -> float:
         size = abs(gate.f(g))
         most = NEAR_ZERO / size if size > NEAR_ZERO * 1e-300 else _INF
+        if lift.soft_cap is not None:
+            most = lift.soft_cap * math.atanh(most / lift.soft_cap) if most < lift.soft_cap else _INF
         start, end = -most - lift.plus, most - lift.plus  # of the clipped up
         if start > high or end < low:
             return 0.0
         return normal_share(-_INF if start <= low else start, _INF if end >= high else end, std)
 
-    levels = [NEAR_ZERO / abs(x + lift.plus) for x in (low, high) if math.isfinite(x) and x + lift.plus]
+    ends = [x + lift.plus for x in (low, high, lift.soft_cap or _INF)]
+    levels = [NEAR_ZERO / abs(x) for x in ends if math.isfinite(x) and x]
     places = [x for level in levels for x in _crossings(gate, level)]
     finest = NEAR_ZERO / (64.0 * max(std, 1.0))
     fan = [finest * math.sqrt(2.0) ** k for k in range(1, 2 * math.ceil(math.log2(64.0 / finest)))]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.block import activations, dtypes
+from ffncli.block.limits import NO_LIMITS
 from ffncli.block.recipe import FFNSpec, MoE, size
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.models.config.families import BY_TYPE, COUNTED, FAMILIES, TEXT_TYPES, family_of, refusal
@@ -219,6 +220,7 @@ def _common(config: Fields, family: Family) -> dict[str, Any]:
     label = config.name(family.activation or "activation")
     name = choices["activation"]
     choices["activation"], implied = activations.resolve(name, f"{config.where}: {label}")
+    choices.setdefault("limits", activations.limits_of(name) or NO_LIMITS)
     if implied and not choices["gated"]:
         raise FFNError(f"{config.where}: {label} {shown(name)} is a gated unit", "this family's blocks have no gate")
     return choices

@@ -79,8 +79,10 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     },
     "gemma3n_text": {r"(altup|laurel)_.*": "its residual streams, which the block does not touch"},
     "gemma4_text": {"num_experts|top_k_experts|moe_.*": "its adjust refuses enable_moe_block, where they are read"},
+    "gpt_oss": {"experts_per_token": "num_experts_per_tok again, as its checkpoints have both"},
     "hy_v3": {"enable_moe_fp32_combine": "in which format experts are added up"},
     "laguna": {"gating": "a gate of its attention"},
+    "minimax_m3_vl_text": {"n_shared_experts": "shared_intermediate_size is the width of all together"},
     "minimax": dict.fromkeys(("mlp_alpha_factor", "mlp_beta_factor"), "the residual behind the block"),
     "hunyuan_v1_moe": {"moe_intermediate_size": "its code makes every expert intermediate_size wide"},
     "lfm2": {"block_.*": "read where block_auto_adjust_ff_dim is true"},
@@ -92,6 +94,7 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     },
     "perceiver": {"num_latents": "how many vectors it attends with"},
     "prophetnet": {"ngram": "how many tokens it predicts"},
+    "qwen3_5_text": {"output_gate_type": "a gate of its attention"},
     "xlstm": {"gate_soft_cap": "a gate of its cells"},
 }  # fmt: skip
 # Field → what it changes outside the blocks.

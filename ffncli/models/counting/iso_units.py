@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ffncli.block.analysis.gated import GatedUnit, applied
+from ffncli.block.analysis.gated import GatedUnit
 from ffncli.block.analysis.operations import COUNTING, counted
 from ffncli.block.cost import cost
+from ffncli.block.limited import value
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.models.counting.iso_params import IsoParams, counterpart, iso_params
 
@@ -31,7 +32,7 @@ def iso_unit(unit: GatedUnit, d_model: int, d_ff: int, multiple_of: int = 1) -> 
     """For a plain block d_model × d_ff. Raises FFNError for invalid sizes."""
     plain = replace(unit.spec(d_model, d_ff), gated=False)
     widths = iso_params(plain, multiple_of)
-    alone = counted(lambda x: applied(unit.gate, x, COUNTING))
+    alone = counted(lambda x: value(unit.gate, x, COUNTING))
     return IsoUnit(
         d_model, widths, _flops(plain), _flops(counterpart(plain, multiple_of)),
         alone.total * widths.plain_d_ff, unit.operations().total * widths.gated_d_ff,

@@ -51,27 +51,32 @@ class OpenFiles:
             file.close()
         self._open.clear()
 
-    def read(self, path: Path, start: int, count: int) -> Tensor:
-        """`count` bytes from byte `start` on, as uint8. The next read overwrites them.
+    def read(self, path: Path, start: int, count: int, times: int = 1, pitch: int = 0) -> Tensor:
+        """`count` bytes from byte `start` on, as uint8; so many `times`, `pitch` bytes apart. The next read overwrites
+        them.
 
         Raises FFNError if the file ends too early (exit 2) or cannot be read (exit 3).
         """
         import torch
 
-        if self._buffer is None or self._buffer.numel() < count:
-            self._buffer = torch.empty(count, dtype=torch.uint8)
+        if count == pitch:
+            count, times = count * times, 1
+        total = count * times
+        if self._buffer is None or self._buffer.numel() < total:
+            self._buffer = torch.empty(total, dtype=torch.uint8)
             data: Any = self._buffer.numpy()
             self._bytes = memoryview(data)
         try:
             if path not in self._open:
                 self._open[path] = open_to_read(path)
-            self._fill(path, start, self._bytes[:count])
+            for at in range(times):
+                self._fill(path, start + at * pitch, self._bytes[at * count : (at + 1) * count])
         except FileNotFoundError:
             raise FFNError(f"cannot read {shown_path(path)}: the file does not exist") from None
         except OSError as error:
             what = f"cannot read {shown_path(path)}: {error.strerror or error}"
             raise FFNError(what, code=ExitCode.ENVIRONMENT) from None
-        return self._buffer[:count]
+        return self._buffer[:total]
 
     def _fill(self, path: Path, start: int, into: memoryview) -> None:
         at = 0

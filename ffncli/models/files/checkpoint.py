@@ -16,7 +16,7 @@ from ffncli.models.files.headers import MOST_HEADER_BYTES, Columns, TensorInfo, 
 from ffncli.models.files.strict_json import parse_index
 
 INDEX = "model.safetensors.index.json"
-PLAIN = {"F64", "F32", "BF16", "F16"}
+PLAIN = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' code: torch's name
 
 
 class ByteLocation(NamedTuple):

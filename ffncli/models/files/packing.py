@@ -20,23 +20,28 @@ PACKED_DTYPES = {"U8", "I8", "I16", "U16", "I32", "U32"}
 _GPTQ_BITS = (2, 3, 4, 5, 6, 7, 8)
 _MICROSCALED = {8: ("nvfp4", 16), 16: ("mxfp4", 32), 24: ("mxfp6", 32)}  # bytes that share a scale: (format, values)
 _WEIGHT_PIECES = (  # of `X.weight` as `X.weight_scale`, of an experts' `X` as `X_scale`
-    "_scale_inv _scale _scale_2 _global_scale _zero_point _g_idx _shape _input_scale _input_scale_2 _activation_scale"
+    "_scale_inv _scale _scale_2 _global_scale _zero_point _g_idx _shape _input_scale _input_scale_2 _activation_scale "
+    "_weight_scale _weight_scale_2"
 )
 _MODULE_PIECES = (
     ".scale .input_scale .input_scale_ub .input_zero_point .input_global_scale .activation_scale .output_scale "
-    ".k_scale .v_scale .q_scale"
+    ".k_scale .v_scale .q_scale .qscale_weight .qscale_act"
 )
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A reader's result for an anchor: the matrix's logical name, shape, parameters, format, and its other pieces."""
+    """A reader's result for an anchor: the matrix's logical name, shape, parameters, format, and its other pieces.
+
+    `bits` are those of a packed integer.
+    """
 
     name: str
     shape: tuple[int, ...] | None
     params: int
     format: str
     pieces: tuple[str, ...]
+    bits: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ def _qweight(anchor: Anchor) -> Matrix:
         _check_groups(anchor, stem + ".scales", scales.shape[-2], sizes[1])
     shape = (*anchor.info.shape[:-2], *sizes)
     pieces = anchor.pieces(stem, ".scales .qzeros .g_idx")
-    return Matrix(stem + ".weight", shape, prod(shape), f"{method}-{bits}bit", pieces)
+    return Matrix(stem + ".weight", shape, prod(shape), f"{method}-{bits}bit", pieces, bits)
 
 
 def _gptq_inputs(anchor: Anchor, stem: str, outputs: int) -> int | None:
@@ -150,10 +155,11 @@ def _check_groups(anchor: Anchor, name: str, groups: int, inputs: int) -> None:
 
 
 def scale_name(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:
-    """The scales of `name`: DeepSeek-V3's `weight_scale_inv`, the usual `weight_scale`, DeepSeek-V4's `scale`."""
-    names = [name + "_scale_inv", name + "_scale"]
+    """The scales of `name`: DeepSeek-V3's `weight_scale_inv`, the usual `weight_scale`, DeepSeek-V4's `scale`,
+    Mistral-Large-4's `qscale_weight`; of ModelOpt's experts in one parameter `X_weight_scale`."""
+    names = [name + "_scale_inv", name + "_scale", name + "_weight_scale"]
     if name.endswith(".weight"):
-        names.append(name.removesuffix("weight") + "scale")
+        names += [name.removesuffix("weight") + "scale", name.removesuffix("weight") + "qscale_weight"]
     return next((scale for scale in names if scale in tensors), None)
 
 
@@ -164,9 +170,15 @@ def _pieces(anchor: Anchor, base: str) -> tuple[str, ...]:
 
 
 def _float8(anchor: Anchor) -> Matrix:
-    """FP8 values in place, with a scale for the tensor, for each channel, or for each block (DeepSeek-V3: 128×128)."""
-    shape = anchor.info.shape
-    return Matrix(anchor.name, shape, prod(shape), "fp8" + _blocks(anchor), _pieces(anchor, anchor.name))
+    """FP8 values in place, with a scale for the tensor, for each channel, or for each block (DeepSeek-V3: 128×128).
+
+    Powers of two, one for 32 values of a row, are MXFP8's.
+    """
+    shape, scale = anchor.info.shape, anchor.tensors[scale_name(anchor.name, anchor.tensors) or ""]
+    form = "fp8" + _blocks(anchor)
+    if scale.dtype in ("F8_E8M0", "U8") and scale.shape and shape == (*scale.shape[:-1], 32 * scale.shape[-1]):
+        form = "mxfp8"
+    return Matrix(anchor.name, shape, prod(shape), form, _pieces(anchor, anchor.name))
 
 
 def _int8(anchor: Anchor) -> Matrix:
@@ -241,8 +253,10 @@ def _packed(anchor: Anchor) -> Matrix:
     rows, words = anchor.matrix()
     if anchor.info.dtype != "I32":
         raise anchor.wrong("should hold int32 words or bytes")
-    scale = anchor.piece(base + "_scale", len(anchor.info.shape))
-    groups = scale.shape[-1] if scale else None
+    scale = anchor.tensors.get(base + "_scale")
+    if scale is not None and prod(scale.shape) != 1:
+        scale = anchor.piece(base + "_scale", len(anchor.info.shape))
+    groups = (1, *scale.shape)[-1] if scale else None
     ways = {(bits, _row(words, groups, bits, size)) for bits, size in _integer_weights(anchor)}
     fitting = {way for way in ways if way[1]}
     if len(fitting) != 1:
@@ -250,7 +264,7 @@ def _packed(anchor: Anchor) -> Matrix:
         raise anchor.wrong(f"and {scales} of quantization_config")
     bits, columns = fitting.pop()
     shape = (*anchor.info.shape[:-2], rows, columns)
-    return Matrix(base, shape, prod(shape), f"compressed-int{bits}", _pieces(anchor, base))
+    return Matrix(base, shape, prod(shape), f"compressed-int{bits}", _pieces(anchor, base), bits)
 
 
 def _row(words: int, groups: int | None, bits: int, size: int | None) -> int:
@@ -282,19 +296,29 @@ def _integer_weights(anchor: Anchor) -> list[tuple[int, int | None]]:
 
 
 def _microscaled(anchor: Anchor) -> Matrix:
-    """Bytes [out, in/2] with a scale for 16 (NVFP4) or 32 (MXFP4) values of a row; MXFP6 has 4 values in 3 bytes."""
+    """Bytes [out, in/2] with a scale for 16 (NVFP4) or 32 (MXFP4) values of a row; MXFP6 has 4 values in 3 bytes.
+
+    ModelOpt's Llama-4 has [in/2, out] with scales [in/16, out]: its matrices are transposed, and packed along `in`.
+    """
     base = anchor.name.removesuffix("_packed")
     name = scale_name(base, anchor.tensors)
     _, columns = anchor.matrix()
     scales = anchor.piece(name, len(anchor.info.shape)) if name else None
     if scales is None:
         raise anchor.wrong("has no scales that show how its bytes are packed")
-    size, rest = divmod(columns, scales.shape[-1])
-    if rest or size not in _MICROSCALED or scales.shape[:-1] != anchor.info.shape[:-1]:
+    upright = scales.shape[-1] == columns
+    axis, sizes = (-2, (8, 16)) if upright else (-1, (*_MICROSCALED,))
+    size, rest = divmod(anchor.info.shape[axis], scales.shape[axis])
+    if rest or size not in sizes or scales.shape != _with(anchor.info.shape, axis, scales.shape[axis]):
         raise anchor.wrong(f"cannot go with {shown(name, 120)} of shape {shown(list(scales.shape))}")
     form, values = _MICROSCALED[size]
-    shape = (*anchor.info.shape[:-1], scales.shape[-1] * values)
+    shape = _with(anchor.info.shape, axis, scales.shape[axis] * values)
     return Matrix(base, shape, prod(shape), form, _pieces(anchor, base))
+
+
+def _with(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    """The shape with another size along one axis, counted from the end."""
+    return (*shape[:axis], size, *shape[len(shape) + axis + 1 :])
 
 
 # --- bitsandbytes and torchao -----------------------------------------------------------------------------------------

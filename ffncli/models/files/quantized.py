@@ -23,7 +23,8 @@ class Logical:
     """One logical tensor: torch's shape ([out, in]; None if only the number of values is known), parameters,
     bytes of all its pieces in the file, format (`gptq-4bit`, `fp8-block128`; a plain tensor's dtype code).
 
-    `anchor` is the stored tensor that represents it: the packed values, or the plain tensor itself.
+    `anchor` is the stored tensor that represents it: the packed values, or the plain tensor itself; `bits` are those
+    of a packed integer.
     """
 
     shape: tuple[int, ...] | None
@@ -31,6 +32,7 @@ class Logical:
     bytes: int
     format: str
     anchor: str = field(default="", compare=False)
+    bits: int = field(default=0, compare=False)
 
 
 def logical(
@@ -49,7 +51,7 @@ def logical(
         if name in matrices:
             matrix = matrices[name]
             stored = info.bytes + sum(tensors[piece].bytes for piece in matrix.pieces)
-            key, entry = matrix.name, Logical(matrix.shape, matrix.params, stored, matrix.format, name)
+            key, entry = matrix.name, Logical(matrix.shape, matrix.params, stored, matrix.format, name, matrix.bits)
         elif name in pieces:
             continue
         else:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ffncli.models.files.bytes import OpenFiles
 from ffncli.models.files.checkpoint import Checkpoint
-from ffncli.models.files.dequantize import StoredTensor, shaped, stored
+from ffncli.models.files.dequantize import shaped, stored
+from ffncli.models.files.rows import StoredTensor
 from ffncli.models.tensors.layout import Located, squeezed, wrong_shape
 
 if TYPE_CHECKING:

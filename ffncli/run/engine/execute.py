@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ffncli.block.limited import unlimited
 from ffncli.block.steps import (
     Activation,
     Add,
@@ -31,7 +32,7 @@ from ffncli.block.steps import (
     parameters,
 )
 from ffncli.errors import ExitCode, FFNError
-from ffncli.run.engine.functions import function
+from ffncli.run.engine.functions import NAMESPACE, function
 
 
 @dataclass(frozen=True)
@@ -188,10 +189,12 @@ def apply(step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: M
 
 
 def activation(op: Activation, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """f(clip(x)) + plus, with f's learned parameters in `params`."""
+    """min(f(clip(x)), most) + plus, with f's learned parameters in `params`."""
     if op.low is not None or op.high is not None:
         x = x.clamp(op.low, op.high)
-    y = function(op.function, params)(x)
+    y: Tensor = function(op.function, params)(x) if op.soft_cap is None else unlimited(op, x, NAMESPACE)
+    if op.most is not None:
+        y = y.clamp(max=op.most)
     return y + op.plus if op.plus else y
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from ffncli.block.limited import clipped, slope, unlimited, value
+from ffncli.block.scalar import with_learned
 from ffncli.block.steps import (
     Activation,
     Add,
@@ -21,7 +23,7 @@ from ffncli.block.steps import (
     Experts,
     Norm,
 )
-from ffncli.run.engine.functions import function, slope
+from ffncli.run.engine.functions import NAMESPACE
 from ffncli.run.explain.scene import Read, Scene, TensorPlace, written
 from ffncli.run.measure.ulp import exact_sum
 
@@ -115,27 +117,37 @@ def linear(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) 
 
 
 def activation(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """f(clip(x)) + plus with its slope (0 where it is clipped), and f(x)/x, the share that passes."""
+    """The op with its slope (0 where a limit holds), and f(x)/x, the share that passes."""
     op = op_of(place, Activation)
     read = scene.read(place, 0, index[:-1])
     x = read.row[index[-1]]
     assert place.step is not None
     learned = {p: parameter[1].double() for p in op.parameters() if (parameter := scene.weight(place, p))}
-    clipped = x if op.low is None and op.high is None else x.clamp(op.low, op.high)
-    y = function(op.function, learned)(clipped)
-    inside = bool(clipped == x) or bool(x.isnan())
-    steep = slope(op.function, learned)(clipped).item() if inside else 0.0
+    m = with_learned(NAMESPACE, learned) if learned else NAMESPACE
+    inside, y = clipped(op, x, m), value(replace(op, plus=0.0), x, m)
+    free = unlimited(op, inside, m)
     quantities = [Quantity("x", x.item(), read.at(index[-1]))]
     if op.low is not None or op.high is not None:
-        quantities.append(Quantity("clipped x", clipped.item()))
-    quantities += [Quantity(name, value.item(), f"{place.step.output}.{name}") for name, value in learned.items()]
-    quantities += [Quantity(f"{op.function}(x)", y.item()), Quantity("slope there", steep)]
-    if clipped != 0:
-        quantities.append(Quantity(f"{op.function}(x) / x", (y / clipped).item() + 0.0))  # no -0
+        quantities.append(Quantity("clipped x", inside.item()))
+    quantities += [Quantity(name, number.item(), f"{place.step.output}.{name}") for name, number in learned.items()]
+    plain = replace(op, low=None, high=None, most=None, plus=0.0)
+    quantities.append(Quantity(plain.formula(("x",), str), free.item()))
+    if op.most is not None:
+        quantities.append(Quantity(f"at most {op.most:g}", y.item()))
+    quantities.append(Quantity("slope there", slope(op, x, m).item()))
+    if inside != 0:
+        name = "value" if op.soft_cap or op.most else f"{op.function}(x)"
+        quantities.append(Quantity(f"{name} / x", (y / inside).item() + 0.0))  # no -0
     if op.plus:
         quantities.append(Quantity("plus", op.plus))
-    notes = () if inside else (f"x is clipped to {clipped.item():g}: the slope is 0 there",)
-    return Derivation(y.item() + op.plus, quantities=tuple(quantities), notes=notes, origin=origin_of(read, index[-1]))
+    notes = []
+    if inside != x and not x.isnan():
+        notes.append(f"x is clipped to {inside.item():g}: the slope is 0 there")
+    if y != free and not free.isnan():
+        notes.append(f"the value is limited to {op.most:g}: the slope is 0 there")
+    return Derivation(
+        y.item() + op.plus, quantities=tuple(quantities), notes=tuple(notes), origin=origin_of(read, index[-1])
+    )
 
 
 def multiply(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:

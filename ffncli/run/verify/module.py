@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ffncli.block.activations import TABLE
+from ffncli.block.limits import Limits
 from ffncli.block.recipe import FFNSpec
 from ffncli.block.steps import Activation, Axis, Route
 from ffncli.kernels.activations import activation
@@ -42,7 +43,7 @@ class Act(nn.Module):
 class FFNModule(nn.Module):
     """down(dropout(act(up(x)))), or with a gate down(dropout(act(gate(x)) · up(x)))."""
 
-    def __init__(self, spec: FFNSpec, d_model: int, d_ff: int, clamp: float | None) -> None:
+    def __init__(self, spec: FFNSpec, d_model: int, d_ff: int, limits: Limits) -> None:
         super().__init__()
         if spec.gated:
             self.gate = nn.Linear(d_model, d_ff, bias=bool(spec.bias))
@@ -52,20 +53,32 @@ class FFNModule(nn.Module):
             self.sub_norm = norm_module(spec, d_ff)
         self.dropout = nn.Dropout(spec.dropout)
         self.down = nn.Linear(d_ff, d_model, bias=bool(spec.bias if spec.down_bias is None else spec.down_bias))
-        self.spec, self.clamp = spec, clamp
+        self.spec, self.limits = spec, limits
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, d_model] → [tokens, d_model]."""
-        spec, limit = self.spec, self.clamp
+        spec, limits = self.spec, self.limits
         up = self.up(x)
-        driven = spec.gate_scale * self.gate(x) if spec.gated else up
-        hidden = self.act(driven if limit is None else driven.clamp(max=limit))
+        hidden = self._activated(spec.gate_scale * self.gate(x) if spec.gated else up)
         if spec.gated:
-            hidden = hidden * ((up if limit is None else up.clamp(-limit, limit)) + spec.up_plus)
+            up = up if limits.up_limit is None else up.clamp(-limits.up_limit, limits.up_limit)
+            up = up if limits.up_cap is None else limits.up_cap * torch.tanh(up / limits.up_cap)
+            hidden = hidden * (up + limits.up_plus)
         if spec.sub_norm:
             hidden = self.sub_norm(hidden)
         out: Tensor = self.down(self.dropout(hidden))
         return out
+
+    def _activated(self, driven: Tensor) -> Tensor:
+        """The activation within its limits; a soft cap replaces the linear factor of silu, and the identity."""
+        limits = self.limits
+        driven = driven if limits.gate_high is None else driven.clamp(max=limits.gate_high)
+        if limits.gate_cap is None:
+            out: Tensor = self.act(driven)
+        else:
+            out = limits.gate_cap * torch.tanh(driven / limits.gate_cap)
+            out = out if self.spec.activation == "identity" else out * torch.sigmoid(driven)
+        return out if limits.act_high is None else out.clamp(max=limits.act_high)
 
 
 class Mixture(nn.Module):
@@ -82,10 +95,10 @@ class Mixture(nn.Module):
         if moe.latent:
             self.latent = nn.Linear(spec.d_model, inner, bias=False)
             self.widened = nn.Linear(inner, spec.d_model, bias=False)
-        self.experts = nn.ModuleList(FFNModule(spec, inner, spec.d_ff, spec.clamp) for _ in range(moe.experts))
+        self.experts = nn.ModuleList(FFNModule(spec, inner, spec.d_ff, spec.limits) for _ in range(moe.experts))
         if moe.shared_experts:
-            clamp = spec.clamp if moe.shared_clamp else None
-            self.shared = FFNModule(spec, spec.d_model, spec.shared_width, clamp)
+            limits = spec.limits if spec.shared_limits is None else spec.shared_limits
+            self.shared = FFNModule(spec, spec.d_model, spec.shared_width, limits)
         if moe.shared_gate:
             self.shared_gate = nn.Linear(spec.d_model, 1, bias=False)
         self.route = Route(
@@ -121,7 +134,7 @@ class BlockModule(nn.Module):
         super().__init__()
         normed = spec.norm != "none"
         self.norm = norm_module(spec, spec.d_model) if normed and spec.norm_position.startswith("pre") else None
-        self.ffn = Mixture(spec) if spec.moe else FFNModule(spec, spec.d_model, spec.d_ff, spec.clamp)
+        self.ffn = Mixture(spec) if spec.moe else FFNModule(spec, spec.d_model, spec.d_ff, spec.limits)
         self.post_norm = norm_module(spec, spec.d_model) if normed and spec.norm_position != "pre" else None
         self.spec = spec
 

@@ -8,6 +8,7 @@ import torch
 from ffncli.bench.records import BLOCK
 from ffncli.bench.timing.by_step import step_arms
 from ffncli.block.cost import cost
+from ffncli.block.limits import hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs, walk
 from ffncli.kernels.kernel import kernel_steps
@@ -17,7 +18,7 @@ from ffncli.run.engine.weights import random_weights
 BLOCKS = {
     "plain": FFNSpec(8, 24, "gelu"),
     "gated": FFNSpec(8, 24, "swiglu", norm="rmsnorm", residual=True),
-    "clamped": FFNSpec(8, 24, "quick_gelu", gated=True, bias=True, clamp=0.4, up_plus=1.0, gate_scale=0.3),
+    "clamped": FFNSpec(8, 24, "quick_gelu", gated=True, bias=True, limits=hard_limits(0.4, 1.0), gate_scale=0.3),
     "norm inside": FFNSpec(8, 24, "relu2", gated=True, norm="layernorm", sub_norm=True),
     "mixtral": FFNSpec(8, 24, "swiglu", moe=MoE(4, 2)),
     "shared, weighed input": FFNSpec(8, 24, "swiglu", moe=MoE(4, 2, 1, shared_scale=0.5, weigh="input")),

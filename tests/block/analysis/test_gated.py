@@ -10,7 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Experts
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+from transformers.models.inkling2.modeling_inkling2 import Inkling2SoftcappedSwiGLU
+from transformers.models.step3p7.modeling_step3p7 import Step3p7Experts
 
 from ffncli.block.activations import CANONICAL, GATED, LIMITED, TABLE, resolve
 from ffncli.block.analysis.gated import UNITS, factor, split
@@ -25,6 +28,21 @@ def gpt_oss(gate, up):
     return GptOssExperts._apply_gate(SimpleNamespace(limit=7.0, alpha=1.702), stacked)
 
 
+def deepseek_v4(gate, up):
+    stacked = torch.cat((gate, up), -1)
+    return DeepseekV4Experts._apply_gate(SimpleNamespace(limit=10.0, act_fn=functional.silu), stacked)
+
+
+def step(gate, up):
+    stacked = torch.cat((gate, up), -1)
+    return Step3p7Experts._apply_gate(SimpleNamespace(limit=7.0, act_fn=functional.silu), stacked)
+
+
+def situ(gate, up):
+    """As transformers' Inkling2SoftcappedSwiGLU, which computes in float32."""
+    return 4 * torch.tanh(gate / 4) * torch.sigmoid(gate) * 25 * torch.tanh(up / 25)
+
+
 ORACLES = {
     "swiglu": lambda gate, up: functional.silu(gate) * up,
     "geglu": lambda gate, up: functional.gelu(gate) * up,
@@ -33,8 +51,26 @@ ORACLES = {
     "glu": lambda gate, up: functional.glu(torch.stack((up, gate), -1)).squeeze(-1),
     "bilinear": lambda gate, up: gate * up,
     "swiglu_oai": gpt_oss,
+    "deepseek_v4": deepseek_v4,
+    "swiglustep": step,
+    "situ": situ,
 }
-EDGES = [-7.5, -7.0, math.nextafter(-7.0, 0), -1.0, -1e-3, 0.0, 0.5, 3.0, math.nextafter(7.0, 0), 7.0, 7.1, 40.0]
+EDGES = [
+    -7.5,
+    -7.0,
+    math.nextafter(-7.0, 0),
+    -1.0,
+    -1e-3,
+    0.0,
+    0.5,
+    3.0,
+    math.nextafter(7.0, 0),
+    7.0,
+    7.1,
+    10.0,
+    12.0,
+    40.0,
+]
 every_unit = pytest.mark.parametrize("name", UNITS)
 
 
@@ -84,23 +120,36 @@ def test_a_block_has_the_same_steps(name):
     assert ops["hidden"].formula(("act", "up"), str) == "act ⊙ up"
 
 
-def test_gpt_oss_of_the_catalog_has_the_clamped_unit():
+def test_gpt_oss_of_the_catalog_has_its_unit():
     spec = catalog.find("gpt-oss-20b").main.spec
     unit = UNITS["swiglu_oai"].spec(spec.d_model, spec.d_ff)
-    assert (spec.activation, spec.clamp, spec.up_plus) == (unit.activation, unit.clamp, unit.up_plus)
+    assert (spec.activation, spec.limits) == (unit.activation, unit.limits)
+
+
+def test_the_soft_caps_are_transformers_own():
+    config = SimpleNamespace(mlp_gate_softcap=4.0, mlp_up_softcap=25.0)
+    gate, up = torch.randn(2, 1000, dtype=torch.float64) * 30
+    found = UNITS["situ"].f(gate, up, torch)
+    assert torch.allclose(found, Inkling2SoftcappedSwiGLU(config)(gate, up), rtol=1e-5, atol=1e-5)
+    assert (found.abs() > 60).any()
 
 
 def test_formulas():
     assert UNITS["swiglu"].formula == "silu(gate) ⊙ up"
     assert UNITS["bilinear"].formula == "gate ⊙ up"
     assert UNITS["swiglu_oai"].formula == "quick_gelu(min(gate, 7)) ⊙ (clip(up, -7, 7) + 1)"
+    assert UNITS["deepseek_v4"].formula == "silu(min(gate, 10)) ⊙ clip(up, -10, 10)"
+    assert UNITS["swiglustep"].formula == "min(silu(gate), 7) ⊙ clip(up, -7, 7)"
+    assert UNITS["situ"].formula == "4 · tanh(gate / 4) · sigmoid(gate) ⊙ (25 · tanh(up / 25))"
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [("swiglu", "2 mul, 1 sigmoid"), ("geglu", "4 mul, 1 add, 1 erf"), ("reglu", "1 mul, 1 compare, 1 select"),
      ("bilinear", "1 mul"), ("glu", "1 mul, 1 sigmoid"), ("geglu_tanh", "7 mul, 2 add, 1 tanh"),
-     ("swiglu_oai", "3 mul, 1 add, 3 compare, 3 select, 1 sigmoid")],
+     ("swiglu_oai", "3 mul, 1 add, 3 compare, 3 select, 1 sigmoid"),
+     ("deepseek_v4", "2 mul, 3 compare, 3 select, 1 sigmoid"), ("swiglustep", "2 mul, 3 compare, 3 select, 1 sigmoid"),
+     ("situ", "4 mul, 2 div, 2 tanh, 1 sigmoid")],
 )  # fmt: skip
 def test_operations_by_hand(name, text):
     assert UNITS[name].operations().text == text
@@ -110,6 +159,11 @@ def test_factors_know_their_kinks():
     unit = UNITS["swiglu_oai"]
     assert factor(unit.gate).row.kinks == ((7.0, 1),)
     assert factor(unit.up).row.kinks == ((-7.0, 1), (7.0, 1))
+    unit = UNITS["swiglustep"]
+    ((place, order),) = factor(unit.gate).row.kinks
+    assert (order, place / (1 + math.exp(-place))) == (1, pytest.approx(7.0, rel=1e-15))
+    assert factor(Activation("sigmoid", most=2.0)).kinks == ()
+    assert factor(UNITS["situ"].gate).kinks == ()
     assert factor(Activation("relu6", low=-1.0, high=3.0)).kinks == (-1.0, 0.0, 3.0)
     assert factor(Activation("relu6")).kinks == (0.0, 6.0)
 
@@ -148,10 +202,10 @@ def test_split_suggests(typed, near):
 
 
 @pytest.mark.parametrize("name", LIMITED)
-def test_no_other_command_takes_a_limited_unit_for_an_activation(name):
-    """It would leave out the limits."""
-    for ask in (resolve, lambda text: FFNSpec(4, 8, text)):
-        with pytest.raises(FFNError) as error:
-            ask(name.upper())
-        assert "limits gate and up" in error.value.message
-        assert "ffn activations swiglu_oai" in error.value.hint
+def test_a_block_by_the_name_of_a_limited_unit_has_its_limits(name):
+    unit = UNITS[LIMITED[name]]
+    assert resolve(name.upper()) == (unit.gate.function, True)
+    ops = {step.output: step.op for step in steps(FFNSpec(4, 8, name.upper()))}
+    assert (ops["act"], ops["lift"]) == (unit.gate, unit.up)
+    with pytest.raises(FFNError, match="cannot be plain"):
+        FFNSpec(4, 8, name, gated=False)

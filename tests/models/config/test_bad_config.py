@@ -135,7 +135,7 @@ def test_a_wrong_value_inside_text_config_is_placed_there(call, tmp_path: Path):
         ({"model_type": "qwen3_moe", "moe_intermediate_size": 6, "decoder_sparse_step": 0}, ["decoder_sparse_step"]),
         ({"model_type": "qwen3_moe", "moe_intermediate_size": 6, "mlp_only_layers": [0.5]}, ["mlp_only_layers", "0.5"]),
         ({"model_type": "qwen3_moe", "moe_intermediate_size": 6, "norm_topk_prob": "yes"}, ["norm_topk_prob", "yes"]),
-        ({"model_type": "gpt_oss", "swiglu_limit": 0}, ["config.json", "clamp"]),
+        ({"model_type": "gpt_oss", "swiglu_limit": 0}, ["config.json", "limit of the gate"]),
         ({"model_type": "gpt_oss", "swiglu_alpha": 2}, ["swiglu_alpha", "2"]),
         (
             {"model_type": "deepseek_v3", "moe_intermediate_size": 6, "n_group": 3, "first_k_dense_replace": 0},

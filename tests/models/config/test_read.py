@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ffncli.block.limits import hard_limits
 from ffncli.errors import FFNError
 from ffncli.models.config.read import FAMILIES, from_config, quantization_of
 from ffncli.models.dimensions import Dimensions
@@ -93,7 +94,7 @@ def test_shared_experts_are_as_wide_as_routed_ones_when_they_are_asked_for():
         {"norm_position": "mid"},
         {"residual_scale": float("nan")},
         {"dropout": "x"},
-        {"clamp": "7"},
+        {"limits": hard_limits("7")},
     ],
 )
 def test_a_choice_that_is_none_is_refused(choices):

@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ffncli.errors import FFNError
-from ffncli.models.files import dequantize
-from ffncli.models.files.checkpoint import open_checkpoint
-from ffncli.models.tensors import read_weights as reader
-from ffncli.models.tensors.read_weights import values
+from ffncli.models.files.rows import FLOAT8 as OF_TORCH
 from tests.oracles.checkpoints import LLAMA, MIXTRAL, expect_refusal, folder, tensors
-from tests.oracles.packed import AWQ, BNB, FP8, GPTQ, UP, config_groups
+from tests.oracles.packed import BNB, FP8, UP, unpacked
 
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 UPS = f"{UP}.weight"
-
-
-@pytest.fixture(autouse=True, params=[7, 1 << 20], ids="blocks of {}".format)
-def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row at a time, or all rows at once."""
-    monkeypatch.setattr(reader, "_BLOCK", request.param)
-
-
-def unpacked(path: Path, stored: Mapping[str, Tensor], name: str = UPS, quantization: Any = None) -> Tensor:
-    """What is read of tensors once they are in a file."""
-    save_file({n: tensor.contiguous() for n, tensor in stored.items()}, path / "model.safetensors")
-    checkpoint = open_checkpoint(path)
-    assert checkpoint is not None
-    return values(checkpoint, name, quantization)
+pytestmark = pytest.mark.usefixtures("block")
 
 
 def float8(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
@@ -118,7 +100,7 @@ def test_blocks_of_no_known_size(tmp_path: Path):
 
 
 def test_a_dtype_that_this_torch_does_not_have(call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setitem(dequantize._FLOAT8, "F8_E4M3", "float8_of_tomorrow")
+    monkeypatch.setitem(OF_TORCH, "F8_E4M3", "float8_of_tomorrow")
     stored = {**tensors("llama"), UPS: float8(6, 4), f"{UPS}_scale": torch.ones(())}
     says = "model.safetensors holds F8_E4M3 values, which torch"
     expect_refusal(call("trace", folder(tmp_path, LLAMA, stored)), says, "pip install -U torch", code=3)
@@ -275,14 +257,6 @@ def test_the_evidence_of_a_packed_weight_names_its_format(made: Any, config: Any
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def gptq() -> dict[str, Tensor]:
-    return {f"{UP}.qweight": torch.zeros(8, 96, dtype=torch.int32), f"{UP}.scales": torch.zeros(2, 96)}
-
-
-def awq() -> dict[str, Tensor]:
-    return {f"{UP}.qweight": torch.zeros(64, 12, dtype=torch.int32), f"{UP}.scales": torch.zeros(2, 96)}
-
-
 def nf4() -> dict[str, Tensor]:
     return {UPS: torch.zeros(96 * 32, 1, dtype=torch.uint8), f"{UPS}.absmax": torch.zeros(96),
             f"{UPS}.quant_state.bitsandbytes__nf4": torch.zeros(9, dtype=torch.uint8)}  # fmt: skip
@@ -292,15 +266,6 @@ def int8() -> dict[str, Tensor]:
     return {UPS: torch.zeros(96, 64, dtype=torch.int8), f"{UP}.SCB": torch.zeros(96)}
 
 
-def int4() -> dict[str, Tensor]:
-    return {f"{UPS}_packed": torch.zeros(96, 8, dtype=torch.int32), f"{UPS}_scale": torch.zeros(96, 2)}
-
-
-def nvfp4() -> dict[str, Tensor]:
-    return {f"{UPS}_packed": torch.zeros(96, 32, dtype=torch.uint8), f"{UPS}_scale": float8(96, 4),
-            f"{UPS}_global_scale": torch.ones(1)}  # fmt: skip
-
-
 def torchao() -> dict[str, Tensor]:
     return {f"{UP}._weight_qdata": torch.zeros(96, 64, dtype=torch.int8), f"{UP}._weight_scale": torch.zeros(96, 1)}
 
@@ -308,9 +273,7 @@ def torchao() -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("packed", "config", "form"),
     [
-        (gptq, GPTQ, "gptq-4bit"), (awq, AWQ, "awq-4bit"), (nf4, BNB, "bnb-nf4"), (int8, BNB, "bnb-int8"),
-        (int4, config_groups({"num_bits": 4, "group_size": 32}), "compressed-int4"), (nvfp4, {}, "nvfp4"),
-        (torchao, {}, "torchao-int8"),
+        (nf4, BNB, "bnb-nf4"), (int8, BNB, "bnb-int8"), (torchao, {}, "torchao-int8"),
     ],
 )  # fmt: skip
 def test_other_packings_are_named_and_refused(packed: Any, config: Any, form: str, call, tmp_path: Path):

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from ffncli.block.activations import TABLE
+from ffncli.block.limits import hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import Activation, Add, Axis, Dropout, Linear, Multiply, Norm, Route, Step
 from ffncli.errors import FFNError
@@ -34,7 +35,7 @@ def generator(seed: int = 0) -> torch.Generator:
         (FFNSpec(12, 40, "swiglu"), lambda: modules.Gated(12, 40)),
         (FFNSpec(12, 40, "geglu", bias=True), lambda: modules.Gated(12, 40, True, functional.gelu)),
         (
-            FFNSpec(12, 40, "quick_gelu", gated=True, bias=True, clamp=7.0, up_plus=1.0),
+            FFNSpec(12, 40, "quick_gelu", gated=True, bias=True, limits=hard_limits(7.0, 1.0)),
             lambda: modules.ClampedGated(12, 40, True),
         ),
     ],
@@ -314,7 +315,7 @@ def test_one_tensor_under_two_names_is_not_overwritten():
 def test_an_activation_over_its_input_is_the_same(name, monkeypatch):
     """In chunks, to the last bit."""
     monkeypatch.setattr(execute_module, "_CHUNK", 64)
-    block = steps(FFNSpec(8, 37, name, gated=True, clamp=2.0, up_plus=1.0))
+    block = steps(FFNSpec(8, 37, name, gated=True, limits=hard_limits(2.0, 1.0)))
     weights, x = random_weights(block, generator()), 3 * torch.randn(2, 5, 8)
     found = {e.name: e.tensor.clone() for e in execute(block, weights, {"x": x}, keep=frozenset())}
     for event in execute(block, weights, {"x": x}):

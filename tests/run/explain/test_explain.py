@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ffncli.block.limits import hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.rewrite import final_layer
 from ffncli.block.shard import shard
@@ -30,7 +31,7 @@ SPECS = {
     "learned": FFNSpec(6, 10, "xielu", norm="rmsnorm", norm_position="branch"),
     "sub_norm": FFNSpec(6, 10, "relu2", gated=True, norm="layernorm", residual=True, sub_norm=True),
     "gpt_oss": FFNSpec(
-        6, 10, "quick_gelu", gated=True, bias=True, clamp=0.3, up_plus=1.0,
+        6, 10, "quick_gelu", gated=True, bias=True, limits=hard_limits(0.3, 1.0),
         moe=MoE(5, 2, order="choose_first", router_bias=True),
     ),
     "deepseek": FFNSpec(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ffncli.block.activations import TABLE
+from ffncli.block.limits import Limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs
 from ffncli.run.engine.execute import run
@@ -21,7 +22,16 @@ MORE = {
     "bias alone": FFNSpec(6, 24, "swiglu", norm="rmsnorm", norm_bias=True),
     "parallel": FFNSpec(6, 24, "gelu", norm="layernorm", parallel=True),
     "identity experts": FFNSpec(6, 24, "swiglu", moe=MoE(4, 4, identity_experts=3, score_dtype="input")),
-    "latent": FFNSpec(6, 24, "relu2", bias=False, moe=MoE(4, 2, 1, latent=3, shared_clamp=False)),
+    "latent": FFNSpec(6, 24, "relu2", bias=False, moe=MoE(4, 2, 1, latent=3)),
+    "shared limits": FFNSpec(
+        6,
+        24,
+        "silu",
+        gated=True,
+        limits=Limits(act_high=0.2, up_limit=0.3),
+        shared_limits=Limits(gate_cap=0.3, up_cap=0.2),
+        moe=MoE(4, 2, 1),
+    ),
     **{f"activation {name}": FFNSpec(6, 24, name) for name in TABLE},
 }
 

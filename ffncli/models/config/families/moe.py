@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from ffncli.block.limits import NO_LIMITS, hard_limits
 from ffncli.errors import FFNError
 from ffncli.models.config.families.routing import (
     Routing,
@@ -179,7 +180,7 @@ def _clamped(config: Fields) -> Extra:
     if alpha != 1.702:
         raise FFNError(f"{config.where}: swiglu_alpha = {alpha:g} is not covered", "only 1.702 (quick_gelu) is")
     # hidden_act says silu; the code runs (up + 1) · gate · sigmoid(1.702 gate), clamped.
-    return {"activation": "quick_gelu", "clamp": config.number("swiglu_limit", 7.0), "up_plus": 1.0}
+    return {"activation": "quick_gelu", "limits": hard_limits(config.number("swiglu_limit", 7.0), 1.0)}
 
 
 def _cohere2_norm(config: Fields) -> Extra:
@@ -191,7 +192,8 @@ def _cohere2_norm(config: Fields) -> Extra:
 
 def _limited(config: Fields) -> Extra:
     only(config, "hidden_act", "silu", "its experts always run silu")
-    return {"clamp": config.number("swiglu_limit", 10.0), "residual": False}  # a hyper-connection adds it
+    limits = hard_limits(config.number("swiglu_limit", 10.0))
+    return {"limits": limits, "residual": False}  # a hyper-connection adds it
 
 
 _PREFIX_1 = named(after_prefix(1))
@@ -312,9 +314,9 @@ ROWS: Mapping[str, Family] = {
         eps=EPS5, adjust=_limited, moe=MoEFields(layers=fixed_prefix(3), routing=corrected(2.5))
     ),
     "hy_v4": _Silu(
-        eps=EPS5, adjust=_limited, layer=where_dense(fixed_prefix(1), {}, {"clamp": None}),
-        moe=MoEFields(layers=fixed_prefix(1), routing=lambda config: {
-            **corrected(2.827)(config), "shared_clamp": False}),
+        eps=EPS5, adjust=_limited,
+        layer=where_dense(fixed_prefix(1), {"shared_limits": NO_LIMITS}, {"limits": NO_LIMITS}),
+        moe=MoEFields(layers=fixed_prefix(1), routing=corrected(2.827)),
     ),
     "afmoe": _Silu(
         position="pre+branch", eps=EPS5,

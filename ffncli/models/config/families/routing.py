@@ -75,8 +75,8 @@ def fixed_prefix(dense: int) -> LayerRule:
     """The first layers are dense, and no field but `mlp_layer_types` says how many: an older one may only agree."""
 
     def rule(config: Fields, stack: Stack) -> Callable[[int], bool]:
-        if config.values.get("first_k_dense_replace") == dense:
-            config.pass_over("first_k_dense_replace")
+        sparse = config.integer("num_hidden_layers") - dense
+        agree(config, first_k_dense_replace=dense, moe_layer_freq=[0] * dense + [1] * sparse)
         return lambda i: i >= dense
 
     return named(rule)
@@ -119,7 +119,10 @@ def softmax(renormalise: bool | None, shared: bool = False, gate: bool = False) 
 
     def routing(config: Fields) -> Extra:
         more = {**shared_width(config), "shared_gate": gate} if shared else {}
-        return {"renormalise": True if renormalise is None else config.flag("norm_topk_prob", renormalise), **more}
+        if renormalise is None:
+            agree(config, norm_topk_prob=True)
+            return {"renormalise": True, **more}
+        return {"renormalise": config.flag("norm_topk_prob", renormalise), **more}
 
     return routing
 
@@ -139,7 +142,7 @@ def corrected(
 
     def routing(config: Fields) -> Extra:
         agree(config, scoring_func="sigmoid", topk_method="noaux_tc")
-        agree(config, moe_router_activation_func="sigmoid", use_grouped_topk=True)
+        agree(config, moe_router_activation_func="sigmoid", use_grouped_topk=True, moe_router_dtype="float32")
         return {
             "score": "sigmoid", "correction": True, "group_best": 2,
             "renormalise": config.flag("norm_topk_prob|moe_renormalize", renormalise),
@@ -156,7 +159,8 @@ def ungrouped(scale: str | None = None, default: float = 1.0, shared: Routing = 
     """The same without groups and always renormalised; `scale` names the field of the factor."""
 
     def routing(config: Fields) -> Extra:
-        agree(config, scoring_func="sigmoid")
+        agree(config, scoring_func="sigmoid", score_func="sigmoid", use_routing_bias=True)
+        agree(config, n_group=1, topk_group=1, num_expert_groups=1, num_limited_groups=1)
         factor = config.number(scale, default) if scale else 1.0
         return {"score": "sigmoid", "correction": True, "scale": factor, **shared(config)}
 

@@ -159,7 +159,7 @@ def _stacks(resolved: Resolved) -> int:
 
 def _differences(spec: FFNSpec, other: FFNSpec) -> str:
     """How the two blocks' specs differ, in words."""
-    names = ("d_ff", "activation", "gated", "bias", "clamp", "up_plus", "gate_scale", "sub_norm", "moe")
+    names = ("d_ff", "activation", "gated", "bias", "limits", "shared_limits", "gate_scale", "sub_norm", "moe")
     apart = [name for name in names if getattr(spec, name) != getattr(other, name)]
     texts = [f"{n} {getattr(spec, n)} here, {getattr(other, n)} there" for n in apart if n != "moe"]
     return "; ".join([*texts, *(["different experts or a different router"] if "moe" in apart else [])])

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from ffncli.block.activations import TABLE
+from ffncli.block.limits import hard_limits
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.block.steps import Activation, Add, Linear
 from ffncli.errors import FFNError
@@ -31,7 +32,7 @@ SPECS = {
     "norm inside": FFNSpec(16, 24, "relu2", gated=True, norm="rmsnorm", sub_norm=True),
     "mixture": FFNSpec(16, 24, "swiglu", moe=MoE(4, 2, 1, shared_gate=True), norm="rmsnorm", residual=True),
     "gpt-oss": FFNSpec(
-        16, 24, "quick_gelu", gated=True, bias=True, clamp=0.3, up_plus=1.0,
+        16, 24, "quick_gelu", gated=True, bias=True, limits=hard_limits(0.3, 1.0),
         moe=MoE(4, 2, order="choose_first", renormalise=False, router_bias=True),
     ),
     "latent": FFNSpec(16, 24, "relu2", bias=False, moe=MoE(4, 2, latent=8)),

@@ -1,0 +1,295 @@
+"""Integers of 2 to 8 bits in int32 words under scales: GPTQ, AWQ and compressed-tensors, as rows of float32.
+
+A value is (integer - zero) × scale, and a group of inputs shares zero and scale. The product is exact in float32 for
+scales of 16 bits: rounding it to their dtype gives what the formats' libraries compute in that dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING, TypeAlias
+
+from ffncli.errors import shown
+from ffncli.models.files.bytes import OpenFiles
+from ffncli.models.files.checkpoint import PLAIN, ByteLocation
+from ffncli.models.files.rows import Packed, ScaleGrid, StoredTensor, columns_of, numbers, rows_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_AWQ_ORDER = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}  # which of a word's integers each of its columns is
+_LESS_ONE = ("gptq", "auto_round:auto_gptq", "auto_round:gptq")  # formats that store zero - 1
+
+# Of rows [start, stop) of one matrix, [..., out, in]: its zeros, [stop - start, groups]; an int if all are equal.
+_Zeros: TypeAlias = "Callable[[OpenFiles, int, int, int], Tensor | int]"
+
+
+def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
+    """int32 words [n, words] → their first `count` integers, [n, count], the first one in the lowest bits.
+
+    Integers are adjacent, across the ends of words too; in the words that compressed-tensors wrote before, none crosses
+    an end (3 bits: ten integers a word), which needs more of them.
+    """
+    import torch
+
+    mask = (1 << bits) - 1
+    if 32 % bits == 0 or words.shape[1] > -(-count * bits // 32):
+        shifts = torch.arange(0, 32 - bits + 1, bits, dtype=torch.int32)
+        return ((words.unsqueeze(-1) >> shifts) & mask).flatten(1)[:, :count]
+    raw = torch.nn.functional.pad(words.flatten().view(torch.uint8).view(len(words), -1), (0, 1)).int()
+    at = torch.arange(count) * bits
+    return ((raw[:, at // 8] | raw[:, at // 8 + 1] << 8) >> (at % 8).int()) & mask
+
+
+def _scaled(values: Tensor, zeros: Tensor | int, scales: Tensor, group: Tensor) -> Tensor:
+    """(integer - zero) × scale in float32; `group` [in] is the column of `zeros` and `scales` for each input."""
+    offset = zeros if isinstance(zeros, int) else zeros[:, group]
+    return (values - offset).float().mul_(scales[:, group])
+
+
+# --- compressed-tensors -----------------------------------------------------------------------------------------------
+
+
+def compressed(packed: Packed) -> StoredTensor:
+    """Words along each row, [..., out, in·bits/32], under scales [..., out, groups] or fewer; zeros [..., out·bits/32,
+    groups] are packed along the columns. 2^(bits - 1) is added to integers and zeros, which cancels out."""
+    bits, shape, name = packed.means.bits, packed.shape, packed.base + "_scale"
+    place = packed.place(packed.means.anchor)
+    grid = ScaleGrid(_floats(packed, name), name, shape)
+    _check_stated_shape(packed)
+    read, zeros = rows_of(place, shape), _compressed_zeros(packed, grid.counts[1])
+    group = _group_of(packed, packed.base + "_g_idx", grid.counts[1], grid.blocks[1])
+
+    def decode(files: OpenFiles, start: int, stop: int) -> Tensor:
+        import torch
+
+        matrix, first = divmod(start, shape[-2])
+        scales, zero = grid.of(files, start, stop), zeros(files, matrix, first, first + stop - start)
+        index = group(files, matrix)
+        values = unpacked(read(files, start, stop).view(torch.int32), bits, shape[-1])
+        return _scaled(values, zero, scales, index)
+
+    return StoredTensor(place, shape, decode)
+
+
+def _check_stated_shape(packed: Packed) -> None:
+    """FFNError if `weight_shape`, whose values are the shape, has others than the headers show."""
+    import torch
+
+    name = packed.base + "_shape"
+    if name not in packed.tensors:
+        return
+    place = packed.place(name)
+    dtype = {"I64": torch.int64, "I32": torch.int32}.get(place.info.dtype)
+    if dtype is None or place.info.bytes > 64:
+        raise packed.wrong(name, f"is {place.info.dtype} {shown(list(place.info.shape))}, should be a shape")
+    with OpenFiles() as files:
+        stated = files.read(place.path, place.start, place.info.bytes).view(dtype).flatten().tolist()
+    if stated != list(packed.shape[-len(stated) :]):
+        raise packed.wrong(name, f"states {shown(stated)}, the tensors have {list(packed.shape)}")
+
+
+def _compressed_zeros(packed: Packed, groups: int) -> _Zeros:
+    """The zeros, all 2^(bits - 1) of a symmetric quantizer. FFNError if they are missing or have other sizes."""
+    import torch
+
+    name, bits, shape = packed.base + "_zero_point", packed.means.bits, packed.shape
+    if name not in packed.tensors and not _asymmetric(packed):
+        return lambda files, matrix, start, stop: 1 << (bits - 1)
+    place = _words(packed, name, (*shape[:-2], -(-shape[-2] * bits // 32), groups))
+    read = rows_of(place, place.info.shape)
+
+    def zeros(files: OpenFiles, matrix: int, start: int, stop: int) -> Tensor:
+        low, high = _whole_words(start, stop, bits, place.info.shape[-2])
+        at = matrix * place.info.shape[-2]
+        words = read(files, at + low, at + high).view(torch.int32).t().contiguous()
+        found = unpacked(words, bits, stop - start // 32 * 32)
+        return found[:, start % 32 :].t().contiguous()
+
+    return zeros
+
+
+def _asymmetric(packed: Packed) -> bool:
+    """Whether every group of modules in the config has zeros."""
+    groups = packed.config.get("config_groups", {})
+    weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)]
+    return bool(weights) and all(isinstance(one, dict) and one.get("symmetric") is False for one in weights)
+
+
+# --- GPTQ and AWQ -----------------------------------------------------------------------------------------------------
+
+
+def gptq(packed: Packed) -> StoredTensor:
+    """`qweight` [..., in·bits/32, out]: words along the inputs; `scales` [..., groups, out]; `qzeros` [..., groups,
+    out·bits/32], words along the outputs; `g_idx` [in], the group of each input if these were sorted."""
+    import torch
+
+    bits, shape, stem = packed.means.bits, packed.shape, packed.means.anchor.removesuffix("qweight")
+    place, scales, group = packed.place(packed.means.anchor), *_groups(packed, stem)
+    zeros = _gptq_zeros(packed, stem, scales.info.shape[-2])
+
+    def decode(files: OpenFiles, start: int, stop: int) -> Tensor:
+        matrix, first = divmod(start, shape[-2])
+        last = first + stop - start
+        index, zero = group(files, matrix), zeros(files, matrix, first, last)
+        factors = numbers(columns_of(scales, matrix, files, first, last), scales, stem + "scales").t()
+        words = columns_of(place, matrix, files, first, last).view(torch.int32).t().contiguous()
+        return _scaled(unpacked(words, bits, shape[-1]), zero, factors, index)
+
+    return StoredTensor(place, shape, decode)
+
+
+def awq(packed: Packed) -> StoredTensor:
+    """`qweight` [..., in, out·bits/32] and `qzeros` [..., groups, out·bits/32]: words along the outputs, their integers
+    in an order of their own; `scales` [..., groups, out]."""
+    bits, shape, stem = packed.means.bits, packed.shape, packed.means.anchor.removesuffix("qweight")
+    if bits not in _AWQ_ORDER:
+        raise packed.wrong(packed.means.anchor, f"is packed as {packed.means.format}, whose order is not known")
+    _check_version(packed)
+    place, scales, group = packed.place(packed.means.anchor), *_groups(packed, stem)
+    zeros: ByteLocation | None = None
+    if stem + "qzeros" in packed.tensors or packed.config.values.get("zero_point") is not False:
+        zeros = _words(packed, stem + "qzeros", (*shape[:-2], scales.info.shape[-2], shape[-2] * bits // 32))
+
+    def decode(files: OpenFiles, start: int, stop: int) -> Tensor:
+        matrix, first = divmod(start, shape[-2])
+        last = first + stop - start
+        index = group(files, matrix)
+        zero = 1 << (bits - 1) if zeros is None else _in_order(zeros, matrix, files, first, last, bits)
+        factors = numbers(columns_of(scales, matrix, files, first, last), scales, stem + "scales").t()
+        return _scaled(_in_order(place, matrix, files, first, last, bits), zero, factors, index)
+
+    return StoredTensor(place, shape, decode)
+
+
+def _in_order(place: ByteLocation, matrix: int, files: OpenFiles, start: int, stop: int, bits: int) -> Tensor:
+    """Outputs [start, stop) of an AWQ tensor, [stop - start, rows of the tensor]."""
+    import torch
+
+    each = 32 // bits
+    words = columns_of(place, matrix, files, start // each, -(-stop // each)).view(torch.int32)
+    shifts = bits * torch.tensor(_AWQ_ORDER[bits], dtype=torch.int32)
+    found = ((words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).flatten(1)
+    return found[:, start % each : start % each + stop - start].t().contiguous()
+
+
+def _check_version(packed: Packed) -> None:
+    """FFNError for AWQ's other arrangements (`gemv`, `marlin`): their tensors have the same names."""
+    for field in ("version", "checkpoint_format"):
+        stated = packed.config.text(field, "gemm")
+        if packed.config.text("quant_method", "awq") == "awq" and stated.lower() != "gemm":
+            what = f"is packed as awq, {field} {shown(stated)}, which is not supported here"
+            raise packed.wrong(packed.means.anchor, what, "ffn params counts it; of AWQ, gemm is unpacked")
+
+
+def _gptq_zeros(packed: Packed, stem: str, groups: int) -> _Zeros:
+    """The zeros. Formats before gptq_v2 store zero - 1, subtracted from whole words.
+
+    Where the config says `sym`, all are 2^(bits - 1): some writers name the wrong one of the two formats. Raises
+    FFNError if they are missing, have other sizes, or are of an unknown format.
+    """
+    import torch
+
+    name, bits, shape, config = stem + "qzeros", packed.means.bits, packed.shape, packed.config
+    middle, symmetric = 1 << (bits - 1), config.values.get("sym") is True
+    if name not in packed.tensors and symmetric:
+        return lambda files, matrix, start, stop: middle
+    place = _words(packed, name, (*shape[:-2], groups, -(-shape[-2] * bits // 32)))
+    form = config.text("packing_format|checkpoint_format", "gptq")
+    if form not in (*_LESS_ONE, "gptq_v2") and not (symmetric and form == "auto_round"):
+        what = f"is packed as {packed.means.format} in the format {shown(form)}, which is not supported here"
+        raise packed.wrong(packed.means.anchor, what, "ffn params counts it; gptq and gptq_v2 are unpacked")
+    ones = _ones(bits)
+
+    def zeros(files: OpenFiles, matrix: int, start: int, stop: int) -> Tensor | int:
+        low, high = _whole_words(start, stop, bits, place.info.shape[-1])
+        words = columns_of(place, matrix, files, low, high).view(torch.int32)
+        more = words + ones.repeat(-(-words.shape[1] // bits))[: words.shape[1]]
+        ways = (more, words) if symmetric or form in _LESS_ONE else (words,)
+        found = [unpacked(way, bits, stop - start // 32 * 32)[:, start % 32 :] for way in ways]
+        if not symmetric:
+            return found[0].t().contiguous()
+        if not any((way == middle).all() for way in found):
+            raise packed.wrong(name, f"has zeros other than {middle}, quantization_config says sym")
+        return middle
+
+    return zeros
+
+
+def _ones(bits: int) -> Tensor:
+    """1 in each of 32 adjacent integers: int32 words [bits]."""
+    import torch
+
+    whole = sum(1 << bits * at for at in range(32))
+    return torch.frombuffer(bytearray(whole.to_bytes(4 * bits, "little")), dtype=torch.int32)
+
+
+def _groups(packed: Packed, stem: str) -> tuple[ByteLocation, Callable[[OpenFiles, int], Tensor]]:
+    """(the scales, the group of each input). FFNError if groups cannot be told from the tensors and the config."""
+    scales, shape, stated = _floats(packed, stem + "scales"), packed.shape, packed.config.values.get("group_size")
+    groups, inputs = scales.info.shape[-2], shape[-1]
+    if scales.info.shape != (*shape[:-2], groups, shape[-2]):
+        raise packed.wrong(stem + "scales", f"of shape {shown(list(scales.info.shape))} cannot go with {list(shape)}")
+    sizes = [stated] if type(stated) is int and stated > 0 else []
+    sizes += [inputs // groups] if inputs % groups == 0 else []
+    size = next((size for size in sizes if -(-inputs // size) == groups), None)
+    index = packed.tensors.get(stem + "g_idx")
+    if index is None or 0 in index.shape:
+        if packed.config.values.get("desc_act") is True:
+            raise packed.wrong(packed.means.anchor, "needs the tensor g_idx: quantization_config says desc_act")
+        if size is None:
+            raise packed.wrong(stem + "scales", f"has {groups} groups for {inputs} inputs, and group_size is not known")
+    return scales, _group_of(packed, stem + "g_idx", groups, size or inputs)
+
+
+# --- groups and words -------------------------------------------------------------------------------------------------
+
+
+def _group_of(packed: Packed, name: str, groups: int, size: int) -> Callable[[OpenFiles, int], Tensor]:
+    """A matrix → the group of each of its inputs: of `size` adjacent ones, unless the tensor `name` states others."""
+    import torch
+
+    inputs = packed.shape[-1]
+    adjacent = torch.arange(inputs) // size
+    if name not in packed.tensors or 0 in packed.tensors[name].shape:
+        return lambda files, matrix: adjacent
+    place = packed.place(name)
+    dtype, count = {"I32": torch.int32, "I64": torch.int64}.get(place.info.dtype), prod(place.info.shape)
+    if dtype is None or count not in (inputs, prod(packed.shape[:-2]) * inputs):
+        what = f"is {place.info.dtype} {shown(list(place.info.shape))}, should be the group of each of {inputs} inputs"
+        raise packed.wrong(name, what)
+    width = inputs * dtype.itemsize
+
+    def read(files: OpenFiles, matrix: int) -> Tensor:
+        at = matrix * width if count > inputs else 0
+        found = files.read(place.path, place.start + at, width).view(dtype).long()
+        if (found == -1).all():  # compressed-tensors: not used
+            return adjacent
+        if int(found.min()) < 0 or int(found.max()) >= groups:
+            raise packed.wrong(name, f"names the groups {found.min()} to {found.max()}, there are {groups}")
+        return found.clone()
+
+    return read
+
+
+def _floats(packed: Packed, name: str) -> ByteLocation:
+    """A tensor of plain floats, none of whose axes is empty."""
+    place = packed.place(name)
+    if place.info.dtype not in PLAIN or 0 in place.info.shape:
+        raise packed.wrong(name, f"holds scales as {place.info.dtype} {shown(list(place.info.shape))}")
+    return place
+
+
+def _words(packed: Packed, name: str, shape: tuple[int, ...]) -> ByteLocation:
+    """A tensor of int32 words of this shape."""
+    place = packed.place(name)
+    if place.info.dtype != "I32" or place.info.shape != shape:
+        kind = f"is {place.info.dtype} {shown(list(place.info.shape))}"
+        raise packed.wrong(name, f"{kind}, should be I32 {list(shape)}")
+    return place
+
+
+def _whole_words(start: int, stop: int, bits: int, most: int) -> tuple[int, int]:
+    """The words that integers [start, stop) are in, from a multiple of 32 integers on, where a word begins."""
+    return start // 32 * bits, min(-(-stop * bits // 32), most)

@@ -1,0 +1,199 @@
+"""Rows of a tensor in a file: its bytes as they are stored, the numbers of a grid over it, and what unpacks them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from math import ldexp, nan, prod
+from typing import TYPE_CHECKING, Any
+
+from ffncli.errors import ExitCode, FFNError, shown, shown_path
+from ffncli.models.files.bytes import OpenFiles
+from ffncli.models.files.checkpoint import PLAIN, ByteLocation, Checkpoint
+from ffncli.models.files.fields import Fields
+from ffncli.models.files.headers import TensorInfo
+from ffncli.models.files.quantized import Logical
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FLOAT8 = {
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}  # fmt: skip
+POWERS = ("F8_E8M0", "U8")  # exponents alone, with or without a dtype of their own
+
+Decode = Callable[[OpenFiles, int, int], "Tensor"]
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor that can be read: its logical shape, and `decode`, which returns the values of some of its rows.
+
+    Rows are those of the whole tensor, [..., columns] seen as one matrix. `decode(files, start, stop)` returns plain
+    floats [stop - start, columns], valid until the next read; all rows must be of one matrix of the last two axes.
+    """
+
+    place: ByteLocation
+    shape: tuple[int, ...]
+    decode: Decode = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A packed matrix: what it is, the stored tensors among which its pieces are, the config's quantization_config."""
+
+    checkpoint: Checkpoint
+    means: Logical
+    tensors: Mapping[str, TensorInfo]
+    config: Fields
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape. Formats that do not show theirs are not unpacked."""
+        assert self.means.shape is not None
+        return self.means.shape
+
+    @property
+    def base(self) -> str:
+        """The name that the names of its pieces extend."""
+        return self.means.anchor.removesuffix("_packed")
+
+    def place(self, name: str) -> ByteLocation:
+        """A piece's bytes. FFNError if the piece is missing."""
+        if name not in self.tensors:
+            what = f"{shown_path(self.checkpoint.path(self.means.anchor))}: tensor {shown(name, 120)} is missing"
+            raise FFNError(what, f"{shown(self.means.anchor, 120)} cannot be read without it")
+        return self.checkpoint.place(name)
+
+    def first(self, *names: str) -> str | None:
+        """The first of these tensors that is there."""
+        return next((name for name in names if name in self.tensors), None)
+
+    def wrong(self, name: str, what: str, hint: str = "") -> FFNError:
+        """The error for a piece that cannot be."""
+        return FFNError(f"{shown_path(self.checkpoint.path(name))}: tensor {shown(name, 120)} {what}", hint)
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def torch_dtype(place: ByteLocation, name: str) -> Any:
+    """torch's dtype of that name; FFNError if this torch has none."""
+    import torch
+
+    dtype = getattr(torch, name, None)
+    if dtype is None:
+        what = (
+            f"{shown_path(place.path)} holds {place.info.dtype} values, which torch {torch.__version__} does not have"
+        )
+        raise FFNError(what, "a newer torch may: pip install -U torch", ExitCode.ENVIRONMENT)
+    return dtype
+
+
+def rows_of(place: ByteLocation, shape: tuple[int, ...]) -> Decode:
+    """A reader of raw rows: uint8 [stop - start, bytes of a row], where the tensor's bytes are the rows of `shape`."""
+    total = prod(shape[:-1])
+    width = place.info.bytes // total if total else 0
+
+    def read(files: OpenFiles, start: int, stop: int) -> Tensor:
+        raw = files.read(place.path, place.start + start * width, (stop - start) * width)
+        return raw.view(stop - start, width)
+
+    return read
+
+
+def columns_of(place: ByteLocation, matrix: int, files: OpenFiles, start: int, stop: int) -> Tensor:
+    """Some columns of one of the tensor's matrices, all their rows: uint8 [rows, bytes]."""
+    rows, columns = place.info.shape[-2:]
+    item = place.info.bytes // max(1, prod(place.info.shape))
+    at = place.start + (matrix * rows * columns + start) * item
+    raw = files.read(place.path, at, (stop - start) * item, rows, columns * item)
+    return raw.view(rows, -1)
+
+
+@cache
+def powers() -> Tensor:
+    """E8M0: byte b is 2^(b - 127), and 255 is NaN (OCP Microscaling Formats 1.0, 5.4.1). Exact in float32."""
+    import torch
+
+    return torch.tensor([ldexp(1.0, byte - 127) for byte in range(255)] + [nan], dtype=torch.float32)
+
+
+def numbers(raw: Tensor, place: ByteLocation, name: str) -> Tensor:
+    """Scales or zeros as float32: plain floats, FP8, powers of two (E8M0), int8. Raises FFNError for other dtypes."""
+    import torch
+
+    kind = place.info.dtype
+    if kind in POWERS:
+        return powers()[raw.long()]
+    if kind == "I8":
+        return raw.view(torch.int8).to(torch.float32, copy=True)
+    known = PLAIN | FLOAT8
+    if kind not in known:
+        what = f"{shown_path(place.path)}: tensor {shown(name, 120)} holds scales as {kind}"
+        raise FFNError(what, "plain floats, FP8 and E8M0 are read")
+    return raw.view(torch_dtype(place, known[kind])).to(torch.float32, copy=True)  # the next read overwrites `raw`
+
+
+# --- one number for many values ---------------------------------------------------------------------------------------
+
+
+class ScaleGrid:
+    """A number for each block of a tensor's matrices: scales, zeros. `blocks` is how many rows and columns share one.
+
+    `stated` is the config's weight_block_size. Raises FFNError if the numbers do not divide the matrices into blocks.
+    """
+
+    def __init__(self, place: ByteLocation, name: str, shape: tuple[int, ...], stated: Any = None) -> None:
+        self.place, self.name = place, name
+        counts = (*place.info.shape, *(1,) * (len(shape) - len(place.info.shape)))
+        sizes, self.counts = (1, 1, *shape)[-2:], (1, 1, *counts)[-2:]
+        self.height, self.columns = sizes
+        self.lead = prod(counts[:-2])
+        if self.lead not in (1, prod(shape[:-2])):
+            raise self._wrong("are not one set for each matrix")
+        ways = [tuple(stated)] if _block_of_two(stated) else []
+        ways += [(128, 128), tuple(size / (count or 1) for size, count in zip(sizes, self.counts, strict=True))]
+        fits = (way for way in ways if way == tuple(map(int, way)) and all(way))
+        blocks = next((way for way in fits if self.counts == _counts(sizes, way)), None)
+        if blocks is None:
+            raise self._wrong(f"do not divide {list(sizes)} into equal blocks, and there is no weight_block_size")
+        self.blocks = int(blocks[0]), int(blocks[1])
+
+    def _wrong(self, what: str) -> FFNError:
+        label = f"{shown_path(self.place.path)}: tensor {shown(self.name, 120)}"
+        return FFNError(f"{label}: scales of shape {list(self.place.info.shape)} {what}")
+
+    def of(self, files: OpenFiles, start: int, stop: int) -> Tensor:
+        """The numbers of some rows: float32 [stop - start, numbers in a row]."""
+        import torch
+
+        matrix, first = divmod(start, self.height)
+        low, high = first // self.blocks[0], (first + stop - start - 1) // self.blocks[0] + 1
+        at = (matrix if self.lead > 1 else 0) * self.counts[0]
+        width = self.counts[1] * self.place.info.bytes // max(1, prod(self.place.info.shape))
+        raw = files.read(self.place.path, self.place.start + (at + low) * width, (high - low) * width)
+        found = numbers(raw, self.place, self.name).view(high - low, self.counts[1])
+        return found[torch.arange(first, first + stop - start) // self.blocks[0] - low]
+
+    def times(self, values: Tensor, factors: Tensor) -> Tensor:
+        """`values` [rows, columns], each multiplied in place by the factor of its block, by `factors` from `of`."""
+        if values.shape[1] == self.blocks[1] * self.counts[1]:
+            values.view(*factors.shape, -1).mul_(factors.unsqueeze(-1))
+            return values
+        return values.mul_(self.spread(factors, values.shape[1]))
+
+    def spread(self, found: Tensor, columns: int) -> Tensor:
+        """The numbers of `of`, one for each column."""
+        return found.repeat_interleave(self.blocks[1], 1)[:, :columns]
+
+
+def _block_of_two(stated: Any) -> bool:
+    """Whether a config's weight_block_size is [rows, columns]; anything else is ignored."""
+    return isinstance(stated, list) and len(stated) == 2 and all(type(n) is int and n > 0 for n in stated)
+
+
+def _counts(sizes: tuple[int, ...], blocks: tuple[float, ...]) -> tuple[int, ...]:
+    return tuple(-(-size // int(block)) for size, block in zip(sizes, blocks, strict=True))
