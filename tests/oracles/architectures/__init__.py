@@ -22,6 +22,8 @@ from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from tests.oracles.architectures.walk import walk
+
 _TABLES = (
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
@@ -93,6 +95,11 @@ def text_architectures() -> Mapping[str, str]:
         for model_type, names in getattr(modeling_auto, table).items():
             found.setdefault(model_type, names if isinstance(names, str) else names[0])
     return dict(sorted(found.items()))
+
+
+def class_of(model_type: str, case: Architecture) -> str:
+    """The name of the class that is built, or that would be."""
+    return (case.model or text_architectures().get(model_type) or walk()[model_type][0]).rpartition(".")[2]
 
 
 def config(model_type: str, case: Architecture, factor: int = 1) -> PretrainedConfig:

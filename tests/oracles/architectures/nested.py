@@ -43,6 +43,13 @@ def composites() -> tuple[str, ...]:
     return tuple(name for name in walk() if name not in text_architectures() and name not in towers())
 
 
+@cache
+def architectures() -> Mapping[str, Architecture]:
+    """Everything that takes token ids, and the names that transformers gives to another's classes, in order."""
+    found = {**{name: composite(name) for name in composites()}, **towers(), **cases()}
+    return dict(sorted(found.items()))
+
+
 def default_config(name: str) -> PretrainedConfig:
     """What transformers makes of a model_type alone."""
     kind: Any = CONFIG_MAPPING[name]
@@ -65,6 +72,8 @@ def tower(name: str) -> Architecture:
 def composite(name: str) -> Architecture:
     """The case of a composite: small towers of transformers' default kinds, and the tower's own case inside."""
     config = default_config(name)
+    if text_config(config) is config:
+        raise LookupError(f"{name} takes token ids: it is no composite, and no case says what its FFN is")
     kind = text_config(config).model_type
     if name in UNBUILT or tower(kind).reason:
         return Architecture(reason=tower(kind).reason or f"its text tower is {kind}, which is counted; {UNBUILT[name]}")

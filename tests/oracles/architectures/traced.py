@@ -28,7 +28,7 @@ from ffncli.models.tensors.layout import Located
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
 from ffncli.run.pretrained.locate import LiveFFN, live_ffn, live_parameters, live_tensors
-from tests.oracles.architectures import Architecture, text_architectures
+from tests.oracles.architectures import Architecture, class_of
 from tests.oracles.architectures.tiny import TOKENS, Tiny
 
 COLUMNS = ("model_type", "class", "layers", "relative_error", "norms", "block", "result", "reason")
@@ -267,7 +267,7 @@ def _strange(model: nn.Module, case: Architecture, live: LiveFFN) -> tuple[str, 
 
 def row(name: str, case: Architecture, found: Iterable[Compared] = ()) -> tuple[object, ...]:
     """One line of the table (COLUMNS) for what was compared; one that a case gives a reason for is not traced."""
-    built = case.model or text_architectures()[name]
+    built = class_of(name, case)
     if case.reason:
         return (name, built, None, None, None, None, "not counted", case.reason)
     layers = [*found]
