@@ -21,7 +21,6 @@ from tests.oracles.architectures.walk import walk
 
 # What transformers needs to build some of them, beyond their towers' kinds.
 _VALUES: Mapping[str, Mapping[str, Any]] = {
-    "fun_asr_nano": {"adaptor_config": {"hidden_size": 16, "intermediate_size": 4}},
     "granite_docling": {"vision_config": {"out_hidden_size": 16}},
     "molmo2": {"adapter_config": {"vision_feature_layer": [0, 1]}},
     "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
@@ -30,7 +29,7 @@ _NOT_INSTALLED = "transformers builds it only with timm or torchvision, which ar
 _NOT_TINY = "no small whole of it is built here: its other towers need sizes of their own"
 UNBUILT: Mapping[str, str] = {
     **dict.fromkeys(("fast_vlm", "omdet-turbo", "pe_audio_video", "pe_video", "perception_lm", "sam3"), _NOT_INSTALLED),
-    **dict.fromkeys(("align", "bridgetower", "florence2", "glm5_next", "granite4_vision", "grounding-dino", "janus",
+    **dict.fromkeys(("align", "bridgetower", "florence2", "fun_asr_nano", "glm5_next", "granite4_vision", "grounding-dino", "janus",
                      "mm-grounding-dino", "rag", "vibevoice"), _NOT_TINY),
 }
 _OUTER = re.compile(r"^(?:\(\?:\.\*\\\.\)\?|\.\*\\\.|(?:model|transformer|backbone)\\\.)")  # what a pattern begins with
@@ -64,6 +63,21 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
     return text_config(inner) if text is config and inner is not None else text
 
 
+@cache
+def kind_of(name: str) -> str:
+    """The model_type of a composite's text tower."""
+    config = default_config(name)
+    if text_config(config) is config:
+        raise LookupError(f"{name} takes token ids: it is no composite, and no case says what its FFN is")
+    return str(text_config(config).model_type)
+
+
+def uncounted(name: str) -> str:
+    """Why a composite is not counted; empty where it is."""
+    kind = kind_of(name)
+    return tower(kind).reason or (f"its text tower is {kind}, see there: {UNBUILT[name]}" if name in UNBUILT else "")
+
+
 def tower(name: str) -> Architecture:
     """The case of a tower; of an alias that transformers has no classes for, Llama's."""
     return {**cases(), **towers()}[name]
@@ -71,12 +85,9 @@ def tower(name: str) -> Architecture:
 
 def composite(name: str) -> Architecture:
     """The case of a composite: small towers of transformers' default kinds, and the tower's own case inside."""
-    config = default_config(name)
-    if text_config(config) is config:
-        raise LookupError(f"{name} takes token ids: it is no composite, and no case says what its FFN is")
-    kind = text_config(config).model_type
-    if name in UNBUILT or tower(kind).reason:
-        return Architecture(reason=tower(kind).reason or f"its text tower is {kind}, which is counted; {UNBUILT[name]}")
+    if why := uncounted(name):
+        return Architecture(reason=why)
+    config, kind = default_config(name), kind_of(name)
     values = _kinds(config, kind)
     for part, more in _VALUES.get(name, {}).items():
         values[part] = {**values.get(part, {}), **more}
@@ -86,9 +97,10 @@ def composite(name: str) -> Architecture:
         apart=tuple(sub for sub in type(config).sub_configs if not _holds(getattr(config, sub), kind)),
     )  # fmt: skip
     with torch.device("meta"):
-        module = fresh(name, case)
-    at = next(path for path, one in module.named_modules() if isinstance(one, PreTrainedModel) and path
-              and one.config.model_type == kind)  # fmt: skip
+        module: Any = fresh(name, case)
+    text = text_config(module.config)
+    at = min((path for path, one in module.named_modules() if isinstance(one, PreTrainedModel) and path
+              and one.config.model_type == kind), key=lambda path: module.get_submodule(path).config is not text)  # fmt: skip
     inside = tower(kind)
     ffn, norm = (re.escape(at) + r"\." + _ROOT + _OUTER.sub("", pattern) for pattern in (inside.ffn, inside.norm))
     return replace(case, ffn=ffn, norm=norm if inside.norm != r"(?!)" else inside.norm)

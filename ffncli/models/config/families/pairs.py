@@ -20,6 +20,11 @@ def _t5(config: Fields) -> Extra:
     return {"gated": gated, "activation": config.text("dense_act_fn", name), "bias": False}
 
 
+def _pop2piano(config: Fields) -> Extra:
+    gated = config.text("feed_forward_proj", "gated-gelu").startswith("gated-")
+    return {"gated": gated, "activation": config.text("dense_act_fn", "relu"), "bias": False}
+
+
 def _block_sizes(config: Fields) -> tuple[int, ...]:
     sizes = config.integers("block_sizes") or (4, 4, 4)
     if min(sizes) < 1:
@@ -104,12 +109,14 @@ _PRE = Family(
 )  # fmt: skip
 _POST = replace(_PRE, position="post")
 
+_T5 = Family(
+    gated=None, d_model="d_model|hidden_size", d_ff="d_ff", activation="feed_forward_proj", default_activation="relu",
+    eps=("layer_norm_epsilon", 1e-6), stacks=_PAIR, adjust=_t5,
+)  # fmt: skip
+
 ROWS: Mapping[str, Family] = {
-    "t5": Family(
-        gated=None, d_model="d_model|hidden_size", d_ff="d_ff", activation="feed_forward_proj",
-        default_activation="relu", eps=("layer_norm_epsilon", 1e-6), stacks=_PAIR, adjust=_t5,
-        aliases=("mt5", "umt5", "longt5", "pop2piano", "udop"),
-    ),
+    "t5": replace(_T5, aliases=("mt5", "umt5", "longt5", "udop")),
+    "pop2piano": replace(_T5, activation=None, adjust=_pop2piano),
     "whisper": _PRE,
     "mbart": replace(_PRE, aliases=("blenderbot", "pegasus", "pegasus_x")),
     "m2m_100": replace(_PRE, default_activation="relu", aliases=("speech_to_text",)),
