@@ -55,7 +55,9 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
         ("csm", "csm_depth_decoder_model"), {r"(.*_config\.)?backbone_hidden_size": "what its projection reads"}
     ),
     "decision_transformer": {"act_dim": "the actions that it embeds"},
-    "pocket_tts": {"latent_.*|flow_head_config.*": "the head that makes sound"},
+    **dict.fromkeys(
+        ("gradium_phonon_tts", "pocket_tts"), {"latent_.*|flow_head_config.*": "the head that makes sound"}
+    ),
     "qwen3_omni_moe_talker_text": dict.fromkeys(
         ("decoder_sparse_step", "mlp_only_layers", "intermediate_size"), "every layer has experts"
     ),

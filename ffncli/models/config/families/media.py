@@ -77,6 +77,7 @@ _ASR = Family(
     gated=False, default_activation="relu", bias=True, norm="layernorm", eps=(None, 1e-5),
     aliases=("cohere_asr",),
 )  # fmt: skip
+_TTS = Family(gated=False, default_activation="gelu", norm="layernorm", eps=("layer_norm_eps", 1e-5))
 _MOONSHINE = replace(
     _ASR, gated=True, activation=None, adjust=lambda config: {"activation": "silu", "norm_bias": False}, aliases=()
 )
@@ -121,10 +122,8 @@ ROWS: Mapping[str, Family] = {
     # Its encoder is another tower's config; the decoder alone reads tokens.
     "moonshine_streaming": replace(_MOONSHINE, activation="hidden_act", default_activation="silu",
                                    adjust=lambda config: {"norm_bias": False}),
-    "pocket_tts": Family(
-        gated=False, default_activation="gelu", norm="layernorm", eps=("layer_norm_eps", 1e-5),
-        aliases=("gradium_phonon_tts",),
-    ),
+    "gradium_phonon_tts": _TTS,
+    "pocket_tts": replace(_TTS, default_activation="gelu_tanh"),
     "pp_formulanet_text": replace(decoders.ROWS["trocr"], position="pre"),
     "qwen3_omni_moe_talker_text": replace(  # every layer has experts, whatever decoder_sparse_step says
         _MOE, moe=MoEFields(routing=moe.softmax(False, shared=True, gate=True)), aliases=()

@@ -21,7 +21,8 @@ def _t5(config: Fields) -> Extra:
 
 
 def _pop2piano(config: Fields) -> Extra:
-    gated = config.text("feed_forward_proj", "gated-gelu").startswith("gated-")
+    form = config.text("feed_forward_proj", "gated-gelu")
+    gated = config.flag("is_gated_act", form.startswith("gated-"))
     return {"gated": gated, "activation": config.text("dense_act_fn", "relu"), "bias": False}
 
 
