@@ -123,8 +123,8 @@ def _config(kind: Any, case: Architecture, over: Mapping[str, Any], factor: int)
         inner = CONFIG_MAPPING[said["model_type"]] if "model_type" in said else inner
         if hasattr(inner, "model_type") and inner.model_type:
             values[name] = _config(inner, case, said, 1 if name in case.apart else factor)
-    own = {name: _scaled(name, value, factor) for name, value in over.items() if name not in values or
-           not isinstance(values[name], PretrainedConfig)}  # fmt: skip
+    own = {name: value if name in case.apart else _scaled(name, value, factor) for name, value in over.items()
+           if not isinstance(values.get(name), PretrainedConfig)}  # fmt: skip
     return kind(**{**values, **own})
 
 
@@ -169,6 +169,8 @@ def fresh(model_type: str, case: Architecture, factor: int = 1) -> nn.Module:
     whole = config(model_type, case, factor)
     kind = attrgetter(case.model or text_architectures()[model_type])(transformers)
     model: nn.Module = kind(getattr(whole, case.at) if case.at else whole)
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")
     model.config = whole  # what is counted is what the whole model's config says
     return model
 

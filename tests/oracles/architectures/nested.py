@@ -21,17 +21,18 @@ from tests.oracles.architectures.walk import walk
 
 # What transformers needs to build some of them, beyond their towers' kinds.
 _VALUES: Mapping[str, Mapping[str, Any]] = {
+    "fun_asr_nano": {"adaptor_config": {"hidden_size": 16, "intermediate_size": 4}},
     "granite_docling": {"vision_config": {"out_hidden_size": 16}},
     "molmo2": {"adapter_config": {"vision_feature_layer": [0, 1]}},
     "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
 }
-_NOT_INSTALLED = "transformers builds it only with timm or torchvision, which are not installed here"
-_NOT_TINY = "no small whole of it is built here: its other towers need sizes of their own"
-UNBUILT: Mapping[str, str] = {
-    **dict.fromkeys(("fast_vlm", "omdet-turbo", "pe_audio_video", "pe_video", "perception_lm", "sam3"), _NOT_INSTALLED),
-    **dict.fromkeys(("align", "bridgetower", "florence2", "fun_asr_nano", "glm5_next", "granite4_vision", "grounding-dino", "janus",
-                     "mm-grounding-dino", "rag", "vibevoice"), _NOT_TINY),
-}
+# Whose other towers need packages that are not installed here (timm, torchvision), or have no small size: the text tower
+# is built alone, from the whole's config.
+ALONE = {
+    "align", "bridgetower", "fast_vlm", "florence2", "glm5_next", "granite4_vision", "grounding-dino",
+    "janus", "mm-grounding-dino", "omdet-turbo", "pe_audio_video", "pe_video", "perception_lm", "sam3", "vibevoice",
+}  # fmt: skip
+UNBUILT: Mapping[str, str] = {"rag": "its config is made of two whole configs, which have no small size here"}
 _OUTER = re.compile(r"^(?:\(\?:\.\*\\\.\)\?|\.\*\\\.|(?:model|transformer|backbone)\\\.)")  # what a pattern begins with
 _ROOT = r"(?:.*\.)?"
 
@@ -88,6 +89,8 @@ def composite(name: str) -> Architecture:
     if why := uncounted(name):
         return Architecture(reason=why)
     config, kind = default_config(name), kind_of(name)
+    if name in ALONE:
+        return _alone(config, kind)
     values = _kinds(config, kind)
     for part, more in _VALUES.get(name, {}).items():
         values[part] = {**values.get(part, {}), **more}
@@ -104,6 +107,14 @@ def composite(name: str) -> Architecture:
     inside = tower(kind)
     ffn, norm = (re.escape(at) + r"\." + _ROOT + _OUTER.sub("", pattern) for pattern in (inside.ffn, inside.norm))
     return replace(case, ffn=ffn, norm=norm if inside.norm != r"(?!)" else inside.norm)
+
+
+def _alone(config: PretrainedConfig, kind: str) -> Architecture:
+    """The text tower by itself, under the whole's config; its other towers are not built, so they keep their sizes."""
+    inside = tower(kind)
+    at = next(name for name in type(config).sub_configs if getattr(config, name).model_type == kind)
+    values = {at: {"model_type": kind, **inside.values}}
+    return replace(inside, values=values, model=inside.model or text_architectures()[kind], at=at)
 
 
 def _kinds(config: PretrainedConfig, text: str) -> dict[str, Any]:

@@ -102,8 +102,6 @@ def make(name: str, case: Architecture) -> Tiny:
     torch.manual_seed(0)
     model = (build(name, case, meta=True).to_empty(device="cpu") if name == UNFILLED else fresh(name, case)).eval()
     config = _config(model)  # saving will add to it
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")
     if hasattr(model, "set_default_language"):
         model.set_default_language("en_XX")
     if name == "nllb-moe":

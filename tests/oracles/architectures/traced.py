@@ -65,7 +65,7 @@ NLLB = "transformers 5.23 encodes the choice twice: its experts are mixed here a
 class Compared:
     """One layer's errors: of its FFN, of its norms, of the whole block's output against what leaves the layer.
 
-    `exact` is the FFN's in float64. `block` is None where these are not the same thing. `live` is where the FFN was found in memory, `same` whether the
+    `exact` is the FFN's in float64, None where the model itself overflows there (CANINE). `block` is None where these are not the same thing. `live` is where the FFN was found in memory, `same` whether the
     weights there are, bit by bit, those read from disk, and those read from there without a config; `strange` are
     parameters of the modules found that do not belong to the FFN or its norms.
     """
@@ -73,7 +73,7 @@ class Compared:
     layer: Layer
     live: LiveFFN
     ffn: float
-    exact: float
+    exact: float | None
     norms: Mapping[str, float]
     block: float | None
     same: bool
@@ -93,7 +93,7 @@ class Compared:
     def _problems(self) -> Iterator[str]:
         if not self.ffn <= FP32:
             yield f"the FFN departs by {self.ffn:.1e}"
-        if not self.exact <= (FP32 if self.layer.spec.moe else FP64):  # routers weigh in float32
+        if self.exact is not None and not self.exact <= (FP32 if self.layer.spec.moe else FP64):  # routers weigh in float32
             yield f"the FFN departs by {self.exact:.1e} in float64"
         for step, error in self.norms.items():
             if not error <= FP32:
@@ -199,10 +199,11 @@ def compare(tiny: Tiny) -> list[Compared]:
     same = [
         all(torch.equal(read.weights[n], t) for n, t in (*live.items(), *bare.items())) for read, live, bare in pairs
     ]
-    caught = _caught(name, model, places)
+    caught = _caught(tiny, places)
     with torch.no_grad():
         found = [_compared(tiny, *one, caught) for one in zip(places.items(), ready, same, strict=True)]
-    exact = _caught(name, model.double(), places)
+    model.double()
+    exact = _caught(tiny, places)
     model.float()
     doubled = [_in_double(*one, exact) for one in zip(places.values(), ready, strict=True)]
     return [
@@ -211,18 +212,23 @@ def compare(tiny: Tiny) -> list[Compared]:
     ]
 
 
-def _caught(name: str, model: nn.Module, places: Mapping[Layer, LiveFFN]) -> Caught:
+def _caught(tiny: Tiny, places: Mapping[Layer, LiveFFN]) -> Caught:
     """What goes through the FFNs and what is around them, in one forward pass."""
-    caught = Caught()
+    caught, model, at = Caught(), tiny.module, tiny.case.at
+    whole: Any = model.config
+    model.config = getattr(whole, at) if at else whole  # a tower that was built alone reads its own
     watched = [(live.enters, *live.leaves, live.layer, *live.norms.values()) for live in places.values()]
     with caught.watch(model, chain(*watched)):
-        _run(name, model, places, caught)
+        _run(tiny.name, model, places, caught)
+    model.config = whole
     return caught
 
 
-def _in_double(live: LiveFFN, ready: Prepared, caught: Caught) -> float:
+def _in_double(live: LiveFFN, ready: Prepared, caught: Caught) -> float | None:
     """The FFN's error with all numbers in float64, the weights those from disk."""
     x = caught.given[live.enters]
+    if x.isnan().any():
+        return None
     weights = {name: tensor.double() for name, tensor in ready.weights.items()}
     with torch.no_grad():
         return error(_ours(ready, weights, x), _theirs(live, caught, x))
@@ -278,7 +284,7 @@ def _compared(tiny: Tiny, at: tuple[Layer, LiveFFN], ready: Prepared, same: bool
             normed = run((step,), ready.weights, {step.inputs[0]: caught.given[module]})
             norms[step.output] = error(normed, x if step.output == start else caught.made[module])
     block = None if apart(tiny.name) else _block(at, ready, caught)
-    return Compared(layer, live, error(ours, theirs), math.inf, norms, block, same, (), ready.notes)
+    return Compared(layer, live, error(ours, theirs), None, norms, block, same, (), ready.notes)
 
 
 def apart(name: str) -> str:
@@ -322,10 +328,10 @@ def row(name: str, case: Architecture, found: Iterable[Compared] = ()) -> tuple[
         return (name, built, None, None, None, None, None, "not counted", case.reason)
     layers = [*found]
     wrong = "; ".join(one.reason for one in layers if one.reason)
-    norms = dict.fromkeys(step for one in layers for step in one.norms)
+    norms, exact = dict.fromkeys(step for one in layers for step in one.norms), [one.exact for one in layers]
     block = "same" if any(one.block is not None for one in layers) else apart(name) or "its other branch is not known"
     return (
         name, built, ";".join(one.name for one in layers), f"{max(one.ffn for one in layers):.1e}",
-        f"{max(one.exact for one in layers):.1e}", ";".join(norms),
+        "" if None in exact else f"{max(one for one in exact if one is not None):.1e}", ";".join(norms),
         block, "differs" if wrong else "same", wrong or (NLLB if name == "nllb-moe" else ""),
     )  # fmt: skip
