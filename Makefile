@@ -84,6 +84,7 @@ test-architectures: $(VENV)/.installed-test
 fuzz: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(FUZZ)
 	@$(BIN)/python -m tests.fuzz --cases $(FUZZ_CASES)
+	@$(BIN)/python -m tests.fuzz --only families --cases 2000
 
 # Runs that are killed at drawn moments and resumed: `make test` has four, this KILLS=100.
 test-kills: $(VENV)/.installed-test

@@ -73,7 +73,7 @@ def search(text: str) -> list[str]:
 
 
 def _is_from(name: str, word: str) -> bool:
-    return word == str(year(name)) or bool(word) and _letters(organisation(name)).startswith(word)
+    return word == str(year(name)) or (bool(word) and _letters(organisation(name)).startswith(word))
 
 
 def starting_with(text: str) -> list[str]:

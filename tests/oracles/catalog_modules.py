@@ -5,16 +5,3 @@ names (`make catalog`) and prints those that differ.
 """
 
 from __future__ import annotations
-
-import re
-import sys
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-from ffncli.models import catalog
-from ffncli.models.config.read import EXPERT_FIELDS
-from tests.oracles.counts import RECENT

@@ -76,7 +76,7 @@ def _experts(
 ) -> list[Tensor]:
     outs = [unmixed(op, x, route) for _ in names]
     (entry,) = block_inputs(op.program)
-    for one in received(op, x, route, weights):
+    for one in received(step, op, x, route, weights):
         place = (f"{step.output}.", one.expert)
         results = run_variants(op.program, one.weights, {entry: one.x}, names, watch, place)
         for out, result in zip(outs, results, strict=True):

@@ -23,13 +23,14 @@ from tests.oracles.architectures.walk import walk
 _VALUES: Mapping[str, Mapping[str, Any]] = {
     "fun_asr_nano": {"adaptor_config": {"hidden_size": 16, "intermediate_size": 4}},
     "granite_docling": {"vision_config": {"out_hidden_size": 16}},
+    "inkling2": {"vision_config": {"text_hidden_size": 16}},
     "molmo2": {"adapter_config": {"vision_feature_layer": [0, 1]}},
     "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
 }
 # Whose other towers need packages that are not installed here (timm, torchvision), or have no small size: the text tower
 # is built alone, from the whole's config.
 ALONE = {
-    "align", "bridgetower", "fast_vlm", "florence2", "glm5_next", "granite4_vision", "grounding-dino",
+    "align", "bridgetower", "fast_vlm", "florence2", "glm5_next", "granite4_vision", "grounding-dino", "inkling_mm_model", "inkling2",
     "janus", "mm-grounding-dino", "omdet-turbo", "pe_audio_video", "pe_video", "perception_lm", "sam3", "vibevoice",
 }  # fmt: skip
 UNBUILT: Mapping[str, str] = {"rag": "its config is made of two whole configs, which have no small size here"}
@@ -89,11 +90,11 @@ def composite(name: str) -> Architecture:
     if why := uncounted(name):
         return Architecture(reason=why)
     config, kind = default_config(name), kind_of(name)
-    if name in ALONE:
-        return _alone(config, kind)
     values = _kinds(config, kind)
     for part, more in _VALUES.get(name, {}).items():
         values[part] = {**values.get(part, {}), **more}
+    if name in ALONE:
+        return _alone(config, kind, values)
     paths = walk()[name]
     case = Architecture(
         values=values, model=next((path for path in paths if "ForConditionalGeneration" in path), paths[0]),
@@ -109,11 +110,10 @@ def composite(name: str) -> Architecture:
     return replace(case, ffn=ffn, norm=norm if inside.norm != r"(?!)" else inside.norm)
 
 
-def _alone(config: PretrainedConfig, kind: str) -> Architecture:
-    """The text tower by itself, under the whole's config; its other towers are not built, so they keep their sizes."""
+def _alone(config: PretrainedConfig, kind: str, values: Mapping[str, Any]) -> Architecture:
+    """The text tower by itself, under the whole's config."""
     inside = tower(kind)
     at = next(name for name in type(config).sub_configs if getattr(config, name).model_type == kind)
-    values = {at: {"model_type": kind, **inside.values}}
     return replace(inside, values=values, model=inside.model or text_architectures()[kind], at=at)
 
 

@@ -58,6 +58,7 @@ CASES: Mapping[str, Architecture] = {
     "deepseek_ocr2_text": layers("DeepseekOcr2TextModel", mlp_layer_types=_MIXED),
     "unlimited_ocr_text": layers("UnlimitedOcrTextModel"),
     "granite4_vision_text": layers("Granite4VisionTextModel", mlp_bias=True),
+    "step3p5": layers("Step3p7TextModel", mlp_layer_types=_MIXED),
     "granite_docling_text": layers("GraniteDoclingTextModel"),
     "mistral4": layers("Mistral4Model"),
     "mistral_large4_text": layers("MistralLarge4TextModel"),

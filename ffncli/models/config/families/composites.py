@@ -51,6 +51,7 @@ _TEXT_TOWERS = {
     "qwen3_omni_moe_text": "qwen3_omni_moe_thinker",
     "qwen3_vl_text": "cosmos3_omni",
     "sam3_lite_text_text_model": "sam3_lite_text",
+    "step3p5": "step3p7",
     "t5gemma2_text": "t5gemma2_encoder",
     "ultrabert": "ultravbert",
 }  # fmt: skip
