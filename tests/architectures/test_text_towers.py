@@ -48,7 +48,7 @@ def test_counts_are_the_modules(name: str) -> None:
 
 
 @statement
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"openai_privacy_filter"}))  # it writes its function out
 def test_activations_are_the_modules(name: str) -> None:
     model = tiny(name).model
     x = torch.linspace(-6, 6, 101, dtype=torch.float64)

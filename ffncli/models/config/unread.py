@@ -98,6 +98,8 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "lfm2": {"block_.*": "read where block_auto_adjust_ff_dim is true"},
     "minicpm3": {".*expert.*|moe_.*|routed_.*|topk_.*|n_group|norm_topk_prob|first_k_.*": "its code has no experts"},
     "mobilebert": {"hidden_size": "the width between its blocks, where use_bottleneck is true"},
+    "muse_glimmer_text": {"output_multiplier": "the logits of its head"},
+    "muse_spark_text": {"residual_gate_temperature": "the residual behind the block"},
     "nemotron_h": {
         "n_shared_experts": "moe_shared_expert_intermediate_size is the width of all together",
         "moe_shared_expert_overlap": "when they run",

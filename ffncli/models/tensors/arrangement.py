@@ -76,11 +76,21 @@ _POST = (
 )  # fmt: skip
 _SHARED = ("input_layernorm", "ln_1")  # a parallel block's, which the attention reads too
 _SUB = ("ffn_sub_norm", "ffn_layernorm")
+# Norms among the experts; one by such a name is part of the block, whatever the config says.
+EXPERT_NORMS: Mapping[str, Sequence[str]] = {
+    "latent_norm": ("pre_expert_norm",), "expert_norm": ("post_expert_norm",), "mixed_norm": ("routed_expert_norm",),
+}  # fmt: skip
 
 _ROWS: Mapping[str, Arrangement] = {
     **{name: Arrangement(name, transposed=True) for name in
        ("gpt2", "openai-gpt", "clvp_decoder", "decision_transformer", "imagegpt")},  # Conv1D
+    "axk2": Arrangement("axk2", norms={  # in files, then in memory
+        "norm": ("post_attention_layernorm.norm",),
+        "norm_gate.narrow": ("post_attention_layernorm.W_down", "post_attention_layernorm.mlp.fc1"),
+        "norm_gate.widen": ("post_attention_layernorm.W_up", "post_attention_layernorm.mlp.fc2"),
+    }),
     "gpt_oss": Arrangement("gpt_oss", interleaved=True),
+    "openai_privacy_filter": Arrangement("openai_privacy_filter", transposed=True),
     **{name: Arrangement(name, norms={"norm": ("../layer_norm2.{i}",), "post_norm": ("../layer_norm2.{i}",)})
        for name in ("xlm", "flaubert")},
     "chameleon": Arrangement("chameleon", norms={"post_norm": ("post_attention_layernorm",)}),  # for its Swin variant
@@ -102,8 +112,9 @@ def arrangement(model_type: str) -> Arrangement:
 
 def norm_modules(step: str, spec: FFNSpec, rules: Arrangement) -> Sequence[str]:
     """The names that a norm's module may have, the likeliest first."""
-    usual = {"norm": _SHARED if spec.shared_norm else _PRE, "post_norm": _POST, "sub_norm": _SUB}
-    return (*rules.norms.get(step, ()), *usual[step])
+    pre = _SHARED if spec.shared_norm else _PRE
+    usual = {"norm": pre, "post_norm": _POST, "sub_norm": _SUB, **EXPERT_NORMS}
+    return (*rules.norms.get(step, ()), *usual.get(step, ()))
 
 
 def outside(model_type: str) -> Sequence[str]:

@@ -63,6 +63,15 @@ CASES: Mapping[str, Architecture] = {
     "mistral4": layers("Mistral4Model"),
     "mistral_large4_text": layers("MistralLarge4TextModel"),
     "embedding_gemma2_text": layers("EmbeddingGemma2TextModel", norm=r"(pre|post)_feedforward_layernorm\.weight"),
+    "muse_spark_text": layers(
+        "MuseSparkTextModel", r"mlp\.(?!.*_norm\.).*",
+        r"(pre_feedforward_layernorm|post_feedforward_layernorm|mlp\.pre_expert_norm|mlp\.experts\.post_expert_norm)\..*",
+        moe_hidden_size=10, mlp_layer_types=_MIXED, routed_scaling_factor=2.5, post_norm_eps=1e-3,
+    ),
+    "muse_glimmer_text": layers(
+        "MuseGlimmerTextModel", norm=r"(pre|post)_feedforward_layernorm\.weight", post_norm_eps=1e-3
+    ),
+    "openai_privacy_filter": layers("OpenAIPrivacyFilterModel", swiglu_limit=0.5),
     "chameleon": layers(
         "ChameleonModel", swin_norm=True, vocabulary_map={"<image>": 3}, vq_config={"base_channels": 32}
     ),

@@ -33,7 +33,7 @@ UNFILLED = "pix2struct_text_model"  # transformers cannot fill its parameters wh
 _HEADS = {"num_key_value_heads": 4}
 # What a forward pass needs beyond the sizes that a count needs.
 RUNNING: Mapping[str, Mapping[str, Any]] = {
-    **dict.fromkeys(("axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa",
+    **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa",
                      "longcat_flash", "minicpm3", "youtu"), _HEADS),
     "dbrx": {"attn_config": {"rope_theta": 10_000.0, "clip_qkv": 8.0}},
     "whisper": {"num_mel_bins": 8, "max_source_positions": TOKENS},

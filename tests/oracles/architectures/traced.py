@@ -55,10 +55,15 @@ APART: Mapping[str, str] = {
     **dict.fromkeys(("embedding_gemma2_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text",
                      "gemma4_unified_assistant"), _GATED),
     "longcat_flash": "a layer holds three FFNs", "xmod": "adapters of the language follow",
+    "muse_spark_text": "the residual is mixed by a learned gate: the block ends before it",
     "mobilebert": "bottlenecks around its FFNs", "reformer": "a reversible layer has two streams",
 }  # fmt: skip
-# Without a config, the halves of their fc1 are taken for gate and up, and a note says that this is assumed.
-UP_FIRST = {"moonshine", "moonshine_streaming"}
+# Whose names say one order of gate and up, and whose code has another: without a config they are read as the names say,
+# with a note.
+OTHER_ORDER = {
+    **dict.fromkeys(("moonshine", "moonshine_streaming"), "is read as the first"),
+    "openai_privacy_filter": "read as gpt-oss's",
+}
 NLLB = "transformers 5.23 encodes the choice twice: its experts are mixed here as its own router weighs them"
 
 
@@ -278,8 +283,10 @@ def _by_names_alone(tiny: Tiny, layers: Iterable[Layer]) -> Iterator[dict[str, T
         spot = model.spots[layer.stack, layer.index]
         stack, index = next(at for at, theirs in bare.spots.items() if theirs == spot)
         found = prepare(bare, LayerRequest(layer=f"{stack}.{index}"))
-        guessed = tiny.name in UP_FIRST and any("is read as the first" in note for note in found.notes)
-        yield {} if guessed else dict(found.weights)
+        weights, note = dict(found.weights), OTHER_ORDER.get(tiny.name)
+        if note and any(note in one for one in found.notes):
+            weights = {name: tensor for name, tensor in weights.items() if not name.startswith(("gate.", "up."))}
+        yield weights
 
 
 def _compared(tiny: Tiny, at: tuple[Layer, LiveFFN], ready: Prepared, same: bool, caught: Caught) -> Compared:

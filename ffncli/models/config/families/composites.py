@@ -29,6 +29,7 @@ _TEXT_TOWERS = {
     "glm4v_text": "glm46v glmga",
     "granite": "granite_speech granite_speech_plus",
     "hyperclovax": "hyperclovax_vision_v2",
+    "kimi_linear": "kimi_k3",
     "kosmos_2_5_text_model": "kosmos-2.5",
     "kosmos_2_text_model": "kosmos-2",
     "lfm2": "lfm2_vl",
@@ -60,8 +61,8 @@ _ENDING = {
     "_text": (
         "cohere_compass cosmos3_edge deepseek_ocr2 embedding_gemma2 gemma3 gemma3n gemma4 gemma4_unified glm4v "
         "glm4v_moe glm5_next glm_image glm_ocr granite4_vision granite_docling hunyuan_vl mistral_large4 molmo2 "
-        "paddleocr_vl pp_formulanet qwen2_5_omni qwen2_5_vl qwen2_vl qwen3_5 qwen3_omni_moe qwen3_vl qwen3_vl_moe unlimited_ocr "
-        "voxtral_realtime"
+        "muse_glimmer muse_spark paddleocr_vl pp_formulanet qwen2_5_omni qwen2_5_vl qwen2_vl qwen3_5 "
+        "qwen3_omni_moe qwen3_vl qwen3_vl_moe unlimited_ocr voxtral_realtime"
     ),
     "_text_model": (
         "aimv2 align altclip blip bridgetower chinese_clip clap clip clipseg emu3 flava groupvit metaclip_2 mllama "
