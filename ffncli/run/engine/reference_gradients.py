@@ -18,8 +18,8 @@ def gradients_in_float64(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """(the output, the gradients of the inputs and of the weights by name), in float64 from the same rounded numbers.
 
-    `upstream` is the gradient of the output; tables of integers and token ids have none. All experts of a mixture in float64 are four times their bf16, besides as
-    much for their gradients; `of_weights` False leaves the latter out.
+    `upstream` is the gradient of the output; tables of integers and token ids have none. All experts of a mixture in
+    float64 are four times their bf16, besides as much for their gradients; `of_weights` False leaves the latter out.
     """
     entering = _leaves(inputs)
     mixtures = {name for step in steps if isinstance(step.op, Experts) for name in step.parameters()}
