@@ -167,9 +167,8 @@ def test_other_arrangements_of_awq_are_refused(config: Any, says: str, tmp_path:
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
-@pytest.mark.parametrize("strategy", ["group", "channel"])
+@pytest.mark.parametrize(("strategy", "dtype"), [("group", torch.bfloat16), ("channel", torch.float32)])
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_compressed_integers_are_what_the_library_decompresses(
     bits: int, strategy: str, symmetric: bool, dtype: torch.dtype, tmp_path: Path
 ):
