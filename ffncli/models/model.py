@@ -75,6 +75,19 @@ class Disagreement:
 
 
 @dataclass(frozen=True)
+class NotCounted:
+    """A part of a model that is in none of its numbers: what it is, why, and its parameters, None if unknown."""
+
+    what: str
+    why: str
+    parameters: int | None = None
+
+    def __str__(self) -> str:
+        size = "" if self.parameters is None else f", {self.parameters:,} parameters"
+        return f"{self.what}{size}: {self.why}"
+
+
+@dataclass(frozen=True)
 class Spot:
     """Where a block's tensors are: the prefix of its stack, its layer's number there, and which FFN of that layer."""
 
@@ -171,7 +184,8 @@ class Resolved:
     `evidence` says, in order, what decided gatedness and widths; `notes` are for the user. `differences` are those
     between config and tensors, `stored` is the size of the tensors; None where no headers were read. `from_tensors`:
     its blocks were read from the tensors, so there is nothing to compare them with. `quantization` is the config's
-    quantization_config. `spots` say, by stack and index, where the tensors of each block are.
+    quantization_config. `spots` say, by stack and index, where the tensors of each block are. `not_counted` are
+    parts of the model that are in no number here (`counting.not_counted` adds those that follow from the model).
     """
 
     model: Model
@@ -182,6 +196,7 @@ class Resolved:
     differences: tuple[Disagreement, ...] = ()
     stored: StoredSize | None = None
     from_tensors: bool = False
+    not_counted: tuple[NotCounted, ...] = ()
     location: Path | None = None
     quantization: Mapping[str, Any] | None = field(default=None, compare=False)
     checkpoint: Checkpoint | None = field(default=None, compare=False, repr=False)
@@ -225,6 +240,21 @@ class Resolved:
     def noted(self, *notes: str) -> Resolved:
         """The same model with more notes for its user."""
         return replace(self, notes=(*self.notes, *notes))
+
+    def without(self, *parts: NotCounted) -> Resolved:
+        """The same model with parts that are in no number, each of which is noted.
+
+        They take the place of parts that were left out for the same reason: a config says less of them than tensors.
+        """
+        reasons = {part.why for part in parts}
+        kept = [part for part in self.not_counted if part.why not in reasons]
+        gone = {_left_out(part) for part in self.not_counted} - {_left_out(part) for part in kept}
+        notes = (*(note for note in self.notes if note not in gone), *map(_left_out, parts))
+        return replace(self, notes=notes, not_counted=(*kept, *parts))
+
+
+def _left_out(part: NotCounted) -> str:
+    return f"not counted: {part}"
 
 
 _UNKNOWN = {"norm": "norms and residuals", "activation": "the activation", "top_k": "top_k, so what is active"}

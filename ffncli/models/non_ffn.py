@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+# Why a part of a model is in none of its numbers (`NotCounted`), where config and tensors both may say so.
+OTHER_TOWERS = "the numbers are the text model's"
+MORE_TOKENS = "multi-token prediction, which a forward pass does without"
+
 
 @dataclass(frozen=True)
 class LayerParams:

@@ -64,6 +64,8 @@ def _one(c: ModelCount) -> list[Part]:
         parts += [Heading("evidence"), *(Line(text, quiet=True) for text in c.evidence)]
     if c.differences:
         parts += [Heading("what disagrees"), *map(Line, c.differences)]
+    if c.not_counted:
+        parts += [Heading("not counted"), *(Line(str(part), quiet=True) for part in c.not_counted)]
     if c.citation:
         parts.append(Line(f"source: {c.citation}", quiet=True))
     return parts

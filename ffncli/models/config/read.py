@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.block import activations, dtypes
-from ffncli.block.limits import NO_LIMITS
 from ffncli.block.recipe import FFNSpec, MoE, size
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.models.config.families import BY_TYPE, COUNTED, FAMILIES, TEXT_TYPES, family_of, refusal
+from ffncli.models.config.families.limited import named_limits
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack
+from ffncli.models.config.memories import memories
 from ffncli.models.config.non_ffn import non_ffn
 from ffncli.models.config.unread import outside_note, require_read
 from ffncli.models.files.fields import Fields
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
-from ffncli.models.model import Group, Model, Resolved, grouped
+from ffncli.models.model import Group, Model, NotCounted, Resolved, grouped
+from ffncli.models.non_ffn import OTHER_TOWERS
 
 MOST_LAYERS = 10_000  # the deepest known model has 126
 TOWERS = (
@@ -37,7 +39,7 @@ TOWERS = (
     "decoder",
 )
 PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_num_layers"  # multi-token prediction
-_OTHER_TOWERS = "the numbers are the text model's: other towers are left out"
+_TOWERS_APART = NotCounted("other towers", OTHER_TOWERS)
 _QUANTIZATION = ("quantization_config", "compression_config")  # the second is from before compressed-tensors 0.7
 _INHERITED = ("model_type", "dtype", "torch_dtype", *_QUANTIZATION)
 
@@ -85,10 +87,12 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     )  # fmt: skip
     if family.moe and not any(group.spec.moe for group in groups):
         _pass_over_experts(config, family.moe)
+    tables = memories(config, family_name)
     notes = require_read(config, family_name)
-    if towers:
-        notes += tuple(filter(None, (_OTHER_TOWERS, outside_note(whole, config))))
-    return Resolved(model, source, evidence=tuple(evidence), notes=notes, quantization=quantization_of(config))
+    quantization = quantization_of(config)
+    resolved = Resolved(model, source, evidence=tuple(evidence), notes=notes, quantization=quantization)
+    resolved = resolved.without(*tables, *([_TOWERS_APART] if towers else []))
+    return resolved.noted(*filter(None, [outside_note(whole, config) if towers else ""]))
 
 
 def _tied(config: Fields, whole_values: Mapping[str, Any]) -> bool | None:
@@ -217,7 +221,7 @@ def _common(config: Fields, family: Family) -> dict[str, Any]:
     label = config.name(family.activation or "activation")
     name = choices["activation"]
     choices["activation"], implied = activations.resolve(name, f"{config.where}: {label}")
-    choices.setdefault("limits", activations.limits_of(name) or NO_LIMITS)
+    choices.setdefault("limits", named_limits(config, name))
     if implied and not choices["gated"]:
         raise FFNError(f"{config.where}: {label} {shown(name)} is a gated unit", "this family's blocks have no gate")
     return choices
@@ -258,7 +262,9 @@ def _experts(config: Fields, family: Family, extra: Extra) -> FFNSpec:
     routing = dict(row.routing(config))
     experts = routing.pop("experts", None) or config.integer(row.experts)
     top_k = routing.pop("top_k", None) or config.integer(row.top_k, high=experts)
-    return _spec(config, **choices | {"moe": MoE(experts, top_k, **routing)} | dict(extra))
+    routing |= {name.removeprefix("moe."): value for name, value in extra.items() if name.startswith("moe.")}
+    more = {name: value for name, value in extra.items() if not name.startswith("moe.")}
+    return _spec(config, **choices | {"moe": MoE(experts, top_k, **routing)} | more)
 
 
 def _pass_over_experts(config: Fields, row: MoEFields) -> None:
@@ -286,7 +292,8 @@ def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> 
         *(dense if False in kinds else []),
         *([family.moe.d_ff] if family.moe and True in kinds else []),
     ]
-    used = [n for names_ in dict.fromkeys(names) for n in names_.split("|") if config.get(n, None) is not None]
+    spelled = map(config.name, dict.fromkeys(names))  # another spelling with another value stays unread
+    used = [n for n in spelled if config.get(n, None) is not None]
     out = ["widths: " + ", ".join(f"{n} = {shown(config.get(n))}" for n in dict.fromkeys(used))]
     unused = [n for n in dense if n not in used and config.values.get(n) is not None]
     out += [f"widths: {n} = {shown(config.values[n])} is not used, every layer is MoE" for n in unused]

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ffncli.errors import FFNError, clean, shown
+from ffncli.models.config.memories import MEMORIES
 from ffncli.models.files.fields import Fields
 
 _MOST_NAMED = 3  # fields in one message
@@ -21,6 +22,7 @@ _MOST_NAMED = 3  # fields in one message
 _CONCERNS = re.compile(
     r"expert|moe|latent|hidden_(size|dim|act)|intermediate|n_?gram|limit|clamp|clip|soft_?cap|mlp|ffn|ffw|feed_?forward"
     r"|rout(er|ed|ing)|shared|top_?k|d_ff|dff|dim_ff|inner|glu|swish|act(ivation)?(_|$)|gat(e|ing)|dense|sparse|altup"
+    r"|^(num_hidden_layers|n_layers?|num_layers|num_blocks|d_model|n_embd|n_embed|dim|embed_dim)$"
     r"|laurel|scor(e|ing)|renorm|scaling_factor|capacity|multiplier|expan|mlp_ratio|per_layer|hash|residual_(scale|mult)",
     re.IGNORECASE,
 )
@@ -36,7 +38,7 @@ _ELSEWHERE: Mapping[str, str] = {
     r"(mamba|ssm|conv|lin|rg_?lru|lru|time_step|dt|state)_.*|expand|hidden_mamba_act": "a state-space layer",
     r"(embedding|embed|vocab|logits?|lm_head|summary|classifier|pooler|projection|final|sparse_pred)_.*|pooler_act"
     r"|.*_logit_soft_?cap.*": "embeddings, the head, the pooler",
-    r"ngram_size|heads_per_ngram|make_ngram_.*|split_ngram_parts|.*hash_byte_group_(size|nb_.*)": "a memory, see NOTED",
+    r"ngram_size|heads_per_ngram|make_ngram_.*|split_ngram_parts|.*hash_byte_group_(size|nb_.*)": "memories.py",
     r"expert_capacity_.*|.*capacity_token_fraction": "how many tokens an expert may drop, see NOTED",
     r"hidden_act": "the evidence says so where the code runs another activation",
     r".*no_repeat_ngram_size|top_k|output_router_logits|output_hidden_states": "generation and outputs",
@@ -55,6 +57,7 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "bailing_hybrid": {"kda_safe_gate": "a gate of its attention"},
     "cohere2_moe": {"norm_topk_prob": "a softmax over the chosen experts is normalised already"},
     "dbrx": {r"ffn_config\.hidden_size": "d_model again"},
+    "deepseek_v4": {"expert_dtype": "how the experts are stored, which their tensors show"},
     "doge": dict.fromkeys(("num_experts", "num_experts_per_tok"), "its adjust refuses is_moe, where they are read"),
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_ocr2_text", "unlimited_ocr_text"),
@@ -67,15 +70,20 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     },
     "gemma3n_text": {r"(altup|laurel)_.*": "its residual streams, which the block does not touch"},
     "gemma4_text": {"num_experts|top_k_experts|moe_.*": "its adjust refuses enable_moe_block, where they are read"},
+    "hrm_text": {"num_hidden_layers": "the passes through both its stacks; num_layers_per_stack is what they store"},
     "gpt_oss": {"experts_per_token": "num_experts_per_tok again, as its checkpoints have both"},
     "hy_v3": {"enable_moe_fp32_combine": "in which format experts are added up"},
+    "inkling_text": {"rms_norm_eps_moe_gate": "no code reads it"},
+    "inkling2_text": {
+        "rel_l2_clip_threshold": "a limit in its attention", "hidden_act": "it always runs the soft-capped unit",
+    },
     "laguna": {"gating": "a gate of its attention"},
     "minimax_m3_vl_text": {"n_shared_experts": "shared_intermediate_size is the width of all together"},
     "minimax": dict.fromkeys(("mlp_alpha_factor", "mlp_beta_factor"), "the residual behind the block"),
     "hunyuan_v1_moe": {"moe_intermediate_size": "its code makes every expert intermediate_size wide"},
     "lfm2": {"block_.*": "read where block_auto_adjust_ff_dim is true"},
     "minicpm3": {".*expert.*|moe_.*|routed_.*|topk_.*|n_group|norm_topk_prob|first_k_.*": "its code has no experts"},
-    "mobilebert": dict.fromkeys(("hidden_size", "true_hidden_size"), "read as use_bottleneck says"),
+    "mobilebert": {"hidden_size": "the width between its blocks, where use_bottleneck is true"},
     "nemotron_h": {
         "n_shared_experts": "moe_shared_expert_intermediate_size is the width of all together",
         "moe_shared_expert_overlap": "when they run",
@@ -88,14 +96,31 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
 # Field → what it changes outside the blocks.
 NOTED: Mapping[str, str] = {
     "expert_capacity": "experts drop the tokens beyond it, which is not modelled",
-    "hidden_size_per_layer_input": "embeddings for every layer are outside the FFN and not counted here",
-    "vocab_size_per_layer_input": "embeddings for every layer are outside the FFN and not counted here",
-    "ngram_vocab_size_base": "a memory of n-grams is outside the FFN and not counted here",
-    "encoder_hash_byte_group_vocab": "a memory of n-grams is outside the FFN and not counted here",
 }
 _ARITHMETIC = re.compile(
     r"limit|clamp|clip|soft_?cap|scor(e|ing)_|renorm|norm_topk|scaling_factor|multiplier|residual_(scale|mult)|latent|_norm$"
 )
+# Spellings that rows share → the families whose code reads them. Another family's code does not: it takes its default.
+_LAYERS: Mapping[str, str] = {
+    "n_layer": "codegen ctrl gpt2 gpt_bigcode openai-gpt xlnet RefinedWeb RefinedWebModel bloom",
+    "n_layers": "dbrx distilbert flaubert mpt xlm",
+    "num_layers": "chatglm gpt_neo longcat_flash pix2struct_text_model switch_transformers t5 xglm",
+}
+_EXPERTS: Mapping[str, str] = {
+    "num_experts": "afmoe bailing_hybrid beam cohere2_moe deepseek_ocr2_text deepseek_v2 deepseek_v32 ernie4_5_moe "
+    "exaone_moe flex_olmo flint glm_moe_dsa gpt_oss hunyuan_v1_moe hy_v3 jamba kimi_linear kolibri1 laguna lfm2_moe "
+    "mellum minimax minimax_m2 minimax_m3_vl_text mistral_large4_text mixtral nllb-moe olmoe "
+    "qwen2_moe qwen3_5_moe_text qwen3_moe qwen3_next qwen3_omni_moe_text qwen3_vl_moe_text switch_transformers "
+    "unlimited_ocr_text",
+    "n_routed_experts": "axk1 deepseek_ocr2_text deepseek_v2 deepseek_v3 deepseek_v32 dots1 dots3_note_text "
+    "glm4_moe glm4_moe_lite glm5_next_text glm_moe_dsa hy_v4 mimo_v2_flash mistral4 mistral_large4_text nemotron_h "
+    "solar_open unlimited_ocr_text",
+    "num_local_experts": "axk1 bailing_hybrid deepseek_v3 deepseek_v32 dots1 dots3_note_text flex_olmo glm4_moe "
+    "glm4_moe_lite glm5_next_text glm_moe_dsa gpt_oss granitemoe granitemoehybrid granitemoeshared granitemoe_swa "
+    "hunyuan_v1_moe hy_v3 hy_v4 jamba kimi_linear kolibri1 llama4_text mellum mimo_v2_flash minimax minimax_m2 "
+    "minimax_m3_vl_text mistral4 mistral_large4_text mixtral nemotron_h olmoe qwen3_moe qwen3_vl_moe_text solar_open",
+    "moe_num_experts": "aria_text ernie4_5_moe",
+}
 _BY_LAYER = "per_layer_config"  # an object of fields for each layer
 
 
@@ -129,16 +154,28 @@ def require_read(config: Fields, family: str) -> tuple[str, ...]:
 
     Raises UnknownField for those that its family's row does not know.
     """
-    left = unread(config, family)
+    left = {name: value for name, value in unread(config, family).items() if name not in MEMORIES}
     if fields := in_words({name: value for name, value in left.items() if name not in NOTED}):
         raise UnknownField(config.where, family, fields)
-    return tuple(f"{in_words({name: value})}: {NOTED[name]}" for name, value in left.items())
+    return (*_respelled(config, family), *(f"{in_words({name: value})}: {NOTED[name]}" for name, value in left.items()))
+
+
+def _respelled(config: Fields, family: str) -> Iterator[str]:
+    """Notes on counts of layers and experts that were read under a name that the family's code does not read."""
+    kind = config.values.get("model_type")
+    for table, usual in ((_LAYERS, ["num_hidden_layers"]), (_EXPERTS, [])):
+        known = [name for name, families in table.items() if {family, kind} & {*families.split()}] or usual
+        read = {name: config.values.get(name) for name in table if config.prefix + name in config.looked_up}
+        given = {name: value for name, value in read.items() if value is not None}
+        if known and given and all(config.values.get(name) is None for name in (*usual, *known)):
+            yield f"{in_words(given)}: the code of {family} reads {' or '.join(known)}, and has a default without it"
 
 
 def outside_note(whole: Fields, text: Fields) -> str:
     """What a multimodal config says outside its text model, where that differs from the text model's; else empty."""
     left = {name: value for name, value in unread(whole).items() if text.values.get(name) != value}
-    left = {name: value for name, value in left.items() if name not in NOTED and not isinstance(value, Mapping)}
+    known = (*NOTED, *MEMORIES)
+    left = {name: value for name, value in left.items() if name not in known and not isinstance(value, Mapping)}
     return f"not the text model's, so not read: {in_words(left)}" if left else ""
 
 

@@ -11,8 +11,9 @@ from ffncli.block import dtypes
 from ffncli.block.cost import Cost, cost
 from ffncli.block.steps import Axis, Norm, Step, parameters, walk
 from ffncli.block.storage import weight_bytes
+from ffncli.models.counting.not_counted import not_counted
 from ffncli.models.counting.weight_format import storage_of
-from ffncli.models.model import Group, Model, Resolved, StoredSize
+from ffncli.models.model import Group, Model, NotCounted, Resolved, StoredSize
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class ModelCount:
     FLOPs of all layers on `tokens` tokens. `weight_bytes` are the FFN's in `dtype`: as stored, scales included, where
     that is a packed format of the file; `model_weight_bytes` are those of the whole model, None where a packed format
     leaves open how the rest is stored. `ffn_params_stored` is the same count as `ffn_params_total`, made from the
-    tensors' shapes alone; `differences` say where the config and the tensors disagree.
+    tensors' shapes alone; `differences` say where the config and the tensors disagree; `not_counted` are the
+    parts of the model that are in none of these numbers.
     """
 
     name: str
@@ -109,6 +111,7 @@ class ModelCount:
     differences: tuple[str, ...]
     evidence: tuple[str, ...]
     model_weight_bytes: int | None
+    not_counted: tuple[NotCounted, ...]
     groups: tuple[GroupCount, ...]
 
     @property
@@ -157,6 +160,7 @@ def count(resolved: Resolved, dtype: str | None = None, tokens: int = 1) -> Mode
         differences=tuple(map(str, resolved.differences)),
         evidence=resolved.evidence,
         model_weight_bytes=_model_bytes(resolved, dtype, total.params),
+        not_counted=not_counted(resolved),
         groups=tuple(counted),
     )
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ffncli.models.counting.tensor_parallel import Split  # imported only for a requested split
 
 _ADDED = ("model_weight_bytes",)  # new columns go at the end, where readers of older files do not expect others
-_OF_COUNT = tuple(f.name for f in fields(ModelCount) if f.name not in ("groups", *_ADDED))
+_OF_COUNT = tuple(f.name for f in fields(ModelCount) if f.name not in ("groups", "not_counted", *_ADDED))
 _OF_COST = (
     "experts_touched", "weight_bytes_read", "activation_bytes", "activation_bytes_fused", "flops_per_byte",
     "flops_per_byte_fused",

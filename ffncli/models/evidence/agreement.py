@@ -10,7 +10,8 @@ from typing import Any
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.errors import shown
-from ffncli.models.model import IN_ALL, UNEVEN, Disagreement, Group, Layer, Model, Spot, StoredSize, grouped
+from ffncli.models.model import IN_ALL, UNEVEN, Disagreement, Group, Layer, Model, NotCounted, Spot, StoredSize, grouped
+from ffncli.models.non_ffn import MORE_TOKENS
 from ffncli.models.tensors.matching import Spotted, blocks, pairs, prefixes, side_by_side
 from ffncli.models.tensors.recognise import Layers, StoredFFN
 
@@ -27,8 +28,10 @@ _COMPARED: Mapping[str, tuple[Callable[[FFNSpec], Any], str]] = {
     "correction": (lambda s: bool(s.moe and s.moe.correction), "correction"),
     "shared_gate": (lambda s: bool(s.moe and s.moe.shared_gate), "shared_gate"),
     "activation": (lambda s: s.activation, "activation"),
+    "learned_scale": (lambda s: s.learned_scale, "learned_scale"),
+    "shared_routed": (lambda s: s.moe.shared_experts if s.moe and s.moe.shared_routed else 0, "shared_routed"),
 }
-_OF_MOE = ("experts", "shared_d_ff", "latent", "router_bias", "correction", "shared_gate")
+_OF_MOE = ("experts", "shared_d_ff", "latent", "router_bias", "correction", "shared_gate", "shared_routed")
 _BY_TENSORS = ("gated", "bias")  # the tensors decide these; a block with any other difference cannot run
 _MOST_NOTES = 3
 
@@ -46,6 +49,7 @@ class TensorBlocks:
     differences: tuple[Disagreement, ...] = ()
     evidence: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    not_counted: tuple[NotCounted, ...] = ()
 
 
 @dataclass
@@ -57,6 +61,7 @@ class ConfigAgreement:
     differences: dict[tuple[str, str, str], Disagreement] = field(default_factory=dict)
     evidence: dict[str, None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    not_counted: list[NotCounted] = field(default_factory=list)
     params: int = 0
     stored_bytes: int = 0
     formats: dict[str, None] = field(default_factory=dict)
@@ -89,7 +94,7 @@ def agree(model: Model, layers: Layers, others: Layers, where: str, complete: bo
         mine = [block for stack in by_stack if under.get(stack) == prefix for block in by_stack[stack]]
         _compare_stack(model, prefix, mine, layers[prefix], agreement)
     left = {prefix: by_layer for prefix, by_layer in layers.items() if prefix not in under.values()}
-    agreement.notes += not_counted({**left, **others})
+    agreement.not_counted += not_counted({**left, **others})
     return _corrected(model, agreement)
 
 
@@ -101,7 +106,7 @@ def _compare_stack(
     last = max(by_layer)
     beyond = {f"{prefix}.{i}": {i: tuple(item for _, item in ffns[i])} for i in sorted(ffns) if i > last}
     if len(beyond) <= model.extra_layers:
-        agreement.notes += not_counted(beyond, " (multi-token prediction)")
+        agreement.not_counted += not_counted(beyond, MORE_TOKENS)
         ffns = {i: items for i, items in ffns.items() if i <= last}
     _compare_numbers(model, prefix, by_layer, ffns, agreement)
     for layer, several in by_layer.items():
@@ -224,17 +229,16 @@ def _corrected(model: Model, agreement: ConfigAgreement) -> TensorBlocks:
     stored = StoredSize(agreement.params, agreement.stored_bytes, tuple(agreement.formats)) if whole else None
     return TensorBlocks(
         tuple(groups), agreement.spots, stored, tuple(agreement.differences.values()), tuple(agreement.evidence),
-        tuple(agreement.notes),
+        tuple(agreement.notes), tuple(agreement.not_counted),
     )  # fmt: skip
 
 
-def not_counted(left: Layers, why: str = "") -> list[str]:
-    """Notes on FFNs that are in no layer of the model: each prefix, or a count and the first few."""
+def not_counted(left: Layers, why: str = "they are in no layer of the model") -> list[NotCounted]:
+    """FFNs that are in no layer of the model: those under each prefix, or all of them and the first few."""
     params = {
         prefix: sum(item.params for items in by_layer.values() for item in items) for prefix, by_layer in left.items()
     }  # fmt: skip
     if len(left) <= _MOST_NOTES:
-        sizes = {prefix: f", FFN of {n:,} parameters" if n else "" for prefix, n in params.items()}
-        return [f"not counted{why}: {shown(prefix, 80)}{size}" for prefix, size in sizes.items()]
+        return [NotCounted(f"FFNs in {shown(prefix, 80)}", why, n or None) for prefix, n in params.items()]
     first = ", ".join(shown(prefix, 80) for prefix in [*left][:_MOST_NOTES])
-    return [f"not counted{why}: {len(left):,} prefixes, FFNs of {sum(params.values()):,} parameters: {first}, ..."]
+    return [NotCounted(f"FFNs under {len(left):,} prefixes, {first}, ...", why, sum(params.values()))]

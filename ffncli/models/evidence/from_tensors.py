@@ -201,7 +201,8 @@ def _blocks(model: Model, tensors: RecognisedTensors, metadata: Metadata, ffns: 
         StoredSize(sum(ffn.params for ffn in ffns), sum(ffn.bytes for ffn in ffns), formats),
         (*_uncounted(layers, metadata), *(differences if metadata.binding else ())),
         (f"{'gated' if first[0].gated else 'plain'}: tensor {shown(tensor, 120)}",),
-        (*doubts, *unknown, *not_counted(tensors.others)),
+        (*doubts, *unknown),
+        tuple(not_counted(tensors.others)),
     )
 
 
@@ -230,8 +231,9 @@ def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
         moe = MoE(
             experts=ffn.experts,
             top_k=min(metadata.top_k or 1, ffn.experts),
-            shared_experts=1 if ffn.shared_d_ff else 0,
-            shared_d_ff=ffn.shared_d_ff or None,
+            shared_experts=ffn.shared_routed or int(bool(ffn.shared_d_ff)),
+            shared_d_ff=None if ffn.shared_routed else ffn.shared_d_ff or None,
+            shared_routed=bool(ffn.shared_routed),
             shared_gate=ffn.shared_gate,
             router_bias=ffn.router_bias,
             correction=ffn.correction,
@@ -240,7 +242,8 @@ def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
     down_bias = ffn.down_bias if ffn.down_bias != ffn.bias else None
     activation = metadata.activation or "silu"
     return FFNSpec(
-        ffn.d_model, ffn.d_ff, activation, bool(ffn.gated), ffn.bias, down_bias=down_bias, moe=moe
+        ffn.d_model, ffn.d_ff, activation, bool(ffn.gated), ffn.bias, down_bias=down_bias, moe=moe,
+        learned_scale=ffn.learned_scale,
     )  # fmt: skip
 
 

@@ -11,36 +11,37 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ffncli.errors import shown
-from ffncli.models.model import Disagreement, Model
-from ffncli.models.non_ffn import Embedding, MeasuredNonFFN, NonFFN
-from ffncli.models.tensors.non_ffn import measure, words
+from ffncli.models.model import Disagreement, Model, NotCounted
+from ffncli.models.non_ffn import OTHER_TOWERS, Embedding, MeasuredNonFFN, NonFFN
+from ffncli.models.tensors.non_ffn import measure
 from ffncli.models.tensors.recognise import Layers
 from ffncli.models.tensors.shapes import Item
 
 _PADDED_TO = (8, 16, 32, 64, 128, 256, 512)  # what tables are rounded up to, for the matrix units
-OTHER_TOWERS = "the numbers are the text model's"
 
 
 @dataclass(frozen=True)
 class NonFFNAgreement:
     """The parameters outside the FFNs by config and tensors together, and notes about them.
 
-    `towers` are the modules of other towers that are left out, in words; empty if there are none.
+    `not_counted` are the modules of other towers.
     """
 
     non_ffn: NonFFN | None
     differences: tuple[Disagreement, ...] = ()
     evidence: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    towers: str = ""
+    not_counted: tuple[NotCounted, ...] = ()
 
 
 def non_ffn_agreement(model: Model, items: Mapping[str, Item], layers: Layers) -> NonFFNAgreement:
     """The parameters of a complete checkpoint outside the FFNs, and every difference from its config."""
     measured, config = measure(model, items, layers), model.non_ffn
-    towers = ", ".join(words(measured.left_out))
+    towers = tuple(
+        NotCounted(f"module {shown(module)}", OTHER_TOWERS, params) for module, params in measured.left_out.items()
+    )
     if config is None:
-        return NonFFNAgreement(measured.record(None), evidence=tuple(_evidence(measured)), towers=towers)
+        return NonFFNAgreement(measured.record(None), evidence=tuple(_evidence(measured)), not_counted=towers)
     differences = [d for stack in config.layers for d in _attention(config, measured, stack)]
     notes: list[str] = []
     table = measured.embedding

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ffncli.block import dtypes
 from ffncli.errors import FFNError
 from ffncli.models.evidence.agreement import TensorBlocks
-from ffncli.models.evidence.non_ffn_agreement import OTHER_TOWERS, NonFFNAgreement, non_ffn_agreement
+from ffncli.models.evidence.non_ffn_agreement import NonFFNAgreement, non_ffn_agreement
 from ffncli.models.files.inventory import Inventory
 from ffncli.models.model import Resolved
 from ffncli.models.tensors.names import looked_for
@@ -62,15 +62,11 @@ def with_tensors(
     rest = NonFFNAgreement(model.non_ffn)
     if outside:
         rest = non_ffn_agreement(model, tensors.items, tensors.layers)
-    notes = (*resolved.notes, *blocks.notes)
-    if rest.towers:
-        notes = tuple(note for note in notes if not note.startswith(OTHER_TOWERS))
-        notes = (*notes, f"{OTHER_TOWERS}; left out: {rest.towers}")
+    resolved = resolved.noted(*blocks.notes).without(*blocks.not_counted, *rest.not_counted).noted(*rest.notes)
     return replace(
         resolved,
         model=replace(model, non_ffn=rest.non_ffn),
         evidence=(*blocks.evidence, *resolved.evidence, *rest.evidence),
-        notes=(*notes, *rest.notes),
         differences=(*blocks.differences, *rest.differences),
         stored=stored,
         spots=blocks.spots,

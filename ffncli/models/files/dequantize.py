@@ -27,6 +27,7 @@ from ffncli.models.files.small_floats import mxfp4, mxfp6, nvfp4
 if TYPE_CHECKING:
     from torch import Tensor
 
+_INTEGERS = {"I64": "int64", "I32": "int32", "I16": "int16"}
 _HINT = "ffn params counts it; to trace it, save it dequantized, or give an FP8, FP4, GPTQ, AWQ or GGUF version"
 _READERS: Mapping[str, Callable[[Packed], StoredTensor]] = {  # by the first word of the format's name
     "fp8": in_place, "mxfp8": in_place, "mxfp4": mxfp4, "mxfp6": mxfp6, "nvfp4": nvfp4, "gptq": gptq, "awq": awq,
@@ -114,6 +115,19 @@ def _plain(place: ByteLocation, shape: tuple[int, ...]) -> StoredTensor:
     """Values of a float dtype that torch computes with."""
     dtype, read = torch_dtype(place, PLAIN[place.info.dtype]), rows_of(place, shape)
     return StoredTensor(place, shape, lambda files, start, stop: read(files, start, stop).view(dtype))
+
+
+def integers(checkpoint: Checkpoint, name: str) -> Tensor:
+    """A whole tensor of integers, as int64. Raises FFNError for one of another dtype."""
+    import torch
+
+    place = checkpoint.place(name)
+    if place.info.dtype not in _INTEGERS:
+        raise FFNError(f"{shown_path(place.path)}: tensor {shown(name, 120)} is {place.info.dtype}, expected integers")
+    with OpenFiles() as files:
+        raw = files.read(place.path, place.start, place.info.bytes)
+        plain = raw.view(torch_dtype(place, _INTEGERS[place.info.dtype]))
+        return plain.reshape(place.info.shape).to(torch.int64, copy=True)
 
 
 # --- GGUF -------------------------------------------------------------------------------------------------------------

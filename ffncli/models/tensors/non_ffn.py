@@ -8,11 +8,10 @@ sequence mixer. A layer with anything else is left out. Norms of queries, keys a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ffncli.block.cost import cost
-from ffncli.errors import shown
 from ffncli.models.model import Model
 from ffncli.models.non_ffn import Embedding, MeasuredLayer, MeasuredNonFFN
 from ffncli.models.tensors.ffns import is_norm
@@ -222,8 +221,3 @@ def _lookup(model: Model, embedding: Embedding | None) -> int | None:
     if model.tied:
         return None if all(group.stack == "encoder" for group in model.groups) else 0
     return embedding.params
-
-
-def words(left_out: Mapping[str, int]) -> Iterator[str]:
-    """`'vision_tower' (5,000 parameters)`, in order."""
-    return (f"{shown(module)} ({params:,} parameters)" for module, params in left_out.items())

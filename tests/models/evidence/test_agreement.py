@@ -321,11 +321,13 @@ def test_ffns_beside_the_model_are_noted_few_or_many(call, tmp_path: Path):
     two = {f"{name}.layers.0.{n}": t for name in ("mtp", "draft") for n, t in mlp("mlp.", F).items()}
     err = call("params", folder(tmp_path / "two", LLAMA, {**stored, **two}))[2]
     assert sorted(line.split(": ", 2)[2] for line in err.splitlines()) == [
-        f"'{name}.layers', FFN of {3 * D * F} parameters" for name in ("draft", "mtp")
+        f"FFNs in '{name}.layers', {3 * D * F} parameters: they are in no layer of the model"
+        for name in ("draft", "mtp")
     ]
     many = {f"p{i}.layers.0.{n}": t for i in range(50) for n, t in mlp("mlp.", F).items()}
     (line,) = call("params", folder(tmp_path / "many", LLAMA, {**stored, **many}))[2].splitlines()
-    assert f"50 prefixes, FFNs of {50 * 3 * D * F:,} parameters" in line
+    assert "FFNs under 50 prefixes" in line
+    assert f"{50 * 3 * D * F:,} parameters" in line
     assert len(line) < 200
 
 
@@ -339,7 +341,7 @@ def test_further_text_beside_a_language_model_is_noted(call, tmp_path: Path):
         code, out, err = call("params", folder(tmp_path / name, said, stored), "--json")
         (row,) = json.loads(out)["rows"]
         assert (code, row["ffn_params_total"]) == (0, ffn_numbers(tensors("llama")))
-        assert f"not counted: 'mtp.layers', FFN of {3 * D * F} parameters" in err
+        assert f"not counted: FFNs in 'mtp.layers', {3 * D * F} parameters" in err
         assert "vision" not in err
 
 

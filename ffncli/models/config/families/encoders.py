@@ -34,8 +34,9 @@ def _mobilebert(config: Fields) -> Extra:
             "its norms would differ within one layer; published MobileBERTs have no_norm",
         )
     # "no_norm" is x ⊙ weight + bias after the residual, not a norm: the row describes the FFN between the two.
-    wide = {} if config.flag("use_bottleneck", True) else {"d_model": config.integer("hidden_size")}
-    return {"norm": "none", "residual": False} | wide
+    width = "intra_bottleneck_size" if config.flag("use_bottleneck", True) else "hidden_size"
+    d_model = config.integer("true_hidden_size", config.integer(width))  # what the code reads, where a file has it
+    return {"norm": "none", "residual": False, "d_model": d_model}
 
 
 def _ungrouped(*fields: str, default: Any = REQUIRED) -> Callable[[Fields], Extra]:
