@@ -37,6 +37,7 @@ _LINE_OVER = (
     *(EOFError, OSError, pickle.UnpicklingError, AttributeError, ImportError, LookupError, MemoryError),
     *(TypeError, ValueError),
 )
+_ITSELF = ": a kernel's code ended its process"  # a worker ends with exit code 0 when all is finished, else never
 _LONGEST_NOTE = 300  # characters that a worker may add to a note
 Gone = dict[tuple[str, str], Outcome]  # (case, kernel) → the outcome of a kernel that ended its worker there
 Tell = Callable[[int, Case], None]  # (process, case): one more unit is finished
@@ -189,7 +190,7 @@ def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...])
                 return
         code, culprit = busy.ended(), served.culprit
     if served.stage is not None:
-        outcome = Outcome(culprit, _status(code), f"{LOST}{ending(code)}")
+        outcome = Outcome(culprit, _status(code), f"{LOST}{ending(code)}{_ITSELF if code == 0 else ''}")
         running.lost(process, served.stage, Excess(culprit, outcome, (served.stage.case,)))
     elif not served.finished:
         raise _failed(f"a worker could not start ({ending(code)})")

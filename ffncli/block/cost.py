@@ -25,6 +25,7 @@ from ffncli.block.steps import (
     Route,
     Shape,
     Step,
+    experts_per_token,
     input_shapes,
     shapes,
 )
@@ -85,11 +86,11 @@ def cost(steps: Sequence[Step], tokens: int = 1) -> Cost:
 def step_costs(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> dict[str, Cost]:
     """Each step's cost, by its output's name, for inputs of these shapes."""
     shapes_by_name = shapes(steps, inputs)
-    top_k = {s.output: s.op.top_k for s in steps if isinstance(s.op, Route)}
-    return {s.output: _step(s, shapes_by_name, top_k) for s in steps}
+    taken = experts_per_token(steps)
+    return {s.output: _step(s, shapes_by_name, taken) for s in steps}
 
 
-def _step(step: Step, shapes: Mapping[str, Shape], top_k: Mapping[str, int]) -> Cost:
+def _step(step: Step, shapes: Mapping[str, Shape], taken: Mapping[str, int]) -> Cost:
     op, out = step.op, shapes[step.output]
     numbers = sum(prod(axis.size for axis in axes) for axes in step.parameters().values())
     elements, tokens = prod(out), prod(out[:-1])
@@ -100,7 +101,8 @@ def _step(step: Step, shapes: Mapping[str, Shape], top_k: Mapping[str, int]) -> 
         case Activation():
             return Cost(numbers, numbers, elementwise_flops=elements, elements=elements)
         case Multiply():
-            return Cost(elementwise_flops=elements * (len(step.inputs) - 1), elements=elements)
+            factors = len(step.inputs) - 1 + op.learned
+            return Cost(numbers, numbers, elementwise_flops=elements * factors, elements=elements)
         case Add():
             adds = len(step.inputs) - 1 + (op.scale != 1)
             return Cost(elementwise_flops=elements * adds, elements=elements)
@@ -110,10 +112,12 @@ def _step(step: Step, shapes: Mapping[str, Shape], top_k: Mapping[str, int]) -> 
         case Dropout():
             return Cost(elements=elements)
         case Route():
-            chosen = tokens * op.top_k * ((op.renormalise and op.order == "score_first") + (op.scale != 1))
-            return Cost(numbers, numbers, 0, 0, elements * (1 + op.correction) + chosen, elements)
+            factors = (op.renormalise and op.order == "score_first") + (op.scale != 1) + op.learned_scale
+            scores = (op.top_k if op.order == "one_by_one" else 1) * elements
+            corrected = (op.experts.size - op.always) * tokens if op.correction else 0
+            return Cost(numbers, numbers, 0, 0, scores + corrected + tokens * op.taken * factors, elements)
         case Experts():
-            return _experts(op, top_k[step.inputs[1]], shapes[step.inputs[0]], out)
+            return _experts(op, taken[step.output], shapes[step.inputs[0]], out)
         case AllReduce():
             return Cost(elements=elements)
         case _:

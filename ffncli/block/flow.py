@@ -70,7 +70,8 @@ def _label(step: Step, steps: Sequence[Step]) -> str:
         case Dropout():
             return f"dropout {op.p:g}"
         case Route():
-            return f"{op.score}, top {op.top_k}" if op.chooses else op.score
+            choice = "by table" if op.lookup else f"top {op.top_k}"
+            return f"{op.score}, {choice}" if op.chooses else op.score
         case Experts():
             return f"{op.experts.size} experts"
         case AllReduce():

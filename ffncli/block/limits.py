@@ -45,6 +45,11 @@ def hard_limits(limit: float, up_plus: float = 0.0) -> Limits:
     return Limits(gate_high=limit, up_limit=limit, up_plus=up_plus)
 
 
+def limits_after(limit: float) -> Limits:
+    """act ≤ limit after its function, and |up| ≤ limit: Step-3.5's order, and Ling-3's."""
+    return Limits(act_high=limit, up_limit=limit)
+
+
 @dataclass(frozen=True)
 class LimitedUnit:
     """A gated unit with limits: the function of its gate, its published limits, other spellings of its name."""
@@ -73,13 +78,13 @@ UNITS_WITH_LIMITS: dict[str, LimitedUnit] = {
             "silu",
             hard_limits(10.0),
             ("deepseek_v4_swiglu", "silu_clamp", "silu_clamped", "clamped_silu"),
-            "DeepSeek-V4, GLM-5.3, Hy4",
+            "DeepSeek-V4, GLM-5.3-Flash, Hy4",
             "transformers DeepseekV4MLP",
         ),
         LimitedUnit(
             "swiglustep",
             "silu",
-            Limits(act_high=7.0, up_limit=7.0),
+            limits_after(7.0),
             ("swiglu_step", "step_swiglu"),
             "Step-3.5, Step-3.7",
             "transformers Step3p7Experts",

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from ffncli.block import activations
 from ffncli.block.limits import NO_LIMITS, Limits
+from ffncli.block.route import Order, Score
 from ffncli.block.steps import Activation, Add, Axis, Dropout, Experts, Linear, Multiply, Norm, Route, Step
 from ffncli.errors import FFNError, did_you_mean, shown
 
@@ -16,8 +17,6 @@ MAX_SIZE = 2**31 - 1  # no tensor axis in use is larger; beyond it torch overflo
 NormKind = Literal["none", "layernorm", "rmsnorm"]
 NormPosition = Literal["pre", "post", "branch", "pre+branch"]
 NormWeight = Literal["none", "plain", "one_plus"]
-Score = Literal["softmax", "sigmoid"]
-Order = Literal["score_first", "choose_first"]
 ScoreDType = Literal["fp32", "input"]
 Weigh = Literal["output", "input"]
 
@@ -31,7 +30,9 @@ class MoE:
     `identity_experts` are routed to like the others and return the token unchanged (LongCat-Flash); active parameters
     assume that no token is routed to them.
     `latent` is the width of a narrower space in which the routed experts work, with a projection into it and one back
-    (Nemotron-H). `eps` is added to the sum of the chosen weights that renormalises them (LFM2).
+    (Nemotron-H). `eps` is added to the sum of the chosen weights that renormalises them (LFM2). `shared_routed`: the
+    router weighs every shared expert too, as wide as the others, in one renormalisation (Inkling). `lookup` is the
+    vocabulary of a table that lists the experts of each token id (DeepSeek-V4).
     """
 
     experts: int
@@ -54,6 +55,9 @@ class MoE:
     identity_experts: int = 0
     latent: int | None = None
     eps: float = 0.0
+    threshold: float = 0.0
+    shared_routed: bool = False
+    lookup: int | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,8 @@ class FFNSpec:
     experts where they differ. `bias` is None for the default: biases if and only if not gated. A parallel block adds
     `attention`, a second input, to its residual; `shared_norm` means that attention uses the same norm. `down_bias` is
     the down projection's bias where it differs from the others (GTE). `gate_scale` multiplies the gate before its
-    activation (Falcon-H1). Raises FFNError for values that do not describe a block.
+    activation (Falcon-H1). `learned_scale`: one learned number multiplies the output of a dense FFN, or the weights of
+    a mixture's experts (Inkling). Raises FFNError for values that do not describe a block.
     """
 
     d_model: int
@@ -88,6 +93,7 @@ class FFNSpec:
     shared_limits: Limits | None = None
     down_bias: bool | None = None
     gate_scale: float = 1.0
+    learned_scale: bool = False
     moe: MoE | None = None
 
     def __post_init__(self) -> None:
@@ -172,12 +178,28 @@ def check_moe(moe: MoE) -> None:
         raise FFNError(f"identity_experts = {moe.identity_experts}: experts in groups cannot have them")
     if moe.latent is not None:
         size("latent", moe.latent)
+    if moe.lookup is not None:
+        size("lookup", moe.lookup)
+    _check_choice(moe)
     if moe.shared_d_ff is not None:
         size("shared_d_ff", moe.shared_d_ff)
     if moe.groups < 1 or moe.experts % moe.groups:
         raise FFNError(f"{moe.experts} experts do not divide into {moe.groups} groups")
     if not 1 <= moe.top_groups <= moe.groups or moe.top_k > moe.experts // moe.groups * moe.top_groups:
         raise FFNError(f"top_k = {moe.top_k} cannot be chosen from {moe.top_groups} of {moe.groups} groups")
+
+
+def _check_choice(moe: MoE) -> None:
+    """Raises FFNError for choices of experts that exclude each other."""
+    special = [name for name in ("lookup", "shared_routed") if getattr(moe, name)]
+    special += ["one_by_one"] if moe.order == "one_by_one" else []
+    plain = moe.order == "score_first" or special == ["one_by_one"]
+    if len(special) > 1 or (special and (moe.groups > 1 or moe.identity_experts or not plain)):
+        raise FFNError(f"{special[0]} cannot be combined with another way to choose experts")
+    if moe.lookup and moe.correction:
+        raise FFNError("lookup: the token ids choose, so that a correction of the choice has no effect")
+    if moe.shared_routed and (not moe.shared_experts or moe.shared_d_ff or moe.shared_gate or moe.shared_scale != 1):
+        raise FFNError("shared_routed needs shared experts that are as wide as the routed ones and weighed once")
 
 
 def check_limits(limits: Limits, function: str) -> None:
@@ -209,6 +231,7 @@ def steps(spec: FFNSpec) -> tuple[Step, ...]:
     x = "norm" if pre else "x"
     out = [Step("norm", _norm(spec, d_model, shared=spec.shared_norm), ("x",))] if pre else []
     out += _moe(spec, x) if spec.moe else ffn(spec, x, d_model)
+    out += [Step("scaled", Multiply(learned=True), ("down",))] if spec.learned_scale and not spec.moe else []
     return (*out, *_closing(spec, d_model, out[-1].output))
 
 
@@ -236,17 +259,26 @@ def ffn(spec: FFNSpec, x: str, d_model: Axis, width: int | None = None, prefix: 
     return [_prefixed(step, prefix, x) for step in body] if prefix else body
 
 
+def route_of(spec: FFNSpec) -> Route:
+    """How a mixture's tokens are routed. Its axis has the router's logits: identity experts or shared ones last."""
+    assert spec.moe is not None
+    moe = spec.moe
+    always = moe.shared_experts if moe.shared_routed else 0
+    return Route(
+        Axis("experts", moe.experts + moe.identity_experts + always), moe.top_k, moe.score, moe.order, moe.renormalise,
+        moe.scale, moe.groups, moe.top_groups, moe.group_best, moe.correction, moe.score_dtype, moe.eps, moe.threshold,
+        always, spec.learned_scale, Axis("vocab", moe.lookup) if moe.lookup else None,
+    )  # fmt: skip
+
+
 def _moe(spec: FFNSpec, x: str) -> list[Step]:
     assert spec.moe is not None
     moe, d_model, experts = spec.moe, Axis("d_model", spec.d_model), Axis("experts", spec.moe.experts)
-    routed = Axis("experts", moe.experts + moe.identity_experts)
-    route = Route(
-        routed, moe.top_k, moe.score, moe.order, moe.renormalise, moe.scale, moe.groups, moe.top_groups,
-        moe.group_best, moe.correction, moe.score_dtype, moe.eps,
-    )  # fmt: skip
+    route = route_of(spec)
     inner = Axis("latent", moe.latent) if moe.latent else d_model
     mix = Experts(tuple(ffn(spec, "x", inner)), experts, moe.weigh, moe.identity_experts)
-    body = [Step("router", Linear(d_model, routed, moe.router_bias), (x,)), Step("route", route, ("router",))]
+    chosen_by = ("router", "token_ids") if moe.lookup else ("router",)
+    body = [Step("router", Linear(d_model, route.experts, moe.router_bias), (x,)), Step("route", route, chosen_by)]
     if moe.latent:
         body += [Step("latent", Linear(d_model, inner), (x,)), Step("experts", mix, ("latent", "route"))]
         body.append(Step("widened", Linear(inner, d_model), ("experts",)))
@@ -256,6 +288,9 @@ def _moe(spec: FFNSpec, x: str) -> list[Step]:
     if not moe.shared_experts:
         return body
     shared_spec = spec if spec.shared_limits is None else replace(spec, limits=spec.shared_limits)
+    if moe.shared_routed:
+        always = Experts(tuple(ffn(shared_spec, "x", d_model)), Axis("experts", moe.shared_experts), always=True)
+        return [*body, Step("shared", always, (x, "route")), Step("moe", Add(), (mixed, "shared"))]
     body += ffn(shared_spec, x, d_model, spec.shared_width, "shared.")
     shared = "shared.down"
     if moe.shared_gate:

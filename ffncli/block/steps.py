@@ -11,46 +11,19 @@ separate file with one arm per op. A name that no step produces is an input of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from ffncli.block import activations
+from ffncli.block.op import ONE as ONE
+from ffncli.block.op import Axis as Axis
+from ffncli.block.op import Op as Op
+from ffncli.block.op import Shape as Shape
+from ffncli.block.op import Symbols as Symbols
+from ffncli.block.op import require_axis
+from ffncli.block.route import Route as Route
 from ffncli.errors import FFNError
-
-Shape: TypeAlias = tuple[int, ...]
-Symbols: TypeAlias = Callable[[str], str]  # parameter name ("weight") → how a formula prints it ("W1")
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A dimension with a name, so that 'split every d_ff' means something: d_model, d_ff, experts, vocab."""
-
-    name: str
-    size: int
-
-
-ONE = Axis("one", 1)
-
-
-class Op:
-    """The base of all nine. By default `parameters` is empty and shapes pass through."""
-
-    def parameters(self) -> dict[str, tuple[Axis, ...]]:
-        """Parameter name → its axes, in torch's order (`weight` of a Linear: out, in)."""
-        return {}
-
-    def shape(self, *inputs: Shape) -> Shape:
-        """The output's shape. Leading axes are tokens (or batch, position); the last one is the feature axis."""
-        return inputs[0]
-
-    def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """The right-hand side as it prints."""
-        raise AssertionError(f"{type(self).__name__} prints no formula")
-
-    def into_axis(self) -> Axis | None:
-        """The feature axis that the op requires of its first input; None if any axis will do."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -67,7 +40,7 @@ class Linear(Op):
 
     def shape(self, *inputs: Shape) -> Shape:
         """[..., in] → [..., out]; FFNError if the input's width is not `into`."""
-        _require_axis(self.into, inputs[0], "Linear")
+        require_axis(self.into, inputs[0], "Linear")
         return (*inputs[0][:-1], self.out.size)
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
@@ -123,7 +96,16 @@ class Activation(Op):
 
 @dataclass(frozen=True)
 class Multiply(Op):
-    """Elementwise product; a width of 1 broadcasts (a gate with one number per token)."""
+    """Elementwise product; a width of 1 broadcasts (a gate with one number per token).
+
+    `learned`: one more factor is a learned number (the dense layers of Inkling).
+    """
+
+    learned: bool = False
+
+    def parameters(self) -> dict[str, tuple[Axis, ...]]:
+        """`factor [1]`, if it is learned."""
+        return {"factor": (ONE,)} if self.learned else {}
 
     def shape(self, *inputs: Shape) -> Shape:
         """The wider of the two; FFNError if they differ and neither is 1 wide."""
@@ -134,7 +116,7 @@ class Multiply(Op):
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
         """`act ⊙ up`."""
-        return " ⊙ ".join(inputs)
+        return " ⊙ ".join(inputs) if not self.learned else " ⊙ ".join([symbol("factor"), *inputs])
 
 
 @dataclass(frozen=True)
@@ -177,7 +159,7 @@ class Norm(Op):
 
     def shape(self, *inputs: Shape) -> Shape:
         """Unchanged; FFNError if the width is not `axis`."""
-        _require_axis(self.axis, inputs[0], "Norm")
+        require_axis(self.axis, inputs[0], "Norm")
         return inputs[0]
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
@@ -201,74 +183,24 @@ class Dropout(Op):
 
 
 @dataclass(frozen=True)
-class Route(Op):
-    """Router logits [..., experts] → weights [..., experts]; zero means 'not chosen'.
-
-    score_first scores all experts and keeps top_k (Mixtral, Qwen, DeepSeek); choose_first keeps the top_k logits and
-    scores those (gpt-oss). With groups, only experts of the `top_groups` best groups may be chosen; a group is ranked
-    by the sum of its `group_best` best scores (DeepSeek-V2: 1, V3: 2). `correction` is added to the scores for the
-    choice alone (to the logits if the choice comes first). Scores are computed in `score_dtype` ("fp32", or "input"
-    for the logits' dtype). `eps` is added to the sum that renormalises (LFM2).
-    """
-
-    experts: Axis
-    top_k: int
-    score: Literal["softmax", "sigmoid"] = "softmax"
-    order: Literal["score_first", "choose_first"] = "score_first"
-    renormalise: bool = True
-    scale: float = 1.0
-    groups: int = 1
-    top_groups: int = 1
-    group_best: int = 1
-    correction: bool = False
-    score_dtype: Literal["fp32", "input"] = "fp32"
-    eps: float = 0.0
-
-    @property
-    def chooses(self) -> bool:
-        """Whether any expert can be left out: a Route that keeps all of its axis is a softmax (or sigmoid) over it."""
-        return self.top_k < self.experts.size
-
-    def parameters(self) -> dict[str, tuple[Axis, ...]]:
-        """`correction [experts]` (DeepSeek-V3's e_score_correction_bias), if there is one."""
-        return {"correction": (self.experts,)} if self.correction else {}
-
-    def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """`normalise(top2(softmax(router)))`, `softmax(top4(router))`; `softmax(logits)` where all are chosen.
-
-        If the choice uses numbers other than the scores, they follow a bar: `top8(sigmoid(router) | + b_route, 4 of 8
-        groups)`.
-        """
-        how = [f"+ {symbol('correction')}"] if self.correction else []
-        how += [f"{self.top_groups} of {self.groups} groups"] if self.groups > 1 else []
-        bar = " | " + ", ".join(how) if how else ""
-        if not (self.chooses or self.renormalise or how):
-            text = f"{self.score}({inputs[0]})"
-        elif self.order == "choose_first":
-            text = f"{self.score}(top{self.top_k}({inputs[0]}{bar}))"
-        else:
-            text = f"top{self.top_k}({self.score}({inputs[0]}){bar})"
-            plus = f", sum + {self.eps:g}" if self.eps else ""
-            text = f"normalise({text}{plus})" if self.renormalise else text
-        return text if self.scale == 1 else f"{self.scale:g} · {text}"
-
-    def into_axis(self) -> Axis:
-        """`experts`."""
-        return self.experts
-
-
-@dataclass(frozen=True)
 class Experts(Op):
     """The one op that contains a program: every expert runs it, with its own weights, on the tokens routed to it.
 
     Inputs are (x, route). `weigh` says whether the route's weight multiplies the expert's output or its input (Llama
-    4). The route has `identity` further entries, for experts that return the token unchanged (LongCat-Flash).
+    4). The route has `identity` further entries, for experts that return the token unchanged (LongCat-Flash). Experts
+    that are `always` taken have the route's last entries, as many as they are (Inkling's shared experts).
     """
 
     program: tuple[Step, ...]
     experts: Axis
     weigh: Literal["output", "input"] = "output"
     identity: int = 0
+    always: bool = False
+
+    @property
+    def entries(self) -> slice:
+        """Which entries of the route are these experts'."""
+        return slice(-self.experts.size, None) if self.always else slice(self.experts.size)
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
         """The program's parameters under their names in it ("up.weight"), each with a leading experts axis."""
@@ -283,6 +215,7 @@ class Experts(Op):
         """`Σ route[e] · expert_e(norm)`, with `, the last 256 are identities` if there are any."""
         x, route = inputs
         rest = f", the last {self.identity} are identities" if self.identity else ""
+        rest += f", the last {self.experts.size} of {route}" if self.always else ""
         if self.weigh == "input":
             return f"Σ expert_e({route}[e] · {x}){rest}"
         return f"Σ {route}[e] · expert_e({x}){rest}"
@@ -316,13 +249,36 @@ class Step:
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
         """Full parameter name → axes: `up.weight`; for Experts, the names of its program (`gate.weight`)."""
-        prefix = "" if isinstance(self.op, Experts) else f"{self.output}."
-        return {prefix + name: axes for name, axes in self.op.parameters().items()}
+        return {self.prefix + name: axes for name, axes in self.op.parameters().items()}
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its parameters start with: nothing for the routed experts' (`gate.weight`)."""
+        return "" if isinstance(self.op, Experts) and not self.op.always else f"{self.output}."
+
+    def tables(self) -> dict[str, tuple[Axis, ...]]:
+        """Full name → axes of its tables of integers: `route.lookup`."""
+        return {f"{self.output}.{name}": axes for name, axes in self.op.tables().items()}
 
 
 def parameters(steps: Sequence[Step]) -> dict[str, tuple[Axis, ...]]:
     """All parameters of a block in step order, name → axes."""
     return {name: axes for step in steps for name, axes in step.parameters().items()}
+
+
+def tables(steps: Sequence[Step]) -> dict[str, tuple[Axis, ...]]:
+    """All tables of integers of a block, name → axes."""
+    return {name: axes for step in steps for name, axes in step.tables().items()}
+
+
+def experts_per_token(steps: Sequence[Step]) -> dict[str, int]:
+    """By the name of an Experts step, how many of its experts each token goes to."""
+    top_k = {step.output: step.op.top_k for step in steps if isinstance(step.op, Route)}
+    return {
+        step.output: step.op.experts.size if step.op.always else top_k[step.inputs[1]]
+        for step in steps
+        if isinstance(step.op, Experts)
+    }
 
 
 def block_inputs(steps: Sequence[Step]) -> tuple[str, ...]:
@@ -353,11 +309,16 @@ def shapes(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> dict[str, Shap
 
 
 def input_shapes(steps: Sequence[Step], leading: Shape) -> dict[str, Shape]:
-    """The shapes of the block's inputs for tokens of shape `leading`: each [*leading, d_model]."""
+    """The shapes of the block's inputs for tokens of shape `leading`: [*leading, d_model], or 1 for token ids."""
     axis = feature_axis(steps)
     if axis is None:
         raise FFNError("the block has no step that fixes its width")
-    return dict.fromkeys(block_inputs(steps), (*leading, axis.size))
+    return {name: (*leading, 1 if name in id_inputs(steps) else axis.size) for name in block_inputs(steps)}
+
+
+def id_inputs(steps: Sequence[Step]) -> Mapping[str, int]:
+    """The inputs of a block that are token ids → the size of their vocabulary."""
+    return {step.inputs[1]: step.op.lookup.size for step in steps if isinstance(step.op, Route) and step.op.lookup}
 
 
 def ffn_span(steps: Sequence[Step]) -> tuple[str, str]:
@@ -368,7 +329,7 @@ def ffn_span(steps: Sequence[Step]) -> tuple[str, str]:
     """
     first = next(s for s in steps if isinstance(s.op, Linear))
     names = {s.output for s in steps}
-    output = next((n for n in ("moe", "widened", "experts", "down") if n in names), "logits")
+    output = next((n for n in ("moe", "widened", "experts", "scaled", "down") if n in names), "logits")
     reduced = next((s.output for s in steps if isinstance(s.op, AllReduce) and s.inputs == (output,)), output)
     return first.inputs[0], reduced
 
@@ -401,10 +362,5 @@ def weight_symbol(output: str, parameter: str, steps: Sequence[Step]) -> str:
     prefix, _, name = output.rpartition(".")
     gated = any(s.output == f"{prefix}.gate".lstrip(".") for _, s in walk(steps))
     number = {"gate": "1", "up": "3" if gated else "1", "down": "2", "logits": ""}.get(name, f"_{name}")
-    letter = {"weight": "W", "bias": "b", "correction": "b"}.get(parameter, parameter)
+    letter = {"weight": "W", "bias": "b", "correction": "b", "factor": "s"}.get(parameter, parameter)
     return (f"{prefix}." if prefix else "") + letter + number
-
-
-def _require_axis(axis: Axis, shape: Shape, op: str) -> None:
-    if not shape or shape[-1] != axis.size:
-        raise FFNError(f"{op} expects {axis.name} = {axis.size} values per token, got shape {list(shape)}")

@@ -18,7 +18,17 @@ from math import ceil, expm1, isfinite, log1p, prod
 
 from ffncli.block.cost import cost
 from ffncli.block.dtypes import DType
-from ffncli.block.steps import AllReduce, Dropout, Experts, Route, Shape, Step, ffn_steps, input_shapes, shapes
+from ffncli.block.steps import (
+    AllReduce,
+    Dropout,
+    Experts,
+    Shape,
+    Step,
+    experts_per_token,
+    ffn_steps,
+    input_shapes,
+    shapes,
+)
 from ffncli.block.storage import parameter_bytes
 from ffncli.errors import FFNError, shown
 
@@ -106,13 +116,13 @@ _EVERY_EXPERT = 2**60  # enough tokens to touch all experts of any block
 
 
 def _weight_bytes_read(body: Sequence[Step], dtype: DType, tokens: int, touched: float | None) -> int:
-    top_k = {step.output: step.op.top_k for step in body if isinstance(step.op, Route)}
+    taken = experts_per_token(body)
     total = 0
     for step in body:
         read = sum(parameter_bytes(name, axes, dtype) for name, axes in step.parameters().items())
-        if isinstance(step.op, Experts):
+        if isinstance(step.op, Experts) and not step.op.always:
             experts = step.op.experts.size
-            expected = experts_touched(experts, top_k[step.inputs[1]], tokens) if touched is None else touched
+            expected = experts_touched(experts, taken[step.output], tokens) if touched is None else touched
             read = round(read * expected / experts)
         total += read
     return total
@@ -121,7 +131,7 @@ def _weight_bytes_read(body: Sequence[Step], dtype: DType, tokens: int, touched:
 def _elements(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> int:
     """Values that unfused steps read and write."""
     shapes_by_name = shapes(steps, inputs)
-    top_k = {step.output: step.op.top_k for step in steps if isinstance(step.op, Route)}
+    taken = experts_per_token(steps)
     total = 0
     for step in steps:
         match step.op:
@@ -129,7 +139,7 @@ def _elements(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> int:
                 pass
             case Experts():
                 x, route = step.inputs
-                total += _expert_elements(step.op, top_k[route], shapes_by_name[x]) + prod(shapes_by_name[route])
+                total += _expert_elements(step.op, taken[step.output], shapes_by_name[x]) + prod(shapes_by_name[route])
             case _:
                 total += sum(prod(shapes_by_name[name]) for name in (*step.inputs, step.output))
     return total

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ffncli.block.steps import Add, Experts, Route, Step
+from ffncli.block.steps import Activation, Add, Experts, Route, Step, tables
+from ffncli.kernels.activations import activation
 from ffncli.kernels.between import Weights
 from ffncli.kernels.kernel import Steps
 from ffncli.kernels.pattern import Dense, dense
@@ -24,6 +25,8 @@ def refuses_unknown_routing(steps: Steps) -> str | None:
         return None if dense(steps) else "cannot compute this block"
     if experts.identity:
         return "cannot compute identity experts"
+    if tables(steps):
+        return "cannot compute experts chosen by token ids"
     if any(step.output not in _COMPUTED and not step.output.startswith("shared.") for step in steps):
         return "cannot compute experts in a narrower space"
     return None if dense(experts.program) else "cannot compute these experts"
@@ -38,18 +41,19 @@ def mixture(steps: Steps, body: Callable[[Dense], Body]) -> Body:
     shape, shared_shape = dense(experts.program), dense(steps, "shared.")
     assert shape is not None
     expert, shared = body(shape), body(shared_shape) if shared_shape else None
-    names = list(experts.parameters())
     mix = by["moe"].op if "moe" in by else Add()
     assert isinstance(mix, Add)
+    sources = _sources(by)
 
     def ffn(x: Tensor, w: Weights) -> Tensor:
         logits = functional.linear(x, w["router.weight"], w.get("router.bias"))
-        chosen, share = choose(route, logits, w.get("route.correction"))
+        chosen, share = choose(route, logits, {n.removeprefix("route."): w[n] for n in by["route"].parameters()})
         out = torch.zeros(x.shape[0], x.shape[1], dtype=x.dtype, device=x.device)
         for e in sorted({*chosen.flatten().tolist()}):
             token, slot = (chosen == e).nonzero(as_tuple=True)
             weight = share[token, slot, None]
-            weights = {name: w[name][e] for name in names}
+            prefix, at = sources[e]
+            weights = {name: w[prefix + name][at] for name in experts.parameters()}
             received = x[token] * weight if experts.weigh == "input" else x[token]
             made = expert(received, weights)
             out.index_add_(0, token, made * weight if experts.weigh == "output" else made)
@@ -63,22 +67,53 @@ def mixture(steps: Steps, body: Callable[[Dense], Body]) -> Body:
     return ffn
 
 
-def choose(op: Route, logits: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(experts chosen per token, their weights), both [tokens, top_k]."""
+def _sources(by: Mapping[str, Step]) -> list[tuple[str, int]]:
+    """Entry of the route → (what the names of its expert's weights start with, its place in them)."""
+    steps = [by[name] for name in ("experts", "shared") if name in by and isinstance(by[name].op, Experts)]
+    return [(step.prefix, e) for step in steps if isinstance(step.op, Experts) for e in range(step.op.experts.size)]
+
+
+def choose(op: Route, logits: Tensor, params: Mapping[str, Tensor], ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(experts chosen per token, their weights), both [tokens, top_k + always]; `params` by the route's names."""
     work = logits if op.score_dtype == "input" else logits.float()
-    score: Callable[[Tensor], Tensor] = torch.sigmoid if op.score == "sigmoid" else lambda t: torch.softmax(t, -1)
-    first = op.order == "score_first"
-    scores = score(work) if first else work
+    made = _one_by_one(op, work) if op.order == "one_by_one" else _together(op, work, params, ids)
+    chosen, share = made
+    if op.learned_scale:
+        share = share * params["factor"].to(share.dtype)
+    return chosen, (share * op.scale).to(logits.dtype)
+
+
+def _together(op: Route, work: Tensor, params: Mapping[str, Tensor], ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(experts, weights) where the choices do not depend on each other."""
+    score = activation(Activation(op.score)) if op.score != "softmax" else lambda t, _: torch.softmax(t, -1)
+    first, correction = op.order == "score_first", params.get("correction")
+    every = score(work, {}) if first else work
+    scores = every[..., : op.experts.size - op.always]
     judged = scores if correction is None else scores + correction.to(scores.dtype)
     if first and 1 <= op.top_groups < op.groups:
         groups = judged.reshape(*judged.shape[:-1], op.groups, -1)
         best = groups.sort(-1, descending=True).values[..., : op.group_best].sum(-1)
         worst_kept = best.sort(-1, descending=True).values[..., op.top_groups - 1, None]
         judged = torch.where((best >= worst_kept)[..., None], groups, -torch.inf).flatten(-2)
-    chosen = judged.topk(op.top_k, -1).indices
-    share = scores.gather(-1, chosen)
+    chosen = judged.topk(op.top_k, -1).indices if ids is None else params["lookup"][ids[..., 0]]
+    for shared in range(scores.shape[-1], op.experts.size):
+        chosen = torch.cat([chosen, torch.full_like(chosen[..., :1], shared)], -1)
+    share = every.gather(-1, chosen)
     if not first:
-        share = score(share)
+        share = score(share, {})
     elif op.renormalise:
         share = share / (share.sum(-1, keepdim=True) + op.eps)
-    return chosen, (share * op.scale).to(logits.dtype)
+    return chosen, share
+
+
+def _one_by_one(op: Route, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(experts, weights) where each is chosen from what the ones before it left."""
+    gone, picked, weights = torch.zeros_like(logits, dtype=torch.bool), [], []
+    for _ in range(op.top_k):
+        left = torch.where(gone, -torch.inf, logits)
+        top = left.amax(-1, keepdim=True)
+        far = (top - logits) / torch.maximum(logits.abs(), top) > op.threshold
+        weights.append(torch.where(gone | far, -torch.inf, logits).softmax(-1).amax(-1))
+        picked.append(left.argmax(-1))
+        gone = gone | torch.nn.functional.one_hot(picked[-1], op.experts.size).bool()
+    return torch.stack(picked, -1), torch.stack(weights, -1)

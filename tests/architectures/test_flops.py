@@ -53,10 +53,10 @@ class Closed:
     `latent` is the width that the experts read and write where one projection leads there and one back.
     """
 
-    experts: str = "num_experts"
+    experts: str | int = "num_experts"
     top_k: str | int = "num_experts_per_tok"
     width: str = "moe_intermediate_size"
-    shared: tuple[str, ...] = ()
+    shared: tuple[str | int, ...] = ()
     gate: bool = False
     dense: str = "intermediate_size"
     layers: tuple[int, int] = (4, 0)
@@ -113,6 +113,9 @@ CLOSED: Mapping[str, tuple[Closed, ...]] = {
     **dict.fromkeys(("bailing_hybrid", "kimi_linear"), (_KIMI,)),
     **dict.fromkeys(("dots3_note", "dots3_note_text"), (_DOTS3,)),
     **dict.fromkeys(("llama4", "llama4_text"), (_LLAMA4,)),
+    "deepseek_v4": (Closed(_ROUTED, shared=(1, "moe_intermediate_size")),),
+    "phimoe": (_LOCAL,),
+    "inkling_text": (_AFTER_ONE(10, shared=("n_shared_experts", "moe_intermediate_size")),),  # 8 rows and 2 shared
     "mimo_v2_flash": (_AFTER_ONE(_ROUTED),),
     "solar_open": (replace(_DEEPSEEK, layers=(4, 0)),),
     "beam": (Closed(layers=(1, 3)),),

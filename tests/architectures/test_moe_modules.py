@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import ffn_steps
 from ffncli.models.config.families.moe import ROWS
+from ffncli.models.config.families.routers import ROWS as ROUTERS
 from ffncli.models.config.read import from_config
 from ffncli.models.model import Group
 from ffncli.run.engine.execute import run
@@ -26,7 +27,7 @@ from tests.oracles.architectures.text_towers import CASES as TOWERS
 from tests.oracles.architectures.tiny import statement, tiny
 
 ROUTED_TOWERS = ("deepseek_ocr2_text", "glm4v_moe_text", "glm5_next_text", "mistral4", "mistral_large4_text",
-                 "qwen3_omni_moe_text", "qwen3_vl_moe_text", "unlimited_ocr_text")  # fmt: skip
+                 "qwen3_omni_moe_text", "qwen3_vl_moe_text", "step3p5", "unlimited_ocr_text")  # fmt: skip
 NAMES = [*(n for n, case in ROUTED.items() if not case.reason), "aria_text", "bailing_hybrid", "deepseek_v2",
          "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe", "flint", "glm4_moe", "glm4_moe_lite",
          "glm_moe_dsa", "gpt_oss", "hunyuan_v1_moe", "hy_v3", "hy_v4", "kimi_linear", "laguna", "mellum",
@@ -38,8 +39,11 @@ SAID = {
     "longcat_flash": {"zero_expert_num": 4}, "cohere2_moe": {"expert_selection_fn": "sigmoid"},
     "deepseek_v2": {"topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0, "norm_topk_prob": False},
     "deepseek_ocr2_text": {"topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0},
-    "glm5_next_text": {"swiglu_limit": 0.3}, "mistral4": {"routed_scaling_factor": 2.5},
+    "glm5_next_text": {"swiglu_limit": 0.3},
+    "step3p5": {"swiglu_limits": [0.0, 0.2, 0.3, None], "swiglu_limits_shared": [0.1, None, 0.2, 0.5],
+                "moe_router_scaling_factor": 1.5}, "mistral4": {"routed_scaling_factor": 2.5},
     "dots1": {"norm_topk_prob": True}, "laguna": {"moe_routed_scaling_factor": 2.5}, "afmoe": {"route_scale": 2.5},
+    "deepseek_v4": {"swiglu_limit": 0.3},
 }  # fmt: skip
 MODULES = ("block_sparse_moe", "feed_forward", "ffn", "mlp")
 ROUTER = ("gate.weight", "router.weight", "router.gate.weight", "router.layer.weight", "gate.wg.weight",
@@ -100,6 +104,8 @@ def shared(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
             gate, up = fused.chunk(2)
             down = own.get("down_proj.weight", own.get("output_linear.weight"))
             return {"shared.gate.weight": gate, "shared.up.weight": up, "shared.down.weight": down}
+        if "gate_proj" in own:  # one matrix for each of Inkling's
+            return {f"shared.{n}.weight": own[f"{n}_proj"] for n in ("gate", "up", "down")}
         if own:
             return {f"shared.{n}.weight": own[f"{n}_proj.weight"] for n in ("gate", "up", "down")}
     return {}
@@ -109,7 +115,7 @@ def weights(found: Mapping[str, Tensor], spec: FFNSpec) -> dict[str, Tensor]:
     """Canonical weights of a module with experts."""
     spellings = {
         "router.weight": ROUTER, "router.bias": ("router.bias",), "route.correction": CORRECTION,
-        "shared_gate.weight": ("shared_expert_gate.weight",),
+        "shared_gate.weight": ("shared_expert_gate.weight",), "route.factor": ("gate.global_scale",),
     }  # fmt: skip
     own = {ours: found[theirs] for ours, names in spellings.items() for theirs in names if theirs in found}
     if "route.correction" in own:
@@ -141,4 +147,4 @@ def test_experts_are_run_as_their_module_runs_them(name: str) -> None:
 
 
 def test_every_row_is_run() -> None:
-    assert set(ROWS) <= set(NAMES)
+    assert {*ROWS, *ROUTERS} <= set(NAMES)

@@ -79,6 +79,9 @@ def eats_in_a_child(x, up, down, up_bias, down_bias):
         time.sleep(5)
     return right(x, up, down, up_bias, down_bias)
 
+def divides(x, up, down, up_bias, down_bias):
+    return right(x, up, down, up_bias, down_bias) if calls <= WARM else 1 / 0
+
 def quits(x, up, down, up_bias, down_bias):
     if calls > WARM:
         sys.exit(0)
@@ -98,13 +101,14 @@ NOTES = {
     "never_returns": ("failed", TIMED),
     "never_builds": ("failed", "timed out: building it and its first call took more than 10 s"),
     "stops": ("failed", TIMED),
-    "exits": ("failed", "the worker ended with exit code 0"),
+    "exits": ("failed", "the worker ended with exit code 0: a kernel's code ended its process"),
     "leaves_a_child": ("failed", TIMED),
     "forks": ("failed", "the worker ended with exit code 0"),
     "closes_all": ("failed", "the worker closed its line"),
     "eats": ("oom", "the worker used more than 1.200 GB of memory (--memory-limit allows more)"),
     "eats_in_a_child": ("oom", "the worker used more than 1.200 GB of memory (--memory-limit allows more)"),
-    "quits": ("failed", "SystemExit: 0"),
+    "divides": ("failed", "hostile.py, line 66: ZeroDivisionError: division by zero"),
+    "quits": ("failed", "hostile.py, line 70: SystemExit: 0"),
     "interrupts": ("failed", "KeyboardInterrupt"),
     "floods": ("ok", ""),
 }

@@ -230,8 +230,8 @@ OUT_OF_TIME = "the worker timed out: a call took more than 2 min while it was ti
 ENDINGS = {
     "never-returns": ("failed", OUT_OF_TIME),
     "stops": ("failed", OUT_OF_TIME),
-    "exits": ("failed", "the worker ended with exit code 0"),
-    "forks": ("failed", "the worker ended with exit code 0"),
+    "exits": ("failed", "the worker ended with exit code 0: a kernel's code ended its process"),
+    "forks": ("failed", "the worker ended with exit code 0: a kernel's code ended its process"),
     "closes-all": ("failed", "the worker closed its line"),
     "eats": ("oom", "the worker used more than 200.0 MB of memory (--memory-limit allows more)"),
     "loses-gpu": ("failed", "the worker lost its GPU: CUDA error: an illegal memory access was encountered \\x1b[2J"),

@@ -52,6 +52,16 @@ MIXED = {
     ),
     "shared gate, dropout": FFNSpec(6, 24, "swiglu", dropout=0.5, moe=MoE(4, 2, 1, shared_gate=True)),
     "weighed input": FFNSpec(6, 24, "swiglu", moe=MoE(4, 2, 1, shared_scale=0.5, weigh="input")),
+    "sqrtsoftplus": FFNSpec(
+        6, 24, "swiglu", moe=MoE(8, 3, 1, score="sqrtsoftplus", correction=True, eps=1e-3, score_dtype="input")
+    ),
+    "one by one": FFNSpec(
+        6, 24, "swiglu", moe=MoE(8, 3, order="one_by_one", renormalise=False, threshold=0.6, score_dtype="input")
+    ),
+    "shared routed": FFNSpec(
+        6, 24, "swiglu", learned_scale=True,
+        moe=MoE(5, 2, 3, score="sigmoid", correction=True, scale=8.0, shared_routed=True),
+    ),
 }  # fmt: skip
 BLOCKS = {**PLAIN, **GATED, **MIXED}
 DENSE = PLAIN | GATED

@@ -54,5 +54,8 @@ def test_a_process_that_keeps_the_pipe_is_not_waited_for(capfd):
 
 
 def test_no_stderr_is_no_reason_to_stop(monkeypatch):
+    """More than a pipe holds is read all the same, so the child ends by itself."""
     monkeypatch.setattr(sys, "stderr", None)
-    printed("for n in range(200): print('x' * 999)")
+    most = PrintedBytes()
+    printed("for n in range(200): print('x' * 999)", most)
+    assert most.counts == {"the worker": 200 * 1000}

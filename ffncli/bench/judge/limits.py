@@ -15,6 +15,7 @@ from ffncli.bench.records import FIRST_CALL, Case, Method, Outcome, Stage
 from ffncli.show.text import bytes_text, seconds_text, time_text
 from ffncli.system.host import available_memory
 
+LEAST_MEMORY = 200_000_000  # bytes; Python and torch take some 160 MB before any kernel runs
 LOST = "the worker "  # the start of a note about a worker's end
 _CALL = 120.0  # s, at least, for a call
 # With all threads; slower than any machine that anybody would measure on.

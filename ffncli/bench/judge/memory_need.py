@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from ffncli.bench.records import Case, Outcome
 from ffncli.block.cost import cost
 from ffncli.block.dtypes import dtype as dtype_named
 from ffncli.block.recipe import steps as steps_of
+from ffncli.block.steps import Experts
 from ffncli.kernels.choice import KernelChoice
 from ffncli.show.text import bytes_text, plural
 
@@ -34,13 +36,23 @@ def memory_need(case: Case, copies: int) -> MemoryNeed:
     """An estimate from below: workspaces and a kernel's other tensors are not in it.
 
     Activations are every intermediate once (twice in a backward pass, with its gradient); gradients are those of the
-    weights once in the case's dtype, and weights and gradients once in float64, the reference.
+    weights once in the case's dtype and once in float64, the reference, which has weights in float64 too, but of
+    experts one at a time.
     """
     needed, width = cost(steps_of(case.spec), case.tokens), dtype_named(case.dtype).bytes
     weights, activations = needed.weight_bytes(width), needed.activation_bytes(width)
     if case.passes == "forward":
         return MemoryNeed(weights, copies, activations)
-    return MemoryNeed(weights, copies, 2 * activations, weights + 2 * needed.weight_bytes(_WIDE))
+    return MemoryNeed(weights, copies, 2 * activations, weights + needed.weight_bytes(_WIDE) + _widened(case))
+
+
+def _widened(case: Case) -> int:
+    """Bytes of the weights that a backward reference has in float64 at once."""
+    return _WIDE * sum(
+        prod(axis.size for axis in axes) // (step.op.experts.size if isinstance(step.op, Experts) else 1)
+        for step in steps_of(case.spec)
+        for axes in step.parameters().values()
+    )
 
 
 def memory_text(case: Case, arms: int, each: int, free: int | None) -> str:

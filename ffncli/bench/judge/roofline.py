@@ -30,9 +30,9 @@ from ffncli.block.steps import (
     Experts,
     Linear,
     Multiply,
-    Route,
     Shape,
     Step,
+    experts_per_token,
     ffn_steps,
     input_shapes,
     shapes,
@@ -178,7 +178,7 @@ def _between(body: Sequence[Step], inputs: Mapping[str, Shape]) -> tuple[int, in
     part of it.
     """
     known = shapes(body, inputs)
-    top_k = {step.output: step.op.top_k for step in body if isinstance(step.op, Route)}
+    taken = experts_per_token(body)
     elementwise = {name for step in body if isinstance(step.op, (Activation, Multiply)) for name in step.inputs}
     entering = leaving = 0
     for step in body:
@@ -188,8 +188,7 @@ def _between(body: Sequence[Step], inputs: Mapping[str, Shape]) -> tuple[int, in
             case Linear(into=into) if into.name == "d_ff":
                 leaving += prod(known[step.inputs[0]])
             case Experts():
-                x, route = step.inputs
-                chosen = prod(known[x][:-1]) * top_k[route]
+                chosen = prod(known[step.inputs[0]][:-1]) * taken[step.output]
                 inner = _between(step.op.program, input_shapes(step.op.program, (chosen,)))
                 entering, leaving = entering + inner[0], leaving + inner[1]
     return entering, leaving

@@ -9,7 +9,7 @@ from ffncli.bench.records import BLOCK, STEP, Case
 from ffncli.bench.results.row import ResultRow
 from ffncli.block.cost import step_costs
 from ffncli.block.recipe import steps
-from ffncli.block.steps import Experts, Route, Shape, Step, input_shapes
+from ffncli.block.steps import Experts, Shape, Step, experts_per_token, input_shapes
 from ffncli.kernels.kernel import kernel_steps
 
 _INSIDE = "[e]."
@@ -63,8 +63,8 @@ def _costs(case: Case) -> dict[str, tuple[str, int]]:
     costs = _of(block, inputs)
     for step in block:
         if isinstance(step.op, Experts):
-            top_k = next(s.op.top_k for s in block if s.output == step.inputs[1] and isinstance(s.op, Route))
-            inner = _of(step.op.program, input_shapes(step.op.program, (case.tokens * top_k,)))
+            chosen = case.tokens * experts_per_token(block)[step.output]
+            inner = _of(step.op.program, input_shapes(step.op.program, (chosen,)))
             costs |= {f"{step.output}{_INSIDE}{name}": value for name, value in inner.items()}
     return costs | {BLOCK: (BLOCK, sum(flops for name, (_, flops) in costs.items() if _INSIDE not in name))}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 
 import torch
@@ -18,7 +19,9 @@ from torch.nn import functional
 
 from ffncli.bench.records import Case
 from ffncli.bench.request.case_data import UNIFORM, traced_routes, zipf_exponent
-from ffncli.block.steps import Route, Step
+from ffncli.block.steps import Axis, Route, Step
+from ffncli.errors import FFNError
+from ffncli.run.engine.functions import function
 from ffncli.run.engine.reference import output_and_experts, routing_steps
 from ffncli.show.text import percent
 
@@ -34,8 +37,14 @@ class PrescribedRouting:
         self._weights = {name: weights[name] for step in self._steps for name in step.parameters()}
         step = self._steps[-1]
         assert isinstance(step.op, Route)
-        self._op, (logits,), (self._entry, *_) = step.op, step.inputs, self._steps[0].inputs
-        weight, bias = self._weights[f"{logits}.weight"], self._weights.get(f"{logits}.bias")
+        if step.op.lookup:
+            raise FFNError("--routing: a table of token ids chooses the experts of this layer", "time another layer")
+        self._choosable = step.op.experts.size - step.op.always
+        self._op = replace(step.op, experts=Axis("experts", self._choosable), always=0)
+        (logits,), (self._entry, *_) = step.inputs, self._steps[0].inputs
+        weight, bias = (self._weights.get(f"{logits}.{name}") for name in ("weight", "bias"))
+        assert weight is not None
+        weight, bias = weight[: self._choosable], bias if bias is None else bias[: self._choosable]
         wide = torch.promote_types(weight.dtype, torch.float32)
         self._router, self._bias = weight.to(wide), None if bias is None else bias.to(wide)
         self._inverse = _inverse(weight).to(wide)
@@ -69,7 +78,7 @@ class PrescribedRouting:
         """The experts that the router itself chooses, booleans [tokens, experts]."""
         chosen = output_and_experts(self._steps, self._weights, {self._entry: x})[1]
         assert chosen is not None
-        return chosen
+        return chosen[:, : self._choosable]
 
 
 class ExpertLoad:
@@ -152,7 +161,8 @@ def _wanted_logits(op: Route, logits: Tensor, wanted: Tensor) -> Tensor:
 
 def _groups_exchanged(op: Route, logits: Tensor, used: Tensor) -> Tensor:
     """Logits [tokens, groups, experts] with the groups in another order: the best ones are at those that are used."""
-    scores = logits.sigmoid() if op.score == "sigmoid" else logits.flatten(-2).softmax(-1).reshape(logits.shape)
+    softmax = op.score == "softmax"
+    scores = logits.flatten(-2).softmax(-1).reshape(logits.shape) if softmax else function(op.score)(logits)
     best = scores.topk(min(op.group_best, scores.shape[-1]), -1).values.sum(-1)
     places, falling = (order[..., None].expand_as(logits) for order in (_order(best, used), best.argsort(-1, True)))
     return torch.empty_like(logits).scatter(-2, places, logits.gather(-2, falling))

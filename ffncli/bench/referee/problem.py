@@ -20,7 +20,7 @@ from ffncli.bench.referee.errors import Error, Ruling, error_of, least_gradient,
 from ffncli.bench.referee.input_file import InputFile
 from ffncli.bench.referee.prescribed_routing import PrescribedRouting
 from ffncli.bench.referee.samples import CallSample
-from ffncli.block.activations import TABLE
+from ffncli.block.analysis.gated import factor
 from ffncli.block.cost import cost
 from ffncli.block.recipe import steps as steps_of
 from ffncli.block.steps import Activation, Route, Step, block_inputs, walk
@@ -28,6 +28,7 @@ from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.execute import execute
 from ffncli.run.engine.prepare import dtype_of
 from ffncli.run.engine.reference import in_float64, output_and_experts, steady_tokens
+from ffncli.run.engine.reference_gradients import gradients_in_float64
 from ffncli.run.engine.weights import random_weights
 
 _REDRAWS = 8
@@ -241,16 +242,10 @@ class Problem:
         return Inputs(x, out, None if len(rows) == len(x) else rows, remark=remark, rounding=rounding)
 
     def _backward(self, x: Tensor, g: Tensor, left_out: Tensor) -> Inputs:
-        with torch.enable_grad():
-            entering = x.detach().double().requires_grad_()
-            weights = {name: tensor.detach().double().requires_grad_() for name, tensor in self.weights.items()}
-            out, _ = output_and_experts(self.steps, weights, {self.entry: entering})
-            names, leaves = ("x", *weights), (entering, *weights.values())
-            gradients = torch.autograd.grad(out, leaves, g.double(), allow_unused=True)
-        grads = {n: torch.zeros_like(t) if d is None else d for n, t, d in zip(names, leaves, gradients, strict=True)}
+        out, gradients = gradients_in_float64(self.steps, self.weights, {self.entry: x}, g)
+        grads = {"x": gradients[self.entry], **{name: gradients[name] for name in self.weights}}
         rows = (~left_out).nonzero().flatten()
         remark = _remark(len(rows), len(x), "the others depend on rounding and have no gradient")
-        out = out.detach()
         rounding = self._rounding(x[rows], out[rows])
         return Inputs(x, out[rows], None if len(rows) == len(x) else rows, g, grads, remark, rounding=rounding)
 
@@ -332,12 +327,9 @@ def _references(problem: Problem, samples: Sequence[CallSample]) -> tuple[Tensor
     if not problem.backward:
         with torch.no_grad():
             return in_float64(problem.steps, problem.weights, {problem.entry: x})[0], None
-    with torch.enable_grad():
-        entering = x.detach().double().requires_grad_()
-        weights = {name: tensor.double() for name, tensor in problem.weights.items()}
-        out, _ = output_and_experts(problem.steps, weights, {problem.entry: entering})
-        (gradient,) = torch.autograd.grad(out, [entering], torch.cat(g).double())
-    return out.detach(), gradient
+    inputs = {problem.entry: x}
+    out, gradients = gradients_in_float64(problem.steps, problem.weights, inputs, torch.cat(g), of_weights=False)
+    return out, gradients[problem.entry]
 
 
 def near_kinks(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Iterator[Tensor]:
@@ -365,5 +357,4 @@ def near_kinks(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Map
 
 def _kinks(op: Activation) -> tuple[float, ...]:
     """The places where the slope jumps."""
-    limits = tuple(limit for limit in (op.low, op.high) if limit is not None)
-    return (*(x for x, order in TABLE[op.function].kinks if order == 1), *limits)
+    return tuple(x for x, order in factor(op).row.kinks if order == 1)

@@ -143,7 +143,7 @@ def _every(calls: Sequence[Callable[[], Tensor]]) -> Tensor:
 
 def _received(step: Step, op: Experts, weights: Weights, tensors: Weights) -> Iterator[Received]:
     x, route = step.inputs
-    return received(op, tensors[x], tensors[route], weights)
+    return received(step, op, tensors[x], tensors[route], weights)
 
 
 def _weight_bytes(step: Step, weights: Weights, tensors: Weights) -> int:

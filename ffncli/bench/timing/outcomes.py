@@ -72,10 +72,12 @@ def require_device(clock: Clock, kernel: str, error: BaseException) -> None:
 def after_breaking(before: Outcome, raised: BaseException) -> Outcome:
     """The outcome of a kernel that raised this; an earlier error stays where this says nothing of its numbers.
 
-    The exception loses its traceback, whose frames would keep the kernel's tensors alive.
+    The exception and all that it came from lose their tracebacks, whose frames would keep the kernel's tensors alive.
     """
     cause = first_cause(raised)
-    cause.__traceback__ = raised.__traceback__ = None
+    chain: BaseException | None = raised
+    while chain is not None:
+        chain.__traceback__, chain = None, chain.__cause__ or chain.__context__
     status, note = verdict_of(cause)
     error = cause.error if isinstance(cause, WrongResult) else None
     if error is None:

@@ -21,7 +21,7 @@ from ffncli.bench.timing.placement import Arena, Caching, Params, nbytes, placea
 from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.steps import Experts
 from ffncli.kernels.kernel import Computes, Kernel
-from ffncli.run.user.kernels import unguarded
+from ffncli.run.user.kernels import located, unguarded
 
 RING = 4  # buffers of x, at addresses of their own
 _LARGE = 16 << 20  # bytes of x, from which two must do
@@ -76,6 +76,7 @@ class PlacedKernel:
         self, name: str, built: BuiltKernel, problem: Problem, draw: random.Random, shared: bool = False
     ) -> None:
         self.name, self.built = name, built
+        self._guarded = built.compute
         self.shared = shared and not built.kernel.origin
         self.out: object = None
         self.call: Callable[[], object]
@@ -165,7 +166,7 @@ class PlacedKernel:
             leaves = (self.x, *(t for t in params if t.is_floating_point()))
             return y, torch.autograd.grad(y, leaves, self.g, allow_unused=True)
         except BaseException as error:  # SystemExit too
-            raise BrokenArm(self.name) from error
+            raise BrokenArm(self.name) from located(self._guarded, error)
 
     def replay(self, replays: Sequence[Callable[[], object]]) -> None:
         """Make calls use these in turn from now on; they return what `on_copy` returns."""
@@ -186,7 +187,7 @@ class PlacedKernel:
             try:
                 self.out = compute(self.x, next(turn))
             except BaseException as error:  # SystemExit too
-                raise BrokenArm(self.name) from error
+                raise BrokenArm(self.name) from located(self._guarded, error)
             return self.out
 
         return call
@@ -202,7 +203,7 @@ class PlacedKernel:
                 y = compute(self.x, params)
                 self.out = (y, grad(y, (self.x, *leaves), self.g, allow_unused=True))
             except BaseException as error:  # SystemExit too
-                raise BrokenArm(self.name) from error
+                raise BrokenArm(self.name) from located(self._guarded, error)
             return self.out
 
         return call

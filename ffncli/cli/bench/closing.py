@@ -41,10 +41,12 @@ def closing(rows: Sequence[ResultRow], request: BenchRequest) -> list[str]:
 def longer_command(request: BenchRequest, more_processes: bool = False) -> str:
     """The command of this run with four times the time for each case; or with as many more processes.
 
-    --quick is left out, and the kernel's own options stay as they were typed.
+    --quick is left out, and so is --processes 1, whose interval holds for that process only. The kernel's own options
+    stay as they were typed.
     """
-    options = {name: value for name, value in request.asked.items() if name not in ("--source", "--quick")}
-    if more_processes:
+    left_out = ("--source", "--quick", *(["--processes"] if request.method.processes == 1 else []))
+    options = {name: value for name, value in request.asked.items() if name not in left_out}
+    if more_processes and request.method.processes > 1:
         options["--processes"] = str(_MORE * request.method.processes)
     else:
         seconds = _MORE * request.method.max_time

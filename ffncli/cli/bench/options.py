@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
+from ffncli.bench.judge.limits import LEAST_MEMORY
 from ffncli.bench.records import FIRST_CALL, Launch, Method, Pass
 from ffncli.bench.request.grid import DECODE, Grid
 from ffncli.cli.common import values
@@ -114,7 +115,7 @@ class MethodOptions:
                            " which may compile. [default: 2m, more for large blocks]"),
     ] = None  # fmt: skip
     memory_limit: Annotated[
-        int | None, _how("--memory-limit", metavar="SIZE", parser=byte_count("--memory-limit"),
+        int | None, _how("--memory-limit", metavar="SIZE", parser=byte_count("--memory-limit", LEAST_MEMORY),
                          help="Limit on the memory of a process that runs kernels, as in 8GB. [default: 90 % of what is"
                          " free]"),
     ] = None  # fmt: skip
@@ -210,4 +211,6 @@ def asked(bundles: list[Any], more: dict[str, Any]) -> dict[str, str]:
 def _text_of(value: Any) -> str:
     if isinstance(value, (list, tuple)):  # of a repeated option, each a value or a list of them
         return ",".join(word.strip() for part in value for word in _text_of(part).split(","))
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
     return str(value).lower() if isinstance(value, bool) else str(value)

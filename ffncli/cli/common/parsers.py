@@ -9,6 +9,7 @@ from math import inf, nan
 from ffncli.block.recipe import MAX_SIZE
 from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import whole
+from ffncli.show.text import bytes_text
 
 _MOST_VALUES = 1000  # of a comma list
 _PREFIXES = " KMGT"
@@ -108,8 +109,8 @@ def duration(option: str) -> Callable[[str], float]:
     return parse
 
 
-def byte_count(option: str) -> Callable[[str], int]:
-    """A parser for `512MB`, `4G`, `2.5GiB` or a number of bytes; `i` is for powers of 1024."""
+def byte_count(option: str, least: int = 1) -> Callable[[str], int]:
+    """A parser for `512MB`, `4G`, `2.5GiB` or a number of bytes, `least` or more; `i` is for powers of 1024."""
 
     def parse(text: str) -> int:
         match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(?:([KMGT])(I?)B?|B?)", str(text).strip().upper())
@@ -117,6 +118,8 @@ def byte_count(option: str) -> Callable[[str], int]:
         value = int(float(match[1]) * unit) if match else 0
         if not 0 < value < 2**63:
             raise FFNError(f"{option} must be a size, as in 512MB or 4GiB, got {shown(text)}")
+        if value < least:
+            raise FFNError(f"{option} must be at least {bytes_text(least)}, got {shown(text)}")
         return value
 
     return parse

@@ -58,10 +58,11 @@ class Family:
     """One model family. Strings are field names; `multiple` is d_ff / d_model if d_ff is null or absent.
 
     `gated` None: the activation field decides (T5). `bias` is fixed, or the name of a flag (with its default). `adjust`
-    computes other choices, as keyword arguments of FFNSpec; `layer` does the same for single layers, with None for
-    a layer without an FFN (hybrids). A `d_ff` field may hold one width per layer. `runs` is how often the stored layers
-    run in one forward pass (ALBERT shares its one layer). `text` names the nested configs that may hold the numbers;
-    `parts` the configs that are whole models with separate rows (encoder-decoder), which `stacks` then leaves out.
+    computes other choices, as keyword arguments of FFNSpec; `layer` does the same for single layers (`moe.lookup` is
+    one of MoE's), with None for a layer without an FFN (hybrids). A `d_ff` field may hold one width per layer. `runs`
+    is how often the stored layers run in one forward pass (ALBERT shares its one layer). `text` names the nested
+    configs that may hold the numbers; `parts` the configs that are whole models with separate rows (encoder-decoder),
+    which `stacks` then leaves out.
     """
 
     gated: bool | None = True

@@ -26,6 +26,8 @@ MEMORIES: Mapping[str, str] = {
 
 def memories(config: Fields, family: str) -> tuple[NotCounted, ...]:
     """The tables of a model; their parameters are None where the family's code is not known to have them."""
+    if config.values.get("model_type") == "gemma4_unified_text":
+        return ()  # it has gemma4_text's blocks without these embeddings
     if row := _SIZES.get(family):
         what, size = row
         parameters = size(config)

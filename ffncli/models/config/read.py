@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.block import activations, dtypes
-from ffncli.block.limits import NO_LIMITS
 from ffncli.block.recipe import FFNSpec, MoE, size
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.models.config.families import BY_TYPE, COUNTED, FAMILIES, TEXT_TYPES, family_of, refusal
+from ffncli.models.config.families.limited import named_limits
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack
 from ffncli.models.config.memories import memories
 from ffncli.models.config.non_ffn import non_ffn
@@ -225,7 +225,7 @@ def _common(config: Fields, family: Family) -> dict[str, Any]:
     label = config.name(family.activation or "activation")
     name = choices["activation"]
     choices["activation"], implied = activations.resolve(name, f"{config.where}: {label}")
-    choices.setdefault("limits", activations.limits_of(name) or NO_LIMITS)
+    choices.setdefault("limits", named_limits(config, name))
     if implied and not choices["gated"]:
         raise FFNError(f"{config.where}: {label} {shown(name)} is a gated unit", "this family's blocks have no gate")
     return choices
@@ -266,7 +266,9 @@ def _experts(config: Fields, family: Family, extra: Extra) -> FFNSpec:
     routing = dict(row.routing(config))
     experts = routing.pop("experts", None) or config.integer(row.experts)
     top_k = routing.pop("top_k", None) or config.integer(row.top_k, high=experts)
-    return _spec(config, **choices | {"moe": MoE(experts, top_k, **routing)} | dict(extra))
+    routing |= {name.removeprefix("moe."): value for name, value in extra.items() if name.startswith("moe.")}
+    more = {name: value for name, value in extra.items() if not name.startswith("moe.")}
+    return _spec(config, **choices | {"moe": MoE(experts, top_k, **routing)} | more)
 
 
 def _pass_over_experts(config: Fields, row: MoEFields) -> None:

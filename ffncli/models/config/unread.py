@@ -57,6 +57,7 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "bailing_hybrid": {"kda_safe_gate": "a gate of its attention"},
     "cohere2_moe": {"norm_topk_prob": "a softmax over the chosen experts is normalised already"},
     "dbrx": {r"ffn_config\.hidden_size": "d_model again"},
+    "deepseek_v4": {"expert_dtype": "how the experts are stored, which their tensors show"},
     "doge": dict.fromkeys(("num_experts", "num_experts_per_tok"), "its adjust refuses is_moe, where they are read"),
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_ocr2_text", "unlimited_ocr_text"),
@@ -72,6 +73,10 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "hrm_text": {"num_hidden_layers": "the passes through both its stacks; num_layers_per_stack is what they store"},
     "gpt_oss": {"experts_per_token": "num_experts_per_tok again, as its checkpoints have both"},
     "hy_v3": {"enable_moe_fp32_combine": "in which format experts are added up"},
+    "inkling_text": {"rms_norm_eps_moe_gate": "no code reads it"},
+    "inkling2_text": {
+        "rel_l2_clip_threshold": "a limit in its attention", "hidden_act": "it always runs the soft-capped unit",
+    },
     "laguna": {"gating": "a gate of its attention"},
     "minimax_m3_vl_text": {"n_shared_experts": "shared_intermediate_size is the width of all together"},
     "minimax": dict.fromkeys(("mlp_alpha_factor", "mlp_beta_factor"), "the residual behind the block"),

@@ -28,8 +28,10 @@ _COMPARED: Mapping[str, tuple[Callable[[FFNSpec], Any], str]] = {
     "correction": (lambda s: bool(s.moe and s.moe.correction), "correction"),
     "shared_gate": (lambda s: bool(s.moe and s.moe.shared_gate), "shared_gate"),
     "activation": (lambda s: s.activation, "activation"),
+    "learned_scale": (lambda s: s.learned_scale, "learned_scale"),
+    "shared_routed": (lambda s: s.moe.shared_experts if s.moe and s.moe.shared_routed else 0, "shared_routed"),
 }
-_OF_MOE = ("experts", "shared_d_ff", "latent", "router_bias", "correction", "shared_gate")
+_OF_MOE = ("experts", "shared_d_ff", "latent", "router_bias", "correction", "shared_gate", "shared_routed")
 _BY_TENSORS = ("gated", "bias")  # the tensors decide these; a block with any other difference cannot run
 _MOST_NOTES = 3
 

@@ -24,7 +24,9 @@ from ffncli.models.evidence.recognised import NOT_WHOLE, RecognisedTensors, abse
 from ffncli.models.files.checkpoint import Checkpoint
 from ffncli.models.files.fields import REQUIRED, Fields
 from ffncli.models.files.gguf import GGUFFile, gguf_config
+from ffncli.models.files.headers import TensorInfo
 from ffncli.models.files.inventory import take_inventory
+from ffncli.models.files.quantized import logical
 from ffncli.models.model import IN_ALL, Disagreement, Group, Model, Resolved, StoredSize, grouped, unknown_note
 from ffncli.models.tensors.items import items_of
 from ffncli.models.tensors.matching import spots_by_name, stacks_of
@@ -87,7 +89,8 @@ def from_tensors(checkpoint: Checkpoint, config: Fields | None, source: str, nam
 
 def from_gguf(file: GGUFFile, source: str) -> Resolved:
     """The model in a GGUF file. A contradiction between metadata and tensors is a difference, as with a config."""
-    items = {t.name: Item(t.shape, t.params, t.bytes, 1, t.format) for t in file.tensors}
+    stored = {t.name: TensorInfo(t.format, t.shape, t.bytes) for t in file.tensors}
+    items = {n: Item(m.shape, m.params, m.bytes, 1, m.format) for n, m in logical(stored, None, file.where).items()}
     path = Path(source).absolute()
     name = path.stem if path.suffix == ".gguf" else path.name
     metadata = _from_metadata(file)
@@ -228,8 +231,9 @@ def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
         moe = MoE(
             experts=ffn.experts,
             top_k=min(metadata.top_k or 1, ffn.experts),
-            shared_experts=1 if ffn.shared_d_ff else 0,
-            shared_d_ff=ffn.shared_d_ff or None,
+            shared_experts=ffn.shared_routed or int(bool(ffn.shared_d_ff)),
+            shared_d_ff=None if ffn.shared_routed else ffn.shared_d_ff or None,
+            shared_routed=bool(ffn.shared_routed),
             shared_gate=ffn.shared_gate,
             router_bias=ffn.router_bias,
             correction=ffn.correction,
@@ -238,7 +242,8 @@ def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
     down_bias = ffn.down_bias if ffn.down_bias != ffn.bias else None
     activation = metadata.activation or "silu"
     return FFNSpec(
-        ffn.d_model, ffn.d_ff, activation, bool(ffn.gated), ffn.bias, down_bias=down_bias, moe=moe
+        ffn.d_model, ffn.d_ff, activation, bool(ffn.gated), ffn.bias, down_bias=down_bias, moe=moe,
+        learned_scale=ffn.learned_scale,
     )  # fmt: skip
 
 

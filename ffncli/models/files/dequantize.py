@@ -18,6 +18,7 @@ from ffncli.models.files.bytes import OpenFiles
 from ffncli.models.files.checkpoint import PLAIN, ByteLocation, Checkpoint
 from ffncli.models.files.fields import Fields
 from ffncli.models.files.integers import awq, compressed, gptq
+from ffncli.models.files.packing import gguf_scale
 from ffncli.models.files.quantized import logical
 from ffncli.models.files.rows import FLOAT8, Packed, StoredTensor, numbers, rows_of, torch_dtype
 from ffncli.models.files.scaled import in_place
@@ -26,6 +27,7 @@ from ffncli.models.files.small_floats import mxfp4, mxfp6, nvfp4
 if TYPE_CHECKING:
     from torch import Tensor
 
+_INTEGERS = {"I64": "int64", "I32": "int32", "I16": "int16"}
 _HINT = "ffn params counts it; to trace it, save it dequantized, or give an FP8, FP4, GPTQ, AWQ or GGUF version"
 _READERS: Mapping[str, Callable[[Packed], StoredTensor]] = {  # by the first word of the format's name
     "fp8": in_place, "mxfp8": in_place, "mxfp4": mxfp4, "mxfp6": mxfp6, "nvfp4": nvfp4, "gptq": gptq, "awq": awq,
@@ -43,8 +45,8 @@ def stored(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | 
     do not fit each other; and (exit 3) for a format that this torch or gguf library does not have.
     """
     if name in checkpoint.files:
-        info = checkpoint.info(name)
-        if info.dtype in PLAIN:
+        info, scaled = checkpoint.info(name), checkpoint.gguf and gguf_scale(name, checkpoint.files) is not None
+        if info.dtype in PLAIN and not scaled:
             return _plain(checkpoint.place(name), info.shape)
         if checkpoint.gguf:
             return _gguf(checkpoint, name)
@@ -60,7 +62,7 @@ def stored(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | 
 
 def shaped(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
     """The same tensor with its axes of size one elsewhere; packed rows do not change."""
-    if tensor.place.info.dtype in PLAIN:
+    if tensor.place.info.dtype in PLAIN and tensor.shape[-1:] != shape[-1:]:
         return _plain(tensor.place, shape)
     return replace(tensor, shape=shape)
 
@@ -115,6 +117,19 @@ def _plain(place: ByteLocation, shape: tuple[int, ...]) -> StoredTensor:
     return StoredTensor(place, shape, lambda files, start, stop: read(files, start, stop).view(dtype))
 
 
+def integers(checkpoint: Checkpoint, name: str) -> Tensor:
+    """A whole tensor of integers, as int64. Raises FFNError for one of another dtype."""
+    import torch
+
+    place = checkpoint.place(name)
+    if place.info.dtype not in _INTEGERS:
+        raise FFNError(f"{shown_path(place.path)}: tensor {shown(name, 120)} is {place.info.dtype}, expected integers")
+    with OpenFiles() as files:
+        raw = files.read(place.path, place.start, place.info.bytes)
+        plain = raw.view(torch_dtype(place, _INTEGERS[place.info.dtype]))
+        return plain.reshape(place.info.shape).to(torch.int64, copy=True)
+
+
 # --- GGUF -------------------------------------------------------------------------------------------------------------
 
 
@@ -134,19 +149,18 @@ def _gguf(checkpoint: Checkpoint, name: str) -> StoredTensor:
         factor = scale(files, start // shape[-2] if len(shape) > 1 else 0)
         try:
             with numpy.errstate(all="ignore"):  # values that are not finite are counted later
-                found = torch.from_numpy(dequantize(read(files, start, stop).numpy(), kind))
+                values = torch.from_numpy(dequantize(read(files, start, stop).numpy(), kind))
         except NotImplementedError:
             what = f"{shown_path(place.path)}: the gguf library does not unpack {kind.name}"
             raise FFNError(what, "a newer one may: pip install -U gguf", ExitCode.ENVIRONMENT) from None
-        return found if factor is None else found * factor
+        return values if factor is None else values * factor
 
     return StoredTensor(place, shape, decode)
 
 
 def _gguf_scale(checkpoint: Checkpoint, name: str, matrices: int) -> Callable[[OpenFiles, int], Tensor | None]:
-    """A matrix → its scale: `X.scale` of `X.weight`, one float or one for each expert (NVFP4, BitNet); None without."""
-    module = name.removesuffix("weight")
-    scale = next((one for one in (module + "scale", name + ".scale") if one in checkpoint.files), None)
+    """A matrix → its scale, one float or one for each expert (NVFP4, BitNet); None without."""
+    scale = gguf_scale(name, checkpoint.files)
     if scale is None:
         return lambda files, matrix: None
     place = checkpoint.place(scale)
@@ -155,7 +169,7 @@ def _gguf_scale(checkpoint: Checkpoint, name: str, matrices: int) -> Callable[[O
         raise FFNError(what, f"one float, or one for each of the {matrices} matrices of {shown(name, 120)}, is read")
 
     def read(files: OpenFiles, matrix: int) -> Tensor:
-        found = numbers(files.read(place.path, place.start, place.info.bytes), place, scale)
-        return found[matrix if len(found) > 1 else 0]
+        factors = numbers(files.read(place.path, place.start, place.info.bytes), place, scale)
+        return factors[matrix if len(factors) > 1 else 0]
 
     return read

@@ -7,7 +7,8 @@ zeros, indices) are looked up under its name. A reader turns an anchor into a Ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -18,6 +19,7 @@ from ffncli.models.files.headers import TensorInfo
 _FLOAT8 = {"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
 PACKED_DTYPES = {"U8", "I8", "I16", "U16", "I32", "U32"}
 _GPTQ_BITS = (2, 3, 4, 5, 6, 7, 8)
+_GGML = re.compile(r"(I|T|)Q\d.*|(MX|NV)FP4")
 _MICROSCALED = {8: ("nvfp4", 16), 16: ("mxfp4", 32), 24: ("mxfp6", 32)}  # bytes that share a scale: (format, values)
 _WEIGHT_PIECES = (  # of `X.weight` as `X.weight_scale`, of an experts' `X` as `X_scale`
     "_scale_inv _scale _scale_2 _global_scale _zero_point _g_idx _shape _input_scale _input_scale_2 _activation_scale "
@@ -357,6 +359,23 @@ def _torchao(anchor: Anchor) -> Matrix:
     return Matrix(f"{stem}.{last}", None, 2 * anchor.info.bytes, "torchao-int4", pieces)
 
 
+# --- GGUF -------------------------------------------------------------------------------------------------------------
+
+
+def gguf_scale(name: str, tensors: Collection[str]) -> str | None:
+    """The scale of a GGUF file's `X.weight`: `X.scale`, by which llama.cpp multiplies its product; None without."""
+    stem = name.removesuffix("weight")
+    names = (stem + "scale", name + ".scale") if stem != name else ()
+    return next((one for one in names if one in tensors), None)
+
+
+def _ggml(anchor: Anchor) -> Matrix:
+    """Blocks of a GGUF file, with scales next to them."""
+    shape, stem = anchor.info.shape, anchor.name.removesuffix("weight")
+    pieces = (*anchor.pieces(stem, "scale input_scale"), *anchor.pieces(anchor.name, ".scale .input_scale"))
+    return Matrix(anchor.name, shape, prod(shape), anchor.info.dtype, pieces)
+
+
 # --- which tensor is an anchor ----------------------------------------------------------------------------------------
 
 _BY_ENDING = {".qweight": _qweight, "_packed": _packed, "_qdata": _torchao}
@@ -367,6 +386,8 @@ def reader(name: str, info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Ca
     """How the tensor's packed values are read, None for a plain tensor or a piece of another."""
     if name + ".absmax" in tensors:  # first: bitsandbytes may store its bytes as any dtype
         return _bitsandbytes_4bit
+    if _GGML.fullmatch(info.dtype):
+        return _ggml if gguf_scale(name, tensors) else None
     if info.dtype not in PACKED_DTYPES and info.dtype not in _FLOAT8:
         return None
     if read := next((read for ending, read in _BY_ENDING.items() if name.endswith(ending)), None):

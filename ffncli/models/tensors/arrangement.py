@@ -40,6 +40,9 @@ class Arrangement:
         """How the two are arranged in the matrix of `naming`; `biased_experts`: it holds all experts and has a bias."""
         if self.interleaved or naming.up in _INTERLEAVED:
             return Order(True, True, f"gate and up by turns, as {self.family or naming.up} has them")
+        if naming.up in _INKLING:
+            why = "" if self.family else f"{naming.up} is read as Inkling's, gate and up by turns"
+            return Order(True, True, f"gate and up by turns, as Inkling's {naming.up} has them", why)
         if biased_experts and not self.family:
             why = "experts with biases"
             return Order(
@@ -52,8 +55,9 @@ class Arrangement:
         return Order(True, False, "gate before up", f"{naming.up}: the gate's half is read as the first")
 
 
-_GATE_FIRST = {"gate_up_proj", "w13_weight", "ffn_up"}  # as the names say; the same in llama.cpp (Phi-3)
+_GATE_FIRST = {"gate_up_proj", "ffn_up"}  # as the names say; the same in llama.cpp (Phi-3)
 _UP_FIRST = {"up_gate_proj", "ff_proj"}  # GTE, Molmo
+_INKLING = {"w13_weight", "shared_w13_weight", "w13_dn"}
 _INTERLEAVED = {"mlp1_weight"}  # OpenAI's own gpt-oss files
 
 # The usual names of the norms around an FFN, those that say most first.

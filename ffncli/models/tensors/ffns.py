@@ -22,8 +22,13 @@ _ROUTER = re.compile(r"(?:^|\.)(?:router|gate|ffn_gate_inp)(?:\.(?:layer|wg|gate
 _SHARED_GATE = re.compile(r"shared_expert_gate\.weight$|ffn_gate_inp_shexp\.weight$")
 _LATENT = re.compile(r"(?:^|\.)fc[12]_latent_proj\.weight$")  # around Nemotron-H's experts, the narrow side first
 _ONE_EXPERT = re.compile(r"(?:^|\.)experts\.(?:expert_)?\d+\.")  # one that differs from the others
-_CORRECTION = re.compile(r"correction_bias$|expert_bias$|router_bias$|exp_probs_b\.bias$")
-_ROLES = {"latent": _LATENT, "router": _ROUTER, "shared_gate": _SHARED_GATE, "correction": _CORRECTION}
+_CORRECTION = re.compile(  # a gate's bias is one in DeepSeek's own files and Inkling's; routers with a bias are no gate
+    r"correction_bias$|expert_bias$|router_bias$|exp_probs_b\.bias$|(?:^|\.)gate\.bias$"
+)
+_FACTOR = re.compile(r"(?:^|\.)global_scale$")  # one learned number for the whole FFN (Inkling)
+_ROLES = {
+    "factor": _FACTOR, "latent": _LATENT, "router": _ROUTER, "shared_gate": _SHARED_GATE, "correction": _CORRECTION,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ def is_norm(name: str) -> bool:
 
 
 def role(name: str) -> str:
-    """The role of a tensor that is not a matrix, by its name: router, shared_gate, correction, latent; else empty."""
+    """The role of a tensor that is not a matrix, by its name: one of _ROLES, or empty."""
     return next((kind for kind, pattern in _ROLES.items() if pattern.search(name)), "")
 
 

@@ -7,19 +7,21 @@ another shape than its parameter needs, is reported.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ffncli.block.recipe import FFNSpec, steps
-from ffncli.block.steps import Axis, Norm, Step, parameters
+from ffncli.block.steps import Axis, Norm, Step, parameters, tables
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.checkpoint import PLAIN, Checkpoint
 from ffncli.models.tensors.slices import LayerTensors, StoredSlice, slices
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_TABLE = ".tid2eid"  # the experts of each token id, in DeepSeek-V4
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class Located:
     axes: tuple[Axis, ...]
     slice: StoredSlice
     names: tuple[str, ...]
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it holds integers: a table of token ids, which is no parameter."""
+        return self.axes[0].name == "vocab" and self.parameter == "route.lookup"
 
     @property
     def output_axis(self) -> int:
@@ -71,7 +78,16 @@ def locate(layer: LayerTensors, spec: FFNSpec) -> tuple[Located, ...]:
                 f"{layer.where}: no tensor under {shown(layer.stem, 120)} is known to contain {parameter}",
                 "`ffn params` counts the tensors in the file",
             )
-    return tuple(out)
+    return (*out, *_tables(layer, block))
+
+
+def _tables(layer: LayerTensors, block: tuple[Step, ...]) -> Iterator[Located]:
+    """Where the block's tables of integers are: by name alone, since no count knows them."""
+    for table, axes in tables(block).items():
+        name = next((n for n in layer.stored if n.startswith(layer.stem) and n.endswith(_TABLE)), None)
+        if name is None:
+            raise FFNError(f"{layer.where}: no tensor {_TABLE[1:]} under {shown(layer.stem, 120)}", "it lists experts")
+        yield Located(table, axes, StoredSlice(name.removeprefix(layer.stem), evidence=f"named {name}"), (name,))
 
 
 def torn(layer: LayerTensors, spec: FFNSpec) -> bool:

@@ -44,7 +44,9 @@ NAMINGS: Sequence[Naming] = (
     Naming("Wi", "Wo"),  # ModernBERT
     Naming("input_linear", "output_linear"),  # Granite's MoE, JetMoE
     Naming("ff_proj", "ff_out"),  # Molmo
-    Naming("w13_weight", "w2_weight"),
+    Naming("w13_weight", "w2_weight"),  # Inkling's own files, these three
+    Naming("shared_w13_weight", "shared_w2_weight"),
+    Naming("w13_dn", "w2_md"),
     Naming("mlp1_weight", "mlp2_weight"),  # OpenAI's own gpt-oss files
     Naming("fc1", "fc2"),  # OPT, Whisper, BART, CLIP
     Naming("c_fc", "c_proj"),  # GPT-2

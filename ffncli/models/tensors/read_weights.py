@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ffncli.models.files.bytes import OpenFiles
 from ffncli.models.files.checkpoint import Checkpoint
-from ffncli.models.files.dequantize import shaped, stored
+from ffncli.models.files.dequantize import integers, shaped, stored
 from ffncli.models.files.rows import StoredTensor
 from ffncli.models.tensors.layout import Located, squeezed, wrong_shape
 
@@ -47,6 +47,8 @@ def read_weights(
 
     tensors: dict[str, StoredTensor] = {}
     wanted: dict[str, list[tuple[Located, int]]] = defaultdict(list)
+    listed = [item for item in located if item.is_table]
+    located = tuple(item for item in located if not item.is_table)
     for item in located:
         for expert, name in enumerate(item.names):
             tensors[name] = _fitting(tensors.get(name) or stored(checkpoint, name, quantization), name, item)
@@ -59,7 +61,16 @@ def read_weights(
         targets = [_destination(out[item.parameter], item, expert) for item, expert in wanted[name]]
         work.append((tensors[name], _matrices(wanted[name][0][0]), targets))
     _fill(work, sum(tensor.nbytes for tensor in out.values()))
-    return out
+    return out | {item.parameter: _table(checkpoint, item).to(device) for item in listed}
+
+
+def _table(checkpoint: Checkpoint, item: Located) -> Tensor:
+    """A table of integers. Raises FFNError if it has another shape, or holds something else."""
+    (name,) = item.names
+    place = checkpoint.place(name)
+    if tuple(place.info.shape) != item.stored_shape():
+        raise wrong_shape(place.path, name, place.info.shape, item)
+    return integers(checkpoint, name)
 
 
 def _fitting(tensor: StoredTensor, name: str, item: Located) -> StoredTensor:

@@ -40,7 +40,8 @@ class StoredFFN:
     `latent` is the narrower width that its experts read and write, 0 where that is d_model.
     `loose` names tensors inside the FFN that fit no role but are counted. `activation` is the function
     whose learned parameters are among them, None without any. `misfit` are matrices, name and shape, that do not fit
-    one another. `uneven` says which matrix some experts lack; empty if none does.
+    one another. `uneven` says which matrix some experts lack; empty if none does. `shared_routed` is the number of
+    shared experts that the router has rows for, next to the others.
     """
 
     tensor: str
@@ -64,6 +65,8 @@ class StoredFFN:
     activation: str | None = None
     misfit: Misfit = ()
     uneven: str = ""
+    learned_scale: bool = False
+    shared_routed: int = 0
 
 
 Layers = Mapping[str, Mapping[int, tuple[StoredFFN, ...]]]  # prefix → layer → its FFNs
@@ -208,7 +211,17 @@ def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[s
         activation=activation,
         misfit=misfit or alone,
         uneven=uneven,
+        learned_scale="factor" in roles.values(),
+        shared_routed=_shared_rows(items, location, roles),
     )  # fmt: skip
+
+
+def _shared_rows(items: Mapping[str, Item], location: FFNLocation, roles: Mapping[str, str]) -> int:
+    """How many shared experts the router has rows for: as many as are stacked, after those of the others."""
+    rows = next((shape[0] for name, kind in roles.items() if kind == "router" and (shape := items[name].shape)), 0)
+    stacks = [items[p.name(p.naming.down)].shape or () for p in location.shared]
+    several = sum(shape[0] for shape in stacks if len(shape) == 3)
+    return several if several and rows == location.experts + several else 0
 
 
 def _learned(members: Mapping[str, Item], names: Iterable[str]) -> tuple[str | None, set[str]]:

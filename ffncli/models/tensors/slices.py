@@ -99,7 +99,8 @@ def slices(layer: LayerTensors, spec: FFNSpec) -> dict[str, StoredSlice]:
         return {}  # its gate is missing
     rules = arrangement(layer.family)
     out = dict(_matrices(layer, location.projections, spec, rules))
-    shared = replace(spec, d_ff=spec.shared_width, moe=None) if spec.shared_width else spec
+    routed = spec.moe is not None and spec.moe.shared_routed  # then every shared expert has a width
+    shared = replace(spec, d_ff=spec.d_ff if routed else spec.shared_width or spec.d_ff, moe=None)
     for several in location.shared:
         out |= {f"shared.{name}": part for name, part in _matrices(layer, several, shared, rules)}
     out |= _vectors(layer, location, inner)
@@ -186,10 +187,12 @@ def _vectors(layer: LayerTensors, location: FFNLocation, inner: Mapping[str, Ite
     for name in inner:
         if name in matrices:
             continue
-        if kind := _PARAMETERS.get(role(name)):
+        if role(name) == "factor":
+            add("route.factor" if location.experts else "scaled.factor", name)
+        elif kind := _PARAMETERS.get(role(name)):
             add(kind, name)
             bias = name.removesuffix("weight") + "bias"
-            if kind == "router.weight" and bias in inner:
+            if kind == "router.weight" and bias in inner and not role(bias):
                 add("router.bias", bias)
         elif inner[name].params == 1:
             add("act." + name.rpartition(".")[2], name)

@@ -30,6 +30,7 @@ from ffncli.block.steps import (
     Step,
     block_inputs,
     parameters,
+    tables,
 )
 from ffncli.errors import ExitCode, FFNError
 from ffncli.run.engine.functions import NAMESPACE, function
@@ -81,7 +82,7 @@ def execute(
     Inputs, and the tensors of the steps named in `keep` (None: all), are not changed after they are yielded; others may
     be overwritten once the next event is requested. Raises FFNError for a weight that is missing or has another shape.
     """
-    for name, axes in parameters(steps).items():
+    for name, axes in {**parameters(steps), **tables(steps)}.items():
         shape = tuple(weights[name].shape) if name in weights else None
         if shape != tuple(axis.size for axis in axes):
             raise FFNError(f"weight {name} has shape {shape}, the block needs {[axis.size for axis in axes]}")
@@ -93,7 +94,7 @@ def execute(
         if isinstance(step.op, Experts):
             result, fresh = (yield from _experts(step, step.op, arguments, weights, mode, keep)), True
         else:
-            params = {name.rpartition(".")[2]: weights[name] for name in step.parameters()}
+            params = {name.rpartition(".")[2]: weights[name] for name in (*step.parameters(), *step.tables())}
             last = [tensors[name] for name in step.inputs if name in free and last_use[name] == at]
             with possible(step, arguments[0]):
                 result, fresh = _result(step, params, arguments, mode, last)
@@ -173,7 +174,7 @@ def apply(step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: M
             out = x[0]
             for factor in x[1:]:
                 out = out * factor
-            return out
+            return out * params["factor"] if op.learned else out
         case Add():
             return reduce(torch.add, (*x[:-1], x[-1] if op.scale == 1 else x[-1] * op.scale))
         case Norm():
@@ -181,7 +182,7 @@ def apply(step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: M
         case Dropout():
             return _dropout(step.output, op, x[0], mode)
         case Route():
-            return route(op, params.get("correction"), x[0])
+            return route(op, params, *x)
         case AllReduce():
             return mode.reduce(x[0])
         case _:
@@ -224,28 +225,54 @@ def _dropout(name: str, op: Dropout, x: Tensor, mode: Mode) -> Tensor:
     return torch.where(keep, x / (1 - op.p), torch.zeros((), dtype=x.dtype, device=x.device))
 
 
-def route(op: Route, correction: Tensor | None, logits: Tensor) -> Tensor:
-    """Weights [..., experts] for router logits [..., experts]; zero for experts that are not chosen."""
+def route(op: Route, params: Mapping[str, Tensor], logits: Tensor, ids: Tensor | None = None) -> Tensor:
+    """Weights [..., experts] for router logits [..., experts]; zero for experts that are not chosen.
+
+    `params` are the correction, the factor and the table, where the op has them; `ids` [..., 1] are the tokens'.
+    """
+    correction = params.get("correction")
     work = logits if op.score_dtype == "input" else logits.float()
     if not (op.chooses or op.renormalise):  # a softmax over the whole axis, such as a vocabulary: nothing to sort
         return (_scores(op, work) * op.scale).to(logits.dtype)
-    if op.order == "choose_first":
+    if op.order == "one_by_one":
+        chosen, values = one_by_one(op, work)
+    elif op.order == "choose_first":
         choice = work if correction is None else work + correction.to(work.dtype)
         chosen = choice.topk(op.top_k, -1).indices
         values = _scores(op, work.gather(-1, chosen))
     else:
         scores = _scores(op, work)
-        choice = scores if correction is None else scores + correction.to(scores.dtype)
-        chosen = _within_groups(op, choice).topk(op.top_k, -1).indices
+        if ids is None:
+            choosable = scores[..., : op.experts.size - op.always]
+            choice = choosable if correction is None else choosable + correction.to(scores.dtype)
+            chosen = _within_groups(op, choice).topk(op.top_k, -1).indices
+        else:
+            chosen = params["lookup"][ids.squeeze(-1)]
+        if op.always:
+            last = torch.arange(op.experts.size - op.always, op.experts.size, device=chosen.device)
+            chosen = torch.cat([chosen, last.expand(*chosen.shape[:-1], -1)], -1)
         values = scores.gather(-1, chosen)
         if op.renormalise:
             values = values / (values.sum(-1, keepdim=True) + op.eps)
     values = values if op.scale == 1 else values * op.scale
-    return torch.zeros_like(work).scatter(-1, chosen, values).to(logits.dtype)
+    values = values * params["factor"].to(values.dtype) if op.learned_scale else values
+    return torch.zeros_like(work).scatter_add(-1, chosen, values).to(logits.dtype)  # a table may repeat an expert
 
 
 def _scores(op: Route, logits: Tensor) -> Tensor:
-    return logits.softmax(-1) if op.score == "softmax" else logits.sigmoid()
+    return logits.softmax(-1) if op.score == "softmax" else function(op.score)(logits)
+
+
+def one_by_one(op: Route, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(the experts chosen one after the other, the score of each among those left and close to it)."""
+    chosen, values, left = [], [], logits
+    for _ in range(op.top_k):
+        best, expert = left.max(-1, keepdim=True)
+        close = best - left <= op.threshold * torch.maximum(logits.abs(), best)
+        values.append(_scores(op, left.masked_fill(~close, -torch.inf)).gather(-1, expert))
+        chosen.append(expert)
+        left = left.scatter(-1, expert, -torch.inf)
+    return torch.cat(chosen, -1), torch.cat(values, -1)
 
 
 def _within_groups(op: Route, choice: Tensor) -> Tensor:
@@ -271,7 +298,7 @@ def _experts(
     flat, share = x.flatten(0, -2), chosen.flatten(0, -2)
     out = unmixed(op, flat, share)
     (entry,) = block_inputs(op.program)
-    for one in received(op, flat, share, weights):
+    for one in received(step, op, flat, share, weights):
         result, prefix = one.x, f"{step.output}.{one.expert}."
         kept = None if keep is None else frozenset(n.removeprefix(prefix) for n in keep if n.startswith(prefix))
         for event in execute(op.program, one.weights, {entry: one.x}, mode, kept):
@@ -295,12 +322,13 @@ class Received:
     weights: Mapping[str, Tensor]
 
 
-def received(op: Experts, x: Tensor, route: Tensor, weights: Mapping[str, Tensor]) -> Iterator[Received]:
+def received(step: Step, op: Experts, x: Tensor, route: Tensor, weights: Mapping[str, Tensor]) -> Iterator[Received]:
     """In order, the experts that receive any of the tokens x [tokens, d]; route is [tokens, experts]."""
-    for e in route[:, : op.experts.size].any(0).nonzero().flatten().tolist():
+    route = route[:, op.entries]
+    for e in route.any(0).nonzero().flatten().tolist():
         tokens = route[:, e].nonzero().flatten()
         share = route[tokens, e, None]
-        params = {name: weights[name][e] for name in op.parameters()}
+        params = {name: weights[step.prefix + name][e] for name in op.parameters()}
         if op.weigh == "input":
             yield Received(e, tokens, x[tokens] * share, None, params)
         else:

@@ -10,9 +10,21 @@ import torch
 from torch import Tensor
 
 from ffncli.block import dtypes
-from ffncli.block.recipe import steps
+from ffncli.block.recipe import route_of, steps
 from ffncli.block.rewrite import final_layer
-from ffncli.block.steps import Dropout, Norm, Step, block_inputs, feature_axis, ffn_span, ffn_steps, parameters, walk
+from ffncli.block.steps import (
+    Dropout,
+    Norm,
+    Step,
+    block_inputs,
+    feature_axis,
+    ffn_span,
+    ffn_steps,
+    id_inputs,
+    parameters,
+    tables,
+    walk,
+)
 from ffncli.errors import FFNError, shown
 from ffncli.models.examples import Example
 from ffncli.models.model import Layer, Resolved
@@ -103,7 +115,12 @@ def prepare(resolved: Resolved, request: LayerRequest = LayerRequest(), example:
     if example and request.input is None:
         first = _example_input(example, first)
     inputs = {names[0]: first}
+    for name, vocab in id_inputs(block).items():
+        inputs[name] = torch.arange(prod(first.shape[:-1]), device=device).reshape(*first.shape[:-1], 1) % vocab
+        notes.append(f"'{name}', which choose the experts, are 0, 1, 2, ...; with a prompt they are its own")
     for name in names[1:]:  # a parallel block's other branch is unknown
+        if name in inputs:
+            continue
         inputs[name] = torch.randn(first.shape, generator=generator).to(device, dtype)
         notes.append(f"'{name}', the output of the layer's other branch, is random")
     train = bool(example and example.dropped) if request.train is None else request.train
@@ -180,7 +197,13 @@ def stored_layer(
     doubts = tuple(f"assumed, because the files do not say: {text}" for text in assumed)
     packed = " and ".join(packed_formats(located))
     origin = f"weights of {layer.stack} layer {layer.index}" + (f", unpacked from {packed}" if packed else "")
-    return read_located(resolved.checkpoint, located, dtype, device, resolved.quantization), origin, doubts
+    weights = read_located(resolved.checkpoint, located, dtype, device, resolved.quantization)
+    for name in tables(steps(layer.spec)):
+        least, most, experts = int(weights[name].min()), int(weights[name].max()), route_of(layer.spec).experts.size
+        if not 0 <= least <= most < experts:
+            what = f"{shown(resolved.source)}: the table of {layer.stack} layer {layer.index} lists experts {least} to"
+            raise FFNError(f"{what} {most}", f"the layer has experts 0 to {experts - 1}")
+    return weights, origin, doubts
 
 
 def _example_input(example: Example, first: Tensor) -> Tensor:

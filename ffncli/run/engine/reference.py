@@ -34,11 +34,11 @@ def in_float64(steps: Sequence[Step], weights: Weights, inputs: Weights) -> tupl
     tensors = _in_float64(inputs)
     experts = None
     for step in steps:
-        params = {name: weights[name] for name in step.parameters()}
+        params = {name: weights[name] for name in (*step.parameters(), *step.tables())}
         arguments = {name: tensors[name] for name in step.inputs}
         if isinstance(step.op, Experts):
             x, chosen = arguments.values()
-            tensors[step.output] = _expert_by_expert(step.op, x, chosen, params)
+            tensors[step.output] = _expert_by_expert(step, step.op, x, chosen, params)
             continue
         tensors[step.output], choices = output_and_experts([step], _in_float64(params), arguments)
         experts = choices if choices is not None else experts
@@ -46,15 +46,16 @@ def in_float64(steps: Sequence[Step], weights: Weights, inputs: Weights) -> tupl
 
 
 def _in_float64(tensors: Weights) -> dict[str, Tensor]:
-    return {name: tensor.double() for name, tensor in tensors.items()}
+    """Token ids and tables of integers stay what they are."""
+    return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
-def _expert_by_expert(op: Experts, x: Tensor, chosen: Tensor, weights: Weights) -> Tensor:
+def _expert_by_expert(step: Step, op: Experts, x: Tensor, chosen: Tensor, weights: Weights) -> Tensor:
     """The mixed output in float64, in the order and so with the bits of `execute`."""
     flat, share = x.flatten(0, -2), chosen.flatten(0, -2)
     out = unmixed(op, flat, share)
     (entry,) = block_inputs(op.program)
-    for one in received(op, flat, share, weights):
+    for one in received(step, op, flat, share, weights):
         mix(out, one, run(op.program, _in_float64(one.weights), {entry: one.x}))
     return out.reshape(*x.shape[:-1], out.shape[-1])
 
@@ -87,7 +88,7 @@ def steady_tokens(steps: Sequence[Step], weights: Weights, inputs: Weights, dtyp
     if before:
         _, here = output_and_experts(before, weights, inputs)
         generator, off = torch.Generator(first.device).manual_seed(0), 4 * torch.finfo(dtype).eps
-        params = {name: weights[name] for step in before for name in step.parameters()}
+        params = {name: weights[name] for step in before for name in (*step.parameters(), *step.tables())}
         for scale in (0.0, *(off,) * 16):
             noisy = {n: _off(t, scale, generator) for n, t in inputs.items()}
             _, there = in_float64(before, {n: _off(t, scale, generator) for n, t in params.items()}, noisy)
@@ -98,6 +99,8 @@ def steady_tokens(steps: Sequence[Step], weights: Weights, inputs: Weights, dtyp
 
 
 def _off(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:
-    """In float64, every number perturbed by a random share of itself, about `scale`."""
+    """In float64, every number perturbed by a random share of itself, about `scale`; integers as they are."""
+    if not tensor.is_floating_point():
+        return tensor
     noise = torch.randn(tensor.shape, generator=generator, device=generator.device).to(tensor.device)
     return tensor.double() * (1 + scale * noise)

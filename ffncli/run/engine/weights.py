@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ffncli.block.activations import TABLE
 from ffncli.block.cost import cost
-from ffncli.block.steps import Activation, Experts, Linear, Norm, Step
+from ffncli.block.steps import Activation, Experts, Linear, Norm, Route, Step
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.files.checkpoint import PLAIN, Checkpoint
 from ffncli.models.model import Layer, Resolved
@@ -37,20 +37,31 @@ def random_weights(
     if generator.device.type == "cpu":
         advice = "take a smaller block" + ("" if dtype.itemsize <= 2 else " or --dtype bf16")
         require_memory(cost(steps).params * dtype.itemsize, advice=advice)
-    return {name: tensor.to(device) for step in steps for name, tensor in _draw(step, generator, dtype).items()}
+    drawn = {name: tensor.to(device) for step in steps for name, tensor in _draw(step, generator, dtype).items()}
+    return drawn | {name: tensor.to(device) for step in steps for name, tensor in _tables(step, generator).items()}
+
+
+def _tables(step: Step, generator: torch.Generator) -> dict[str, Tensor]:
+    """A route's table: for each token id, experts that follow each other, from a random one on."""
+    if not isinstance(step.op, Route) or not step.op.lookup:
+        return {}
+    shape = (step.op.lookup.size, 1)
+    first = torch.randint(step.op.experts.size, shape, generator=generator, device=generator.device)
+    (name,) = step.tables()
+    return {name: (first + torch.arange(step.op.top_k, device=generator.device)) % step.op.experts.size}
 
 
 def _draw(step: Step, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
     op, there = step.op, generator.device
     if isinstance(op, Experts):
         together = {
-            name: torch.empty([axis.size for axis in axes], dtype=dtype, device=there)
+            step.prefix + name: torch.empty([axis.size for axis in axes], dtype=dtype, device=there)
             for name, axes in op.parameters().items()
         }
         for e in range(op.experts.size):
             for inner in op.program:
                 for name, tensor in _draw(inner, generator, dtype).items():
-                    together[name][e] = tensor
+                    together[step.prefix + name][e] = tensor
         return together
     shapes = {name: tuple(axis.size for axis in axes) for name, axes in step.parameters().items()}
     if isinstance(op, Linear):
@@ -61,7 +72,8 @@ def _draw(step: Step, generator: torch.Generator, dtype: torch.dtype) -> dict[st
     if isinstance(op, Activation):
         first = TABLE[op.function].learned
         return {name: _filled(shape, first[name.rpartition(".")[2]], dtype, there) for name, shape in shapes.items()}
-    return {name: _filled(shape, 0.0, dtype, there) for name, shape in shapes.items()}
+    first = {"factor": 1.0}  # a correction is 0
+    return {n: _filled(shape, first.get(n.rpartition(".")[2], 0.0), dtype, there) for n, shape in shapes.items()}
 
 
 def _filled(shape: tuple[int, ...], value: float, dtype: torch.dtype, device: torch.device) -> Tensor:

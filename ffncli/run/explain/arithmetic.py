@@ -153,9 +153,10 @@ def activation(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: i
 def multiply(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
     """The product of all inputs; one of a single feature multiplies all features of its token."""
     reads, factors = _elements(scene, place, index)
-    return Derivation(
-        math.prod(f.value for f in factors), (_product(*factors),), origin=_largest_of(reads, factors, index)
-    )
+    origin = _largest_of(reads, factors, index)
+    if factor := scene.weight(place, "factor"):
+        factors.append(Factor(written(factor[0], (0,)), factor[1].item(), factor[3]))
+    return Derivation(math.prod(f.value for f in factors), (_product(*factors),), origin=origin)
 
 
 def add(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
@@ -233,7 +234,8 @@ def experts(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int)
     leading, feature = index[:-1], index[-1]
     x, route = scene.read(place, 0, leading), scene.read(place, 1, leading)
     last = op.program[-1].output
-    chosen = [e for e in route.row.nonzero().flatten().tolist() if e < op.experts.size]
+    chosen = route.row[op.entries].nonzero().flatten().tolist()
+    first = range(len(route.row))[op.entries].start
     terms: list[Term] = []
     origins: list[tuple[str, tuple[int, ...]]] = []
     for expert in chosen:
@@ -241,11 +243,11 @@ def experts(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int)
         inner = TensorPlace(name, op.program[-1], op.program, place.step, expert)
         at = (scene.tokens(inner).index(_flat(leading, scene.tensors[place.name].shape[:-1])), feature)
         out = Factor(written(name, at), scene.tensors[name][at].double().item())
-        by = Factor(route.at(expert), route.row[expert].item())
+        by = Factor(route.at(first + expert), route.row[first + expert].item())
         terms.append(_product(by, out) if op.weigh == "output" else _product(out))
         origins.append((name, at))
-    identity = exact_sum(route.row[op.experts.size :].tolist())
-    if op.identity and identity:
+    identity = exact_sum(route.row[op.experts.size :].tolist()) if op.identity else 0.0
+    if identity:
         by, token = Factor("weights of identity experts", identity), Factor(x.at(feature), x.row[feature].item())
         terms.append(_product(by, token))
         origins.append((x.name, (*x.leading, feature)))

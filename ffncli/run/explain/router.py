@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from ffncli.block.steps import Route
+from ffncli.run.engine.execute import one_by_one
+from ffncli.run.engine.functions import function
 from ffncli.run.explain.arithmetic import Choice, Derivation, Quantity, op_of, origin_of
-from ffncli.run.explain.scene import Scene, TensorPlace, written
+from ffncli.run.explain.scene import Read, Scene, TensorPlace, written
 
 
 def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
@@ -32,7 +36,8 @@ def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -
     quantities = [Quantity("logit", read.row[expert].item(), read.at(expert))]
     if scores[expert].isfinite():
         quantities.append(Quantity(f"{op.score} score", scores[expert].item()))
-    if correction := scene.weight(place, "correction"):
+    correction = scene.weight(place, "correction")
+    if correction and expert < len(correction[1]):
         value = correction[1][expert].item()
         quantities.append(Quantity("correction", value, written(correction[0], (expert,))))
         quantities.append(Quantity("chosen by", choice[expert].item()))
@@ -48,20 +53,36 @@ def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -
         if op.scale != 1:
             quantities.append(Quantity("scale", op.scale))
         total *= op.scale
-    notes = tuple(_notes(op, expert, chosen, choice))
+        if factor := scene.weight(place, "factor"):
+            quantities.append(Quantity("learned scale", factor[1].item(), written(factor[0], (0,))))
+            total *= factor[1].item()
+    notes = tuple(_listed(scene.read(place, 1, index[:-1]), expert, chosen) if op.lookup else
+                  _notes(op, expert, chosen, choice))  # fmt: skip
     return Derivation(total, quantities=tuple(quantities), experts=made, notes=notes, origin=origin_of(read, expert))
 
 
 def _scores(scene: Scene, place: TensorPlace, op: Route, logits: Tensor, chosen: list[int]) -> tuple[Tensor, Tensor]:
     """(each expert's score, NaN if it has none; the values by which experts are chosen)."""
     correction = scene.weight(place, "correction")
-    shift = correction[1].double() if correction else torch.zeros_like(logits)
+    shift = torch.zeros_like(logits)
+    if correction:
+        shift[: len(correction[1])] = correction[1].double()
+    score = function(op.score) if op.score != "softmax" else partial(torch.softmax, dim=-1)
     if op.order == "score_first":
-        scores = logits.softmax(-1) if op.score == "softmax" else logits.sigmoid()
+        scores = score(logits)
         return scores, scores + shift
     scores = torch.full_like(logits, torch.nan)
-    scores[chosen] = logits[chosen].softmax(-1) if op.score == "softmax" else logits[chosen].sigmoid()
+    if op.order == "one_by_one":
+        experts, values = one_by_one(op, logits)
+        return scores.scatter(-1, experts, values), logits
+    scores[chosen] = score(logits[chosen])
     return scores, logits + shift
+
+
+def _listed(ids: Read, expert: int, chosen: list[int]) -> list[str]:
+    """Where a table decides: whether it lists the expert."""
+    return [f"{'' if expert in chosen else 'not '}chosen: the table's experts of token id {int(ids.row[0])} are "
+            + ", ".join(map(str, sorted(chosen)))]  # fmt: skip
 
 
 def _notes(op: Route, expert: int, chosen: list[int], choice: Tensor) -> list[str]:
@@ -73,8 +94,11 @@ def _notes(op: Route, expert: int, chosen: list[int], choice: Tensor) -> list[st
         rank = int((best > best[mine]).sum()) + 1
         verdict = "can be chosen" if rank <= op.top_groups else "are left out"
         out.append(f"group {mine} ranks {rank} of {op.groups} (score {best[mine].item():.6g}): its experts {verdict}")
-    by = "logit" if op.order == "choose_first" else "score"
+    by = "score" if op.order == "score_first" else "logit"
     by += " + correction" if op.correction else ""
+    if expert >= choice.numel() - op.always:
+        return [*out, "a shared expert: every token goes to it"]
+    chosen = [e for e in chosen if e < choice.numel() - op.always]
     if expert in chosen:
         rank = int((choice[chosen] > choice[expert]).sum()) + 1
         if not op.chooses:

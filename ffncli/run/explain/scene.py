@@ -61,7 +61,8 @@ class Scene:
         """The flat indices of the tokens that a place's expert received, in the order of its rows."""
         assert place.outer is not None
         assert place.expert is not None
-        share = self.tensors[place.outer.inputs[1]].flatten(0, -2)
+        assert isinstance(place.outer.op, Experts)
+        share = self.tensors[place.outer.inputs[1]].flatten(0, -2)[:, place.outer.op.entries]
         return [int(token) for token in share[:, place.expert].nonzero().flatten()]
 
     def read(self, place: TensorPlace, which: int, leading: tuple[int, ...]) -> Read:
@@ -82,8 +83,9 @@ class Scene:
     def weight(self, place: TensorPlace, parameter: str) -> tuple[str, Tensor, tuple[int, ...], str] | None:
         """(canonical name, values, index of the expert's share, symbol) of a step's parameter; None without one."""
         assert place.step is not None
-        name = f"{place.step.output}.{parameter}"
-        if name not in place.step.parameters():
+        prefix = place.outer.prefix if place.outer else ""
+        name = f"{prefix}{place.step.output}.{parameter}"
+        if name.removeprefix(prefix) not in place.step.parameters():
             return None
         share = () if place.expert is None else (place.expert,)
         return name, self.weights[name][share], share, weight_symbol(place.step.output, parameter, place.program)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ffncli.block.recipe import steps
-from ffncli.block.steps import ffn_span, ffn_steps
+from ffncli.block.steps import ffn_span, ffn_steps, id_inputs
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.files.dequantize import stored
 from ffncli.models.model import Layer, Resolved
@@ -71,8 +71,10 @@ def prepared(
     stored_weights = stored_layer(resolved, layer, dtype_of(request.dtype), request.device)
     assert stored_weights is not None  # folder_of requires the checkpoint
     weights, origin, doubts = stored_weights
+    ids = torch.tensor([[token.id] for token in tokens], device=entering.device)
+    inputs = {start: entering, **dict.fromkeys(id_inputs(block), ids)}
     return Prepared(
-        layer, ffn_steps(block), weights, {start: entering}, Mode(), origin, (*notes, *doubts), tokens, leaving,
+        layer, ffn_steps(block), weights, inputs, Mode(), origin, (*notes, *doubts), tokens, leaving,
     )  # fmt: skip
 
 
@@ -114,6 +116,8 @@ def _require_readable(resolved: Resolved, layer: Layer) -> None:
     """FFNError for weights in an unsupported format (GPTQ), by headers alone, before the model is loaded."""
     assert resolved.checkpoint is not None  # folder_of requires it
     for item in located_weights(resolved, layer) or ():
+        if item.is_table:
+            continue
         stored(resolved.checkpoint, item.names[0], resolved.quantization)
 
 

@@ -88,7 +88,7 @@ def read_config(transformers: Any, path: Path) -> Any:
         if hasattr(config, name):
             setattr(config, name, value)
     packed = getattr(config, "quantization_config", None)
-    if isinstance(packed, dict) and packed.get("quant_method") in ("fp8", "mxfp4"):
+    if isinstance(packed, dict) and packed.get("quant_method") in ("fp8", "mxfp4", "mxfp8", "compressed-tensors"):
         packed["dequantize"] = True  # or a GPU rounds activations too
     return config
 

@@ -56,7 +56,7 @@ def _boundary(
     owners: Mapping[str, str], norms: Mapping[str, str], at: str, layer: Layer
 ) -> tuple[str, tuple[str, ...]]:
     """(the module where the FFN starts, the modules where it ends), by the owners of its parameters."""
-    if layer.spec.moe is None:
+    if layer.spec.moe is None and not layer.spec.learned_scale:
         return owners["gate.weight" if layer.spec.gated else "up.weight"], (owners["down.weight"],)
     shared = [name for parameter, name in owners.items() if parameter.startswith("shared")]
     routed = [n for p, n in owners.items() if not p.startswith("shared") and p.partition(".")[0] not in norms]

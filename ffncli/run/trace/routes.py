@@ -25,15 +25,15 @@ class Chosen:
 
 
 def routes(steps: Sequence[Step]) -> Mapping[str, Experts]:
-    """The steps whose output assigns tokens to experts → the experts that read it."""
-    return {step.inputs[1]: step.op for step in steps if isinstance(step.op, Experts)}
+    """The steps whose output assigns tokens to experts → the experts that it chooses among."""
+    return {step.inputs[1]: step.op for step in steps if isinstance(step.op, Experts) and not step.op.always}
 
 
 def chosen_experts(steps: Sequence[Step], tensors: Mapping[str, Tensor], show: int | None = None) -> tuple[Chosen, ...]:
     """The choice for the first and last tokens, `show` in all (None: all); `tensors` must hold every route."""
     out = []
-    for name in routes(steps):
-        flat = tensors[name].flatten(0, -2)
+    for name, op in routes(steps).items():
+        flat = tensors[name].flatten(0, -2)[:, : op.experts.size + op.identity]
         for token in edges(flat.shape[0], flat.shape[0] if show is None else show):
             weights = flat[token].double().tolist()
             order = sorted((e for e, w in enumerate(weights) if w), key=lambda e: -abs(weights[e]))

@@ -39,7 +39,8 @@ class Routing:
 def routing_of(steps: Sequence[Step], tensors: Mapping[str, Tensor]) -> Routing | None:
     """The load of the block's experts; None in a dense block. `tensors` must have the route [..., experts]."""
     for name, experts in routes(steps).items():
-        return _load(name, tensors[name].flatten(0, -2), experts.experts.size)
+        columns = slice(experts.experts.size + experts.identity)
+        return _load(name, tensors[name].flatten(0, -2)[:, columns], experts.experts.size)
     return None
 
 

@@ -36,6 +36,7 @@ from ffncli.run.user.host_requests import (
 )
 from ffncli.show.text import seconds_text, time_text
 from ffncli.system import child
+from ffncli.system.child_output import PrintedBytes, passed_on
 from ffncli.system.host import available_memory
 
 HOST = (sys.executable, "-m", "ffncli.run.user.kernel_host")
@@ -167,7 +168,8 @@ class HostedKernel:
             answer = json.loads(self.connection.recv_bytes(_MOST_ANSWER))
         except (EOFError, OSError):
             code = child.exit_code(self.process) if child.has_ended(self.process, _PATIENCE) else None
-            raise KernelFailure(f"its process {child.ending(code)}", gone=True) from None
+            itself = ": the kernel's code ended it" if code == 0 else ""
+            raise KernelFailure(f"its process {child.ending(code)}{itself}", gone=True) from None
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
@@ -193,26 +195,28 @@ def hosted(
     ours, theirs = socket.socketpair()
     memory_number = child.shared_memory()
     process = None
-    try:
-        with theirs:
-            numbers = (theirs.fileno(), memory_number)
-            process = subprocess.Popen(
-                [*command, *map(str, numbers)],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
-                pass_fds=numbers,
-                process_group=0,  # Ctrl-C is for us to hear, and whatever it starts goes with it
-            )
-        with Connection(ours.detach()) as connection:
-            kernel = HostedKernel(choice, device, limits, process, connection, memory_number)
-            most_bytes = available_memory() if device == "cpu" else None  # drivers reserve far more than they use
-            kernel._ask(HostSetup(device, threads, most_bytes), _START, "did not start within", "")
-            yield kernel
-    finally:
-        ours.close()
-        os.close(memory_number)
-        if process is not None:
-            child.end(process)
+    with passed_on(PrintedBytes(choice.label)) as output:
+        try:
+            with theirs:
+                numbers = (theirs.fileno(), memory_number)
+                process = subprocess.Popen(
+                    [*command, *map(str, numbers)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=numbers,
+                    process_group=0,  # Ctrl-C is for us to hear, and whatever it starts goes with it
+                )
+            with Connection(ours.detach()) as connection:
+                kernel = HostedKernel(choice, device, limits, process, connection, memory_number)
+                most_bytes = available_memory() if device == "cpu" else None  # drivers reserve far more than they use
+                kernel._ask(HostSetup(device, threads, most_bytes), _START, "did not start within", "")
+                yield kernel
+        finally:
+            ours.close()
+            os.close(memory_number)
+            if process is not None:
+                child.end(process)
 
 
 @contextmanager

@@ -176,10 +176,23 @@ class _Guarded:
         with user_code(self.path, "raised when it was called"):
             return self.compute(x, params)
 
+    def located(self, error: BaseException) -> BaseException:
+        """What a call would have raised instead of this exception of the function."""
+        try:
+            with user_code(self.path, "raised when it was called"):
+                raise error
+        except BaseException as shortened:  # SystemExit too
+            return shortened
+
 
 def unguarded(compute: Computes) -> Computes:
     """The function as the user wrote it, for timing: the wrapper takes tens of microseconds per call."""
     return compute.compute if isinstance(compute, _Guarded) else compute
+
+
+def located(compute: Computes, error: BaseException) -> BaseException:
+    """An exception of an unguarded function with its file and line, `compute` being the guarded one."""
+    return compute.located(error) if isinstance(compute, _Guarded) else error
 
 
 def _function_kernel(call: Callable[..., Any], path: Path, label: str, steps: Steps) -> Kernel:

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from ffncli.block.activations import TABLE
 from ffncli.block.limits import Limits
-from ffncli.block.recipe import FFNSpec
-from ffncli.block.steps import Activation, Axis, Route
+from ffncli.block.recipe import FFNSpec, route_of
+from ffncli.block.steps import Activation
 from ffncli.kernels.activations import activation
 from ffncli.kernels.routing import choose
 
@@ -89,30 +89,35 @@ class Mixture(nn.Module):
         assert spec.moe is not None
         moe = self.moe = spec.moe
         every, inner = moe.experts + moe.identity_experts, moe.latent or spec.d_model
-        self.router = nn.Linear(spec.d_model, every, bias=moe.router_bias)
+        self.route = route_of(spec)
+        self.router = nn.Linear(spec.d_model, self.route.experts.size, bias=moe.router_bias)
         if moe.correction:
             self.correction = nn.Parameter(torch.zeros(every))
+        if spec.learned_scale:
+            self.factor = nn.Parameter(torch.ones(1))
+        if moe.lookup:
+            self.register_buffer("lookup", torch.zeros(moe.lookup, moe.top_k, dtype=torch.long))
         if moe.latent:
             self.latent = nn.Linear(spec.d_model, inner, bias=False)
             self.widened = nn.Linear(inner, spec.d_model, bias=False)
         self.experts = nn.ModuleList(FFNModule(spec, inner, spec.d_ff, spec.limits) for _ in range(moe.experts))
-        if moe.shared_experts:
-            limits = spec.limits if spec.shared_limits is None else spec.shared_limits
+        limits = spec.limits if spec.shared_limits is None else spec.shared_limits
+        if moe.shared_routed:
+            apart = (FFNModule(spec, spec.d_model, spec.d_ff, limits) for _ in range(moe.shared_experts))
+            self.shared: nn.Module = nn.ModuleList(apart)
+        elif moe.shared_experts:
             self.shared = FFNModule(spec, spec.d_model, spec.shared_width, limits)
         if moe.shared_gate:
             self.shared_gate = nn.Linear(spec.d_model, 1, bias=False)
-        self.route = Route(
-            Axis("experts", every), moe.top_k, moe.score, moe.order, moe.renormalise, moe.scale, moe.groups,
-            moe.top_groups, moe.group_best, moe.correction, moe.score_dtype, moe.eps,
-        )  # fmt: skip
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, d_model] → [tokens, d_model]."""
-        chosen, weights = choose(self.route, self.router(x), getattr(self, "correction", None))
+    def forward(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
+        """x [tokens, d_model] → [tokens, d_model]; `ids` [tokens, 1] where a table of token ids chooses."""
+        params = {name: getattr(self, name) for name in ("correction", "factor", "lookup") if hasattr(self, name)}
+        chosen, weights = choose(self.route, self.router(x), params, ids)
         inner = self.latent(x) if self.moe.latent else x
         out = torch.stack([self._one(inner[t], chosen[t], weights[t]) for t in range(len(x))])
         out = self.widened(out) if self.moe.latent else out
-        if self.moe.shared_experts:
+        if self.moe.shared_experts and not self.moe.shared_routed:
             shared = self.shared(x)
             shared = torch.sigmoid(self.shared_gate(x)) * shared if self.moe.shared_gate else shared
             out = out + self.moe.shared_scale * shared
@@ -122,9 +127,15 @@ class Mixture(nn.Module):
         """One token [d_model] through its experts."""
         out = torch.zeros_like(x)
         for e, weight in zip(chosen.tolist(), weights, strict=True):
-            run = self.experts[e] if e < self.moe.experts else nn.Identity()
+            run = self.experts[e] if e < self.moe.experts else self._further(e - self.moe.experts)
             out = out + (run(weight * x) if self.moe.weigh == "input" else weight * run(x))
         return out
+
+    def _further(self, number: int) -> nn.Module:
+        """What the route's entries after the experts stand for: shared experts, or the token itself."""
+        if self.moe.shared_routed:
+            return self.shared.get_submodule(str(number))
+        return nn.Identity()
 
 
 class BlockModule(nn.Module):
@@ -136,12 +147,16 @@ class BlockModule(nn.Module):
         self.norm = norm_module(spec, spec.d_model) if normed and spec.norm_position.startswith("pre") else None
         self.ffn = Mixture(spec) if spec.moe else FFNModule(spec, spec.d_model, spec.d_ff, spec.limits)
         self.post_norm = norm_module(spec, spec.d_model) if normed and spec.norm_position != "pre" else None
+        if spec.learned_scale and not spec.moe:
+            self.factor = nn.Parameter(torch.ones(1))
         self.spec = spec
 
-    def forward(self, x: Tensor, attention: Tensor | None = None) -> Tensor:
-        """x [tokens, d_model] → the block's output."""
+    def forward(self, x: Tensor, attention: Tensor | None = None, token_ids: Tensor | None = None) -> Tensor:
+        """x [tokens, d_model] → the block's output; `attention` and `token_ids` are a block's other inputs."""
         spec = self.spec
-        out: Tensor = self.ffn(x if self.norm is None else self.norm(x))
+        normed = x if self.norm is None else self.norm(x)
+        out: Tensor = self.ffn(normed) if token_ids is None else self.ffn(normed, token_ids)
+        out = out * self.factor if spec.learned_scale and not spec.moe else out
         last = spec.norm_position == "post"
         out = out if self.post_norm is None or last else self.post_norm(out)
         if spec.residual or spec.parallel:
@@ -188,6 +203,11 @@ def block_module(spec: FFNSpec, weights: Mapping[str, Tensor]) -> BlockModule:
     for name, tensor in weights.items():
         if name.startswith(("norm.", "post_norm.")):
             state[name] = tensor
+        elif name == "scaled.factor":
+            state["factor"] = tensor
+        elif spec.moe and spec.moe.shared_routed and name.startswith("shared."):
+            inner = name.removeprefix("shared.")
+            state |= {f"ffn.shared.{e}.{inner}": tensor[e] for e in range(spec.moe.shared_experts)}
         elif spec.moe and name.startswith(("gate.", "up.", "act.", "sub_norm.", "down.")):
             state |= {f"ffn.experts.{e}.{name}": tensor[e] for e in range(spec.moe.experts)}
         else:

@@ -9,7 +9,7 @@ import torch
 
 from ffncli.block.cost import cost
 from ffncli.block.recipe import steps
-from ffncli.block.steps import block_inputs
+from ffncli.block.steps import block_inputs, id_inputs
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import kernel_steps
@@ -136,6 +136,9 @@ def _rows(case: CheckedBlock, names: Sequence[str]) -> Iterator[CheckRow]:
 def _case(model: Resolved, question: VerifyQuestion, example: Example | None) -> tuple[CheckedBlock, Prepared]:
     ready = prepare(model, _with_tokens(model, question.run, example), example)
     spec = ready.layer.spec
+    if id_inputs(ready.steps):
+        what = f"{ready.layer.stack} layer {ready.layer.index}: a table of token ids chooses its experts"
+        raise FFNError(f"{what}, and checks draw inputs without ids", "verify a layer whose router chooses")
     dtype = next(iter(ready.inputs.values())).dtype
     flat = {name: ready.inputs[name].flatten(0, -2) for name in block_inputs(ready.steps)}
     compared = kernels_of(question.kernels, kernel_steps(ready.steps), spec, compiling=False)

@@ -8,7 +8,7 @@ import pytest
 
 from ffncli.bench.judge.memory_need import explained, holders, memory_need, memory_text
 from ffncli.bench.records import Case, Outcome
-from ffncli.block.recipe import FFNSpec
+from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.kernels.choice import choices
 
 CASE = Case("s", "64x256:swiglu", FFNSpec(64, 256, "swiglu"), 1000)
@@ -27,6 +27,17 @@ def test_backward_has_gradients_and_the_reference_of_them():
     need = memory_need(BACKWARD, 1)
     params = WEIGHTS // 4
     assert need.total == 2 * params + ACTIVATIONS + 2 * params + 2 * 8 * params
+
+
+def test_of_a_mixture_one_expert_is_widened_at_a_time():
+    """64 experts: their gradients are all there in float64, their weights are not."""
+    mixture = replace(BACKWARD, spec=FFNSpec(64, 256, "swiglu", moe=MoE(64, 2)))
+    expert, router, tokens = 3 * 64 * 256, 64 * 64, 1000
+    params = 64 * expert + router
+    need = memory_need(mixture, 1)
+    assert need.weights == 2 * params
+    assert need.gradients == 2 * params + 8 * params + 8 * (expert + router)
+    assert need.activations > 2 * 2 * tokens * 2 * 4 * 256
 
 
 @pytest.mark.parametrize(

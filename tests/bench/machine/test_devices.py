@@ -69,3 +69,34 @@ def test_a_state_is_what_nvml_says():
     assert state == GpuState(79 << 30, 80 << 30, 2, 1 << 30, 0.0, 1410, 1410, 500.0, 700.0, True, "prohibited", False)
     assert state.power_lowered
     assert gpu_state(open_gpu("1234", FakeNvml("MIG-1234"))[0]).mig
+
+
+@pytest.fixture
+def no_driver(monkeypatch):
+    monkeypatch.setattr(devices, "has_driver", lambda: False)
+
+
+def test_a_gpu_that_is_certainly_missing_is_refused(no_driver, monkeypatch):
+    """A sandbox may show no driver's files: torch is asked, and its reason is the answer."""
+    fake_gpu.install(monkeypatch, fake_gpu.FakeCudaTorch(fake_gpu.NO_DRIVER, count=0))
+    for asked in (["cuda"], ["cpu", "cuda:0"]):
+        with pytest.raises(FFNError, match=rf"^--device {asked[-1]}: there is no GPU here") as caught:
+            devices.require_gpu(asked, sustained=False)
+        assert caught.value.code == 3
+    devices.require_gpu(["cpu"], sustained=False)
+    fake_gpu.install(monkeypatch, fake_gpu.FakeCudaTorch())  # one that torch sees all the same
+    devices.require_gpu(["cuda"], sustained=True)
+
+
+def test_what_may_be_there_is_left_to_the_workers(monkeypatch):
+    """The parent makes nothing on a GPU: it would keep its memory from them."""
+    monkeypatch.setattr(devices, "has_driver", lambda: True)
+    fake_gpu.install(monkeypatch, there := fake_gpu.FakeCudaTorch(fake_gpu.BUSY))
+    devices.require_gpu(["cuda"], sustained=True)
+    assert there.made == []
+
+
+def test_long_turns_need_a_gpu(no_driver):
+    with pytest.raises(FFNError, match=r"^--sustained needs --device cuda") as caught:
+        devices.require_gpu(["cpu"], sustained=True)
+    assert caught.value.code == 2

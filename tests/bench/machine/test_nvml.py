@@ -1,9 +1,12 @@
 """What NVML says, by a stand-in for its module: all of it, some of it, none of it."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from ffncli.bench.machine import nvml as module
 from ffncli.bench.machine.nvml import IDLE, POWER_CAP, SETTING, Sample, clock_flags, probe_of
 from ffncli.system.gpu_state import NEEDS
 from tests.bench.fake_nvml import FakeNvml
@@ -54,6 +57,36 @@ def test_without_the_module_the_command_to_install_it(monkeypatch):
 def test_the_module_is_found_by_its_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     assert probe_of("1234")[0].read().sm_mhz == 1410
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """torch's first GPU is the stand-in's; what was opened before is forgotten."""
+    opened = (module.gpu_handles, module.gpu_probe)
+    monkeypatch.setitem(sys.modules, "pynvml", card := FakeNvml())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1234"))
+    for one in opened:
+        one.cache_clear()
+    yield card
+    for one in opened:
+        one.cache_clear()
+
+
+def test_the_gpu_of_torchs_name_is_opened_once(card):
+    probe, why = module.gpu_probe("cuda:1")
+    assert (why, probe.read().sm_mhz) == ("", 1410)
+    assert module.gpu_probe("cuda:1")[0] is probe
+    assert module.gpu_handles("cuda:1")[0].whole == "handle"
+    assert card.asked.count("init") == 1
+
+
+def test_an_amd_gpu_and_one_without_a_number_are_not_asked(card, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace())
+    unknown = "clocks and power were not read: torch has no uuid for this GPU"
+    assert module.gpu_probe("cuda:0") == module.gpu_handles("cuda:0") == (None, unknown)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert module.gpu_probe("cuda:1") == (None, "clocks and power of AMD GPUs are not read")
+    assert card.asked == []
 
 
 def test_no_driver_and_no_such_gpu_are_said():
@@ -119,6 +152,7 @@ def test_the_clock_that_the_gpu_counted_itself_stands_first():
     assert clock_flags(OK, OK, 1000.4e6) == ("sm=1000", "clock=0.71", "power=312")
     assert clock_flags(OK, Sample(), 1000.4e6) == ("sm=1000", "clock=0.71", "power=312")
     assert clock_flags(Sample(), Sample(), 1000.4e6) == ("sm=1000",)
+    assert clock_flags(Sample(), Sample(), 1980.5004e6) == ("sm=1981",)
     assert clock_flags(Sample(), OK, None) == ("sm=1410", "power=312")
 
 
@@ -135,6 +169,8 @@ def test_the_clock_that_the_gpu_counted_itself_stands_first():
         (Sample(reasons=IDLE), Sample(reasons=IDLE | 0x2 | 0x100), ()),
         (OK, Sample(sm_mhz=1000, rated_mhz=1410), ("sm=1000", "clock=0.71")),
         (OK, Sample(sm_mhz=1058, rated_mhz=1410), ("sm=1058",)),  # 0.7504 of the rated clock
+        (OK, Sample(sm_mhz=1500, rated_mhz=2000), ("sm=1500",)),  # three quarters of it are not below that
+        (OK, Sample(sm_mhz=1499, rated_mhz=2000), ("sm=1499", "clock=0.75")),
         # A T4, an L4 or a laptop's GPU under load, and a clock that was locked: no trouble.
         (OK, Sample(sm_mhz=900, rated_mhz=2040, reasons=POWER_CAP), ("power-capped", "sm=900")),
         (OK, Sample(sm_mhz=900, rated_mhz=2040, reasons=SETTING), ("sm=900",)),

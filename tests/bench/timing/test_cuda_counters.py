@@ -1,5 +1,10 @@
 """A block's flags on a GPU: the host's count only where the GPU waited for it."""
 
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from ffncli.bench.machine import counters as host_counters
 from ffncli.bench.machine.counters import Snapshot
 from ffncli.bench.machine.nvml import probe_of
 from ffncli.bench.timing.cuda_clock import CudaClock
@@ -74,6 +79,41 @@ def test_a_block_that_waited_for_the_host_has_the_hosts_flags():
     assert flags[:2] == ("launch-bound", "preempted")
     assert flags[2:] == ("host=1",)  # and no clock: the host was too slow to launch the wait in time
     assert host.threads == 0  # the processor time of the host is not judged
+
+
+def test_the_readings_before_and_after_are_not_mixed_up():
+    """The power is that after the block; the host's counts are taken in their order."""
+    order = []
+
+    class Host(Preempted):
+        def read(self):
+            return Snapshot(preemptions=len(order))
+
+        def flags(self, before, after, seconds, threads):
+            return (f"preempted by {after.preemptions - before.preemptions}",)
+
+    clock = CudaClock(cuda := FakeCuda(overhead=1e-3), cuda.now)
+    clock.time(lambda: cuda.launch(1e-6), 1000)
+    counters = GpuCounters(clock, probe_of("1234", FakeNvml())[0], Host())
+    before = counters.read()
+    order.append("block")
+    after = GpuSnapshot(preemptions=1, gpu=replace(before.gpu, power_w=500.0))
+    flags = counters.flags(before, after, 1e-3, 1)
+    assert flags[:2] == ("launch-bound", "preempted by 1")
+    assert flags[-1] == "power=500"
+    assert counters.flags(Snapshot(), after, 1e-3, 1)[-1].startswith("host=")
+    assert counters.flags(before, Snapshot(), 1e-3, 1)[-1].startswith("host=")
+
+
+def test_only_threads_that_launch_are_asked_how_long_they_waited(monkeypatch):
+    """A thread that delays no launch has waited for a core: on a GPU that is no preempted host."""
+    folders = []
+    monkeypatch.setattr(host_counters._Waiting, "look_for_threads", lambda self: folders.append(self._only))
+    GpuCounters(CudaClock(cuda := FakeCuda(), cuda.now)).read()
+    (asked,) = folders
+    assert asked is not None
+    assert asked(Path(f"/proc/self/task/{os.getpid()}"))
+    assert not asked(Path("/proc/self/task/0"))
 
 
 def test_snapshots_without_a_gpu_are_understood():

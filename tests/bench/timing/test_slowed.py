@@ -8,8 +8,11 @@ import torch
 from ffncli.bench.timing import slowed as module
 from ffncli.bench.timing.cuda_clock import CudaClock
 from ffncli.bench.timing.slowed import slowed, slowed_kernel, slowed_on_gpu
+from ffncli.block.recipe import FFNSpec
+from ffncli.block.recipe import steps as steps_of
 from ffncli.errors import FFNError
 from ffncli.kernels import built_in
+from ffncli.kernels.kernel import kernel_steps
 from tests.bench.fake_graphs import CostedGraphs
 
 
@@ -37,7 +40,6 @@ def test_a_call_lasts_its_factor(monkeypatch):
 def test_factor_1_is_the_code_itself():
     from ffncli.bench.records import Case
     from ffncli.bench.referee.problem import Problem
-    from ffncli.block.recipe import FFNSpec
 
     steps = Problem.of(Case("s", "s", FFNSpec(2, 4), 1), 0).steps
     kernel = slowed_kernel(built_in("eager"), 1.0)
@@ -59,3 +61,39 @@ def test_what_is_too_short_to_be_slowed_on_a_gpu_is_refused():
     with pytest.raises(FFNError) as caught:
         slowed_on_gpu(lambda: cuda.launch(30e-6), 1.05, cuda, CudaClock(cuda, cuda.now))()
     assert caught.value.message == "a call of 30.0 µs cannot be made 5 % longer: the shortest kernel takes 2.00 µs"
+
+
+def test_the_shortest_of_five_blocks_counts_and_the_first_call_does_not():
+    """Until its third block the call takes 1 ms more than it will: 5 % is of what it takes then."""
+    cuda = CostedGraphs(least=2e-6)
+    clock = CudaClock(cuda, cuda.now)
+    calls = []
+
+    def call():
+        calls.append(1)
+        cuda.launch(1e-3 + (1e-3 if len(calls) < 50 else 0.0))
+
+    slow = slowed_on_gpu(call, 1.5, cuda, clock)
+    slow()
+    assert len(calls) == 1 + 5 * 20 + 1  # one that may compile, the blocks, and the call itself
+    assert clock.time(slow, 1) == pytest.approx(1.5e-3, rel=2e-3)
+
+
+def test_a_wait_as_long_as_the_shortest_kernel_is_possible():
+    cuda = CostedGraphs(least=2.0**-19)
+    clock = CudaClock(cuda, cuda.now)
+    call = slowed_on_gpu(lambda: cuda.launch(2.0**-13), 1.03125, cuda, clock)  # 2^-18 more: twice the shortest
+    call()
+    assert clock.time(call, 1) == pytest.approx(1.03125 * 2.0**-13, rel=1e-2)
+
+
+def test_on_a_gpu_the_kernel_is_slowed_by_the_gpu(monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "slowed_on_gpu", lambda call, factor: asked.append((call, factor)) or call)
+    kernel, steps = slowed_kernel(built_in("eager"), 1.05), kernel_steps(steps_of(FFNSpec(2, 4)))
+    plain = built_in("eager").build(steps, "cpu", torch.float32)
+    assert kernel.build(steps, "cuda:1", torch.float32).__code__ is plain.__code__
+    ((call, factor),) = asked
+    assert (call.__code__, factor) == (plain.__code__, 1.05)
+    kernel.build(steps, "cpu", torch.float32)
+    assert len(asked) == 1

@@ -4,9 +4,11 @@ from math import exp
 
 import pytest
 
+from ffncli.bench.activity import ACTIVITY, SIZE
 from ffncli.bench.machine.nvml import probe_of
+from ffncli.bench.records import TimedBlock
 from ffncli.bench.timing.rounds import Arm
-from ffncli.bench.timing.sustained import Sustained, SustainedSide, note, sustained
+from ffncli.bench.timing.sustained import Sustained, SustainedSide, note, sustained, sustained_remarks
 from tests.bench.fake_nvml import FakeNvml
 
 
@@ -149,3 +151,94 @@ def test_a_note_only_where_the_ratios_differ_by_more_than_one_percent(equal, sai
     assert bool(note(found, equal)) is said
     if said:
         assert note(found, equal) == f"sustained 1.000 (two turns of each: 1.000 and 1.000), at equal clock {equal:.3f}"
+
+
+def test_one_percent_is_not_more_than_one_percent():
+    found = Sustained(SustainedSide("packed", 1.01), SustainedSide("eager", 1.0), (1.01, 1.01))
+    assert found.ratio == 1.01
+    assert note(found, 1.0) == ""
+
+
+class Counted(Sinking):
+    """How many calls each of its times had, and whose code the parent saw then."""
+
+    def __init__(self, rate=0.0):
+        super().__init__(rate)
+        self.inner, self.seen = [], []
+
+    def time(self, call, inner, before=None):
+        self.inner.append(inner)
+        self.seen.append(ACTIVITY.read().kernel)
+        return super().time(call, inner, before)
+
+
+def test_a_turn_has_as_many_calls_as_a_tenth_more_than_300_ms_take():
+    """From one call of 1 ms by a hundredth and a tenth of a turn; a turn that is long enough is not tried again."""
+    clock = Counted()
+    sustained(Arm("eager", lambda: ("eager", 1e-3)), Arm("packed", lambda: ("packed", 1e-3)), clock)
+    assert clock.inner == [1, 4, 33, 330] * 2 + [330] * 4
+
+
+def test_what_empties_caches_before_each_call_is_part_of_a_turn():
+    """Calls of 10 µs, each after 90 µs of reading other memory: turns of 300 ms have 3,300 of them, not 33,000."""
+
+    class Flushing(Counted):
+        def time(self, call, inner, before=None):
+            taken = super().time(call, inner, before)
+            self.wall += 9 * taken
+            return taken
+
+    clock = Flushing()
+    sustained(*(Arm(name, lambda name=name: (name, 1e-5), object()) for name in ("packed", "eager")), clock)
+    assert max(clock.inner) == 3300
+
+
+def test_calls_that_get_faster_are_tried_four_times():
+    """A clock that rises under load: each try is too short by what it has gained since, and the last one counts."""
+
+    class Rising(Counted):
+        def time(self, call, inner, before=None):
+            taken = super().time(lambda: ("eager", 1e-3 * 0.7 ** len(self.inner)), inner, before)
+            self.wall += taken
+            return taken
+
+    clock = Rising()
+    sustained(*arms(), clock)
+    assert len(clock.inner) == 2 * 6 + 4
+    assert clock.inner[:6] == sorted(clock.inner[:6])
+
+
+def test_the_parent_sees_whose_turn_it_is():
+    ACTIVITY.share(bytearray(SIZE), ("packed", "eager"))
+    try:
+        clock = Counted()
+        sustained(*arms(), clock)
+        assert clock.seen == ["packed"] * 4 + ["eager"] * 4 + ["packed", "eager", "eager", "packed"]
+        assert ACTIVITY.read().kernel == ""
+    finally:
+        ACTIVITY.share(bytearray(SIZE), ())
+
+
+def test_pairs_are_of_turns_one_after_the_other_and_one_pair_may_decide_nothing():
+    found = Sustained(SustainedSide("packed", 1.2), SustainedSide("eager", 1.0), (1.1, 1.3))
+    assert "sustained 1.200" in note(found, 1.0)
+    assert "sustained 1.200" in note(found, 1.05)
+    assert note(found, 1.1) == ""  # one pair says the same as at equal clock
+    assert "sustained 1.200" in note(found, 1.4)
+
+
+def test_every_kernel_is_compared_with_the_baseline_only():
+    """A kernel of no block has no ratio at equal clock; nor has any without a baseline."""
+    timed = [
+        TimedBlock(0, "case", 0, number, 0, name, 1, seconds)
+        for number in range(8)
+        for name, seconds in (("packed", 1e-3), ("eager", 1e-3))
+    ]
+    packed, eager = arms(slow=1.2)
+    late = Arm("late", lambda: ("late", 1e-3))
+    by_name = {"packed": packed, "late": late, "eager": eager}
+    clock = Counted()
+    remarks = sustained_remarks(by_name, "eager", timed, clock, None)
+    assert remarks == {"packed": "sustained 1.200 (two turns of each: 1.200 and 1.200), at equal clock 1.000"}
+    assert len(clock.inner) == 2 * 4 + 4
+    assert sustained_remarks({"packed": packed}, "eager", timed, clock, None) == {}

@@ -117,7 +117,7 @@ def test_the_longer_command_has_the_options_as_they_are_typed(call, monkeypatch)
 def test_the_end_says_what_could_be_resolved_and_how_to_go_on():
     asked = {
         "--source": "512x2048:swiglu", "--tokens": "1,32", "--quick": "true", "--gated": "false", "--bias": "false",
-        "--kernel": "eager,a b=my file.py:f", "--max-time": "5.0",
+        "--kernel": "eager,a b=my file.py:f", "--max-time": "5",
     }  # fmt: skip
     request = BenchRequest((), (), "eager", Method(max_time=5.0), asked=asked)
     _, rows = case_rows({1: "inconclusive", 2: "faster"})
@@ -132,11 +132,15 @@ def test_the_end_says_what_could_be_resolved_and_how_to_go_on():
     assert text.endswith("2.1 % or more (packed); of 14 % or more where it was least certain (packed)")
     sure = BenchWarning("precision", "±4 % reached, ±1 % wanted: some 80 rounds needed, 20 done (--processes 20)")
     rows[1] = replace(rows[1], warnings=(sure,))
-    assert closing(rows, request)[1].endswith("--max-time 5.0 --processes 20")
+    assert closing(rows, request)[1].endswith("--max-time 5 --processes 20")
     busy = [replace(row, warnings=(BenchWarning("preempted", "20 %"),)) for row in rows]
     left, longer = closing(busy, request)
     assert left == "other work left 2 of 2 rows without any verdict"
     assert longer.startswith("without that work, a longer run: ffn bench ")
+    alone = replace(request, method=Method(max_time=5.0, processes=1), asked={**asked, "--processes": "1"})
+    for lines in (closing(rows, alone), closing(busy, alone)):  # one process cannot decide, however long it takes
+        assert lines[-1].endswith(" --max-time 20s")
+        assert "--processes" not in lines[-1]
     _, rows = case_rows({1: "same", 2: "faster"})
     assert closing(rows, request) == []
 
@@ -245,6 +249,7 @@ def test_exit_codes(bench, options, faults, code, words):
         (("--max-time", "soon"), "as in 20s or 2m"),
         (("--call-time", "0"), "--call-time must be a time, as in 20s or 2m"),
         (("--memory-limit", "lots"), "--memory-limit must be a size, as in 512MB or 4GiB, got 'lots'"),
+        (("--memory-limit", "1KB"), "--memory-limit must be at least 200.0 MB, got '1KB'"),
         (("--cache", "hot"), "unknown value 'hot'"),
         (("--pass", "backward"), "unknown value 'backward'"),
         (("--dtype", "fp8"), "--dtype"),
@@ -491,7 +496,10 @@ def test_limits_are_part_of_the_method_and_of_a_longer_command():
     assert (options.method().call_time, options.method().memory_limit) == (90.0, 2 << 30)
     assert (MethodOptions().method().call_time, MethodOptions().method().memory_limit) == (None, None)
     given = asked([options], {})
-    assert given == {"--call-time": "90.0", "--memory-limit": "2147483648"}
+    assert given == {"--call-time": "90", "--memory-limit": "2147483648"}
+    assert asked([MethodOptions(call_time=2.5, precision=0.01, max_time=3.0)], {}) == {
+        "--precision": "0.01", "--max-time": "3", "--call-time": "2.5",
+    }  # fmt: skip
     assert byte_count("--memory-limit")(given["--memory-limit"]) == 2 << 30
 
 

@@ -90,6 +90,67 @@ def test_a_format_that_the_library_does_not_unpack(call, tmp_path: Path):
     )
 
 
+@pytest.mark.parametrize("kind", [Q.NVFP4, Q.TQ2_0, Q.F16], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("named", ["{}.scale", "{}.weight.scale"])
+def test_a_weight_is_multiplied_by_its_scale(kind: Q, named: str, tmp_path: Path):
+    """llama.cpp multiplies the product of `X.weight` by `X.scale`: NVFP4's scale of the tensor, or of each expert."""
+    size, width = gguf.GGML_QUANT_SIZES[kind]
+    columns = 256 * width // size
+    rng = np.random.default_rng(0)
+    arrays: dict[str, np.ndarray] = {}
+    for name, shape in (("ffn_up", (3, columns)), ("ffn_up_exps", (2, 3, columns)), ("ffn_down_exps", (2, 3, columns))):
+        arrays[f"blk.0.{name}.weight"] = rng.integers(0, 64, shape, dtype=np.uint8)
+    scales = {"ffn_up": [0.3], "ffn_up_exps": [0.7, 1.9], "ffn_down_exps": [1.1]}
+    arrays |= {named.format(f"blk.0.{name}"): np.array(values_, np.float32) for name, values_ in scales.items()}
+    arrays["blk.0.ffn_up.input_scale"] = np.ones(1, np.float32)
+    kinds = lambda name: kind if arrays[name].dtype == np.uint8 else Q.F32  # noqa: E731
+    path = written(tmp_path / "m.gguf", "llama", arrays, kinds, {"feed_forward_length": 3})
+    checkpoint = checkpoint_of(read_gguf(Path(path)))
+    for name, factors in scales.items():
+        theirs = dequantize(arrays[f"blk.0.{name}.weight"], kind)
+        wanted = theirs * np.array(factors, np.float32).reshape(-1, *[1] * (theirs.ndim - 1))
+        assert np.array_equal(values(checkpoint, f"blk.0.{name}.weight").float().numpy(), wanted)
+
+
+def test_scales_of_a_weight_are_no_parameters(call, tmp_path: Path):
+    """Their bytes are the weight's; a scale of another number of experts is refused."""
+    rng, width = np.random.default_rng(0), 64 // 64 * 36
+    arrays: dict[str, np.ndarray] = {"blk.0.ffn_norm.weight": np.ones(64, np.float32)}
+    arrays["blk.0.ffn_gate_inp.weight"] = rng.standard_normal((3, 64)).astype(np.float32)
+    for name in ("gate", "up", "down"):
+        arrays[f"blk.0.ffn_{name}_exps.weight"] = rng.integers(0, 64, (3, 64, width), dtype=np.uint8)
+    metadata = {"block_count": 1, "expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": 64}
+    kinds = lambda name: Q.NVFP4 if arrays[name].dtype == np.uint8 else Q.F32  # noqa: E731
+    counted = []
+    for count in (0, 3, 4):
+        if count:
+            ones = np.ones(count, np.float32)
+            arrays |= {f"blk.0.ffn_{n}_exps.{s}": ones for n in ("gate", "up") for s in ("scale", "input_scale")}
+        path = written(tmp_path / f"{count}.gguf", "qwen3moe", arrays, kinds, metadata)
+        code, out, err = call("params", path, "--json")
+        assert code == 0, err
+        counted.append(json.loads(out)["rows"][0])
+    bare, scaled, _ = counted
+    assert scaled["model_params_total"] == bare["model_params_total"]
+    assert scaled["ffn_stored_bytes"] == bare["ffn_stored_bytes"] + 4 * 3 * 4  # four tensors of three floats
+    expect_refusal(call("trace", path), "is F32 [4]", "one for each of the 3 matrices")
+
+
+def test_more_experts_than_llama_cpp_used_to_take(call, tmp_path: Path):
+    """Kimi-K3 has 896; LLAMA_MAX_EXPERTS was 512."""
+    rng, experts = np.random.default_rng(0), 896
+    arrays = {"blk.0.ffn_norm.weight": np.ones(32, np.float32)}
+    arrays["blk.0.ffn_gate_inp.weight"] = rng.standard_normal((experts, 32)).astype(np.float32)
+    for name in ("gate", "up", "down"):
+        arrays[f"blk.0.ffn_{name}_exps.weight"] = rng.standard_normal((experts, 32, 32)).astype(np.float32)
+    metadata = {"embedding_length": 32, "block_count": 1, "expert_count": experts, "expert_used_count": 16,
+                "expert_feed_forward_length": 32}  # fmt: skip
+    path = written(tmp_path / "m.gguf", "qwen3moe", arrays, kinds_of(Q.Q4_0), metadata)
+    code, out, err = call("trace", path, "--json")
+    assert code == 0, err
+    assert json.loads(out)["block"]["experts"] == experts
+
+
 # --- the whole FFN ----------------------------------------------------------------------------------------------------
 
 

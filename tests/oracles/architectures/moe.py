@@ -19,6 +19,10 @@ _QWEN4 = {
     "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
     "indexer_compress_ratio": 2,
 }  # fmt: skip
+_DEEPSEEK4 = {
+    "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe"], "layer_types": ["sliding_attention"] * 4,
+    "num_key_value_heads": 1, "head_dim": 16, "partial_rotary_factor": 0.5, "o_groups": 2,
+}  # fmt: skip
 _LLAMA4 = {"interleave_moe_layer_step": 2}  # layers 1 and 3 have experts
 _GRANITE = Architecture(ffn=r".*\.layers\.\d+\.(block_sparse_moe|shared_mlp)\..*", values={"residual_multiplier": 0.22})
 
@@ -39,8 +43,9 @@ CASES: Mapping[str, Architecture] = {
             "attn_config": {"rope_theta": 10000.0},
         },
     ),
+    # its tables of token ids are integers that nothing trains: they are no parameters
     "deepseek_v4": Architecture(
-        reason="its first layers choose experts by a token lookup, and its scores are sqrtsoftplus"
+        ffn=r".*\.layers\.\d+\.mlp\.(?!gate\.tid2eid).*", drop=("n_shared_experts",), values=_DEEPSEEK4,
     ),
     "dots3_note": Architecture(
         ffn=_TEXT_FFN, norm=_TEXT_NORM, model="Dots3NoteForConditionalGeneration",
@@ -54,8 +59,8 @@ CASES: Mapping[str, Architecture] = {
     "dots3_note_text": Architecture(values=_DOTS3),
     "flex_olmo": Architecture(norm=r".*\.layers\.\d+\.post_feedforward_layernorm\..*"),
     "granitemoe": _GRANITE, "granitemoeshared": _GRANITE, "granitemoe_swa": _GRANITE,
-    "inkling2_text": Architecture(reason="its experts soft-cap gate and up, which no activation of the table does"),
-    "inkling_text": Architecture(reason="its router weights routed and shared experts in one normalisation"),
+    "inkling2_text": Architecture(activation=False),  # it names a function, and runs the soft-capped unit
+    "inkling_text": Architecture(values={"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}),
     "jetmoe": Architecture(reason="its experts share one output bias, which is added after they are mixed"),
     "kolibri1": Architecture(norm=r".*\.layers\.\d+\.(post_attention|post_mlp)_layernorm\..*"),
     "llama4": Architecture(
@@ -69,7 +74,7 @@ CASES: Mapping[str, Architecture] = {
     # transformers gives its identity experts rows of gate_up_proj that nothing reads (and no checkpoint has): without
     # them here, with them in tests/run.
     "longcat_flash": Architecture(ffn=r".*\.layers\.\d+\.mlps?\..*", values={"zero_expert_num": 0, "num_layers": 4}),
-    "phimoe": Architecture(reason="its router (SparseMixer) masks logits by a threshold, once per choice"),
+    "phimoe": Architecture(values={"router_jitter_noise": 0.3}),  # so that some weights are not 1
     "qwen3_5_moe": Architecture(
         ffn=_TEXT_FFN, norm=_TEXT_NORM, model="Qwen3_5MoeForConditionalGeneration", drop=("intermediate_size",)
     ),

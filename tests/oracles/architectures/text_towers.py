@@ -58,6 +58,7 @@ CASES: Mapping[str, Architecture] = {
     "deepseek_ocr2_text": _layers("DeepseekOcr2TextModel", mlp_layer_types=_MIXED),
     "unlimited_ocr_text": _layers("UnlimitedOcrTextModel"),
     "granite4_vision_text": _layers("Granite4VisionTextModel", mlp_bias=True),
+    "step3p5": _layers("Step3p7TextModel", mlp_layer_types=_MIXED),
     "granite_docling_text": _layers("GraniteDoclingTextModel"),
     "mistral4": _layers("Mistral4Model"),
     "mistral_large4_text": _layers("MistralLarge4TextModel"),

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ffncli.block.recipe import steps
-from ffncli.block.steps import ffn_span, ffn_steps, parameters
+from ffncli.block.steps import ffn_span, ffn_steps, id_inputs, parameters
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.source import load
@@ -47,8 +47,9 @@ APART: Mapping[str, str] = {
     **dict.fromkeys(("xlm", "flaubert"), _NO_LAYER),
     "albert": "a layer's module holds several blocks", "zamba": "the layer goes on after the block that it shares",
     **dict.fromkeys(("beam", "doge", "minimax"), "the residual is scaled: the block ends before it"),
-    **dict.fromkeys(("gemma3n", "gemma3n_text", "glm5_next_text", "hy_v4", "qwen4_exp", "qwen4_exp_text"),
-                    "several residual streams"),
+    **dict.fromkeys(("inkling_text", "inkling2_text"), "a convolution over the tokens comes before the residual"),
+    **dict.fromkeys(("deepseek_v4", "gemma3n", "gemma3n_text", "glm5_next_text", "hy_v4", "qwen4_exp",
+                     "qwen4_exp_text"), "several residual streams"),
     **dict.fromkeys(("embedding_gemma2_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text",
                      "gemma4_unified_assistant"), _GATED),
     "longcat_flash": "a layer holds three FFNs", "xmod": "adapters of the language follow",
@@ -97,7 +98,7 @@ class Compared:
             yield "its weights in memory, or by names alone, are not those on disk"
         if self.strange:
             yield f"{self.strange[0]} is none of the FFN's"
-        yield from (note for note in self.notes if "other branch" not in note)
+        yield from (note for note in self.notes if "other branch" not in note and "token_ids" not in note)
 
 
 @dataclass
@@ -134,7 +135,7 @@ class Caught:
 def _forward_arguments(name: str, model: Any) -> dict[str, Any]:
     """Random inputs of one forward pass."""
     generator = torch.Generator().manual_seed(2)
-    tokens = torch.randint(3, VOCAB, (BATCH, TOKENS), generator=generator)
+    tokens = _ids(generator)
     given: dict[str, Any] = {"input_ids": tokens, "use_cache": False}
     if name in PAIRED:
         rows = BATCH * (model.decoder.num_codebooks if name.startswith("musicgen") else 1)
@@ -143,6 +144,11 @@ def _forward_arguments(name: str, model: Any) -> dict[str, Any]:
         del given["input_ids"]
         given["input_features"] = torch.randn(BATCH, 8, 2 * TOKENS, generator=generator)
     return given
+
+
+def _ids(generator: torch.Generator) -> Tensor:
+    """The token ids of the forward pass, [batch, tokens]: the first numbers drawn."""
+    return torch.randint(3, VOCAB, (BATCH, TOKENS), generator=generator)
 
 
 def _run(name: str, model: nn.Module, places: Mapping[Layer, LiveFFN], caught: Caught) -> None:
@@ -217,7 +223,9 @@ def _compared(name: str, at: tuple[Layer, LiveFFN], ready: Prepared, same: bool,
     x = caught.given[live.enters]
     theirs = sum((caught.made[module].reshape(x.shape) for module in live.leaves), torch.zeros(()))
     start, _ = ffn_span(ready.steps)
-    ours = run(ffn_steps(ready.steps), ready.weights, {start: x})
+    tokens = _ids(torch.Generator().manual_seed(2)).reshape(-1, 1)
+    ids = {name: tokens.reshape(*x.shape[:-1], 1) for name in id_inputs(ready.steps)}
+    ours = run(ffn_steps(ready.steps), ready.weights, {start: x, **ids})
     norms = {}
     for step in ready.steps:
         module = live.norms.get(step.output)

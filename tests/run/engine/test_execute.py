@@ -133,28 +133,30 @@ def test_deepseek_v3_routing():
         Axis("experts", 16), 4, "sigmoid", renormalise=True, scale=2.5, groups=4, top_groups=2, group_best=2,
         correction=True, score_dtype="input",
     )  # fmt: skip
-    found = route(op, bias, logits)
+    found = route(op, {"correction": bias}, logits)
     assert torch.allclose(found, deepseek_v3_route(logits, bias, 4, 4, 2, 2.5), atol=1e-15)
     assert ((found != 0).sum(-1) == 4).all()
-    assert torch.allclose(route(op, bias - 5, logits), deepseek_v3_route(logits, bias - 5, 4, 4, 2, 2.5), atol=1e-15)
+    assert torch.allclose(
+        route(op, {"correction": bias - 5}, logits), deepseek_v3_route(logits, bias - 5, 4, 4, 2, 2.5), atol=1e-15
+    )
 
 
 def test_softmax_of_the_chosen_is_the_renormalised_softmax():
     logits = torch.randn(20, 8, dtype=torch.float64)
     axis = Axis("experts", 8)
-    first = route(Route(axis, 3, score_dtype="input"), None, logits)
-    chosen = route(Route(axis, 3, order="choose_first", score_dtype="input"), None, logits)
+    first = route(Route(axis, 3, score_dtype="input"), {}, logits)
+    chosen = route(Route(axis, 3, order="choose_first", score_dtype="input"), {}, logits)
     assert torch.allclose(first, chosen, atol=1e-15)
     assert torch.allclose(first.sum(-1), torch.ones(20, dtype=torch.float64))
-    plain = route(Route(axis, 3, renormalise=False, score_dtype="input"), None, logits)
+    plain = route(Route(axis, 3, renormalise=False, score_dtype="input"), {}, logits)
     assert torch.allclose(plain.sum(-1), logits.softmax(-1).topk(3).values.sum(-1), atol=1e-15)
 
 
 def test_a_scale_counts_in_either_order_and_few_experts_may_judge_a_group():
     logits, axis = torch.randn(9, 8, dtype=torch.float64), Axis("experts", 8)
-    chosen = route(Route(axis, 3, order="choose_first", scale=2.5, score_dtype="input"), None, logits)
+    chosen = route(Route(axis, 3, order="choose_first", scale=2.5, score_dtype="input"), {}, logits)
     assert torch.allclose(chosen.sum(-1), torch.full((9,), 2.5, dtype=torch.float64))
-    small, large = (route(Route(axis, 2, groups=4, top_groups=2, group_best=n), None, logits) for n in (2, 9))
+    small, large = (route(Route(axis, 2, groups=4, top_groups=2, group_best=n), {}, logits) for n in (2, 9))
     assert torch.equal(small, large)
 
 
@@ -186,7 +188,7 @@ def test_limits_of_an_activation(op, expected):
 
 def test_scores_are_computed_in_their_stated_dtype():
     logits = torch.randn(9, 8, dtype=torch.float64)
-    found = route(Route(Axis("experts", 8), 8, renormalise=False), None, logits)
+    found = route(Route(Axis("experts", 8), 8, renormalise=False), {}, logits)
     assert found.dtype == torch.float64
     assert torch.equal(found, logits.float().softmax(-1).double())
 

@@ -51,6 +51,7 @@ def failure(then: str, limits: TimeLimits | None = None) -> KernelFailure:
 @pytest.mark.parametrize(
     ("then", "words", "gone"),
     [
+        ("os._exit(0)", "its process ended with exit code 0: the kernel's code ended it", True),
         ("os._exit(3)", "its process ended with exit code 3", True),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "its process was ended by signal 11 (segmentation fault)", True),
         ("line.send_bytes(b'[1]')", "its process answers what no host does", True),
@@ -121,3 +122,12 @@ def test_bits():
     assert same_bits(nan, nan.clone())
     assert not same_bits(zero, -zero)
     assert same_bits(torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.bfloat16))
+
+
+def test_what_a_kernel_prints_is_shown_until_it_is_enough(capfd):
+    """On both of its lines; more than a pipe holds, and the kernel does not wait for anybody to read it."""
+    then = "print('one', flush=True); os.write(2, b'y' * 300_000); answer(type='list')"
+    assert str(failure(then)) == "returns a list, not a tensor"
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err == f"one\n{'y' * ((64 << 10) - 4)}\nnote: the output of eager was cut after 64 KiB\n"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ffncli.errors import ExitCode, FFNError
-from ffncli.run.user.time_limit import limited_loading, loading, set_load_time
+from ffncli.run.user.time_limit import OutOfTime, limited_loading, loading, set_load_time
 from tests import ROOT
 from tests.oracles.checkpoints import expect_refusal
 
@@ -39,9 +39,14 @@ def keep_trying():
 
 
 def swallow_the_first():
+    """Twice, and then it has loaded; the exceptions that came."""
+    swallowed = []
     for _ in range(2):
-        with suppress(BaseException):
+        try:
             time.sleep(10)
+        except BaseException as error:
+            swallowed.append(type(error))
+    return swallowed
 
 
 @pytest.fixture
@@ -74,7 +79,7 @@ def test_what_returns_to_python_is_interrupted_and_all_is_as_before(load, guards
 def test_an_alarm_that_was_swallowed_comes_again(monkeypatch):
     monkeypatch.setattr("ffncli.run.user.time_limit._AGAIN", 0.05)
     with limited_loading(0.05), loading(PATH):
-        swallow_the_first()  # twice, and then it has loaded
+        assert swallow_the_first() == [OutOfTime, OutOfTime]
 
 
 def test_a_load_within_its_time_and_one_inside_another(guards):

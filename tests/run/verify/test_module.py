@@ -22,6 +22,7 @@ MORE = {
     "bias alone": FFNSpec(6, 24, "swiglu", norm="rmsnorm", norm_bias=True),
     "parallel": FFNSpec(6, 24, "gelu", norm="layernorm", parallel=True),
     "identity experts": FFNSpec(6, 24, "swiglu", moe=MoE(4, 4, identity_experts=3, score_dtype="input")),
+    "learned scale": FFNSpec(6, 24, "swiglu", norm="rmsnorm", learned_scale=True, residual=True),
     "latent": FFNSpec(6, 24, "relu2", bias=False, moe=MoE(4, 2, 1, latent=3)),
     "shared limits": FFNSpec(
         6,

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ffncli.models.config.families import composites, decoders, encoders, hybrids, moe, pairs
+from ffncli.models.config.families import composites, decoders, encoders, hybrids, moe, pairs, routers
 from ffncli.models.config.family import Family
 
 FAMILIES: Mapping[str, Family] = {
     **decoders.ROWS, **encoders.ROWS, **pairs.ROWS, **moe.ROWS, **hybrids.ROWS,
-    **composites.ROWS,
+    **composites.ROWS, **routers.ROWS,
 }  # fmt: skip
 # model_type → why its blocks cannot be described
 REFUSED: Mapping[str, str] = {**hybrids.REFUSED, **moe.REFUSED, **composites.REFUSED}

@@ -44,6 +44,7 @@ _TEXT_TOWERS = {
     "qwen3_5_text": "jev minicpm_ocr minicpmv4_6 minicpmv4_7",
     "qwen3_omni_moe_text": "qwen3_omni_moe_thinker",
     "qwen3_vl_text": "cosmos3_omni",
+    "step3p5": "step3p7",
     "ultrabert": "ultravbert",
 }  # fmt: skip
 # Composites whose text model has the same name.

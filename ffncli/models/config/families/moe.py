@@ -7,6 +7,7 @@ from functools import partial
 
 from ffncli.block.limits import NO_LIMITS, hard_limits
 from ffncli.errors import FFNError
+from ffncli.models.config.families.limited import expert_limits, swiglu_limits
 from ffncli.models.config.families.routing import (
     Routing,
     after_choice,
@@ -28,16 +29,12 @@ from ffncli.models.files.fields import REQUIRED, Fields
 
 # Families that the block language cannot express and whose tensors hold parameters that it would not count.
 REFUSED: Mapping[str, str] = {
-    "inkling_text": "its router weights routed and shared experts in one normalisation, with a learned scale",
     "jetmoe": "its experts share one output bias, which is added after they are mixed",
     "zaya": "its router is an MLP that passes a state from layer to layer",
 }
 # Families that the block language cannot express, but with the usual tensors, which are counted if present.
 COUNTED: Mapping[str, str] = {
     "axk2": "the norm before its FFN is multiplied by a learned gate",
-    "deepseek_v4": "its first layers choose experts by a token lookup, and its scores are sqrtsoftplus",
-    "inkling2_text": "its experts soft-cap gate and up",
-    "phimoe": "its router (SparseMixer) masks logits by a threshold, once per choice",
 }
 
 EPS5 = ("rms_norm_eps", 1e-5)
@@ -157,6 +154,25 @@ def _longcat(config: Fields) -> Extra:
     }  # fmt: skip
 
 
+def _step_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
+    """`moe_layers_enum` lists the layers with experts, also as one string: "3,4,5"."""
+    listed = config.get("moe_layers_enum", None)
+    if listed is None:
+        return lambda i: i >= 3
+    parts = listed.split(",") if type(listed) is str else listed
+    if type(parts) is not list or not all(str(part).strip().isdecimal() for part in parts):
+        raise config.wrong("moe_layers_enum", listed, "layer numbers: a list, or a string with commas")
+    layers = frozenset(int(part) for part in parts)
+    return lambda i: i in layers
+
+
+def _step_routing(config: Fields) -> Extra:
+    agree(config, moe_router_activation="sigmoid", use_moe_router_bias=True, norm_expert_weight=True)
+    agree(config, need_fp32_gate=True, use_moe=True)
+    shared = partial(shared_width, name="share_expert_dim|share_expert_dims", default=1280)
+    return ungrouped("moe_router_scaling_factor", 1.0, shared)(config)
+
+
 # --- other fixed choices ----------------------------------------------------------------------------------------------
 
 
@@ -194,6 +210,10 @@ def _limited(config: Fields) -> Extra:
     only(config, "hidden_act", "silu", "its experts always run silu")
     limits = hard_limits(config.number("swiglu_limit", 10.0))
     return {"limits": limits, "residual": False}  # a hyper-connection adds it
+
+
+def _step(config: Fields) -> Extra:
+    return {**_unbiased("mlp_bias")(config), "activation": "silu"}  # whatever hidden_act says
 
 
 _PREFIX_1 = named(after_prefix(1))
@@ -294,7 +314,10 @@ ROWS: Mapping[str, Family] = {
         layer=where_dense(_PREFIX_1, {"norm_position": "pre+branch"}, {}),
         moe=MoEFields(layers=_PREFIX_1, routing=corrected(2.5, (8, 4))),
     ),
-    "bailing_hybrid": _Silu(moe=MoEFields(layers=named(after_prefix(2)), routing=corrected(2.5, (8, 4)))),
+    "bailing_hybrid": _Silu(
+        layer=expert_limits(named(after_prefix(2))),
+        moe=MoEFields(layers=named(after_prefix(2)), routing=corrected(2.5, (8, 4))),
+    ),
     "beam": _Silu(  # its residual is weighted by depth on both sides: the block ends before it
         position="pre+branch", adjust=lambda config: {"residual": False},
         moe=MoEFields(layers=fixed_prefix(3), routing=corrected(2.5, (8, 4), None)),
@@ -327,6 +350,11 @@ ROWS: Mapping[str, Family] = {
     "hy_v3": _Silu(
         eps=EPS5, adjust=_unbiased("mlp_bias"),
         moe=MoEFields(layers=fixed_prefix(1), routing=ungrouped("router_scaling_factor", 2.826, shared_count(1))),
+    ),
+    "step3p5": _Silu(
+        norm_weight="one_plus", eps=EPS5, adjust=_step, layer=swiglu_limits(named(_step_layers)),
+        moe=MoEFields("n_routed_experts|moe_num_experts|num_local_experts", layers=named(_step_layers),
+                      routing=_step_routing),
     ),
     "laguna": _Silu(moe=MoEFields(layers=fixed_prefix(1), routing=_laguna)),
     "minimax_m2": _Silu(moe=MoEFields(d_ff="intermediate_size", routing=ungrouped())),

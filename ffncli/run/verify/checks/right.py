@@ -123,7 +123,7 @@ def _reordered(
     ffn: tuple[Step, ...], route: Step, weights: Mapping[str, Tensor], generator: torch.Generator
 ) -> dict[str, Tensor]:
     """The weights with the experts in another order; experts that return their token as it is stay the last."""
-    holder = next(step for step in ffn if isinstance(step.op, Experts))
+    holder = next(step for step in ffn if isinstance(step.op, Experts) and not step.op.always)
     assert isinstance(holder.op, Experts)
     count = holder.op.experts.size
     order = torch.randperm(count, generator=generator)

@@ -1,0 +1,120 @@
+"""Mixtures whose routers do more than score and keep the best: tables, shared experts in the sum, one choice at a time.
+
+Facts: transformers 5.23, `modeling_deepseek_v4.py`, `modeling_inkling.py`, `modeling_phimoe.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ffncli.block.limits import Limits, hard_limits
+from ffncli.models.config.families.routing import agree, named, only, per_layer
+from ffncli.models.config.family import Extra, Family, MoEFields, Stack
+from ffncli.models.files.fields import Fields
+
+SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
+_TABLED = "hash_moe"  # DeepSeek-V4's name of a layer whose experts a table of token ids lists
+
+
+def _score(config: Fields, default: str) -> str:
+    score: str = config.text("scoring_func", default)
+    if score not in SCORES:
+        raise config.wrong("scoring_func", score, f"one of {', '.join(SCORES)}")
+    return score
+
+
+def _deepseek_v4(config: Fields) -> Extra:
+    agree(config, norm_topk_prob=True, topk_method="noaux_tc")
+    only(config, "n_shared_experts", 1, "its code always has one shared expert")
+    return {
+        "score": _score(config, "sqrtsoftplus"), "correction": True, "eps": 1e-20, "shared_experts": 1,
+        "scale": config.number("routed_scaling_factor", 1.5), "score_dtype": "input",
+    }  # fmt: skip
+
+
+def _deepseek_v4_block(config: Fields) -> Extra:
+    only(config, "mlp_bias", False, "its experts have no biases, but its shared expert would")
+    limits = hard_limits(config.number("swiglu_limit", 10.0))
+    return {"limits": limits, "residual": False}  # four residual streams: the block ends before they are mixed
+
+
+def tabled_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
+    """Which layers of DeepSeek-V4 choose experts by token id: those that `mlp_layer_types` calls so, else the first."""
+    if config.get("mlp_layer_types", None) is None:
+        first: int = config.integer("num_hash_layers", 3, low=0)
+        return lambda i: i < first
+    config.pass_over("num_hash_layers")
+    kinds = per_layer(config, stack, "mlp_layer_types", (_TABLED, "moe"))
+    return lambda i: kinds[i] == _TABLED
+
+
+def _by_token(config: Fields, stack: Stack) -> Callable[[int], Extra]:
+    tabled, vocab = tabled_layers(config, stack), config.integer("vocab_size", 129_280)
+    return lambda i: {"moe.lookup": vocab, "moe.correction": False} if tabled(i) else {}
+
+
+def _inkling_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
+    dense: int = config.integer("dense_mlp_idx", 0, low=0)
+    return lambda i: i >= dense
+
+
+def _inkling_width(config: Fields, stack: Stack) -> Callable[[int], Extra]:
+    """With `dense_intermediate_size`, `intermediate_size` is the experts' width, whatever else the config has."""
+    if config.get("dense_intermediate_size", None) is None:
+        return lambda i: {}
+    config.pass_over("moe_intermediate_size")
+    sparse, width = named(_inkling_layers)(config, stack), config.integer("intermediate_size")
+    return lambda i: {"d_ff": width} if sparse(i) else {}
+
+
+def _inkling(config: Fields) -> Extra:
+    only(config, "shared_expert_sink", True, "its code always weighs the shared experts with the routed ones")
+    shared: int = config.integer("n_shared_experts", 2, low=1)
+    return {
+        "score": "sigmoid", "correction": True, "scale": config.number("route_scale", 8.0), "shared_experts": shared,
+        "shared_routed": True,
+    }  # fmt: skip
+
+
+def _inkling_block(config: Fields) -> Extra:
+    return {"learned_scale": True, "residual": False}  # a convolution over the tokens comes before the residual
+
+
+def _inkling2(config: Fields) -> Extra:
+    return {
+        "score": _score(config, "sigmoid"), "correction": True, "eps": 1e-20,
+        "scale": config.number("route_scale|routed_scaling_factor", 8.0),
+    }  # fmt: skip
+
+
+def _inkling2_block(config: Fields) -> Extra:
+    gate, up = config.number("mlp_gate_softcap", 4.0), config.number("mlp_up_softcap", 25.0)
+    # a convolution over the tokens comes before the residual, and blocks of layers attend to each other
+    return {"activation": "silu", "limits": Limits(gate_cap=gate, up_cap=up), "residual": False}
+
+
+def _phimoe(config: Fields) -> Extra:
+    only(config, "num_experts_per_tok", 2, "its router always chooses two experts")
+    only(config, "input_jitter_noise", 0.0, "noise is for training")
+    threshold = 2 * config.number("router_jitter_noise", 0.01)
+    return {"order": "one_by_one", "renormalise": False, "score_dtype": "input", "threshold": threshold}
+
+
+ROWS: Mapping[str, Family] = {
+    "deepseek_v4": Family(
+        default_activation="silu", adjust=_deepseek_v4_block, layer=_by_token,
+        moe=MoEFields(routing=_deepseek_v4),
+    ),
+    "inkling_text": Family(
+        default_activation="silu", d_ff="dense_intermediate_size|intermediate_size", adjust=_inkling_block,
+        layer=_inkling_width, aliases=("inkling_mm_model",),
+        moe=MoEFields(layers=named(_inkling_layers), routing=_inkling),
+    ),
+    "inkling2_text": Family(
+        activation=None, adjust=_inkling2_block, aliases=("inkling2",), moe=MoEFields(routing=_inkling2)
+    ),
+    "phimoe": Family(
+        default_activation="silu", norm="layernorm", eps=("rms_norm_eps", 1e-5),
+        moe=MoEFields(d_ff="intermediate_size", routing=_phimoe),
+    ),
+}  # fmt: skip
