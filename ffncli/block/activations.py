@@ -296,3 +296,16 @@ def limits_of(name: str) -> Limits | None:
 def spelled(name: str) -> str:
     """A name as the tables spell it: lower case, with underscores."""
     return name.strip().lower().replace("-", "_")
+
+
+def unit_name(function: str, limits: Limits) -> str | None:
+    """The name of the gated unit with that function of its gate and these limits; None if it has none."""
+    gated = (name for name, gate in GATED.items() if limits == NO_LIMITS and gate == function)
+    limited = (u.name for u in UNITS_WITH_LIMITS.values() if (u.function, u.limits) == (function, limits))
+    return next(gated, None) or next(limited, None)
+
+
+def gated_name(name: str) -> str | None:
+    """The name of a gated unit by any spelling, as the tables have it; None for anything else."""
+    key = spelled(name)
+    return key if key in GATED else LIMITED.get(key)
