@@ -39,6 +39,7 @@ SAMPLES = {
     ],
     "activations": [
         "gelu relu", "gelu_tanh --against gelu", "gelu --rounding --dtype bf16", "swiglu swiglu_oai --iso-params",
+        "situ deepseek_v4 --against swiglu",
         "gelu --expect 1=1,0=0", f"relu --source ./my-model --layer all {PROMPT}",
         "--all --against gelu --dtype bf16", "silu --rounding",
     ],
