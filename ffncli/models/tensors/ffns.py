@@ -22,8 +22,8 @@ _ROUTER = re.compile(r"(?:^|\.)(?:router|gate|ffn_gate_inp)(?:\.(?:layer|wg|gate
 _SHARED_GATE = re.compile(r"shared_expert_gate\.weight$|ffn_gate_inp_shexp\.weight$")
 _LATENT = re.compile(r"(?:^|\.)fc[12]_latent_proj\.weight$")  # around Nemotron-H's experts, the narrow side first
 _ONE_EXPERT = re.compile(r"(?:^|\.)experts\.(?:expert_)?\d+\.")  # one that differs from the others
-_CORRECTION = re.compile(  # a gate's bias is one in DeepSeek's own files and Inkling's; routers with a bias are no gate
-    r"correction_bias$|expert_bias$|router_bias$|exp_probs_b\.bias$|(?:^|\.)gate\.bias$"
+_CORRECTION = re.compile(  # of a gate, the bias is one in DeepSeek's files and Inkling's
+    r"correction_bias$|expert_bias$|router_bias$|exp_probs_b\.bias$|(?:^|\.)(?:ffn|mlp)\.gate\.bias$"
 )
 _FACTOR = re.compile(r"(?:^|\.)global_scale$")  # one learned number for the whole FFN (Inkling)
 _ROLES = {

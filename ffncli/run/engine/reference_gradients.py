@@ -85,8 +85,8 @@ class _Mixture(torch.autograd.Function):
         if (rest := unmixed(step.op, flat, share)).requires_grad:
             add(rest)
         (entry,) = block_inputs(step.op.program)
-        places = received(step.op, flat, share, gradients) if gradients else None
-        for one in received(step.op, flat, share, weights):
+        places = received(step, step.op, flat, share, gradients) if gradients else None
+        for one in received(step, step.op, flat, share, weights):
             leaves = _leaves(one.weights, bool(gradients))
             out = torch.zeros_like(rest)
             mix(out, one, run(step.op.program, leaves, {entry: one.x}))
