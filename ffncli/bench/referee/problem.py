@@ -20,7 +20,7 @@ from ffncli.bench.referee.errors import Error, Ruling, error_of, least_gradient,
 from ffncli.bench.referee.input_file import InputFile
 from ffncli.bench.referee.prescribed_routing import PrescribedRouting
 from ffncli.bench.referee.samples import CallSample
-from ffncli.block.activations import TABLE
+from ffncli.block.analysis.gated import factor
 from ffncli.block.cost import cost
 from ffncli.block.recipe import steps as steps_of
 from ffncli.block.steps import Activation, Route, Step, block_inputs, walk
@@ -357,5 +357,4 @@ def near_kinks(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Map
 
 def _kinks(op: Activation) -> tuple[float, ...]:
     """The places where the slope jumps."""
-    limits = tuple(limit for limit in (op.low, op.high) if limit is not None)
-    return (*(x for x, order in TABLE[op.function].kinks if order == 1), *limits)
+    return tuple(x for x, order in factor(op).row.kinks if order == 1)

@@ -104,7 +104,7 @@ _ARITHMETIC = re.compile(
 _LAYERS: Mapping[str, str] = {
     "n_layer": "codegen ctrl gpt2 gpt_bigcode openai-gpt xlnet RefinedWeb RefinedWebModel bloom",
     "n_layers": "dbrx distilbert flaubert mpt xlm",
-    "num_layers": "chatglm gpt_neo t5 xglm pix2struct_text_model",
+    "num_layers": "chatglm gpt_neo longcat_flash pix2struct_text_model switch_transformers t5 xglm",
 }
 _EXPERTS: Mapping[str, str] = {
     "num_experts": "afmoe bailing_hybrid beam cohere2_moe deepseek_ocr2_text deepseek_v2 deepseek_v32 ernie4_5_moe "
