@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -26,7 +26,13 @@ MOST_FFNS = 256  # in one layer; if names nest, the first number decides the lay
 _LAYER = re.compile(r"(?:^|\.)(\d{1,6})\.")  # the first number between dots
 _ONLY_LAYER = re.compile(r"cross_attention()\.(?=mlp\.)")  # in Perceiver, without a number
 _NOT_TEXT = re.compile(
-    r"vis(?:ion|ual)|image|audio|speech|video_|siglip|clip_model|patch(?!er\.)|codec|vq", re.IGNORECASE
+    r"vis(?:ion|ual)|image|audio|speech|video_|siglip|clip_model|patch(?!er\.)|codec|vq|(?:^|\.)(?:vit|mit)\."
+    r"|sam_model|qwen2_model|multimodal_model|perceiver_resampler|detr_|geometry_",
+    re.IGNORECASE,
+)
+# An encoder that begins with patches or sound: its layers may be called as a text encoder's.
+_SENSES = re.compile(
+    r"^(.*\bencoder\.)(?:embeddings\.)?(?:patch_(?:embed|projection)|subsampling|feature_(?:extractor|encoder))"
 )
 _NOT_FFN = re.compile(r"att(?:n|ention)|adapter", re.IGNORECASE)
 _NOT_PARAMETER = re.compile(r"lora_|_integer$|scaling_factor$|\.(?:x_min|x_max|beta|eps|tid2eid)$")
@@ -99,7 +105,7 @@ def recognise_all(items: Mapping[str, Item], d_model: int | None, where: str) ->
                 cache[signature] = tuple(_ffns(tensors, d_model, f"{where}: {shown(prefix, 80)}, layer {layer}"))
             if cache[signature]:
                 out.setdefault(prefix, {})[layer] = cache[signature]
-    text, others = _text(out)
+    text, others = _text(out, {match[1] for name in items if (match := _SENSES.search(name))})
     return {p: out[p] for p in out if p in text}, {p: out[p] for p in out if p in others}
 
 
@@ -146,10 +152,13 @@ def inside(names: Iterable[str], stem: str) -> dict[str, str]:
     return out
 
 
-def _text(prefixes: Iterable[str]) -> tuple[set[str], set[str]]:
-    """(Prefixes of the text model, of other text): those with text names, else those without other names, else all."""
+def _text(prefixes: Iterable[str], senses: Collection[str]) -> tuple[set[str], set[str]]:
+    """(Prefixes of the text model, of other text): those with text names, else those without other names, else all.
+
+    What begins as one of `senses` is an encoder of images or sound.
+    """
     every = set(prefixes)
-    plain = {p for p in every if not _NOT_TEXT.search(p)}
+    plain = {p for p in every if not _NOT_TEXT.search(p) and not p.startswith(tuple(senses))}
     text = {p for p in every if "language_model" in p} or plain
     if any(p.startswith("decoder.") for p in text):  # MusicGen's text encoder conditions a decoder of audio tokens
         text = {p for p in text if not p.startswith("text_encoder.")}
