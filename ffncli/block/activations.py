@@ -67,7 +67,7 @@ _ROWS = (
         lambda x, m: m.where(x <= 0, zero(x, m), x * x),
         lambda x, m: m.where(x > 0, 2.0 * x, zero(x, m)),
         ("relu_squared", "squared_relu"),
-        used_by="Primer, Nemotron, nanochat, Persimmon, Arcee, BitNet (gated)",
+        used_by="Primer, Nemotron, nanochat, Persimmon, AFM (Arcee), Jais-2, BitNet (gated)",
         source="So et al. 2021, arXiv:2109.08668",
         kinks=((0.0, 2),),
     ),
@@ -150,7 +150,7 @@ _ROWS = (
         formulas.swish_slope(1.0),
         ("swish", "swish1"),
         ("silu", {}),
-        used_by="Llama, Mistral, Mixtral, Qwen, DeepSeek, OLMo, Phi-3, Phi-4, Granite, PaLM (all gated)",
+        used_by="Llama, Mistral, Mixtral, Qwen, DeepSeek, OLMo, Phi-3, Phi-4, Granite, Falcon3, PaLM (all gated)",
         source="Elfwing et al. 2017, arXiv:1702.03118",
     ),
     ActivationRow(

@@ -156,6 +156,9 @@ def load_block(source: str | None, overrides: Dimensions, seed: int = 0) -> Reso
         )
     if missing := " and ".join(sorted(resolved.model.unknown & {"activation", "top_k"})):
         raise FFNError(f"{resolved.name}: its {missing} is unknown", "pass --activation NAME, --top-k K")
+    if (moe := resolved.main.spec.moe) and moe.lookup:
+        what = f"{resolved.name}: a table of token ids chooses the experts of most of its layers"
+        raise FFNError(what, "kernels get no token ids: give dimensions")
     return resolved
 
 

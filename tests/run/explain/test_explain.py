@@ -50,6 +50,11 @@ SPECS = {
     "qwen": FFNSpec(6, 10, "swiglu", moe=MoE(4, 2, shared_experts=1, shared_gate=True, renormalise=False)),
     "llama4": FFNSpec(6, 10, "swiglu", moe=MoE(4, 1, score="sigmoid", weigh="input", renormalise=False)),
     "identities": FFNSpec(6, 10, "swiglu", moe=MoE(4, 3, identity_experts=3)),
+    "latent": FFNSpec(
+        6, 10, "swiglu", norm="rmsnorm", norm_weight="one_plus", norm_position="pre+branch", residual=True,
+        post_norm_eps=1e-3, post_norm_weigh="input",
+        moe=MoE(4, 2, latent=3, latent_norm=True, expert_norm=True, mixed_norm=True, mixed_bias=True),
+    ),
 }  # fmt: skip
 
 
