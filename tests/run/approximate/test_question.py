@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from ffncli.block.limits import NO_LIMITS, Limits
 from ffncli.block.scalar import SCALAR
 from ffncli.errors import FFNError
 from ffncli.run.approximate.approximate import _data
@@ -72,6 +73,7 @@ def test_parameters_are_those_of_torch_modules(name, inputs, activation, width):
     gated = activation in ("swiglu", "situ")
     assert case.params == parameters(case.spec.d_ff, gated)
     assert case.d_ff_plain == width
+    assert case.spec.limits == (Limits(gate_cap=4.0, up_cap=25.0) if activation == "situ" else NO_LIMITS)
     if not gated:
         assert case.spec.d_ff == width
     else:

@@ -141,7 +141,7 @@ def test_an_activation_has_the_slope_that_torch_differentiates():
         assert not values
 
 
-@pytest.mark.parametrize("limits", [Limits(act_high=0.1, up_limit=0.2), Limits(gate_cap=0.5, up_cap=0.3)])
+@pytest.mark.parametrize("limits", [Limits(act_high=0.01, up_limit=0.2), Limits(gate_cap=0.5, up_cap=0.3)])
 def test_limits_of_a_gate_and_of_up_are_shown_with_their_slopes(limits):
     found = scene(FFNSpec(6, 10, "silu", gated=True, limits=limits), torch.float64)
     reached = set()
@@ -151,7 +151,7 @@ def test_limits_of_a_gate_and_of_up_are_shown_with_their_slopes(limits):
             (one,) = explain(found, step, (1, 2, unit))
             number = {q.name: q.value for q in one.quantities}
             if limits.act_high:
-                y = torch.nn.functional.silu(x).clamp(max=0.1) if step == "act" else x.clamp(-0.2, 0.2)
+                y = torch.nn.functional.silu(x).clamp(max=0.01) if step == "act" else x.clamp(-0.2, 0.2)
             else:
                 y = 0.5 * torch.tanh(x / 0.5) * torch.sigmoid(x) if step == "act" else 0.3 * torch.tanh(x / 0.3)
             y.backward()
