@@ -158,9 +158,9 @@ WIDTHS = {
 # the catalog lists them; None: not listed). The first two are those of transformers' modules (`make catalog` builds
 # each again), to the third test_catalog.py holds the whole models. LongCat-Flash is by hand, since transformers gives
 # experts without weights some: 28 layers with two dense FFNs 3 · 6144 · 12288, 512 experts 3 · 6144 · 2048, a router
-# and a correction for 768. So is Step, whose text model AutoModel cannot build: three dense layers 3 · 4096 · 11264, 42
-# with 288 experts and a shared one 3 · 4096 · 1280. A release may hold more than the text model: layers that predict further tokens, towers,
-# scales.
+# and a correction for 768. So is Step, whose text model AutoModel cannot build: three dense layers 3 · 4096 · 11264,
+# 42 with 288 experts and a shared one 3 · 4096 · 1280. A release may hold more than the text model: layers that
+# predict further tokens, towers, scales.
 RECENT = {
     "llama-3.2-1b": (805_306_368, 805_306_368, 1_235_814_400),
     "llama-3.2-3b": (2_113_929_216, 2_113_929_216, 3_212_749_824),
