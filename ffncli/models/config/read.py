@@ -37,6 +37,9 @@ TOWERS = (
     "language_model_config",
     "text_model_config",
     "decoder",
+    "decoder_config",
+    "generator",
+    "vlm_config",
 )
 PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_num_layers"  # multi-token prediction
 _TOWERS_APART = NotCounted("other towers", OTHER_TOWERS)
