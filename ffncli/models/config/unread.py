@@ -121,7 +121,7 @@ _ARITHMETIC = re.compile(
 )
 # Spellings that rows share → the families whose code reads them. Another family's code does not: it takes its default.
 _LAYERS: Mapping[str, str] = {
-    "n_layer": "codegen ctrl gpt2 gpt_bigcode openai-gpt xlnet RefinedWeb RefinedWebModel bloom",
+    "n_layer": "codegen ctrl decision_transformer gpt2 gpt_bigcode openai-gpt xlnet RefinedWeb RefinedWebModel bloom",
     "n_layers": "dbrx distilbert flaubert mpt xlm",
     "num_layers": "chatglm gpt_neo longcat_flash pix2struct_text_model switch_transformers t5 xglm",
 }
