@@ -19,7 +19,7 @@ from tests.oracles.architectures import numbers, text_architectures
 
 _PER_LAYER = r".*per_layer.*"
 _NGRAMS = {
-    "ple_layer_ids": [1, 3], "ngram_vocab_size_base": 50, "heads_per_ngram": 4, "ngram_size": 3, "ple_embed_dim": 16,
+    "ple_layer_ids": [1, 3], "ngram_vocab_size_base": 53, "heads_per_ngram": 4, "ngram_size": 3, "ple_embed_dim": 16,
     "make_ngram_vocab_size_divisible_by": 8,
 }  # fmt: skip
 
