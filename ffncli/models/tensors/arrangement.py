@@ -66,7 +66,8 @@ _INTERLEAVED = {"mlp1_weight"}  # OpenAI's own gpt-oss files
 _PRE = (
     "pre_feedforward_layernorm", "pre_mlp_layernorm", "pre_mlp_norm", "post_sa_norm", "final_layernorm",
     "pre_ff_layernorm", "feedforward_layernorm", "feedforward_layer_norm", "ff_norm", "ffn_layer_norm",
-    "ff_layer_norm", "layernorm_before_ffn", "ffn_norm", "norm_ffn", "mlp_norm", "channel_pre_norm", "intermediate.LayerNorm", "post_attention_layernorm",
+    "ff_layer_norm", "layernorm_before_ffn", "ffn_norm", "norm_ffn", "mlp_norm", "channel_pre_norm",
+    "intermediate.LayerNorm", "post_attention_layernorm",
     "post_attention_rmsnorm", "norm_attn_norm.norm_2", "ln_mlp", "ln_2", "layernorm_2", "norm_2",
     "norm2", "rms_norm2", "layer_norm2", "layernorm2", "layernorm_after", "final_layer_norm",
     "layer_norm", "LayerNorm", "layernorm", "ln", "norm",
