@@ -53,13 +53,11 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "bert": {"xpath_unit_hidden_size": "embeddings of the path of a page's element"},
     "blt_patcher": {"hidden_size_global": "each part has its own widths"},
     "canine": {"num_hash_(buckets|functions)": "hashed embeddings of characters"},
-    **dict.fromkeys(
-        ("csm", "csm_depth_decoder_model"), {r"(.*_config\.)?backbone_hidden_size": "what its projection reads"}
-    ),
+    "csm": {r"depth_decoder_config\.backbone_hidden_size": "what its projection reads"},
+    "csm_depth_decoder_model": {"backbone_hidden_size": "what its projection reads"},
     "decision_transformer": {"act_dim": "the actions that it embeds"},
-    **dict.fromkeys(
-        ("gradium_phonon_tts", "pocket_tts"), {"latent_.*|flow_head_config.*": "the head that makes sound"}
-    ),
+    "gradium_phonon_tts": {"latent_.*": "the head that makes sound"},
+    "pocket_tts": {"latent_.*": "the head that makes sound"},
     "qwen3_omni_moe_talker_text": dict.fromkeys(
         ("decoder_sparse_step", "mlp_only_layers", "intermediate_size"), "every layer has experts"
     ),

@@ -26,7 +26,8 @@ class Order:
 @dataclass(frozen=True)
 class Arrangement:
     """A family's row: `transposed` matrices are `[in, out]` where shapes fit both ways, `interleaved` gate and up
-    in one matrix, `up_first` the up projection in its first half. `norms` are modules by step, tried before the usual ones.
+    in one matrix, `up_first` the up projection in its first half. `norms` are modules by step, tried before the usual
+    ones.
 
     In their names `../` is the parent of the layers' prefix, `{i}` the layer's number, `{n}` the FFN's in its layer.
     """
@@ -63,11 +64,13 @@ _INTERLEAVED = {"mlp1_weight"}  # OpenAI's own gpt-oss files
 
 # The usual names of the norms around an FFN, those that say most first.
 _PRE = (
-    "pre_feedforward_layernorm", "pre_mlp_layernorm", "pre_mlp_norm", "post_sa_norm", "final_layernorm", "pre_ff_layernorm", "feedforward_layernorm",
-    "feedforward_layer_norm", "ff_norm", "ffn_layer_norm", "ff_layer_norm", "layernorm_before_ffn", "ffn_norm",
-    "norm_ffn", "mlp_norm", "channel_pre_norm", "intermediate.LayerNorm", "post_attention_layernorm",
-    "post_attention_rmsnorm", "norm_attn_norm.norm_2", "ln_mlp", "ln_2", "layernorm_2", "norm_2", "norm2", "rms_norm2", "layer_norm2", "layernorm2",
-    "layernorm_after", "final_layer_norm", "layer_norm", "LayerNorm", "layernorm", "ln", "norm",
+    "pre_feedforward_layernorm", "pre_mlp_layernorm", "pre_mlp_norm", "post_sa_norm", "final_layernorm",
+    "pre_ff_layernorm", "feedforward_layernorm", "feedforward_layer_norm", "ff_norm", "ffn_layer_norm",
+    "ff_layer_norm", "layernorm_before_ffn", "ffn_norm", "norm_ffn", "mlp_norm", "channel_pre_norm",
+    "intermediate.LayerNorm", "post_attention_layernorm",
+    "post_attention_rmsnorm", "norm_attn_norm.norm_2", "ln_mlp", "ln_2", "layernorm_2", "norm_2",
+    "norm2", "rms_norm2", "layer_norm2", "layernorm2", "layernorm_after", "final_layer_norm",
+    "layer_norm", "LayerNorm", "layernorm", "ln", "norm",
 )  # fmt: skip
 _POST = (
     "post_feedforward_layernorm", "post_mlp_layernorm", "post_ffn_norm", "post_ffw_norm", "post_norm2",

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from ffncli.models.tensors.names import BY_LAST, Naming, last
 from ffncli.models.tensors.shapes import Item
 
-_NORM = re.compile(r"(?:^|[._])(?:layer_?norm|rmsnorm|norm\d?|ln\w*|layernorm\w*|ffn_sub_norm)(?:[._]|$)", re.IGNORECASE)
+_NORM = re.compile(
+    r"(?:^|[._])(?:layer_?norm|rmsnorm|norm\d?|ln\w*|layernorm\w*|ffn_sub_norm)(?:[._]|$)", re.IGNORECASE
+)
 _SHARED = re.compile(r"(?:^|\.)(?:shared?_\w+|shared)\.$|_shexp$")
 _ROUTING = re.compile(
     r"(?:moe\.)?(?:router|gate|shared_expert_gate|ffn_gate_inp\w*|exp_probs_b)\."

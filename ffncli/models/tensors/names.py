@@ -55,7 +55,7 @@ NAMINGS: Sequence[Naming] = (
     Naming("fc_in", "fc_out"),  # GPT-J
     Naming("wi", "wo"),  # T5
     Naming("lin1", "lin2"),  # DistilBERT, XLM
-    Naming("in_proj", "out_proj"),  # Bark
+    Naming("mlp.in_proj", "mlp.out_proj"),  # Bark; a Mamba mixer has these too
     Naming("linear1", "linear2"),  # torch's own TransformerEncoderLayer
     Naming("linear_1", "linear_2"),  # Funnel
     Naming("layer_1", "layer_2"),  # XLNet

@@ -6,7 +6,6 @@ What transformers builds only inside a composite is built alone; `reason` says o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ffncli.models.config.families import REFUSED
 from tests.oracles.architectures import Architecture, text_architectures
@@ -79,8 +78,10 @@ CASES: Mapping[str, Architecture] = {
     "layoutlmv3": bert("LayoutLMv3Model", visual_embed=False, coordinate_size=2, shape_size=4),
     "markuplm": bert("MarkupLMModel"),
     "mllama_text_model": layers("MllamaTextModel", cross_attention_layers=[1]),
-    "moonshine": Architecture(_PAIR + r"mlp\..*", r"(?:.*\.)?(encoder\.layers\.\d+\.post_attention_layernorm"
-                              r"|decoder\.layers\.\d+\.final_layernorm)\.weight", model="MoonshineForConditionalGeneration"),
+    "moonshine": Architecture(
+        _PAIR + r"mlp\..*", r"(?:.*\.)?(encoder\.layers\.\d+\.post_attention_layernorm"
+        r"|decoder\.layers\.\d+\.final_layernorm)\.weight", model="MoonshineForConditionalGeneration",
+    ),
     "moonshine_streaming": Architecture(
         r"(?:.*\.)?layers\.\d+\.mlp\..*", r"(?:.*\.)?layers\.\d+\.final_layernorm\.weight",
         {"num_key_value_heads": 4}, model=_own("moonshine_streaming", "MoonshineStreamingDecoder"),

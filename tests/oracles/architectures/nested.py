@@ -1,7 +1,7 @@
 """Composites that pass token ids on to a tower with a row of its own: their cases follow from that tower's.
 
-transformers says which tower it is (`get_text_config`), which kinds the other towers are of, and where in the module the
-tower stands. What the FFN's parameters are called there is what the tower's own case says of it.
+transformers says which tower it is (`get_text_config`), which kinds the other towers are of, and where in the module
+the tower stands. What the FFN's parameters are called there is what the tower's own case says of it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
     "fun_asr_nano": {"adaptor_config": {"hidden_size": 16, "intermediate_size": 4}},
     "granite_docling": {"vision_config": {"out_hidden_size": 16}},
     "inkling2": {"vision_config": {"text_hidden_size": 16}},
+    "muse_spark": {"audio_config": {"out_hidden_size": 16}, "vision_config": {"out_hidden_size": 16}},
     "molmo2": {"adapter_config": {"vision_feature_layer": [0, 1]}},
     "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
 }
-# Whose other towers need packages that are not installed here (timm, torchvision), or have no small size: the text tower
-# is built alone, from the whole's config.
+# Whose other towers need packages that are not installed here (timm, torchvision), or have no small size: the text
+# tower is built alone, from the whole's config.
 ALONE = {
-    "align", "bridgetower", "fast_vlm", "florence2", "glm5_next", "granite4_vision", "grounding-dino", "inkling_mm_model", "inkling2",
-    "janus", "mm-grounding-dino", "omdet-turbo", "pe_audio_video", "pe_video", "perception_lm", "sam3", "vibevoice",
+    "align", "bridgetower", "fast_vlm", "florence2", "glm5_next", "granite4_vision", "grounding-dino", "inkling2",
+    "inkling_mm_model", "janus", "mm-grounding-dino", "muse_glimmer", "muse_spark", "omdet-turbo", "pe_audio_video",
+    "pe_video", "perception_lm", "sam3", "vibevoice",
 }  # fmt: skip
 UNBUILT: Mapping[str, str] = {"rag": "its config is made of two whole configs, which have no small size here"}
 _OUTER = re.compile(r"^(?:\(\?:\.\*\\\.\)\?|\.\*\\\.|(?:model|transformer|backbone)\\\.)")  # what a pattern begins with
@@ -102,9 +104,10 @@ def composite(name: str) -> Architecture:
     )  # fmt: skip
     with torch.device("meta"):
         module: Any = fresh(name, case)
+    inner = {path: one.config for path, one in module.named_modules() if path and isinstance(one, PreTrainedModel)}
     text = text_config(module.config)
-    at = min((path for path, one in module.named_modules() if isinstance(one, PreTrainedModel) and path
-              and one.config.model_type == kind), key=lambda path: module.get_submodule(path).config is not text)  # fmt: skip
+    of_its_kind = [path for path, said in inner.items() if said.model_type == kind]
+    at = min(of_its_kind, key=lambda path: inner[path] is not text)  # the first, unless another has this very config
     inside = tower(kind)
     ffn, norm = (re.escape(at) + r"\." + _ROOT + _OUTER.sub("", pattern) for pattern in (inside.ffn, inside.norm))
     return replace(case, ffn=ffn, norm=norm if inside.norm != r"(?!)" else inside.norm)

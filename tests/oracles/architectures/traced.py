@@ -39,8 +39,8 @@ VOCAB, BATCH = 60, 2
 PAIRED = {
     "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "encoder-decoder", "fsmt", "led", "longt5", "m2m_100",
     "marian", "mbart", "mt5", "musicgen", "musicgen_melody", "mvp", "nllb-moe", "pegasus", "pegasus_x", "plbart",
-    "prophetnet", "seamless_m4t", "seamless_m4t_v2", "speech_to_text", "switch_transformers", "t5", "t5gemma", "t5gemma2", "umt5",
-    "whisper",
+    "prophetnet", "seamless_m4t", "seamless_m4t_v2", "speech_to_text", "switch_transformers", "t5", "t5gemma",
+    "t5gemma2", "umt5", "whisper",
 }  # fmt: skip
 # Where what leaves the layer is not what leaves the block, so that it says nothing of it.
 _GATED = "the layer scales its output, or adds to it, once more"
@@ -71,7 +71,8 @@ NLLB = "transformers 5.23 encodes the choice twice: its experts are mixed here a
 class Compared:
     """One layer's errors: of its FFN, of its norms, of the whole block's output against what leaves the layer.
 
-    `exact` is the FFN's in float64, None where the model itself cannot run in it or overflows. `block` is None where these are not the same thing. `live` is where the FFN was found in memory, `same` whether the
+    `exact` is the FFN's in float64, None where the model itself cannot run in it or overflows. `block` is None where
+    these are not the same thing. `live` is where the FFN was found in memory, `same` whether the
     weights there are, bit by bit, those read from disk, and those read from there without a config; `strange` are
     parameters of the modules found that do not belong to the FFN or its norms.
     """
@@ -99,7 +100,8 @@ class Compared:
     def _problems(self) -> Iterator[str]:
         if not self.ffn <= FP32:
             yield f"the FFN departs by {self.ffn:.1e}"
-        if self.exact is not None and not self.exact <= (FP32 if self.layer.spec.moe else FP64):  # routers weigh in float32
+        limit = FP32 if self.layer.spec.moe else FP64  # routers weigh in float32
+        if self.exact is not None and not self.exact <= limit:
             yield f"the FFN departs by {self.exact:.1e} in float64"
         for step, error in self.norms.items():
             if not error <= FP32:
@@ -215,7 +217,7 @@ def compare(tiny: Tiny) -> list[Compared]:
         found = [_compared(tiny, *one, caught) for one in zip(places.items(), ready, same, strict=True)]
     exact = Caught()
     model.double()
-    with suppress(RuntimeError):  # a model that has float32 in its code
+    with suppress(RuntimeError, TypeError):  # a model that has float32 in its code
         exact = _caught(tiny, places)
     model.float()
     doubled = [_in_double(*one, exact) for one in zip(places.values(), ready, strict=True)]
@@ -242,7 +244,7 @@ def _in_double(live: LiveFFN, ready: Prepared, caught: Caught) -> float | None:
     x = caught.given.get(live.enters)
     if x is None or x.isnan().any():
         return None
-    weights = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in ready.weights.items()}
+    weights = {n: tensor.double() if tensor.is_floating_point() else tensor for n, tensor in ready.weights.items()}
     with torch.no_grad():
         return error(_ours(ready, weights, x), _theirs(live, caught, x))
 

@@ -115,8 +115,8 @@ ROWS: Mapping[str, Family] = {
         _BERT,
         aliases=(
             "roberta", "xlm-roberta", "electra", "camembert", "bert-generation", "data2vec-text", "ernie", "layoutlm",
-            "longformer", "luke", "mpnet", "rembert", "roc_bert", "roformer", "tapas", "yoso", "bros", "dpr", "markuplm",
-            "splinter", "tvp", "visual_bert",
+            "longformer", "luke", "mpnet", "rembert", "roc_bert", "roformer", "tapas", "yoso", "bros", "dpr",
+            "markuplm", "splinter", "tvp", "visual_bert",
         ),
     ),
     "big_bird": replace(_BERT, default_activation="gelu_new", aliases=("fnet",)),

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ffncli.errors import FFNError
 from ffncli.models.config.families import decoders, encoders, moe, pairs
+from ffncli.models.config.families.routing import softmax
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack
 from ffncli.models.files.fields import Fields
 
@@ -126,7 +127,7 @@ ROWS: Mapping[str, Family] = {
     "pocket_tts": replace(_TTS, default_activation="gelu_tanh"),
     "pp_formulanet_text": replace(decoders.ROWS["trocr"], position="pre"),
     "qwen3_omni_moe_talker_text": replace(  # every layer has experts, whatever decoder_sparse_step says
-        _MOE, moe=MoEFields(routing=moe.softmax(False, shared=True, gate=True)), aliases=()
+        _MOE, moe=MoEFields(routing=softmax(False, shared=True, gate=True)), aliases=()
     ),
     "sam3_lite_text_text_model": replace(_CLIP, default_activation="gelu", adjust=_no_convolution, aliases=()),
     "semantic": Family(
