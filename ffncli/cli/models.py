@@ -21,7 +21,8 @@ from ffncli.show.tables import Short, Table
 def command(
     *,
     search: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="Show only models with TEXT in a name, of that year or organisation.")
+        str | None,
+        typer.Argument(metavar="TEXT", help="Show only models with TEXT in a name, of that year or organisation."),
     ] = None,
     show: OutputOptions,
 ) -> None:
