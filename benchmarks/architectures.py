@@ -1,7 +1,8 @@
 """In how many text architectures of transformers do config, headers and module hold the same number of FFN parameters?
 
-What: for every model_type that transformers can build as a text model (causal, masked, sequence to sequence, encoder),
-a tiny model is built from its config class, saved as transformers saves it, and its FFN parameters are counted:
+What: for every model_type with a model class that takes token ids (tests/oracles/architectures/walk.py finds them in
+the source of the installed release), a tiny model is built from its config class, saved as transformers saves it, and
+its FFN parameters are counted, those of the tower that the ids go to:
 
 - `module_count`: sum(numel) of the module's FFN parameters, which names written by hand pick out (tests/oracles)
 - `config_count`: what ffn makes of the saved config.json
@@ -23,7 +24,8 @@ from collections.abc import Callable, Sequence
 import transformers
 
 from benchmarks.common import save
-from tests.oracles.architectures import Architecture, cases
+from tests.oracles.architectures import Architecture
+from tests.oracles.architectures.nested import architectures
 from tests.oracles.architectures.saved import COLUMNS, row
 
 
@@ -40,7 +42,7 @@ def report(about: str, columns: Sequence[str], row: Callable[[str, Architecture]
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    rows = [row(name, case) for name, case in sorted(cases().items())]
+    rows = [row(name, case) for name, case in architectures().items()]
     result, reason = columns.index("result"), columns.index("reason")
     results = Counter(line[result] for line in rows)
     for line in rows:

@@ -39,6 +39,7 @@ SAMPLES = {
     ],
     "activations": [
         "gelu relu", "gelu_tanh --against gelu", "gelu --rounding --dtype bf16", "swiglu swiglu_oai --iso-params",
+        "situ deepseek_v4 --against swiglu",
         "gelu --expect 1=1,0=0", f"relu --source ./my-model --layer all {PROMPT}",
         "--all --against gelu --dtype bf16", "silu --rounding",
     ],
@@ -151,7 +152,7 @@ def schema_of(command: str, answers: list[Any]) -> dict[str, Any]:
 
 def meanings(command: str) -> dict[str, list[str]]:
     """Key → its meanings in the tables of the command's section of docs/json.md."""
-    section = {"models": "params"}.get(command, command)  # the same rows
+    section = {"models": "(?:params|models)"}.get(command, command)  # the same rows, and what the catalog adds
     sections = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", (DOCS / "json.md").read_text("utf-8"), re.M | re.S)
     found: dict[str, list[str]] = {}
     for keys, meaning in re.findall(r"^\| ([^|]+) \| (.+) \|$", "".join(sections), re.M):

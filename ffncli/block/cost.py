@@ -27,6 +27,7 @@ from ffncli.block.steps import (
     Step,
     experts_per_token,
     input_shapes,
+    of_norm,
     shapes,
 )
 
@@ -97,15 +98,16 @@ def _step(step: Step, shapes: Mapping[str, Shape], taken: Mapping[str, int]) -> 
     match op:
         case Linear():
             flops = 2 * tokens * op.into.size * op.out.size
-            return Cost(numbers, numbers, 0, flops, elements if op.bias else 0, elements)
+            params, norm_params = (0, numbers) if of_norm(step) else (numbers, 0)
+            return Cost(params, params, norm_params, flops, elements if op.bias else 0, elements)
         case Activation():
             return Cost(numbers, numbers, elementwise_flops=elements, elements=elements)
         case Multiply():
             factors = len(step.inputs) - 1 + op.learned
             return Cost(numbers, numbers, elementwise_flops=elements * factors, elements=elements)
         case Add():
-            adds = len(step.inputs) - 1 + (op.scale != 1)
-            return Cost(elementwise_flops=elements * adds, elements=elements)
+            adds = len(step.inputs) - 1 + (op.scale != 1) + (op.bias is not None)
+            return Cost(numbers, numbers, elementwise_flops=elements * adds, elements=elements)
         case Norm():
             norm_params = 0 if op.shared else numbers
             return Cost(0, 0, norm_params, 0, elements * (4 if op.kind == "rmsnorm" else 7), elements)
@@ -129,10 +131,11 @@ def _experts(op: Experts, top_k: int, x: Shape, out: Shape) -> Cost:
     one = cost(op.program, tokens=prod(x[:-1]))
     weighed = out if op.weigh == "output" else x
     mixing = top_k * prod(weighed) + (top_k - 1) * prod(out)
+    common = sum(prod(axis.size for axis in axes) for name, axes in op.parameters().items() if op.is_common(name))
     return Cost(
         params=one.params * op.experts.size,
         params_active=one.params_active * top_k,
-        norm_params=one.norm_params * op.experts.size,
+        norm_params=(one.norm_params - common) * op.experts.size + common,
         matmul_flops=one.matmul_flops * top_k,
         elementwise_flops=one.elementwise_flops * top_k + mixing,
         elements=one.elements * top_k + prod(out),

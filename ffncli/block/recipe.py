@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from ffncli.block import activations
 from ffncli.block.limits import NO_LIMITS, Limits
 from ffncli.block.route import Order, Score
-from ffncli.block.steps import Activation, Add, Axis, Dropout, Experts, Linear, Multiply, Norm, Route, Step
+from ffncli.block.steps import NORM_GATE, Activation, Add, Axis, Dropout, Experts, Linear, Multiply, Norm, Route, Step
 from ffncli.errors import FFNError, did_you_mean, shown
 
 MAX_SIZE = 2**31 - 1  # no tensor axis in use is larger; beyond it torch overflows in places
@@ -30,9 +30,12 @@ class MoE:
     `identity_experts` are routed to like the others and return the token unchanged (LongCat-Flash); active parameters
     assume that no token is routed to them.
     `latent` is the width of a narrower space in which the routed experts work, with a projection into it and one back
-    (Nemotron-H). `eps` is added to the sum of the chosen weights that renormalises them (LFM2). `shared_routed`: the
-    router weighs every shared expert too, as wide as the others, in one renormalisation (Inkling). `lookup` is the
-    vocabulary of a table that lists the experts of each token id (DeepSeek-V4).
+    (Nemotron-H); `latent_norm` normalises what enters it, `mixed_norm` the experts' sum before it is widened (Kimi-K3).
+    `expert_norm` normalises the output of every expert, with one weight for all (Muse-Spark); `mixed_bias` is added to
+    the experts' sum (JetMoE). `router_scale` multiplies the logits (Muse-Spark). `eps` is added to the sum of the
+    chosen weights that renormalises them (LFM2). `shared_routed`: the router weighs every shared expert too, as wide as
+    the others, in one renormalisation (Inkling). `lookup` is the vocabulary of a table that lists the experts of each
+    token id (DeepSeek-V4).
     """
 
     experts: int
@@ -55,6 +58,11 @@ class MoE:
     identity_experts: int = 0
     latent: int | None = None
     eps: float = 0.0
+    latent_norm: bool = False
+    expert_norm: bool = False
+    mixed_norm: bool = False
+    mixed_bias: bool = False
+    router_scale: float = 1.0
     threshold: float = 0.0
     shared_routed: bool = False
     lookup: int | None = None
@@ -69,8 +77,11 @@ class FFNSpec:
     experts where they differ. `bias` is None for the default: biases if and only if not gated. A parallel block adds
     `attention`, a second input, to its residual; `shared_norm` means that attention uses the same norm. `down_bias` is
     the down projection's bias where it differs from the others (GTE). `gate_scale` multiplies the gate before its
-    activation (Falcon-H1). `learned_scale`: one learned number multiplies the output of a dense FFN, or the weights of
-    a mixture's experts (Inkling). Raises FFNError for values that do not describe a block.
+    activation (Falcon-H1). Norms behind the FFN and behind each expert may have another eps, `post_norm_eps`, and may
+    multiply their input by the weight (`post_norm_weigh`, as in `steps.Norm`). `norm_gate` is the rank of a gate on the
+    norm before the FFN: y · sigmoid(W₂ · silu(W₁ · y)) (A.X-K2). `learned_scale`: one learned number multiplies the
+    output of a dense FFN, or the weights of a mixture's experts (Inkling). Raises FFNError for values that do not
+    describe a block.
     """
 
     d_model: int
@@ -95,6 +106,9 @@ class FFNSpec:
     gate_scale: float = 1.0
     learned_scale: bool = False
     moe: MoE | None = None
+    post_norm_eps: float | None = None
+    post_norm_weigh: Weigh = "output"
+    norm_gate: int | None = None
 
     def __post_init__(self) -> None:
         name, implied = activations.resolve(self.activation, "activation")
@@ -117,12 +131,18 @@ class FFNSpec:
         one_of("norm", self.norm, NormKind)
         one_of("norm_position", self.norm_position, NormPosition)
         one_of("norm_weight", self.norm_weight, NormWeight)
+        one_of("post_norm_weigh", self.post_norm_weigh, Weigh)
         if not 0 <= _number("dropout", self.dropout) < 1:
             raise FFNError(f"dropout must be at least 0 and below 1, got {shown(self.dropout)}")
-        if not 0 <= _number("norm eps", self.norm_eps) < 1:
-            raise FFNError(f"norm eps must be at least 0 and below 1, got {shown(self.norm_eps)}")
+        for eps in (self.norm_eps, 0.0 if self.post_norm_eps is None else self.post_norm_eps):
+            if not 0 <= _number("norm eps", eps) < 1:
+                raise FFNError(f"norm eps must be at least 0 and below 1, got {shown(eps)}")
         for limits in (self.limits, *([self.shared_limits] if self.shared_limits else [])):
             check_limits(limits, self.activation)
+        if self.norm_gate is not None:
+            size("norm_gate", self.norm_gate)
+            if self.norm == "none" or self.norm_position not in ("pre", "pre+branch"):
+                raise FFNError("norm_gate needs a norm before the FFN", "it multiplies that norm's output")
         _number("residual_scale", self.residual_scale)
         _number("gate_scale", self.gate_scale)
         if self.moe:
@@ -166,6 +186,8 @@ def check_moe(moe: MoE) -> None:
         one_of(field, getattr(moe, field), literal)
     _number("scale", moe.scale)
     _number("shared_scale", moe.shared_scale)
+    if not _number("router_scale", moe.router_scale) > 0:
+        raise FFNError(f"router_scale must be positive, got {shown(moe.router_scale)}")
     size("experts", moe.experts)
     size("top_k", moe.top_k)
     if moe.top_k > moe.experts:
@@ -178,6 +200,8 @@ def check_moe(moe: MoE) -> None:
         raise FFNError(f"identity_experts = {moe.identity_experts}: experts in groups cannot have them")
     if moe.latent is not None:
         size("latent", moe.latent)
+    elif moe.latent_norm or moe.mixed_norm:
+        raise FFNError("latent_norm and mixed_norm need a latent width", "they are norms in that narrower space")
     if moe.lookup is not None:
         size("lookup", moe.lookup)
     _check_choice(moe)
@@ -230,9 +254,23 @@ def steps(spec: FFNSpec) -> tuple[Step, ...]:
     pre = spec.norm != "none" and spec.norm_position in ("pre", "pre+branch")
     x = "norm" if pre else "x"
     out = [Step("norm", _norm(spec, d_model, shared=spec.shared_norm), ("x",))] if pre else []
+    if spec.norm_gate:
+        out += _gated_norm(d_model, Axis("rank", spec.norm_gate))
+        x = out[-1].output
     out += _moe(spec, x) if spec.moe else ffn(spec, x, d_model)
     out += [Step("scaled", Multiply(learned=True), ("down",))] if spec.learned_scale and not spec.moe else []
     return (*out, *_closing(spec, d_model, out[-1].output))
+
+
+def _gated_norm(d_model: Axis, rank: Axis) -> list[Step]:
+    """The norm's output times a gate that is computed from it through a low rank."""
+    return [
+        Step(f"{NORM_GATE}narrow", Linear(d_model, rank), ("norm",)),
+        Step(f"{NORM_GATE}silu", Activation("silu"), (f"{NORM_GATE}narrow",)),
+        Step(f"{NORM_GATE}widen", Linear(rank, d_model), (f"{NORM_GATE}silu",)),
+        Step(f"{NORM_GATE}score", Activation("sigmoid"), (f"{NORM_GATE}widen",)),
+        Step("gated_norm", Multiply(), ("norm", f"{NORM_GATE}score")),
+    ]
 
 
 def ffn(spec: FFNSpec, x: str, d_model: Axis, width: int | None = None, prefix: str = "") -> list[Step]:
@@ -276,22 +314,33 @@ def _moe(spec: FFNSpec, x: str) -> list[Step]:
     moe, d_model, experts = spec.moe, Axis("d_model", spec.d_model), Axis("experts", spec.moe.experts)
     route = route_of(spec)
     inner = Axis("latent", moe.latent) if moe.latent else d_model
-    mix = Experts(tuple(ffn(spec, "x", inner)), experts, moe.weigh, moe.identity_experts)
-    chosen_by = ("router", "token_ids") if moe.lookup else ("router",)
-    body = [Step("router", Linear(d_model, route.experts, moe.router_bias), (x,)), Step("route", route, chosen_by)]
+    program, common = ffn(spec, "x", inner), ("expert_norm",) if moe.expert_norm else ()
+    program += [Step(name, _norm(spec, inner, after=True), ("down",)) for name in common]
+    mix = Experts(tuple(program), experts, moe.weigh, moe.identity_experts, common)
+    body = [Step("router", Linear(d_model, route.experts, moe.router_bias), (x,))]
+    body += [Step("router_scaled", Add(moe.router_scale), ("router",))] if moe.router_scale != 1 else []
+    body.append(Step("route", route, (body[-1].output, "token_ids") if moe.lookup else (body[-1].output,)))
+    entering = x
     if moe.latent:
-        body += [Step("latent", Linear(d_model, inner), (x,)), Step("experts", mix, ("latent", "route"))]
-        body.append(Step("widened", Linear(inner, d_model), ("experts",)))
-    else:
-        body.append(Step("experts", mix, (x, "route")))
-    mixed = body[-1].output
+        body.append(Step("latent", Linear(d_model, inner), (x,)))
+        body += [Step("latent_norm", _norm(spec, inner), ("latent",))] if moe.latent_norm else []
+        entering = body[-1].output
+    body.append(Step("experts", mix, (entering, "route")))
+    body += [Step("mixed_norm", _norm(spec, inner), ("experts",))] if moe.mixed_norm else []
+    body += [Step("widened", Linear(inner, d_model), (body[-1].output,))] if moe.latent else []
+    body += [Step("biased", Add(bias=d_model), (body[-1].output,))] if moe.mixed_bias else []
+    return body + _shared(spec, moe, x, d_model, body[-1].output)
+
+
+def _shared(spec: FFNSpec, moe: MoE, x: str, d_model: Axis, mixed: str) -> list[Step]:
+    """The shared experts, their gate, and the sum with the routed ones' output `mixed`; nothing without any."""
     if not moe.shared_experts:
-        return body
+        return []
     shared_spec = spec if spec.shared_limits is None else replace(spec, limits=spec.shared_limits)
     if moe.shared_routed:
         always = Experts(tuple(ffn(shared_spec, "x", d_model)), Axis("experts", moe.shared_experts), always=True)
-        return [*body, Step("shared", always, (x, "route")), Step("moe", Add(), (mixed, "shared"))]
-    body += ffn(shared_spec, x, d_model, spec.shared_width, "shared.")
+        return [Step("shared", always, (x, "route")), Step("moe", Add(), (mixed, "shared"))]
+    body = ffn(shared_spec, x, d_model, spec.shared_width, "shared.")
     shared = "shared.down"
     if moe.shared_gate:
         body.append(Step("shared_gate", Linear(d_model, Axis("one", 1)), (x,)))
@@ -306,22 +355,25 @@ def _closing(spec: FFNSpec, d_model: Axis, last: str) -> list[Step]:
     out: list[Step] = []
     normed = spec.norm != "none"
     if normed and spec.norm_position in ("branch", "pre+branch"):
-        out.append(Step("post_norm", _norm(spec, d_model), (last,)))
+        out.append(Step("post_norm", _norm(spec, d_model, after=True), (last,)))
         last = "post_norm"
     if spec.residual or spec.parallel:
         stream = ("x", "attention") if spec.parallel else ("x",)
         out.append(Step("out", Add(spec.residual_scale), (*stream, last)))
         last = "out"
     if normed and spec.norm_position == "post":
-        out.append(Step("post_norm", _norm(spec, d_model), (last,)))
+        out.append(Step("post_norm", _norm(spec, d_model, after=True), (last,)))
     return out
 
 
-def _norm(spec: FFNSpec, axis: Axis, shared: bool = False) -> Norm:
+def _norm(spec: FFNSpec, axis: Axis, shared: bool = False, after: bool = False) -> Norm:
+    """A norm of the block; one `after` the FFN or an expert may have another eps and way to use its weight."""
     kind: Literal["layernorm", "rmsnorm"] = "rmsnorm" if spec.norm == "rmsnorm" else "layernorm"
     if spec.norm == "none":  # a sub_norm without any other norm is an RMSNorm (BitNet)
         kind = "rmsnorm"
-    return Norm(kind, axis, spec.norm_eps, spec.norm_weight, bool(spec.norm_bias), shared)
+    eps = spec.post_norm_eps if after and spec.post_norm_eps is not None else spec.norm_eps
+    weigh = spec.post_norm_weigh if after else "output"
+    return Norm(kind, axis, eps, spec.norm_weight, bool(spec.norm_bias), shared, weigh)
 
 
 def _prefixed(step: Step, prefix: str, keep: str) -> Step:

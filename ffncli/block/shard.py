@@ -3,7 +3,7 @@
 gate and up become column-parallel (their outputs are split) and down row-parallel (its inputs are split), so that its
 output is a partial sum; the bias of a row-split Linear stays on rank 0 alone, so that the sum has it once. A partial
 sum passes through Add and Multiply where possible, and is reduced where a step needs the full sum: one AllReduce per
-block (Shoeybi et al. 2019, arXiv:1909.08053).
+block (Shoeybi et al. 2019, arXiv:1909.08053); a norm on the output of every expert needs one in their program.
 """
 
 from __future__ import annotations
@@ -30,6 +30,13 @@ def shard(steps: Sequence[Step], rank: int, ranks: int, axis: str = "d_ff") -> t
     """
     if not 0 <= rank < ranks:
         raise FFNError(f"rank must be from 0 to {ranks - 1}, got {rank}")
+    return _shard(steps, rank, ranks, axis)[0]
+
+
+def _shard(
+    steps: Sequence[Step], rank: int, ranks: int, axis: str, complete: bool = True
+) -> tuple[tuple[Step, ...], bool]:
+    """(the rank's steps, whether the last one's output is a partial sum); `complete` reduces that one too."""
     out: list[Step] = []
     partial: set[str] = set()
     reduced: dict[str, str] = {}
@@ -42,39 +49,41 @@ def shard(steps: Sequence[Step], rank: int, ranks: int, axis: str = "d_ff") -> t
         return reduced.get(name, name)
 
     for step in steps:
-        split = replace(step, op=_split(step, rank, ranks, axis))
+        op, makes_partial = _split(step, rank, ranks, axis)
+        split = replace(step, op=op)
         if _stays_partial(step, partial):
             partial.add(step.output)
         else:
             split = replace(split, inputs=tuple(whole(name) for name in step.inputs))
-        if ranks > 1 and _makes_partial(step, axis):
+        if ranks > 1 and makes_partial:
             partial.add(step.output)
-        out.append(split)
-    if steps:
+        out.append(_bias_once(split, rank, partial))
+    if steps and complete:
         whole(steps[-1].output)
-    return tuple(out)
+    return tuple(out), bool(steps) and steps[-1].output in partial
 
 
-def _split(step: Step, rank: int, ranks: int, axis: str) -> Op:
-    """This rank's form of the op; unchanged if there is nothing to split."""
+def _split(step: Step, rank: int, ranks: int, axis: str) -> tuple[Op, bool]:
+    """(this rank's form of the op, whether it sums over the split axis); unchanged if there is nothing to split."""
     op = step.op
     if isinstance(op, Norm) and op.axis.name == axis and ranks > 1:
         raise FFNError(f"step '{step.output}' normalises over {axis}, which cannot be split over ranks")
     if isinstance(op, Experts):
-        program = tuple(replace(s, op=_split(s, rank, ranks, axis)) for s in op.program)
-        alone = rank == 0 or not _makes_partial(step, axis)  # as a bias: the token itself is added once
-        return replace(op, program=program, identity=op.identity if alone else 0)
+        program, partial = _shard(op.program, rank, ranks, axis, complete=False)
+        alone = rank == 0 or not partial  # as a bias: the token itself is added once
+        return replace(op, program=program, identity=op.identity if alone else 0), partial
     if isinstance(op, Linear):
-        alone = op.into.name != axis or rank == 0
-        return Linear(_part(op.into, ranks, axis), _part(op.out, ranks, axis), op.bias and alone)
-    return op
+        partial = op.into.name == axis
+        bias = op.bias and (rank == 0 or not partial)
+        return Linear(_part(op.into, ranks, axis), _part(op.out, ranks, axis), bias), partial
+    return op, False
 
 
-def _makes_partial(step: Step, axis: str) -> bool:
-    """Whether the op sums over the split axis: a row-split Linear, or experts whose down projection is one."""
-    if isinstance(step.op, Experts):
-        return any(_makes_partial(inner, axis) for inner in step.op.program)
-    return isinstance(step.op, Linear) and step.op.into.name == axis
+def _bias_once(step: Step, rank: int, partial: set[str]) -> Step:
+    """The step without the bias that an Add gives to partial sums, except on rank 0."""
+    if isinstance(step.op, Add) and step.output in partial and rank:
+        return replace(step, op=replace(step.op, bias=None))
+    return step
 
 
 def _stays_partial(step: Step, partial: set[str]) -> bool:

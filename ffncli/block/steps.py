@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ffncli.block import activations
 from ffncli.block.op import ONE as ONE
@@ -121,9 +121,17 @@ class Multiply(Op):
 
 @dataclass(frozen=True)
 class Add(Op):
-    """Sum of all inputs; the last one times `scale` (Granite's residual multiplier). A single input is just scaled."""
+    """Sum of all inputs; the last one times `scale` (Granite's residual multiplier). A single input is just scaled.
+
+    `bias` is the axis of a learned vector that is added too (JetMoE's, after its experts are mixed).
+    """
 
     scale: float = 1.0
+    bias: Axis | None = None
+
+    def parameters(self) -> dict[str, tuple[Axis, ...]]:
+        """`bias [feature]`, if there is one."""
+        return {"bias": (self.bias,)} if self.bias else {}
 
     def shape(self, *inputs: Shape) -> Shape:
         """All inputs have the same shape."""
@@ -132,15 +140,16 @@ class Add(Op):
         return inputs[0]
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """`x + down`, `x + 0.22 · down`."""
+        """`x + down`, `x + 0.22 · down`, `experts + b_biased`."""
         last = inputs[-1] if self.scale == 1 else f"{self.scale:g} · {inputs[-1]}"
-        return " + ".join([*inputs[:-1], last])
+        return " + ".join([*inputs[:-1], last, *([symbol("bias")] if self.bias else [])])
 
 
 @dataclass(frozen=True)
 class Norm(Op):
     """LayerNorm or RMSNorm over the last axis; `one_plus` multiplies by 1 + weight (Gemma).
 
+    `weigh` says whether the weight multiplies the normalised values or, before that, the input (Muse-Spark).
     `shared` marks a norm whose output another branch reads too (Falcon-7B, Phi-2): it is computed here, but its
     parameters belong to the layer and are not counted as the FFN's.
     """
@@ -151,6 +160,7 @@ class Norm(Op):
     weight: Literal["none", "plain", "one_plus"] = "plain"
     bias: bool = False
     shared: bool = False
+    weigh: Literal["output", "input"] = "output"
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
         """`weight` and `bias`, one number per feature, where the norm has them."""
@@ -163,8 +173,11 @@ class Norm(Op):
         return inputs[0]
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """`rmsnorm(x)`."""
-        return f"{self.kind}({inputs[0]})"
+        """`rmsnorm(x)`; `rmsnorm((1 + W_post_norm) ⊙ x)` where the weight multiplies the input."""
+        weight = "" if self.weight == "none" else symbol("weight")
+        if self.weigh == "output" or not weight:
+            return f"{self.kind}({inputs[0]})"
+        return f"{self.kind}({f'(1 + {weight})' if self.weight == 'one_plus' else weight} ⊙ {inputs[0]})"
 
     def into_axis(self) -> Axis:
         """`axis`."""
@@ -187,14 +200,16 @@ class Experts(Op):
     """The one op that contains a program: every expert runs it, with its own weights, on the tokens routed to it.
 
     Inputs are (x, route). `weigh` says whether the route's weight multiplies the expert's output or its input (Llama
-    4). The route has `identity` further entries, for experts that return the token unchanged (LongCat-Flash). Experts
-    that are `always` taken have the route's last entries, as many as they are (Inkling's shared experts).
+    4). The route has `identity` further entries, for experts that return the token unchanged (LongCat-Flash). `common`
+    names the program's norms whose weights are the same for all experts (Muse-Spark). Experts that are `always` taken
+    have the route's last entries, as many as they are (Inkling's shared experts).
     """
 
     program: tuple[Step, ...]
     experts: Axis
     weigh: Literal["output", "input"] = "output"
     identity: int = 0
+    common: tuple[str, ...] = ()
     always: bool = False
 
     @property
@@ -203,8 +218,19 @@ class Experts(Op):
         return slice(-self.experts.size, None) if self.always else slice(self.experts.size)
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
-        """The program's parameters under their names in it ("up.weight"), each with a leading experts axis."""
-        return {name: (self.experts, *axes) for name, axes in parameters(self.program).items()}
+        """The program's parameters under their names in it ("up.weight"); each has a leading experts axis, but those of
+        `common`."""
+        inner = parameters(self.program)
+        return {n: axes if self.is_common(n) else (self.experts, *axes) for n, axes in inner.items()}
+
+    def is_common(self, parameter: str) -> bool:
+        """Whether all experts have one tensor of that parameter."""
+        return parameter.rpartition(".")[0] in self.common
+
+    def of_one(self, weights: Mapping[str, Any], expert: int, prefix: str = "") -> dict[str, Any]:
+        """The parameters of one expert's program among those of all, whose names begin with `prefix`."""
+        of_all = {name: weights[prefix + name] for name in self.parameters()}
+        return {name: tensor if self.is_common(name) else tensor[expert] for name, tensor in of_all.items()}
 
     def shape(self, *inputs: Shape) -> Shape:
         """The program's output shape."""
@@ -321,15 +347,23 @@ def id_inputs(steps: Sequence[Step]) -> Mapping[str, int]:
     return {step.inputs[1]: step.op.lookup.size for step in steps if isinstance(step.op, Route) and step.op.lookup}
 
 
+NORM_GATE = "norm_gate."  # begins the names of the steps that gate the norm before an FFN
+
+
+def of_norm(step: Step) -> bool:
+    """Whether a step's parameters are a norm's: of the norm itself, or of a gate that multiplies its output."""
+    return isinstance(step.op, Norm) or step.output.startswith(NORM_GATE)
+
+
 def ffn_span(steps: Sequence[Step]) -> tuple[str, str]:
     """(ffn_input, ffn_output): the tensors that enter and leave what a model calls its FFN or MLP module.
 
     Residuals and the norms around the module are outside: the input is what the first projection or router reads, the
     output is what the down projection, or the (mixed) experts, produce; for the final layer alone, its logits.
     """
-    first = next(s for s in steps if isinstance(s.op, Linear))
+    first = next(s for s in steps if isinstance(s.op, Linear) and not of_norm(s))
     names = {s.output for s in steps}
-    output = next((n for n in ("moe", "widened", "experts", "scaled", "down") if n in names), "logits")
+    output = next((n for n in ("moe", "biased", "widened", "experts", "scaled", "down") if n in names), "logits")
     reduced = next((s.output for s in steps if isinstance(s.op, AllReduce) and s.inputs == (output,)), output)
     return first.inputs[0], reduced
 

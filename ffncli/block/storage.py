@@ -1,9 +1,10 @@
 """The size of parameters in a number format.
 
-A stored format (q4_0, fp8 ...) packs the projection matrices, which map between d_model and d_ff, along their rows:
-d_model for up and gate, d_ff for down. Everything else (biases, norms, the router, a shared expert's gate, learned
-activation parameters) keeps the format's `other_bytes`: 4 in ggml's formats (llama.cpp writes vectors and routers as
-F32), 2 in the others (checkpoints keep them in bf16).
+A stored format (q4_0, fp8 ...) packs the projection matrices, which map between d_model (or the latent width of
+experts) and d_ff, along their rows: d_model for up and gate, d_ff for down. Everything else (biases, norms, the router,
+a shared expert's gate, the projections to a latent width and back, learned activation parameters) keeps the format's
+`other_bytes`: 4 in ggml's formats (llama.cpp writes vectors and routers as F32), 2 in the others (checkpoints keep them
+in bf16).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from ffncli.block.dtypes import DType
-from ffncli.block.steps import Axis, Experts, Norm, Step
+from ffncli.block.steps import Axis, Experts, Step, of_norm
 from ffncli.errors import FFNError
 
 CONVENTIONS: Mapping[str, str] = {
@@ -31,7 +32,7 @@ def weight_bytes(steps: Sequence[Step], dtype: DType, stack: tuple[Axis, ...] = 
     for step in steps:
         if isinstance(step.op, Experts):
             total += weight_bytes(step.op.program, dtype, (*stack, step.op.experts))
-        elif not isinstance(step.op, Norm):
+        elif not of_norm(step):
             total += sum(parameter_bytes(n, (*stack, *axes), dtype) for n, axes in step.parameters().items())
     return total
 
@@ -50,5 +51,9 @@ def parameter_bytes(name: str, axes: Sequence[Axis], dtype: DType) -> int:
 
 
 def is_projection(axes: Sequence[Axis]) -> bool:
-    """Whether a parameter is a matrix between d_model and d_ff, or a stack of them, which a stored format packs."""
-    return {"d_model", "d_ff"} <= {axis.name for axis in axes}
+    """Whether a parameter is a matrix between d_model, or a latent width, and d_ff, or a stack of them.
+
+    A stored format packs these.
+    """
+    names = {axis.name for axis in axes}
+    return "d_ff" in names and bool(names & {"d_model", "latent"})

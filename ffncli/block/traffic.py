@@ -119,11 +119,13 @@ def _weight_bytes_read(body: Sequence[Step], dtype: DType, tokens: int, touched:
     taken = experts_per_token(body)
     total = 0
     for step in body:
-        read = sum(parameter_bytes(name, axes, dtype) for name, axes in step.parameters().items())
+        sizes = {name: parameter_bytes(name, axes, dtype) for name, axes in step.parameters().items()}
+        read = sum(sizes.values())
         if isinstance(step.op, Experts) and not step.op.always:
             experts = step.op.experts.size
             expected = experts_touched(experts, taken[step.output], tokens) if touched is None else touched
-            read = round(read * expected / experts)
+            common = sum(size for name, size in sizes.items() if step.op.is_common(name))
+            read = common + round((read - common) * expected / experts)
         total += read
     return total
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 from torch.nn import functional
 
+from ffncli.block.steps import Norm
 from ffncli.kernels.activations import activation
 from ffncli.kernels.pattern import Dense
 
@@ -31,11 +32,15 @@ def between(shape: Dense) -> Between:
 
 def normed(shape: Dense, x: Tensor, w: Weights) -> Tensor:
     """x [..., d_ff] after the block's norm over d_ff (BitNet), by torch's functions; unchanged without one."""
-    op = shape.sub_norm
-    if op is None:
-        return x
-    weight, bias = w.get(f"{shape.prefix}sub_norm.weight"), w.get(f"{shape.prefix}sub_norm.bias")
+    return x if shape.sub_norm is None else norm(shape.sub_norm, f"{shape.prefix}sub_norm", x, w)
+
+
+def norm(op: Norm, name: str, x: Tensor, w: Weights) -> Tensor:
+    """x after a norm, by torch's functions; `name` begins those of its parameters."""
+    weight, bias = w.get(f"{name}.weight"), w.get(f"{name}.bias")
     weight = 1 + weight if op.weight == "one_plus" and weight is not None else weight
+    if op.weigh == "input" and weight is not None:
+        x, weight = x * weight, None
     if op.kind == "layernorm":
         return functional.layer_norm(x, (x.shape[-1],), weight, bias, op.eps)
     out = functional.rms_norm(x, (x.shape[-1],), weight, op.eps)

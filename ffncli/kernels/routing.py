@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ffncli.block.steps import Activation, Add, Experts, Route, Step, tables
+from ffncli.block.steps import Activation, Add, Experts, Norm, Route, Step, tables
 from ffncli.kernels.activations import activation
-from ffncli.kernels.between import Weights
+from ffncli.kernels.between import Weights, norm
 from ffncli.kernels.kernel import Steps
 from ffncli.kernels.pattern import Dense, dense
 
 Body = Callable[[Tensor, Weights], Tensor]
-_COMPUTED = ("router", "route", "experts", "shared_gate", "shared_score", "shared", "moe")
+_COMPUTED = (
+    "router", "router_scaled", "route", "latent", "latent_norm", "experts", "mixed_norm", "widened", "biased",
+    "shared_gate", "shared_score", "shared", "moe",
+)  # fmt: skip
 
 
 def refuses_unknown_routing(steps: Steps) -> str | None:
@@ -28,8 +31,13 @@ def refuses_unknown_routing(steps: Steps) -> str | None:
     if tables(steps):
         return "cannot compute experts chosen by token ids"
     if any(step.output not in _COMPUTED and not step.output.startswith("shared.") for step in steps):
-        return "cannot compute experts in a narrower space"
-    return None if dense(experts.program) else "cannot compute these experts"
+        return "cannot compute this routing"
+    return None if dense(_body(experts)) else "cannot compute these experts"
+
+
+def _body(experts: Experts) -> Steps:
+    """An expert's program without the norm on its output."""
+    return tuple(step for step in experts.program if step.output != "expert_norm")
 
 
 def mixture(steps: Steps, body: Callable[[Dense], Body]) -> Body:
@@ -38,25 +46,35 @@ def mixture(steps: Steps, body: Callable[[Dense], Body]) -> Body:
     route, experts = by["route"].op, by["experts"].op
     assert isinstance(route, Route)
     assert isinstance(experts, Experts)
-    shape, shared_shape = dense(experts.program), dense(steps, "shared.")
+    shape, shared_shape = dense(_body(experts)), dense(steps, "shared.")
     assert shape is not None
     expert, shared = body(shape), body(shared_shape) if shared_shape else None
+    after = next((step for step in experts.program if step.output == "expert_norm"), None)
     mix = by["moe"].op if "moe" in by else Add()
     assert isinstance(mix, Add)
-    sources = _sources(by)
+    scaled = by["router_scaled"].op if "router_scaled" in by else Add()
+    assert isinstance(scaled, Add)
+    scale, sources = scaled.scale, _sources(by)
 
     def ffn(x: Tensor, w: Weights) -> Tensor:
         logits = functional.linear(x, w["router.weight"], w.get("router.bias"))
+        logits = logits if scale == 1 else logits * scale
         chosen, share = choose(route, logits, {n.removeprefix("route."): w[n] for n in by["route"].parameters()})
-        out = torch.zeros(x.shape[0], x.shape[1], dtype=x.dtype, device=x.device)
+        inner = x
+        if "latent" in by:
+            inner = _normed(by.get("latent_norm"), functional.linear(x, w["latent.weight"], w.get("latent.bias")), w)
+        out = torch.zeros_like(inner)
         for e in sorted({*chosen.flatten().tolist()}):
             token, slot = (chosen == e).nonzero(as_tuple=True)
             weight = share[token, slot, None]
             prefix, at = sources[e]
-            weights = {name: w[prefix + name][at] for name in experts.parameters()}
-            received = x[token] * weight if experts.weigh == "input" else x[token]
-            made = expert(received, weights)
+            weights = experts.of_one(w, at, prefix)
+            received = inner[token] * weight if experts.weigh == "input" else inner[token]
+            made = _normed(after, expert(received, weights), weights)
             out.index_add_(0, token, made * weight if experts.weigh == "output" else made)
+        if "widened" in by:
+            out = functional.linear(_normed(by.get("mixed_norm"), out, w), w["widened.weight"], w.get("widened.bias"))
+        out = out + w["biased.bias"] if "biased" in by else out
         if shared is None:
             return out
         extra = shared(x, w)
@@ -65,6 +83,14 @@ def mixture(steps: Steps, body: Callable[[Dense], Body]) -> Body:
         return out + (extra if mix.scale == 1 else extra * mix.scale)
 
     return ffn
+
+
+def _normed(step: Step | None, x: Tensor, w: Weights) -> Tensor:
+    """x after that norm; unchanged without one."""
+    if step is None:
+        return x
+    assert isinstance(step.op, Norm)
+    return norm(step.op, step.output, x, w)
 
 
 def _sources(by: Mapping[str, Step]) -> list[tuple[str, int]]:

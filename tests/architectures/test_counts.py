@@ -23,6 +23,7 @@ _FUNCTIONS = (
     "intermediate_act_fn",
     "activation",
     "hidden_act",
+    "gelu",
     "gelu_impl",
     "nonlin",
 )

@@ -50,7 +50,8 @@ class Closed:
 
     `shared` are factors of the shared experts' width, `gate` says that they have a sigmoid gate. `layers` are how many
     of the tiny model's FFNs have experts and how many are dense. `factor`: 2 FLOPs for each of 3 matrices, or of 2.
-    `latent` is the width that the experts read and write where one projection leads there and one back.
+    `latent` is the width that the experts read and write where one projection leads there and one back, `norm_rank`
+    that of the gate on the norm before them.
     """
 
     experts: str | int = "num_experts"
@@ -63,6 +64,7 @@ class Closed:
     factor: int = 6
     d_model: str = "hidden_size"
     latent: str = ""
+    norm_rank: str = ""
 
     def flops(self, config: Any) -> list[int]:
         """Of every layer's FFN, per token, in order of size."""
@@ -72,6 +74,7 @@ class Closed:
         projections = self.factor * (inner * top_k * _value(config, self.width) + d * shared)
         around = 2 * d * _value(config, self.experts) + (2 * d if self.gate else 0)
         routed = projections + around + (4 * d * inner if self.latent else 0)
+        routed += 4 * d * _value(config, self.norm_rank) if self.norm_rank else 0
         dense = self.factor * d * _value(config, self.dense) if self.layers[1] else 0
         return sorted([routed] * self.layers[0] + [dense] * self.layers[1])
 
@@ -101,7 +104,8 @@ _SWITCH = Closed(top_k=1, width="d_ff", dense="d_ff", factor=4, d_model="d_model
 _NLLB = replace(_SWITCH, top_k=2, width="encoder_ffn_dim", dense="encoder_ffn_dim", layers=(2, 2))
 
 CLOSED: Mapping[str, tuple[Closed, ...]] = {
-    **dict.fromkeys(("mixtral", "minimax", "minimax_m2", "gpt_oss", "granitemoe"), (_LOCAL,)),
+    "axk2": (replace(_DEEPSEEK, norm_rank="gated_norm_rank"),),
+    **dict.fromkeys(("mixtral", "minimax", "minimax_m2", "gpt_oss", "granitemoe", "jetmoe"), (_LOCAL,)),
     **dict.fromkeys(("olmoe", "flex_olmo"), (_MIXTRAL,)),
     **dict.fromkeys(("granitemoeshared", "granitemoe_swa", "granitemoehybrid", "minimax_m3_vl_text"), (_GRANITE,)),
     **dict.fromkeys(("qwen2_moe", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "qwen4_exp_text"),

@@ -82,6 +82,9 @@ def experts(found: Mapping[str, Tensor], spec: FFNSpec) -> dict[str, Tensor]:
     if "experts.mlp.w1" in found:  # dbrx: every expert's rows, one below the other; w2 is stored transposed
         gate, up, down = (found[f"experts.mlp.{n}"].unflatten(0, (-1, spec.d_ff)) for n in ("w1", "v1", "w2"))
         return {"gate.weight": gate, "up.weight": up, "down.weight": down.transpose(1, 2)}
+    if "input_linear.weight" in found:  # jetmoe
+        gate, up = found["input_linear.weight"].chunk(2, 1)
+        return {"gate.weight": gate, "up.weight": up, "down.weight": found["output_linear.weight"]}
     fused, down = found["experts.gate_up_proj"], found["experts.down_proj"]
     if fused.shape[-1] != spec.d_model or down.shape[-1] != spec.d_ff:  # [experts, in, out]
         fused, down = fused.transpose(1, 2), down.transpose(1, 2)
@@ -115,7 +118,8 @@ def weights(found: Mapping[str, Tensor], spec: FFNSpec) -> dict[str, Tensor]:
     """Canonical weights of a module with experts."""
     spellings = {
         "router.weight": ROUTER, "router.bias": ("router.bias",), "route.correction": CORRECTION,
-        "shared_gate.weight": ("shared_expert_gate.weight",), "route.factor": ("gate.global_scale",),
+        "shared_gate.weight": ("shared_expert_gate.weight",), "biased.bias": ("bias",),
+        "route.factor": ("gate.global_scale",),
     }  # fmt: skip
     own = {ours: found[theirs] for ours, names in spellings.items() for theirs in names if theirs in found}
     if "route.correction" in own:
@@ -139,7 +143,7 @@ def test_experts_are_run_as_their_module_runs_them(name: str) -> None:
         theirs = module(x.clone())
         theirs = (theirs[0] if isinstance(theirs, tuple) else theirs).reshape(x.shape)
         theirs = theirs if beside is None else theirs + beside(x)
-        inner = ffn_steps(steps(replace(spec, norm="none", parallel=False, residual=False)))
+        inner = ffn_steps(steps(replace(spec, norm="none", norm_gate=None, parallel=False, residual=False)))
         ours = run(inner, weights(found, spec), {"x": x})
         if "post_mlp_layernorm.weight" in found:  # A.X-K1's module ends with the norm of its branch
             ours = module.get_submodule("post_mlp_layernorm")(ours)

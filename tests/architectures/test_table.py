@@ -6,8 +6,10 @@ import csv
 from collections.abc import Mapping
 
 from tests import ROOT
-from tests.oracles.architectures import cases, text_architectures
+from tests.oracles.architectures import cases, text_architectures, towers
+from tests.oracles.architectures.nested import composites, uncounted
 from tests.oracles.architectures.saved import COLUMNS
+from tests.oracles.architectures.walk import walk
 
 FILE = ROOT / "benchmarks" / "results" / "architectures.csv"
 LEAST = 235  # how many architectures agreed when the table was last made (`make architectures`)
@@ -21,11 +23,11 @@ def _table() -> Mapping[str, Mapping[str, str]]:
 TABLE = _table()
 
 
-def test_it_names_every_text_architecture_once_in_order() -> None:
+def test_it_names_everything_that_takes_token_ids_once_in_order() -> None:
     with open(FILE, encoding="utf-8", newline="") as file:
         first, *lines = csv.reader(file)
     assert tuple(first) == COLUMNS
-    assert [line[0] for line in lines] == list(text_architectures())
+    assert [line[0] for line in lines] == sorted({*walk(), *text_architectures()})
 
 
 def test_as_many_agree_as_before() -> None:
@@ -47,5 +49,6 @@ def test_what_does_not_agree_has_a_reason() -> None:
 
 
 def test_what_is_not_counted_is_what_the_cases_cannot_build() -> None:
-    told = {name: case.reason for name, case in cases().items() if case.reason}
+    told = {name: case.reason for name, case in {**towers(), **cases()}.items() if case.reason}
+    told |= {name: why for name in composites() if (why := uncounted(name))}
     assert {name: line["reason"] for name, line in TABLE.items() if line["result"] == "not counted"} == told

@@ -10,13 +10,10 @@ import pytest
 
 from tests import ROOT
 from tests.architectures.test_table import TABLE as COUNTED
-from tests.oracles.architectures import cases, text_architectures
-from tests.oracles.architectures.text_towers import CASES as TOWERS
-from tests.oracles.architectures.tiny import UNBUILT, statement, tiny
+from tests.oracles.architectures.tiny import statement, tiny
 from tests.oracles.architectures.traced import APART, COLUMNS, FP32, compare, row
 
 FILE = ROOT / "benchmarks" / "results" / "trace_architectures.csv"
-CASES = cases()
 WHOLE = 204  # of how many the whole block, norms and residual included, gives what leaves the model's layer
 
 
@@ -41,22 +38,16 @@ def quiet() -> Iterator[None]:
 def test_the_trace_is_the_models_own(name: str) -> None:
     found = compare(tiny(name))
     assert [one.reason for one in found if one.reason] == []
-    line = dict(zip(COLUMNS, row(name, CASES[name], found), strict=True))
+    line = dict(zip(COLUMNS, row(name, tiny(name).case, found), strict=True))
     kept = ("layers", "norms", "block", "result")  # the error's last digits depend on the machine
     assert [line[column] for column in kept] == [TABLE[name][column] for column in kept]
 
 
-@statement
-@pytest.mark.parametrize("name", [name for name in TOWERS if name != UNBUILT])
-def test_the_trace_of_a_text_tower_is_its_own(name: str) -> None:
-    assert [one.reason for one in compare(tiny(name)) if one.reason] == []
-
-
-def test_the_table_names_every_text_architecture_once_in_order() -> None:
+def test_the_table_names_what_the_other_names_in_its_order() -> None:
     with open(FILE, encoding="utf-8", newline="") as file:
         first, *lines = csv.reader(file)
     assert tuple(first) == COLUMNS
-    assert [line[0] for line in lines] == list(text_architectures())
+    assert [line[0] for line in lines] == list(COUNTED)
 
 
 def test_whatever_is_counted_is_traced() -> None:

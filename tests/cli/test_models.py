@@ -47,7 +47,7 @@ LLAMA_4 = "did you mean 'llama-4-scout' or 'llama-4-maverick' or 'llama-3.2-1b'?
     [
         ("llama", f"{LLAMA_4} `ffn models llama` lists 11"), ("lama", f"{LLAMA_4} `ffn models lama` lists 11"),
         ("llama3", f"{LLAMA_3} `ffn models llama3` lists 5"), ("llama-3", f"{LLAMA_3} `ffn models llama-3` lists 5"),
-        ("phi", "did you mean 'phi-4' or 'phi-4-mini' or 'phi-3-mini'? `ffn models phi` lists 4"),
+        ("phi", "did you mean 'phi-4' or 'phi-4-mini' or 'phi-3.5-moe'? `ffn models phi` lists 5"),
         ("lama2", "did you mean 'llama-2-7b' or 'llama-2-13b' or 'llama-2-70b'?"),
         ("lama-2-7b", "did you mean 'llama-2-7b'?"),
         ("mistrl", "did you mean 'mistral-small-4' or 'mistral-large-4' or 'mistral-medium-3.5'?"),

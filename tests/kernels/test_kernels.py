@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,12 @@ MIXED = {
     ),
     "shared gate, dropout": FFNSpec(6, 24, "swiglu", dropout=0.5, moe=MoE(4, 2, 1, shared_gate=True)),
     "weighed input": FFNSpec(6, 24, "swiglu", moe=MoE(4, 2, 1, shared_scale=0.5, weigh="input")),
+    "narrower space": FFNSpec(6, 24, "swiglu", norm="rmsnorm", moe=MoE(4, 2, 1, latent=3, mixed_norm=True)),
+    "norm of every expert": FFNSpec(
+        6, 24, "swiglu", norm="rmsnorm", norm_weight="one_plus", post_norm_eps=1e-3, post_norm_weigh="input",
+        moe=MoE(4, 2, latent=3, latent_norm=True, expert_norm=True, router_scale=0.2),
+    ),
+    "bias of the sum": FFNSpec(6, 24, "swiglu", moe=MoE(4, 2, order="choose_first", mixed_bias=True)),
     "sqrtsoftplus": FFNSpec(
         6, 24, "swiglu", moe=MoE(8, 3, 1, score="sqrtsoftplus", correction=True, eps=1e-3, score_dtype="input")
     ),
@@ -225,8 +232,9 @@ def test_kernels_see_no_dropout():
 def test_what_is_refused_is_said():
     wide = kernel_steps(steps(FFNSpec(6, 24, "swiglu", moe=MoE(4, 2, identity_experts=2))))
     assert built_in("eager").refuses(wide) == "cannot compute identity experts"
-    narrow = kernel_steps(steps(FFNSpec(6, 24, "swiglu", moe=MoE(4, 2, latent=3))))
-    assert built_in("eager").refuses(narrow) == "cannot compute experts in a narrower space"
+    step = kernel_steps(steps(MIXED["mixtral"]))
+    other = (*step, replace(step[-1], output="again", inputs=(step[-1].output, "route")))
+    assert built_in("eager").refuses(other) == "cannot compute this routing"
     plain = kernel_steps(steps(PLAIN["plain"]))
     assert built_in("packed").refuses(plain) == "a plain block has no gate to pack"
     assert built_in("eager").refuses(plain[:1]) == "cannot compute this block"

@@ -282,6 +282,10 @@ RECENT = {
     "jais-2-8b": (5_671_657_472, 5_671_657_472, 8_090_401_280),
     "step-3.5-flash": (191_379_025_728, 6_410_219_328, 199_384_301_376),
     "step-3.7-flash": (191_379_025_728, 6_410_219_328, 201_365_316_160),
+    "deepseek-v4-flash": (278_152_620_032, 7_620_012_032, 292_021_347_282),
+    "deepseek-v4-pro": (1_551_593_789_184, 28_375_668_480, 1_600_790_440_862),
+    "phi-3.5-moe": (40_267_415_552, 5_035_261_952, 41_873_153_344),
+    "inkling-2-small": (587_153_295_360, 12_315_543_552, None),
 }
 # What a release holds beside the model where that is not layers for further tokens or a tower, which are below 5 %:
 # lm_head stored although it is tied; without the choice corrections.
@@ -289,3 +293,4 @@ BESIDE = {"qwen3-0.6b": 151_936 * 1024, "qwen3-1.7b": 151_936 * 2048, "solar-ope
 
 _FP8 = ("kimi-k2", "deepseek-v3.2", "minimax-m2", "mimo-v2-flash")
 WIDTHS |= dict.fromkeys(RECENT, 2) | dict.fromkeys(_FP8, 1) | dict.fromkeys(("kimi-k2.5", "kimi-k2-thinking"), 1 / 2)
+WIDTHS |= dict.fromkeys(("deepseek-v4-flash", "deepseek-v4-pro"), 4.25 / 8)

@@ -41,8 +41,8 @@ class PrescribedRouting:
             raise FFNError("--routing: a table of token ids chooses the experts of this layer", "time another layer")
         self._choosable = step.op.experts.size - step.op.always
         self._op = replace(step.op, experts=Axis("experts", self._choosable), always=0)
-        (logits,), (self._entry, *_) = step.inputs, self._steps[0].inputs
-        weight, bias = (self._weights.get(f"{logits}.{name}") for name in ("weight", "bias"))
+        (self._entry, *_) = self._steps[0].inputs
+        weight, bias = (self._weights.get(f"router.{name}") for name in ("weight", "bias"))
         assert weight is not None
         weight, bias = weight[: self._choosable], bias if bias is None else bias[: self._choosable]
         wide = torch.promote_types(weight.dtype, torch.float32)

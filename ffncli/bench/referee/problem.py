@@ -243,7 +243,7 @@ class Problem:
 
     def _backward(self, x: Tensor, g: Tensor, left_out: Tensor) -> Inputs:
         out, gradients = gradients_in_float64(self.steps, self.weights, {self.entry: x}, g)
-        grads = {"x": gradients[self.entry], **{name: gradients[name] for name in self.weights}}
+        grads = {"x": gradients[self.entry], **{name: gradients[name] for name in self.weights if name in gradients}}
         rows = (~left_out).nonzero().flatten()
         remark = _remark(len(rows), len(x), "the others depend on rounding and have no gradient")
         rounding = self._rounding(x[rows], out[rows])

@@ -334,10 +334,13 @@ def touched(problem: Problem) -> int:
     """Bytes of the weights that one call reads: for experts, only those that receive tokens."""
     total, used = 0, problem.experts
     for step in problem.steps:
-        size = sum(problem.weights[name].nbytes for name in step.parameters())
+        sizes = {name: problem.weights[name].nbytes for name in step.parameters()}
         if isinstance(step.op, Experts) and used is not None:
-            size = size * int(used[:, : step.op.experts.size].any(0).sum()) // step.op.experts.size
-        total += size
+            common = sum(size for name, size in sizes.items() if step.op.is_common(name))
+            running = int(used[:, : step.op.experts.size].any(0).sum())
+            total += common + (sum(sizes.values()) - common) * running // step.op.experts.size
+        else:
+            total += sum(sizes.values())
     return total
 
 

@@ -30,7 +30,7 @@ class AgainstOptions:
 
     against: Annotated[
         Text,
-        difference_option("--against", metavar="NAME", daily=True, values=values.units,
+        difference_option("--against", metavar="NAME", daily=True, values=values.activations,
                           help="Show the largest difference from NAME, and where it is."),
     ] = None  # fmt: skip
     tolerance: Annotated[

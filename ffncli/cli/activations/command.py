@@ -38,7 +38,7 @@ _Names = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="NAME",
-        autocompletion=values.units,
+        autocompletion=values.activations,
         help="Activations or gated units, as in gelu or swiglu. [default: those in common use]",
     ),
 ]

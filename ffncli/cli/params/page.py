@@ -90,7 +90,8 @@ def _totals(c: ModelCount) -> list[Row]:
     moe, per_layer = c.has_experts, _of_kind(c)
     keys = ["ffn_params_per_layer", *(["ffn_params_active_per_layer"] if moe else []), "norm_params_per_layer",
             "matmul_flops_per_token", "elementwise_flops_per_token"]  # fmt: skip
-    rows: list[Row] = [(per_layer(label(key)), getattr(c, key), "") for key in keys]
+    rows: list[Row] = [_row(c, "latent")] if c.latent else []
+    rows += [(per_layer(label(key)), getattr(c, key), "") for key in keys]
     rows += [_row(c, "ffn_params_total")] if c.layers else []
     rows += [_row(c, "ffn_params_active")] if moe and c.layers else []
     if c.layers or c.tokens > 1:
@@ -145,7 +146,7 @@ def _stored_rows(c: ModelCount) -> list[Row]:
 # --- several ----------------------------------------------------------------------------------------------------------
 
 _FIELDS = (
-    "d_model", "d_ff", "activation", "gated", "bias", "layers", "experts", "top_k", "shared_experts",
+    "d_model", "d_ff", "activation", "gated", "bias", "layers", "experts", "top_k", "shared_experts", "latent",
     "ffn_params_per_layer", "ffn_params_active_per_layer", "norm_params_per_layer", "attention_params_per_layer",
     "ffn_share_of_layer", "matmul_flops_per_token", "elementwise_flops_per_token", "ffn_params_total",
     "ffn_params_active", "tokens", "matmul_flops_total", "elementwise_flops_total", "dtype", "weight_bytes",
@@ -161,6 +162,7 @@ _OF_MOE = {
 def _side_by_side(counts: list[ModelCount]) -> Table:
     """One column per source, one row per quantity; rows in which sources differ are marked."""
     hidden = set() if any(c.has_experts for c in counts) else set(_OF_MOE)
+    hidden |= set() if any(c.latent for c in counts) else {"latent"}
     rows: list[Row] = []
     for name in _FIELDS:
         values = [getattr(c, name) for c in counts]

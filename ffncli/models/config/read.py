@@ -37,6 +37,9 @@ TOWERS = (
     "language_model_config",
     "text_model_config",
     "decoder",
+    "decoder_config",
+    "generator",
+    "vlm_config",
 )
 PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_num_layers"  # multi-token prediction
 _TOWERS_APART = NotCounted("other towers", OTHER_TOWERS)
@@ -90,8 +93,12 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     tables = memories(config, family_name)
     notes = (*require_read(config, family_name), *_tables(groups))
     quantization = quantization_of(config)
-    resolved = Resolved(model, source, evidence=tuple(evidence), notes=notes, quantization=quantization)
-    resolved = resolved.without(*tables, *([_TOWERS_APART] if towers else []))
+    resolved = Resolved(
+        model, source, evidence=tuple(evidence), notes=notes, quantization=quantization,
+        not_counted=tuple(table for table in tables if table.parameters is None),
+    )  # fmt: skip
+    sized = [table for table in tables if table.parameters is not None]
+    resolved = resolved.without(*sized, *([_TOWERS_APART] if towers else []))
     return resolved.noted(*filter(None, [outside_note(whole, config) if towers else ""]))
 
 

@@ -50,6 +50,20 @@ _ANYWHERE = re.compile("|".join(f"(?:{name})" for name in _ELSEWHERE))
 
 # Family → field (a pattern) → why it changes nothing that ffn counts or computes.
 HARMLESS: Mapping[str, Mapping[str, str]] = {
+    "bert": {"xpath_unit_hidden_size": "embeddings of the path of a page's element"},
+    "blt_patcher": {"hidden_size_global": "each part has its own widths"},
+    "canine": {"num_hash_(buckets|functions)": "hashed embeddings of characters"},
+    **dict.fromkeys(
+        ("csm", "csm_depth_decoder_model"), {r"(.*_config\.)?backbone_hidden_size": "what its projection reads"}
+    ),
+    "decision_transformer": {"act_dim": "the actions that it embeds"},
+    **dict.fromkeys(
+        ("gradium_phonon_tts", "pocket_tts"), {"latent_.*|flow_head_config.*": "the head that makes sound"}
+    ),
+    "qwen3_omni_moe_talker_text": dict.fromkeys(
+        ("decoder_sparse_step", "mlp_only_layers", "intermediate_size"), "every layer has experts"
+    ),
+    "speecht5": {"(num_)?feat_extract_.*": "the convolutions before its speech encoder"},
     "blt": {
         r".*_config\.hidden_size_global": "each part has its own widths",
         r"patcher_config\..*": "read where patch_in_forward is true",
@@ -84,6 +98,8 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "lfm2": {"block_.*": "read where block_auto_adjust_ff_dim is true"},
     "minicpm3": {".*expert.*|moe_.*|routed_.*|topk_.*|n_group|norm_topk_prob|first_k_.*": "its code has no experts"},
     "mobilebert": {"hidden_size": "the width between its blocks, where use_bottleneck is true"},
+    "muse_glimmer_text": {"output_multiplier": "the logits of its head"},
+    "muse_spark_text": {"residual_gate_temperature": "the residual behind the block"},
     "nemotron_h": {
         "n_shared_experts": "moe_shared_expert_intermediate_size is the width of all together",
         "moe_shared_expert_overlap": "when they run",

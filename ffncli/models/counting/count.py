@@ -9,7 +9,7 @@ from typing import Any
 
 from ffncli.block import dtypes
 from ffncli.block.cost import Cost, cost
-from ffncli.block.steps import Axis, Norm, Step, parameters, walk
+from ffncli.block.steps import Axis, Norm, Step, of_norm, parameters, walk
 from ffncli.block.storage import weight_bytes
 from ffncli.models.counting.not_counted import not_counted
 from ffncli.models.counting.weight_format import storage_of
@@ -34,6 +34,7 @@ class TensorCount:
 class GroupCount:
     """Layers with equal steps. All `*_per_layer` are parameters, all `*_per_token` FLOPs of one layer, forward.
 
+    `latent` is the width that the routed experts read and write where it is not d_model, else 0.
     `attention_params_per_layer` and `layer_norm_params_per_layer` (every norm of the layer) are None if the family's
     attention is not known; `ffn_share_of_layer` is the FFN's share of all three.
     """
@@ -46,6 +47,7 @@ class GroupCount:
     top_k: int | None
     shared_experts: int
     shared_d_ff: int
+    latent: int
     ffn_params_per_layer: int
     ffn_params_active_per_layer: int | None
     norm_params_per_layer: int | None
@@ -111,6 +113,7 @@ class ModelCount:
     differences: tuple[str, ...]
     evidence: tuple[str, ...]
     model_weight_bytes: int | None
+    latent: int
     not_counted: tuple[NotCounted, ...]
     groups: tuple[GroupCount, ...]
 
@@ -168,7 +171,7 @@ def count(resolved: Resolved, dtype: str | None = None, tokens: int = 1) -> Mode
 _OF_MAIN = (
     "experts", "top_k", "shared_experts", "ffn_params_per_layer", "ffn_params_active_per_layer",
     "norm_params_per_layer", "matmul_flops_per_token", "elementwise_flops_per_token", "attention_params_per_layer",
-    "layer_norm_params_per_layer", "ffn_share_of_layer",
+    "layer_norm_params_per_layer", "ffn_share_of_layer", "latent",
 )  # fmt: skip
 
 
@@ -184,6 +187,7 @@ def _group(model: Model, group: Group, one: Cost) -> GroupCount:
         top_k=(None if "top_k" in model.unknown else moe.top_k) if moe else 0,
         shared_experts=moe.shared_experts if moe else 0,
         shared_d_ff=group.spec.shared_width,
+        latent=(moe.latent or 0) if moe else 0,
         ffn_params_per_layer=one.params,
         ffn_params_active_per_layer=None if moe and "top_k" in model.unknown else one.params_active,
         norm_params_per_layer=None if "norm" in model.unknown else one.norm_params,
@@ -260,11 +264,12 @@ def _stored(stored: StoredSize | None) -> dict[str, Any]:
 
 def tensors(steps: Sequence[Step]) -> tuple[TensorCount, ...]:
     """Every parameter tensor of a block, in step order."""
-    norms = {step.output: step.op for _, step in walk(steps) if isinstance(step.op, Norm)}
+    norms = {step.output: step.op for _, step in walk(steps) if of_norm(step)}
     out = []
     for name, axes in parameters(steps).items():
         norm = norms.get(name.rpartition(".")[0])
-        out.append(TensorCount(name, _sizes(axes), prod(_sizes(axes)), norm is not None, bool(norm and norm.shared)))
+        shared = isinstance(norm, Norm) and norm.shared
+        out.append(TensorCount(name, _sizes(axes), prod(_sizes(axes)), norm is not None, shared))
     return tuple(out)
 
 

@@ -18,6 +18,7 @@ LABELS: Mapping[str, tuple[str, str]] = {
         ("experts", "experts", ""),
         ("top_k", "top_k", ""),
         ("shared_experts", "shared experts", ""),
+        ("latent", "latent width of the experts", "latent width"),
         ("ffn_params_per_layer", "parameters per layer", "parameters/layer"),
         ("ffn_params_active_per_layer", "active per layer", "active/layer"),
         ("norm_params_per_layer", "norm parameters per layer", "norm/layer"),

@@ -15,7 +15,7 @@ from typing import Literal
 from ffncli.block.cost import Cost, cost
 from ffncli.block.dtypes import DType, activation_dtype
 from ffncli.block.shard import shard
-from ffncli.block.steps import AllReduce, Axis, Step, input_shapes, parameters, shapes
+from ffncli.block.steps import AllReduce, Axis, Experts, Route, Step, input_shapes, parameters, shapes
 from ffncli.block.storage import parameter_bytes, weight_bytes
 from ffncli.errors import FFNError
 from ffncli.models.model import Group, Model
@@ -208,13 +208,20 @@ def _place(axes: tuple[Axis, ...]) -> Place:
     names = [axis.name for axis in axes]
     if "d_ff" not in names:
         return "copied"
-    return "row" if names[-2:] == ["d_model", "d_ff"] else "column"
+    return "row" if names[-2:] in (["d_model", "d_ff"], ["latent", "d_ff"]) else "column"
 
 
 def _reduced_bytes(steps: tuple[Step, ...], activations: DType) -> list[int]:
-    """The bytes of each tensor that one token's pass reduces over ranks."""
+    """The bytes of each tensor that one token's pass reduces over ranks; in experts, of all that it chose together."""
     known = shapes(steps, input_shapes(steps, (1,)))
-    return [prod(known[s.output]) * activations.block_bytes for s in steps if isinstance(s.op, AllReduce)]
+    top_k = {step.output: step.op.top_k for step in steps if isinstance(step.op, Route)}
+    out = []
+    for step in steps:
+        if isinstance(step.op, AllReduce):
+            out.append(prod(known[step.output]) * activations.block_bytes)
+        elif isinstance(step.op, Experts):
+            out += [top_k[step.inputs[1]] * size for size in _reduced_bytes(step.op.program, activations)]
+    return out
 
 
 def _widths(model: Model) -> list[tuple[str, int]]:

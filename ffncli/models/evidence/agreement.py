@@ -12,8 +12,15 @@ from ffncli.block.recipe import FFNSpec, steps
 from ffncli.errors import shown
 from ffncli.models.model import IN_ALL, UNEVEN, Disagreement, Group, Layer, Model, NotCounted, Spot, StoredSize, grouped
 from ffncli.models.non_ffn import MORE_TOKENS
+from ffncli.models.tensors.arrangement import EXPERT_NORMS
 from ffncli.models.tensors.matching import Spotted, blocks, pairs, prefixes, side_by_side
 from ffncli.models.tensors.recognise import Layers, StoredFFN
+
+
+def _expert_norms(spec: FFNSpec) -> tuple[str, ...]:
+    """The norms among a block's experts, as StoredFFN names them."""
+    return tuple(name for name in sorted(EXPERT_NORMS) if spec.moe and getattr(spec.moe, name))
+
 
 # What a block's tensors show: our name → (its value in a spec, the attribute of StoredFFN).
 _COMPARED: Mapping[str, tuple[Callable[[FFNSpec], Any], str]] = {
@@ -24,6 +31,8 @@ _COMPARED: Mapping[str, tuple[Callable[[FFNSpec], Any], str]] = {
     "experts": (lambda s: s.moe.experts if s.moe else 0, "experts"),
     "shared_d_ff": (lambda s: s.shared_width, "shared_d_ff"),
     "latent": (lambda s: (s.moe.latent or 0) if s.moe else 0, "latent"),
+    "norms of the experts": (_expert_norms, "expert_norms"),
+    "bias of the experts' sum": (lambda s: bool(s.moe and s.moe.mixed_bias), "mixed_bias"),
     "router_bias": (lambda s: bool(s.moe and s.moe.router_bias), "router_bias"),
     "correction": (lambda s: bool(s.moe and s.moe.correction), "correction"),
     "shared_gate": (lambda s: bool(s.moe and s.moe.shared_gate), "shared_gate"),
@@ -31,7 +40,10 @@ _COMPARED: Mapping[str, tuple[Callable[[FFNSpec], Any], str]] = {
     "learned_scale": (lambda s: s.learned_scale, "learned_scale"),
     "shared_routed": (lambda s: s.moe.shared_experts if s.moe and s.moe.shared_routed else 0, "shared_routed"),
 }
-_OF_MOE = ("experts", "shared_d_ff", "latent", "router_bias", "correction", "shared_gate", "shared_routed")
+_OF_MOE = (
+    "experts", "shared_d_ff", "latent", "norms of the experts", "bias of the experts' sum", "router_bias", "correction",
+    "shared_gate", "shared_routed",
+)  # fmt: skip
 _BY_TENSORS = ("gated", "bias")  # the tensors decide these; a block with any other difference cannot run
 _MOST_NOTES = 3
 

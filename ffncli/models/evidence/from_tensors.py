@@ -238,6 +238,10 @@ def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
             router_bias=ffn.router_bias,
             correction=ffn.correction,
             latent=ffn.latent or None,
+            mixed_bias=ffn.mixed_bias,
+            latent_norm="latent_norm" in ffn.expert_norms,
+            expert_norm="expert_norm" in ffn.expert_norms,
+            mixed_norm="mixed_norm" in ffn.expert_norms,
         )
     down_bias = ffn.down_bias if ffn.down_bias != ffn.bias else None
     activation = metadata.activation or "silu"

@@ -23,6 +23,7 @@ _LESS_ONE = ("gptq", "auto_round:auto_gptq", "auto_round:gptq")  # formats that 
 
 # Of rows [start, stop) of one matrix, [..., out, in]: its zeros, [stop - start, groups]; an int if all are equal.
 _Zeros: TypeAlias = "Callable[[OpenFiles, int, int, int], Tensor | int]"
+_Group: TypeAlias = "Callable[[OpenFiles, int], Tensor | int]"  # of a matrix's inputs: which, or how many share one
 
 
 def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
@@ -42,10 +43,13 @@ def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
     return ((raw[:, at // 8] | raw[:, at // 8 + 1] << 8) >> (at % 8).int()) & mask
 
 
-def _scaled(values: Tensor, zeros: Tensor | int, scales: Tensor, group: Tensor) -> Tensor:
-    """(integer - zero) × scale in float32; `group` [in] is the column of `zeros` and `scales` for each input."""
-    offset = zeros if isinstance(zeros, int) else zeros[:, group]
-    return (values - offset).float().mul_(scales[:, group])
+def _scaled(values: Tensor, zeros: Tensor | int, scales: Tensor, group: Tensor | int) -> Tensor:
+    """(integer - zero) × scale in float32; `group` is how many adjacent inputs share a column of `zeros` and `scales`,
+    or the column of each input."""
+    if isinstance(group, int):
+        one = zeros if isinstance(zeros, int) else zeros.unsqueeze(-1)
+        return (values.reshape(len(values), -1, group) - one).float().mul_(scales.unsqueeze(-1)).flatten(1)
+    return (values - (zeros if isinstance(zeros, int) else zeros[:, group])).float().mul_(scales[:, group])
 
 
 # --- compressed-tensors -----------------------------------------------------------------------------------------------
@@ -225,7 +229,7 @@ def _ones(bits: int) -> Tensor:
     return torch.frombuffer(bytearray(whole.to_bytes(4 * bits, "little")), dtype=torch.int32)
 
 
-def _groups(packed: Packed, stem: str) -> tuple[ByteLocation, Callable[[OpenFiles, int], Tensor]]:
+def _groups(packed: Packed, stem: str) -> tuple[ByteLocation, _Group]:
     """(the scales, the group of each input). FFNError if groups cannot be told from the tensors and the config."""
     scales, shape, stated = _floats(packed, stem + "scales"), packed.shape, packed.config.values.get("group_size")
     groups, inputs = scales.info.shape[-2], shape[-1]
@@ -246,12 +250,12 @@ def _groups(packed: Packed, stem: str) -> tuple[ByteLocation, Callable[[OpenFile
 # --- groups and words -------------------------------------------------------------------------------------------------
 
 
-def _group_of(packed: Packed, name: str, groups: int, size: int) -> Callable[[OpenFiles, int], Tensor]:
+def _group_of(packed: Packed, name: str, groups: int, size: int) -> _Group:
     """A matrix → the group of each of its inputs: of `size` adjacent ones, unless the tensor `name` states others."""
     import torch
 
     inputs = packed.shape[-1]
-    adjacent = torch.arange(inputs) // size
+    adjacent = torch.arange(inputs) // size if inputs % size else size
     if name not in packed.tensors or 0 in packed.tensors[name].shape:
         return lambda files, matrix: adjacent
     place = packed.place(name)
@@ -261,7 +265,7 @@ def _group_of(packed: Packed, name: str, groups: int, size: int) -> Callable[[Op
         raise packed.wrong(name, what)
     width = inputs * dtype.itemsize
 
-    def read(files: OpenFiles, matrix: int) -> Tensor:
+    def read(files: OpenFiles, matrix: int) -> Tensor | int:
         at = matrix * width if count > inputs else 0
         index = files.read(place.path, place.start + at, width).view(dtype).long()
         if (index == -1).all():  # compressed-tensors: not used

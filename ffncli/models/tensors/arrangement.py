@@ -26,7 +26,7 @@ class Order:
 @dataclass(frozen=True)
 class Arrangement:
     """A family's row: `transposed` matrices are `[in, out]` where shapes fit both ways, `interleaved` gate and up
-    in one matrix. `norms` are modules by step, tried before the usual ones.
+    in one matrix, `up_first` the up projection in its first half. `norms` are modules by step, tried before the usual ones.
 
     In their names `../` is the parent of the layers' prefix, `{i}` the layer's number, `{n}` the FFN's in its layer.
     """
@@ -34,6 +34,7 @@ class Arrangement:
     family: str = ""
     transposed: bool = False
     interleaved: bool = False
+    up_first: bool = False
     norms: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def order(self, naming: Naming, biased_experts: bool = False) -> Order:
@@ -48,24 +49,24 @@ class Arrangement:
             return Order(
                 True, True, f"gate and up by turns: {why}", f"{why} are read as gpt-oss's, gate and up by turns"
             )
-        if naming.up in _UP_FIRST:
-            return Order(False, False, f"up before gate, as {naming.up} has them")
+        if self.up_first or naming.up in _UP_FIRST:
+            return Order(False, False, f"up before gate, as {self.family or naming.up} has them")
         if naming.up in _GATE_FIRST or self.family:
             return Order(True, False, f"gate before up, as {self.family or naming.up} has them")
         return Order(True, False, "gate before up", f"{naming.up}: the gate's half is read as the first")
 
 
 _GATE_FIRST = {"gate_up_proj", "ffn_up"}  # as the names say; the same in llama.cpp (Phi-3)
-_UP_FIRST = {"up_gate_proj", "ff_proj"}  # GTE, Molmo
+_UP_FIRST = {"up_gate_proj", "ff_proj", "fc1.proj"}  # GTE, Molmo, CLVP
 _INKLING = {"w13_weight", "shared_w13_weight", "w13_dn"}
 _INTERLEAVED = {"mlp1_weight"}  # OpenAI's own gpt-oss files
 
 # The usual names of the norms around an FFN, those that say most first.
 _PRE = (
-    "pre_feedforward_layernorm", "pre_mlp_layernorm", "pre_ff_layernorm", "feedforward_layernorm",
+    "pre_feedforward_layernorm", "pre_mlp_layernorm", "pre_mlp_norm", "post_sa_norm", "final_layernorm", "pre_ff_layernorm", "feedforward_layernorm",
     "feedforward_layer_norm", "ff_norm", "ffn_layer_norm", "ff_layer_norm", "layernorm_before_ffn", "ffn_norm",
     "norm_ffn", "mlp_norm", "channel_pre_norm", "intermediate.LayerNorm", "post_attention_layernorm",
-    "norm_attn_norm.norm_2", "ln_mlp", "ln_2", "norm_2", "norm2", "rms_norm2", "layer_norm2", "layernorm2",
+    "post_attention_rmsnorm", "norm_attn_norm.norm_2", "ln_mlp", "ln_2", "layernorm_2", "norm_2", "norm2", "rms_norm2", "layer_norm2", "layernorm2",
     "layernorm_after", "final_layer_norm", "layer_norm", "LayerNorm", "layernorm", "ln", "norm",
 )  # fmt: skip
 _POST = (
@@ -75,16 +76,29 @@ _POST = (
 )  # fmt: skip
 _SHARED = ("input_layernorm", "ln_1")  # a parallel block's, which the attention reads too
 _SUB = ("ffn_sub_norm", "ffn_layernorm")
+# Norms among the experts; one by such a name is part of the block, whatever the config says.
+EXPERT_NORMS: Mapping[str, Sequence[str]] = {
+    "latent_norm": ("pre_expert_norm",), "expert_norm": ("post_expert_norm",), "mixed_norm": ("routed_expert_norm",),
+}  # fmt: skip
 
 _ROWS: Mapping[str, Arrangement] = {
-    **{name: Arrangement(name, transposed=True) for name in ("gpt2", "openai-gpt")},  # Conv1D
+    **{name: Arrangement(name, transposed=True) for name in
+       ("gpt2", "openai-gpt", "clvp_decoder", "decision_transformer", "imagegpt")},  # Conv1D
+    "axk2": Arrangement("axk2", norms={  # in files, then in memory
+        "norm": ("post_attention_layernorm.norm",),
+        "norm_gate.narrow": ("post_attention_layernorm.W_down", "post_attention_layernorm.mlp.fc1"),
+        "norm_gate.widen": ("post_attention_layernorm.W_up", "post_attention_layernorm.mlp.fc2"),
+    }),
     "gpt_oss": Arrangement("gpt_oss", interleaved=True),
+    "openai_privacy_filter": Arrangement("openai_privacy_filter", transposed=True),
     **{name: Arrangement(name, norms={"norm": ("../layer_norm2.{i}",), "post_norm": ("../layer_norm2.{i}",)})
        for name in ("xlm", "flaubert")},
     "chameleon": Arrangement("chameleon", norms={"post_norm": ("post_attention_layernorm",)}),  # for its Swin variant
     "gguf": Arrangement(  # llama.cpp's names, the same for all families; gpt-oss has no ffn_norm
         "GGUF", norms={"norm": ("ffn_norm", "post_attention_norm"), "post_norm": ("post_ffw_norm",)}
     ),
+    "canary_decoder": Arrangement("canary_decoder", norms={"norm": ("final_layernorm", "layer_norm_3")}),
+    **{name: Arrangement(name, up_first=True) for name in ("moonshine", "moonshine_streaming")},
     "longcat_flash": Arrangement("longcat_flash", norms={"norm": ("post_attention_layernorm.{n}",)}),
 }  # fmt: skip
 
@@ -98,8 +112,9 @@ def arrangement(model_type: str) -> Arrangement:
 
 def norm_modules(step: str, spec: FFNSpec, rules: Arrangement) -> Sequence[str]:
     """The names that a norm's module may have, the likeliest first."""
-    usual = {"norm": _SHARED if spec.shared_norm else _PRE, "post_norm": _POST, "sub_norm": _SUB}
-    return (*rules.norms.get(step, ()), *usual[step])
+    pre = _SHARED if spec.shared_norm else _PRE
+    usual = {"norm": pre, "post_norm": _POST, "sub_norm": _SUB, **EXPERT_NORMS}
+    return (*rules.norms.get(step, ()), *usual.get(step, ()))
 
 
 def outside(model_type: str) -> Sequence[str]:

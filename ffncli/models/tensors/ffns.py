@@ -13,21 +13,25 @@ from dataclasses import dataclass
 from ffncli.models.tensors.names import BY_LAST, Naming, last
 from ffncli.models.tensors.shapes import Item
 
-_NORM = re.compile(r"(?:^|[._])(?:layer_?norm|norm\d?|ln\w*|layernorm\w*|ffn_sub_norm)(?:[._]|$)", re.IGNORECASE)
-_SHARED = re.compile(r"(?:^|\.)(?:shared_\w+|shared)\.$|_shexp$")
+_NORM = re.compile(r"(?:^|[._])(?:layer_?norm|rmsnorm|norm\d?|ln\w*|layernorm\w*|ffn_sub_norm)(?:[._]|$)", re.IGNORECASE)
+_SHARED = re.compile(r"(?:^|\.)(?:shared?_\w+|shared)\.$|_shexp$")
 _ROUTING = re.compile(
     r"(?:moe\.)?(?:router|gate|shared_expert_gate|ffn_gate_inp\w*|exp_probs_b)\."
 )  # next to the experts, not inside their module
 _ROUTER = re.compile(r"(?:^|\.)(?:router|gate|ffn_gate_inp)(?:\.(?:layer|wg|gate|classifier))?\.weight$")
 _SHARED_GATE = re.compile(r"shared_expert_gate\.weight$|ffn_gate_inp_shexp\.weight$")
-_LATENT = re.compile(r"(?:^|\.)fc[12]_latent_proj\.weight$")  # around Nemotron-H's experts, the narrow side first
+# Around experts in a narrower space: Nemotron-H's, Kimi-K3's, Muse-Spark's.
+_LATENT = re.compile(r"(?:^|\.)(?:fc1_latent_proj|routed_expert_down_proj|pre_expert_proj)\.weight$")
+_WIDENED = re.compile(r"(?:^|\.)(?:fc2_latent_proj|routed_expert_up_proj|post_expert_proj)\.weight$")
+_MIXED_BIAS = re.compile(r"(?:^|\.)mlp\.bias$")  # JetMoE's
 _ONE_EXPERT = re.compile(r"(?:^|\.)experts\.(?:expert_)?\d+\.")  # one that differs from the others
 _CORRECTION = re.compile(  # of a gate, the bias is one in DeepSeek's files and Inkling's
     r"correction_bias$|expert_bias$|router_bias$|exp_probs_b\.bias$|(?:^|\.)(?:ffn|mlp)\.gate\.bias$"
 )
 _FACTOR = re.compile(r"(?:^|\.)global_scale$")  # one learned number for the whole FFN (Inkling)
 _ROLES = {
-    "factor": _FACTOR, "latent": _LATENT, "router": _ROUTER, "shared_gate": _SHARED_GATE, "correction": _CORRECTION,
+    "factor": _FACTOR, "latent": _LATENT, "widened": _WIDENED, "mixed_bias": _MIXED_BIAS, "router": _ROUTER,
+    "shared_gate": _SHARED_GATE, "correction": _CORRECTION,
 }  # fmt: skip
 
 
@@ -85,7 +89,7 @@ def is_norm(name: str) -> bool:
 
 
 def role(name: str) -> str:
-    """The role of a tensor that is not a matrix, by its name: one of _ROLES, or empty."""
+    """The role of a tensor other than gate, up and down, by its name: a key of _ROLES; else empty."""
     return next((kind for kind, pattern in _ROLES.items() if pattern.search(name)), "")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ffncli.block.recipe import FFNSpec, steps
-from ffncli.block.steps import Axis, Norm, Step, parameters, tables
+from ffncli.block.steps import Axis, Step, of_norm, parameters, tables, walk
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.checkpoint import PLAIN, Checkpoint
 from ffncli.models.tensors.slices import LayerTensors, StoredSlice, slices
@@ -98,7 +98,7 @@ def torn(layer: LayerTensors, spec: FFNSpec) -> bool:
 
 
 def _norms(block: tuple[Step, ...]) -> set[str]:
-    return {name for step in block if isinstance(step.op, Norm) for name in step.parameters()}
+    return {name for _, step in walk(block) if of_norm(step) for name in step.parameters()}
 
 
 def _slices(layer: LayerTensors, spec: FFNSpec) -> dict[str, StoredSlice]:

@@ -48,12 +48,14 @@ NAMINGS: Sequence[Naming] = (
     Naming("shared_w13_weight", "shared_w2_weight"),
     Naming("w13_dn", "w2_md"),
     Naming("mlp1_weight", "mlp2_weight"),  # OpenAI's own gpt-oss files
+    Naming("fc1.proj", "fc2"),  # CLVP
     Naming("fc1", "fc2"),  # OPT, Whisper, BART, CLIP
     Naming("c_fc", "c_proj"),  # GPT-2
     Naming("dense_h_to_4h", "dense_4h_to_h"),  # BLOOM, GPT-NeoX, Falcon
     Naming("fc_in", "fc_out"),  # GPT-J
     Naming("wi", "wo"),  # T5
     Naming("lin1", "lin2"),  # DistilBERT, XLM
+    Naming("in_proj", "out_proj"),  # Bark
     Naming("linear1", "linear2"),  # torch's own TransformerEncoderLayer
     Naming("linear_1", "linear_2"),  # Funnel
     Naming("layer_1", "layer_2"),  # XLNet
@@ -63,6 +65,7 @@ NAMINGS: Sequence[Naming] = (
     Naming("intermediate", "output"),  # ProphetNet
     Naming("ffn", "ffn_output"),  # ALBERT
     Naming("ffn.0", "ffn.2"),  # CTRL
+    Naming("dense_in", "dense_out"),  # Cohere ASR
     Naming("dense1", "dense2"),  # Perceiver
     Naming("ffn_up", "ffn_down"),
 )

@@ -10,21 +10,29 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
 from ffncli.block import activations
 from ffncli.errors import FFNError, shown
 from ffncli.models.files.inventory import shared_name
+from ffncli.models.tensors.arrangement import EXPERT_NORMS
 from ffncli.models.tensors.ffns import FFNLocation, Projections, ffn_locations, is_norm, members, projections, role
+from ffncli.models.tensors.names import last
 from ffncli.models.tensors.shapes import Hints, Item, Misfit, unlike, widths
 
 MOST_FFNS = 256  # in one layer; if names nest, the first number decides the layer
 _LAYER = re.compile(r"(?:^|\.)(\d{1,6})\.")  # the first number between dots
 _ONLY_LAYER = re.compile(r"cross_attention()\.(?=mlp\.)")  # in Perceiver, without a number
 _NOT_TEXT = re.compile(
-    r"vis(?:ion|ual)|image|audio|speech|video_|siglip|clip_model|patch(?!er\.)|codec|vq", re.IGNORECASE
+    r"vis(?:ion|ual)|image|audio|speech|video_|siglip|clip_model|patch(?!er\.)|codec|vq|(?:^|\.)(?:vit|mit)\."
+    r"|sam_model|qwen2_model|multimodal_model|perceiver_resampler|detr_|geometry_",
+    re.IGNORECASE,
+)
+# An encoder that begins with patches or sound: its layers may be called as a text encoder's.
+_SENSES = re.compile(
+    r"^(.*\bencoder\.)(?:embeddings\.)?(?:patch_(?:embed|projection)|subsampling|feature_(?:extractor|encoder))"
 )
 _NOT_FFN = re.compile(r"att(?:n|ention)|adapter", re.IGNORECASE)
 _NOT_PARAMETER = re.compile(r"lora_|_integer$|scaling_factor$|\.(?:x_min|x_max|beta|eps|tid2eid)$")
@@ -37,7 +45,8 @@ class StoredFFN:
 
     `gated` is None if the file that would show it is missing; `whole` is False if any of its files is. `params`
     counts the FFN without norms, `bytes` is its size in the file. `tensor` decided gatedness.
-    `latent` is the narrower width that its experts read and write, 0 where that is d_model.
+    `latent` is the narrower width that its experts read and write, 0 where that is d_model. `expert_norms` are the
+    norms among the experts (keys of EXPERT_NORMS), `mixed_bias` says whether their sum has a bias.
     `loose` names tensors inside the FFN that fit no role but are counted. `activation` is the function
     whose learned parameters are among them, None without any. `misfit` are matrices, name and shape, that do not fit
     one another. `uneven` says which matrix some experts lack; empty if none does. `shared_routed` is the number of
@@ -62,6 +71,8 @@ class StoredFFN:
     fused: bool
     whole: bool
     latent: int = 0
+    expert_norms: tuple[str, ...] = ()
+    mixed_bias: bool = False
     activation: str | None = None
     misfit: Misfit = ()
     uneven: str = ""
@@ -94,7 +105,7 @@ def recognise_all(items: Mapping[str, Item], d_model: int | None, where: str) ->
                 cache[signature] = tuple(_ffns(tensors, d_model, f"{where}: {shown(prefix, 80)}, layer {layer}"))
             if cache[signature]:
                 out.setdefault(prefix, {})[layer] = cache[signature]
-    text, others = _text(out)
+    text, others = _text(out, {match[1] for name in items if (match := _SENSES.search(name))})
     return {p: out[p] for p in out if p in text}, {p: out[p] for p in out if p in others}
 
 
@@ -141,10 +152,13 @@ def inside(names: Iterable[str], stem: str) -> dict[str, str]:
     return out
 
 
-def _text(prefixes: Iterable[str]) -> tuple[set[str], set[str]]:
-    """(Prefixes of the text model, of other text): those with text names, else those without other names, else all."""
+def _text(prefixes: Iterable[str], senses: Collection[str]) -> tuple[set[str], set[str]]:
+    """(Prefixes of the text model, of other text): those with text names, else those without other names, else all.
+
+    What begins as one of `senses` is an encoder of images or sound.
+    """
     every = set(prefixes)
-    plain = {p for p in every if not _NOT_TEXT.search(p)}
+    plain = {p for p in every if not _NOT_TEXT.search(p) and not p.startswith(tuple(senses))}
     text = {p for p in every if "language_model" in p} or plain
     if any(p.startswith("decoder.") for p in text):  # MusicGen's text encoder conditions a decoder of audio tokens
         text = {p for p in text if not p.startswith("text_encoder.")}
@@ -180,12 +194,15 @@ def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[s
     others = set(members).difference(matrices, *(theirs for theirs, _ in shared))
     others -= {q.bias(leaf) for q in location.all for leaf in q.naming.names}
     roles = {name: kind for name in sorted(others) if (kind := role(name))}
+    roles = {name: kind for name, kind in roles.items() if kind != "mixed_bias" or location.experts}
     around = [name for name, kind in roles.items() if kind == "latent"]
     latent = items[around[0]].shape if around else None
+    norms = {n for n, names in EXPERT_NORMS.items() if any(last(i.removesuffix(".weight")) in names for i in items)}
     if around:  # up to here `d_model` is the latent width
         d_model = latent[1] if latent and len(latent) == 2 else hints.hint
-    with_role = set(roles) - set(around)
-    biases = {name for name in others - with_role if name.removesuffix("bias") + "weight" in with_role}
+    with_role = set(roles)
+    routing = {name for name, kind in roles.items() if kind not in ("latent", "widened")}
+    biases = {name for name in others - with_role if name.removesuffix("bias") + "weight" in routing}
     uneven, alone = _uneven(p, matrices, members)
     activation, learned = _learned(members, others - with_role - biases)
     return StoredFFN(
@@ -204,10 +221,12 @@ def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[s
         bytes=sum(item.bytes for item in members.values()),
         formats=tuple(dict.fromkeys(item.format for theirs in (matrices, *(t for t, _ in shared))
                                     for item in theirs.values())),
-        loose=tuple(sorted(others - with_role - biases - learned - set(around))),
+        loose=tuple(sorted(others - with_role - biases - learned)),
         fused=fused,
         whole=all(item.params for item in members.values()),
         latent=latent[0] if latent else 0,
+        expert_norms=tuple(sorted(norms)) if location.experts else (),
+        mixed_bias="mixed_bias" in roles.values(),
         activation=activation,
         misfit=misfit or alone,
         uneven=uneven,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ffncli.block.recipe import FFNSpec, steps
-from ffncli.block.steps import Norm
+from ffncli.block.steps import Op, of_norm, walk
 from ffncli.models.tensors.arrangement import Arrangement, arrangement, norm_modules
 from ffncli.models.tensors.ffns import FFNLocation, Projections, ffn_locations, members, projections, role
 from ffncli.models.tensors.shapes import Item, matrix
@@ -170,6 +170,7 @@ def _orientation(up: Item, down: Item, parts: int, spec: FFNSpec, rules: Arrange
 
 _PARAMETERS = {
     "router": "router.weight", "shared_gate": "shared_gate.weight", "correction": "route.correction",
+    "latent": "latent.weight", "widened": "widened.weight", "mixed_bias": "biased.bias",
 }  # fmt: skip
 
 
@@ -181,9 +182,6 @@ def _vectors(layer: LayerTensors, location: FFNLocation, inner: Mapping[str, Ite
     def add(parameter: str, tensor: str) -> None:
         out.setdefault(parameter, layer.slice(tensor, StoredSlice(""), f"named {tensor}"))
 
-    latent = sorted(name for name in inner if role(name) == "latent")
-    for parameter, tensor in zip(("latent.weight", "widened.weight"), latent, strict=False):
-        add(parameter, tensor)
     for name in inner:
         if name in matrices:
             continue
@@ -205,8 +203,8 @@ def _norms(layer: LayerTensors, location: FFNLocation, spec: FFNSpec, rules: Arr
     inside = location.projections.parent.removesuffix("#.").split(".")[:-1]
     number = next((part for part in inside[::-1] if part.isdigit()), "0")
     around = [".".join(inside[:n]) + "." if n else "" for n in range(len(inside), -1, -1)]
-    for step in steps(spec):
-        if not isinstance(step.op, Norm):
+    for _, step in walk(steps(spec)):
+        if not of_norm(step):
             continue
         for name in norm_modules(step.output, spec, rules):
             module = name.replace("{n}", number)
@@ -218,13 +216,13 @@ def _norms(layer: LayerTensors, location: FFNLocation, spec: FFNSpec, rules: Arr
     return out
 
 
-def _norm(items: Mapping[str, Item], stem: str, step: str, op: Norm) -> dict[str, StoredSlice]:
-    """Weight and bias of one norm module, those that the op needs; older files call them gamma and beta."""
+def _norm(items: Mapping[str, Item], stem: str, step: str, op: Op) -> dict[str, StoredSlice]:
+    """Weight and bias of one norm's module, those that the op needs; older files call them gamma and beta."""
     out: dict[str, StoredSlice] = {}
     for parameter, endings in (("weight", ("weight", "gamma", "scale")), ("bias", ("bias", "beta"))):
         tensor = next((t for e in endings if (t := f"{stem}.{e}") in items), None)
         if tensor and parameter not in op.parameters():
             return {}  # a different kind of norm
-        if tensor and items[tensor].shape in ((op.axis.size,), None):
+        if tensor and items[tensor].shape in (tuple(axis.size for axis in op.parameters()[parameter]), None):
             out[f"{step}.{parameter}"] = StoredSlice(tensor, format=items[tensor].format, evidence=f"named {stem}")
     return out if len(out) == len(op.parameters()) else {}

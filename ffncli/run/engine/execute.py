@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import torch
@@ -152,7 +152,8 @@ def _overwrite(over: Tensor, step: Step, params: Mapping[str, Tensor], x: Sequen
 
     Chunks begin at multiples of a vector's width: elsewhere torch computes some functions differently, off by an ulp.
     """
-    width = 1 if all(tensor.shape == over.shape for tensor in x) else over.shape[-1]  # 1 wide: broadcast by rows
+    alike = all(tensor.shape == over.shape for tensor in x) and not (isinstance(step.op, Add) and step.op.bias)
+    width = 1 if alike else over.shape[-1]  # 1 wide: broadcast by rows
     parts = [tensor.reshape(-1, width if tensor.shape == over.shape else 1) for tensor in x]
     out = over.view(-1, width)
     size = max(1, _CHUNK // max(1, width))
@@ -176,7 +177,8 @@ def apply(step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: M
                 out = out * factor
             return out * params["factor"] if op.learned else out
         case Add():
-            return reduce(torch.add, (*x[:-1], x[-1] if op.scale == 1 else x[-1] * op.scale))
+            terms = (*x[:-1], x[-1] if op.scale == 1 else x[-1] * op.scale)
+            return reduce(torch.add, (*terms, params["bias"]) if op.bias else terms)
         case Norm():
             return norm(op, params, x[0])
         case Dropout():
@@ -202,6 +204,11 @@ def activation(op: Activation, params: Mapping[str, Tensor], x: Tensor) -> Tenso
 def norm(op: Norm, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """LayerNorm as in torch; RMSNorm x / √(mean(x²) + eps), in at least float32 (Zhang & Sennrich 2019)."""
     weight = params.get("weight")
+    if op.weigh == "input" and weight is not None:
+        at_least = torch.promote_types(x.dtype, torch.float32)
+        scaled = (x.to(at_least) * ((1 if op.weight == "one_plus" else 0) + weight.to(at_least))).to(x.dtype)
+        bias = {"bias": params["bias"]} if "bias" in params else {}
+        return norm(replace(op, weight="none", weigh="output"), bias, scaled)
     if op.kind == "layernorm":
         if op.weight == "one_plus" and weight is not None:
             weight = 1 + weight
@@ -328,7 +335,7 @@ def received(step: Step, op: Experts, x: Tensor, route: Tensor, weights: Mapping
     for e in route.any(0).nonzero().flatten().tolist():
         tokens = route[:, e].nonzero().flatten()
         share = route[tokens, e, None]
-        params = {name: weights[step.prefix + name][e] for name in op.parameters()}
+        params = op.of_one(weights, e, step.prefix)
         if op.weigh == "input":
             yield Received(e, tokens, x[tokens] * share, None, params)
         else:

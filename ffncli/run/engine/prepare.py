@@ -14,13 +14,13 @@ from ffncli.block.recipe import route_of, steps
 from ffncli.block.rewrite import final_layer
 from ffncli.block.steps import (
     Dropout,
-    Norm,
     Step,
     block_inputs,
     feature_axis,
     ffn_span,
     ffn_steps,
     id_inputs,
+    of_norm,
     parameters,
     tables,
     walk,
@@ -158,14 +158,14 @@ def steps_with_weights(
 
     Without the norm before the FFN only the FFN remains, because its input would be that norm's output.
     """
-    lost = [s.output for s in block if isinstance(s.op, Norm) and s.parameters().keys() - weights.keys()]
+    lost = [s.output for s in block if of_norm(s) and s.parameters().keys() - weights.keys()]
     if not lost:
         return block, ()
     start, end = ffn_span(block)
-    if start in lost:
+    names = [step.output for step in block]
+    if {*lost} & {*names[: names.index(start) + 1 if start in names else 0]}:
         where = f"the trace begins at ffn_input, which is '{start}', and ends at ffn_output"
         return ffn_steps(block), (f"this file does not describe the norm before the FFN: {where}",)
-    names = [step.output for step in block]
     where = f"the trace ends at ffn_output, which is '{end}'"
     return block[: names.index(end) + 1], (f"this file does not describe the norm after the FFN: {where}",)
 

@@ -18,8 +18,8 @@ def gradients_in_float64(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """(the output, the gradients of the inputs and of the weights by name), in float64 from the same rounded numbers.
 
-    `upstream` is the gradient of the output. All experts of a mixture in float64 are four times their bf16, besides as
-    much for their gradients; `of_weights` False leaves the latter out.
+    `upstream` is the gradient of the output; tables of integers and token ids have none. All experts of a mixture in
+    float64 are four times their bf16, besides as much for their gradients; `of_weights` False leaves the latter out.
     """
     entering = _leaves(inputs)
     mixtures = {name for step in steps if isinstance(step.op, Experts) for name in step.parameters()}
@@ -38,10 +38,11 @@ def gradients_in_float64(
                     *arguments.values(), step, weights, gradients
                 )
             else:
-                params = {name: dense[name] for name in step.parameters()}
+                params = {name: dense[name] for name in (*step.parameters(), *step.tables())}
                 tensors[step.output], _ = output_and_experts([step], params, arguments)
         out = tensors[steps[-1].output]
-        leaves = entering | (dense if of_weights else {})
+        every = entering | (dense if of_weights else {})
+        leaves = {name: tensor for name, tensor in every.items() if tensor.requires_grad}
         gradients_of_leaves = torch.autograd.grad(out, list(leaves.values()), upstream.double(), allow_unused=True)
     gradients |= {
         name: torch.zeros_like(leaf) if gradient is None else gradient
@@ -51,7 +52,10 @@ def gradients_in_float64(
 
 
 def _leaves(tensors: Weights, differentiable: bool = True) -> dict[str, Tensor]:
-    return {name: tensor.detach().double().requires_grad_(differentiable) for name, tensor in tensors.items()}
+    return {
+        name: tensor.detach().double().requires_grad_(differentiable) if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 class _MixtureGradient(torch.autograd.Function):

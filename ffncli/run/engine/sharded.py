@@ -1,33 +1,37 @@
-"""A block that is split over ranks, run here: the ranks one after the other, each on its own part of the weights."""
+"""A block that is split over ranks, run here: a thread for each rank, on its own part of the weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, BrokenBarrierError
 
 import torch
 from torch import Tensor
 
-from ffncli.block.steps import AllReduce, Step, parameters
+from ffncli.block.steps import Step, parameters
 from ffncli.run.engine.execute import Mode, run
 
 
-@dataclass
 class _Collective:
-    """The all-reduces of one run: the first ones return their sums, the next one records this rank's part."""
+    """Sums over ranks: every rank's thread waits until all have given their parts."""
 
-    sums: list[Tensor]
-    parts: list[Tensor] = field(default_factory=list)
-    at: int = 0
+    def __init__(self, ranks: int) -> None:
+        self._parts: list[Tensor | None] = [None] * ranks
+        self._given, self._read = Barrier(ranks), Barrier(ranks)
 
-    def reduce(self, part: Tensor) -> Tensor:
-        """The sum over ranks, once the ranks have computed it."""
-        self.at += 1
-        if self.at <= len(self.sums):
-            return self.sums[self.at - 1]
-        if self.at == len(self.sums) + 1:
-            self.parts.append(part)
-        return part
+    def reduce(self, rank: int, part: Tensor) -> Tensor:
+        """The sum of all ranks' parts, in the order of the ranks."""
+        self._parts[rank] = part
+        self._given.wait()
+        total = torch.stack([one for one in self._parts if one is not None]).sum(0)
+        self._read.wait()
+        return total
+
+    def abort(self) -> None:
+        """After an error in one rank the others wait no longer."""
+        self._given.abort()
+        self._read.abort()
 
 
 def summed(
@@ -36,16 +40,28 @@ def summed(
     weights: Mapping[str, Tensor],
     inputs: Mapping[str, Tensor],
 ) -> Tensor:
-    """The output after the last all-reduce: all ranks run once per all-reduce, and rank 0 once more."""
+    """Rank 0's output, after the last all-reduce."""
     shares = [share_of(weights, steps, program, rank) for rank, program in enumerate(programs)]
-    sums: list[Tensor] = []
-    for _ in [step for step in programs[0] if isinstance(step.op, AllReduce)]:
-        collective = _Collective(sums)
-        for program, share in zip(programs, shares, strict=True):
-            collective.at = 0
-            run(program, share, inputs, Mode(reduce=collective.reduce))
-        sums = [*sums, torch.stack(collective.parts).sum(0)]
-    return run(programs[0], shares[0], inputs, Mode(reduce=_Collective(sums).reduce))
+    collective = _Collective(len(programs))
+
+    def one(rank: int) -> Tensor | BaseException:
+        try:
+            with torch.no_grad():
+                return run(
+                    programs[rank], shares[rank], inputs, Mode(reduce=lambda part: collective.reduce(rank, part))
+                )
+        except BaseException as error:
+            collective.abort()
+            return error
+
+    with ThreadPoolExecutor(len(programs)) as pool:
+        outputs = list(pool.map(one, range(len(programs))))
+    errors = [output for output in outputs if isinstance(output, BaseException)]
+    if errors:
+        raise next((error for error in errors if not isinstance(error, BrokenBarrierError)), errors[0])
+    first = outputs[0]
+    assert isinstance(first, Tensor)
+    return first
 
 
 def share_of(

@@ -61,7 +61,8 @@ def _draw(step: Step, generator: torch.Generator, dtype: torch.dtype) -> dict[st
         for e in range(op.experts.size):
             for inner in op.program:
                 for name, tensor in _draw(inner, generator, dtype).items():
-                    together[step.prefix + name][e] = tensor
+                    place = together[step.prefix + name]
+                    (place if op.is_common(name) else place[e]).copy_(tensor)
         return together
     shapes = {name: tuple(axis.size for axis in axes) for name, axes in step.parameters().items()}
     if isinstance(op, Linear):

@@ -166,22 +166,31 @@ def add(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> 
     terms = [_product(factor) for factor in factors]
     if scale != 1:
         terms[-1] = _product(Factor("scale", scale), factors[-1])
-    total = exact_sum([term.value for term in terms])
     heaviest = [Factor(f.place, term.value) for f, term in zip(factors, terms, strict=True)]
+    if bias := scene.weight(place, "bias"):
+        terms.append(_product(Factor(written(bias[0], (index[-1],)), bias[1][index[-1]].double().item())))
+    total = exact_sum([term.value for term in terms])
     return Derivation(total, tuple(terms), origin=_largest_of(reads, heaviest, index))
 
 
 def norm(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """LayerNorm (x - mean) / √(variance + eps), RMSNorm x / √(mean(x²) + eps); then weight (or 1 + weight) and bias."""
+    """LayerNorm (x - mean) / √(variance + eps), RMSNorm x / √(mean(x²) + eps); then weight (or 1 + weight) and bias.
+
+    If the weight multiplies the input, x is that product.
+    """
     op, feature = op_of(place, Norm), index[-1]
     read = scene.read(place, 0, index[:-1])
+    first = scene.weight(place, "weight") if op.weigh == "input" else None
+    if first:
+        read = replace(read, row=read.row * (first[1].double() + (1 if op.weight == "one_plus" else 0)))
     x, mean = read.row[feature], read.row.mean()
     centred = read.row - mean if op.kind == "layernorm" else read.row
     spread = centred.square().mean()
     root = (spread + op.eps).sqrt()
     normed = centred[feature] / root
     name = "variance" if op.kind == "layernorm" else "mean square"
-    quantities = [Quantity("x", x.item(), read.at(feature))]
+    product = f"{'(1 + weight)' if op.weight == 'one_plus' else 'weight'} · {read.at(feature)}"
+    quantities = [Quantity("x", x.item(), product if first else read.at(feature))]
     quantities += [Quantity("mean", mean.item())] if op.kind == "layernorm" else []
     quantities += [
         Quantity(name, spread.item()),
@@ -190,7 +199,7 @@ def norm(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) ->
         Quantity("normalised x", normed.item()),
     ]
     total = normed
-    if weight := scene.weight(place, "weight"):
+    if (weight := scene.weight(place, "weight")) and not first:
         quantities.append(Quantity("weight", weight[1][feature].item(), written(weight[0], (*weight[2], feature))))
         by = weight[1][feature].double() + (1 if op.weight == "one_plus" else 0)
         quantities += [Quantity("1 + weight", by.item())] if op.weight == "one_plus" else []
@@ -200,7 +209,8 @@ def norm(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) ->
         total = total + bias[1][feature].double()
     at = _largest(centred)[0]
     part = centred[at].square() / centred.square().sum()
-    notes = (f"{read.at(at)} = {read.row[at].item():.6g} alone contributes {100 * part.item():.3g} % of the {name}",)
+    largest = f"{read.at(at)}{' times its weight' if first else ''} = {read.row[at].item():.6g}"
+    notes = (f"{largest} alone contributes {100 * part.item():.3g} % of the {name}",)
     return Derivation(total.item(), quantities=tuple(quantities), notes=notes, origin=origin_of(read, feature))
 
 

@@ -87,7 +87,9 @@ class Scene:
         name = f"{prefix}{place.step.output}.{parameter}"
         if name.removeprefix(prefix) not in place.step.parameters():
             return None
-        share = () if place.expert is None else (place.expert,)
+        op = place.outer.op if place.outer else None
+        common = isinstance(op, Experts) and op.is_common(name)
+        share = () if place.expert is None or common else (place.expert,)
         return name, self.weights[name][share], share, weight_symbol(place.step.output, parameter, place.program)
 
 

@@ -13,7 +13,7 @@ from itertools import takewhile
 from torch import Tensor, nn
 
 from ffncli.block.recipe import steps
-from ffncli.block.steps import Norm
+from ffncli.block.steps import NORM_GATE, Norm
 from ffncli.errors import FFNError
 from ffncli.models.files.headers import Columns
 from ffncli.models.files.inventory import Inventory, collect
@@ -59,7 +59,9 @@ def _boundary(
     if layer.spec.moe is None and not layer.spec.learned_scale:
         return owners["gate.weight" if layer.spec.gated else "up.weight"], (owners["down.weight"],)
     shared = [name for parameter, name in owners.items() if parameter.startswith("shared")]
-    routed = [n for p, n in owners.items() if not p.startswith("shared") and p.partition(".")[0] not in norms]
+    routed = [
+        n for p, n in owners.items() if not p.startswith(("shared", NORM_GATE)) and p.partition(".")[0] not in norms
+    ]
     whole, root = _common([*routed, *shared]), _common(routed)
     if not whole.startswith(at) or whole == at:
         return root, (root, _common(shared))

@@ -100,6 +100,10 @@ class Mixture(nn.Module):
         if moe.latent:
             self.latent = nn.Linear(spec.d_model, inner, bias=False)
             self.widened = nn.Linear(inner, spec.d_model, bias=False)
+        self.latent_norm = norm_module(spec, inner) if moe.latent_norm else nn.Identity()
+        self.mixed_norm = norm_module(spec, inner) if moe.mixed_norm else nn.Identity()
+        self.expert_norm = norm_module(spec, inner, after=True) if moe.expert_norm else nn.Identity()
+        self.biased = AddedBias(spec.d_model) if moe.mixed_bias else nn.Identity()
         self.experts = nn.ModuleList(FFNModule(spec, inner, spec.d_ff, spec.limits) for _ in range(moe.experts))
         limits = spec.limits if spec.shared_limits is None else spec.shared_limits
         if moe.shared_routed:
@@ -113,10 +117,10 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
         """x [tokens, d_model] → [tokens, d_model]; `ids` [tokens, 1] where a table of token ids chooses."""
         params = {name: getattr(self, name) for name in ("correction", "factor", "lookup") if hasattr(self, name)}
-        chosen, weights = choose(self.route, self.router(x), params, ids)
-        inner = self.latent(x) if self.moe.latent else x
+        chosen, weights = choose(self.route, self.moe.router_scale * self.router(x), params, ids)
+        inner = self.latent_norm(self.latent(x)) if self.moe.latent else x
         out = torch.stack([self._one(inner[t], chosen[t], weights[t]) for t in range(len(x))])
-        out = self.widened(out) if self.moe.latent else out
+        out = self.biased(self.widened(self.mixed_norm(out)) if self.moe.latent else out)
         if self.moe.shared_experts and not self.moe.shared_routed:
             shared = self.shared(x)
             shared = torch.sigmoid(self.shared_gate(x)) * shared if self.moe.shared_gate else shared
@@ -127,7 +131,8 @@ class Mixture(nn.Module):
         """One token [d_model] through its experts."""
         out = torch.zeros_like(x)
         for e, weight in zip(chosen.tolist(), weights, strict=True):
-            run = self.experts[e] if e < self.moe.experts else self._further(e - self.moe.experts)
+            routed = e < self.moe.experts
+            run = nn.Sequential(self.experts[e], self.expert_norm) if routed else self._further(e - self.moe.experts)
             out = out + (run(weight * x) if self.moe.weigh == "input" else weight * run(x))
         return out
 
@@ -138,6 +143,18 @@ class Mixture(nn.Module):
         return nn.Identity()
 
 
+class AddedBias(nn.Module):
+    """x + bias."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., width] plus the bias."""
+        return x + self.bias
+
+
 class BlockModule(nn.Module):
     """Norms, the FFN and the residual, placed as the spec says; a parallel block also adds `attention`."""
 
@@ -145,8 +162,9 @@ class BlockModule(nn.Module):
         super().__init__()
         normed = spec.norm != "none"
         self.norm = norm_module(spec, spec.d_model) if normed and spec.norm_position.startswith("pre") else None
+        self.norm_gate = NormGate(spec.d_model, spec.norm_gate) if spec.norm_gate else nn.Identity()
         self.ffn = Mixture(spec) if spec.moe else FFNModule(spec, spec.d_model, spec.d_ff, spec.limits)
-        self.post_norm = norm_module(spec, spec.d_model) if normed and spec.norm_position != "pre" else None
+        self.post_norm = norm_module(spec, spec.d_model, after=True) if normed and spec.norm_position != "pre" else None
         if spec.learned_scale and not spec.moe:
             self.factor = nn.Parameter(torch.ones(1))
         self.spec = spec
@@ -154,7 +172,7 @@ class BlockModule(nn.Module):
     def forward(self, x: Tensor, attention: Tensor | None = None, token_ids: Tensor | None = None) -> Tensor:
         """x [tokens, d_model] → the block's output; `attention` and `token_ids` are a block's other inputs."""
         spec = self.spec
-        normed = x if self.norm is None else self.norm(x)
+        normed = x if self.norm is None else self.norm_gate(self.norm(x))
         out: Tensor = self.ffn(normed) if token_ids is None else self.ffn(normed, token_ids)
         out = out * self.factor if spec.learned_scale and not spec.moe else out
         last = spec.norm_position == "post"
@@ -164,12 +182,26 @@ class BlockModule(nn.Module):
         return out if self.post_norm is None or not last else self.post_norm(out)
 
 
-class NormModule(nn.Module):
-    """A norm with parameters that torch's modules do not support: 1 + weight, or a bias without a weight."""
+class NormGate(nn.Module):
+    """y · sigmoid(widen(silu(narrow(y))))."""
 
-    def __init__(self, spec: FFNSpec, width: int) -> None:
+    def __init__(self, width: int, rank: int) -> None:
         super().__init__()
-        self.kind, self.eps, self.plus = spec.norm, spec.norm_eps, 1.0 if spec.norm_weight == "one_plus" else 0.0
+        self.narrow, self.widen = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+
+    def forward(self, y: Tensor) -> Tensor:
+        """y [..., width] times its gate."""
+        out: Tensor = y * torch.sigmoid(self.widen(functional.silu(self.narrow(y))))
+        return out
+
+
+class NormModule(nn.Module):
+    """A norm that torch's modules do not have: 1 + weight, a weight on the input, or a bias without a weight."""
+
+    def __init__(self, spec: FFNSpec, width: int, eps: float, first: bool) -> None:
+        super().__init__()
+        self.kind, self.eps, self.plus = spec.norm, eps, 1.0 if spec.norm_weight == "one_plus" else 0.0
+        self.first = first
         if spec.norm_weight != "none":
             self.weight = nn.Parameter(torch.ones(width))
         if spec.norm_bias:
@@ -179,20 +211,24 @@ class NormModule(nn.Module):
         """x [..., width], normalised."""
         weight, bias = getattr(self, "weight", None), getattr(self, "bias", None)
         weight = weight if weight is None else weight + self.plus
+        if self.first and weight is not None:
+            x, weight = x * weight, None
         if self.kind == "layernorm":
             return functional.layer_norm(x, (x.shape[-1],), weight, bias, self.eps)
         out = functional.rms_norm(x, (x.shape[-1],), weight, self.eps)
         return out if bias is None else out + bias
 
 
-def norm_module(spec: FFNSpec, width: int) -> nn.Module:
-    """torch's own norm where it has the same parameters."""
-    plain = spec.norm_weight == "plain"
+def norm_module(spec: FFNSpec, width: int, after: bool = False) -> nn.Module:
+    """torch's own norm where it has the same parameters; one `after` the FFN or an expert may differ."""
+    eps = spec.post_norm_eps if after and spec.post_norm_eps is not None else spec.norm_eps
+    first = after and spec.post_norm_weigh == "input"
+    plain = spec.norm_weight == "plain" and not first
     if plain and spec.norm == "layernorm":
-        return nn.LayerNorm(width, spec.norm_eps, bias=bool(spec.norm_bias))
+        return nn.LayerNorm(width, eps, bias=bool(spec.norm_bias))
     if plain and spec.norm == "rmsnorm" and not spec.norm_bias:
-        return nn.RMSNorm(width, spec.norm_eps)
-    return NormModule(spec, width)
+        return nn.RMSNorm(width, eps)
+    return NormModule(spec, width, eps, first)
 
 
 def block_module(spec: FFNSpec, weights: Mapping[str, Tensor]) -> BlockModule:
@@ -201,7 +237,7 @@ def block_module(spec: FFNSpec, weights: Mapping[str, Tensor]) -> BlockModule:
         module = BlockModule(spec)
     state: dict[str, Tensor] = {}
     for name, tensor in weights.items():
-        if name.startswith(("norm.", "post_norm.")):
+        if name.startswith(("norm.", "post_norm.", "norm_gate.")):
             state[name] = tensor
         elif name == "scaled.factor":
             state["factor"] = tensor

@@ -136,7 +136,7 @@ def test_what_cannot_be_said_is_refused(said: dict[str, Any], message: str) -> N
     assert message in caught.value.message
 
 
-@pytest.mark.parametrize("name", sorted(set(TEXT_TYPES) - {"kimi_vl"}))  # Kimi-VL is remote code
+@pytest.mark.parametrize("name", sorted(set(TEXT_TYPES) - {"kimi_vl", "kimi_k3"}))  # remote code
 def test_a_text_config_without_a_model_type_is_transformers_default(name: str) -> None:
     nested = CONFIG_MAPPING[name].sub_configs_defaults  # type: ignore[attr-defined]
     if "thinker_config" in nested:  # its text_config lies one level deeper

@@ -22,6 +22,8 @@ from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from tests.oracles.architectures.walk import walk
+
 _TABLES = (
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
@@ -95,23 +97,40 @@ def text_architectures() -> Mapping[str, str]:
     return dict(sorted(found.items()))
 
 
+def class_of(model_type: str, case: Architecture) -> str:
+    """The name of the class that is built, or that would be."""
+    return (case.model or text_architectures().get(model_type) or walk()[model_type][0]).rpartition(".")[2]
+
+
 def config(model_type: str, case: Architecture, factor: int = 1) -> PretrainedConfig:
     """A tiny config; `factor` multiplies every d_ff."""
-    return _config(CONFIG_MAPPING[model_type], case, case.values, factor)
+    return _config(_config_class(model_type, case), case, case.values, factor)
+
+
+def _config_class(model_type: str, case: Architecture) -> Any:
+    """The config class of a model_type; of one that is only ever nested, its model class knows it."""
+    if model_type in CONFIG_MAPPING:
+        return CONFIG_MAPPING[model_type]
+    return attrgetter(case.model)(transformers).config_class
 
 
 def _config(kind: Any, case: Architecture, over: Mapping[str, Any], factor: int) -> PretrainedConfig:
     names = config_fields(kind) - set(case.drop)
     sizes = {**SIZES, **{name: width * factor for name, width in WIDTHS.items()}}
-    values = {name: value for name, value in sizes.items() if name in names}
+    values = {name: value for name, value in sizes.items() if name in names and not _by_stage(kind, name)}
     for name, inner in getattr(kind, "sub_configs", {}).items():
         said = over.get(name, {})
         inner = CONFIG_MAPPING[said["model_type"]] if "model_type" in said else inner
         if hasattr(inner, "model_type") and inner.model_type:
             values[name] = _config(inner, case, said, 1 if name in case.apart else factor)
-    own = {name: _scaled(name, value, factor) for name, value in over.items() if name not in values or
-           not isinstance(values[name], PretrainedConfig)}  # fmt: skip
+    own = {name: value if name in case.apart else _scaled(name, value, factor) for name, value in over.items()
+           if not isinstance(values.get(name), PretrainedConfig)}  # fmt: skip
     return kind(**{**values, **own})
+
+
+def _by_stage(kind: Any, name: str) -> bool:
+    """Whether a field has one number per stage, as in Swin."""
+    return isinstance(getattr(kind, name, None), list | tuple)
 
 
 def _scaled(name: str, value: Any, factor: int) -> Any:
@@ -150,6 +169,8 @@ def fresh(model_type: str, case: Architecture, factor: int = 1) -> nn.Module:
     whole = config(model_type, case, factor)
     kind = attrgetter(case.model or text_architectures()[model_type])(transformers)
     model: nn.Module = kind(getattr(whole, case.at) if case.at else whole)
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")
     model.config = whole  # what is counted is what the whole model's config says
     return model
 
@@ -187,3 +208,11 @@ def cases() -> Mapping[str, Architecture]:
         for name, case in module.CASES.items()
     }
     return {name: rows.get(name, Architecture()) for name in text_architectures()}
+
+
+@cache
+def towers() -> Mapping[str, Architecture]:
+    """What takes token ids and is in none of transformers' text tables: towers that only composites have."""
+    from tests.oracles.architectures import media, text_towers
+
+    return {**text_towers.CASES, **media.CASES}

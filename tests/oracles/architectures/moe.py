@@ -32,7 +32,7 @@ CASES: Mapping[str, Architecture] = {
         ffn=r".*\.layers\.\d+\.mlp\.(?!post_mlp_layernorm).*",
         norm=r".*\.layers\.\d+\.(post_attention_layernorm|mlp\.post_mlp_layernorm)\..*",
     ),
-    "axk2": Architecture(reason="the norm before its experts is multiplied by a learned low-rank gate of its own"),
+    "axk2": Architecture(values={"gated_norm_rank": 3}),
     "beam": Architecture(norm=r".*\.layers\.\d+\.(pre|post)_feedforward_layernorm\..*"),
     "cohere2_moe": Architecture(norm=_NONE, values={"prefix_dense_intermediate_size": 36, "mlp_layer_types": [
         "dense", "sparse", "sparse", "sparse"]}),
@@ -61,7 +61,7 @@ CASES: Mapping[str, Architecture] = {
     "granitemoe": _GRANITE, "granitemoeshared": _GRANITE, "granitemoe_swa": _GRANITE,
     "inkling2_text": Architecture(activation=False),  # it names a function, and runs the soft-capped unit
     "inkling_text": Architecture(values={"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}),
-    "jetmoe": Architecture(reason="its experts share one output bias, which is added after they are mixed"),
+    "jetmoe": Architecture(drop=("num_key_value_heads",)),
     "kolibri1": Architecture(norm=r".*\.layers\.\d+\.(post_attention|post_mlp)_layernorm\..*"),
     "llama4": Architecture(
         ffn=r"language_model\.model\.layers\.\d+\.feed_forward\..*",

@@ -12,7 +12,7 @@ from ffncli.models.files.checkpoint import open_checkpoint
 from ffncli.models.files.inventory import take_inventory
 from ffncli.models.tensors.items import items_of
 from ffncli.models.tensors.recognise import recognise
-from tests.oracles.architectures import Architecture, numbers, text_architectures
+from tests.oracles.architectures import Architecture, class_of, numbers
 from tests.oracles.architectures.tiny import Tiny, make
 
 COLUMNS = ("model_type", "class", "config_count", "header_count", "module_count", "result", "reason")
@@ -68,7 +68,7 @@ def _by_headers(folder: Path) -> int:
 
 def row(name: str, case: Architecture) -> tuple[object, ...]:
     """One line of the table of architectures (COLUMNS); one that a case gives a reason for is not counted."""
-    built = case.model or text_architectures()[name]
+    built = class_of(name, case)
     if case.reason:
         return (name, built, None, None, None, "not counted", case.reason)
     found = counts(make(name, case))

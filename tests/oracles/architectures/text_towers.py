@@ -13,7 +13,7 @@ from tests.oracles.architectures import Architecture
 _NONE = r"(?!)"
 
 
-def _layers(
+def layers(
     model: str, ffn: str = r"mlp\..*", norm: str = r"post_attention_layernorm\..*", **values: Any
 ) -> Architecture:
     """A model whose blocks are `layers.0`, ...: its FFN and the FFN's norms by the names after that."""
@@ -21,16 +21,16 @@ def _layers(
     return Architecture(at + ffn, at + norm, values, model=model)
 
 
-def _bert(model: str, **values: Any) -> Architecture:
-    return _layers(model, r"(intermediate|output)\.dense\..*", r"output\.LayerNorm\..*", **values)
+def bert(model: str, **values: Any) -> Architecture:
+    return layers(model, r"(intermediate|output)\.dense\..*", r"output\.LayerNorm\..*", **values)
 
 
 def _clip(model: str, **values: Any) -> Architecture:
-    return _layers(model, norm=r"layer_norm2\..*", **values)
+    return layers(model, norm=r"layer_norm2\..*", **values)
 
 
 def _kosmos(model: str) -> Architecture:
-    return _layers(
+    return layers(
         model, r"ffn\.fc[12]\..*", r"(final_layer_norm|ffn\.ffn_layernorm)\..*",
         embed_dim=16, layers=4, attention_heads=4, ffn_dim=40,
     )  # fmt: skip
@@ -41,38 +41,47 @@ _GLM = r"(post_attention_layernorm|post_mlp_layernorm)\.weight"
 _MIXED = ["dense", "sparse", "sparse", "sparse"]
 
 CASES: Mapping[str, Architecture] = {
-    "qwen2_vl_text": _layers("Qwen2VLTextModel"),
-    "qwen2_5_vl_text": _layers("Qwen2_5_VLTextModel"),
-    "qwen2_5_omni_text": _layers("Qwen2_5OmniThinkerTextModel"),
-    "qwen3_vl_text": _layers("Qwen3VLTextModel"),
-    "qwen3_vl_moe_text": _layers("Qwen3VLMoeTextModel", mlp_only_layers=[1]),
-    "qwen3_omni_moe_text": _layers("Qwen3OmniMoeThinkerTextModel", mlp_only_layers=[1]),
-    "glm4v_text": _layers("Glm4vTextModel", norm=_GLM),
-    "glm4v_moe_text": _layers("Glm4vMoeTextModel"),
-    "glm5_next_text": _layers("Glm5NextTextModel", num_key_value_heads=4, index_topk=16, qk_rope_head_dim=0),
-    "glm_image_text": _layers("GlmImageTextModel", norm=_GLM),
-    "glm_ocr_text": _layers("GlmOcrTextModel", norm=_GLM),
-    "hunyuan_vl_text": _layers("HunYuanVLTextModel"),
-    "paddleocr_vl_text": _layers("PaddleOCRTextModel", use_bias=True),
-    "cosmos3_edge_text": _layers("Cosmos3EdgeTextModel", rope_parameters=_ROPE),
-    "deepseek_ocr2_text": _layers("DeepseekOcr2TextModel", mlp_layer_types=_MIXED),
-    "unlimited_ocr_text": _layers("UnlimitedOcrTextModel"),
-    "granite4_vision_text": _layers("Granite4VisionTextModel", mlp_bias=True),
-    "step3p5": _layers("Step3p7TextModel", mlp_layer_types=_MIXED),
-    "granite_docling_text": _layers("GraniteDoclingTextModel"),
-    "mistral4": _layers("Mistral4Model"),
-    "mistral_large4_text": _layers("MistralLarge4TextModel"),
-    "embedding_gemma2_text": _layers("EmbeddingGemma2TextModel", norm=r"(pre|post)_feedforward_layernorm\.weight"),
-    "chameleon": _layers(
+    "qwen2_vl_text": layers("Qwen2VLTextModel"),
+    "qwen2_5_vl_text": layers("Qwen2_5_VLTextModel"),
+    "qwen2_5_omni_text": layers("Qwen2_5OmniThinkerTextModel"),
+    "qwen3_vl_text": layers("Qwen3VLTextModel"),
+    "qwen3_vl_moe_text": layers("Qwen3VLMoeTextModel", mlp_only_layers=[1]),
+    "qwen3_omni_moe_text": layers("Qwen3OmniMoeThinkerTextModel", mlp_only_layers=[1]),
+    "glm4v_text": layers("Glm4vTextModel", norm=_GLM),
+    "glm4v_moe_text": layers("Glm4vMoeTextModel"),
+    "glm5_next_text": layers("Glm5NextTextModel", num_key_value_heads=4, index_topk=16, qk_rope_head_dim=0),
+    "glm_image_text": layers("GlmImageTextModel", norm=_GLM),
+    "glm_ocr_text": layers("GlmOcrTextModel", norm=_GLM),
+    "hunyuan_vl_text": layers("HunYuanVLTextModel"),
+    "paddleocr_vl_text": layers("PaddleOCRTextModel", use_bias=True),
+    "cosmos3_edge_text": layers("Cosmos3EdgeTextModel", rope_parameters=_ROPE),
+    "deepseek_ocr2_text": layers("DeepseekOcr2TextModel", mlp_layer_types=_MIXED),
+    "unlimited_ocr_text": layers("UnlimitedOcrTextModel"),
+    "granite4_vision_text": layers("Granite4VisionTextModel", mlp_bias=True),
+    "step3p5": layers("Step3p7TextModel", mlp_layer_types=_MIXED),
+    "granite_docling_text": layers("GraniteDoclingTextModel"),
+    "mistral4": layers("Mistral4Model"),
+    "mistral_large4_text": layers("MistralLarge4TextModel"),
+    "embedding_gemma2_text": layers("EmbeddingGemma2TextModel", norm=r"(pre|post)_feedforward_layernorm\.weight"),
+    "muse_spark_text": layers(
+        "MuseSparkTextModel", r"mlp\.(?!.*_norm\.).*",
+        r"(pre_feedforward_layernorm|post_feedforward_layernorm|mlp\.pre_expert_norm|mlp\.experts\.post_expert_norm)\..*",
+        moe_hidden_size=10, mlp_layer_types=_MIXED, routed_scaling_factor=2.5, post_norm_eps=1e-3,
+    ),
+    "muse_glimmer_text": layers(
+        "MuseGlimmerTextModel", norm=r"(pre|post)_feedforward_layernorm\.weight", post_norm_eps=1e-3
+    ),
+    "openai_privacy_filter": layers("OpenAIPrivacyFilterModel", swiglu_limit=0.5),
+    "chameleon": layers(
         "ChameleonModel", swin_norm=True, vocabulary_map={"<image>": 3}, vq_config={"base_channels": 32}
     ),
-    "align_text_model": _bert("AlignTextModel"),
-    "altclip_text_model": _bert("AltCLIPTextModel"),
-    "blip_text_model": _bert("BlipTextModel"),
-    "bridgetower_text_model": _bert("models.bridgetower.modeling_bridgetower.BridgeTowerTextModel"),
-    "chinese_clip_text_model": _bert("ChineseCLIPTextModel"),
-    "clap_text_model": _bert("ClapTextModel"),
-    "flava_text_model": _layers("FlavaTextModel", r"(intermediate|output)\.dense\..*", r"layernorm_after\..*"),
+    "align_text_model": bert("AlignTextModel"),
+    "altclip_text_model": bert("AltCLIPTextModel"),
+    "blip_text_model": bert("BlipTextModel"),
+    "bridgetower_text_model": bert("models.bridgetower.modeling_bridgetower.BridgeTowerTextModel"),
+    "chinese_clip_text_model": bert("ChineseCLIPTextModel"),
+    "clap_text_model": bert("ClapTextModel"),
+    "flava_text_model": layers("FlavaTextModel", r"(intermediate|output)\.dense\..*", r"layernorm_after\..*"),
     "clipseg_text_model": _clip("CLIPSegTextModel"),
     "groupvit_text_model": _clip("GroupViTTextModel"),
     "metaclip_2_text_model": _clip("MetaClip2TextModel"),
@@ -81,7 +90,7 @@ CASES: Mapping[str, Architecture] = {
     "siglip_text_model": _clip("SiglipTextModel"),
     "siglip2_text_model": _clip("Siglip2TextModel"),
     "xclip_text_model": _clip("XCLIPTextModel"),
-    "aimv2_text_model": _layers("Aimv2TextModel", r"ffn\..*", r"rms_norm2\.weight"),
+    "aimv2_text_model": layers("Aimv2TextModel", r"ffn\..*", r"rms_norm2\.weight"),
     "kosmos_2_text_model": _kosmos("models.kosmos2.modeling_kosmos2.Kosmos2TextForCausalLM"),
     "kosmos_2_5_text_model": _kosmos("models.kosmos2_5.modeling_kosmos2_5.Kosmos2_5TextForCausalLM"),
     "pix2struct_text_model": Architecture(

@@ -22,18 +22,18 @@ from torch import Tensor, nn
 from ffncli.models.config.read import from_config
 from ffncli.models.model import Resolved
 from ffncli.models.source import load
-from tests.oracles.architectures import Architecture, build, cases, fresh
-from tests.oracles.architectures.text_towers import CASES as TOWERS
+from tests.oracles.architectures import Architecture, build, cases, fresh, towers
+from tests.oracles.architectures.nested import composite
 
 # Tests with this mark take a `name`; tests/conftest.py puts those of one name in a row, so that it is built once.
 statement = pytest.mark.architecture
 
 TOKENS = 8
-UNBUILT = "pix2struct_text_model"  # transformers cannot fill its parameters: it has shapes alone
+UNFILLED = "pix2struct_text_model"  # transformers cannot fill its parameters when it stands alone
 _HEADS = {"num_key_value_heads": 4}
 # What a forward pass needs beyond the sizes that a count needs.
 RUNNING: Mapping[str, Mapping[str, Any]] = {
-    **dict.fromkeys(("axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa",
+    **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa",
                      "longcat_flash", "minicpm3", "youtu"), _HEADS),
     "dbrx": {"attn_config": {"rope_theta": 10_000.0, "clip_qkv": 8.0}},
     "whisper": {"num_mel_bins": 8, "max_source_positions": TOKENS},
@@ -90,8 +90,9 @@ class Tiny:
 
 @lru_cache(maxsize=1)
 def tiny(name: str) -> Tiny:
-    """The tiny model of a text architecture or of a text tower."""
-    return make(name, _cases()[name])
+    """The tiny model of a text architecture."""
+    case = _cases().get(name)
+    return make(name, case if case else composite(name))
 
 
 def make(name: str, case: Architecture) -> Tiny:
@@ -99,10 +100,8 @@ def make(name: str, case: Architecture) -> Tiny:
     case = replace(case, values={**case.values, **RUNNING.get(name, {})})
     wide = build(name, case, factor=2, meta=True)  # which sees that it is tiny, too
     torch.manual_seed(0)
-    model = (build(name, case, meta=True) if name == UNBUILT else fresh(name, case)).eval()
+    model = (build(name, case, meta=True).to_empty(device="cpu") if name == UNFILLED else fresh(name, case)).eval()
     config = _config(model)  # saving will add to it
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")
     if hasattr(model, "set_default_language"):
         model.set_default_language("en_XX")
     if name == "nllb-moe":
@@ -111,7 +110,7 @@ def make(name: str, case: Architecture) -> Tiny:
                 module.forward = MethodType(_mixed, module)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for at, tensor in () if name == UNBUILT else _stored(model):
+        for at, tensor in _stored(model):
             scale = 1 / math.sqrt(tensor.shape[-1]) if tensor.dim() > 1 else 0.3
             tensor.copy_(scale * torch.randn(tensor.shape, generator=generator))
             if "norm" in at.lower() or ".ln_" in at:
@@ -124,7 +123,7 @@ def make(name: str, case: Architecture) -> Tiny:
 
 @cache
 def _cases() -> Mapping[str, Architecture]:
-    return {**cases(), **TOWERS}
+    return {**cases(), **towers()}
 
 
 def _config(model: nn.Module) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ffncli.block.recipe import steps
 from ffncli.block.steps import ffn_span, ffn_steps, id_inputs, parameters
@@ -28,16 +29,17 @@ from ffncli.models.tensors.layout import Located
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
 from ffncli.run.pretrained.locate import LiveFFN, live_ffn, live_parameters, live_tensors
-from tests.oracles.architectures import Architecture, text_architectures
+from tests.oracles.architectures import Architecture, class_of
+from tests.oracles.architectures.nested import composites, kind_of
 from tests.oracles.architectures.tiny import TOKENS, Tiny
 
-COLUMNS = ("model_type", "class", "layers", "relative_error", "norms", "block", "result", "reason")
-FP32 = 1e-6
+COLUMNS = ("model_type", "class", "layers", "relative_error", "float64_error", "norms", "block", "result", "reason")
+FP32, FP64 = 1e-6, 1e-12
 VOCAB, BATCH = 60, 2
 PAIRED = {
     "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "encoder-decoder", "fsmt", "led", "longt5", "m2m_100",
     "marian", "mbart", "mt5", "musicgen", "musicgen_melody", "mvp", "nllb-moe", "pegasus", "pegasus_x", "plbart",
-    "prophetnet", "seamless_m4t", "seamless_m4t_v2", "switch_transformers", "t5", "t5gemma", "t5gemma2", "umt5",
+    "prophetnet", "seamless_m4t", "seamless_m4t_v2", "speech_to_text", "switch_transformers", "t5", "t5gemma", "t5gemma2", "umt5",
     "whisper",
 }  # fmt: skip
 # Where what leaves the layer is not what leaves the block, so that it says nothing of it.
@@ -53,8 +55,15 @@ APART: Mapping[str, str] = {
     **dict.fromkeys(("embedding_gemma2_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text",
                      "gemma4_unified_assistant"), _GATED),
     "longcat_flash": "a layer holds three FFNs", "xmod": "adapters of the language follow",
+    "muse_spark_text": "the residual is mixed by a learned gate: the block ends before it",
     "mobilebert": "bottlenecks around its FFNs", "reformer": "a reversible layer has two streams",
 }  # fmt: skip
+# Whose names say one order of gate and up, and whose code has another: without a config they are read as the names say,
+# with a note.
+OTHER_ORDER = {
+    **dict.fromkeys(("moonshine", "moonshine_streaming"), "is read as the first"),
+    "openai_privacy_filter": "read as gpt-oss's",
+}
 NLLB = "transformers 5.23 encodes the choice twice: its experts are mixed here as its own router weighs them"
 
 
@@ -62,7 +71,7 @@ NLLB = "transformers 5.23 encodes the choice twice: its experts are mixed here a
 class Compared:
     """One layer's errors: of its FFN, of its norms, of the whole block's output against what leaves the layer.
 
-    `block` is None where these are not the same thing. `live` is where the FFN was found in memory, `same` whether the
+    `exact` is the FFN's in float64, None where the model itself cannot run in it or overflows. `block` is None where these are not the same thing. `live` is where the FFN was found in memory, `same` whether the
     weights there are, bit by bit, those read from disk, and those read from there without a config; `strange` are
     parameters of the modules found that do not belong to the FFN or its norms.
     """
@@ -70,6 +79,7 @@ class Compared:
     layer: Layer
     live: LiveFFN
     ffn: float
+    exact: float | None
     norms: Mapping[str, float]
     block: float | None
     same: bool
@@ -89,6 +99,8 @@ class Compared:
     def _problems(self) -> Iterator[str]:
         if not self.ffn <= FP32:
             yield f"the FFN departs by {self.ffn:.1e}"
+        if self.exact is not None and not self.exact <= (FP32 if self.layer.spec.moe else FP64):  # routers weigh in float32
+            yield f"the FFN departs by {self.exact:.1e} in float64"
         for step, error in self.norms.items():
             if not error <= FP32:
                 yield f"{step} departs by {error:.1e}"
@@ -140,10 +152,16 @@ def _forward_arguments(name: str, model: Any) -> dict[str, Any]:
     if name in PAIRED:
         rows = BATCH * (model.decoder.num_codebooks if name.startswith("musicgen") else 1)
         given["decoder_input_ids"] = torch.randint(3, VOCAB, (rows, TOKENS - 2), generator=generator)
-    if name == "whisper":
+    if name in ("whisper", "speech_to_text"):
         del given["input_ids"]
-        given["input_features"] = torch.randn(BATCH, 8, 2 * TOKENS, generator=generator)
-    return given
+        shape = (8, 2 * TOKENS) if name == "whisper" else (2 * TOKENS, model.config.input_feat_per_channel)
+        given["input_features"] = torch.randn(BATCH, *shape, generator=generator)
+    if name in ("bros", "layoutlmv3"):
+        given["bbox"] = torch.zeros(BATCH, TOKENS, 4).long() if name == "layoutlmv3" else torch.zeros(BATCH, TOKENS, 8)
+    if name == "vilt":
+        given["pixel_values"] = torch.randn(BATCH, 3, 32, 32, generator=generator)
+    dtype = next(model.parameters()).dtype
+    return {n: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for n, v in given.items()}
 
 
 def _ids(generator: torch.Generator) -> Tensor:
@@ -157,13 +175,24 @@ def _run(name: str, model: nn.Module, places: Mapping[Layer, LiveFFN], caught: C
     Such are layers that only read an image (Mllama), and models that want speech (Voxtral) or another model's states.
     """
     with torch.no_grad():
-        with suppress(AttributeError, RuntimeError, TypeError, ValueError):  # text alone does not carry all to the end
-            model(**_forward_arguments(name, model))
+        for module in (model, *_towers(model, places)):  # text alone does not carry all to the end
+            if any(live.enters not in caught.given for live in places.values()):
+                with suppress(AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+                    module(**_forward_arguments(name, module))
         for layer, live in places.items():
             if live.enters not in caught.given:
                 x = torch.randn(1, TOKENS, layer.spec.d_model, generator=torch.Generator().manual_seed(4))
+                x = x.to(next(model.parameters()).dtype)
                 whole = live.enters in live.leaves  # experts with their router
                 model.get_submodule(live.enters if whole else live.enters.rpartition(".")[0])(x)
+
+
+def _towers(model: nn.Module, places: Mapping[Layer, LiveFFN]) -> Iterator[nn.Module]:
+    """The models inside a model that FFNs stand in, the outermost first."""
+    for name, module in model.named_modules():
+        around = name and any(live.enters.startswith(f"{name}.") for live in places.values())
+        if around and isinstance(module, PreTrainedModel):
+            yield module
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
@@ -171,7 +200,7 @@ def _run(name: str, model: nn.Module, places: Mapping[Layer, LiveFFN], caught: C
 
 def compare(tiny: Tiny) -> list[Compared]:
     """One layer of every group of blocks, read from where transformers saved it, beside the live model's own."""
-    name, case, model, ours = tiny.name, tiny.case, tiny.module, tiny.saved_model
+    case, model, ours = tiny.case, tiny.module, tiny.saved_model
     layers = [Layer(group.stack, group.layers[0], group.spec) for group in ours.groups]
     ready = [prepare(ours, LayerRequest(layer=f"{layer.stack}.{layer.index}")) for layer in layers]
     unnamed = [*_by_names_alone(tiny, layers)]
@@ -181,13 +210,51 @@ def compare(tiny: Tiny) -> list[Compared]:
     same = [
         all(torch.equal(read.weights[n], t) for n, t in (*live.items(), *bare.items())) for read, live, bare in pairs
     ]
-    caught = Caught()
+    caught = _caught(tiny, places)
+    with torch.no_grad():
+        found = [_compared(tiny, *one, caught) for one in zip(places.items(), ready, same, strict=True)]
+    exact = Caught()
+    model.double()
+    with suppress(RuntimeError):  # a model that has float32 in its code
+        exact = _caught(tiny, places)
+    model.float()
+    doubled = [_in_double(*one, exact) for one in zip(places.values(), ready, strict=True)]
+    return [
+        replace(one, exact=twice, strange=_strange(model, case, one.live))
+        for one, twice in zip(found, doubled, strict=True)
+    ]
+
+
+def _caught(tiny: Tiny, places: Mapping[Layer, LiveFFN]) -> Caught:
+    """What goes through the FFNs and what is around them, in one forward pass."""
+    caught, model, at = Caught(), tiny.module, tiny.case.at
+    whole: Any = model.config
+    model.config = getattr(whole, at) if at else whole  # a tower that was built alone reads its own
     watched = [(live.enters, *live.leaves, live.layer, *live.norms.values()) for live in places.values()]
     with caught.watch(model, chain(*watched)):
-        _run(name, model, places, caught)
+        _run(tiny.name, model, places, caught)
+    model.config = whole
+    return caught
+
+
+def _in_double(live: LiveFFN, ready: Prepared, caught: Caught) -> float | None:
+    """The FFN's error with all numbers in float64, the weights those from disk."""
+    x = caught.given.get(live.enters)
+    if x is None or x.isnan().any():
+        return None
+    weights = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in ready.weights.items()}
     with torch.no_grad():
-        found = [_compared(name, *one, caught) for one in zip(places.items(), ready, same, strict=True)]
-    return [replace(one, strange=_strange(model, case, one.live)) for one in found]
+        return error(_ours(ready, weights, x), _theirs(live, caught, x))
+
+
+def _theirs(live: LiveFFN, caught: Caught, x: Tensor) -> Tensor:
+    return sum((caught.made[module].reshape(x.shape) for module in live.leaves), torch.zeros(()))
+
+
+def _ours(ready: Prepared, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    ids = _ids(torch.Generator().manual_seed(2)).reshape(-1, 1)
+    tokens = {name: ids.reshape(*x.shape[:-1], 1) for name in id_inputs(ready.steps)}
+    return run(ffn_steps(ready.steps), weights, {ffn_span(ready.steps)[0]: x, **tokens})
 
 
 def live_weights(module: nn.Module, resolved: Resolved, layer: Layer) -> dict[str, Tensor]:
@@ -215,30 +282,37 @@ def _by_names_alone(tiny: Tiny, layers: Iterable[Layer]) -> Iterator[dict[str, T
     for layer in layers:
         spot = model.spots[layer.stack, layer.index]
         stack, index = next(at for at, theirs in bare.spots.items() if theirs == spot)
-        yield dict(prepare(bare, LayerRequest(layer=f"{stack}.{index}")).weights)
+        found = prepare(bare, LayerRequest(layer=f"{stack}.{index}"))
+        weights, note = dict(found.weights), OTHER_ORDER.get(tiny.name)
+        if note and any(note in one for one in found.notes):
+            weights = {name: tensor for name, tensor in weights.items() if not name.startswith(("gate.", "up."))}
+        yield weights
 
 
-def _compared(name: str, at: tuple[Layer, LiveFFN], ready: Prepared, same: bool, caught: Caught) -> Compared:
+def _compared(tiny: Tiny, at: tuple[Layer, LiveFFN], ready: Prepared, same: bool, caught: Caught) -> Compared:
     layer, live = at
     x = caught.given[live.enters]
-    theirs = sum((caught.made[module].reshape(x.shape) for module in live.leaves), torch.zeros(()))
+    theirs, ours = _theirs(live, caught, x), _ours(ready, ready.weights, x)
     start, _ = ffn_span(ready.steps)
-    tokens = _ids(torch.Generator().manual_seed(2)).reshape(-1, 1)
-    ids = {name: tokens.reshape(*x.shape[:-1], 1) for name in id_inputs(ready.steps)}
-    ours = run(ffn_steps(ready.steps), ready.weights, {start: x, **ids})
     norms = {}
     for step in ready.steps:
         module = live.norms.get(step.output)
         if module in caught.given:
             normed = run((step,), ready.weights, {step.inputs[0]: caught.given[module]})
             norms[step.output] = error(normed, x if step.output == start else caught.made[module])
-    return Compared(layer, live, error(ours, theirs), norms, _block(name, at, ready, caught), same, (), ready.notes)
+    block = None if apart(tiny.name) else _block(at, ready, caught)
+    return Compared(layer, live, error(ours, theirs), None, norms, block, same, (), ready.notes)
 
 
-def _block(name: str, at: tuple[Layer, LiveFFN], ready: Prepared, caught: Caught) -> float | None:
+def apart(name: str) -> str:
+    """Why what leaves a layer is not what leaves its block; empty where it is. A composite's reason is its tower's."""
+    return APART.get(name) or APART.get(kind_of(name) if name in composites() else "", "")
+
+
+def _block(at: tuple[Layer, LiveFFN], ready: Prepared, caught: Caught) -> float | None:
     """The error of the block's output against the layer's, where that is the same thing."""
     live = at[1]
-    if name in APART or {*ready.inputs} != {"x"} or live.layer not in caught.made:
+    if {*ready.inputs} != {"x"} or live.layer not in caught.made:
         return None
     x = caught.given[live.norms.get("norm", live.enters)]
     out = run(ready.steps, ready.weights, {"x": x})
@@ -266,14 +340,15 @@ def _strange(model: nn.Module, case: Architecture, live: LiveFFN) -> tuple[str, 
 
 def row(name: str, case: Architecture, found: Iterable[Compared] = ()) -> tuple[object, ...]:
     """One line of the table (COLUMNS) for what was compared; one that a case gives a reason for is not traced."""
-    built = case.model or text_architectures()[name]
+    built = class_of(name, case)
     if case.reason:
-        return (name, built, None, None, None, None, "not counted", case.reason)
+        return (name, built, None, None, None, None, None, "not counted", case.reason)
     layers = [*found]
     wrong = "; ".join(one.reason for one in layers if one.reason)
-    norms = dict.fromkeys(step for one in layers for step in one.norms)
-    block = "same" if any(one.block is not None for one in layers) else APART.get(name, "its other branch is not known")
+    norms, exact = dict.fromkeys(step for one in layers for step in one.norms), [one.exact for one in layers]
+    block = "same" if any(one.block is not None for one in layers) else apart(name) or "its other branch is not known"
     return (
-        name, built, ";".join(one.name for one in layers), f"{max(one.ffn for one in layers):.1e}", ";".join(norms),
+        name, built, ";".join(one.name for one in layers), f"{max(one.ffn for one in layers):.1e}",
+        "" if None in exact else f"{max(one for one in exact if one is not None):.1e}", ";".join(norms),
         block, "differs" if wrong else "same", wrong or (NLLB if name == "nllb-moe" else ""),
     )  # fmt: skip

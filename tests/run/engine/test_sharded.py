@@ -24,11 +24,20 @@ def test_each_rank_has_its_own_rows_or_columns() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("moe", [None, MoE(4, 2, shared_experts=1), MoE(4, 2, 1, latent=4)])
+@pytest.mark.parametrize(
+    "moe",
+    [
+        None, MoE(4, 2, shared_experts=1), MoE(4, 2, 1, latent=4), MoE(4, 2, 1, mixed_bias=True),
+        MoE(4, 2, 1, latent=4, latent_norm=True, expert_norm=True), MoE(4, 2, 1, latent=4, mixed_norm=True),
+    ],
+)  # fmt: skip
 def test_the_ranks_summed_are_the_whole(ranks: int, moe: MoE | None) -> None:
     block = steps(FFNSpec(6, 12, "silu", gated=True, bias=moe is None, moe=moe, norm="rmsnorm", residual=True))
     generator = torch.Generator().manual_seed(0)
     weights = random_weights(block, generator, torch.float64)
+    weights |= {
+        name: torch.rand_like(weights[name]) for name in ("biased.bias", "expert_norm.weight") if name in weights
+    }
     x = {"x": torch.randn(5, 6, dtype=torch.float64, generator=generator)}
     found = summed([shard(block, rank, ranks) for rank in range(ranks)], block, weights, x)
     torch.testing.assert_close(found, run(block, weights, x), rtol=1e-12, atol=1e-12)

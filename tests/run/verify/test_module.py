@@ -24,6 +24,18 @@ MORE = {
     "identity experts": FFNSpec(6, 24, "swiglu", moe=MoE(4, 4, identity_experts=3, score_dtype="input")),
     "learned scale": FFNSpec(6, 24, "swiglu", norm="rmsnorm", learned_scale=True, residual=True),
     "latent": FFNSpec(6, 24, "relu2", bias=False, moe=MoE(4, 2, 1, latent=3)),
+    "gated norm": FFNSpec(6, 24, "swiglu", norm="rmsnorm", norm_gate=2, residual=True),
+    "norm behind": FFNSpec(
+        6,
+        24,
+        "swiglu",
+        norm="rmsnorm",
+        norm_position="pre+branch",
+        norm_weight="one_plus",
+        post_norm_eps=1e-2,
+        post_norm_weigh="input",
+        residual=True,
+    ),
     "shared limits": FFNSpec(
         6,
         24,

@@ -7,15 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ffncli.models.config.families import composites, decoders, encoders, hybrids, moe, pairs, routers
+from ffncli.models.config.families import (
+    composites,
+    decoders,
+    encoders,
+    experts,
+    hybrids,
+    media,
+    moe,
+    pairs,
+    routers,
+)
 from ffncli.models.config.family import Family
 
 FAMILIES: Mapping[str, Family] = {
     **decoders.ROWS, **encoders.ROWS, **pairs.ROWS, **moe.ROWS, **hybrids.ROWS,
-    **composites.ROWS, **routers.ROWS,
+    **composites.ROWS, **experts.ROWS, **routers.ROWS, **media.ROWS,
 }  # fmt: skip
 # model_type → why its blocks cannot be described
-REFUSED: Mapping[str, str] = {**hybrids.REFUSED, **moe.REFUSED, **composites.REFUSED}
+REFUSED: Mapping[str, str] = {**hybrids.REFUSED, **moe.REFUSED, **composites.REFUSED, **media.REFUSED}
 COUNTED: Mapping[str, str] = moe.COUNTED  # the same, for families whose tensors can still be counted
 TEXT_TYPES = composites.TEXT_TYPES
 BY_TYPE: Mapping[str, str] = {alias: name for name, row in FAMILIES.items() for alias in (name, *row.aliases)}

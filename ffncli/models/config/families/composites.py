@@ -15,7 +15,10 @@ from ffncli.models.files.fields import Fields
 # The model type of a text_config without one (transformers' defaults): model type → composites.
 _TEXT_TOWERS = {
     "bert": "grounding-dino mm-grounding-dino",
+    "bart": "rag",
+    "canary_decoder": "canary",
     "clip_text_model": "omdet-turbo sam3",
+    "clvp_encoder": "clvp",
     "cohere2": "aya_vision cohere2_vision",
     "deepseek_v3": "kimi_k25 kimi_vl",
     "exaone4": "exaone4_5",
@@ -26,6 +29,7 @@ _TEXT_TOWERS = {
     "glm4v_text": "glm46v glmga",
     "granite": "granite_speech granite_speech_plus",
     "hyperclovax": "hyperclovax_vision_v2",
+    "kimi_linear": "kimi_k3",
     "kosmos_2_5_text_model": "kosmos-2.5",
     "kosmos_2_text_model": "kosmos-2",
     "lfm2": "lfm2_vl",
@@ -33,18 +37,23 @@ _TEXT_TOWERS = {
     "llama": "deepseek_vl deepseek_vl_hybrid glmasr idefics3 janus llava llava_next llava_next_video perception_lm "
              "smolvlm video_llava vipllava voxtral",
     "mistral": "idefics2 mistral3",
+    "modernvbert": "colmodernvbert",
     "modernbert": "modernvbert pe_audio pe_audio_video pe_video",
     "nemotron_h": "nemo_speechlm nemotron_h_omni",
     "opt": "blip-2 instructblip instructblipvideo",
+    "paligemma": "colpali pi0",
     "persimmon": "fuyu",
     "qwen2": "audioflamingo3 fast_vlm got_ocr2 internvl llava_onevision musicflamingo ovis2 pp_chart2table "
              "qwen2_audio vibevoice vibevoice_asr video_llama_3",
     "qwen2_5_omni_text": "qwen2_5_omni_thinker",
     "qwen3": "fun_asr_nano lighton_ocr moss_transcribe_diarize qianfan_ocr qwen3_asr",
+    "qwen2_vl": "colqwen2",
     "qwen3_5_text": "jev minicpm_ocr minicpmv4_6 minicpmv4_7",
     "qwen3_omni_moe_text": "qwen3_omni_moe_thinker",
     "qwen3_vl_text": "cosmos3_omni",
+    "sam3_lite_text_text_model": "sam3_lite_text",
     "step3p5": "step3p7",
+    "t5gemma2_text": "t5gemma2_encoder",
     "ultrabert": "ultravbert",
 }  # fmt: skip
 # Composites whose text model has the same name.
@@ -52,12 +61,12 @@ _ENDING = {
     "_text": (
         "cohere_compass cosmos3_edge deepseek_ocr2 embedding_gemma2 gemma3 gemma3n gemma4 gemma4_unified glm4v "
         "glm4v_moe glm5_next glm_image glm_ocr granite4_vision granite_docling hunyuan_vl mistral_large4 molmo2 "
-        "paddleocr_vl qwen2_5_omni qwen2_5_vl qwen2_vl qwen3_5 qwen3_omni_moe qwen3_vl qwen3_vl_moe unlimited_ocr "
-        "voxtral_realtime"
+        "muse_glimmer muse_spark paddleocr_vl pp_formulanet qwen2_5_omni qwen2_5_vl qwen2_vl qwen3_5 "
+        "qwen3_omni_moe qwen3_vl qwen3_vl_moe unlimited_ocr voxtral_realtime"
     ),
     "_text_model": (
         "aimv2 align altclip blip bridgetower chinese_clip clap clip clipseg emu3 flava groupvit metaclip_2 mllama "
-        "owlv2 owlvit pix2struct siglip siglip2 tipsv2 xclip"
+        "owlv2 owlvit pix2struct siglip siglip2 tipsv2 videoprism xclip"
     ),
 }  # fmt: skip
 TEXT_TYPES: Mapping[str, str] = {

@@ -115,7 +115,8 @@ ROWS: Mapping[str, Family] = {
         _BERT,
         aliases=(
             "roberta", "xlm-roberta", "electra", "camembert", "bert-generation", "data2vec-text", "ernie", "layoutlm",
-            "longformer", "luke", "mpnet", "rembert", "roc_bert", "roformer", "tapas", "yoso",
+            "longformer", "luke", "mpnet", "rembert", "roc_bert", "roformer", "tapas", "yoso", "bros", "dpr", "markuplm",
+            "splinter", "tvp", "visual_bert",
         ),
     ),
     "big_bird": replace(_BERT, default_activation="gelu_new", aliases=("fnet",)),
@@ -142,7 +143,7 @@ ROWS: Mapping[str, Family] = {
     "esm": replace(_PRE, activation=None, adjust=lambda config: {"activation": "gelu"}),
     "clip_text_model": replace(_PRE, default_activation="quick_gelu", eps=("layer_norm_eps", 1e-5)),
     "tipsv2_text_model": replace(_PRE, default_activation="relu", eps=("layer_norm_eps", 1e-5)),
-    "vit": _PRE,
+    "vit": replace(_PRE, aliases=("vilt",)),
     "gte": replace(_BERT, gated=True, bias=False, adjust=lambda config: {"down_bias": True}),
     "nomic_bert": replace(_BERT, gated=True, bias=False, default_activation="silu"),
     "modernbert": replace(_MODERNBERT, stacks=_ENCODER),

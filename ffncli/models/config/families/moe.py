@@ -29,13 +29,10 @@ from ffncli.models.files.fields import REQUIRED, Fields
 
 # Families that the block language cannot express and whose tensors hold parameters that it would not count.
 REFUSED: Mapping[str, str] = {
-    "jetmoe": "its experts share one output bias, which is added after they are mixed",
     "zaya": "its router is an MLP that passes a state from layer to layer",
 }
 # Families that the block language cannot express, but with the usual tensors, which are counted if present.
-COUNTED: Mapping[str, str] = {
-    "axk2": "the norm before its FFN is multiplied by a learned gate",
-}
+COUNTED: Mapping[str, str] = {}
 
 EPS5 = ("rms_norm_eps", 1e-5)
 _Silu = partial(Family, default_activation="silu")
@@ -330,7 +327,6 @@ ROWS: Mapping[str, Family] = {
     ),
     "glm4_moe_lite": _Silu(eps=EPS5, moe=MoEFields(layers=fixed_prefix(1), routing=corrected(1.8))),
     "glm_moe_dsa": _Silu(eps=EPS5, moe=MoEFields(layers=named(after_prefix(3)), routing=corrected(2.5))),
-    "kimi_linear": _Silu(eps=EPS5, moe=MoEFields(layers=_PREFIX_1, routing=corrected(2.446))),
     "mimo_v2_flash": _Silu(eps=EPS5, moe=MoEFields(layers=fixed_prefix(1), routing=corrected(shared=None))),
     "solar_open": _Silu(eps=EPS5, moe=MoEFields(routing=corrected())),
     "glm5_next_text": _Silu(

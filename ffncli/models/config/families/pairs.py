@@ -20,6 +20,12 @@ def _t5(config: Fields) -> Extra:
     return {"gated": gated, "activation": config.text("dense_act_fn", name), "bias": False}
 
 
+def _pop2piano(config: Fields) -> Extra:
+    form = config.text("feed_forward_proj", "gated-gelu")
+    gated = config.flag("is_gated_act", form.startswith("gated-"))
+    return {"gated": gated, "activation": config.text("dense_act_fn", "relu"), "bias": False}
+
+
 def _block_sizes(config: Fields) -> tuple[int, ...]:
     sizes = config.integers("block_sizes") or (4, 4, 4)
     if min(sizes) < 1:
@@ -104,15 +110,17 @@ _PRE = Family(
 )  # fmt: skip
 _POST = replace(_PRE, position="post")
 
+_T5 = Family(
+    gated=None, d_model="d_model|hidden_size", d_ff="d_ff", activation="feed_forward_proj", default_activation="relu",
+    eps=("layer_norm_epsilon", 1e-6), stacks=_PAIR, adjust=_t5,
+)  # fmt: skip
+
 ROWS: Mapping[str, Family] = {
-    "t5": Family(
-        gated=None, d_model="d_model|hidden_size", d_ff="d_ff", activation="feed_forward_proj",
-        default_activation="relu", eps=("layer_norm_epsilon", 1e-6), stacks=_PAIR, adjust=_t5,
-        aliases=("mt5", "umt5", "longt5"),
-    ),
+    "t5": replace(_T5, aliases=("mt5", "umt5", "longt5", "udop")),
+    "pop2piano": replace(_T5, activation=None, adjust=_pop2piano),
     "whisper": _PRE,
     "mbart": replace(_PRE, aliases=("blenderbot", "pegasus", "pegasus_x")),
-    "m2m_100": replace(_PRE, default_activation="relu"),
+    "m2m_100": replace(_PRE, default_activation="relu", aliases=("speech_to_text",)),
     "bigbird_pegasus": replace(_PRE, default_activation="gelu_new"),
     "seamless_m4t": replace(
         _PRE, d_model="hidden_size", default_activation="relu", aliases=("seamless_m4t_v2",),
@@ -149,6 +157,7 @@ ROWS: Mapping[str, Family] = {
         _PRE, default_activation="relu", layer=_nllb_widths,
         moe=MoEFields(d_ff="encoder_ffn_dim|decoder_ffn_dim", layers=_nllb_layers, routing=_nllb_routing),
     ),
+    "t5gemma2_text": replace(_NESTED, aliases=("t5gemma2_decoder", "t5_gemma_module")),
     "t5gemma": replace(_NESTED, stacks=(Stack("encoder", at="encoder"), Stack("decoder", at="decoder"))),
     "t5gemma2": replace(
         _NESTED, stacks=(Stack("encoder", at="encoder.text_config"), Stack("decoder", at="decoder"))

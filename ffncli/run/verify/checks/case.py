@@ -114,7 +114,7 @@ class CheckedBlock:
         """The dense FFN that statements about one are checked on."""
         for step in self.ffn:
             if isinstance(step.op, Experts):
-                weights = {name: self.weights[name][0] for name in step.op.parameters()}
+                weights = step.op.of_one(self.weights, 0)
                 return DenseFFN(step.op.program, weights, self._within(step.inputs[0]), "expert 0")
         return DenseFFN(self.ffn, self.ffn_weights, self.x, "the FFN")
 

@@ -58,10 +58,7 @@ def unreached(case: CheckedBlock, judge: Judge, x: Tensor, label: str, theirs: M
         return judge.skips(f"{_experts(left)} = {label}", "no token goes there, and their shapes differ")
     width = parameters(step.op.program)["up.weight"][1].size
     inputs = {"x": torch.randn(_FEW, width, generator=case.generator()).to(x)}
-    made = {
-        e: [run(step.op.program, {name: one[name][e] for name in weights}, inputs) for one in (weights, theirs)]
-        for e in left
-    }
+    made = {e: [run(step.op.program, step.op.of_one(one, e), inputs) for one in (weights, theirs)] for e in left}
     differ = [e for e, (ours, other) in made.items() if not judge.equal("", ours, other).passed]
     ours, other = (torch.stack([made[e][n] for e in differ or left]) for n in (0, 1))
     return judge.equal(f"{_experts(differ or left)} = {label}", ours, other, "no token goes there: run separately")

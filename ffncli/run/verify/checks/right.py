@@ -127,8 +127,8 @@ def _reordered(
     assert isinstance(holder.op, Experts)
     count = holder.op.experts.size
     order = torch.randperm(count, generator=generator)
-    of_router = {f"{route.inputs[0]}.weight", f"{route.inputs[0]}.bias", *route.parameters()}
-    of_experts = set(holder.op.parameters())
+    of_router = {"router.weight", "router.bias", *route.parameters()}
+    of_experts = {name for name in holder.op.parameters() if not holder.op.is_common(name)}
     changed = dict(weights)
     for name, tensor in weights.items():
         if name in of_experts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ffncli.block.shard import shard
-from ffncli.block.steps import AllReduce
+from ffncli.block.steps import AllReduce, walk
 from ffncli.errors import FFNError
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.sharded import summed
@@ -25,7 +25,7 @@ def shards(case: CheckedBlock) -> Iterator[CheckRow]:
         except FFNError as error:
             yield judge.skips(f"{ranks} ranks", error.message)
             continue
-        reduced = [step.inputs[0] for step in programs[0] if isinstance(step.op, AllReduce)]
+        reduced = [n.removesuffix(".sum") for n, step in walk(programs[0]) if isinstance(step.op, AllReduce)]
         widths = f"d_ff {case.layer.spec.d_ff:,} → {case.layer.spec.d_ff // ranks:,}"
         note = f"collectives: {len(reduced)} (all-reduce of {', '.join(reduced)})"
         output = summed(programs, case.steps, case.weights, case.inputs)

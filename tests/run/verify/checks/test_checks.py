@@ -36,6 +36,10 @@ SPECS = {
         moe=MoE(4, 2, order="choose_first", renormalise=False, router_bias=True),
     ),
     "latent": FFNSpec(16, 24, "relu2", bias=False, moe=MoE(4, 2, latent=8)),
+    "normed experts": FFNSpec(
+        16, 24, "swiglu", norm="rmsnorm", norm_weight="one_plus", post_norm_weigh="input",
+        moe=MoE(4, 2, latent=8, latent_norm=True, expert_norm=True, mixed_norm=True, mixed_bias=True),
+    ),
 }  # fmt: skip
 
 
@@ -237,6 +241,8 @@ def test_shards_are_those_that_divide():
     assert row.note == "d_ff = 10 does not divide over 3 ranks"
     latent = verified(SPECS["latent"], "shards").rows
     assert {row.note for row in latent} == {"collectives: 1 (all-reduce of experts)"}
+    normed = verified(SPECS["normed experts"], "shards").rows
+    assert {(row.passed, row.note) for row in normed} == {(True, "collectives: 1 (all-reduce of experts[e].down)")}
     both = verified(replace(SPECS["latent"], moe=MoE(4, 2, 1, latent=8)), "shards")
     assert (both.rows[0].passed, both.rows[0].note[:14]) == (True, "collectives: 2")
 
