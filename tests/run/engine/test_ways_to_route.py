@@ -192,6 +192,8 @@ def test_every_shared_expert_is_read_however_few_the_tokens():
     read = traffic(steps(INKLING), fp32, fp32, tokens=2).weight_bytes_read
     touched = experts_touched(5, 2, 2)
     assert read == 4 * (3 * expert + 8 * 6 + 5 + 1) + sum(round(4 * 60 * touched) for _ in range(3))
+    one = traffic(steps(INKLING), fp32, fp32, tokens=2, touched=1.0).weight_bytes_read
+    assert one == 4 * (3 * expert + 8 * 6 + 5 + 1) + 4 * expert
     assert not any(isinstance(s.op, Experts) and s.op.always for s in steps(TABLED))
 
 
