@@ -122,8 +122,7 @@ _LAYERS: Mapping[str, str] = {
     "n_layer": "codegen ctrl decision_transformer gpt2 gpt_bigcode "
     "imagegpt openai-gpt xlnet RefinedWeb RefinedWebModel bloom",
     "n_layers": "dbrx distilbert flaubert mpt xlm",
-    "num_layers": "chatglm gpt_neo longcat_flash pix2struct_text_model "
-    "pop2piano switch_transformers t5 xglm",
+    "num_layers": "chatglm gpt_neo longcat_flash pix2struct_text_model pop2piano switch_transformers t5 xglm",
 }
 _EXPERTS: Mapping[str, str] = {
     "num_experts": "afmoe bailing_hybrid beam cohere2_moe deepseek_ocr2_text deepseek_v2 deepseek_v32 ernie4_5_moe "
