@@ -25,7 +25,7 @@ _FFN = re.compile(
 )
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k", "top_k_experts")
 # By hand, see RECENT: transformers gives experts without weights some, or has no class for the text model alone.
-UNLIKE = frozenset({"longcat-flash", "step-3.5-flash", "step-3.7-flash"})
+UNLIKE = frozenset({"kimi-k3", "longcat-flash", "step-3.5-flash", "step-3.7-flash"})
 
 
 def ffn_parameters(config: Mapping[str, Any]) -> tuple[int, int]:
@@ -38,10 +38,15 @@ def ffn_parameters(config: Mapping[str, Any]) -> tuple[int, int]:
         known = type(built) in AutoModelForCausalLM._model_mapping
         model = (AutoModelForCausalLM if known else AutoModel).from_config(built)
     tensors = [*model.named_parameters(), *(item for item in model.named_buffers() if item[0].endswith("bias"))]
-    ffn = [tensor for name, tensor in tensors if _FFN.search(name) and "norm" not in name]  # counted apart
-    total = sum(tensor.numel() for tensor in ffn)
+    ffn = {name: tensor for name, tensor in tensors if _FFN.search(name) and "norm" not in name}  # counted apart
+    total = sum(tensor.numel() for tensor in ffn.values())
     top_k = next((getattr(built, name) for name in _TOP_K if getattr(built, name, None)), 0)
-    idle = sum(tensor.numel() // tensor.shape[0] * (tensor.shape[0] - top_k) for tensor in ffn if tensor.dim() == 3)
+    routed = [
+        t
+        for name, t in ffn.items()
+        if t.dim() == 3 or name.endswith(("experts.gate_up_proj_bias", "experts.down_proj_bias"))
+    ]
+    idle = sum(tensor.numel() // tensor.shape[0] * (tensor.shape[0] - top_k) for tensor in routed)
     return total, total - idle
 
 

@@ -284,6 +284,10 @@ RECENT = {
     "step-3.7-flash": (191_379_025_728, 6_410_219_328, 201_365_316_160),
     "deepseek-v4-flash": (278_152_620_032, 7_620_012_032, 292_021_347_282),
     "deepseek-v4-pro": (1_551_593_789_184, 28_375_668_480, 1_600_790_440_862),
+    "kimi-k3": (2_740_940_521_984, 66_820_063_744, 2_779_931_837_184),
+    "muse-spark": (803_154_705_920, 29_255_286_272, None),
+    "muse-glimmer": (20_733_493_248, 20_733_493_248, 29_776_626_688),
+    "privacy-filter": (1_260_913_664, 40_039_424, None),
     "phi-3.5-moe": (40_267_415_552, 5_035_261_952, 41_873_153_344),
     "inkling-2-small": (587_153_295_360, 12_315_543_552, None),
 }
@@ -294,3 +298,7 @@ BESIDE = {"qwen3-0.6b": 151_936 * 1024, "qwen3-1.7b": 151_936 * 2048, "solar-ope
 _FP8 = ("kimi-k2", "deepseek-v3.2", "minimax-m2", "mimo-v2-flash")
 WIDTHS |= dict.fromkeys(RECENT, 2) | dict.fromkeys(_FP8, 1) | dict.fromkeys(("kimi-k2.5", "kimi-k2-thinking"), 1 / 2)
 WIDTHS |= dict.fromkeys(("deepseek-v4-flash", "deepseek-v4-pro"), 4.25 / 8)
+_KIMI_K3_UNPACKED = (
+    92 * (2 * 7168 * 3584 + 896 * 7168) / RECENT["kimi-k3"][0]
+)  # into and out of the latent width, the router
+WIDTHS["kimi-k3"] = 4.25 / 8 + (2 - 4.25 / 8) * _KIMI_K3_UNPACKED
