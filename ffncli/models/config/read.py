@@ -107,7 +107,7 @@ def _tables(groups: Sequence[Group]) -> list[str]:
     tabled = [group for group in groups if group.spec.moe and group.spec.moe.lookup]
     return [
         f"{group.stack}: in {len(group.layers)} of the layers a table of {moe.lookup:,} × {moe.top_k} integers chooses"
-        " the experts of each token id: no parameter, so not counted"
+        " the experts of each token id: not parameters, so not counted"
         for group in tabled
         if (moe := group.spec.moe)
     ]

@@ -38,7 +38,7 @@ class Located:
 
     @property
     def is_table(self) -> bool:
-        """Whether it holds integers: a table of token ids, which is no parameter."""
+        """Whether it holds integers: a table of token ids, not a parameter."""
         return self.axes[0].name == "vocab" and self.parameter == "route.lookup"
 
     @property
