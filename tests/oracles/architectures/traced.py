@@ -242,7 +242,7 @@ def _caught(tiny: Tiny, places: Mapping[Layer, LiveFFN]) -> Caught:
 def _in_double(live: LiveFFN, ready: Prepared, caught: Caught) -> float | None:
     """The FFN's error with all numbers in float64, the weights those from disk."""
     x = caught.given.get(live.enters)
-    if x is None or x.isnan().any():
+    if x is None or x.isnan().any() or not {*live.leaves} <= caught.made.keys():
         return None
     weights = {n: tensor.double() if tensor.is_floating_point() else tensor for n, tensor in ready.weights.items()}
     with torch.no_grad():
