@@ -26,7 +26,7 @@ NEEDS := pyproject.toml constraints.txt .ci/install .ci/install_torch.py
 export PYTHON TORCH_INDEX TORCH_CUDA
 
 .PHONY: run test fuzz test-runs test-architectures test-kills test-cheats test-wheel test-install test-triton check lint bench bench-timers bench-method bench-sweep bench-conv certificates bench-fresh-inputs demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
-    bench-approximate mutations facts architectures trace-architectures claims picture unchanged docs test-docs docs-update clean
+    bench-approximate mutations facts catalog architectures trace-architectures claims picture unchanged docs test-docs docs-update clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: $(NEEDS)
@@ -164,6 +164,9 @@ bench-peers: $(VENV)/.installed-peers
 
 architectures: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.architectures --save benchmarks/results/architectures.csv $(ARGS)
+
+catalog: $(VENV)/.installed-test
+	@$(BIN)/python -m tests.oracles.catalog_modules
 
 picture: $(VENV)/.installed
 	@$(BIN)/python -m docs.picture

@@ -35,10 +35,11 @@ SAMPLES = {
     "params": [
         "gpt2", "mixtral-8x7b --tokens 1,32", "deepseek-v3 --tp 8 --ridge 100", "gpt2 --sweep d_ff=1x,2x",
         "gpt2 --iso-params", "./my-model", "4x8:relu", "./edited", "./unknown", "t5-v1.1-xxl",
-        "gpt2 --ridge h100,apple-m1", "--ridge list",
+        "gpt2 --ridge h100,apple-m1", "--ridge list", "tables.json",
     ],
     "activations": [
         "gelu relu", "gelu_tanh --against gelu", "gelu --rounding --dtype bf16", "swiglu swiglu_oai --iso-params",
+        "situ deepseek_v4 --against swiglu",
         "gelu --expect 1=1,0=0", f"relu --source ./my-model --layer all {PROMPT}",
         "--all --against gelu --dtype bf16", "silu --rounding",
     ],
@@ -61,6 +62,8 @@ SAMPLES = {
     "explain": ["", "gelu", "swiglu", "4x", "moe", "neuron", "activation"],
 }  # fmt: skip
 _PREPARE = """
+echo '{"model_type": "gemma4_text", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2,' > tables.json
+echo '"hidden_size_per_layer_input": 4}' >> tables.json
 cp -r my-model unknown && sed -i 's/"model_type": "llama"/"model_type": "llamb"/' unknown/config.json
 cp -r my-model edited && sed -i 's/"intermediate_size": 176/"intermediate_size": 192/' edited/config.json
 ffn trace 8x16:swiglu --save a.json && ffn trace 8x16:geglu --save b.json
@@ -149,7 +152,7 @@ def schema_of(command: str, answers: list[Any]) -> dict[str, Any]:
 
 def meanings(command: str) -> dict[str, list[str]]:
     """Key → its meanings in the tables of the command's section of docs/json.md."""
-    section = {"models": "params"}.get(command, command)  # the same rows
+    section = {"models": "(?:params|models)"}.get(command, command)  # the same rows, and what the catalog adds
     sections = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", (DOCS / "json.md").read_text("utf-8"), re.M | re.S)
     found: dict[str, list[str]] = {}
     for keys, meaning in re.findall(r"^\| ([^|]+) \| (.+) \|$", "".join(sections), re.M):

@@ -1,10 +1,10 @@
-"""python -m benchmarks.gpu_first PART: the first 40 minutes on a GPU that this code has not seen, in five parts.
+"""python -m benchmarks.gpu_first PART: the first 50 minutes on a GPU that this code has not seen, in six parts.
 
-facts: the machine, and the tests that need a GPU. clock: what a time contains besides the work. faults: what kills a
-run. method: the promises of `ffn bench`. repeat: the same twice, and large blocks. A part takes less than ten minutes.
-Every probe runs in a process of its own with a time limit and answers one question with yes or no and its figure;
-FINDING names the hypothesis it decides. `--list` shows them all and needs no GPU. Exit code 1: a probe
-gave no answer, whatever the others say; 3: no GPU here.
+facts: the machine, and the tests that need a GPU. device: what ffn sees of it, alone, busy and full. clock: what a
+time contains besides the work. faults: what kills a run. method: the promises of `ffn bench`. repeat: the same twice,
+and large blocks. A part takes less than ten minutes. Every probe runs in a process of its own with a time limit and
+answers one question with yes or no and its figure; FINDING names the hypothesis it decides. `--list` shows them all and
+needs no GPU. Exit code 1: a probe gave no answer, whatever the others say; 3: no GPU here.
 """
 
 from __future__ import annotations

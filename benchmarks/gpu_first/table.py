@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.gpu_first import clock, facts, faults, method
+from benchmarks.gpu_first import clock, device, facts, faults, method
 from benchmarks.gpu_first.probe import Probe
 
 PARTS: Mapping[str, tuple[Probe, ...]] = {
     "facts": facts.PROBES,
+    "device": device.PROBES,
     "clock": clock.PROBES,
     "faults": faults.PROBES,
     "method": method.METHOD,

@@ -67,7 +67,7 @@ _ROWS = (
         lambda x, m: m.where(x <= 0, zero(x, m), x * x),
         lambda x, m: m.where(x > 0, 2.0 * x, zero(x, m)),
         ("relu_squared", "squared_relu"),
-        used_by="Primer, Nemotron, nanochat, Persimmon, Arcee, BitNet (gated)",
+        used_by="Primer, Nemotron, nanochat, Persimmon, AFM (Arcee), Jais-2, BitNet (gated)",
         source="So et al. 2021, arXiv:2109.08668",
         kinks=((0.0, 2),),
     ),
@@ -150,7 +150,7 @@ _ROWS = (
         formulas.swish_slope(1.0),
         ("swish", "swish1"),
         ("silu", {}),
-        used_by="Llama, Mistral, Mixtral, Qwen, DeepSeek, OLMo, Phi-3, Phi-4, Granite, PaLM (all gated)",
+        used_by="Llama, Mistral, Mixtral, Qwen, DeepSeek, OLMo, Phi-3, Phi-4, Granite, Falcon3, PaLM (all gated)",
         source="Elfwing et al. 2017, arXiv:1702.03118",
     ),
     ActivationRow(
@@ -296,3 +296,16 @@ def limits_of(name: str) -> Limits | None:
 def spelled(name: str) -> str:
     """A name as the tables spell it: lower case, with underscores."""
     return name.strip().lower().replace("-", "_")
+
+
+def unit_name(function: str, limits: Limits) -> str | None:
+    """The name of the gated unit with that function of its gate and these limits; None if it has none."""
+    gated = (name for name, gate in GATED.items() if limits == NO_LIMITS and gate == function)
+    limited = (u.name for u in UNITS_WITH_LIMITS.values() if (u.function, u.limits) == (function, limits))
+    return next(gated, None) or next(limited, None)
+
+
+def gated_name(name: str) -> str | None:
+    """The name of a gated unit by any spelling, as the tables have it; None for anything else."""
+    key = spelled(name)
+    return key if key in GATED else LIMITED.get(key)

@@ -78,7 +78,7 @@ UNITS_WITH_LIMITS: dict[str, LimitedUnit] = {
             "silu",
             hard_limits(10.0),
             ("deepseek_v4_swiglu", "silu_clamp", "silu_clamped", "clamped_silu"),
-            "DeepSeek-V4, GLM-5.3, Hy4",
+            "DeepSeek-V4, GLM-5.3-Flash, Hy4",
             "transformers DeepseekV4MLP",
         ),
         LimitedUnit(

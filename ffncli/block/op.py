@@ -31,7 +31,7 @@ class Op:
         return {}
 
     def tables(self) -> dict[str, tuple[Axis, ...]]:
-        """Table of integers → its axes: what a checkpoint stores, and no training changes. They are no parameters."""
+        """Table of integers → its axes. A checkpoint stores them, training does not change them: not parameters."""
         return {}
 
     def shape(self, *inputs: Shape) -> Shape:

@@ -60,8 +60,8 @@ class Route(Op):
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
         """`correction [experts]` (DeepSeek-V3's e_score_correction_bias) and `factor [1]`, where it has them."""
         choosable = Axis(self.experts.name, self.experts.size - self.always)
-        own: dict[str, tuple[Axis, ...]] = {"correction": (choosable,)} if self.correction else {}
-        return own | ({"factor": (ONE,)} if self.learned_scale else {})
+        correction: dict[str, tuple[Axis, ...]] = {"correction": (choosable,)} if self.correction else {}
+        return correction | ({"factor": (ONE,)} if self.learned_scale else {})
 
     def tables(self) -> dict[str, tuple[Axis, ...]]:
         """`lookup [vocabulary, top_k]`: the experts of each token id."""

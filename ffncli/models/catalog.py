@@ -25,7 +25,7 @@ _NOT_RELEASED = "dtype: fp32, since no released weights are known"
 def _sections() -> tuple[str, dict[str, str]]:
     """The text before the first model, and each model's text by its name.
 
-    A row is parsed when it is asked for: all of them take 40 ms, which is a quarter of `ffn params gpt2`.
+    Rows are parsed one by one, when needed: all of them take 40 ms, a quarter of `ffn params gpt2`.
     """
     text = files("ffncli.models").joinpath("catalog.toml").read_text("utf-8")
     headers = list(_HEADER.finditer(text))
@@ -116,6 +116,11 @@ def aliases(name: str) -> list[str]:
     return list(_row(name).get("aliases", ()))
 
 
+def config(name: str) -> dict[str, Any]:
+    """A row's config.json fields; empty for a model that has no config.json."""
+    return dict(_row(name).get("config", {}))
+
+
 def organisation(name: str) -> str:
     """Who made a model."""
     return str(_row(name)["organisation"])
@@ -155,6 +160,6 @@ def find(name: str) -> Resolved | None:
     return Resolved(Model(canonical, groups, dtype=dtype, non_ffn=outside), name, citation, evidence)
 
 
-def _stored(dtype: str, source: str | None) -> str:
+def _stored(dtype: str | None, source: str | None) -> str:
     """The dtype of the weights, and how it is known."""
     return f"dtype: {dtype}, " + (f"as released [{source}]" if source else "assumed: the row's source has none")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 # Why a part of a model is in none of its numbers (`NotCounted`), where config and tensors both may say so.
 OTHER_TOWERS = "the numbers are the text model's"
-MORE_TOKENS = "layers for multi-token prediction"
+MORE_TOKENS = "multi-token prediction, which a forward pass does without"
 
 
 @dataclass(frozen=True)

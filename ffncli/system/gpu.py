@@ -19,6 +19,8 @@ from typing import Any
 from ffncli.errors import ExitCode, FFNError, clean, shown
 from ffncli.system.cgroup import ROOT
 
+# How torch's messages about errors of the driver, cuDNN and Triton begin.
+_REPORTED = re.compile(r"\b(CUDA|HIP|CUBLAS|cuDNN)( driver)? error|\bTriton Error \[(CUDA|HIP)\]")
 _DEVICE = re.compile(r"cpu|cuda(?::(0|[1-9][0-9]{0,2}))?")
 _OTHERS = {"mps": "Apple's GPUs", "xpu": "Intel's GPUs"}  # torch's names for devices that ffn does not know
 # The files of a driver, under the root: NVIDIA's own, its modules on Tegra, WSL's, AMD's. In a container with one of
@@ -110,7 +112,7 @@ def gpu_errors(device: str, torch: Any) -> Iterator[None]:
 
 def is_gpu_error(error: BaseException) -> bool:
     """Whether a driver or one of its libraries reported it."""
-    return type(error).__name__ == "AcceleratorError" or bool(re.search(r"\b(CUDA|HIP|CUBLAS) error", str(error)))
+    return type(error).__name__ == "AcceleratorError" or bool(_REPORTED.search(str(error)))
 
 
 # --- what torch says, as a line ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import gpu_first
 from benchmarks.gpu_first import __main__ as command
-from benchmarks.gpu_first import asked, clock, facts, faults, method
+from benchmarks.gpu_first import asked, clock, device, facts, faults, method
 from benchmarks.gpu_first.probe import Answer, Probe
 from benchmarks.gpu_first.run import COLUMNS, Outcome, line, outcome, run_part
 from benchmarks.gpu_first.table import LONGEST_PART_S, PARTS, listing, probe_of
@@ -41,7 +41,8 @@ def test_probes_have_names_questions_and_places_to_look():
 
 
 def test_the_hypotheses_that_a_gpu_decides_are_there():
-    assert {"A1", "A5", "A6", "A8", "A9", "A10", "A11", "A12", "B1", "B2", "B3", "B6", "B7", "B8", "C3", "C6"} <= {
+    by_part = {"A": (1, 2, 5, 6, 8, 9, 10, 11, 12), "B": range(1, 11), "C": range(1, 8)}
+    assert {f"{letter}{number}" for letter, numbers in by_part.items() for number in numbers} <= {
         probe.finding for probe in EVERY
     }
 
@@ -328,6 +329,65 @@ def test_facts_are_read():
     answer = facts.judge_machine(machine | {"nvidia-ml-py": "missing"})
     assert answer.figure == "NVIDIA H200, 580.1, 700.00 W; cuda 13.0; cudnn 91000; triton 3.7.1; nvidia-ml-py missing"
     assert facts.judge_doctor({"code": 0}).yes
+
+
+def test_verdicts_on_what_is_seen():
+    text = "1 other process uses this GPU (139.2 GB, 0 % busy)"
+    assert device.judge_neighbours({"text": text}) == Answer(True, text)
+    assert device.judge_neighbours({"text": ""}) == Answer(False, "no other process is seen")
+    clocks = {"why": "", "mhz": 1710, "rated_mhz": 1980, "mig": False, "why_low": ["power cap"], "flags": ["sm=1710"]}
+    assert device.judge_clocks(clocks) == Answer(True, "1710 of 1980 MHz (power cap); flags ['sm=1710']")
+    assert device.judge_clocks(clocks | {"flags": ["sm=1300", "clock=0.66"]}).yes is False
+    assert device.judge_clocks(clocks | {"flags": ["gpu-throttled"], "mig": True}).figure.endswith(
+        "(power cap), a part of a card; flags ['gpu-throttled']"
+    )
+    assert device.judge_clocks(clocks | {"mhz": None}) == Answer(False, "this GPU gives no clock")
+    assert device.judge_clocks({"why": "not installed"}) == Answer(False, "not installed")
+    known = {"name": "NVIDIA H200", "l2": 60 << 20, "memory": 150e9, "table": {"l2": 60 << 20, "memory": 141e9}}
+    assert device.judge_table(known) == Answer(True, "torch reports 60 MiB of L2, the table 60")
+    assert device.judge_table(known | {"table": {"l2": 50 << 20, "memory": 141e9}}).yes is False
+    unknown = device.judge_table(known | {"table": None})
+    assert unknown == Answer(False, "NVIDIA H200 is not in the table; torch reports 60 MiB of L2")
+    assert device.judge_current({"last": 1, "current": 1}) == Answer(True, "current is cuda:1 for cuda:1")
+    assert yes(device.judge_current, last=1, current=0) is False
+
+
+def test_verdicts_on_what_cannot_be_used():
+    line = "error: --device cuda: no memory is left on the GPU; nvidia-smi shows who uses it"
+    hidden = "error: --device cuda: CUDA_VISIBLE_DEVICES= leaves no GPU; unset it"
+    ended = {"full: trace": {"code": 3, "lines": [line]}, "hidden: trace": {"code": 3, "lines": [hidden]}}
+    assert device.judge_unusable({"ended": ended}) == Answer(True, f"{line} | {hidden}")
+    for bad in (
+        {"code": 1, "lines": [line]},
+        {"code": 3, "lines": ["a warning of torch", line]},
+        {"code": 3, "lines": []},
+        {"code": 3, "lines": ["error: a bug in ffn, please report: CUDA error"]},
+    ):
+        assert device.judge_unusable({"ended": ended | {"full: bench": bad}}).yes is False
+    answer = device.judge_unusable({"ended": {"full: bench": {"code": 1, "lines": ["a", "b"]}}})
+    assert answer.figure == "full: bench: exit 1, 2 lines, b"
+    note = "the machine's roof could not be measured: CUDA out of memory"
+    assert device.judge_roof({"flops": None, "bytes": None, "note": note}) == Answer(True, note)
+    assert device.judge_roof({"flops": 7.9e14, "bytes": 4.2e12, "note": ""}) == Answer(True, "790 TFLOP/s, 4200 GB/s")
+    assert device.judge_roof({"flops": None, "bytes": 4e12, "note": ""}).yes is False
+
+
+def test_verdicts_on_what_surrounds_the_timing():
+    cores = {"cores": 16, "gpu_cores": 16, "gpu_s": 4e-6, "cpu_cores": 1, "cpu_s": 4e-6}
+    answer = device.judge_cores(cores)
+    assert answer == Answer(True, "16 cores, 4 µs a launch for a GPU; bound 1 cores, 4 µs a launch; 16 here")
+    assert device.judge_cores(cores | {"gpu_cores": 1}).yes is False
+    assert device.judge_cores(cores | {"gpu_s": 4.5e-6}).yes is False
+    assert device.judge_cudnn({"code": 0, "calls": 12}) == Answer(True, "exit 0; 12 calls of cuDNN")
+    assert yes(device.judge_cudnn, code=0, calls=0) is False
+    assert yes(device.judge_cudnn, code=1, calls=12) is False
+    counters = {"threads": 130, "launching_s": 1.2e-5, "all_s": 4e-4}
+    assert device.judge_counters(counters) == Answer(True, "12 µs for the launching threads, 400 µs for all 130")
+    assert device.judge_counters(counters | {"launching_s": 3e-5}).yes is False
+    took = {"forward": 0.2, "forward+backward": 4.0, "peak": 3e9}
+    answer = device.judge_reference(took)
+    assert answer == Answer(True, "forward 0.2 s, with backward 4 s, at most 3.0 GB")
+    assert device.judge_reference(took | {"forward+backward": 11.0}).yes is False
 
 
 # --- what is asked of ffn bench ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -57,6 +58,53 @@ NESTED = {
 PAIR = {"model_type": "encoder-decoder", "encoder": {**GPT2}, "decoder": {**GPT2}}
 CONFIGS: list[dict[str, Any]] = [LLAMA, GPT2, MIXTRAL, T5, DEEPSEEK, QUANTIZED, NESTED, PAIR]
 FAMILIES = {"llama": LLAMA, "gpt2": GPT2, "mixtral": MIXTRAL}
+_WIDE = {"hidden_size": 64, "intermediate_size": 96}
+_INTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False}
+PACKED: dict[str, tuple[dict[str, Any], Callable[[int, int], dict[str, torch.Tensor]]]] = {
+    "gptq": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True},
+        lambda rows, columns: {
+            "qweight": torch.ones(columns // 8, rows).int(), "qzeros": torch.ones(columns // 32, rows // 8).int(),
+            "scales": torch.ones(columns // 32, rows).half(), "g_idx": torch.arange(columns).int() // 32,
+        },
+    ),
+    "awq": (
+        {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"},
+        lambda rows, columns: {
+            "qweight": torch.ones(columns, rows // 8).int(), "qzeros": torch.ones(columns // 32, rows // 8).int(),
+            "scales": torch.ones(columns // 32, rows).half(),
+        },
+    ),
+    "int4": (
+        {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": _INTS}}},
+        lambda rows, columns: {
+            "weight_packed": torch.ones(rows, columns // 8).int(), "weight_scale": torch.ones(rows, columns // 32),
+            "weight_zero_point": torch.ones(rows // 8, columns // 32).int(),
+            "weight_shape": torch.tensor((rows, columns)),
+        },
+    ),
+    "nvfp4": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        lambda rows, columns: {
+            "weight": torch.ones(rows, columns // 2).byte(), "weight_scale_2": torch.ones(()),
+            "weight_scale": torch.ones(rows, columns // 16).to(torch.float8_e4m3fn), "input_scale": torch.ones(()),
+        },
+    ),
+    "mxfp8": (
+        {"quant_method": "mxfp8", "weight_block_size": [1, 32]},
+        lambda rows, columns: {
+            "weight": torch.ones(rows, columns).to(torch.float8_e4m3fn),
+            "weight_scale_inv": torch.full((rows, columns // 32), 127).byte(),
+        },
+    ),
+    "int8": (
+        {"quant_method": "compressed-tensors", "config_groups": {}},
+        lambda rows, columns: {
+            "weight": torch.ones(rows, columns).to(torch.int8), "weight_scale": torch.ones(rows, 1),
+            "weight_zero_point": torch.ones(rows, 1).to(torch.int8),
+        },
+    ),
+}  # fmt: skip
 VIEWS = [[], ["--json"], ["--csv"], ["--tp", "2"], ["--dtype", "int4"], ["--tokens", "3"], ["--layers"]]
 
 
@@ -106,6 +154,54 @@ def gguf(draw: Random, folder: Path) -> list[str]:
     path = folder / "model.gguf"
     path.write_bytes(changes.of_bytes(raw, draw, 0, 1200 if draw.random() < 0.9 else len(raw)))
     return [*draw.choice((["params"], ["params", "--json"], ["trace"])), str(path)]
+
+
+def packed(draw: Random, folder: Path) -> list[str]:
+    """A packed model: some tensors have another shape or dtype or are missing, or its config was changed."""
+    form = draw.choice(list(PACKED))
+    config, pieces = PACKED[form]
+    stored = _packed_tensors(pieces)
+    for name in draw.sample(sorted(stored), draw.choice((0, 1, 1, 2))):
+        if draw.random() < 0.25:
+            del stored[name]
+        else:
+            stored[name] = _changed(stored[name], draw)
+    (folder / "model.safetensors").write_bytes(save(stored))
+    whole = {**LLAMA, **_WIDE, "quantization_config": config}
+    text = changes.of_json(whole, draw) if draw.random() < 0.5 else json.dumps(whole)
+    (folder / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    return [*draw.choice((["params"], ["trace"], ["trace", "--layer", "1"], ["trace", "--dtype", "bf16"])), str(folder)]
+
+
+def _changed(tensor: torch.Tensor, draw: Random) -> torch.Tensor:
+    """Another shape, dtype or values."""
+    match draw.randrange(5):
+        case 0 if tensor.dim():
+            axis = draw.randrange(tensor.dim())
+            sizes = [draw.choice((0, 1, n - 1, n + 1, 2 * n)) if at == axis else n for at, n in enumerate(tensor.shape)]
+            return torch.zeros([max(0, n) for n in sizes], dtype=tensor.dtype)
+        case 1:
+            return tensor.flatten() if draw.random() < 0.5 else tensor[None].contiguous()
+        case 2:
+            return tensor.to(
+                draw.choice((torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bool))
+            )
+        case 3:
+            return torch.full_like(tensor.float(), draw.choice((0, -1, 127))).to(tensor.dtype)
+        case _:
+            sizes = [draw.randrange(70) for _ in range(draw.randrange(4))]
+            return torch.zeros(sizes, dtype=tensor.dtype)
+
+
+def _packed_tensors(pieces: Callable[[int, int], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """A Llama of two layers: `pieces` are those of a matrix [out, in]."""
+    stored: dict[str, torch.Tensor] = {}
+    for layer in range(2):
+        stem = f"model.layers.{layer}."
+        stored[f"{stem}post_attention_layernorm.weight"] = torch.ones(64)
+        for name, shape in (("gate", (96, 64)), ("up", (96, 64)), ("down", (64, 96))):
+            stored |= {f"{stem}mlp.{name}_proj.{piece}": tensor for piece, tensor in pieces(*shape).items()}
+    return stored
 
 
 @cache

@@ -50,6 +50,10 @@ def test_blocks_that_it_refuses():
         reason = kernel.refuses(kernel_steps(steps(FFNSpec(8, 24, name))))
         assert reason == (None if name in FUNCTIONS else f"{name} is not written in Triton here")
     assert kernel.refuses(kernel_steps(steps(FFNSpec(8, 24, "swiglu", moe=MoE(4, 2))))) == "cannot compute experts"
+    limited = {"situ": "a soft cap is not", "swiglustep": "a limit after the activation function is not"}
+    for name, reason in limited.items():
+        assert kernel.refuses(kernel_steps(steps(FFNSpec(8, 24, name)))).startswith(reason)
+    assert kernel.refuses(kernel_steps(steps(FFNSpec(8, 24, "deepseek_v4")))) is None
     assert kernel.refuses(GATED) is None
     assert kernel.refusal(GATED, "cuda", "bf16", "forward+backward").endswith("computes forward only")
 

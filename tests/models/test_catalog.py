@@ -1,16 +1,67 @@
 from __future__ import annotations
 
+import tomllib
+from importlib.resources import files
+
 import pytest
 
 from ffncli.block.cost import cost
 from ffncli.models import catalog
 from ffncli.models.counting.count import count
 from ffncli.models.source import resolve
-from tests.oracles.counts import DENSE, MOE, STORED_BYTES, WIDTHS
+from tests.oracles.catalog_modules import ffn_parameters
+from tests.oracles.counts import BESIDE, DENSE, MOE, RECENT, STORED_BYTES, WIDTHS
 
 
 def test_every_row_has_an_oracle():
-    assert set(catalog.names()) == {*DENSE, *MOE}
+    assert set(catalog.names()) == {*DENSE, *MOE, *RECENT}
+
+
+def test_rows_parsed_one_by_one_are_those_of_the_whole_file():
+    whole = tomllib.loads(files("ffncli.models").joinpath("catalog.toml").read_text("utf-8"))["models"]
+    spelled = {alias: name for name, row in whole.items() for alias in (name, *row.get("aliases", ()))}
+    assert {name: catalog.config(name) for name in catalog.names()} == {
+        n: r.get("config", {}) for n, r in whole.items()
+    }
+    assert catalog.spellings() == list(spelled)
+    assert all(catalog.find(alias).name == name for alias, name in spelled.items())
+
+
+@pytest.mark.parametrize("name", RECENT)
+def test_recent_totals(name):
+    total, active, _ = RECENT[name]
+    found = count(catalog.find(name))
+    assert (found.ffn_params_total, found.ffn_params_active) == (total, active)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, released) in RECENT.items() if released])
+def test_a_model_has_the_parameters_of_its_release(name):
+    found, released = count(catalog.find(name)), RECENT[name][2]
+    whole = found.model_params_total
+    if whole is None:  # its family's attention is not counted
+        assert found.ffn_params_total < released
+    elif name in BESIDE:
+        assert released - whole == BESIDE[name]
+    else:
+        assert whole <= released < 1.05 * whole
+
+
+def test_most_releases_are_met_to_the_last_parameter():
+    wholes = {name: count(catalog.find(name)).model_params_total for name in RECENT}
+    assert sum(wholes[name] == released for name, (_, _, released) in RECENT.items() if released) >= 55
+
+
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "llama-4-scout", "kimi-k2", "granite-4.0-h-small", "nemotron-3-super"])
+def test_a_row_builds_a_model_of_transformers_with_these_ffns(name):
+    assert ffn_parameters(catalog.config(name)) == RECENT[name][:2]
+
+
+def test_a_search_knows_organisations_and_years():
+    assert "nemotron-3-super" in catalog.search("nvidia")
+    assert set(catalog.search("moonshot")) >= {"kimi-k2", "kimi-k2.5", "moonlight-16b-a3b"}
+    assert {catalog.year(name) for name in catalog.search("2026")} == {2026}
+    assert catalog.search("z.ai") == catalog.search("Z.AI") == [n for n in catalog.names() if n.startswith("glm")]
+    assert {catalog.organisation(name) for name in catalog.search("alibaba")} == {"alibaba"}
 
 
 @pytest.mark.parametrize("name", DENSE)
@@ -101,10 +152,12 @@ def test_the_default_dtype_is_the_released_one(name):
     line = next(line for line in model.evidence if line.startswith("dtype: "))
     if width is None:
         assert line == "dtype: fp32, since no released weights are known"
-    else:
+    elif line.endswith("]"):
         key = line.removesuffix("]").rpartition("[")[2]
         assert line == f"dtype: {counted.dtype}, as released [{key}]"
         assert f"[{key}] " in model.citation
+    else:
+        assert line == f"dtype: {counted.dtype}, assumed: the row's source has none"
 
 
 @pytest.mark.parametrize("name", STORED_BYTES)

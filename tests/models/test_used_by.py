@@ -18,14 +18,15 @@ CONFIGURED = {
     "Whisper": "whisper", "Falcon": "falcon", "Pythia": "gpt_neox", "ModernBERT": "modernbert", "Zamba": "zamba",
     "OPT": "opt", "Switch Transformers": "switch_transformers", "M2M-100": "m2m_100", "NLLB-MoE": "nllb-moe",
     "DETR": "detr", "DAB-DETR": "dab-detr", "T5 v1.0": "t5",
-    "Nemotron": "nemotron", "nanochat": "nanochat", "Persimmon": "persimmon", "Arcee": "arcee", "BitNet": "bitnet",
+    "Nemotron": "nemotron", "nanochat": "nanochat", "Persimmon": "persimmon", "AFM": "arcee", "Jais-2": "jais2",
+    "BitNet": "bitnet",
     "GPT-2": "gpt2", "GPT-J": "gptj", "Phi-2": "phi", "StarCoder": "gpt_bigcode", "SigLIP": "siglip_text_model",
     "Gemma": "gemma", "mT5": "mt5",
     "CLIP": "clip_text_model", "OWL-ViT": "owlvit_text_model", "ImageGPT": "imagegpt",
     "Llama": "llama", "Mistral": "mistral", "Mixtral": "mixtral", "Qwen": "qwen2", "DeepSeek": "deepseek_v3",
-    "OLMo": "olmo2", "Phi-3": "phi3", "Phi-4": "phi3", "Granite": "granite", "Apertus": "apertus",
+    "OLMo": "olmo2", "Phi-3": "phi3", "Phi-4": "phi3", "Granite": "granite", "Falcon3": "llama", "Apertus": "apertus",
     "MobileNet": "mobilenet_v2", "DeepSeek-V4's router": "deepseek_v4",
-    "DeepSeek-V4": "deepseek_v4", "GLM-5.3": "glm5_next_text", "Hy4": "hy_v4", "Step-3.5": "step3p5",
+    "DeepSeek-V4": "deepseek_v4", "GLM-5.3-Flash": "glm5_next_text", "Hy4": "hy_v4", "Step-3.5": "step3p5",
     "Step-3.7": "step3p5", "Inkling-2": "inkling2_text",
 }  # fmt: skip
 FIELDS = ("scoring_func", "dense_act_fn", "hidden_activation", "hidden_act", "activation_function", "activation")
@@ -58,18 +59,21 @@ def _named_by(model: str, table: Mapping[str, str]) -> set[str]:
 
 @pytest.mark.parametrize("name", catalog.names())
 def test_every_known_model_stands_at_its_activation_and_nowhere_else(name):
+    """Of SwiGLU the tables name a few of the many families, of every other unit all."""
     model = catalog.find(name)
     assert model is not None
     functions = {group.spec.activation for group in model.groups}
-    assert _named_by(name, {row.name: row.used_by for row in TABLE.values()}) == functions
+    named = _named_by(name, {row.name: row.used_by for row in TABLE.values()})
     units = {
         unit
         for unit, row in UNITS.items()
         for spec in (group.spec for group in model.groups)
         if spec.gated and unit_ops(spec.activation, spec.limits) == (row.gate, row.up)
     }
-    assert _named_by(name, {unit.name: unit.used_by for unit in UNITS.values()}) == units
-    assert len(units) == sum({bool(group.spec.gated) for group in model.groups})
+    in_units = _named_by(name, {unit.name: unit.used_by for unit in UNITS.values()})
+    assert named == functions or (functions == {"silu"} and not named)
+    assert in_units in (units, units - {"swiglu"})
+    assert bool(units) == any(group.spec.gated for group in model.groups)
 
 
 def test_every_family_is_held_by_something():

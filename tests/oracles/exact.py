@@ -66,3 +66,11 @@ EXACT: dict[str, Function] = {
     "laplace": laplace,
     "xielu": xielu,
 }
+
+# Gated units with limits: (gate, up) -> y.
+UNITS: dict[str, Callable[[mpf, mpf], mpf]] = {
+    "swiglu_oai": lambda g, u: min(g, 7) * sigmoid(mpf(1.702) * min(g, 7)) * (max(-7, min(u, 7)) + 1),
+    "deepseek_v4": lambda g, u: min(g, 10) * sigmoid(min(g, 10)) * max(-10, min(u, 10)),
+    "swiglustep": lambda g, u: min(g * sigmoid(g), 7) * max(-7, min(u, 7)),
+    "situ": lambda g, u: 4 * tanh(g / 4) * sigmoid(g) * 25 * tanh(u / 25),
+}

@@ -279,6 +279,21 @@ def test_a_gpu_that_fails_later_is_no_bug_either(text, call, monkeypatch):
     assert "bug" not in err
 
 
+@pytest.mark.parametrize(
+    ("text", "reported"),
+    [
+        ("CUDA driver error: unspecified launch failure", True),
+        ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", True),
+        ("Triton Error [CUDA]: an illegal memory access was encountered", True),
+        ("HIP error: invalid device function", True),
+        ("mat1 and mat2 must have the same dtype, but got CUDA and CPU", False),
+        ("an error of CUDA's graph", False),
+    ],
+)
+def test_what_a_library_of_the_gpu_reports_is_no_bug_of_ours(text, reported):
+    assert gpu.is_gpu_error(RuntimeError(text)) is reported
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_the_real_torch_without_a_gpu(call):
     for command in COMMANDS.values():

@@ -20,7 +20,7 @@ from ffncli.bench.referee.errors import Error, Ruling, error_of, least_gradient,
 from ffncli.bench.referee.input_file import InputFile
 from ffncli.bench.referee.prescribed_routing import PrescribedRouting
 from ffncli.bench.referee.samples import CallSample
-from ffncli.block.activations import TABLE
+from ffncli.block.analysis.gated import factor
 from ffncli.block.cost import cost
 from ffncli.block.recipe import steps as steps_of
 from ffncli.block.steps import Activation, Route, Step, block_inputs, walk
@@ -243,7 +243,7 @@ class Problem:
 
     def _backward(self, x: Tensor, g: Tensor, left_out: Tensor) -> Inputs:
         out, gradients = gradients_in_float64(self.steps, self.weights, {self.entry: x}, g)
-        grads = {"x": gradients[self.entry], **{name: gradients[name] for name in self.weights}}
+        grads = {"x": gradients[self.entry], **{name: gradients[name] for name in self.weights if name in gradients}}
         rows = (~left_out).nonzero().flatten()
         remark = _remark(len(rows), len(x), "the others depend on rounding and have no gradient")
         rounding = self._rounding(x[rows], out[rows])
@@ -357,5 +357,4 @@ def near_kinks(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Map
 
 def _kinks(op: Activation) -> tuple[float, ...]:
     """The places where the slope jumps."""
-    limits = tuple(limit for limit in (op.low, op.high) if limit is not None)
-    return (*(x for x, order in TABLE[op.function].kinks if order == 1), *limits)
+    return tuple(x for x, order in factor(op).row.kinks if order == 1)

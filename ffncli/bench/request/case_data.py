@@ -37,7 +37,7 @@ def routing_text(option: str, text: str) -> str:
         most = f"a number from 0 to {_MOST_EXPONENT:g}"
         raise FFNError(f"{option}: {shown(text)} needs an exponent, {most}", "as in zipf:1.2")
     if "/" in text and not text.endswith(TENSOR_SUFFIXES):
-        raise FFNError(f"{option}: {shown_path(Path(text))} is no file of tensors", _HOW)
+        raise FFNError(f"{option}: {shown_path(Path(text))} is not a file of tensors", _HOW)
     if not text.endswith(TENSOR_SUFFIXES):
         raise FFNError(f"{option}: unknown value {shown(text)}", did_you_mean(text, [UNIFORM], _HOW))
     return os.path.expanduser(text)

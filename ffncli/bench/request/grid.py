@@ -12,7 +12,7 @@ from typing import Any, get_args
 from ffncli.bench.records import BLOCK, Above, Cache, Case, Method, Pass
 from ffncli.bench.request.case_data import check_input, check_routing, digest, is_file, routing_note, routing_text
 from ffncli.bench.request.certificate import NamedCertificate
-from ffncli.block.activations import GATED
+from ffncli.block.activations import unit_name
 from ffncli.block.dtypes import dtype
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.choice import KernelChoice, parse
@@ -156,6 +156,9 @@ def load_block(source: str | None, overrides: Dimensions, seed: int = 0) -> Reso
         )
     if missing := " and ".join(sorted(resolved.model.unknown & {"activation", "top_k"})):
         raise FFNError(f"{resolved.name}: its {missing} is unknown", "pass --activation NAME, --top-k K")
+    if (moe := resolved.main.spec.moe) and moe.lookup:
+        what = f"{resolved.name}: a table of token ids chooses the experts of most of its layers"
+        raise FFNError(what, "kernels get no token ids: give dimensions")
     return resolved
 
 
@@ -164,7 +167,7 @@ def label(resolved: Resolved, overrides: Dimensions) -> str:
     spec, names = resolved.main.spec, overrides
     base = resolved.name
     if resolved.bare and not re.search(r"\.py(:|$)", resolved.source):
-        unit = next((name for name, gate in GATED.items() if gate == spec.activation), None) if spec.gated else None
+        unit = unit_name(spec.activation, spec.limits) if spec.gated else None
         base = f"{spec.d_model}x{spec.d_ff}:{unit or spec.activation}" + ("+gated" if spec.gated and not unit else "")
         names = replace(overrides, d_model=None, d_ff=None, activation=None, gated=None)
     more = [f"{name}={_value(value)}" for name, value in asdict(names).items() if value is not None]

@@ -106,7 +106,7 @@ def verdict_of(error: BaseException) -> tuple[Status, str]:
     if isinstance(error, NotImplementedError) or "not implemented for" in text:
         return "skipped", f"torch does not support it here: {line}"
     if isinstance(error, FFNError):
-        return "failed", line + (f"; {error.hint}" if error.hint else "")
+        return "failed", f"{line.rstrip('.')}; {error.hint}" if error.hint else line
     return "failed", f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 

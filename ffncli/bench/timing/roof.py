@@ -68,13 +68,18 @@ def _best_gemm(device: str, kind: Any, clock: Clock) -> float | None:
 
 
 def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
-    """Bytes/s of the better of a copy and a sum of buffers beyond the last-level cache, and that cache's size."""
+    """Bytes/s of the better of a copy and a sum of buffers beyond the last-level cache, and that cache's size.
+
+    None where so little memory is free that the buffers would fit into the cache.
+    """
     llc = machine.llc_bytes(device)
     if device.startswith("cuda"):  # long enough that its beginning and end do not matter
         size, free = max(4 * llc, _COPY_GPU), torch.cuda.mem_get_info(torch.device(device))[0]
     else:
         size, free = min(max(2 * llc, _COPY_LEAST), _COPY_MOST), machine.available_memory() or _COPY_MOST
     size = min(size, free // 8)
+    if size <= llc:
+        return None, llc
     source = _numbers(max(1, size // 4), device)
     target = torch.empty_like(source).copy_(source)  # its pages are allocated before anything is timed
     bytes_ = source.numel() * 4

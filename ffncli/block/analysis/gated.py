@@ -73,7 +73,7 @@ class GatedUnit:
 
 
 _USED_BY = {
-    "swiglu": "Llama, Mistral, Mixtral, Qwen, DeepSeek, OLMo, Phi-3, Phi-4, Granite, PaLM",
+    "swiglu": "Llama, Mistral, Mixtral, Qwen, DeepSeek, OLMo, Phi-3, Phi-4, Granite, Falcon3, PaLM",
     "geglu": "ModernBERT, Zamba",
     "geglu_tanh": "T5 v1.1, mT5, Gemma",
 }

@@ -38,13 +38,14 @@ _Names = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="NAME",
-        autocompletion=values.units,
+        autocompletion=values.activations,
         help="Activations or gated units, as in gelu or swiglu. [default: those in common use]",
     ),
 ]
 _values = partial(option, "Values and curves")
 IN_USE = ("relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "xielu")
 DEFAULT_AT = "-3:3:1"
+BEYOND_LIMITS = "-12:12:4"  # what shows two gated units' difference by default: their limits are from 7 to 25
 _Plain = tuple[Sequence[str], Sequence[float], str | None]
 _Gated = tuple[Sequence[str], Sequence[float], Sequence[float]]
 
@@ -55,7 +56,12 @@ def command(
     names: _Names = None,
     places: Annotated[
         list[str] | None,
-        _values("--at", metavar="X,...|A:B:STEP", daily=True, help=f"Inputs to show. [default: {DEFAULT_AT}]"),
+        _values(
+            "--at",
+            metavar="X,...|A:B:STEP",
+            daily=True,
+            help=f"Inputs to show. [default: {DEFAULT_AT}; for differences of gated units {BEYOND_LIMITS}]",
+        ),
     ] = None,
     std: Annotated[
         float,
@@ -84,7 +90,7 @@ def command(
     output, at = show.output(), joined(places)
     load_limit.apply()
     chosen, units = chosen_names(names, everything)
-    precision.check(units, data.source)
+    precision.check(chosen, units, data.source)
     others = {
         "--at": at, "--std": std != 1.0, "--expect": expected.expect, "--up": gated.up, "--iso-params": iso.iso_params,
         "--against": precision.against, "--rounding": precision.rounding, "--plot": plot.plot,
@@ -99,14 +105,22 @@ def command(
         raise FFNError("--expect is about functions of one number, not gated units", f"leave out {', '.join(units)}")
     plot.check(show.force, show.out)
     claims = expected.checked(chosen)
-    xs = points(at) if at is not None else tuple(dict.fromkeys(one.x for one in claims)) or points(DEFAULT_AT)
-    ups, widths = gated.ups(units, xs), iso.iso_units(units)
+    xs = (
+        points(at)
+        if at is not None
+        else tuple(dict.fromkeys(one.x for one in claims)) or points(BEYOND_LIMITS if precision.unit else DEFAULT_AT)
+    )
+    ups, widths = gated.ups(units, xs, compared=precision.unit is not None), iso.iso_units(units)
     plain_facts = [facts(name, xs, std) for name in chosen]
     page = with_checked(answer(plain_facts, _rows(units, xs, ups, std, widths), ratios=at is not None), claims)
     differences = precision.differences(chosen, std)
     page = _with_precision(page, differences, precision.errors(chosen, std, data.device), std)
+    if apart := precision.gated_differences(units, std):
+        from ffncli.cli.activations.gated_against_page import with_gated_differences
+
+        page = with_gated_differences(page, apart, std)
     output.show(_pictured(page, plot, output, (chosen, xs, precision.reference()), (units, xs, ups)))
-    precision.judge(differences)
+    precision.judge(differences, page.body["rows"])
     judge(claims)
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _gated = partial(option, "Gated units")
 DEFAULT_UP = (1.0,)
+COMPARED_UP = (1.0, 12.0)
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,11 @@ class GatedOptions:
 
     up_lists: Annotated[
         list[str] | None,
-        _gated("--up", metavar="X,...", help="Values of the up input; --at gives those of the gate. [default: 1]"),
+        _gated(
+            "--up",
+            metavar="X,...",
+            help="Values of the up input; --at gives those of the gate. [default: 1; for differences 1,12]",
+        ),
     ] = None
 
     @property
@@ -32,10 +37,10 @@ class GatedOptions:
         """All values of --up as one comma-separated list."""
         return joined(self.up_lists)
 
-    def ups(self, gated: Sequence[str], at: Sequence[float]) -> tuple[float, ...]:
-        """The values of up. Raises FFNError if no unit has one, and for too many points."""
+    def ups(self, gated: Sequence[str], at: Sequence[float], compared: bool = False) -> tuple[float, ...]:
+        """The values of up, by default more where units are compared with one. FFNError without units, or too many."""
         if self.up is None:
-            return DEFAULT_UP
+            return COMPARED_UP if compared else DEFAULT_UP
         ups = points(self.up, "--up")
         if not gated:
             raise FFNError("--up needs a gated unit", "plain functions have one input: --at")

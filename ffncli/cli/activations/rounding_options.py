@@ -22,12 +22,12 @@ class RoundingOptions(AgainstOptions):
         bool, difference_option("--rounding", help="Show the rounding error of each, computed by torch in --dtype.")
     ] = False
 
-    def check(self, units: Sequence[str], source: str | None = None) -> None:
+    def check(self, names: Sequence[str], units: Sequence[str], source: str | None = None) -> None:
         """Raises FFNError for an option that is wrong or would have no effect, and for gated units; before computing.
 
         With --source, --dtype is the dtype that the model runs in.
         """
-        super().check(units, source)
+        super().check(names, units, source)
         if self.rounding and units:
             raise FFNError(
                 "--rounding is for functions of one number, not gated units", f"leave out {', '.join(units)}"

@@ -23,16 +23,9 @@ def devices() -> Iterable[str]:
 def activations() -> Iterable[str]:
     """Activations and gated units, each by its usual name."""
     from ffncli.block.activations import GATED, TABLE
+    from ffncli.block.limits import UNITS_WITH_LIMITS
 
-    return [*TABLE, *GATED]
-
-
-def units() -> Iterable[str]:
-    """The same, with the further units of `ffn activations`."""
-    from ffncli.block.activations import TABLE
-    from ffncli.block.analysis.gated import UNITS
-
-    return [*TABLE, *UNITS]
+    return [*TABLE, *GATED, *UNITS_WITH_LIMITS]
 
 
 def kernels() -> Iterable[str]:

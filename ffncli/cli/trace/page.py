@@ -101,6 +101,8 @@ def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...])
     parts: list[Part] = [Heading(head, ", ".join(about))]
     at = range(len(rows)) if record.tokens is None else record.tokens
     names = tuple(rows[row] for row in at) if rows else record.tokens
+    if record.dtype.startswith("int"):  # token ids
+        return [*parts, Excerpt(record.shape, record.values_index, record.values, 0, names)]
     parts.append(Excerpt(record.shape, record.values_index, record.values, digits, names))
     lines = (*_statistics(record, digits, names), _counts(record), _weights(record))
     parts += [Line(text, quiet=True) for text in lines if text]

@@ -26,22 +26,26 @@ MEMORIES: Mapping[str, str] = {
 
 def memories(config: Fields, family: str) -> tuple[NotCounted, ...]:
     """The tables of a model; their parameters are None where the family's code is not known to have them."""
+    if config.values.get("model_type") == "gemma4_unified_text":
+        return ()  # it has gemma4_text's blocks without these embeddings
     if row := _SIZES.get(family):
         what, size = row
         parameters = size(config)
+        if parameters is None:
+            return (NotCounted(what, "if it has them: the config does not say how wide they are"),)
         return (NotCounted(what, _OUTSIDE, parameters),) if parameters else ()
-    found = {what for field, what in MEMORIES.items() if config.values.get(field)}
-    return tuple(NotCounted(what, _OUTSIDE) for what in sorted(found))
+    kinds = {what for field, what in MEMORIES.items() if config.values.get(field)}
+    return tuple(NotCounted(what, _OUTSIDE) for what in sorted(kinds))
 
 
-def _per_layer(config: Fields) -> int:
+def _per_layer(config: Fields) -> int | None:
     """One narrow vector per token and layer, a projection of the embedding to them, and in each layer two matrices."""
-    narrow: int = config.integer("hidden_size_per_layer_input", 256, low=0)
+    narrow: int | None = config.integer("hidden_size_per_layer_input", None, low=0)
     rows: int = config.integer("vocab_size_per_layer_input", 262_144, low=0)
     layers: int = config.integer("num_hidden_layers")
     d_model: int = config.integer("hidden_size")
-    if not narrow:
-        return 0
+    if not narrow:  # the smallest models of a family have them, and a config without the field may be of any
+        return narrow
     return (rows + d_model) * layers * narrow + narrow + layers * (2 * d_model * narrow + d_model)
 
 
@@ -76,7 +80,7 @@ def _hashes(config: Fields) -> int:
 
 
 # Family → what it has, and how many parameters that is.
-_SIZES: Mapping[str, tuple[str, Callable[[Fields], int]]] = {
+_SIZES: Mapping[str, tuple[str, Callable[[Fields], int | None]]] = {
     **dict.fromkeys(("gemma3n_text", "gemma4_text"), (_PER_LAYER, _per_layer)),
     "qwen4_exp_text": (_NGRAMS, _ngrams),
     "blt": (_NGRAMS, _hashes),

@@ -91,11 +91,26 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     if family.moe and not any(group.spec.moe for group in groups):
         _pass_over_experts(config, family.moe)
     tables = memories(config, family_name)
-    notes = require_read(config, family_name)
+    notes = (*require_read(config, family_name), *_tables(groups))
     quantization = quantization_of(config)
-    resolved = Resolved(model, source, evidence=tuple(evidence), notes=notes, quantization=quantization)
-    resolved = resolved.without(*tables, *([_TOWERS_APART] if towers else []))
+    resolved = Resolved(
+        model, source, evidence=tuple(evidence), notes=notes, quantization=quantization,
+        not_counted=tuple(table for table in tables if table.parameters is None),
+    )  # fmt: skip
+    sized = [table for table in tables if table.parameters is not None]
+    resolved = resolved.without(*sized, *([_TOWERS_APART] if towers else []))
     return resolved.noted(*filter(None, [outside_note(whole, config) if towers else ""]))
+
+
+def _tables(groups: Sequence[Group]) -> list[str]:
+    """Notes on tables of token ids, which no count of parameters has."""
+    tabled = [group for group in groups if group.spec.moe and group.spec.moe.lookup]
+    return [
+        f"{group.stack}: in {len(group.layers)} of the layers a table of {moe.lookup:,} × {moe.top_k} integers chooses"
+        " the experts of each token id: no parameter, so not counted"
+        for group in tabled
+        if (moe := group.spec.moe)
+    ]
 
 
 def _tied(config: Fields, whole_values: Mapping[str, Any]) -> bool | None:

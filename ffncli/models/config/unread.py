@@ -81,7 +81,7 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
         "moe_use_aux_free": "the correction that every model of it has",
     },
     "gemma3n_text": {r"(altup|laurel)_.*": "its residual streams, which the block does not touch"},
-    "gemma4_text": {"num_experts|top_k_experts|moe_.*": "its adjust refuses enable_moe_block, where they are read"},
+    "gemma4_text": {"num_experts|top_k_experts|moe_intermediate_size": "its adjust refuses enable_moe_block"},
     "hrm_text": {"num_hidden_layers": "the passes through both its stacks; num_layers_per_stack is what they store"},
     "gpt_oss": {"experts_per_token": "num_experts_per_tok again, as its checkpoints have both"},
     "hy_v3": {"enable_moe_fp32_combine": "in which format experts are added up"},
@@ -94,7 +94,10 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "minimax": dict.fromkeys(("mlp_alpha_factor", "mlp_beta_factor"), "the residual behind the block"),
     "hunyuan_v1_moe": {"moe_intermediate_size": "its code makes every expert intermediate_size wide"},
     "lfm2": {"block_.*": "read where block_auto_adjust_ff_dim is true"},
-    "minicpm3": {".*expert.*|moe_.*|routed_.*|topk_.*|n_group|norm_topk_prob|first_k_.*": "its code has no experts"},
+    "minicpm3": {
+        "n_routed_experts|n_shared_experts|num_experts_per_tok|moe_(intermediate_size|layer_freq)|n_group|topk_(group|method)"
+        "|norm_topk_prob|first_k_dense_replace|routed_scaling_factor": "its code has no experts",
+    },
     "mobilebert": {"hidden_size": "the width between its blocks, where use_bottleneck is true"},
     "muse_glimmer_text": {"output_multiplier": "the logits of its head"},
     "muse_spark_text": {"residual_gate_temperature": "the residual behind the block"},
@@ -116,9 +119,10 @@ _ARITHMETIC = re.compile(
 )
 # Spellings that rows share → the families whose code reads them. Another family's code does not: it takes its default.
 _LAYERS: Mapping[str, str] = {
-    "n_layer": "codegen ctrl gpt2 gpt_bigcode openai-gpt xlnet RefinedWeb RefinedWebModel bloom",
+    "n_layer": "codegen ctrl decision_transformer gpt2 gpt_bigcode "
+    "imagegpt openai-gpt xlnet RefinedWeb RefinedWebModel bloom",
     "n_layers": "dbrx distilbert flaubert mpt xlm",
-    "num_layers": "chatglm gpt_neo t5 xglm pix2struct_text_model",
+    "num_layers": "chatglm gpt_neo longcat_flash pix2struct_text_model pop2piano switch_transformers t5 xglm",
 }
 _EXPERTS: Mapping[str, str] = {
     "num_experts": "afmoe bailing_hybrid beam cohere2_moe deepseek_ocr2_text deepseek_v2 deepseek_v32 ernie4_5_moe "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ffncli.models.config.non_ffn_rows import RESTS
 from ffncli.models.model import NotCounted, Resolved
 from ffncli.models.non_ffn import MORE_TOKENS
+from ffncli.show.text import plural
 
 
 def not_counted(resolved: Resolved) -> tuple[NotCounted, ...]:
@@ -12,7 +14,8 @@ def not_counted(resolved: Resolved) -> tuple[NotCounted, ...]:
     if resolved.bare:
         return tuple(out)
     if model.extra_layers and all(part.why != MORE_TOKENS for part in out):
-        out.append(NotCounted(f"layers after the model's own, up to {model.extra_layers}", MORE_TOKENS))
+        layers = plural("layer", model.extra_layers)
+        out.append(NotCounted(f"{model.extra_layers} {layers} after the model's last", MORE_TOKENS))
     if model.non_ffn is None or model.non_ffn.parts is None:
         out.append(NotCounted("everything outside the FFN: attention, norms, embeddings, head", _why(resolved)))
     elif "norm" in model.unknown:
@@ -23,7 +26,7 @@ def not_counted(resolved: Resolved) -> tuple[NotCounted, ...]:
 def _why(resolved: Resolved) -> str:
     """Why the whole model is not known."""
     if resolved.from_tensors or resolved.checkpoint:
-        return "its tensors leave open which of them are the text model's, and no row describes it"
-    if resolved.model.non_ffn is None:
-        return f"no row of the whole model for {resolved.model_type or 'it'}, or a field of it is missing"
-    return "its source has no number for it"
+        return "the tensors leave open which of them are the text model's, or which are stored twice"
+    if resolved.model.non_ffn or resolved.model_type in RESTS:
+        return "its source lacks a number that it takes"
+    return f"there is no row of the whole model for model_type {resolved.model_type}"

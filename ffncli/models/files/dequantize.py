@@ -149,11 +149,11 @@ def _gguf(checkpoint: Checkpoint, name: str) -> StoredTensor:
         factor = scale(files, start // shape[-2] if len(shape) > 1 else 0)
         try:
             with numpy.errstate(all="ignore"):  # values that are not finite are counted later
-                found = torch.from_numpy(dequantize(read(files, start, stop).numpy(), kind))
+                values = torch.from_numpy(dequantize(read(files, start, stop).numpy(), kind))
         except NotImplementedError:
             what = f"{shown_path(place.path)}: the gguf library does not unpack {kind.name}"
             raise FFNError(what, "a newer one may: pip install -U gguf", ExitCode.ENVIRONMENT) from None
-        return found if factor is None else found * factor
+        return values if factor is None else values * factor
 
     return StoredTensor(place, shape, decode)
 
@@ -169,7 +169,7 @@ def _gguf_scale(checkpoint: Checkpoint, name: str, matrices: int) -> Callable[[O
         raise FFNError(what, f"one float, or one for each of the {matrices} matrices of {shown(name, 120)}, is read")
 
     def read(files: OpenFiles, matrix: int) -> Tensor:
-        found = numbers(files.read(place.path, place.start, place.info.bytes), place, scale)
-        return found[matrix if len(found) > 1 else 0]
+        factors = numbers(files.read(place.path, place.start, place.info.bytes), place, scale)
+        return factors[matrix if len(factors) > 1 else 0]
 
     return read

@@ -23,6 +23,7 @@ _LESS_ONE = ("gptq", "auto_round:auto_gptq", "auto_round:gptq")  # formats that 
 
 # Of rows [start, stop) of one matrix, [..., out, in]: its zeros, [stop - start, groups]; an int if all are equal.
 _Zeros: TypeAlias = "Callable[[OpenFiles, int, int, int], Tensor | int]"
+_Group: TypeAlias = "Callable[[OpenFiles, int], Tensor | int]"  # of a matrix's inputs: which, or how many share one
 
 
 def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
@@ -42,10 +43,13 @@ def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
     return ((raw[:, at // 8] | raw[:, at // 8 + 1] << 8) >> (at % 8).int()) & mask
 
 
-def _scaled(values: Tensor, zeros: Tensor | int, scales: Tensor, group: Tensor) -> Tensor:
-    """(integer - zero) × scale in float32; `group` [in] is the column of `zeros` and `scales` for each input."""
-    offset = zeros if isinstance(zeros, int) else zeros[:, group]
-    return (values - offset).float().mul_(scales[:, group])
+def _scaled(values: Tensor, zeros: Tensor | int, scales: Tensor, group: Tensor | int) -> Tensor:
+    """(integer - zero) × scale in float32; `group` is how many adjacent inputs share a column of `zeros` and `scales`,
+    or the column of each input."""
+    if isinstance(group, int):
+        one = zeros if isinstance(zeros, int) else zeros.unsqueeze(-1)
+        return (values.reshape(len(values), -1, group) - one).float().mul_(scales.unsqueeze(-1)).flatten(1)
+    return (values - (zeros if isinstance(zeros, int) else zeros[:, group])).float().mul_(scales[:, group])
 
 
 # --- compressed-tensors -----------------------------------------------------------------------------------------------
@@ -104,8 +108,8 @@ def _compressed_zeros(packed: Packed, groups: int) -> _Zeros:
         low, high = _whole_words(start, stop, bits, place.info.shape[-2])
         at = matrix * place.info.shape[-2]
         words = read(files, at + low, at + high).view(torch.int32).t().contiguous()
-        found = unpacked(words, bits, stop - start // 32 * 32)
-        return found[:, start % 32 :].t().contiguous()
+        integers = unpacked(words, bits, stop - start // 32 * 32)
+        return integers[:, start % 32 :].t().contiguous()
 
     return zeros
 
@@ -170,8 +174,8 @@ def _in_order(place: ByteLocation, matrix: int, files: OpenFiles, start: int, st
     each = 32 // bits
     words = columns_of(place, matrix, files, start // each, -(-stop // each)).view(torch.int32)
     shifts = bits * torch.tensor(_AWQ_ORDER[bits], dtype=torch.int32)
-    found = ((words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).flatten(1)
-    return found[:, start % each : start % each + stop - start].t().contiguous()
+    columns = ((words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).flatten(1)
+    return columns[:, start % each : start % each + stop - start].t().contiguous()
 
 
 def _check_version(packed: Packed) -> None:
@@ -197,7 +201,7 @@ def _gptq_zeros(packed: Packed, stem: str, groups: int) -> _Zeros:
         return lambda files, matrix, start, stop: middle
     place = _words(packed, name, (*shape[:-2], groups, -(-shape[-2] * bits // 32)))
     form = config.text("packing_format|checkpoint_format", "gptq")
-    if form not in (*_LESS_ONE, "gptq_v2") and not (symmetric and form == "auto_round"):
+    if form not in (*_LESS_ONE, "gptq_v2") and not (symmetric and form.startswith("auto_round")):
         what = f"is packed as {packed.means.format} in the format {shown(form)}, which is not supported here"
         raise packed.wrong(packed.means.anchor, what, "ffn params counts it; gptq and gptq_v2 are unpacked")
     ones = _ones(bits)
@@ -207,10 +211,10 @@ def _gptq_zeros(packed: Packed, stem: str, groups: int) -> _Zeros:
         words = columns_of(place, matrix, files, low, high).view(torch.int32)
         more = words + ones.repeat(-(-words.shape[1] // bits))[: words.shape[1]]
         ways = (more, words) if symmetric or form in _LESS_ONE else (words,)
-        found = [unpacked(way, bits, stop - start // 32 * 32)[:, start % 32 :] for way in ways]
+        both = [unpacked(way, bits, stop - start // 32 * 32)[:, start % 32 :] for way in ways]
         if not symmetric:
-            return found[0].t().contiguous()
-        if not any((way == middle).all() for way in found):
+            return both[0].t().contiguous()
+        if not any((way == middle).all() for way in both):
             raise packed.wrong(name, f"has zeros other than {middle}, quantization_config says sym")
         return middle
 
@@ -225,7 +229,7 @@ def _ones(bits: int) -> Tensor:
     return torch.frombuffer(bytearray(whole.to_bytes(4 * bits, "little")), dtype=torch.int32)
 
 
-def _groups(packed: Packed, stem: str) -> tuple[ByteLocation, Callable[[OpenFiles, int], Tensor]]:
+def _groups(packed: Packed, stem: str) -> tuple[ByteLocation, _Group]:
     """(the scales, the group of each input). FFNError if groups cannot be told from the tensors and the config."""
     scales, shape, stated = _floats(packed, stem + "scales"), packed.shape, packed.config.values.get("group_size")
     groups, inputs = scales.info.shape[-2], shape[-1]
@@ -246,12 +250,12 @@ def _groups(packed: Packed, stem: str) -> tuple[ByteLocation, Callable[[OpenFile
 # --- groups and words -------------------------------------------------------------------------------------------------
 
 
-def _group_of(packed: Packed, name: str, groups: int, size: int) -> Callable[[OpenFiles, int], Tensor]:
+def _group_of(packed: Packed, name: str, groups: int, size: int) -> _Group:
     """A matrix → the group of each of its inputs: of `size` adjacent ones, unless the tensor `name` states others."""
     import torch
 
     inputs = packed.shape[-1]
-    adjacent = torch.arange(inputs) // size
+    adjacent = torch.arange(inputs) // size if inputs % size else size
     if name not in packed.tensors or 0 in packed.tensors[name].shape:
         return lambda files, matrix: adjacent
     place = packed.place(name)
@@ -261,14 +265,14 @@ def _group_of(packed: Packed, name: str, groups: int, size: int) -> Callable[[Op
         raise packed.wrong(name, what)
     width = inputs * dtype.itemsize
 
-    def read(files: OpenFiles, matrix: int) -> Tensor:
+    def read(files: OpenFiles, matrix: int) -> Tensor | int:
         at = matrix * width if count > inputs else 0
-        found = files.read(place.path, place.start + at, width).view(dtype).long()
-        if (found == -1).all():  # compressed-tensors: not used
+        index = files.read(place.path, place.start + at, width).view(dtype).long()
+        if (index == -1).all():  # compressed-tensors: not used
             return adjacent
-        if int(found.min()) < 0 or int(found.max()) >= groups:
-            raise packed.wrong(name, f"names the groups {found.min()} to {found.max()}, there are {groups}")
-        return found.clone()
+        if int(index.min()) < 0 or int(index.max()) >= groups:
+            raise packed.wrong(name, f"names the groups {index.min()} to {index.max()}, there are {groups}")
+        return index.clone()
 
     return read
 

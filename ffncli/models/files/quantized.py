@@ -17,6 +17,8 @@ from ffncli.models.files.fields import Fields
 from ffncli.models.files.headers import TensorInfo
 from ffncli.models.files.packing import PACKED_DTYPES, Anchor, Matrix, reader
 
+_KNOWN = "gptq, awq, fp8, mxfp8, mxfp4, nvfp4, bitsandbytes, compressed-tensors"
+
 
 @dataclass(frozen=True)
 class Logical:
@@ -92,5 +94,5 @@ def _check_plain(name: str, info: TensorInfo, quantization: Mapping[str, Any] | 
     method = quantization.get("quant_method")
     raise FFNError(
         f"{where}: tensor {shown(name, 120)} ({info.dtype} {shown(list(info.shape))}) is packed in an unknown way",
-        f"quant_method is {shown(method)}; known are gptq, awq, fp8, mxfp4, nvfp4, bitsandbytes, compressed-tensors",
+        f"quant_method is {shown(method)}; known are {_KNOWN}",
     )

@@ -175,8 +175,8 @@ class ScaleGrid:
         at = (matrix if self.lead > 1 else 0) * self.counts[0]
         width = self.counts[1] * self.place.info.bytes // max(1, prod(self.place.info.shape))
         raw = files.read(self.place.path, self.place.start + (at + low) * width, (high - low) * width)
-        found = numbers(raw, self.place, self.name).view(high - low, self.counts[1])
-        return found[torch.arange(first, first + stop - start) // self.blocks[0] - low]
+        scales = numbers(raw, self.place, self.name).view(high - low, self.counts[1])
+        return scales[torch.arange(first, first + stop - start) // self.blocks[0] - low]
 
     def times(self, values: Tensor, factors: Tensor) -> Tensor:
         """`values` [rows, columns], each multiplied in place by the factor of its block, by `factors` from `of`."""
@@ -185,9 +185,9 @@ class ScaleGrid:
             return values
         return values.mul_(self.spread(factors, values.shape[1]))
 
-    def spread(self, found: Tensor, columns: int) -> Tensor:
-        """The numbers of `of`, one for each column."""
-        return found.repeat_interleave(self.blocks[1], 1)[:, :columns]
+    def spread(self, scales: Tensor, columns: int) -> Tensor:
+        """`scales` from `of`, one for each column."""
+        return scales.repeat_interleave(self.blocks[1], 1)[:, :columns]
 
 
 def _block_of_two(stated: Any) -> bool:

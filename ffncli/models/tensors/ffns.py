@@ -27,8 +27,8 @@ _LATENT = re.compile(r"(?:^|\.)(?:fc1_latent_proj|routed_expert_down_proj|pre_ex
 _WIDENED = re.compile(r"(?:^|\.)(?:fc2_latent_proj|routed_expert_up_proj|post_expert_proj)\.weight$")
 _MIXED_BIAS = re.compile(r"(?:^|\.)mlp\.bias$")  # JetMoE's
 _ONE_EXPERT = re.compile(r"(?:^|\.)experts\.(?:expert_)?\d+\.")  # one that differs from the others
-_CORRECTION = re.compile(  # a gate's bias is one in DeepSeek's own files and Inkling's; routers with a bias are no gate
-    r"correction_bias$|expert_bias$|router_bias$|exp_probs_b\.bias$|(?:^|\.)gate\.bias$"
+_CORRECTION = re.compile(  # of a gate, the bias is one in DeepSeek's files and Inkling's
+    r"correction_bias$|expert_bias$|router_bias$|exp_probs_b\.bias$|(?:^|\.)(?:ffn|mlp)\.gate\.bias$"
 )
 _FACTOR = re.compile(r"(?:^|\.)global_scale$")  # one learned number for the whole FFN (Inkling)
 _ROLES = {

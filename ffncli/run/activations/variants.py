@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ffncli.block.activations import TABLE
+from ffncli.block.activations import SOFT_CAPPED, TABLE
 from ffncli.block.steps import Activation, Experts, Step, block_inputs
 from ffncli.run.engine.execute import activation, apply, mix, possible, received, unmixed
 
@@ -58,11 +58,15 @@ def run_variants(
 
 
 def _instead(op: Activation, name: str, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The output for x of the activation of that name in place of `op`, with its clip and its plus."""
+    """The output for x of the activation of that name in place of `op`, with its limits and its plus.
+
+    A soft cap is left out with a function that has no linear factor.
+    """
     if name == op.function:
         return activation(op, params, x)
     learned = {key: torch.tensor(value, dtype=x.dtype, device=x.device) for key, value in TABLE[name].learned.items()}
-    return activation(replace(op, function=name), learned, x)
+    soft_cap = op.soft_cap if name in SOFT_CAPPED else None
+    return activation(replace(op, function=name, soft_cap=soft_cap), learned, x)
 
 
 def _experts(

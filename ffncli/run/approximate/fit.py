@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ffncli.block.activations import TABLE
+from ffncli.block.limited import value
 from ffncli.block.scalar import with_learned
 from ffncli.block.steps import Activation, Linear, Multiply, Step, parameters
 from ffncli.run.engine.execute import execute
@@ -147,6 +148,9 @@ def _apply(step: Step, weights: Mapping[str, Tensor], x: Sequence[Tensor]) -> Te
             return torch.baddbmm(weights[f"{step.output}.bias"].unsqueeze(1), x[0], weight)
         case Activation():
             learned = {name: weights[f"{step.output}.{name}"].unsqueeze(-1) for name in op.parameters()}
+            if not op.unlimited:  # of gated units, whose functions have no learned parameters
+                limited: Tensor = value(op, x[0], NAMESPACE)
+                return limited
             if not learned:
                 return function(op.function)(x[0])
             result: Tensor = TABLE[op.function].f(x[0], with_learned(NAMESPACE, learned))

@@ -163,8 +163,7 @@ def _check_domain(domain: Domain) -> None:
 
 def _named(text: str) -> str:
     """The name in a row: canonical; for a gated unit its own (`swiglu`)."""
-    name, gated = activations.resolve(text)
-    return text.strip().lower().replace("-", "_") if gated else name
+    return activations.gated_name(text) or activations.resolve(text)[0]
 
 
 def _width(text: str, target: Target) -> int:
@@ -194,7 +193,8 @@ def _bounded(seeds: int, samples: int, widest: int, refit: bool) -> None:
 
 def _case(target: Target, name: str, d_ff: int) -> FitCase:
     plain = FFNSpec(target.inputs, d_ff, activations.resolve(name)[0], bias=True)
-    spec = _gated(plain) if name in activations.GATED else plain
+    limits = activations.limits_of(name)
+    spec = plain if limits is None else _gated(replace(plain, limits=limits))
     return FitCase(target, name, spec, d_ff, _params(spec))
 
 

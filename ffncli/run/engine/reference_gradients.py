@@ -18,8 +18,8 @@ def gradients_in_float64(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """(the output, the gradients of the inputs and of the weights by name), in float64 from the same rounded numbers.
 
-    `upstream` is the gradient of the output. All experts of a mixture in float64 are four times their bf16, besides as
-    much for their gradients; `of_weights` False leaves the latter out.
+    `upstream` is the gradient of the output; tables of integers and token ids have none. All experts of a mixture in
+    float64 are four times their bf16, besides as much for their gradients; `of_weights` False leaves the latter out.
     """
     entering = _leaves(inputs)
     mixtures = {name for step in steps if isinstance(step.op, Experts) for name in step.parameters()}
@@ -34,27 +34,31 @@ def gradients_in_float64(
         for step in steps:
             arguments = {name: tensors[name] for name in step.inputs}
             if isinstance(step.op, Experts):
-                tensors[step.output] = _Mixture.apply(  # type: ignore[no-untyped-call]
+                tensors[step.output] = _MixtureGradient.apply(  # type: ignore[no-untyped-call]
                     *arguments.values(), step, weights, gradients
                 )
             else:
-                params = {name: dense[name] for name in step.parameters()}
+                params = {name: dense[name] for name in (*step.parameters(), *step.tables())}
                 tensors[step.output], _ = output_and_experts([step], params, arguments)
         out = tensors[steps[-1].output]
-        leaves = entering | (dense if of_weights else {})
-        found = torch.autograd.grad(out, list(leaves.values()), upstream.double(), allow_unused=True)
+        every = entering | (dense if of_weights else {})
+        leaves = {name: tensor for name, tensor in every.items() if tensor.requires_grad}
+        gradients_of_leaves = torch.autograd.grad(out, list(leaves.values()), upstream.double(), allow_unused=True)
     gradients |= {
         name: torch.zeros_like(leaf) if gradient is None else gradient
-        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
+        for (name, leaf), gradient in zip(leaves.items(), gradients_of_leaves, strict=True)
     }
     return out.detach(), gradients
 
 
 def _leaves(tensors: Weights, differentiable: bool = True) -> dict[str, Tensor]:
-    return {name: tensor.detach().double().requires_grad_(differentiable) for name, tensor in tensors.items()}
+    return {
+        name: tensor.detach().double().requires_grad_(differentiable) if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
 
 
-class _Mixture(torch.autograd.Function):
+class _MixtureGradient(torch.autograd.Function):
     """An Experts step. Its backward pass computes every expert again, and adds to `gradients` those of its weights."""
 
     @staticmethod
@@ -71,13 +75,13 @@ class _Mixture(torch.autograd.Function):
         step, weights, gradients = ctx.about
         x, chosen = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
         flat, share = x.flatten(0, -2), chosen.flatten(0, -2)
-        found = [torch.zeros_like(x), torch.zeros_like(chosen)]
+        totals = [torch.zeros_like(x), torch.zeros_like(chosen)]
 
         def add(out: Tensor, leaves: Sequence[Tensor] = ()) -> Sequence[Tensor | None]:
             """Add the gradients of x and of the choice; returns those of the leaves."""
             up = upstream.reshape(out.shape)
             of_x, of_chosen, *more = torch.autograd.grad(out, (x, chosen, *leaves), up, allow_unused=True)
-            for total, part in zip(found, (of_x, of_chosen), strict=True):
+            for total, part in zip(totals, (of_x, of_chosen), strict=True):
                 if part is not None:
                     total += part
             return more
@@ -85,8 +89,8 @@ class _Mixture(torch.autograd.Function):
         if (rest := unmixed(step.op, flat, share)).requires_grad:
             add(rest)
         (entry,) = block_inputs(step.op.program)
-        places = received(step.op, flat, share, gradients) if gradients else None
-        for one in received(step.op, flat, share, weights):
+        places = received(step, step.op, flat, share, gradients) if gradients else None
+        for one in received(step, step.op, flat, share, weights):
             leaves = _leaves(one.weights, bool(gradients))
             out = torch.zeros_like(rest)
             mix(out, one, run(step.op.program, leaves, {entry: one.x}))
@@ -95,4 +99,4 @@ class _Mixture(torch.autograd.Function):
                 for place, gradient in zip(next(places).weights.values(), of_leaves, strict=True):
                     if gradient is not None:
                         place += gradient  # a view of the whole
-        return found[0], found[1], None, None, None
+        return totals[0], totals[1], None, None, None

@@ -119,7 +119,7 @@ def _overfitting(d_model: int = 8) -> Fact:
 
 def _balance(models: Sequence[Resolved]) -> Fact:
     """How many of the known dense models have each ratio."""
-    dense = {m.name: m.main.spec.d_ff / m.main.spec.d_model for m in models if m.main.spec.moe is None}
+    dense = {m.name: m.main.spec.d_ff / m.main.spec.d_model for m in models if not any(g.spec.moe for g in m.groups)}
     four = sum(ratio == 4 for ratio in dense.values())
     gated = [m.main.spec.gated for m in models if m.name in dense and dense[m.name] == 4]
     low, high = min(dense, key=dense.__getitem__), max(dense, key=dense.__getitem__)

@@ -119,8 +119,8 @@ class Mixture(nn.Module):
         params = {name: getattr(self, name) for name in ("correction", "factor", "lookup") if hasattr(self, name)}
         chosen, weights = choose(self.route, self.moe.router_scale * self.router(x), params, ids)
         inner = self.latent_norm(self.latent(x)) if self.moe.latent else x
-        out = torch.stack([self._one(inner[t], chosen[t], weights[t]) for t in range(len(x))])
-        out = self.biased(self.widened(self.mixed_norm(out)) if self.moe.latent else out)
+        mixed = torch.stack([self._one(inner[t], chosen[t], weights[t]) for t in range(len(x))])
+        out: Tensor = self.biased(self.widened(self.mixed_norm(mixed)) if self.moe.latent else mixed)
         if self.moe.shared_experts and not self.moe.shared_routed:
             shared = self.shared(x)
             shared = torch.sigmoid(self.shared_gate(x)) * shared if self.moe.shared_gate else shared

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -108,6 +109,16 @@ def test_what_torch_has_cached_is_free_to_the_next_case():
         release("cuda:0", cuda)
         assert cuda.mem_get_info()[0] == free_memory("cuda", cuda) == 700
         assert len(kept) == 200
+
+
+def test_what_only_refers_to_itself_is_freed():
+    class Cycle:
+        def __init__(self):
+            self.itself, self.tensor = self, torch.empty(1000)
+
+    gone = weakref.ref(Cycle().tensor)
+    release("cpu", SimpleNamespace())
+    assert gone() is None
 
 
 def test_a_broken_device_is_not_asked_twice():

@@ -97,6 +97,6 @@ def test_what_may_be_there_is_left_to_the_workers(monkeypatch):
 
 
 def test_long_turns_need_a_gpu(no_driver):
-    with pytest.raises(FFNError, match="^--sustained needs --device cuda") as caught:
+    with pytest.raises(FFNError, match=r"^--sustained needs --device cuda") as caught:
         devices.require_gpu(["cpu"], sustained=True)
     assert caught.value.code == 2

@@ -9,7 +9,7 @@ import torch
 from ffncli.bench.records import Case
 from ffncli.bench.referee import problem as module
 from ffncli.bench.referee.problem import Problem
-from ffncli.block.recipe import FFNSpec, MoE
+from ffncli.block.recipe import FFNSpec, MoE, steps
 
 D, F, T = 8, 12, 6
 SWIGLU = FFNSpec(D, F, "silu", gated=True, bias=False)
@@ -149,6 +149,15 @@ def test_a_kink_is_where_rounding_may_cross_it():
     assert found == [[2]]
     smooth = problem_of(SWIGLU)
     assert list(module.near_kinks(smooth.steps, smooth.weights, {smooth.entry: x})) == []
+
+
+def test_a_limit_after_the_function_is_a_kink_where_it_is_reached():
+    """silu passes 7 at 7.0063428; a soft cap has no kink."""
+    ops = {step.output: step.op for step in steps(FFNSpec(4, 8, "swiglustep"))}
+    assert module._kinks(ops["act"]) == pytest.approx((7.006342814601792,), rel=1e-12)
+    assert module._kinks(ops["lift"]) == (-7.0, 7.0)
+    ops = {step.output: step.op for step in steps(FFNSpec(4, 8, "situ"))}
+    assert (module._kinks(ops["act"]), module._kinks(ops["lift"])) == ((), ())
 
 
 def test_the_longest_sum():

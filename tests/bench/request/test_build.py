@@ -11,7 +11,7 @@ from ffncli.bench import benchmark as library
 from ffncli.bench.machine import devices
 from ffncli.bench.records import BLOCK, Method
 from ffncli.bench.request.build import build_request
-from ffncli.bench.request.grid import Grid
+from ffncli.bench.request.grid import Grid, cases
 from ffncli.cli.bench import selftest as bench_selftest
 from ffncli.cli.bench.options import GridOptions, MethodOptions, ResultOptions
 from ffncli.errors import FFNError
@@ -115,3 +115,10 @@ def test_the_selftest_asks_for_equals_and_for_what_is_5_percent_slower():
         4,
         10,
     )
+
+
+@pytest.mark.parametrize("unit", ["situ", "swiglustep", "deepseek_v4", "swiglu_oai", "swiglu", "geglu_tanh"])
+def test_a_case_has_the_name_of_its_unit(unit):
+    """Several units have silu."""
+    (found,) = cases(Grid(f"8x16:{unit}", tokens=(2,), devices=("cpu",)))
+    assert found.label == f"8x16:{unit}"

@@ -61,8 +61,8 @@ def test_every_routing_is_a_case_and_the_plain_case_has_the_name_that_it_had(tmp
         ("", "unknown value ''"),
         ("none.safetensors", "cannot read none.safetensors: No such file"),
         ("trace.gguf", "unknown value 'trace.gguf'"),
-        ("./routes", r"^--routing: (\./)?routes is no file of tensors; use uniform, "),
-        ("/tmp/routes.npy", "^--routing: /tmp/routes.npy is no file of tensors; use uniform, "),
+        ("./routes", r"^--routing: (\./)?routes is not a file of tensors; use uniform, "),
+        ("/tmp/routes.npy", "^--routing: /tmp/routes.npy is not a file of tensors; use uniform, "),
     ],
 )
 def test_a_routing_that_is_none(text, words):

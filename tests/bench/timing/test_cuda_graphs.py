@@ -115,6 +115,19 @@ def test_nothing_runs_while_captured_and_the_warm_up_is_in_the_side_stream():
     assert cuda.log.count("a") == 5  # and the first replay
 
 
+def test_a_capture_begins_when_the_work_before_it_is_done():
+    """A second of another arm's work on the current stream: the first calls on the side stream come after it."""
+    cuda, ended = FakeCuda(), []
+
+    def call(copy):
+        cuda.launch(1e-6)
+        ended.append(cuda.free)
+
+    cuda.launch(1.0, "before")
+    captured(call, ["a"], cuda=cuda)
+    assert ended[0] >= 1.0
+
+
 def test_a_replay_is_one_launch():
     """Forty kernels of 1 µs that take the host 8 µs each to launch: 40 µs of the GPU, 320 µs of the host."""
     cuda = FakeCuda(overhead=8e-6)

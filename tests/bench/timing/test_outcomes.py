@@ -7,7 +7,7 @@ import weakref
 import torch
 
 from ffncli.bench.records import Outcome
-from ffncli.bench.timing.outcomes import BrokenArm, after_breaking
+from ffncli.bench.timing.outcomes import BrokenArm, after_breaking, verdict_of
 from ffncli.errors import FFNError
 
 
@@ -40,3 +40,9 @@ def test_what_a_kernel_raised_keeps_none_of_its_tensors():
     assert tensor() is None
     assert (outcome.status, outcome.note) == ("oom", "mine.py, line 3: OutOfMemoryError")
     assert isinstance(broken.__cause__, FFNError)
+
+
+def test_a_sentence_of_torchs_and_what_it_was_raised_by_are_one_line():
+    error = FFNError("k.py, line 13: IndexError: max(): Expected non-zero size.", "raised when it was called")
+    why = "k.py, line 13: IndexError: max(): Expected non-zero size; raised when it was called"
+    assert verdict_of(error) == ("failed", why)

@@ -63,6 +63,18 @@ def test_the_measured_roof_on_a_known_machine(monkeypatch):
     assert torch.get_num_threads() == threads
 
 
+def test_buffers_that_fit_into_the_cache_are_no_memory(monkeypatch):
+    """Little memory is free: what a copy of an eighth of it reaches is the cache's rate, which no roof is made of."""
+    monkeypatch.setattr(machine, "llc_bytes", lambda device: 64 << 20)
+    clock = FakeClock()
+    for free, measured in ((512 << 20, False), (640 << 20, True)):
+        monkeypatch.setattr(machine, "available_memory", lambda free=free: free)
+        clock.numbers = free // 8 // 4
+        roof = measured_roof("cpu", "fp32", 1, clock)
+        assert (roof.bytes_per_s is not None) == measured
+        assert roof.flops_per_s == pytest.approx(100e9)
+
+
 def test_a_gpu_copies_random_numbers(monkeypatch):
     """It draws less power on constants: 13 % more FLOP/s on zeros than on random numbers, measured on an H200."""
     draw, asked = torch.rand, []

@@ -179,6 +179,20 @@ def test_a_turn_has_as_many_calls_as_a_tenth_more_than_300_ms_take():
     assert clock.inner == [1, 4, 33, 330] * 2 + [330] * 4
 
 
+def test_what_empties_caches_before_each_call_is_part_of_a_turn():
+    """Calls of 10 µs, each after 90 µs of reading other memory: turns of 300 ms have 3,300 of them, not 33,000."""
+
+    class Flushing(Counted):
+        def time(self, call, inner, before=None):
+            taken = super().time(call, inner, before)
+            self.wall += 9 * taken
+            return taken
+
+    clock = Flushing()
+    sustained(*(Arm(name, lambda name=name: (name, 1e-5), object()) for name in ("packed", "eager")), clock)
+    assert max(clock.inner) == 3300
+
+
 def test_calls_that_get_faster_are_tried_four_times():
     """A clock that rises under load: each try is too short by what it has gained since, and the last one counts."""
 

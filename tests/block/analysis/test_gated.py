@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 
+import mpmath
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,6 +22,7 @@ from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Activation
 from ffncli.errors import FFNError
 from ffncli.models import catalog
+from tests.oracles import exact
 
 
 def gpt_oss(gate, up):
@@ -102,6 +104,33 @@ def test_values_and_slopes_at_kinks_and_limits(name):
 @given(st.floats(-30, 30), st.floats(-30, 30))
 def test_values_and_slopes_anywhere(name, gate, up):
     check(name, gate, up)
+
+
+@pytest.mark.parametrize("name", exact.UNITS)
+def test_units_with_limits_in_mpmath(name):
+    """Values, and slopes between the limits, where the derivative of the exact formula exists."""
+    unit, formula = UNITS[name], exact.UNITS[name]
+    with mpmath.workdps(40):
+        for gate in (-30.5, -3.0, -1e-9, 0.25, 6.9, 7.05, 9.0, 11.0, 300.0):
+            for up in (-40.0, -8.5, -1.0, 0.3, 6.5, 9.5, 200.0):
+                g, u = mpmath.mpf(gate), mpmath.mpf(up)
+                slopes = [mpmath.diff(formula, (g, u), order) for order in ((1, 0), (0, 1))]
+                assert unit.value(gate, up) == pytest.approx(float(formula(g, u)), rel=1e-13, abs=1e-300)
+                assert unit.slopes(gate, up) == pytest.approx([float(s) for s in slopes], rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", exact.UNITS)
+def test_extremes_of_units_with_limits(name):
+    """Each limit holds at infinity, and NaN goes through; in the scalar namespace and in torch's."""
+    unit, inf, nan = UNITS[name], math.inf, math.nan
+    most = {"swiglu_oai": 7 / (1 + math.exp(-7 * 1.702)), "deepseek_v4": 10 / (1 + math.exp(-10.0)),
+            "swiglustep": 7.0, "situ": 4.0}[name]  # fmt: skip
+    up = {"swiglu_oai": (-6.0, 8.0), "deepseek_v4": (-10.0, 10.0), "swiglustep": (-7.0, 7.0), "situ": (-25.0, 25.0)}
+    for value in (unit.value, lambda *at: unit.f(*map(torch.tensor, at), torch).item()):
+        assert value(inf, -inf) == pytest.approx(most * up[name][0], rel=1e-6)
+        assert value(inf, inf) == pytest.approx(most * up[name][1], rel=1e-6)
+        assert math.isnan(value(nan, 1.0))
+        assert math.isnan(value(1.0, nan))
 
 
 @every_unit

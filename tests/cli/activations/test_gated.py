@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import sys
 
 import pytest
@@ -134,10 +135,33 @@ def test_refusals(call, arguments, said):
     assert all(text in err for text in said), err
 
 
-@pytest.mark.parametrize(
-    "command", [["trace", "4x8:swiglu_oai"], ["params", "--d-model", "4", "--activation", "swigluoai"]]
-)
-def test_other_commands_say_where_the_clamped_unit_is(call, command):
-    code, _, err = call(*command)
-    assert code == 2
-    assert "also limits gate and up" in err
+def test_units_against_one_of_them(call):
+    names = ("swiglu_oai", "swiglu-step", "situ", "deepseek_v4")
+    found = rows(call, *names, "--against", "SwiGLU", "--at", "1,8", "--up", "12")
+    by_name = {row["name"]: row for row in found}
+    assert [row["against"] for row in found] == ["swiglu"] * 4
+    assert by_name["deepseek_v4"]["same_gate"] == [None, pytest.approx(10.0)]
+    assert by_name["situ"]["same_up"] is None
+    silu = 8 / (1 + math.exp(-8))
+    found = [[value["difference"] for value in row["values"]] for row in found]
+    assert found[1][1] == pytest.approx(7 * 7 - silu * 12, rel=1e-12)
+    assert found[3][1] == pytest.approx(silu * 10 - silu * 12, rel=1e-12)
+
+
+def test_the_page_of_units_against_one_of_them(call):
+    text = " ".join(call("activations", "deepseek_v4", "situ", "--against", "swiglu")[1].split())
+    assert "deepseek_v4 gate ≤ 10 -10 ≤ up ≤ 10 0.0000 0 %" in text
+    assert "situ no gate no up" in text
+    assert "Difference at up = 12" in text
+    code, out, _ = call("activations", "situ", "--against", "swiglu", "--at", "1", "--csv")
+    (line,) = csv.DictReader(io.StringIO(out))
+    assert (code, float(line["rms_difference"])) == (0, pytest.approx(0.0456, abs=1e-4))
+    assert float(line["difference"].split(";")[0]) == pytest.approx(-0.0152, abs=1e-4)
+
+
+def test_the_tolerance_of_units_is_held_to_the_shown_points(call):
+    asked = ("activations", "swiglustep", "swiglu", "--against", "swiglu", "--up", "1", "--tolerance", "1.1")
+    assert call(*asked, "--at=-5:8")[0] == 0
+    code, _, err = call(*asked, "--at", "1,9")
+    assert (code, err) == (1, "error: more than --tolerance 1.1 from swiglu: swiglustep by 2\n")
+    assert call(*asked, "--dtype", "bf16")[0] == 2

@@ -150,8 +150,9 @@ def test_tolerance_decides_the_exit_code(call):
     ("arguments", "code", "message"),
     [
         (("--against", "gelo"), 2, "--against: unknown activation 'gelo'; did you mean 'gelu'"),
-        (("--against", "swiglu"), 2, "--against 'swiglu' is a gated unit, a function of two inputs; compare with the"),
-        (("swiglu", "--against", "gelu"), 2, "--against is for functions of one number, not gated units; leave"),
+        (("--against", "swiglu"), 2, "--against 'swiglu' is a gated unit, a function of two inputs; name gated units"),
+        (("--against", "swiglu_oia"), 2, "--against: unknown activation 'swiglu_oia'; did you mean 'swiglu_oai'"),
+        (("swiglu", "--against", "gelu"), 2, "--against 'gelu' is a function of one number, unlike gated units"),
         (("geglu", "--rounding"), 2, "--rounding is for functions of one number, not gated units; leave out geglu"),
         (("--against", ""), 2, "--against: unknown activation ''"),
         (("--against", "gelu", "--dtype", "bf17"), 2, "--dtype: unknown dtype 'bf17'; did you mean"),

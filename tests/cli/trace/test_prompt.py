@@ -561,18 +561,14 @@ def test_weights_that_are_not_read_are_named_before_the_model_runs(call, copied)
 
     stored = load_file(copied / "model.safetensors")
     for name in [n for n in stored if n.endswith("_proj.weight") and ".mlp." in n]:
-        rows, columns = stored.pop(name).shape
-        stem = name.removesuffix("weight")
-        stored[f"{stem}qweight"] = torch.zeros(columns // 8, rows, dtype=torch.int32)
-        stored[f"{stem}qzeros"] = torch.zeros(1, rows // 8, dtype=torch.int32)
-        stored[f"{stem}scales"] = torch.ones(1, rows, dtype=torch.float16)
-        stored[f"{stem}g_idx"] = torch.zeros(columns, dtype=torch.int32)
+        stored[name] = stored[name].to(torch.int8)
+        stored[name.removesuffix("weight") + "SCB"] = torch.ones(len(stored[name]))
     save_file(stored, copied / "model.safetensors")
-    rewrite(copied, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 128})
+    rewrite(copied, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})
     for more in ([], ["--layer", "all"]):
         code, _, err = call("trace", str(copied), "--prompt", "Hello", *more)
         assert code == 2
-        assert "gptq" in err.lower()
+        assert "is packed as bnb-int8, which is not supported here" in err
         assert "transformers" not in err
 
 

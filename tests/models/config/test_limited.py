@@ -9,11 +9,14 @@ import torch
 from transformers.models.step3p7.configuration_step3p7 import Step3p7TextConfig
 from transformers.models.step3p7.modeling_step3p7 import Step3p7MLP
 
-from ffncli.block.limits import NO_LIMITS, Limits, limits_after
+from ffncli.block.limits import NO_LIMITS, Limits, hard_limits, limits_after
 from ffncli.block.recipe import steps
-from ffncli.block.steps import ffn_steps
+from ffncli.block.steps import Activation, ffn_steps
 from ffncli.errors import FFNError
 from ffncli.models.config.read import from_config
+from ffncli.models.dimensions import Dimensions
+from ffncli.models.source import load
+from ffncli.run.activations.variants import _instead
 from ffncli.run.engine.execute import run
 
 # As public threads quote Step-3.5-Flash's and Ling-3.0-flash's configs, with fewer layers and smaller widths.
@@ -117,3 +120,15 @@ def test_the_oracle_of_a_step_config_is_the_same_list():
     assert config.mlp_layer_types == ["dense", "sparse", "dense", "sparse", "sparse"]
     assert config.swiglu_limits == [0.0, 0.0, 0.0, 7.0, 7.0]
     assert SimpleNamespace(**config.to_dict()).n_routed_experts == 6
+
+
+def test_the_name_of_a_unit_replaces_a_models_limits_and_that_of_a_function_does_not():
+    names = ("swiglu", "situ", "silu")
+    given = {name: load("gpt-oss-20b", Dimensions(activation=name)).main.spec.limits for name in names}
+    assert given == {"swiglu": NO_LIMITS, "situ": Limits(gate_cap=4.0, up_cap=25.0), "silu": hard_limits(7.0, 1.0)}
+
+
+def test_a_soft_cap_is_left_out_with_a_function_that_has_no_linear_factor():
+    x = torch.linspace(-3, 3, 13)
+    found = _instead(Activation("silu", soft_cap=0.5, most=0.4), "gelu", {}, x)
+    assert torch.equal(found, torch.nn.functional.gelu(x).clamp(max=0.4))

@@ -19,7 +19,7 @@ from tests.oracles.architectures import numbers, text_architectures
 
 _PER_LAYER = r".*per_layer.*"
 _NGRAMS = {
-    "ple_layer_ids": [1, 3], "ngram_vocab_size_base": 50, "heads_per_ngram": 4, "ngram_size": 3, "ple_embed_dim": 16,
+    "ple_layer_ids": [1, 3], "ngram_vocab_size_base": 53, "heads_per_ngram": 4, "ngram_size": 3, "ple_embed_dim": 16,
     "make_ngram_vocab_size_divisible_by": 8,
 }  # fmt: skip
 
@@ -54,11 +54,14 @@ def test_parameters_are_the_modules(name: str, pattern: str, more: dict[str, Any
     assert [part.parameters for part in found] == [numbers(module(name, values), pattern)]
 
 
-@pytest.mark.parametrize("name", ["gemma4_text", "blt"])
-def test_absent_fields_are_the_classs_defaults(name: str) -> None:
+@pytest.mark.parametrize(("name", "fields"), [
+    ("gemma4_text", ["vocab_size_per_layer_input"]), ("blt", [f"encoder_hash_byte_group_{n}" for n in
+                                                              ("vocab", "size", "nb_functions")]),
+])  # fmt: skip
+def test_absent_fields_are_the_classs_defaults(name: str, fields: list[str]) -> None:
     default = json.loads(json.dumps(CONFIG_MAPPING[name]().to_dict(), default=str))
-    wanted = ("per_layer_input", "hash_byte_group")
-    bare = {key: value for key, value in default.items() if not any(part in key for part in wanted)}
+    bare = {key: value for key, value in default.items() if key not in fields}
+    assert len(bare) == len(default) - len(fields)
     assert tables(bare) == tables(default) != ()
 
 
@@ -76,7 +79,10 @@ def test_a_family_without_such_a_table_says_nothing_and_a_new_one_its_size_is_un
     assert tables(values) == ()
     (part,) = tables({**values, "hidden_size_per_layer_input": 8})
     assert (part.what, part.parameters) == ("embeddings for every layer", None)
-    assert tables({**specimens()["gemma4_text"][1], "hidden_size_per_layer_input": 0}) == ()
+    gemma = specimens()["gemma4_text"][1]
+    assert tables({**gemma, "hidden_size_per_layer_input": 0}) == ()
+    (part,) = tables({key: value for key, value in gemma.items() if key != "hidden_size_per_layer_input"})
+    assert (part.why, part.parameters) == ("if it has them: the config does not say how wide they are", None)
 
 
 @pytest.mark.parametrize("value", [0, -1, 10**10, "8", True, 2.5])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from compressed_tensors.entrypoints.convert.converters import AutoAWQConverter
 from torch import Tensor
 
 from ffncli.errors import FFNError
+from tests.oracles.checkpoints import MIXTRAL, folder
 from tests.oracles.packed import AWQ, GPTQ, UP, by_library, config_groups, integers, unpacked, words
 
 pytestmark = pytest.mark.usefixtures("block")
@@ -163,13 +165,48 @@ def test_other_arrangements_of_awq_are_refused(config: Any, says: str, tmp_path:
         unpacked(tmp_path, tensors, quantization=config)
 
 
+# --- the whole FFN ----------------------------------------------------------------------------------------------------
+
+
+def packed_matrix(form: str, seed: int, rows: int, columns: int) -> tuple[dict[str, Tensor], Tensor]:
+    """(a matrix's pieces by the endings of their names, the weights in float32)."""
+    rng = np.random.default_rng(seed)
+    q, zeros = rng.integers(0, 16, (rows, columns)), rng.integers(1, 16, (columns // GROUP, rows))
+    scales = torch.from_numpy(rng.random((columns // GROUP, rows)).astype(np.float16)) / 64
+    pieces = {"qweight": words(q, 4).T, "qzeros": gptq_zeros(zeros, 4, True), "scales": scales}
+    if form == "awq":
+        pieces |= {"qweight": in_awq_order(q.T, 4), "qzeros": in_awq_order(zeros, 4)}
+    return pieces, product(q, zeros, scales, np.arange(columns) // GROUP).float()
+
+
+@pytest.mark.parametrize(("form", "config"), [("gptq", GPTQ), ("awq", AWQ)])
+def test_a_trace_is_that_of_the_unpacked_weights(form: str, config: Any, call, tmp_path: Path):
+    """Separate experts, each of whose matrices is packed by itself."""
+    model = {**MIXTRAL, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    stem = "model.layers.0."
+    plain = {f"{stem}post_attention_layernorm.weight": torch.randn(64)}
+    plain[f"{stem}block_sparse_moe.gate.weight"] = torch.randn(4, 64)
+    packed = dict(plain)
+    for at, name in enumerate(f"{stem}block_sparse_moe.experts.{e}.{w}" for e in range(4) for w in ("w1", "w2", "w3")):
+        pieces, weight = packed_matrix(form, at, *((64, 96) if name.endswith("w2") else (96, 64)))
+        packed |= {f"{name}.{piece}": tensor.contiguous() for piece, tensor in pieces.items()}
+        plain[f"{name}.weight"] = weight
+    answers = []
+    quantized = {**model, "quantization_config": config}
+    for source in folder(tmp_path / "q", quantized, packed), folder(tmp_path / "p", model, plain):
+        code, out, err = call("trace", source, "--show", "all", "--expert", "all", "--json")
+        assert code == 0, err
+        answers.append(json.loads(out))
+    assert answers[0]["steps"] == answers[1]["steps"]
+    assert answers[0]["block"]["weights"].endswith(f", unpacked from {form}-4bit")
+
+
 # --- compressed-tensors -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
-@pytest.mark.parametrize("strategy", ["group", "channel"])
+@pytest.mark.parametrize(("strategy", "dtype"), [("group", torch.bfloat16), ("channel", torch.float32)])
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_compressed_integers_are_what_the_library_decompresses(
     bits: int, strategy: str, symmetric: bool, dtype: torch.dtype, tmp_path: Path
 ):

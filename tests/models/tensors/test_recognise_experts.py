@@ -75,7 +75,7 @@ def test_what_is_called_shared_beside_no_experts_is_an_ffn_like_another():
     check_ffn(one(shapes), shapes, gated=True)
 
 
-@pytest.mark.parametrize("name", ["mlp.gate.e_score_correction_bias", "mlp.expert_bias"])
+@pytest.mark.parametrize("name", ["mlp.gate.e_score_correction_bias", "mlp.expert_bias", "mlp.gate.bias"])
 def test_a_correction_of_the_choice(name: str):
     shapes = ROUTER | dense(NAMINGS[0], "mlp.experts.#.") | {name: (E,)}
     check_ffn(one(shapes), shapes, experts=E, gated=True, correction=True)
@@ -102,7 +102,8 @@ def test_a_dense_ffn_beside_experts_is_a_second_one():
 def test_numbers_are_what_was_put_in(d: int, f: int, experts: int, shared: int, together: bool, router: bool):
     one_by_one, three = dense(NAMINGS[0], "mlp.experts.#.", d=d, f=f), dense(NAMINGS[0], "mlp.experts.", d=d, f=f)
     shapes = {n.removesuffix(".weight"): s for n, s in stacked(three, experts).items()} if together else one_by_one
-    shapes |= {"mlp.gate.weight": (experts, d)} | ({"mlp.gate.bias": (experts,)} if router else {})
+    # the bias of a module called mlp.gate is a correction: DeepSeek's own files and Inkling's
+    shapes |= {"mlp.router.weight": (experts, d)} | ({"mlp.router.bias": (experts,)} if router else {})
     shapes |= dense(NAMINGS[0], "mlp.shared_experts.", d=d, f=shared) if shared else {}
     named = {f"l.0.{name}": shape for name, shape in shapes.items()} | {"l.0.input_layernorm.weight": (d,)}
     ((found,),) = layers_of(named, experts=experts)["l"].values()

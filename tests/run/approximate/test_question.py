@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from ffncli.block.limits import NO_LIMITS, Limits
 from ffncli.block.scalar import SCALAR
 from ffncli.errors import FFNError
 from ffncli.run.approximate.approximate import _data
@@ -59,7 +60,7 @@ def test_floors_are_what_least_squares_gives(name, domain):
 
 
 @pytest.mark.parametrize(("name", "inputs"), [("sin", 1), ("and", 2)])
-@pytest.mark.parametrize("activation", ["gelu", "prelu", "swiglu"])
+@pytest.mark.parametrize("activation", ["gelu", "prelu", "swiglu", "situ"])
 @pytest.mark.parametrize("width", [1, 2, 3, 16, 64])
 def test_parameters_are_those_of_torch_modules(name, inputs, activation, width):
     (case,) = cases(FitQuestion(targets=(name,), activations=(activation,), widths=(str(width),)))
@@ -69,9 +70,10 @@ def test_parameters_are_those_of_torch_modules(name, inputs, activation, width):
         parts += [torch.nn.PReLU()] if activation == "prelu" else []
         return sum(p.numel() for part in parts for p in part.parameters())
 
-    gated = activation == "swiglu"
+    gated = activation in ("swiglu", "situ")
     assert case.params == parameters(case.spec.d_ff, gated)
     assert case.d_ff_plain == width
+    assert case.spec.limits == (Limits(gate_cap=4.0, up_cap=25.0) if activation == "situ" else NO_LIMITS)
     if not gated:
         assert case.spec.d_ff == width
     else:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.block.limits import hard_limits
+from ffncli.block.limits import Limits, hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.rewrite import final_layer
 from ffncli.block.shard import shard
@@ -139,6 +139,28 @@ def test_an_activation_has_the_slope_that_torch_differentiates():
         assert number["slope there"] == pytest.approx(x.grad.item(), rel=1e-12)
         assert number[f"{name}(x) / x"] == pytest.approx(y.item() / x.item(), rel=1e-12)
         assert not values
+
+
+@pytest.mark.parametrize("limits", [Limits(act_high=0.01, up_limit=0.2), Limits(gate_cap=0.5, up_cap=0.3)])
+def test_limits_of_a_gate_and_of_up_are_shown_with_their_slopes(limits):
+    found = scene(FFNSpec(6, 10, "silu", gated=True, limits=limits), torch.float64)
+    reached = set()
+    for step, source in (("act", "gate"), ("lift", "up")):
+        for unit in range(10):
+            x = found.tensors[source][1, 2, unit].clone().requires_grad_()
+            (one,) = explain(found, step, (1, 2, unit))
+            number = {q.name: q.value for q in one.quantities}
+            if limits.act_high:
+                y = torch.nn.functional.silu(x).clamp(max=0.01) if step == "act" else x.clamp(-0.2, 0.2)
+            else:
+                y = 0.5 * torch.tanh(x / 0.5) * torch.sigmoid(x) if step == "act" else 0.3 * torch.tanh(x / 0.3)
+            y.backward()
+            assert (one.computed, number["slope there"]) == pytest.approx((y.item(), x.grad.item()), rel=1e-12)
+            reached |= {note.rpartition(":")[2] for note in one.notes}
+            assert bool(one.notes) == (x.grad.item() == 0)
+            if limits.gate_cap and step == "act":
+                assert number["0.5 · tanh(x / 0.5) · sigmoid(x)"] == pytest.approx(y.item(), rel=1e-12)
+    assert reached == ({" the slope is 0 there"} if limits.act_high else set())
 
 
 def xielu(x, learned):

@@ -81,7 +81,7 @@ def test_no_name_means_two_topics():
     assert sorted(names) == sorted(set(names))
 
 
-@pytest.mark.parametrize(("name", "hint"), [("gleu", "did you mean 'glu' or 'gelu'"), ("zzzz", "topics: ffn, activat")])
+@pytest.mark.parametrize(("name", "hint"), [("gleu", "did you mean 'gelu' or 'glu'"), ("zzzz", "topics: ffn, activat")])
 def test_an_unknown_topic(name, hint):
     with pytest.raises(FFNError, match=re.escape(f"unknown topic '{name}'; {hint}")) as error:
         ffncli.explain(name)

@@ -13,7 +13,7 @@ from ffncli.models.files.fields import Fields
 
 
 def per_layer_limits(config: Fields, stack: Stack, name: str) -> Callable[[int], Limits]:
-    """The limits of a layer, after silu, from a list of one number per layer; 0 and null are no limit.
+    """The limits of a layer, after silu, from a list of one number per layer; 0 and null mean none.
 
     A longer list goes on with the layers that predict further tokens. Raises FFNError naming the field.
     """

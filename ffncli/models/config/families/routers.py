@@ -77,6 +77,7 @@ def _inkling(config: Fields) -> Extra:
 
 
 def _inkling_block(config: Fields) -> Extra:
+    config.pass_over("dense_mlp_idx")  # mlp_layer_types decides if it is given
     return {"learned_scale": True, "residual": False}  # a convolution over the tokens comes before the residual
 
 

@@ -230,7 +230,7 @@ def _agreement(case: CheckedBlock, judge: Judge, located: Sequence[Located], pro
             yield judge.figure(f"{name} vs {proof.name}", case.ffn_weights[name], theirs)
 
 
-def _rounded(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+def _rounded(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """The packed weights as a library unpacks them that computes in the dtype of their scales (compressed-tensors)."""
     packed = [item.parameter for item in located if packed_formats((item,))]
     for dtype in (torch.bfloat16, torch.float16) if packed else ():
