@@ -1,4 +1,4 @@
-"""The attention of one layer: how many parameters it has, from the config's fields. Two schemes, as records.
+"""The attention of one layer: how many parameters it has, from the config's fields. Common schemes, as records.
 
 Facts: transformers 5.23 `modeling_*.py`. A fused projection holds as many numbers as its parts.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ffncli.models.files.fields import Fields
 
@@ -16,6 +17,18 @@ Flag = bool | tuple[str, bool]  # a value fixed by the family's code, or a field
 def flag(config: Fields, value: Flag) -> bool:
     """A Flag's value for this config. Raises FFNError if the field is neither true nor false."""
     return value if isinstance(value, bool) else config.flag(*value)
+
+
+class Attention(Protocol):
+    """What mixes the tokens in a layer: the fields that counting requires, those that give its widths, its size."""
+
+    @property
+    def needs(self) -> Sequence[str]: ...
+
+    @property
+    def fields(self) -> Sequence[str]: ...
+
+    def params(self, config: Fields, d_model: int, cross: bool = False) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +51,7 @@ class Heads:
     qk_norm_per_head: bool = False  # a weight for each head, not one that all heads share
     qk_norm_bias: bool = False
     sinks: bool = False  # one learned logit per head
+    gate: Flag | None = None  # the bias of a gate of the output, as wide as the queries; None: no gate
     buckets: tuple[str, int] | None = None  # a relative-position table in the self-attention of every layer
 
     @property
@@ -63,6 +77,8 @@ class Heads:
             total += (q + kv if self.qk_norm_per_head else 2 * head_dim) * (2 if self.qk_norm_bias else 1)
         if self.sinks:
             total += heads
+        if self.gate is not None:
+            total += (d_model + flag(config, self.gate)) * q
         if self.buckets and not cross:
             total += heads * int(config.integer(*self.buckets))
         return total
@@ -85,11 +101,13 @@ class Latent:
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434 §2.1): keys and values through a narrow latent.
 
     `bias` is for the three projections that read or write the residual stream. A null q_lora_rank projects queries
-    directly.
+    directly. `indexer`: a small attention that chooses the tokens to attend to (DeepSeek Sparse Attention).
     """
 
     heads: str = "num_attention_heads"
     bias: Flag = ("attention_bias", False)
+    gate: Flag = False  # a gate of the output, as wide as the values
+    indexer: bool = False
 
     @property
     def needs(self) -> Sequence[str]:
@@ -109,4 +127,12 @@ class Latent:
         q = heads * (nope + rope)
         queries = (d_model + bias + 1) * q_rank + q_rank * q if q_rank else d_model * q  # + 1: its norm
         keys_values = (d_model + bias) * (rank + rope) + rank + rank * heads * (nope + value)
-        return queries + keys_values + heads * value * d_model + bias * d_model
+        gate = flag(config, self.gate) * d_model * heads * value
+        chosen = _indexer(config, d_model, q_rank) if self.indexer else 0
+        return queries + keys_values + heads * value * d_model + bias * d_model + gate + chosen
+
+
+def _indexer(config: Fields, d_model: int, q_rank: int) -> int:
+    """Queries from the latent, one key with its layer norm, a weight for each head."""
+    heads, width = int(config.integer("index_n_heads")), int(config.integer("index_head_dim"))
+    return q_rank * heads * width + d_model * width + 2 * width + d_model * heads
