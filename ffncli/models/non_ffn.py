@@ -49,9 +49,7 @@ class NonFFN:
     def layer(self, stack: str, blocks: Iterable[int]) -> LayerParams | None:
         """What the layers of these blocks have, if all are known and have the same."""
         layers = self.layers.get(stack, {})
-        alike = {
-            (layer.attention, layer.norms, layer.other) if (layer := layers.get(i)) else None for i in blocks
-        }
+        alike = {(layer.attention, layer.norms, layer.other) if (layer := layers.get(i)) else None for i in blocks}
         one = alike.pop() if len(alike) == 1 else None
         return LayerParams(*one) if one else None
 

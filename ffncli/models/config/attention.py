@@ -23,12 +23,15 @@ class Attention(Protocol):
     """What mixes the tokens in a layer: the fields that counting requires, those that give its widths, its size."""
 
     @property
-    def needs(self) -> Sequence[str]: ...
+    def needs(self) -> Sequence[str]:
+        """The fields that counting requires."""
 
     @property
-    def fields(self) -> Sequence[str]: ...
+    def fields(self) -> Sequence[str]:
+        """The fields that give its widths."""
 
-    def params(self, config: Fields, d_model: int, cross: bool = False) -> int: ...
+    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Its parameters in one layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +110,10 @@ class Latent:
     heads: str = "num_attention_heads"
     bias: Flag = ("attention_bias", False)
     gate: Flag = False  # a gate of the output, as wide as the values
+    head_gate: bool = False  # a gate with one number per head
+    sinks: bool = False  # one learned logit per head
     indexer: bool = False
+    pooled: bool = False  # the indexer's keys are those of some tokens together (`index_kpool`)
 
     @property
     def needs(self) -> Sequence[str]:
@@ -121,18 +127,18 @@ class Latent:
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
         """Weights, biases and the norms of the latents of one attention."""
-        heads, rank, nope, rope, value = (int(config.integer(name)) for name in self.needs)
+        heads, rank, nope, rope, value = (int(config.integer(name, low=0)) for name in self.needs)
         bias = flag(config, self.bias)
         q_rank: int = config.integer("q_lora_rank", 0)
         q = heads * (nope + rope)
         queries = (d_model + bias + 1) * q_rank + q_rank * q if q_rank else d_model * q  # + 1: its norm
         keys_values = (d_model + bias) * (rank + rope) + rank + rank * heads * (nope + value)
-        gate = flag(config, self.gate) * d_model * heads * value
-        chosen = _indexer(config, d_model, q_rank) if self.indexer else 0
-        return queries + keys_values + heads * value * d_model + bias * d_model + gate + chosen
+        gates = d_model * heads * (flag(config, self.gate) * value + self.head_gate) + heads * self.sinks
+        chosen = self._indexer(config, d_model, q_rank) if self.indexer else 0
+        return queries + keys_values + heads * value * d_model + bias * d_model + gates + chosen
 
-
-def _indexer(config: Fields, d_model: int, q_rank: int) -> int:
-    """Queries from the latent, one key with its layer norm, a weight for each head."""
-    heads, width = int(config.integer("index_n_heads")), int(config.integer("index_head_dim"))
-    return q_rank * heads * width + d_model * width + 2 * width + d_model * heads
+    def _indexer(self, config: Fields, d_model: int, q_rank: int) -> int:
+        """Queries from the latent, one key with its layer norm, a weight for each head."""
+        heads, width = int(config.integer("index_n_heads")), int(config.integer("index_head_dim"))
+        pools = (int(config.integer("index_kpool", 16)) + d_model) * width if self.pooled else 0
+        return q_rank * heads * width + d_model * width + 2 * width + d_model * heads + pools

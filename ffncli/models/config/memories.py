@@ -1,7 +1,8 @@
 """Tables outside the blocks, looked up by the last tokens or in every layer: how many parameters they hold.
 
 An n-gram table may be larger than everything else. It is in the whole model where the family has a row of it
-(`non_ffn_rows`); elsewhere a count says how large it is wherever a config does. Each size is that of transformers 5.23's module of the family (`modeling_gemma3n.py`, `modeling_qwen4_exp.py`, `modeling_blt.py`).
+(`non_ffn_mixed`); elsewhere a count says how large it is wherever a config does. Each size is that of transformers
+5.23's module of the family (`modeling_gemma3n.py`, `modeling_qwen4_exp.py`, `modeling_blt.py`).
 """
 
 from __future__ import annotations

@@ -7,13 +7,14 @@ implementations of it list them (ggml-org/llama.cpp#26185, lablup/mlxcel#1334).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ffncli.models.config.attention import Attention, Heads, Latent
 from ffncli.models.config.memories import ngram_matrices, per_layer_matrices, per_layer_projection
 from ffncli.models.files.fields import Fields
 
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
+_INDEXED = "indexed_attention"
 _BIAS = ("attention_bias", False)
 
 
@@ -44,9 +45,11 @@ class GatedDelta:
 
     @property
     def fields(self) -> Sequence[str]:
+        """The fields that give its widths."""
         return self.needs
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Weights, biases and norms of one layer's."""
         key_heads, key_dim, heads, value_dim = (int(config.integer(name)) for name in self.needs)
         keys, values = key_heads * key_dim, heads * value_dim
         convolution = int(config.integer("linear_conv_kernel_dim", 4)) * (2 * keys + values)
@@ -57,27 +60,34 @@ class GatedDelta:
 @dataclass(frozen=True)
 class KimiDelta:
     """Kimi Delta Attention (arXiv:2510.26692): one decay per channel through a narrow matrix, a gate of the output
-    through another, or of full rank (Kimi-K3, whose log-decays are one per channel of a head).
+    through another, or of full rank (Kimi-K3, whose log-decays are one per channel of a head). `full_rank`: both are
+    (Ling-3).
     """
 
+    full_rank: bool = False
     heads: str = "linear_attn_config.num_heads|linear_num_heads"
     width: str = "linear_attn_config.head_dim|linear_head_dim"
     kernel: str = "linear_attn_config.short_conv_kernel_size|linear_conv_kernel_dim"
 
     @property
     def needs(self) -> Sequence[str]:
+        """The fields that counting requires."""
         return (self.heads, self.width)
 
     @property
     def fields(self) -> Sequence[str]:
+        """The fields that give its widths."""
         return self.needs
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Weights, biases and norms of one layer's."""
         heads, width = int(config.integer(self.heads)), int(config.integer(self.width))
         inner = heads * width
         narrow = d_model * width + width * inner
         full = config.flag("linear_attn_config.use_full_rank_gate", False)
         gates = narrow + (d_model * inner if full else narrow)
+        if self.full_rank:
+            gates = 2 * d_model * inner
         decay = inner + (width if full else heads)
         convolution = 3 * inner * int(config.integer(self.kernel, 4))
         return 4 * d_model * inner + convolution + gates + decay + d_model * heads + width
@@ -121,6 +131,7 @@ class GemmaHeads:
     fields: Sequence[str] = ("num_attention_heads", "num_key_value_heads", "head_dim", "layer_types")
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Weights, biases and norms of one layer's."""
         q, kv = int(config.integer("num_attention_heads")) * self.width, self.kv_heads * self.width
         biased = config.flag(*_BIAS)
         projections = (d_model + biased) * (q + kv * (self.keys + (self.keys and self.values)))
@@ -134,6 +145,7 @@ def _shared_from(config: Fields, default: int) -> int:
 
 
 def gemma3n(config: Fields) -> Callable[[int], Attention]:
+    """The last layers of Gemma 3n take keys and values from earlier ones."""
     kv_heads, width = int(config.integer("num_key_value_heads", 2)), int(config.integer("head_dim", 256))
     shared = _shared_from(config, 15)
     return lambda i: GemmaHeads(kv_heads, width, keys=i < shared)
@@ -196,6 +208,7 @@ class Compressed:
     fields: Sequence[str] = ("num_attention_heads", "head_dim", "q_lora_rank")
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Weights, biases and norms of one layer's."""
         heads, width, q_rank, groups, o_rank = (int(config.integer(name)) for name in self.needs)
         queries = (d_model + 1 + heads * width) * q_rank
         output = o_rank * heads * width + groups * o_rank * d_model
@@ -215,8 +228,8 @@ class Compressed:
 
 
 def deepseek_v4(config: Fields) -> Callable[[int], Attention]:
-    rates = config.get("compress_rates", {})
-    inner = Fields(rates, f"{config.where}: compress_rates") if isinstance(rates, dict) else config.inside("compress_rates")
+    """Each layer compresses four tokens to one, 128 tokens, or none: `compress_ratios`, or names in `layer_types`."""
+    inner = config.inside("compress_rates") if config.get("compress_rates", None) is not None else Fields({}, "")
     sparse = int(inner.integer(_SPARSE, int(config.integer("compress_rate_csa", 4))))
     heavy = int(inner.integer(_HEAVY, int(config.integer("compress_rate_hca", 128))))
     mixers = {SLIDING: Compressed(), _SPARSE: Compressed(sparse, True), _HEAVY: Compressed(heavy)}
@@ -242,23 +255,77 @@ def last_streams(config: Fields, d_model: int) -> int:
     return count * count * d_model + count + 1
 
 
+def narrow_streams(config: Fields, d_model: int) -> Callable[[int], int]:
+    """Hy4's, which only reads from the streams and writes to them."""
+    count: int = config.integer("hc_mult", 4)
+    return lambda i: 2 * (2 * count * count * d_model + 2 * count + 2)
+
+
 # --- others -----------------------------------------------------------------------------------------------------------
 
 
 def chosen_tokens(config: Fields) -> Callable[[int], Attention]:
-    """GLM-5: latent attention to the tokens that an indexer chose, which layers called shared take from an earlier one."""
-    layers: int = config.integer("num_hidden_layers")
-    kinds = config.get("indexer_types", None)
-    pattern = config.get("index_topk_pattern", None)
+    """GLM-5: latent attention to the tokens that an indexer chose; layers called shared use an earlier one's."""
     every: int = config.integer("index_topk_freq", 1, low=0)
     offset: int = config.integer("index_skip_topk_offset", 2, low=0)
+    own = _own_indexers(config, lambda i: not max(i - offset + 1, 0) % max(every, 1))
+    return lambda i: Latent(indexer=own[i])
+
+
+def _own_indexers(config: Fields, default: Callable[[int], bool]) -> list[bool]:
+    """Whether a layer has its own indexer, by `indexer_types` or a pattern such as FSSS."""
+    layers: int = config.integer("num_hidden_layers")
+    kinds, pattern = config.get("indexer_types", None), config.get("index_topk_pattern", None)
     if kinds is None and pattern is not None:
         kinds = [{"F": "full", "S": "shared"}.get(c, c) for c in pattern] if isinstance(pattern, str) else pattern
     if kinds is None:
-        kinds = ["shared" if max(i - offset + 1, 0) % max(every, 1) else "full" for i in range(layers)]
+        return [default(i) for i in range(layers)]
     if type(kinds) is not list or len(kinds) < layers or any(kind not in ("full", "shared") for kind in kinds):
         raise config.wrong("indexer_types", kinds, f"full or shared for each layer ({layers})")
-    return lambda i: Latent(indexer=kinds[i] == "full")
+    return [kind == "full" for kind in kinds]
+
+
+def glm5_next(config: Fields) -> Callable[[int], Attention]:
+    """Three layers of Kimi Delta Attention, then one of GLM-5's over pools of tokens."""
+    kinds = layer_kinds(config, lambda i, layers: FULL if i % 4 == 3 else LINEAR, (LINEAR, FULL, _INDEXED))
+    chosen = chosen_tokens(config)
+
+    def one(i: int) -> Attention:
+        attention = chosen(i)
+        return KimiDelta() if kinds[i] == LINEAR else replace(attention, pooled=True)  # type: ignore[type-var]
+
+    return one
+
+
+def hy4(config: Fields) -> Callable[[int], Attention]:
+    """Hy4: the same with a gate and sinks; layer 0 and then every fourth layer has an indexer."""
+    own = _own_indexers(config, lambda i: i == 0 or i % 4 == 1)
+    return lambda i: Latent(indexer=own[i], gate=True, sinks=True)
+
+
+def ling3(config: Fields) -> Callable[[int], Attention]:
+    """Ling-3: Kimi Delta Attention as wide as the heads; the last of a group is latent, with a gate per head."""
+    group: int = config.integer("layer_group_size", 6)
+    kinds = layer_kinds(config, lambda i, layers: LINEAR if (i + 1) % group else FULL, (LINEAR, FULL))
+    linear = KimiDelta(True, "num_attention_heads", "head_dim|linear_head_dim", "short_conv_kernel_size")
+    return lambda i: linear if kinds[i] == LINEAR else Latent(head_gate=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromBothLatents(Latent):
+    """A.X-K2: queries and a gate as wide as the values, in a matrix that reads the latent before and after its norm."""
+
+    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Weights, biases and norms of one layer's."""
+        heads, _, nope, rope, value = (int(config.integer(name, low=0)) for name in self.needs)
+        rank, queries = int(config.integer("q_lora_rank")), heads * (nope + rope)
+        return super().params(config, d_model) + rank * (queries + 2 * heads * value)
+
+
+def gated_norm(config: Fields, d_model: int) -> Callable[[int], int]:
+    """A.X-K2: two narrow matrices that gate the norm before attention."""
+    rank: int = config.integer("gated_norm_rank", 16)
+    return lambda i: 2 * rank * d_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,9 +334,11 @@ class Indexed(Heads):
 
     @property
     def needs(self) -> Sequence[str]:
+        """The fields that counting requires."""
         return (*super().needs, "indexer_n_heads", "indexer_kv_heads", "indexer_head_dim")
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Weights, biases and norms of one layer's."""
         *_, queries, keys, width = (int(config.integer(name)) for name in self.needs)
         return super().params(config, d_model) + d_model * (queries + keys) * width + 2 * width
 
@@ -286,7 +355,7 @@ def qwen(config: Fields) -> Callable[[int], Attention]:
 
 def qwen4(config: Fields) -> Callable[[int], Attention]:
     """Qwen4-Exp's, whose full attention is the indexed one."""
-    kinds = layer_kinds(config, every_fourth(config), (LINEAR, FULL, "indexed_attention"))
+    kinds = layer_kinds(config, every_fourth(config), (LINEAR, FULL, _INDEXED))
     return lambda i: GatedDelta() if kinds[i] == LINEAR else QWEN4_HEADS
 
 

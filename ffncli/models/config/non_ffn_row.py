@@ -12,6 +12,7 @@ Once = Callable[[Fields, int], int]
 
 
 def none(config: Fields, d_model: int) -> int:
+    """No such part."""
     return 0
 
 

@@ -137,9 +137,7 @@ def _rest(inside: Mapping[str, Item], ffns: tuple[StoredFFN, ...], at: str) -> M
     packed = any("-" in item.format for item in mixer.values())  # `gptq-4bit`; a plain tensor has a dtype's code
     tensor = next((name for name in mixer if re.search(r"k_proj|key|kv|_k\b", name)), next(iter(mixer)))
     matrices = _sum(item for item in mixer.values() if len(item.shape or (0, 0)) > 1)
-    return MeasuredLayer(
-        attention, of_norms, table=of_table, matrices=matrices, packed=packed, tensor=f"{at}.{tensor}"
-    )
+    return MeasuredLayer(attention, of_norms, table=of_table, matrices=matrices, packed=packed, tensor=f"{at}.{tensor}")
 
 
 def _in_mixer(name: str) -> bool:
