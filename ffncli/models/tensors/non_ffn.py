@@ -38,6 +38,10 @@ _MASK = re.compile(r"att(?:n|ention)\.bias$")  # in GPT-2 and GPT-NeoX, with fou
 _EMBEDDING = re.compile(
     r"(?:^|\.)(?:embed_tokens|wte|word_embeddings?|tok_embeddings|token_embd|embed_in|tokens_embed|shared)\.weight$"
 )
+_TABLE = re.compile(  # looked up by n-grams or in every layer: Engram, Qwen, LongCat, BLT, Gemma; also GGUF's names
+    r"n_?gram\w*[._]emb|n_?gram_embed|hash_tok_embedding|embed_tokens_per_layer\.|per_layer_token_embd\."
+)
+_OF_TABLE = re.compile(r"proj|norm|conv|gate")  # what reads a table
 _HEAD = re.compile(
     r"(?:^|\.)(?:lm_head|embed_out|output_projection|predictions\.decoder|lm_head\.decoder|vocab_projector)\.weight$"
     r"|^output\.weight$"
@@ -64,7 +68,7 @@ def measure(model: Model, items: Mapping[str, Item], layers: Layers) -> Measured
     if text is None:
         return MeasuredNonFFN(rests, left_out=left_out)
     params = _total(model, text, layers, counted)
-    return MeasuredNonFFN(rests, embedding, params, _lookup(model, embedding), left_out)
+    return MeasuredNonFFN(rests, embedding, params, _lookup(model, embedding, text), left_out)
 
 
 def _is_buffer(name: str, item: Item) -> bool:
@@ -214,10 +218,11 @@ def _embedding(text: Mapping[str, Item]) -> Embedding | None:
     return Embedding(next(iter(tables)), shape[0], shape[0] * shape[1]) if shape and len(shape) == 2 else None
 
 
-def _lookup(model: Model, embedding: Embedding | None) -> int | None:
-    """Parameters that are only looked up: the embedding, unless it is tied to a head."""
+def _lookup(model: Model, embedding: Embedding | None, text: Mapping[str, Item]) -> int | None:
+    """Parameters that are only looked up: tables, and the embedding unless it is tied to a head."""
     if embedding is None or model.tied is None:
         return None
+    tables = _sum(item for name, item in text.items() if _TABLE.search(name) and not _OF_TABLE.search(name))
     if model.tied:
-        return None if all(group.stack == "encoder" for group in model.groups) else 0
-    return embedding.params
+        return None if all(group.stack == "encoder" for group in model.groups) else tables
+    return embedding.params + tables
