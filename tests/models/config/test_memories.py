@@ -1,6 +1,6 @@
 """Tables of n-grams and per-layer embeddings: their parameters are those of transformers' own modules.
 
-A family with a row of the whole model counts them in it; these configs lack a field of its attention, so that they do not.
+A family with a row of the whole model counts them in it: these configs lack a field of its attention, so it cannot.
 """
 
 from __future__ import annotations

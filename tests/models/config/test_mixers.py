@@ -133,6 +133,13 @@ def test_each_layer(name: str, number: int) -> None:
         )  # fmt: skip
 
 
+def test_layers_that_differ_have_no_number_for_all() -> None:
+    """Three linear attentions and a full one: the page says none of the two; layers that are alike have one."""
+    differ, alike = count(read("qwen3_next", 0)), count(read("axk2", 0))
+    assert (differ.attention_params_per_layer, differ.ffn_share_of_layer) == (None, None)
+    assert alike.attention_params_per_layer == size_of(built("axk2", 0), r"layers\.1\.self_attn")
+
+
 @pytest.mark.parametrize(("name", "number"), TRIED)
 def test_tensors_agree(name: str, number: int) -> None:
     """The tensors beside the config: no attention of any layer differs, and the whole is the same."""

@@ -60,7 +60,6 @@ PARTS: Mapping[str, tuple[str, str]] = {
     ),
     "voxtral_realtime": (r"(?!)", r"(?!)"),  # a small MLP scales its norm
     "longcat_flash": (r"(?!)", r"(?!)"),  # two attentions and three FFNs in a layer
-    "olmo_hybrid": (r"(?!)", r"(?!)"),  # three linear attentions and a full one: no two numbers for all
     "bamba": (r"model\.layers\.1\.mamba\..*", r"model\.layers\.1\.(input|pre_ff)_layernorm\.weight"),
     "falcon_h1": (
         r"model\.layers\.1\.(mamba|self_attn)\..*", r"model\.layers\.1\.(input|pre_ff)_layernorm\.weight"
