@@ -98,14 +98,14 @@ class Activation(Op):
 class Multiply(Op):
     """Elementwise product; a width of 1 broadcasts (a gate with one number per token).
 
-    `learned`: one more factor is a learned number (the dense layers of Inkling).
+    `learned`: one more factor is learned, one number (the dense layers of Inkling) or one per feature (ZAYA's router).
     """
 
-    learned: bool = False
+    learned: Axis | None = None
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
-        """`factor [1]`, if it is learned."""
-        return {"factor": (ONE,)} if self.learned else {}
+        """`factor [1]`, or `[feature]`, if it is learned."""
+        return {"factor": (self.learned,)} if self.learned else {}
 
     def shape(self, *inputs: Shape) -> Shape:
         """The wider of the two; FFNError if they differ and neither is 1 wide."""
@@ -116,7 +116,11 @@ class Multiply(Op):
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
         """`act ⊙ up`."""
-        return " ⊙ ".join(inputs) if not self.learned else " ⊙ ".join([symbol("factor"), *inputs])
+        return " ⊙ ".join([*([symbol("factor")] if self.learned else []), *inputs])
+
+    def into_axis(self) -> Axis | None:
+        """The learned factors', if there are several."""
+        return None if self.learned == ONE else self.learned
 
 
 @dataclass(frozen=True)
@@ -335,16 +339,23 @@ def shapes(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> dict[str, Shap
 
 
 def input_shapes(steps: Sequence[Step], leading: Shape) -> dict[str, Shape]:
-    """The shapes of the block's inputs for tokens of shape `leading`: [*leading, d_model], or 1 for token ids."""
-    axis = feature_axis(steps)
+    """The shapes of the block's inputs for tokens of shape `leading`: [*leading, d_model], 1 for token ids, and the
+    axis of the step that reads it for another layer's state."""
+    axis, ids, states = feature_axis(steps), id_inputs(steps), state_inputs(steps)
     if axis is None:
         raise FFNError("the block has no step that fixes its width")
-    return {name: (*leading, 1 if name in id_inputs(steps) else axis.size) for name in block_inputs(steps)}
+    return {n: (*leading, 1 if n in ids else states.get(n, axis).size) for n in block_inputs(steps)}
 
 
 def id_inputs(steps: Sequence[Step]) -> Mapping[str, int]:
     """The inputs of a block that are token ids → the size of their vocabulary."""
     return {step.inputs[1]: step.op.lookup.size for step in steps if isinstance(step.op, Route) and step.op.lookup}
+
+
+def state_inputs(steps: Sequence[Step]) -> Mapping[str, Axis]:
+    """The inputs of a block that are the router's state in the layer before → their axis."""
+    found = {step.inputs[0]: step.op.into_axis() for step in steps if isinstance(step.op, Multiply)}
+    return {name: axis for name, axis in found.items() if axis and name in block_inputs(steps)}
 
 
 NORM_GATE = "norm_gate."  # begins the names of the steps that gate the norm before an FFN
