@@ -7,10 +7,12 @@ from sys import float_info
 from typing import Any, Literal, get_args
 
 from ffncli.block import activations
+from ffncli.block.combine import Add, Multiply
 from ffncli.block.limits import NO_LIMITS, Limits
+from ffncli.block.op import ONE, Axis
 from ffncli.block.route import Order, Score
 from ffncli.block.router import router_steps
-from ffncli.block.steps import NORM_GATE, ONE, Activation, Add, Axis, Dropout, Experts, Linear, Multiply, Norm, Route, Step
+from ffncli.block.steps import NORM_GATE, Activation, Dropout, Experts, Linear, Norm, Route, Step
 from ffncli.errors import FFNError, did_you_mean, shown
 
 MAX_SIZE = 2**31 - 1  # no tensor axis in use is larger; beyond it torch overflows in places
@@ -306,14 +308,15 @@ def ffn(spec: FFNSpec, x: str, d_model: Axis, width: int | None = None, prefix: 
 
 
 def route_of(spec: FFNSpec) -> Route:
-    """How a mixture's tokens are routed. Its axis has the router's logits: identity experts or shared ones last."""
+    """How a mixture's tokens are routed. Its axis has the router's logits: identity, skip or shared experts last."""
     assert spec.moe is not None
     moe = spec.moe
     always = moe.shared_experts if moe.shared_routed else 0
+    logits = moe.experts + moe.identity_experts + moe.skip_experts + always
     return Route(
-        Axis("experts", moe.experts + moe.identity_experts + moe.skip_experts + always), moe.top_k, moe.score, moe.order, moe.renormalise,
-        moe.scale, moe.groups, moe.top_groups, moe.group_best, moe.correction, moe.score_dtype, moe.eps, moe.threshold,
-        always, spec.learned_scale, Axis("vocab", moe.lookup) if moe.lookup else None,
+        Axis("experts", logits), moe.top_k, moe.score, moe.order, moe.renormalise, moe.scale, moe.groups,
+        moe.top_groups, moe.group_best, moe.correction, moe.score_dtype, moe.eps, moe.threshold, always,
+        spec.learned_scale, Axis("vocab", moe.lookup) if moe.lookup else None,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """The router that is an MLP: it narrows its input, adds the state of the router before, and scores through two layers.
 
-Facts: transformers 5.23, `modeling_zaya.py` (ZAYA1, arXiv:2511.17127).
+Facts: transformers 5.23, `modeling_zaya.py`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,9 @@ _SHARED = re.compile(r"(?:^|\.)(?:shared?_\w+|shared)\.$|_shexp$")
 _ROUTING = re.compile(
     r"(?:moe\.)?(?:router|gate|shared_expert_gate|ffn_gate_inp\w*|exp_probs_b)\."
 )  # next to the experts, not inside their module
-_ROUTER = re.compile(r"(?:^|\.)(?:router|gate|ffn_gate_inp)(?:\.(?:layer|wg|gate|classifier|router_mlp\.out_proj))?\.weight$")
+_ROUTER = re.compile(
+    r"(?:^|\.)(?:router|gate|ffn_gate_inp)(?:\.(?:layer|wg|gate|classifier|router_mlp\.out_proj))?\.weight$"
+)
 _SHARED_GATE = re.compile(r"shared_expert_gate\.weight$|ffn_gate_inp_shexp\.weight$")
 # Around experts in a narrower space: Nemotron-H's, Kimi-K3's, Muse-Spark's.
 _LATENT = re.compile(r"(?:^|\.)(?:fc1_latent_proj|routed_expert_down_proj|pre_expert_proj)\.weight$")
