@@ -301,8 +301,8 @@ def id_inputs(steps: Sequence[Step]) -> Mapping[str, int]:
 
 def state_inputs(steps: Sequence[Step]) -> Mapping[str, Axis]:
     """The inputs of a block that are the router's state in the layer before → their axis."""
-    found = {step.inputs[0]: step.op.into_axis() for step in steps if isinstance(step.op, Multiply)}
-    return {name: axis for name, axis in found.items() if axis and name in block_inputs(steps)}
+    scaled = {step.inputs[0]: step.op.into_axis() for step in steps if isinstance(step.op, Multiply)}
+    return {name: axis for name, axis in scaled.items() if axis and name in block_inputs(steps)}
 
 
 NORM_GATE = "norm_gate."  # begins the names of the steps that gate the norm before an FFN
