@@ -14,7 +14,7 @@ from typing import Any
 from ffncli.block import activations
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError, shown
-from ffncli.models.config.families import BY_TYPE, family_of, refusal
+from ffncli.models.config.families import BY_TYPE, family_of
 from ffncli.models.config.family import EXPERTS, TOP_K
 from ffncli.models.config.read import PREDICTION, quantization_of
 from ffncli.models.config.unread import unread_arithmetic
@@ -100,12 +100,11 @@ def from_gguf(file: GGUFFile, source: str) -> Resolved:
 
 def _from_config(config: Fields, unknown: str) -> Metadata:
     kind = config.values.get("model_type")
-    reason = refusal(kind)
-    why = f"is not covered ({reason})" if reason else f"has no {unknown}" if unknown else "is not known"
+    why = f"has no {unknown}" if unknown else "is not known"
     act = config.get(_ACTIVATION, None)
     checks = {ours: (config.name(theirs), config.get(theirs, None)) for ours, theirs in _FIELDS.items()}
-    note = f"model_type {kind} is not covered: {reason}" if reason else ""
-    if fields := "" if reason else unknown or unread_arithmetic(config):
+    reason, note = "", ""
+    if fields := unknown or unread_arithmetic(config):
         reason = f"its config has fields that may change what its FFN computes ({fields})"
         note = f"not read, and may change what its FFN computes: {fields}"
     return Metadata(

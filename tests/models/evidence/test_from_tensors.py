@@ -132,13 +132,6 @@ def test_a_norm_that_an_option_names_is_read(call, tmp_path: Path):
     assert (code, steps[:2], err) == (0, ["x", "norm"], "")
 
 
-def test_a_block_that_no_list_of_steps_says_is_counted_and_not_run(call, tmp_path: Path):
-    source = folder(tmp_path, {**MIXTRAL, "model_type": "axk2"}, tensors("mixtral"))
-    assert call("params", source)[0] == 0
-    refused = ("cannot be run", "multiplied by a learned gate", "`ffn params` counts")
-    expect_refusal(call("trace", source, "--activation", "silu"), *refused)
-
-
 def test_experts_of_an_unknown_model_need_their_top_k(call, tmp_path: Path):
     config = {name: value for name, value in UNKNOWN.items() if "tok" not in name}
     source = folder(tmp_path, config, tensors("mixtral"))

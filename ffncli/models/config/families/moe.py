@@ -31,8 +31,6 @@ from ffncli.models.files.fields import REQUIRED, Fields
 REFUSED: Mapping[str, str] = {
     "zaya": "its router is an MLP that passes a state from layer to layer",
 }
-# Families that the block language cannot express, but with the usual tensors, which are counted if present.
-COUNTED: Mapping[str, str] = {}
 
 EPS5 = ("rms_norm_eps", 1e-5)
 _Silu = partial(Family, default_activation="silu")
@@ -135,15 +133,19 @@ def _laguna(config: Fields) -> Extra:
     return ungrouped("moe_routed_scaling_factor", shared=shared_width)(config)
 
 
-def _mistral4(config: Fields) -> Extra:
+def _mistral4(renormalise: bool | None) -> Routing:
     """DeepSeek-V3's choice among groups, by the probabilities."""
-    agree(config, scoring_func="softmax")
-    routing = corrected()(config)
-    return {**routing, "score": "softmax", "correction": False}
+
+    def routing(config: Fields) -> Extra:
+        agree(config, scoring_func="softmax")
+        return {**corrected(renormalise=renormalise)(config), "score": "softmax", "correction": False}
+
+    return routing
 
 
 def _longcat(config: Fields) -> Extra:
     only(config, "router_bias", False, "transformers stores that bias and does not add it")
+    agree(config, norm_topk_prob=False)
     null = "zero_expert_num" in config.values and config.values["zero_expert_num"] is None
     return {
         "renormalise": False, "correction": True, "scale": config.number("routed_scaling_factor", 6.0),
@@ -241,10 +243,10 @@ ROWS: Mapping[str, Family] = {
     "qwen3_vl_moe_text": _Silu(moe=MoEFields(layers=sparse_step, routing=softmax(None))),
     "qwen3_omni_moe_text": _Silu(moe=MoEFields(layers=sparse_step, routing=softmax(True))),
     "mistral4": _Silu(
-        moe=MoEFields(layers=after_prefix(0), routing=lambda config: {**_mistral4(config), "score_dtype": "input"})
+        moe=MoEFields(layers=after_prefix(0), routing=lambda config: {**_mistral4(True)(config), "score_dtype": "input"})
     ),
     "mistral_large4_text": _Silu(
-        eps=EPS5, moe=MoEFields(layers=_PREFIX_1, routing=lambda config: {**_mistral4(config), "renormalise": True})
+        eps=EPS5, moe=MoEFields(layers=_PREFIX_1, routing=_mistral4(None))
     ),
     "mellum": _Silu(moe=MoEFields(layers=fixed_prefix(0), routing=softmax(True))),
     "hunyuan_v1_moe": _Silu(eps=EPS5, moe=MoEFields(d_ff="intermediate_size", routing=_hunyuan)),
