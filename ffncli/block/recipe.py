@@ -305,8 +305,8 @@ def route_of(spec: FFNSpec) -> Route:
     always = moe.shared_experts if moe.shared_routed else 0
     return Route(
         Axis("experts", moe.experts + moe.identity_experts + always), moe.top_k, moe.score, moe.order, moe.renormalise,
-        moe.scale, moe.groups, moe.top_groups, moe.group_best, moe.zero_outside, moe.correction, moe.score_dtype, moe.eps,
-        moe.threshold, always, spec.learned_scale, Axis("vocab", moe.lookup) if moe.lookup else None,
+        moe.scale, moe.groups, moe.top_groups, moe.group_best, moe.zero_outside, moe.correction, moe.score_dtype,
+        moe.eps, moe.threshold, always, spec.learned_scale, Axis("vocab", moe.lookup) if moe.lookup else None,
     )  # fmt: skip
 
 

@@ -3,8 +3,8 @@
 Configs grow: a new release adds `routed_expert_hidden_size` to a model_type that has a row, and a count that ignores
 it is wrong by a factor of two. So, of every config, each field whose name sounds like it (`_CONCERNS`) must have been
 looked up by the family's row, be known to concern something else (`_ELSEWHERE`, `HARMLESS`, each with its reason), be
-known to matter without changing the block (`NOTED`), or be off (null, 0, empty, most flags' false). Any other one is unknown: in
-the text model's config it is refused by name, outside of it there is a note.
+known to matter without changing the block (`NOTED`), or be off (null, 0, empty, the false of most flags). Any other one
+is unknown: in the text model's config it is refused by name, outside of it there is a note.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "cohere2_moe": {"norm_topk_prob": "a softmax over the chosen experts is normalised already"},
     "dbrx": {r"ffn_config\.hidden_size": "d_model again"},
     "deepseek_v4": {"expert_dtype": "how the experts are stored, which their tensors show"},
-    "doge": dict.fromkeys(("num_experts", "num_experts_per_tok", "norm_topk_prob"), "its adjust refuses is_moe, where they are read"),
+    "doge": {"num_experts(_per_tok)?|norm_topk_prob": "its adjust refuses is_moe, where they are read"},
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_ocr2_text", "unlimited_ocr_text"),
         dict.fromkeys(("n_group", "topk_group"), "read where topk_method chooses among groups"),

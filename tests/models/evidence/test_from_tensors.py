@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Q
 from gguf.quants import quantize
 
 from ffncli.models.tensors.matching import stacks_of
-from tests.oracles.checkpoints import INDEX, LLAMA, MIXTRAL, expect_difference, expect_refusal, folder, harmful, tensors
+from tests.oracles.checkpoints import INDEX, LLAMA, expect_difference, expect_refusal, folder, harmful, tensors
 
 UNKNOWN = {**LLAMA, "model_type": "brand_new"}
 D, F, E, LAYERS = 64, 96, 4, 2

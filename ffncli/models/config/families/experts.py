@@ -68,7 +68,8 @@ def _gated_norms(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 ROWS: Mapping[str, Family] = {
     "axk2": Family(
-        default_activation="silu", layer=_gated_norms, moe=MoEFields(layers=_AXK2_LAYERS, routing=lambda config: {**corrected(2.5)(config), "zero_outside": True}),
+        default_activation="silu", layer=_gated_norms,
+        moe=MoEFields(layers=_AXK2_LAYERS, routing=lambda config: {**corrected(2.5)(config), "zero_outside": True}),
     ),
     "kimi_linear": _Silu(moe=MoEFields(layers=named(after_prefix(1)), routing=_kimi), adjust=_kimi_block),
     "muse_spark_text": _Silu(

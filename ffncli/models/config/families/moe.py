@@ -133,12 +133,17 @@ def _laguna(config: Fields) -> Extra:
     return ungrouped("moe_routed_scaling_factor", shared=shared_width)(config)
 
 
-def _mistral4(renormalise: bool | None) -> Routing:
+def _mistral4(renormalise: bool | None, score_dtype: str = "fp32") -> Routing:
     """DeepSeek-V3's choice among groups, by the probabilities."""
 
     def routing(config: Fields) -> Extra:
         agree(config, scoring_func="softmax")
-        return {**corrected(renormalise=renormalise)(config), "score": "softmax", "correction": False}
+        return {
+            **corrected(renormalise=renormalise)(config),
+            "score": "softmax",
+            "correction": False,
+            "score_dtype": score_dtype,
+        }
 
     return routing
 
@@ -243,7 +248,7 @@ ROWS: Mapping[str, Family] = {
     "qwen3_vl_moe_text": _Silu(moe=MoEFields(layers=sparse_step, routing=softmax(None))),
     "qwen3_omni_moe_text": _Silu(moe=MoEFields(layers=sparse_step, routing=softmax(True))),
     "mistral4": _Silu(
-        moe=MoEFields(layers=after_prefix(0), routing=lambda config: {**_mistral4(True)(config), "score_dtype": "input"})
+        moe=MoEFields(layers=after_prefix(0), routing=_mistral4(True, "input"))
     ),
     "mistral_large4_text": _Silu(
         eps=EPS5, moe=MoEFields(layers=_PREFIX_1, routing=_mistral4(None))
