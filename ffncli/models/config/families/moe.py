@@ -138,12 +138,8 @@ def _mistral4(renormalise: bool | None, score_dtype: str = "fp32") -> Routing:
 
     def routing(config: Fields) -> Extra:
         agree(config, scoring_func="softmax")
-        return {
-            **corrected(renormalise=renormalise)(config),
-            "score": "softmax",
-            "correction": False,
-            "score_dtype": score_dtype,
-        }
+        softmax_scores = {"score": "softmax", "correction": False, "score_dtype": score_dtype}
+        return corrected(renormalise=renormalise)(config) | softmax_scores
 
     return routing
 
