@@ -288,9 +288,10 @@ def test_files_that_are_not_here_are_named(config: dict[str, Any] | None, call, 
 # --- GGUF -------------------------------------------------------------------------------------------------------------
 
 
-def written(path: Path, kind: Q = Q.F32, experts: int = 0, architecture: str = "llama", **metadata: int) -> list[Any]:
+def written(path: Path, kind: Q = Q.F32, experts: int = 0, architecture: str = "llama", **metadata: Any) -> list[Any]:
     """A GGUF file by the library; returns what the FFNs' tensors are to it: (numbers, bytes)."""
     writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_swiglu_clamp_exp(metadata.get("limits", [0.0] * LAYERS))
     writer.add_embedding_length(metadata.get("d_model", D))
     writer.add_feed_forward_length(metadata.get("d_ff", F))
     writer.add_block_count(metadata.get("layers", LAYERS))
@@ -313,6 +314,16 @@ def written(path: Path, kind: Q = Q.F32, experts: int = 0, architecture: str = "
         write()
     writer.close()
     return stored
+
+
+def test_limits_in_a_gguf_files_metadata_are_noted_and_it_is_not_run(call, tmp_path: Path):
+    path = str(tmp_path / "model.gguf")
+    stored = written(tmp_path / "model.gguf", experts=E, limits=[0.0, 7.0])
+    row = row_of(
+        call("params", path, "--json"), "may change what its FFN computes: llama.swiglu_clamp_exp = [0.0, 7.0]"
+    )
+    assert row["ffn_params_total"] == sum(numbers for numbers, _ in stored)
+    expect_refusal(call("trace", path), "cannot be run: its metadata have keys", "swiglu_clamp_exp")
 
 
 @pytest.mark.parametrize("experts", [0, E])
