@@ -47,7 +47,8 @@ def events_in_float64(steps: Sequence[Step], weights: Weights, inputs: Weights) 
         params = {name: weights[name] for name in (*step.parameters(), *step.tables())}
         arguments = {name: tensors[name] for name in step.inputs}
         if isinstance(step.op, Experts):
-            events = _expert_by_expert(step, step.op, *arguments.values(), params)
+            x, chosen = arguments.values()
+            events = _expert_by_expert(step, step.op, x, chosen, params)
         else:
             events = execute([step], _in_float64(params), arguments)
         for event in events:

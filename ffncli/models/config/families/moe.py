@@ -138,8 +138,8 @@ def _mistral4(renormalise: bool | None, score_dtype: str = "fp32") -> Routing:
 
     def routing(config: Fields) -> Extra:
         agree(config, scoring_func="softmax")
-        softmax_scores = {"score": "softmax", "correction": False, "score_dtype": score_dtype}
-        return corrected(renormalise=renormalise)(config) | softmax_scores
+        made = corrected(renormalise=renormalise)(config)
+        return {**made, "score": "softmax", "correction": False, "score_dtype": score_dtype}
 
     return routing
 
