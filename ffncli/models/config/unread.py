@@ -76,7 +76,6 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
         dict.fromkeys(("n_group", "topk_group"), "read where topk_method chooses among groups"),
     ),
     "ernie4_5_moe": {
-        "moe_norm_min": "the least sum of scores, 1e-12, that they are divided by",
         "moe_capacity": "limits of training; no token is dropped", "moe_gate": "its one kind of router",
         "moe_use_aux_free": "the correction that every model of it has",
     },

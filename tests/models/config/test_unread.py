@@ -155,3 +155,15 @@ def test_a_false_that_the_familys_code_does_not_know_is_refused(kind: str, name:
         assert from_config({**values, name: True}, "c", "c").model == before.model
     with pytest.raises(UnknownField, match=f"{name} = False: not known for model_type {kind}"):
         from_config({**values, name: False}, "c", "c")
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), [
+    ("ernie4_5_moe", "moe_norm_min", 1.0), ("deepseek_v2", "topk_method", "noaux_tc"),
+    ("unlimited_ocr_text", "topk_method", "noaux_tc"),
+])  # fmt: skip
+def test_a_value_that_is_read_and_not_covered_is_refused(kind: str, name: str, value: object) -> None:
+    """The least sum that ERNIE divides by, and a way to choose that DeepSeek-V2's code does not have."""
+    values = {**json.loads(json.dumps(CONFIG_MAPPING[kind]().to_dict())), "num_experts_per_tok": 6}
+    assert from_config(values, "c", "c").groups
+    with pytest.raises(FFNError, match=f"{name} = .* is not covered"):
+        from_config({**values, name: value}, "c", "c")

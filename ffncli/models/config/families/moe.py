@@ -43,6 +43,12 @@ def _ernie_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
     return lambda i: (i + 1) % step == 0 and i >= start and (end == -1 or i <= end)
 
 
+def _ernie(config: Fields) -> Extra:
+    if not 0 <= config.number("moe_norm_min", 1e-12) <= 1e-6:
+        only(config, "moe_norm_min", 1e-12, "a sum of scores that is kept from below by more than a rounding")
+    return {"correction": True, **shared_count(2)(config)}
+
+
 def _llama4_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
     step: int = config.integer("interleave_moe_layer_step", 1)
     listed = None if config.get("moe_layers", None) is None else frozenset(config.integers("moe_layers"))
@@ -52,6 +58,8 @@ def _llama4_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
 def _deepseek_v2(config: Fields) -> Extra:
     agree(config, scoring_func="softmax")
     grouped_choice = config.text("topk_method", "greedy") == "group_limited_greedy"
+    if not grouped_choice:
+        only(config, "topk_method", "greedy", "only greedy and group_limited_greedy are")
     groups = {"groups": config.integer("n_group"), "top_groups": config.integer("topk_group")} if grouped_choice else {}
     if config.flag("norm_topk_prob", False):
         raise FFNError(
@@ -259,7 +267,7 @@ ROWS: Mapping[str, Family] = {
     ),
     "ernie4_5_moe": _Silu(
         eps=EPS5, adjust=_unbiased("use_bias"),
-        moe=MoEFields(layers=_ernie_layers, routing=lambda config: {"correction": True, **shared_count(2)(config)}),
+        moe=MoEFields(layers=_ernie_layers, routing=_ernie),
     ),
     "deepseek_v2": _Silu(adjust=_unbiased("mlp_bias"), moe=MoEFields(layers=after_prefix(0), routing=_deepseek_v2)),
     **{
