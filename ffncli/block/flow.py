@@ -60,7 +60,8 @@ def _label(step: Step, steps: Sequence[Step]) -> str:
         case Linear():
             return weight_symbol(step.output, "weight", steps)
         case Activation():
-            return op.function
+            limits = "limits" if op.function == "identity" else f"{op.function} with limits"
+            return op.function if op.unlimited else limits
         case Norm():
             return op.kind
         case Add():

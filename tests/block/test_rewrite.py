@@ -98,6 +98,16 @@ def test_a_plain_block_flows_in_one_line():
     )  # fmt: skip
 
 
+def test_limits_are_on_the_arrow_of_what_they_limit():
+    for unit in ("situ", "swiglu_oai", "swiglustep", "deepseek_v4"):
+        act = "quick_gelu" if unit == "swiglu_oai" else "silu"
+        assert flow(steps(FFNSpec(8, 16, unit, bias=False))) == (
+            f"x 8 ──W1──▶ gate 16 ──{act} with limits──▶ act 16",
+            "x ──W3──▶ up 16 ──limits──▶ lift 16",
+            "act, lift ──⊙──▶ hidden 16 ──W2──▶ down 8",
+        )
+
+
 def test_branches_begin_lines():
     block = merged_first(steps(FFNSpec(4096, 11008, "swiglu", norm="rmsnorm")))
     assert flow(block, {"gate": "D", "up": "L", "hidden": "H", "down": "Y"}) == (
