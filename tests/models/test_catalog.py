@@ -133,6 +133,10 @@ def test_gpt_oss_says_why_it_is_not_silu():
     assert any("hidden_act says 'silu'" in line for line in catalog.find("gpt-oss-20b").evidence)
 
 
+def test_a_gated_units_name_is_not_taken_for_another_function():
+    assert not any("hidden_act says" in line for line in catalog.find("kimi-k3").evidence)
+
+
 def test_qwen3_moe_says_which_width_is_unused():
     assert any("intermediate_size = 6144 is not used" in line for line in catalog.find("qwen3-30b-a3b").evidence)
 
