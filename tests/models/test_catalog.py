@@ -133,6 +133,20 @@ def test_gpt_oss_says_why_it_is_not_silu():
     assert any("hidden_act says 'silu'" in line for line in catalog.find("gpt-oss-20b").evidence)
 
 
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [("kimi_k3", "kimi-k3"), ("Qwen-3.8", "qwen3.8"), ("glm5", "glm-5"), ("GPT_2-XL", "gpt2-xl"), ("llama-27b", None)],
+)
+def test_hyphens_before_numbers_and_underscores_do_not_matter(typed, name):
+    found = catalog.find(typed)
+    assert (found.model.name if found else None) == name
+
+
+def test_no_two_models_share_a_spelling():
+    for alias in catalog.spellings():
+        assert alias in {(name := catalog.find(alias).model.name), *catalog.aliases(name)}
+
+
 def test_a_gated_units_name_is_not_taken_for_another_function():
     assert not any("hidden_act says" in line for line in catalog.find("kimi-k3").evidence)
 
