@@ -44,8 +44,9 @@ def architectures() -> str:
     counts = Counter(row["result"] for row in rows)
     others = ", ".join(f"{count} {result}" for result, count in counts.most_common() if result != "same")
     return (
-        f"{counts['same']} of the {len(rows)} text architectures in transformers have the same count by config, "
-        f"headers and module ({others}); [the table](../benchmarks/results/architectures.csv) gives the reasons."
+        f"{counts['same']} of the {len(rows)} text architectures in transformers (every model type that takes token "
+        f"ids) have the same count by config, headers and module ({others}); "
+        "[the table](../benchmarks/results/architectures.csv) gives the reasons."
     )
 
 
