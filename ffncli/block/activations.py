@@ -285,6 +285,14 @@ def resolve(name: str, field: str = "--activation") -> tuple[str, bool | None]:
     raise FFNError(f"{field}: unknown activation {shown(name)}", hint)
 
 
+def function_of(name: str) -> str | None:
+    """The canonical name of a function, or of a gated unit's function; None for an unknown name."""
+    try:
+        return resolve(name)[0]
+    except FFNError:
+        return None
+
+
 def limits_of(name: str) -> Limits | None:
     """The limits of a gated unit by any spelling, none for `swiglu`; None for a function, which leaves them open."""
     key = spelled(name)

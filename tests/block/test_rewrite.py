@@ -98,16 +98,6 @@ def test_a_plain_block_flows_in_one_line():
     )  # fmt: skip
 
 
-def test_limits_are_on_the_arrow_of_what_they_limit():
-    for unit in ("situ", "swiglu_oai", "swiglustep", "deepseek_v4"):
-        act = "quick_gelu" if unit == "swiglu_oai" else "silu"
-        assert flow(steps(FFNSpec(8, 16, unit, bias=False))) == (
-            f"x 8 ──W1──▶ gate 16 ──{act} with limits──▶ act 16",
-            "x ──W3──▶ up 16 ──limits──▶ lift 16",
-            "act, lift ──⊙──▶ hidden 16 ──W2──▶ down 8",
-        )
-
-
 def test_branches_begin_lines():
     block = merged_first(steps(FFNSpec(4096, 11008, "swiglu", norm="rmsnorm")))
     assert flow(block, {"gate": "D", "up": "L", "hidden": "H", "down": "Y"}) == (
@@ -120,6 +110,23 @@ def test_branches_begin_lines():
     assert flow((*residual, *final_layer("post_norm", 8, 30, True))) == (
         "x 8 ──W1──▶ up 16 ──relu──▶ act 16 ──dropout 0.1──▶ dropout 16 ──W2──▶ down 8",
         "x, down ──+──▶ out 8 ──layernorm──▶ post_norm 8 ──W──▶ logits 30 ──softmax──▶ probs 30",
+    )
+
+
+@pytest.mark.parametrize(
+    ("unit", "gate", "up"),
+    [
+        ("swiglu_oai", "min 7, quick_gelu", "clip -7 to 7, + 1"),
+        ("deepseek_v4", "min 10, silu", "clip -10 to 10"),
+        ("swiglustep", "silu, min 7", "clip -7 to 7"),
+        ("situ", "silu, soft cap 4", "soft cap 25"),
+    ],
+)
+def test_limits_are_on_the_arrows_in_their_order(unit, gate, up):
+    assert flow(steps(FFNSpec(8, 16, unit))) == (
+        f"x 8 ──W1──▶ gate 16 ──{gate}──▶ act 16",
+        f"x ──W3──▶ up 16 ──{up}──▶ lift 16",
+        "act, lift ──⊙──▶ hidden 16 ──W2──▶ down 8",
     )
 
 
