@@ -22,6 +22,7 @@ from ffncli.models.config.families.limited import named_limits
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack
 from ffncli.models.config.memories import memories
 from ffncli.models.config.non_ffn import non_ffn
+from ffncli.models.config.other_tokens import other_tokens
 from ffncli.models.config.unread import outside_note, require_read
 from ffncli.models.files.fields import Fields
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
@@ -40,6 +41,7 @@ TOWERS = (
     "decoder_config",
     "generator",
     "vlm_config",
+    "esmc_config",
 )
 PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_num_layers"  # multi-token prediction
 _TOWERS_APART = NotCounted("other towers", OTHER_TOWERS)
@@ -98,6 +100,7 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
         not_counted=tuple(table for table in tables if table.parameters is None),
     )  # fmt: skip
     sized = [table for table in tables if table.parameters is not None]
+    sized += other_tokens(config, family_name, groups)
     resolved = resolved.without(*sized, *([_TOWERS_APART] if towers else []))
     return resolved.noted(*filter(None, [outside_note(whole, config) if towers else ""]))
 

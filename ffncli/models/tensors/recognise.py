@@ -34,6 +34,9 @@ _NOT_TEXT = re.compile(
 _SENSES = re.compile(
     r"^(.*\bencoder\.)(?:embeddings\.)?(?:patch_(?:embed|projection)|subsampling|feature_(?:extractor|encoder))"
 )
+# Inside a text layer: an FFN for tokens that are no text (models/config/other_tokens.py).
+_OTHER_TOKENS = re.compile(r"(?:^|\.)(?:audio_mlp|layout_(?:intermediate|output)|visn_(?:inter|output)"
+                           r"|(?:intermediate|output)_query)\.|(?:^|\.)r_layers\b")  # fmt: skip
 _NOT_FFN = re.compile(r"att(?:n|ention)|adapter", re.IGNORECASE)
 _NOT_PARAMETER = re.compile(r"lora_|_integer$|scaling_factor$|\.(?:x_min|x_max|beta|eps|tid2eid)$")
 _LEARNED = {frozenset(row.learned): name for name, row in activations.TABLE.items() if row.learned}
@@ -132,7 +135,9 @@ def _by_layer(items: Mapping[str, Item]) -> Mapping[str, Mapping[int, Mapping[st
 def _in_layer(name: str, start: int) -> str:
     """The name inside the layer; empty for attention and for what is not a parameter."""
     rest = name[start:].replace(".base_layer.", ".")
-    return "" if _NOT_PARAMETER.search(name) or (_NOT_FFN.search(rest) and not is_norm(rest)) else rest
+    if _NOT_PARAMETER.search(name) or _OTHER_TOKENS.search(name):
+        return ""
+    return "" if _NOT_FFN.search(rest) and not is_norm(rest) else rest
 
 
 def stem_of(prefix: str, layer: int) -> str:
@@ -301,4 +306,4 @@ def is_parameter(name: str) -> bool:
 
 def of_other_tower(name: str) -> bool:
     """Whether a name refers to images, sound or their tokens."""
-    return bool(_NOT_TEXT.search(name))
+    return bool(_NOT_TEXT.search(name) or _OTHER_TOKENS.search(name))

@@ -21,6 +21,7 @@ _TEXT_TOWERS = {
     "clvp_encoder": "clvp",
     "cohere2": "aya_vision cohere2_vision",
     "deepseek_v3": "kimi_k25 kimi_vl",
+    "esmc": "esmfold2",
     "exaone4": "exaone4_5",
     "gemma": "paligemma",
     "gemma3_text": "shieldgemma2",
