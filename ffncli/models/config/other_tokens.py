@@ -42,6 +42,14 @@ def _layout(config: Fields, groups: Sequence[Group]) -> int:
     return sum(_size(spec) * layers for spec, layers in narrow)
 
 
+def _image_experts(config: Fields, groups: Sequence[Group]) -> int:
+    """As many experts as text tokens choose from, of the second width, with a router of their own."""
+    width = (config.integers("moe_intermediate_size") if config.get("moe_intermediate_size", None) else (1536, 512))[-1]
+    sparse = [(g.spec, g.spec.moe, len(g.layers)) for g in groups]
+    own = [(replace(s, d_ff=width, norm="none", moe=replace(moe, shared_experts=0)), n) for s, moe, n in sparse if moe]
+    return sum(_size(spec) * layers for spec, layers in own)
+
+
 def _images(config: Fields, groups: Sequence[Group]) -> int:
     """One in each layer of images alone, one in each that has both streams."""
     return _size(groups[0].spec) * (config.integer("r_layers") + config.integer("x_layers"))
@@ -58,6 +66,7 @@ def _aligners(config: Fields, groups: Sequence[Group]) -> int:
 
 # Family → whose second FFNs it has, and their parameters.
 _ROWS: Mapping[str, tuple[str, Callable[[Fields, Sequence[Group]], int]]] = {
+    "ernie4_5_vl_moe_text": ("image tokens", _image_experts),
     "evolla": ("its aligners with a protein", _aligners),
     "higgs_audio_v2": ("audio tokens", _the_same),
     "instructblip_qformer": ("its learned queries", _the_same),

@@ -92,7 +92,7 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     )  # fmt: skip
     if family.moe and not any(group.spec.moe for group in groups):
         _pass_over_experts(config, family.moe)
-    tables = memories(config, family_name)
+    tables = (*memories(config, family_name), *other_tokens(config, family_name, groups))
     notes = (*require_read(config, family_name), *_tables(groups))
     quantization = quantization_of(config)
     resolved = Resolved(
@@ -100,7 +100,6 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
         not_counted=tuple(table for table in tables if table.parameters is None),
     )  # fmt: skip
     sized = [table for table in tables if table.parameters is not None]
-    sized += other_tokens(config, family_name, groups)
     resolved = resolved.without(*sized, *([_TOWERS_APART] if towers else []))
     return resolved.noted(*filter(None, [outside_note(whole, config) if towers else ""]))
 

@@ -27,7 +27,7 @@ _LAYER = re.compile(r"(?:^|\.)(\d{1,6})\.")  # the first number between dots
 _ONLY_LAYER = re.compile(r"cross_attention()\.(?=mlp\.)")  # in Perceiver, without a number
 _NOT_TEXT = re.compile(
     r"vis(?:ion|ual)|image|audio|speech|video_|siglip|clip_model|patch(?!er\.)|codec|vq|(?:^|\.)(?:vit|mit)\."
-    r"|sam_model|qwen2_model|multimodal_model|perceiver_resampler|detr_|geometry_",
+    r"|sam_model|qwen2_model|multimodal_model|perceiver_resampler|detr_|geometry_|protein_",
     re.IGNORECASE,
 )
 # An encoder that begins with patches or sound: its layers may be called as a text encoder's.
@@ -35,7 +35,7 @@ _SENSES = re.compile(
     r"^(.*\bencoder\.)(?:embeddings\.)?(?:patch_(?:embed|projection)|subsampling|feature_(?:extractor|encoder))"
 )
 # Inside a text layer: an FFN for tokens that are no text (models/config/other_tokens.py).
-_OTHER_TOKENS = re.compile(r"(?:^|\.)(?:audio_mlp|layout_(?:intermediate|output)|visn_(?:inter|output)"
+_OTHER_TOKENS = re.compile(r"(?:^|\.)(?:audio_mlp|vision_moe|layout_(?:intermediate|output)|visn_(?:inter|output)"
                            r"|(?:intermediate|output)_query)\.|(?:^|\.)r_layers\b")  # fmt: skip
 _NOT_FFN = re.compile(r"att(?:n|ention)|adapter", re.IGNORECASE)
 _NOT_PARAMETER = re.compile(r"lora_|_integer$|scaling_factor$|\.(?:x_min|x_max|beta|eps|tid2eid)$")

@@ -162,6 +162,9 @@ def _forward_arguments(name: str, model: Any) -> dict[str, Any]:
         given["input_features"] = torch.randn(BATCH, *shape, generator=generator)
     if name in ("bros", "layoutlmv3"):
         given["bbox"] = torch.zeros(BATCH, TOKENS, 4).long() if name == "layoutlmv3" else torch.zeros(BATCH, TOKENS, 8)
+    if name == "lxmert":
+        given["visual_feats"], given["visual_pos"] = torch.randn(2, BATCH, 3, 4, generator=generator)
+        del given["use_cache"]
     if name == "vilt":
         given["pixel_values"] = torch.randn(BATCH, 3, 32, 32, generator=generator)
     dtype = next(model.parameters()).dtype

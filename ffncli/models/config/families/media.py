@@ -114,7 +114,7 @@ ROWS: Mapping[str, Family] = {
     "layoutlmv3": replace(_BERT, eps=("layer_norm_eps", 1e-5), aliases=("layoutlmv2",)),
     "lilt": replace(_BERT, aliases=()),
     "lxmert": replace(
-        _BERT, eps=(None, 1e-12), stacks=(Stack("encoder", "l_layers"), Stack("cross", "x_layers")), aliases=()
+        _BERT, eps=(None, 1e-12), stacks=(Stack("language", "l_layers"), Stack("cross_encoder", "x_layers")), aliases=()
     ),
     "moonshine": replace(
         _MOONSHINE, layer=_moonshine,
