@@ -65,7 +65,10 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
             "it names the family that the fields belong to: llama, gpt2, ...",
         )
     model_type = config.text("model_type")
-    if why := refusal(model_type):
+    outer = whole.values.get("model_type")
+    if why := refusal(outer):
+        model_type = str(outer)
+    if why := why or refusal(model_type):
         counted = "; the FFNs of a directory or file with its tensors are counted" if model_type in COUNTED else ""
         raise FFNError(f"{config.where}: model_type {shown(model_type)} is not covered", why + counted)
     family_name = BY_TYPE.get(model_type)

@@ -22,6 +22,7 @@ from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from tests.oracles.architectures.stubs import stubbed
 from tests.oracles.architectures.walk import walk
 
 _TABLES = (
@@ -168,7 +169,8 @@ def fresh(model_type: str, case: Architecture, factor: int = 1) -> nn.Module:
     """What the case's class makes of its config, of any size."""
     whole = config(model_type, case, factor)
     kind = attrgetter(case.model or text_architectures()[model_type])(transformers)
-    model: nn.Module = kind(getattr(whole, case.at) if case.at else whole)
+    with stubbed(model_type):
+        model: nn.Module = kind(getattr(whole, case.at) if case.at else whole)
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
     model.config = whole  # what is counted is what the whole model's config says

@@ -75,7 +75,7 @@ CASES: Mapping[str, Architecture] = {
     ),
     "ernie4_5_vl_moe_text": layers(
         "Ernie4_5_VLMoeTextModel", r"mlp\.(?!vision_moe\.).*", moe_intermediate_size=[12, 6],
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 0, 1]},
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 2]}, num_attention_heads=2,
     ),
     "esmfold2": layers("EsmcModel", norm=r"post_attention_layernorm\..*", at="esmc_config",
                        esmc_config={"model_type": "esmc", "num_key_value_heads": 4}),
@@ -139,7 +139,7 @@ CASES: Mapping[str, Architecture] = {
     "t5gemma2_decoder": layers(_own("t5gemma2", "T5Gemma2Decoder"), norm=_GEMMA, dropout_rate=0.0),
     "t5gemma2_text": layers(_own("t5gemma2", "T5Gemma2TextEncoder"), norm=_GEMMA, dropout_rate=0.0),
     "tvp": layers(
-        "TvpModel", r"(intermediate|output)\.dense\..*", r"output\.layer_norm\..*", visual_prompt_size=2, max_img_size=32,
+        "TvpModel", r"(intermediate|output)\.dense\..*", r"output\.layer_norm\..*", visual_prompt_size=2, max_img_size=64,
         num_frames=2, backbone_config={"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 8, 8],
                                        "depths": [1, 1, 1, 1], "out_features": ["stage4"]},
     ),
