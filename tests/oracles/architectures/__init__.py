@@ -70,6 +70,7 @@ SIZES = {
 class Architecture:
     """One model_type. `ffn` and `norm` match whole parameter names in memory; buffers count where `ffn` says so.
 
+    `second` are FFNs in the same layers, with their norms, that no text token goes through.
     `values` go over the generic sizes (a nested mapping over those of a nested config), `drop` takes generic ones
     away. `norm` are the norms that only the FFN branch uses. `model` is the class to build, of the nested config `at`
     where the whole cannot be built or not tiny; `apart` names the nested configs of towers that are not counted, whose
@@ -83,6 +84,7 @@ class Architecture:
     drop: tuple[str, ...] = ()
     model: str = ""
     at: str = ""
+    second: str = r"(?!)"
     apart: tuple[str, ...] = ("vision_config", "audio_config")
     activation: bool = True
     reason: str = ""
@@ -192,10 +194,10 @@ def numbers(model: nn.Module, pattern: str) -> int:
 
 
 def outside(module: nn.Module, twice: nn.Module, case: Architecture) -> list[str]:
-    """The parameters that change with d_ff and match neither `ffn` nor `norm` (BitNet's is d_ff wide): none should."""
+    """The parameters that change with d_ff and match none of the patterns (BitNet's norm is d_ff wide): none should."""
     plain, wide = dict(module.named_parameters()), dict(twice.named_parameters())
     changed = [n for n, p in plain.items() if n in wide and p.shape != wide[n].shape]
-    wanted = re.compile(f"{case.ffn}|{case.norm}")
+    wanted = re.compile(f"{case.ffn}|{case.norm}|{case.second}")
     return [name for name in changed if not wanted.fullmatch(name)]
 
 
