@@ -23,6 +23,7 @@ from ffncli.models.config.families.limited import named_limits
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack
 from ffncli.models.config.memories import memories
 from ffncli.models.config.non_ffn import non_ffn
+from ffncli.models.config.other_tokens import other_tokens
 from ffncli.models.config.unread import outside_note, require_read
 from ffncli.models.files.fields import Fields
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
@@ -41,6 +42,7 @@ TOWERS = (
     "decoder_config",
     "generator",
     "vlm_config",
+    "esmc_config",
 )
 PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_num_layers"  # multi-token prediction
 _TOWERS_APART = NotCounted("other towers", OTHER_TOWERS)
@@ -64,8 +66,9 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
             "it names the family that the fields belong to: llama, gpt2, ...",
         )
     model_type = config.text("model_type")
-    if why := REFUSED.get(model_type):
-        raise FFNError(f"{config.where}: model_type {shown(model_type)} is not covered", why)
+    if why := REFUSED.get(str(whole.values.get("model_type"))) or REFUSED.get(model_type):
+        named = whole.values["model_type"] if model_type not in REFUSED else model_type
+        raise FFNError(f"{config.where}: model_type {shown(named)} is not covered", why)
     family_name = BY_TYPE.get(model_type)
     if family_name is None:
         raise FFNError(f"{config.where}: model_type {shown(model_type)} is not known", _nearest_model_type(model_type))
@@ -93,6 +96,7 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
         _pass_over_experts(config, family.moe)
     whole_known = model.non_ffn is not None and model.non_ffn.parts is not None
     tables = () if whole_known else memories(config, family_name)  # else they are in the whole
+    tables = (*tables, *other_tokens(config, family_name, groups))
     notes = (*require_read(config, family_name), *_tables(groups))
     quantization = quantization_of(config)
     resolved = Resolved(

@@ -10,7 +10,9 @@ from typing import TypeAlias
 from ffncli.models.model import Layer, Model, Resolved, Spot
 from ffncli.models.tensors.recognise import Layers, StoredFFN
 
-_CALLED = {"low": "L_module", "high": "H_module"}  # stacks whose tensors use another name (HRM)
+_CALLED = {  # stacks whose tensors use another name: HRM's, LXMERT's
+    "low": "L_module", "high": "H_module", "language": "encoder.layer", "cross_encoder": "x_layers",
+}  # fmt: skip
 
 Spotted: TypeAlias = tuple[Spot, StoredFFN]
 

@@ -60,6 +60,7 @@ NAMINGS: Sequence[Naming] = (
     Naming("linear_1", "linear_2"),  # Funnel
     Naming("layer_1", "layer_2"),  # XLNet
     Naming("intermediate.dense", "output.dense"),  # BERT
+    Naming("lang_inter.dense", "lang_output.dense"),  # LXMERT's layers of both streams
     Naming("intermediate_dense", "output_dense"),  # wav2vec 2.0
     Naming("dense.dense", "output.dense"),  # Reformer
     Naming("intermediate", "output"),  # ProphetNet

@@ -27,13 +27,16 @@ _LAYER = re.compile(r"(?:^|\.)(\d{1,6})\.")  # the first number between dots
 _ONLY_LAYER = re.compile(r"cross_attention()\.(?=mlp\.)")  # in Perceiver, without a number
 _NOT_TEXT = re.compile(
     r"vis(?:ion|ual)|image|audio|speech|video_|siglip|clip_model|patch(?!er\.)|codec|vq|(?:^|\.)(?:vit|mit)\."
-    r"|sam_model|qwen2_model|multimodal_model|perceiver_resampler|detr_|geometry_",
+    r"|sam_model|qwen2_model|multimodal_model|perceiver_resampler|detr_|geometry_|protein_",
     re.IGNORECASE,
 )
 # An encoder that begins with patches or sound: its layers may be called as a text encoder's.
 _SENSES = re.compile(
     r"^(.*\bencoder\.)(?:embeddings\.)?(?:patch_(?:embed|projection)|subsampling|feature_(?:extractor|encoder))"
 )
+# Inside a text layer: an FFN for tokens that are no text (models/config/other_tokens.py).
+_OTHER_TOKENS = re.compile(r"(?:^|\.)(?:audio_mlp|vision_moe|layout_(?:intermediate|output)|visn_(?:inter|output)"
+                           r"|(?:intermediate|output)_query)\.|(?:^|\.)r_layers\b")  # fmt: skip
 _NOT_FFN = re.compile(r"att(?:n|ention)|adapter", re.IGNORECASE)
 _NOT_PARAMETER = re.compile(r"lora_|_integer$|scaling_factor$|\.(?:x_min|x_max|beta|eps|tid2eid)$")
 _LEARNED = {frozenset(row.learned): name for name, row in activations.TABLE.items() if row.learned}
@@ -136,7 +139,9 @@ def _by_layer(items: Mapping[str, Item]) -> Mapping[str, Mapping[int, Mapping[st
 def _in_layer(name: str, start: int) -> str:
     """The name inside the layer; empty for attention and for what is not a parameter."""
     rest = name[start:].replace(".base_layer.", ".")
-    return "" if _NOT_PARAMETER.search(name) or (_NOT_FFN.search(rest) and not is_norm(rest)) else rest
+    if _NOT_PARAMETER.search(name) or _OTHER_TOKENS.search(name):
+        return ""
+    return "" if _NOT_FFN.search(rest) and not is_norm(rest) else rest
 
 
 def stem_of(prefix: str, layer: int) -> str:
@@ -309,4 +314,4 @@ def is_parameter(name: str) -> bool:
 
 def of_other_tower(name: str) -> bool:
     """Whether a name refers to images, sound or their tokens."""
-    return bool(_NOT_TEXT.search(name))
+    return bool(_NOT_TEXT.search(name) or _OTHER_TOKENS.search(name))

@@ -22,6 +22,7 @@ from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from tests.oracles.architectures.stubs import stubbed
 from tests.oracles.architectures.walk import walk
 
 _TABLES = (
@@ -69,6 +70,7 @@ SIZES = {
 class Architecture:
     """One model_type. `ffn` and `norm` match whole parameter names in memory; buffers count where `ffn` says so.
 
+    `second` are FFNs in the same layers, with their norms, that no text token goes through.
     `values` go over the generic sizes (a nested mapping over those of a nested config), `drop` takes generic ones
     away. `norm` are the norms that only the FFN branch uses. `model` is the class to build, of the nested config `at`
     where the whole cannot be built or not tiny; `apart` names the nested configs of towers that are not counted, whose
@@ -82,6 +84,7 @@ class Architecture:
     drop: tuple[str, ...] = ()
     model: str = ""
     at: str = ""
+    second: str = r"(?!)"
     apart: tuple[str, ...] = ("vision_config", "audio_config")
     activation: bool = True
     reason: str = ""
@@ -168,7 +171,8 @@ def fresh(model_type: str, case: Architecture, factor: int = 1) -> nn.Module:
     """What the case's class makes of its config, of any size."""
     whole = config(model_type, case, factor)
     kind = attrgetter(case.model or text_architectures()[model_type])(transformers)
-    model: nn.Module = kind(getattr(whole, case.at) if case.at else whole)
+    with stubbed(model_type):
+        model: nn.Module = kind(getattr(whole, case.at) if case.at else whole)
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
     model.config = whole  # what is counted is what the whole model's config says
@@ -190,10 +194,10 @@ def numbers(model: nn.Module, pattern: str) -> int:
 
 
 def outside(module: nn.Module, twice: nn.Module, case: Architecture) -> list[str]:
-    """The parameters that change with d_ff and match neither `ffn` nor `norm` (BitNet's is d_ff wide): none should."""
+    """The parameters that change with d_ff and match none of the patterns (BitNet's norm is d_ff wide): none should."""
     plain, wide = dict(module.named_parameters()), dict(twice.named_parameters())
     changed = [n for n, p in plain.items() if n in wide and p.shape != wide[n].shape]
-    wanted = re.compile(f"{case.ffn}|{case.norm}")
+    wanted = re.compile(f"{case.ffn}|{case.norm}|{case.second}")
     return [name for name in changed if not wanted.fullmatch(name)]
 
 

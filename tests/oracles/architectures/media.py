@@ -17,7 +17,6 @@ _GPT = r"(?:.*\.)?h\.\d+\."
 _FC = r"fc[12]\..*"
 _T5 = r"(?:.*\.)?(encoder|decoder)\.block\.\d+\.layer\."
 _PAIR = r"(?:.*\.)?(encoder|decoder)\.layers\.\d+\."
-_NO_TIMM = "transformers builds it only with packages that are not installed here"
 
 
 def _own(folder: str, kind: str) -> str:
@@ -37,7 +36,6 @@ _CODEC = {"model_type": "encodec", "num_filters": 2, "codebook_dim": 8, "codeboo
 
 CASES: Mapping[str, Architecture] = {
     **{name: Architecture(reason=why) for name, why in REFUSED.items() if name not in text_architectures()},
-    "layoutlmv2": Architecture(reason=_NO_TIMM),
     "blt_local_decoder": layers(_own("blt", "BltLocalDecoder"), hidden_size_global=16),
     "blt_local_encoder": layers(_own("blt", "BltLocalEncoder"), hidden_size_global=16),
     "blt_patcher": layers(_own("blt", "BltPatcher")),
@@ -75,6 +73,23 @@ CASES: Mapping[str, Architecture] = {
         "KyutaiSpeechToTextModel", ffn_dim=40, codebook_vocab_size=32, num_codebooks=2, audio_bos_token_id=1,
         audio_pad_token_id=0,
     ),
+    "ernie4_5_vl_moe_text": layers(
+        "Ernie4_5_VLMoeTextModel", r"mlp\.(?!vision_moe\.).*", moe_intermediate_size=[12, 6],
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 2]}, num_attention_heads=2,
+    ),
+    "esmfold2": layers("EsmcModel", norm=r"post_attention_layernorm\..*", at="esmc_config",
+                       esmc_config={"model_type": "esmc", "num_key_value_heads": 4}),
+    "evolla": layers("EvollaModel", protein_encoder_config={"model_type": "esm"}),
+    "higgs_audio_v2": layers("HiggsAudioV2Model", r"mlp\..*"),
+    "instructblip_qformer": bert("InstructBlipQFormerModel"),
+    "instructblipvideo_qformer": bert("InstructBlipVideoQFormerModel"),
+    "layoutlmv2": bert("LayoutLMv2Model", coordinate_size=2, shape_size=4),
+    "lilt": bert("LiltModel", hidden_size=48),
+    "lxmert": Architecture(
+        r"(?:.*\.)?(layer\.\d+\.(intermediate|output)|x_layers\.\d+\.lang_(inter|output))\.dense\..*",
+        r"(?:.*\.)?(layer\.\d+\.|x_layers\.\d+\.lang_)output\.LayerNorm\..*",
+        {"l_layers": 4, "x_layers": 2, "r_layers": 3, "visual_feat_dim": 4}, model="LxmertModel",
+    ),
     "layoutlmv3": bert("LayoutLMv3Model", visual_embed=False, coordinate_size=2, shape_size=4),
     "markuplm": bert("MarkupLMModel"),
     "mllama_text_model": layers("MllamaTextModel", cross_attention_layers=[1]),
@@ -101,6 +116,15 @@ CASES: Mapping[str, Architecture] = {
     "qwen3_omni_moe_talker_text": layers(
         f"{_TALKER}Model", shared_expert_intermediate_size=20, mlp_only_layers=[1], norm_topk_prob=False
     ),
+    "rag": Architecture(
+        _PAIR + _FC, _PAIR + r"final_layer_norm\..*",
+        {"question_encoder": {"model_type": "dpr"}, "generator": {
+            "model_type": "bart", "d_model": 16, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40,
+            "decoder_ffn_dim": 24, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 64,
+            "max_position_embeddings": 64,
+        }},
+        model="BartModel", at="generator",
+    ),
     "sam3_lite_text_text_model": layers(
         "Sam3LiteTextTextModel", norm=r"layer_norm2\..*", use_repmixer_blocks=False, projection_dim=16
     ),
@@ -114,7 +138,11 @@ CASES: Mapping[str, Architecture] = {
     "splinter": bert("SplinterModel"),
     "t5gemma2_decoder": layers(_own("t5gemma2", "T5Gemma2Decoder"), norm=_GEMMA, dropout_rate=0.0),
     "t5gemma2_text": layers(_own("t5gemma2", "T5Gemma2TextEncoder"), norm=_GEMMA, dropout_rate=0.0),
-    "tvp": Architecture(reason=_NO_TIMM),
+    "tvp": layers(
+        "TvpModel", r"(intermediate|output)\.dense\..*", r"output\.layer_norm\..*", visual_prompt_size=2, max_img_size=64,
+        num_frames=2, backbone_config={"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 8, 8],
+                                       "depths": [1, 1, 1, 1], "out_features": ["stage4"]},
+    ),
     "udop": Architecture(_T5 + r"\d+\.DenseReluDense\..*", r"(encoder\.block\.\d+\.layer\.1|decoder\.block\.\d+"
                          r"\.layer\.2)\.layer_norm\.weight", model="UdopForConditionalGeneration"),
     "videoprism_text_model": layers("VideoPrismTextModel", norm=r"layernorm_after\..*"),

@@ -35,7 +35,6 @@ ALONE = {
     "inkling_mm_model", "janus", "mm-grounding-dino", "muse_glimmer", "muse_spark", "omdet-turbo", "pe_audio_video",
     "pe_video", "perception_lm", "sam3", "vibevoice",
 }  # fmt: skip
-UNBUILT: Mapping[str, str] = {"rag": "its config is made of two whole configs, which have no small size here"}
 _OUTER = re.compile(r"^(?:\(\?:\.\*\\\.\)\?|\.\*\\\.|(?:model|transformer|backbone)\\\.)")  # what a pattern begins with
 _ROOT = r"(?:.*\.)?"
 
@@ -79,7 +78,7 @@ def kind_of(name: str) -> str:
 def uncounted(name: str) -> str:
     """Why a composite is not counted; empty where it is."""
     kind = kind_of(name)
-    return tower(kind).reason or (f"its text tower is {kind}, see there: {UNBUILT[name]}" if name in UNBUILT else "")
+    return tower(kind).reason
 
 
 def tower(name: str) -> Architecture:

@@ -14,11 +14,11 @@ _NONE = r"(?!)"
 
 
 def layers(
-    model: str, ffn: str = r"mlp\..*", norm: str = r"post_attention_layernorm\..*", **values: Any
+    model: str, ffn: str = r"mlp\..*", norm: str = r"post_attention_layernorm\..*", at: str = "", **values: Any
 ) -> Architecture:
     """A model whose blocks are `layers.0`, ...: its FFN and the FFN's norms by the names after that."""
-    at = r"(?:.*\.)?layers?\.\d+\."
-    return Architecture(at + ffn, at + norm, values, model=model)
+    layer = r"(?:.*\.)?layers?\.\d+\."
+    return Architecture(layer + ffn, layer + norm, values, model=model, at=at)
 
 
 def bert(model: str, **values: Any) -> Architecture:

@@ -166,8 +166,17 @@ def _forward_arguments(name: str, model: Any) -> dict[str, Any]:
         del given["input_ids"]
         shape = (8, 2 * TOKENS) if name == "whisper" else (2 * TOKENS, model.config.input_feat_per_channel)
         given["input_features"] = torch.randn(BATCH, *shape, generator=generator)
-    if name in ("bros", "layoutlmv3"):
-        given["bbox"] = torch.zeros(BATCH, TOKENS, 4).long() if name == "layoutlmv3" else torch.zeros(BATCH, TOKENS, 8)
+    if name in ("bros", "layoutlmv2", "layoutlmv3"):
+        given["bbox"] = torch.zeros(BATCH, TOKENS, 8) if name == "bros" else torch.zeros(BATCH, TOKENS, 4).long()
+    if name == "layoutlmv2":
+        given["image"] = torch.zeros(BATCH, 3, 8, 8)
+        del given["use_cache"]
+    if name == "lxmert":
+        given["visual_feats"], given["visual_pos"] = torch.randn(2, BATCH, 3, 4, generator=generator)
+        del given["use_cache"]
+    if name == "tvp":
+        given["input_ids"] = tokens[:1]  # its positions of an image are those of one
+        given["pixel_values"] = torch.randn(1, 2, 3, 64, 64, generator=generator)
     if name == "vilt":
         given["pixel_values"] = torch.randn(BATCH, 3, 32, 32, generator=generator)
     dtype = next(model.parameters()).dtype
@@ -347,7 +356,10 @@ def _strange(model: nn.Module, case: Architecture, live: LiveFFN) -> tuple[str, 
     at = tuple(f"{name}." for name in (live.enters, *live.leaves))
     own = re.compile(f"{case.ffn}|{case.norm}")
     norm = re.compile(case.norm if case.norm != r"(?!)" else ".*")
-    wrong = [name for name, _ in model.named_parameters() if name.startswith(at) and not own.fullmatch(name)]
+    parameters = [
+        name for name, _ in model.named_parameters() if "vision_moe." not in name
+    ]  # ERNIE's, beside the text's
+    wrong = [name for name in parameters if name.startswith(at) and not own.fullmatch(name)]
     parts = [
         name for name, _ in model.named_parameters() if name.startswith(tuple(f"{n}." for n in live.norms.values()))
     ]

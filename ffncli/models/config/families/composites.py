@@ -21,6 +21,7 @@ _TEXT_TOWERS = {
     "clvp_encoder": "clvp",
     "cohere2": "aya_vision cohere2_vision",
     "deepseek_v3": "kimi_k25 kimi_vl",
+    "esmc": "esmfold2",
     "exaone4": "exaone4_5",
     "gemma": "paligemma",
     "gemma3_text": "shieldgemma2",
@@ -73,10 +74,10 @@ TEXT_TYPES: Mapping[str, str] = {
     **{name: text for text, names in _TEXT_TOWERS.items() for name in names.split()},
     **{name: name + ending for ending, names in _ENDING.items() for name in names.split()},
 }
-REFUSED: Mapping[str, str] = dict.fromkeys(
-    ("ernie4_5_vl_moe_text", "ernie4_5_vl_moe"),
-    "it has experts of another width for image tokens: which of them run depends on the kind of token",
-) | dict.fromkeys(
+REFUSED: Mapping[str, str] = {
+    "ernie4_5_vl_moe": "its files number the experts of text and of image tokens as one list of two widths (its text "
+    "model alone, ernie4_5_vl_moe_text, is covered)",
+} | dict.fromkeys(
     ("diffusion_gemma_text", "diffusion_gemma"),
     "its MLP and its experts run side by side, each between its own norms",
 )

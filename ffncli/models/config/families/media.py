@@ -14,18 +14,12 @@ from ffncli.models.config.families.routing import softmax
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack
 from ffncli.models.files.fields import Fields
 
-_KINDS = "which of its two FFNs a token goes through depends on whether it is text or not"
 _CONVOLVED = "its FFNs are convolutions over several tokens"
 _RECURRENT = "its text side is a recurrent network: no FFN reads its tokens"
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(("higgs_audio_v2", "instructblip_qformer", "instructblipvideo_qformer"), _KINDS),
     **dict.fromkeys(("fastspeech2_conformer", "fastspeech2_conformer_with_hifigan", "vits"), _CONVOLVED),
     **dict.fromkeys(("nemotron3_5_asr", "nemotron_asr_streaming", "parakeet_rnnt", "parakeet_tdt"), _RECURRENT),
-    "evolla": "some of its layers end in an aligner, which has another FFN behind a learned gate",
-    "esmfold2": "its folding trunk has FFNs over pairs of residues (its language model alone, esmc, is covered)",
     "inkling_audio": "it embeds audio tokens: it has no layers, so no FFN",
-    "lilt": "its layers have a second, narrower FFN for the layout of the page",
-    "lxmert": "its text and its image stream each have FFNs, in layers of three kinds",
     "moshi_depth": "every codebook's position has FFN weights of its own",
 }
 
@@ -110,11 +104,18 @@ ROWS: Mapping[str, Family] = {
     ),
     "dia_decoder": Family(default_activation="silu", eps=("norm_eps", 1e-5)),
     "dia_encoder": Family(default_activation="silu", eps=("norm_eps", 1e-5), stacks=(Stack("encoder"),)),
+    "evolla": Family(default_activation="silu", bias=("mlp_bias", False), eps=("rms_norm_eps", 1e-5)),
+    "higgs_audio_v2": Family(default_activation="silu", bias=("mlp_bias", False), eps=("rms_norm_eps", 1e-5)),
     "idefics": Family(
         default_activation="silu", layer=_idefics, stacks=(Stack(), Stack("cross", _idefics_crossed)),
     ),
     "imagegpt": replace(decoders.ROWS["gpt2"], default_activation="quick_gelu", norm="rmsnorm", aliases=()),
+    "instructblip_qformer": replace(_BERT, aliases=("instructblipvideo_qformer",)),
     "layoutlmv3": replace(_BERT, eps=("layer_norm_eps", 1e-5), aliases=("layoutlmv2",)),
+    "lilt": replace(_BERT, aliases=()),
+    "lxmert": replace(
+        _BERT, eps=(None, 1e-12), stacks=(Stack("language", "l_layers"), Stack("cross_encoder", "x_layers")), aliases=()
+    ),
     "moonshine": replace(
         _MOONSHINE, layer=_moonshine,
         stacks=(Stack("encoder", "encoder_num_hidden_layers"),

@@ -44,6 +44,13 @@ def _ernie(config: Fields) -> Extra:
     return {"correction": True, **shared_count(2)(config)}
 
 
+def _ernie_width(config: Fields, stack: Stack) -> Callable[[int], Extra]:
+    """Its experts have two widths: of text tokens, then of image tokens."""
+    widths = config.integers("moe_intermediate_size") if config.get("moe_intermediate_size", None) else (1536, 512)
+    sparse = named(_ernie_layers)(config, stack)
+    return lambda i: {"d_ff": widths[0]} if sparse(i) else {}
+
+
 def _llama4_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
     step: int = config.integer("interleave_moe_layer_step", 1)
     listed = None if config.get("moe_layers", None) is None else frozenset(config.integers("moe_layers"))
@@ -263,6 +270,12 @@ ROWS: Mapping[str, Family] = {
     "ernie4_5_moe": _Silu(
         eps=EPS5, adjust=_unbiased("use_bias"),
         moe=MoEFields(layers=_ernie_layers, routing=_ernie),
+    ),
+    "ernie4_5_vl_moe_text": _Silu(
+        eps=EPS5, adjust=_unbiased("use_bias"), layer=_ernie_width,
+        moe=MoEFields(
+            layers=named(_ernie_layers), routing=_ernie
+        ),
     ),
     "deepseek_v2": _Silu(adjust=_unbiased("mlp_bias"), moe=MoEFields(layers=after_prefix(0), routing=_deepseek_v2)),
     **{
