@@ -57,6 +57,7 @@ class MoE:
     groups: int = 1
     top_groups: int = 1
     group_best: int = 1
+    zero_outside: bool = False
     score_dtype: ScoreDType = "fp32"
     weigh: Weigh = "output"
     identity_experts: int = 0
@@ -315,8 +316,8 @@ def route_of(spec: FFNSpec) -> Route:
     logits = moe.experts + moe.identity_experts + moe.skip_experts + always
     return Route(
         Axis("experts", logits), moe.top_k, moe.score, moe.order, moe.renormalise, moe.scale, moe.groups,
-        moe.top_groups, moe.group_best, moe.correction, moe.score_dtype, moe.eps, moe.threshold, always,
-        spec.learned_scale, Axis("vocab", moe.lookup) if moe.lookup else None,
+        moe.top_groups, moe.group_best, moe.zero_outside, moe.correction, moe.score_dtype, moe.eps, moe.threshold,
+        always, spec.learned_scale, Axis("vocab", moe.lookup) if moe.lookup else None,
     )  # fmt: skip
 
 
