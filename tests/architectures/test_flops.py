@@ -51,7 +51,7 @@ class Closed:
     `shared` are factors of the shared experts' width, `gate` says that they have a sigmoid gate. `layers` are how many
     of the tiny model's FFNs have experts and how many are dense. `factor`: 2 FLOPs for each of 3 matrices, or of 2.
     `latent` is the width that the experts read and write where one projection leads there and one back, `norm_rank`
-    that of the gate on the norm before them.
+    that of the gate on the norm before them, `router` that of a router which is an MLP.
     """
 
     experts: str | int = "num_experts"
@@ -65,6 +65,7 @@ class Closed:
     d_model: str = "hidden_size"
     latent: str = ""
     norm_rank: str = ""
+    router: str = ""
 
     def flops(self, config: Any) -> list[int]:
         """Of every layer's FFN, per token, in order of size."""
@@ -73,6 +74,9 @@ class Closed:
         inner = _value(config, self.latent) if self.latent else d
         projections = self.factor * (inner * top_k * _value(config, self.width) + d * shared)
         around = 2 * d * _value(config, self.experts) + (2 * d if self.gate else 0)
+        if self.router:  # in, two layers, and one row more than there are experts
+            width = _value(config, self.router)
+            around = 2 * (d * width + 2 * width**2 + width * (_value(config, self.experts) + 1))
         routed = projections + around + (4 * d * inner if self.latent else 0)
         routed += 4 * d * _value(config, self.norm_rank) if self.norm_rank else 0
         dense = self.factor * d * _value(config, self.dense) if self.layers[1] else 0
@@ -119,6 +123,7 @@ CLOSED: Mapping[str, tuple[Closed, ...]] = {
     **dict.fromkeys(("llama4", "llama4_text"), (_LLAMA4,)),
     "deepseek_v4": (Closed(_ROUTED, shared=(1, "moe_intermediate_size")),),
     "phimoe": (_LOCAL,),
+    "zaya": (Closed(router="router_hidden_size"),),
     "inkling_text": (_AFTER_ONE(10, shared=("n_shared_experts", "moe_intermediate_size")),),  # 8 rows and 2 shared
     "mimo_v2_flash": (_AFTER_ONE(_ROUTED),),
     "solar_open": (replace(_DEEPSEEK, layers=(4, 0)),),
