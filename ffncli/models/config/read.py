@@ -95,7 +95,9 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     )  # fmt: skip
     if family.moe and not any(group.spec.moe for group in groups):
         _pass_over_experts(config, family.moe)
-    tables = (*memories(config, family_name), *other_tokens(config, family_name, groups))
+    whole_known = model.non_ffn is not None and model.non_ffn.parts is not None
+    tables = () if whole_known else memories(config, family_name)  # else they are in the whole
+    tables += other_tokens(config, family_name, groups)
     notes = (*require_read(config, family_name), *_tables(groups))
     quantization = quantization_of(config)
     resolved = Resolved(

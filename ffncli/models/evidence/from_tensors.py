@@ -242,6 +242,9 @@ def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
             latent_norm="latent_norm" in ffn.expert_norms,
             expert_norm="expert_norm" in ffn.expert_norms,
             mixed_norm="mixed_norm" in ffn.expert_norms,
+            router_width=ffn.router_width or None,
+            router_carries=ffn.router_carries,
+            skip_experts=ffn.skip_experts,
         )
     down_bias = ffn.down_bias if ffn.down_bias != ffn.bias else None
     activation = metadata.activation or "silu"

@@ -136,12 +136,13 @@ def test_what_cannot_be_said_is_refused(said: dict[str, Any], message: str) -> N
     assert message in caught.value.message
 
 
-@pytest.mark.parametrize("name", sorted(set(TEXT_TYPES) - {"kimi_vl", "kimi_k3"}))  # remote code
+@pytest.mark.parametrize("name", sorted(set(TEXT_TYPES) - {"kimi_vl", "kimi_k3", "rag"}))  # remote code; no default
 def test_a_text_config_without_a_model_type_is_transformers_default(name: str) -> None:
     nested = CONFIG_MAPPING[name].sub_configs_defaults  # type: ignore[attr-defined]
     if "thinker_config" in nested:  # its text_config lies one level deeper
         nested = CONFIG_MAPPING[nested["thinker_config"].model_type].sub_configs_defaults  # type: ignore[attr-defined]
-    assert TEXT_TYPES[name] == nested["text_config"].model_type
+    tower = next(key for key in ("text_config", "vlm_config", "decoder_config") if key in nested)
+    assert TEXT_TYPES[name] == nested[tower].model_type
 
 
 def test_a_text_config_without_a_model_type_is_read_as_that_family() -> None:

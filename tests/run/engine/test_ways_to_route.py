@@ -14,6 +14,7 @@ from ffncli.block.cost import cost, step_costs
 from ffncli.block.dtypes import dtype
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import (
+    ONE,
     Axis,
     Experts,
     Multiply,
@@ -115,7 +116,7 @@ def test_formulas_say_how_experts_are_chosen():
     by = {step.output: right_hand_side(step, steps(INKLING)) for step in steps(INKLING)}
     assert by["shared"] == "Σ route[e] · expert_e(x), the last 3 of route"
     scaled = steps(FFNSpec(6, 10, "swiglu", learned_scale=True))
-    assert (scaled[-1].op, right_hand_side(scaled[-1], scaled)) == (Multiply(learned=True), "s_scaled ⊙ down")
+    assert (scaled[-1].op, right_hand_side(scaled[-1], scaled)) == (Multiply(learned=ONE), "s_scaled ⊙ down")
 
 
 def test_shared_experts_in_the_route_by_hand():

@@ -25,7 +25,7 @@ FAMILIES: Mapping[str, Family] = {
     **composites.ROWS, **experts.ROWS, **routers.ROWS, **media.ROWS,
 }  # fmt: skip
 # model_type → why its blocks cannot be described
-REFUSED: Mapping[str, str] = {**hybrids.REFUSED, **moe.REFUSED, **composites.REFUSED, **media.REFUSED}
+REFUSED: Mapping[str, str] = {**hybrids.REFUSED, **composites.REFUSED, **media.REFUSED}
 COUNTED: Mapping[str, str] = moe.COUNTED  # the same, for families whose tensors can still be counted
 TEXT_TYPES = composites.TEXT_TYPES
 BY_TYPE: Mapping[str, str] = {alias: name for name, row in FAMILIES.items() for alias in (name, *row.aliases)}

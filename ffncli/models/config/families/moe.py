@@ -27,10 +27,6 @@ from ffncli.models.config.families.routing import (
 from ffncli.models.config.family import TOP_K, Extra, Family, MoEFields, Stack
 from ffncli.models.files.fields import REQUIRED, Fields
 
-# Families that the block language cannot express and whose tensors hold parameters that it would not count.
-REFUSED: Mapping[str, str] = {
-    "zaya": "its router is an MLP that passes a state from layer to layer",
-}
 # Families that the block language cannot express, but with the usual tensors, which are counted if present.
 COUNTED: Mapping[str, str] = {}
 
