@@ -19,9 +19,9 @@ _WHY = "no text token goes through them"
 
 def other_tokens(config: Fields, family: str, groups: Sequence[Group]) -> tuple[NotCounted, ...]:
     """The second FFNs of a model, with the norms that only they use."""
-    if family not in _ROWS:
+    if family not in FFNS:
         return ()
-    whose, parameters = _ROWS[family]
+    whose, parameters = FFNS[family]
     return (NotCounted(f"FFNs of {whose}", _WHY, parameters(config, groups)),)
 
 
@@ -46,26 +46,27 @@ def _image_experts(config: Fields, groups: Sequence[Group]) -> int:
     """As many experts as text tokens choose from, of the second width, with a router of their own."""
     width = (config.integers("moe_intermediate_size") if config.get("moe_intermediate_size", None) else (1536, 512))[-1]
     sparse = [(g.spec, g.spec.moe, len(g.layers)) for g in groups]
-    own = [(replace(s, d_ff=width, norm="none", moe=replace(moe, shared_experts=0)), n) for s, moe, n in sparse if moe]
-    return sum(_size(spec) * layers for spec, layers in own)
+    alone = [(replace(moe, shared_experts=0), spec, layers) for spec, moe, layers in sparse if moe]
+    return sum(_size(replace(spec, d_ff=width, norm="none", moe=moe)) * layers for moe, spec, layers in alone)
 
 
 def _images(config: Fields, groups: Sequence[Group]) -> int:
     """One in each layer of images alone, one in each that has both streams."""
-    return _size(groups[0].spec) * (config.integer("r_layers") + config.integer("x_layers"))
+    layers: int = config.integer("r_layers") + config.integer("x_layers")
+    return _size(groups[0].spec) * layers
 
 
 def _aligners(config: Fields, groups: Sequence[Group]) -> int:
     """Plain FFNs without biases after a LayerNorm, in every so-manyth layer."""
     depth: int = config.integer("num_hidden_layers")
-    every = max(depth // config.integer("aligner_num_add_layers", 8), 1)
+    every: int = max(depth // config.integer("aligner_num_add_layers", 8), 1)
     d_model = groups[0].spec.d_model
     d_ff: int = config.integer("aligner_ffn_mult", 4) * d_model
-    return (depth // every) * (2 * d_model * d_ff + 2 * d_model)
+    return depth // every * (2 * d_model * d_ff + 2 * d_model)
 
 
 # Family → whose second FFNs it has, and their parameters.
-_ROWS: Mapping[str, tuple[str, Callable[[Fields, Sequence[Group]], int]]] = {
+FFNS: Mapping[str, tuple[str, Callable[[Fields, Sequence[Group]], int]]] = {
     "ernie4_5_vl_moe_text": ("image tokens", _image_experts),
     "evolla": ("its aligners with a protein", _aligners),
     "higgs_audio_v2": ("audio tokens", _the_same),

@@ -74,7 +74,8 @@ _PRE = (
 )  # fmt: skip
 _POST = (
     "post_feedforward_layernorm", "post_mlp_layernorm", "post_ffn_norm", "post_ffw_norm", "post_norm2",
-    "output.LayerNorm", "output.layer_norm", "lang_output.LayerNorm", "output_layer_norm", "full_layer_layer_norm", "feed_forward_layer_norm", "mlp_ln",
+    "output.LayerNorm", "output.layer_norm", "lang_output.LayerNorm", "output_layer_norm",
+    "full_layer_layer_norm", "feed_forward_layer_norm", "mlp_ln",
     "final_layer_norm", "ln_2", "norm2", "layer_norm2", "layer_norm", "LayerNorm",
 )  # fmt: skip
 _SHARED = ("input_layernorm", "ln_1")  # a parallel block's, which the attention reads too

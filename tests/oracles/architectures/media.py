@@ -6,6 +6,7 @@ What transformers builds only inside a composite is built alone; `reason` says o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ffncli.models.config.families import REFUSED
 from tests.oracles.architectures import Architecture, text_architectures
@@ -34,7 +35,19 @@ def _bark(kind: str) -> Architecture:
 _TALKER = "models.qwen3_omni_moe.modeling_qwen3_omni_moe.Qwen3OmniMoeTalker"
 _CODEC = {"model_type": "encodec", "num_filters": 2, "codebook_dim": 8, "codebook_size": 64}
 
-CASES: Mapping[str, Architecture] = {
+_QUERIES = r"encoder\.layer\.\d+\.(intermediate|output)_query\..*"
+# FFNs of other tokens in the text's layers, their norms included.
+_SECOND: Mapping[str, str] = {
+    "ernie4_5_vl_moe_text": r"layers\.\d+\.mlp\.vision_moe\..*",
+    "evolla": r"(?:.*\.)?layers\.\d+\.adapter\.(?:.*\.)?ff\..*",
+    "higgs_audio_v2": r"layers\.\d+\.(audio_mlp|audio_post_attention_layernorm)\..*",
+    "instructblip_qformer": _QUERIES,
+    "instructblipvideo_qformer": _QUERIES,
+    "lilt": r"encoder\.layer\.\d+\.layout_(intermediate|output)\..*",
+    "lxmert": r"encoder\.(r_layers\.\d+\.(intermediate|output)|x_layers\.\d+\.visn_(inter|output))\..*",
+}
+
+_CASES: Mapping[str, Architecture] = {
     **{name: Architecture(reason=why) for name, why in REFUSED.items() if name not in text_architectures()},
     "blt_local_decoder": layers(_own("blt", "BltLocalDecoder"), hidden_size_global=16),
     "blt_local_encoder": layers(_own("blt", "BltLocalEncoder"), hidden_size_global=16),
@@ -75,11 +88,12 @@ CASES: Mapping[str, Architecture] = {
     ),
     "ernie4_5_vl_moe_text": layers(
         "Ernie4_5_VLMoeTextModel", r"mlp\.(?!vision_moe\.).*", moe_intermediate_size=[12, 6],
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 2]}, num_attention_heads=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 2]},
+        num_attention_heads=2,
     ),
     "esmfold2": layers("EsmcModel", norm=r"post_attention_layernorm\..*", at="esmc_config",
                        esmc_config={"model_type": "esmc", "num_key_value_heads": 4}),
-    "evolla": layers("EvollaModel", protein_encoder_config={"model_type": "esm"}),
+    "evolla": replace(layers("EvollaModel"), apart=("protein_encoder_config",)),
     "higgs_audio_v2": layers("HiggsAudioV2Model", r"mlp\..*"),
     "instructblip_qformer": bert("InstructBlipQFormerModel"),
     "instructblipvideo_qformer": bert("InstructBlipVideoQFormerModel"),
@@ -139,9 +153,10 @@ CASES: Mapping[str, Architecture] = {
     "t5gemma2_decoder": layers(_own("t5gemma2", "T5Gemma2Decoder"), norm=_GEMMA, dropout_rate=0.0),
     "t5gemma2_text": layers(_own("t5gemma2", "T5Gemma2TextEncoder"), norm=_GEMMA, dropout_rate=0.0),
     "tvp": layers(
-        "TvpModel", r"(intermediate|output)\.dense\..*", r"output\.layer_norm\..*", visual_prompt_size=2, max_img_size=64,
-        num_frames=2, backbone_config={"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 8, 8],
-                                       "depths": [1, 1, 1, 1], "out_features": ["stage4"]},
+        "TvpModel", r"(intermediate|output)\.dense\..*", r"output\.layer_norm\..*", visual_prompt_size=2,
+        max_img_size=64, num_frames=2,
+        backbone_config={"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 8, 8],
+                         "depths": [1, 1, 1, 1], "out_features": ["stage4"]},
     ),
     "udop": Architecture(_T5 + r"\d+\.DenseReluDense\..*", r"(encoder\.block\.\d+\.layer\.1|decoder\.block\.\d+"
                          r"\.layer\.2)\.layer_norm\.weight", model="UdopForConditionalGeneration"),
@@ -150,3 +165,6 @@ CASES: Mapping[str, Architecture] = {
     "visual_bert": bert("VisualBertModel"),
     "voxtral_realtime_text": layers(_own("voxtral_realtime", "VoxtralRealtimeTextModel"), norm=r"(?!)"),
 }  # fmt: skip
+CASES: Mapping[str, Architecture] = _CASES | {
+    name: replace(_CASES[name], second=pattern) for name, pattern in _SECOND.items()
+}

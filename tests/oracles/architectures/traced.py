@@ -354,12 +354,9 @@ def error(ours: Tensor, theirs: Tensor) -> float:
 def _strange(model: nn.Module, case: Architecture, live: LiveFFN) -> tuple[str, ...]:
     """Parameters of the modules found that are none of the FFN's, by the case's patterns, which are written by hand."""
     at = tuple(f"{name}." for name in (live.enters, *live.leaves))
-    own = re.compile(f"{case.ffn}|{case.norm}")
+    own = re.compile(f"{case.ffn}|{case.norm}|{case.second}")
     norm = re.compile(case.norm if case.norm != r"(?!)" else ".*")
-    parameters = [
-        name for name, _ in model.named_parameters() if "vision_moe." not in name
-    ]  # ERNIE's, beside the text's
-    wrong = [name for name in parameters if name.startswith(at) and not own.fullmatch(name)]
+    wrong = [name for name, _ in model.named_parameters() if name.startswith(at) and not own.fullmatch(name)]
     parts = [
         name for name, _ in model.named_parameters() if name.startswith(tuple(f"{n}." for n in live.norms.values()))
     ]

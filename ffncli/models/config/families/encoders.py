@@ -117,6 +117,7 @@ ROWS: Mapping[str, Family] = {
             "roberta", "xlm-roberta", "electra", "camembert", "bert-generation", "data2vec-text", "ernie", "layoutlm",
             "longformer", "luke", "mpnet", "rembert", "roc_bert", "roformer", "tapas", "yoso", "bros", "dpr",
             "markuplm", "splinter", "tvp", "visual_bert",
+            "layoutlmv2",
         ),
     ),
     "big_bird": replace(_BERT, default_activation="gelu_new", aliases=("fnet",)),

@@ -111,7 +111,7 @@ ROWS: Mapping[str, Family] = {
     ),
     "imagegpt": replace(decoders.ROWS["gpt2"], default_activation="quick_gelu", norm="rmsnorm", aliases=()),
     "instructblip_qformer": replace(_BERT, aliases=("instructblipvideo_qformer",)),
-    "layoutlmv3": replace(_BERT, eps=("layer_norm_eps", 1e-5), aliases=("layoutlmv2",)),
+    "layoutlmv3": replace(_BERT, eps=("layer_norm_eps", 1e-5), aliases=()),
     "lilt": replace(_BERT, aliases=()),
     "lxmert": replace(
         _BERT, eps=(None, 1e-12), stacks=(Stack("language", "l_layers"), Stack("cross_encoder", "x_layers")), aliases=()
