@@ -160,11 +160,11 @@ def gemma4(config: Fields) -> Callable[[int], Attention]:
     wide: int = config.integer("global_head_dim", 512)
     fewer = int(config.integer("num_global_key_value_heads", kv_heads)) if alike else kv_heads
     shared = _shared_from(config, 0)
-    own = config.get("per_layer_config", None)  # as transformers saves it
+    saved = config.get("per_layer_config", None)  # as transformers saves it
 
     def one(i: int) -> GemmaHeads:
         full = kinds[i] == FULL
-        if own is not None:
+        if saved is not None:
             layer = config.inside("per_layer_config").values.get(str(i), {})
             fields = Fields(layer if isinstance(layer, Mapping) else {}, f"{config.where}: per_layer_config.{i}")
             sizes = int(fields.integer("num_key_value_heads", kv_heads)), int(fields.integer("head_dim", width))
@@ -268,12 +268,12 @@ def chosen_tokens(config: Fields) -> Callable[[int], Attention]:
     """GLM-5: latent attention to the tokens that an indexer chose; layers called shared use an earlier one's."""
     every: int = config.integer("index_topk_freq", 1, low=0)
     offset: int = config.integer("index_skip_topk_offset", 2, low=0)
-    own = _own_indexers(config, lambda i: not max(i - offset + 1, 0) % max(every, 1))
-    return lambda i: Latent(indexer=own[i])
+    indexed = _with_indexer(config, lambda i: not max(i - offset + 1, 0) % max(every, 1))
+    return lambda i: Latent(indexer=indexed[i])
 
 
-def _own_indexers(config: Fields, default: Callable[[int], bool]) -> list[bool]:
-    """Whether a layer has its own indexer, by `indexer_types` or a pattern such as FSSS."""
+def _with_indexer(config: Fields, default: Callable[[int], bool]) -> list[bool]:
+    """Whether a layer has an indexer, by `indexer_types` or a pattern such as FSSS."""
     layers: int = config.integer("num_hidden_layers")
     kinds, pattern = config.get("indexer_types", None), config.get("index_topk_pattern", None)
     if kinds is None and pattern is not None:
@@ -299,8 +299,8 @@ def glm5_next(config: Fields) -> Callable[[int], Attention]:
 
 def hy4(config: Fields) -> Callable[[int], Attention]:
     """Hy4: the same with a gate and sinks; layer 0 and then every fourth layer has an indexer."""
-    own = _own_indexers(config, lambda i: i == 0 or i % 4 == 1)
-    return lambda i: Latent(indexer=own[i], gate=True, sinks=True)
+    indexed = _with_indexer(config, lambda i: i == 0 or i % 4 == 1)
+    return lambda i: Latent(indexer=indexed[i], gate=True, sinks=True)
 
 
 def ling3(config: Fields) -> Callable[[int], Attention]:

@@ -43,8 +43,8 @@ def non_ffn(config: Fields, model_type: str, groups: Sequence[Group]) -> NonFFN 
     parts = {("", "input embedding"): table, ("", "other embeddings"): row.other(config, d_model),
              ("", "tables"): tables, ("", "head"): head + bias}  # fmt: skip
     for stack in row.stacks:
-        if own := [group for group in groups if group.stack == stack.name]:
-            layers[stack.name] = _layers(config, row, stack, d_model, own)
+        if those := [group for group in groups if group.stack == stack.name]:
+            layers[stack.name] = _layers(config, row, stack, d_model, those)
             parts[stack.name, "layers"] = sum(layer.params for layer in layers[stack.name].values())
             parts[stack.name, "positions"] = stack.positions(config, d_model)
             parts[stack.name, "final norm"] = row.norm_vectors * d_model if row.final_norm else 0
