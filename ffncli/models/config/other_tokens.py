@@ -1,4 +1,4 @@
-"""Second FFNs in a text model's layers, for tokens that are no text: sound, learned queries, images, a page's layout.
+"""Second FFNs in a text model's layers, for tokens that are not text: sound, learned queries, images, a page's layout.
 
 No text token goes through them, so they are in no count of the text's FFNs; a config shows how large they are. Facts:
 transformers 5.23, the families' `modeling_*.py`.
@@ -57,7 +57,7 @@ def _images(config: Fields, groups: Sequence[Group]) -> int:
 
 
 def _aligners(config: Fields, groups: Sequence[Group]) -> int:
-    """Plain FFNs without biases after a LayerNorm, in every so-manyth layer."""
+    """Plain FFNs without biases after a LayerNorm, one for every few layers."""
     depth: int = config.integer("num_hidden_layers")
     every: int = max(depth // config.integer("aligner_num_add_layers", 8), 1)
     d_model = groups[0].spec.d_model
