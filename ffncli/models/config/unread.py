@@ -104,7 +104,6 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "muse_glimmer_text": {"output_multiplier": "the logits of its head"},
     "muse_spark_text": {"residual_gate_temperature": "the residual behind the block"},
     "nemotron_h": {
-        "num_hidden_layers": "the list of its layers decides, in transformers too",
         "n_shared_experts": "moe_shared_expert_intermediate_size is the width of all together",
         "moe_shared_expert_overlap": "when they run",
     },
