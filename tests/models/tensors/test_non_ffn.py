@@ -31,7 +31,7 @@ from tests.oracles.architectures.nested import composites
 from tests.oracles.architectures.tiny import statement, tiny
 
 CASES = cases()
-_CORRECTION = r".*(e_score_correction_bias|expert_bias|router\.bias)"
+_CORRECTION = r".*(e_score_correction_bias|expert_bias|router\.bias)|.*balancing_biases"
 
 # model_type → (attention, norms) of layer 1 (layer 0 of the decoder where there are two stacks): patterns by hand
 _BERT = (r".*\.layer\.1\.attention\.(self|output\.dense)\..*", r".*\.layer\.1\.(attention\.)?output\.LayerNorm\..*")
