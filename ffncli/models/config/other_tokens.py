@@ -1,4 +1,4 @@
-"""Second FFNs in a text model's layers, for tokens that are no text: sound, learned queries, images, a page's layout.
+"""Second FFNs in a text model's layers, for tokens that are not text: sound, learned queries, images, a page's layout.
 
 No text token goes through them, so they are in no count of the text's FFNs; a config shows how large they are. Facts:
 transformers 5.23, the families' `modeling_*.py`.

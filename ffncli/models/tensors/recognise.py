@@ -34,7 +34,7 @@ _NOT_TEXT = re.compile(
 _SENSES = re.compile(
     r"^(.*\bencoder\.)(?:embeddings\.)?(?:patch_(?:embed|projection)|subsampling|feature_(?:extractor|encoder))"
 )
-# Inside a text layer: an FFN for tokens that are no text (models/config/other_tokens.py).
+# Inside a text layer: an FFN for tokens that are not text (models/config/other_tokens.py).
 _OTHER_TOKENS = re.compile(r"(?:^|\.)(?:audio_mlp|vision_moe|layout_(?:intermediate|output)|visn_(?:inter|output)"
                            r"|(?:intermediate|output)_query)\.|(?:^|\.)r_layers\b")  # fmt: skip
 _NOT_FFN = re.compile(r"att(?:n|ention)|adapter", re.IGNORECASE)
