@@ -1,4 +1,4 @@
-"""FFNs for tokens that are no text: not counted, and their parameters are those of transformers' modules."""
+"""FFNs for tokens that are not text: not counted, and their parameters are those of transformers' modules."""
 
 from __future__ import annotations
 

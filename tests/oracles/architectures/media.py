@@ -93,7 +93,9 @@ _CASES: Mapping[str, Architecture] = {
     ),
     "esmfold2": layers("EsmcModel", norm=r"post_attention_layernorm\..*", at="esmc_config",
                        esmc_config={"model_type": "esmc", "num_key_value_heads": 4}),
-    "evolla": replace(layers("EvollaModel"), apart=("protein_encoder_config",)),
+    "evolla": replace(
+        layers("EvollaModel", protein_encoder_config={"model_type": "esm"}), apart=("protein_encoder_config",)
+    ),
     "higgs_audio_v2": layers("HiggsAudioV2Model", r"mlp\..*"),
     "instructblip_qformer": bert("InstructBlipQFormerModel"),
     "instructblipvideo_qformer": bert("InstructBlipVideoQFormerModel"),

@@ -49,7 +49,10 @@ CASES: Mapping[str, Architecture] = {
     "qwen3_omni_moe_text": layers("Qwen3OmniMoeThinkerTextModel", mlp_only_layers=[1]),
     "glm4v_text": layers("Glm4vTextModel", norm=_GLM),
     "glm4v_moe_text": layers("Glm4vMoeTextModel"),
-    "glm5_next_text": layers("Glm5NextTextModel", num_key_value_heads=4, index_topk=16, qk_rope_head_dim=0),
+    "glm5_next_text": layers(
+        "Glm5NextTextModel", num_key_value_heads=4, index_topk=16, qk_rope_head_dim=0,
+        linear_num_heads=2, linear_head_dim=8,
+    ),
     "glm_image_text": layers("GlmImageTextModel", norm=_GLM),
     "glm_ocr_text": layers("GlmOcrTextModel", norm=_GLM),
     "hunyuan_vl_text": layers("HunYuanVLTextModel"),
