@@ -130,7 +130,7 @@ _ROWS = (
         formulas.swish(1.702),
         formulas.swish_slope(1.702),
         ("gelu_sigmoid",),
-        used_by="CLIP, OWL-ViT, ImageGPT; gpt-oss, MiniMax-M3 (gated, clamped)",
+        used_by="CLIP, OWL-ViT, ImageGPT; gpt-oss, Privacy Filter, MiniMax-M3 (gated, clamped)",
         source=_HENDRYCKS,
     ),
     ActivationRow(
@@ -283,6 +283,14 @@ def resolve(name: str, field: str = "--activation") -> tuple[str, bool | None]:
         return CANONICAL[key], None
     hint = did_you_mean(key, known_names(), "known: " + ", ".join([*TABLE, *GATED, *UNITS_WITH_LIMITS]))
     raise FFNError(f"{field}: unknown activation {shown(name)}", hint)
+
+
+def function_of(name: str) -> str | None:
+    """The canonical name of a function, or of a gated unit's function; None for an unknown name."""
+    try:
+        return resolve(name)[0]
+    except FFNError:
+        return None
 
 
 def limits_of(name: str) -> Limits | None:

@@ -60,7 +60,7 @@ def _label(step: Step, steps: Sequence[Step]) -> str:
         case Linear():
             return weight_symbol(step.output, "weight", steps)
         case Activation():
-            return op.function
+            return _activation(op)
         case Norm():
             return op.kind
         case Add():
@@ -78,3 +78,21 @@ def _label(step: Step, steps: Sequence[Step]) -> str:
             return f"all_reduce {op.ranks}"
         case _:
             raise AssertionError(f"flow has no arm for {type(op).__name__}")
+
+
+def _activation(op: Activation) -> str:
+    """The function between its limits, as they apply: `min 10, silu`, `silu, min 7`, `clip -7 to 7, + 1`."""
+    before = _clip(op.low, op.high)
+    after = [
+        *([] if op.soft_cap is None else [f"soft cap {op.soft_cap:g}"]),
+        *_clip(None, op.most),
+        *([f"+ {op.plus:g}"] if op.plus else []),
+    ]
+    named = [] if op.function == "identity" and (before or after) else [op.function]
+    return ", ".join([*before, *named, *after])
+
+
+def _clip(low: float | None, high: float | None) -> list[str]:
+    if low is not None and high is not None:
+        return [f"clip {low:g} to {high:g}"]
+    return [f"min {high:g}"] if high is not None else [f"max {low:g}"] if low is not None else []

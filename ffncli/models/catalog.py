@@ -53,6 +53,16 @@ def _aliases() -> dict[str, str]:
     return {spelling: name for name, others in also.items() for spelling in (name, *others)}
 
 
+@cache
+def _canonical() -> dict[str, str]:
+    return {_spelling(alias): name for alias, name in _aliases().items()}
+
+
+def _spelling(name: str) -> str:
+    """`GPT_2-XL` as `gpt2-xl`: hyphens between numbers stay, since 2-7b and 27b differ."""
+    return re.sub(r"(?<=[a-z])-(?=\d)", "", name.strip().lower().replace("_", "-"))
+
+
 def names() -> list[str]:
     """Canonical names, in the catalog's order."""
     return list(_sections()[1])
@@ -84,7 +94,8 @@ def starting_with(text: str) -> list[str]:
 
 
 def nearest(text: str) -> list[str]:
-    """Canonical names that `text` may mean, the best first: those that begin so, else those of the family it resembles.
+    """Canonical names that `text` may mean, the best first: those that begin so, else with as much of it as any of its
+    family does (an unknown generation), else those of the family it resembles.
 
     Among equals the latest generation comes first. Empty where nothing is near; a family is the letters in front.
     """
@@ -94,6 +105,9 @@ def nearest(text: str) -> list[str]:
         return _newest_first(near)
     word = _WORD.match(text.strip().lower())
     families = {match[0] for name in names() if (match := _WORD.match(name))}
+    if word and word[0] in families:
+        starts = (_letters(text)[:length] for length in range(min(len(_letters(text)), 80), 0, -1))
+        return _newest_first(next(near for start in starts if (near := starting_with(start))))
     for family in get_close_matches(word[0], sorted(families), n=2, cutoff=0.75) if word else ():
         if near := starting_with(family + text.strip()[len(word[0]) :] if word else family):
             return _newest_first(near)
@@ -136,8 +150,8 @@ def _letters(text: str) -> str:
 
 
 def find(name: str) -> Resolved | None:
-    """The model of that name (any case), or None."""
-    canonical = _aliases().get(name.strip().lower())
+    """The model of that name, in any case, with _ for - or without the hyphen before a number; or None."""
+    canonical = _canonical().get(_spelling(name))
     if canonical is None:
         return None
     row, sources = _row(canonical), _sources()

@@ -149,6 +149,9 @@ def _moe(options: Dimensions, routing: MoE | None) -> MoE | None:
         changes["shared_d_ff"] = None  # each as wide as a routed one
     moe = replace(base, **changes)
     if moe.top_k > moe.experts:
+        if options.top_k is None:
+            what = f"--experts {moe.experts} is fewer than the {moe.top_k} that each token uses"
+            raise FFNError(what, f"add --top-k, at most {moe.experts}")
         raise FFNError(f"--top-k {moe.top_k} exceeds the {moe.experts} experts", "choose at most as many as there are")
     return moe
 

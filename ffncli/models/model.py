@@ -284,3 +284,17 @@ def grouped(stack: str, specs: Mapping[int, FFNSpec], runs: int = 1, per_layer: 
     for index, spec in specs.items():
         alike.setdefault(spec, []).append(index)
     return [Group(stack, tuple(layers), spec, runs, per_layer) for spec, layers in alike.items()]
+
+
+def ranges(layers: tuple[int, ...]) -> str:
+    """`layer 4`, `layers 0-2, 5`, `layers 0-46 by 2`."""
+    step = layers[1] - layers[0] if len(layers) > 3 else 1
+    if step > 1 and layers == tuple(range(layers[0], layers[-1] + 1, step)):
+        return f"layers {layers[0]}-{layers[-1]} by {step}"
+    out: list[list[int]] = []
+    for layer in layers:
+        if out and layer == out[-1][1] + 1:
+            out[-1][1] = layer
+        else:
+            out.append([layer, layer])
+    return ("layer " if len(layers) == 1 else "layers ") + ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in out)

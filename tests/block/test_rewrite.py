@@ -113,6 +113,23 @@ def test_branches_begin_lines():
     )
 
 
+@pytest.mark.parametrize(
+    ("unit", "gate", "up"),
+    [
+        ("swiglu_oai", "min 7, quick_gelu", "clip -7 to 7, + 1"),
+        ("deepseek_v4", "min 10, silu", "clip -10 to 10"),
+        ("swiglustep", "silu, min 7", "clip -7 to 7"),
+        ("situ", "silu, soft cap 4", "soft cap 25"),
+    ],
+)
+def test_limits_are_on_the_arrows_in_their_order(unit, gate, up):
+    assert flow(steps(FFNSpec(8, 16, unit))) == (
+        f"x 8 ──W1──▶ gate 16 ──{gate}──▶ act 16",
+        f"x ──W3──▶ up 16 ──{up}──▶ lift 16",
+        "act, lift ──⊙──▶ hidden 16 ──W2──▶ down 8",
+    )
+
+
 def test_every_op_flows():
     moe = FFNSpec(8, 16, "swiglu", norm="rmsnorm", residual=True, residual_scale=0.5, gate_scale=2.0, dropout=0.1,
                   moe=MoE(4, 2, shared_experts=1, shared_gate=True))  # fmt: skip

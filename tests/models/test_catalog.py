@@ -133,6 +133,42 @@ def test_gpt_oss_says_why_it_is_not_silu():
     assert any("hidden_act says 'silu'" in line for line in catalog.find("gpt-oss-20b").evidence)
 
 
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [("kimi_k3", "kimi-k3"), ("Qwen-3.8", "qwen3.8"), ("glm5", "glm-5"), ("GPT_2-XL", "gpt2-xl"), ("llama-27b", None)],
+)
+def test_hyphens_before_numbers_and_underscores_do_not_matter(typed, name):
+    found = catalog.find(typed)
+    assert (found.model.name if found else None) == name
+
+
+def test_no_two_models_share_a_spelling():
+    for alias in catalog.spellings():
+        assert alias in {(name := catalog.find(alias).model.name), *catalog.aliases(name)}
+
+
+def test_a_gated_units_name_is_not_taken_for_another_function():
+    assert not any("hidden_act says" in line for line in catalog.find("kimi-k3").evidence)
+
+
+@pytest.mark.parametrize(
+    ("model", "lines"),
+    [
+        ("kimi-k3", ["gate and up: 4 · tanh(gate / 4) · sigmoid(gate) ⊙ (25 · tanh(up / 25))"]),
+        ("deepseek-v4-flash", ["gate and up: silu(min(gate, 10)) ⊙ clip(up, -10, 10)"]),
+        ("gpt-oss-20b", ["gate and up: quick_gelu(min(gate, 7)) ⊙ (clip(up, -7, 7) + 1)"]),
+        ("step-3.7-flash", [
+            "gate and up, decoder layer 43: min(silu(gate), 7) ⊙ clip(up, -7, 7), shared experts silu(gate) ⊙ up",
+            "gate and up, decoder layer 44: min(silu(gate), 7) ⊙ clip(up, -7, 7),"
+            " shared experts min(silu(gate), 16) ⊙ clip(up, -16, 16)",
+        ]),
+        ("kimi-k2", []),
+    ],
+)  # fmt: skip
+def test_evidence_has_the_limits_of_gate_and_up(model, lines):
+    assert [line for line in catalog.find(model).evidence if line.startswith("gate and up")] == lines
+
+
 def test_qwen3_moe_says_which_width_is_unused():
     assert any("intermediate_size = 6144 is not used" in line for line in catalog.find("qwen3-30b-a3b").evidence)
 

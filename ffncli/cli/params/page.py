@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ffncli.block.dtypes import find_storage
 from ffncli.cli.params.floor_page import floor_parts
 from ffncli.models.counting.labels import LABELS, label
+from ffncli.models.model import ranges
 from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Short, Table, apart
 from ffncli.show.text import bytes_text, plural
@@ -52,7 +53,7 @@ def _one(c: ModelCount) -> list[Part]:
     act = c.activation or "activation not known"
     parts.append(Line(f"d_model {c.d_model}, d_ff {widths}, {act}, {kind}, {'bias' if c.bias else 'no bias'}{where}"))
     for group in c.groups:
-        title = _kind(group) + ("" if c.layers is None else f", {group.stack} {_ranges(group.layers)}")
+        title = _kind(group) + ("" if c.layers is None else f", {group.stack} {ranges(group.layers)}")
         rows: list[Row] = [(t.name, " × ".join(map(str, t.shape)), t.params, _remark(t)) for t in group.tensors]
         rows.append(("one layer" if c.layers else "total", "", group.ffn_params_per_layer, ""))
         parts.append(Table(("tensor", "shape", "parameters", " "), rows, title, frozenset({len(rows) - 1})))
@@ -75,7 +76,7 @@ def _layers(c: ModelCount) -> Table:
     """The FFN next to the attention, for each kind of layer."""
     rows: list[Row] = []
     for group in c.groups:
-        what = f"{group.stack} {_ranges(group.layers)}" if len(c.groups) > 1 else "one layer"
+        what = f"{group.stack} {ranges(group.layers)}" if len(c.groups) > 1 else "one layer"
         rows.append((what, group.attention_params_per_layer, group.ffn_params_per_layer,
                      group.layer_norm_params_per_layer, _percent(group.ffn_share_of_layer)))  # fmt: skip
     return Table(("layer", "attention", "FFN", "norms", "FFN share"), rows, "the whole layer")
@@ -253,7 +254,7 @@ def _split(split: Split, several: bool) -> list[Part]:
         rows: list[Row] = [
             (t.name, " × ".join(map(str, t.shape)), " × ".join(map(str, t.rank_shape)), t.place) for t in group.slices
         ]
-        title = f"{name}over {split.ranks} ranks, {group.stack} {_ranges(group.layers)}"
+        title = f"{name}over {split.ranks} ranks, {group.stack} {ranges(group.layers)}"
         parts.append(Table(("tensor", "whole", "one rank", "how"), rows, title))
     totals: list[Row] = [
         ("parameters, all layers", split.rank_0_params_total, split.other_rank_params_total),
@@ -293,17 +294,3 @@ def _kind(group: GroupCount) -> str:
 
 def _percent(share: float | None, digits: int = 1) -> str | None:
     return None if share is None else f"{100 * share:.{digits}f} %"
-
-
-def _ranges(layers: tuple[int, ...]) -> str:
-    """`layers 0-2, 5`, `layers 0-46 by 2`."""
-    step = layers[1] - layers[0] if len(layers) > 3 else 1
-    if step > 1 and layers == tuple(range(layers[0], layers[-1] + 1, step)):
-        return f"layers {layers[0]}-{layers[-1]} by {step}"
-    out: list[list[int]] = []
-    for layer in layers:
-        if out and layer == out[-1][1] + 1:
-            out[-1][1] = layer
-        else:
-            out.append([layer, layer])
-    return "layers " + ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in out)

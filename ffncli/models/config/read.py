@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.block import activations, dtypes
-from ffncli.block.recipe import FFNSpec, MoE, size
+from ffncli.block.limits import NO_LIMITS
+from ffncli.block.recipe import FFNSpec, MoE, size, unit_ops
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
-from ffncli.models.config.families import BY_TYPE, COUNTED, FAMILIES, TEXT_TYPES, family_of, refusal
+from ffncli.models.config.families import BY_TYPE, FAMILIES, REFUSED, TEXT_TYPES, family_of
 from ffncli.models.config.families.limited import named_limits
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack
 from ffncli.models.config.memories import memories
@@ -25,7 +26,7 @@ from ffncli.models.config.non_ffn import non_ffn
 from ffncli.models.config.unread import outside_note, require_read
 from ffncli.models.files.fields import Fields
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
-from ffncli.models.model import Group, Model, NotCounted, Resolved, grouped
+from ffncli.models.model import Group, Model, NotCounted, Resolved, grouped, ranges
 from ffncli.models.non_ffn import OTHER_TOWERS
 
 MOST_LAYERS = 10_000  # the deepest known model has 126
@@ -63,9 +64,8 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
             "it names the family that the fields belong to: llama, gpt2, ...",
         )
     model_type = config.text("model_type")
-    if why := refusal(model_type):
-        counted = "; the FFNs of a directory or file with its tensors are counted" if model_type in COUNTED else ""
-        raise FFNError(f"{config.where}: model_type {shown(model_type)} is not covered", why + counted)
+    if why := REFUSED.get(model_type):
+        raise FFNError(f"{config.where}: model_type {shown(model_type)} is not covered", why)
     family_name = BY_TYPE.get(model_type)
     if family_name is None:
         raise FFNError(f"{config.where}: model_type {shown(model_type)} is not known", _nearest_model_type(model_type))
@@ -83,6 +83,7 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     for at in dict.fromkeys(stack.at for stack in family.stacks):
         widths = _width_evidence(config.inside(at), family, groups)
         evidence += [f"{at}: {line}" if at else line for line in widths]
+    evidence += [] if family.parts else _limited_units(groups)
     model = Model(
         name or _short_name(source), tuple(groups), family_name, _dtype(config), names=_names(config, family),
         non_ffn=non_ffn(config, model_type, groups), tied=_tied(config, values),
@@ -322,9 +323,33 @@ def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> 
             + (f" ({family.d_ff} not given)" if family.d_ff else "")
         )
     hidden_act, runs = config.values.get("hidden_act"), groups[0].spec.activation
-    if isinstance(hidden_act, str) and activations.CANONICAL.get(hidden_act.lower()) != runs:
+    if isinstance(hidden_act, str) and activations.function_of(hidden_act) != runs:
         out.append(f"activation: {runs}; hidden_act says {shown(hidden_act)}, which this family's code does not run")
     return out
+
+
+def _limited_units(groups: Sequence[Group]) -> list[str]:
+    """What gate and up are in blocks that limit them, with the layers where not all are alike."""
+    formulas = [_unit_formula(group.spec) for group in groups]
+    if len(set(formulas)) == 1:
+        return [f"gate and up: {formulas[0]}"] if formulas[0] else []
+    return [
+        f"gate and up, {group.stack} {ranges(group.layers)}: {formula}"
+        for group, formula in zip(groups, formulas, strict=True)
+        if formula
+    ]
+
+
+def _unit_formula(spec: FFNSpec) -> str:
+    """`min(silu(gate), 7) ⊙ clip(up, -7, 7)`, and that of the shared experts where it differs; empty without limits."""
+    shared = spec.shared_limits if spec.moe and spec.moe.shared_experts else None
+    units = {"": spec.limits, "shared experts ": spec.limits if shared is None else shared}
+    if not spec.gated or set(units.values()) == {NO_LIMITS}:
+        return ""
+    from ffncli.block.analysis.gated import GatedUnit  # few models have limits
+
+    texts = {who: GatedUnit("", *unit_ops(spec.activation, limits)).formula for who, limits in units.items()}
+    return ", ".join(f"{who}{text}" for who, text in texts.items() if not who or text != texts[""])
 
 
 def _short_name(source: str) -> str:

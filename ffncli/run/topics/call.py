@@ -67,6 +67,10 @@ def explain(topic: str) -> Topic:
     if name is None:
         known = [*_PARTS, *_ALIASES]
         hint = did_you_mean(_key(topic), known, "topics: " + ", ".join([*_PARTS, "gelu, relu, silu, swiglu, ..."]))
+        from ffncli.models import catalog  # only an error needs it
+
+        if catalog.find(topic):
+            hint = f"to see that model: ffn params {topic}"
         raise FFNError(f"unknown topic {shown(topic)}", hint)
     build = _PARTS[name][0] if name in _PARTS else unit_topic if name in UNITS else function_topic
     return build(next(line for line in topics() if line.topic == name))

@@ -16,7 +16,7 @@ from ffncli.models.counting.figures import FigureQuestion
 from ffncli.show.tables import Table
 from ffncli.system import hardware
 from tests.oracles.checkpoints import LLAMA, folder, tensors
-from tests.oracles.counts import DENSE, MOE
+from tests.oracles.counts import DENSE, MOE, RECENT
 
 
 def rows(call, *arguments: str) -> list[dict]:
@@ -102,7 +102,7 @@ def test_models_lists_all(call):
     code, out, _ = call("models", "--csv")
     found = {row["name"]: row for row in csv.DictReader(io.StringIO(out))}
     assert code == 0
-    assert set(found) == {*DENSE, *MOE}
+    assert set(found) == {*DENSE, *MOE, *RECENT}
     assert all(int(found[name]["ffn_params_total"]) == total for name, (_, total) in DENSE.items())
     assert "mixtral-8x22b" in call("models", "mixtral")[1]
     assert "gpt2" not in call("models", "mixtral")[1]

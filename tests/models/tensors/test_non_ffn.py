@@ -86,8 +86,7 @@ UNTOLD = {
         (
             "blt_local_decoder", "blt_local_encoder", "chameleon", "csm", "gradium_phonon_tts", "idefics",
             "inkling_text", "inkling2_text", "pocket_tts", "qwen3_omni_moe_talker_code_predictor",
-            "qwen3_omni_moe_talker_text",
-            "speecht5", "udop", "vilt", "visual_bert",
+            "qwen3_omni_moe_talker_text", "speecht5", "udop", "vilt", "visual_bert",
         ),
         "some of its tensors have names of no known place",
     ),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ffncli.errors import FFNError
+from ffncli.models.config.families.routing import agree
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack
 from ffncli.models.files.fields import Fields
 
@@ -96,7 +97,9 @@ def _nemotron_kinds(config: Fields) -> list[str]:
     pattern = config.text("hybrid_override_pattern", "ME*-")
     if not set(pattern) <= set(_PATTERN):
         raise config.wrong("hybrid_override_pattern", pattern, f"made of {' '.join(_PATTERN)}")
-    return _kinds(config, [_PATTERN[letter] for letter in pattern])
+    kinds = _kinds(config, [_PATTERN[letter] for letter in pattern])
+    agree(config, num_hidden_layers=len(kinds))
+    return kinds
 
 
 def _nemotron_layers(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
