@@ -81,6 +81,8 @@ def test_nemotrons_published_pattern() -> None:
     with pytest.raises(FFNError) as caught:
         model.layer("0")
     assert "has decoder layers 1, 3, 5, ..., 51" in str(caught.value.hint)
+    with pytest.raises(FFNError, match="num_hidden_layers must be 52"):
+        read(model_type="nemotron_h", hybrid_override_pattern=pattern, num_hidden_layers=50)
 
 
 def test_lfm2_without_a_factor_does_not_round() -> None:

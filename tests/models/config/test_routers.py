@@ -48,7 +48,7 @@ def test_deepseek_v4_flash():
     assert (first.spec.limits, last.spec.residual) == (hard_limits(10.0), False)
     assert model.notes == (
         "decoder: in 3 of the layers a table of 129,280 × 6 integers chooses the experts of each token id: "
-        "no parameter, so not counted",
+        "not parameters, so not counted",
     )
     named = {name: value for name, value in FLASH.items() if name != "num_hash_layers"}
     kinds = ["hash_moe"] * 3 + ["moe"] * 40

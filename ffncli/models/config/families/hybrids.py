@@ -96,7 +96,11 @@ def _nemotron_kinds(config: Fields) -> list[str]:
     pattern = config.text("hybrid_override_pattern", "ME*-")
     if not set(pattern) <= set(_PATTERN):
         raise config.wrong("hybrid_override_pattern", pattern, f"made of {' '.join(_PATTERN)}")
-    return _kinds(config, [_PATTERN[letter] for letter in pattern])
+    kinds = _kinds(config, [_PATTERN[letter] for letter in pattern])
+    count = config.get("num_hidden_layers", None)  # published configs have both; the code counts the list
+    if count is not None and count != len(kinds):
+        raise config.wrong("num_hidden_layers", count, f"{len(kinds)}, as many as the list of its layers has")
+    return kinds
 
 
 def _nemotron_layers(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
