@@ -30,19 +30,20 @@ from tests.oracles.architectures.saved import COLUMNS, row
 
 
 def main() -> int:
-    """Count, print, save; 1 where any architecture differs."""
+    """Count, print, save; 1 where any architecture differs or fails."""
     about = "FFN parameters of every text architecture, counted in three ways."
     return report(about, COLUMNS, row, "text architectures agree")
 
 
 def report(about: str, columns: Sequence[str], row: Callable[[str, Architecture], Sequence[object]], said: str) -> int:
-    """A row for each architecture: those with a reason printed, all saved where --save asks; 1 where any differs."""
+    """A row for each architecture: those with a reason printed, all saved where --save asks; 1 where any differs or
+    fails."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--save", metavar="FILE", help="write the results there as CSV")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    rows = [row(name, case) for name, case in architectures().items()]
+    rows = [_tried(row, columns, name, case) for name, case in architectures().items()]
     result, reason = columns.index("result"), columns.index("reason")
     results = Counter(line[result] for line in rows)
     for line in rows:
@@ -51,7 +52,18 @@ def report(about: str, columns: Sequence[str], row: Callable[[str, Architecture]
     print(f"transformers {transformers.__version__}: {results['same']} of {len(rows)} {said}")
     if options.save:
         save(options.save, columns, rows, {})
-    return int(results["differs"] > 0)
+    return int(results["differs"] + results["error"] > 0)
+
+
+def _tried(
+    row: Callable[[str, Architecture], Sequence[object]], columns: Sequence[str], name: str, case: Architecture
+) -> Sequence[object]:
+    """The row; where making it fails, one that says so, and the table goes on."""
+    try:
+        return row(name, case)
+    except Exception as error:  # whatever a model's own code raises
+        said = {"model_type": name, "result": "error", "reason": f"error: {type(error).__name__}: {error}"}
+        return [" ".join(said.get(column, "").split()) or None for column in columns]
 
 
 if __name__ == "__main__":

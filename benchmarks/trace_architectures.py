@@ -29,7 +29,7 @@ from tests.oracles.architectures.traced import COLUMNS, compare, row
 
 
 def main() -> int:
-    """Trace, print, save; 1 where any architecture differs."""
+    """Trace, print, save; 1 where any architecture differs or fails."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     about = "Every text architecture's FFN, traced beside transformers' own."

@@ -130,7 +130,7 @@ _ROWS = (
         formulas.swish(1.702),
         formulas.swish_slope(1.702),
         ("gelu_sigmoid",),
-        used_by="CLIP, OWL-ViT, ImageGPT; gpt-oss, MiniMax-M3 (gated, clamped)",
+        used_by="CLIP, OWL-ViT, ImageGPT; gpt-oss, Privacy Filter, MiniMax-M3 (gated, clamped)",
         source=_HENDRYCKS,
     ),
     ActivationRow(

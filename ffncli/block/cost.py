@@ -103,7 +103,7 @@ def _step(step: Step, shapes: Mapping[str, Shape], taken: Mapping[str, int]) -> 
         case Activation():
             return Cost(numbers, numbers, elementwise_flops=elements, elements=elements)
         case Multiply():
-            factors = len(step.inputs) - 1 + op.learned
+            factors = len(step.inputs) - 1 + (op.learned is not None)
             return Cost(numbers, numbers, elementwise_flops=elements * factors, elements=elements)
         case Add():
             adds = len(step.inputs) - 1 + (op.scale != 1) + (op.bias is not None)

@@ -70,7 +70,7 @@ UNITS_WITH_LIMITS: dict[str, LimitedUnit] = {
             "quick_gelu",
             hard_limits(7.0, 1.0),
             ("swigluoai", "swiglu_clamped", "clamped_swiglu", "gpt_oss_swiglu"),
-            "gpt-oss, MiniMax-M3",
+            "gpt-oss, Privacy Filter, MiniMax-M3",
             "gpt-oss model card, arXiv:2508.10925; transformers GptOssExperts",
         ),
         LimitedUnit(

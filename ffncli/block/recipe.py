@@ -7,9 +7,12 @@ from sys import float_info
 from typing import Any, Literal, get_args
 
 from ffncli.block import activations
+from ffncli.block.combine import Add, Multiply
 from ffncli.block.limits import NO_LIMITS, Limits
+from ffncli.block.op import ONE, Axis
 from ffncli.block.route import Order, Score
-from ffncli.block.steps import NORM_GATE, Activation, Add, Axis, Dropout, Experts, Linear, Multiply, Norm, Route, Step
+from ffncli.block.router import router_steps
+from ffncli.block.steps import NORM_GATE, Activation, Dropout, Experts, Linear, Norm, Route, Step
 from ffncli.errors import FFNError, did_you_mean, shown
 
 MAX_SIZE = 2**31 - 1  # no tensor axis in use is larger; beyond it torch overflows in places
@@ -35,7 +38,8 @@ class MoE:
     the experts' sum (JetMoE). `router_scale` multiplies the logits (Muse-Spark). `eps` is added to the sum of the
     chosen weights that renormalises them (LFM2). `shared_routed`: the router weighs every shared expert too, as wide as
     the others, in one renormalisation (Inkling). `lookup` is the vocabulary of a table that lists the experts of each
-    token id (DeepSeek-V4).
+    token id (DeepSeek-V4). `router_width` makes the router an MLP of that width, and `router_carries` adds the state of
+    the router in the layer before to its own; a token for one of the `skip_experts` gets nothing (ZAYA).
     """
 
     experts: int
@@ -53,6 +57,7 @@ class MoE:
     groups: int = 1
     top_groups: int = 1
     group_best: int = 1
+    zero_outside: bool = False
     score_dtype: ScoreDType = "fp32"
     weigh: Weigh = "output"
     identity_experts: int = 0
@@ -66,6 +71,9 @@ class MoE:
     threshold: float = 0.0
     shared_routed: bool = False
     lookup: int | None = None
+    router_width: int | None = None
+    router_carries: bool = False
+    skip_experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -202,8 +210,11 @@ def check_moe(moe: MoE) -> None:
         size("latent", moe.latent)
     elif moe.latent_norm or moe.mixed_norm:
         raise FFNError("latent_norm and mixed_norm need a latent width", "they are norms in that narrower space")
-    if moe.lookup is not None:
-        size("lookup", moe.lookup)
+    for field in ("lookup", "router_width"):
+        if getattr(moe, field) is not None:
+            size(field, getattr(moe, field))
+    if moe.skip_experts and (moe.groups > 1 or moe.identity_experts or moe.shared_routed):
+        raise FFNError("skip_experts cannot be combined with groups, identity experts or routed shared experts")
     _check_choice(moe)
     if moe.shared_d_ff is not None:
         size("shared_d_ff", moe.shared_d_ff)
@@ -258,7 +269,7 @@ def steps(spec: FFNSpec) -> tuple[Step, ...]:
         out += _gated_norm(d_model, Axis("rank", spec.norm_gate))
         x = out[-1].output
     out += _moe(spec, x) if spec.moe else ffn(spec, x, d_model)
-    out += [Step("scaled", Multiply(learned=True), ("down",))] if spec.learned_scale and not spec.moe else []
+    out += [Step("scaled", Multiply(learned=ONE), ("down",))] if spec.learned_scale and not spec.moe else []
     return (*out, *_closing(spec, d_model, out[-1].output))
 
 
@@ -298,13 +309,14 @@ def ffn(spec: FFNSpec, x: str, d_model: Axis, width: int | None = None, prefix: 
 
 
 def route_of(spec: FFNSpec) -> Route:
-    """How a mixture's tokens are routed. Its axis has the router's logits: identity experts or shared ones last."""
+    """How a mixture's tokens are routed. Its axis has the router's logits: identity, skip or shared experts last."""
     assert spec.moe is not None
     moe = spec.moe
     always = moe.shared_experts if moe.shared_routed else 0
+    logits = moe.experts + moe.identity_experts + moe.skip_experts + always
     return Route(
-        Axis("experts", moe.experts + moe.identity_experts + always), moe.top_k, moe.score, moe.order, moe.renormalise,
-        moe.scale, moe.groups, moe.top_groups, moe.group_best, moe.correction, moe.score_dtype, moe.eps, moe.threshold,
+        Axis("experts", logits), moe.top_k, moe.score, moe.order, moe.renormalise, moe.scale, moe.groups,
+        moe.top_groups, moe.group_best, moe.zero_outside, moe.correction, moe.score_dtype, moe.eps, moe.threshold,
         always, spec.learned_scale, Axis("vocab", moe.lookup) if moe.lookup else None,
     )  # fmt: skip
 
@@ -317,7 +329,11 @@ def _moe(spec: FFNSpec, x: str) -> list[Step]:
     program, common = ffn(spec, "x", inner), ("expert_norm",) if moe.expert_norm else ()
     program += [Step(name, _norm(spec, inner, after=True), ("down",)) for name in common]
     mix = Experts(tuple(program), experts, moe.weigh, moe.identity_experts, common)
-    body = [Step("router", Linear(d_model, route.experts, moe.router_bias), (x,))]
+    if moe.router_width:
+        inside = Axis("router", moe.router_width)
+        body = router_steps(x, d_model, route.experts, _norm(spec, inside), moe.router_carries)
+    else:
+        body = [Step("router", Linear(d_model, route.experts, moe.router_bias), (x,))]
     body += [Step("router_scaled", Add(moe.router_scale), ("router",))] if moe.router_scale != 1 else []
     body.append(Step("route", route, (body[-1].output, "token_ids") if moe.lookup else (body[-1].output,)))
     entering = x

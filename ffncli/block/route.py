@@ -17,12 +17,13 @@ class Route(Op):
     """Router logits [..., experts] → weights [..., experts]; zero means 'not chosen'.
 
     score_first scores all experts and keeps top_k (Mixtral, Qwen, DeepSeek); choose_first keeps the top_k logits and
-    scores those (gpt-oss); one_by_one (Phi-3.5-MoE) takes the largest logit m, scored by a softmax over the logits
-    with m - logit ≤ `threshold` · max(|logit|, m), then leaves that expert out and takes the next. With groups, only
-    experts of the `top_groups` best groups may be chosen; a group is ranked by the sum of its `group_best` best scores
-    (DeepSeek-V2: 1, V3: 2). `correction` is added to the scores for the choice alone (to the logits if the choice comes
-    first). Scores are computed in `score_dtype` ("fp32", or "input" for the logits' dtype). `eps` is added to the sum
-    that renormalises (LFM2).
+    scores those (gpt-oss); one_by_one (Phi-3.5-MoE) takes the largest logit m, scored by a softmax over the logits with
+    m - logit ≤ `threshold` · max(|logit|, m), then leaves that expert out and takes the next. With groups, only experts
+    of the `top_groups` best groups may be chosen; a group is ranked by the sum of its `group_best` best scores
+    (DeepSeek-V2: 1, V3: 2). With `zero_outside` the others have the score 0 for the choice, and are chosen where those
+    of the best groups have less (A.X-K2). `correction` is added to the scores for the choice alone (to the logits if
+    the choice comes first). Scores are computed in `score_dtype` ("fp32", or "input" for the logits' dtype). `eps` is
+    added to the sum that renormalises (LFM2).
 
     The last `always` experts are taken by every token and share in the renormalisation (Inkling); top_k and
     correction concern the others. `learned_scale` multiplies the weights by one learned number. With a `lookup`, whose
@@ -39,6 +40,7 @@ class Route(Op):
     groups: int = 1
     top_groups: int = 1
     group_best: int = 1
+    zero_outside: bool = False
     correction: bool = False
     score_dtype: Literal["fp32", "input"] = "fp32"
     eps: float = 0.0
@@ -88,7 +90,9 @@ class Route(Op):
 
     def _choice(self, inputs: Sequence[str], symbol: Symbols) -> str:
         how = [f"+ {symbol('correction')}"] if self.correction else []
-        how += [f"{self.top_groups} of {self.groups} groups"] if self.groups > 1 else []
+        if self.groups > 1:
+            others = ", 0 for the others" if self.zero_outside else ""
+            how.append(f"{self.top_groups} of {self.groups} groups{others}")
         if self.order == "one_by_one":
             how.append(f"one by one, of logits within {100 * self.threshold:.4g} % of the best")
         bar = " | " + ", ".join(how) if how else ""

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ffncli.block import activations
+from ffncli.block.combine import Add as Add
+from ffncli.block.combine import Multiply as Multiply
 from ffncli.block.op import ONE as ONE
 from ffncli.block.op import Axis as Axis
 from ffncli.block.op import Op as Op
@@ -92,57 +94,6 @@ class Activation(Op):
             y = x if x.endswith(")") and self.function == "identity" else f"{self.function}({x})"
         y = y if self.most is None else f"min({y}, {self.most:g})"
         return y + (f" + {self.plus:g}" if self.plus else "")
-
-
-@dataclass(frozen=True)
-class Multiply(Op):
-    """Elementwise product; a width of 1 broadcasts (a gate with one number per token).
-
-    `learned`: one more factor is a learned number (the dense layers of Inkling).
-    """
-
-    learned: bool = False
-
-    def parameters(self) -> dict[str, tuple[Axis, ...]]:
-        """`factor [1]`, if it is learned."""
-        return {"factor": (ONE,)} if self.learned else {}
-
-    def shape(self, *inputs: Shape) -> Shape:
-        """The wider of the two; FFNError if they differ and neither is 1 wide."""
-        wide = max(inputs, key=lambda s: s[-1])
-        if any(s[:-1] != wide[:-1] or s[-1] not in (1, wide[-1]) for s in inputs):
-            raise FFNError(f"Multiply: shapes {list(inputs)} do not broadcast")
-        return wide
-
-    def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """`act ⊙ up`."""
-        return " ⊙ ".join(inputs) if not self.learned else " ⊙ ".join([symbol("factor"), *inputs])
-
-
-@dataclass(frozen=True)
-class Add(Op):
-    """Sum of all inputs; the last one times `scale` (Granite's residual multiplier). A single input is just scaled.
-
-    `bias` is the axis of a learned vector that is added too (JetMoE's, after its experts are mixed).
-    """
-
-    scale: float = 1.0
-    bias: Axis | None = None
-
-    def parameters(self) -> dict[str, tuple[Axis, ...]]:
-        """`bias [feature]`, if there is one."""
-        return {"bias": (self.bias,)} if self.bias else {}
-
-    def shape(self, *inputs: Shape) -> Shape:
-        """All inputs have the same shape."""
-        if len(set(inputs)) != 1:
-            raise FFNError(f"Add: shapes {list(inputs)} differ")
-        return inputs[0]
-
-    def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """`x + down`, `x + 0.22 · down`, `experts + b_biased`."""
-        last = inputs[-1] if self.scale == 1 else f"{self.scale:g} · {inputs[-1]}"
-        return " + ".join([*inputs[:-1], last, *([symbol("bias")] if self.bias else [])])
 
 
 @dataclass(frozen=True)
@@ -335,16 +286,23 @@ def shapes(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> dict[str, Shap
 
 
 def input_shapes(steps: Sequence[Step], leading: Shape) -> dict[str, Shape]:
-    """The shapes of the block's inputs for tokens of shape `leading`: [*leading, d_model], or 1 for token ids."""
-    axis = feature_axis(steps)
+    """The shapes of the block's inputs for tokens of shape `leading`: [*leading, d_model], 1 for token ids, and the
+    axis of the step that reads it for another layer's state."""
+    axis, ids, states = feature_axis(steps), id_inputs(steps), state_inputs(steps)
     if axis is None:
         raise FFNError("the block has no step that fixes its width")
-    return {name: (*leading, 1 if name in id_inputs(steps) else axis.size) for name in block_inputs(steps)}
+    return {n: (*leading, 1 if n in ids else states.get(n, axis).size) for n in block_inputs(steps)}
 
 
 def id_inputs(steps: Sequence[Step]) -> Mapping[str, int]:
     """The inputs of a block that are token ids → the size of their vocabulary."""
     return {step.inputs[1]: step.op.lookup.size for step in steps if isinstance(step.op, Route) and step.op.lookup}
+
+
+def state_inputs(steps: Sequence[Step]) -> Mapping[str, Axis]:
+    """The inputs of a block that are the router's state in the layer before → their axis."""
+    scaled = {step.inputs[0]: step.op.into_axis() for step in steps if isinstance(step.op, Multiply)}
+    return {name: axis for name, axis in scaled.items() if axis and name in block_inputs(steps)}
 
 
 NORM_GATE = "norm_gate."  # begins the names of the steps that gate the norm before an FFN

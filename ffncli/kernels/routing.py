@@ -120,7 +120,8 @@ def _together(op: Route, work: Tensor, params: Mapping[str, Tensor], ids: Tensor
         groups = judged.reshape(*judged.shape[:-1], op.groups, -1)
         best = groups.sort(-1, descending=True).values[..., : op.group_best].sum(-1)
         worst_kept = best.sort(-1, descending=True).values[..., op.top_groups - 1, None]
-        judged = torch.where((best >= worst_kept)[..., None], groups, -torch.inf).flatten(-2)
+        outside = 0.0 if op.zero_outside else -torch.inf
+        judged = torch.where((best >= worst_kept)[..., None], groups, outside).flatten(-2)
     chosen = judged.topk(op.top_k, -1).indices if ids is None else params["lookup"][ids[..., 0]]
     for shared in range(scores.shape[-1], op.experts.size):
         chosen = torch.cat([chosen, torch.full_like(chosen[..., :1], shared)], -1)

@@ -12,16 +12,22 @@ MORE_TOKENS = "multi-token prediction, which a forward pass does without"
 
 @dataclass(frozen=True)
 class LayerParams:
-    """One layer without its FFN: parameters of its attention or other mixer (cross-attention included), and of all its
-    norms, also those that only the FFN uses.
+    """One layer without its FFN: parameters of its attention or other mixer (cross-attention included), of all its
+    norms, also those that only the FFN uses, and of what else it has (residual streams, its part of embeddings).
     """
 
     attention: int
     norms: int
+    other: int = 0
+
+    @property
+    def params(self) -> int:
+        """All of them."""
+        return self.attention + self.norms + self.other
 
     def ffn_share(self, ffn_params: int) -> float:
         """The FFN's share of the whole layer, by parameters."""
-        return ffn_params / (ffn_params + self.attention + self.norms)
+        return ffn_params / (ffn_params + self.params)
 
 
 @dataclass(frozen=True)
@@ -29,8 +35,8 @@ class NonFFN:
     """What a model has outside its FFN blocks. `layers`: stack → FFN block → its layer, for those that are known.
 
     `parts`: (stack, what) → parameters, "" for what is in no stack (embeddings, an untied head); None where the total
-    is unknown. `lookup` of them are only looked up and not multiplied: the input embedding, unless it is tied to a
-    head; None in doubt. `vocabulary` is the config's, 0 if it has none; `names` are the config's names for
+    is unknown. `lookup` of them are only looked up and not multiplied: tables, and the input embedding unless it is
+    tied to a head; None in doubt. `vocabulary` is the config's, 0 if it has none; `names` are the config's names for
     `vocabulary` and `attention`, for messages.
     """
 
@@ -43,7 +49,7 @@ class NonFFN:
     def layer(self, stack: str, blocks: Iterable[int]) -> LayerParams | None:
         """What the layers of these blocks have, if all are known and have the same."""
         layers = self.layers.get(stack, {})
-        alike = {(layer.attention, layer.norms) if (layer := layers.get(i)) else None for i in blocks}
+        alike = {(layer.attention, layer.norms, layer.other) if (layer := layers.get(i)) else None for i in blocks}
         one = alike.pop() if len(alike) == 1 else None
         return LayerParams(*one) if one else None
 

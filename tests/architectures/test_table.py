@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
+import pytest
+
+from benchmarks.architectures import report
 from tests import ROOT
 from tests.oracles.architectures import cases, text_architectures, towers
 from tests.oracles.architectures.nested import composites, uncounted
@@ -12,7 +17,7 @@ from tests.oracles.architectures.saved import COLUMNS
 from tests.oracles.architectures.walk import walk
 
 FILE = ROOT / "benchmarks" / "results" / "architectures.csv"
-LEAST = 446  # how many architectures agreed when the table was last made (`make architectures`)
+LEAST = 447  # how many architectures agreed when the table was last made (`make architectures`)
 
 
 def _table() -> Mapping[str, Mapping[str, str]]:
@@ -52,3 +57,21 @@ def test_what_is_not_counted_is_what_the_cases_cannot_build() -> None:
     told = {name: case.reason for name, case in {**towers(), **cases()}.items() if case.reason}
     told |= {name: why for name in composites() if (why := uncounted(name))}
     assert {name: line["reason"] for name, line in TABLE.items() if line["result"] == "not counted"} == told
+
+
+def test_a_row_that_fails_says_so_and_the_others_follow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def row(name: str, case: object) -> tuple[object, ...]:
+        if name == "bert":
+            raise RuntimeError("no such\nmodule")
+        return (name, "A", 1, 1, 1, "same", "")
+
+    monkeypatch.setattr("benchmarks.architectures.architectures", lambda: dict.fromkeys(("albert", "bert", "zaya")))
+    monkeypatch.setattr(sys, "argv", ["architectures", "--save", str(tmp_path / "rows.csv")])
+    assert report("about", COLUMNS, row, "agree") == 1
+    with open(tmp_path / "rows.csv", encoding="utf-8", newline="") as file:
+        made = list(csv.DictReader(file))
+    assert [line["result"] for line in made] == ["same", "error", "same"]
+    assert made[1]["reason"] == "error: RuntimeError: no such module"
+    assert "2 of 3 agree" in capsys.readouterr().out

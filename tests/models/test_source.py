@@ -12,8 +12,7 @@ import pytest
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError
 from ffncli.models import catalog, source
-from ffncli.models.config.families import COUNTED, REFUSED
-from ffncli.models.counting.count import count
+from ffncli.models.config.families import REFUSED
 from ffncli.models.dimensions import Dimensions, with_dimensions
 from ffncli.models.model import block_model
 from ffncli.models.source import load
@@ -173,20 +172,6 @@ def test_what_is_refused_from_a_config_is_refused_from_a_directory(model_type: s
         with pytest.raises(FFNError, match=f"'{model_type}' is not covered") as refused:
             load(text)
         assert refused.value.hint == REFUSED[model_type]
-
-
-@pytest.mark.parametrize("model_type", sorted(COUNTED))
-def test_what_no_config_can_say_is_counted_from_its_tensors(model_type: str, tmp_path: Path):
-    source = folder(tmp_path, {**MIXTRAL_LIKE, "model_type": model_type}, tensors("mixtral"))
-    model = load(source)
-    total = sum(t.numel() for name, t in tensors("mixtral").items() if "norm" not in name)
-    assert (count(model).ffn_params_total, model.differences) == (total, ())
-    assert COUNTED[model_type] in model.notes[0]
-    assert any(COUNTED[model_type] in line for line in model.evidence)
-    (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(FFNError, match=f"'{model_type}' is not covered") as refused:
-        load(f"{source}/config.json")
-    assert refused.value.hint.startswith(COUNTED[model_type])
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,8 @@ CONFIGURED = {
 FIELDS = ("scoring_func", "dense_act_fn", "hidden_activation", "hidden_act", "activation_function", "activation")
 # What no config of transformers says: older than it, a part of a model, or decided by the model's code or its version.
 ELSEWHERE = {
-    "Transformer (2017)", "Primer", "GPT-3", "PaLM", "GPT-NeoX-20B", "BLOOM", "T5 v1.1", "gpt-oss", "MiniMax-M3",
+    "Transformer (2017)", "Primer", "GPT-3", "PaLM", "GPT-NeoX-20B", "BLOOM", "T5 v1.1", "gpt-oss",
+    "Privacy Filter", "MiniMax-M3",
     "Kimi-K3",
     "bilinear GLU", "GLU", "MoE routers", "MEGA", "YOLOv4", "EnCodec", "MobileNetV3",
 }  # fmt: skip

@@ -292,8 +292,14 @@ RECENT = {
     "inkling-2-small": (587_153_295_360, 12_315_543_552, None),
 }
 # What a release holds beside the model where that is not layers for further tokens or a tower, which are below 5 %:
-# lm_head stored although it is tied; without the choice corrections.
-BESIDE = {"qwen3-0.6b": 151_936 * 1024, "qwen3-1.7b": 151_936 * 2048, "solar-open-100b": -48 * 128}
+# lm_head stored although it is tied; without the choice corrections; the towers of transformers' modules by their
+# defaults (Muse-Glimmer 1.9 G; Gemma-4's), and the keys and values of layers that take those of others, with a scale
+# per layer.
+BESIDE = {
+    "qwen3-0.6b": 151_936 * 1024, "qwen3-1.7b": 151_936 * 2048, "solar-open-100b": -48 * 128,
+    "muse-glimmer": 1_852_639_744 + 41_943_040 + 27_262_976,
+    "gemma-4-e2b": 475_728_160 + 16 * (2 * 1536 + 1) * 256 + 4 * (2 * 1536 + 1) * 512 + 35, "kimi-linear-48b-a3b": 0,
+}  # fmt: skip
 
 _FP8 = ("kimi-k2", "deepseek-v3.2", "minimax-m2", "mimo-v2-flash")
 WIDTHS |= dict.fromkeys(RECENT, 2) | dict.fromkeys(_FP8, 1) | dict.fromkeys(("kimi-k2.5", "kimi-k2-thinking"), 1 / 2)

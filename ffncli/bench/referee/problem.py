@@ -25,9 +25,8 @@ from ffncli.block.cost import cost
 from ffncli.block.recipe import steps as steps_of
 from ffncli.block.steps import Activation, Route, Step, block_inputs, walk
 from ffncli.kernels.kernel import kernel_steps
-from ffncli.run.engine.execute import execute
 from ffncli.run.engine.prepare import dtype_of
-from ffncli.run.engine.reference import in_float64, output_and_experts, steady_tokens
+from ffncli.run.engine.reference import events_in_float64, in_float64, output_and_experts, steady_tokens
 from ffncli.run.engine.reference_gradients import gradients_in_float64
 from ffncli.run.engine.weights import random_weights
 
@@ -342,9 +341,11 @@ def near_kinks(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Map
         return
     (entering,) = inputs.values()
     eps = torch.finfo(torch.promote_types(entering.dtype, torch.float32)).eps
-    wide_weights = {name: tensor.double() for name, tensor in weights.items()}
     tensors: dict[str, Tensor] = {}
-    for event in execute(steps, wide_weights, {name: tensor.double() for name, tensor in inputs.items()}):
+    expert: int | None = None
+    for event in events_in_float64(steps, weights, inputs):
+        if event.expert != expert:  # an activation's input is in the same expert
+            tensors, expert = {}, event.expert
         tensors[event.name] = event.tensor
         if isinstance(event.step.op, Activation):
             z = tensors[event.name.removesuffix(event.step.output) + event.step.inputs[0]]

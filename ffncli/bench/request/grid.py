@@ -159,6 +159,8 @@ def load_block(source: str | None, overrides: Dimensions, seed: int = 0) -> Reso
     if (moe := resolved.main.spec.moe) and moe.lookup:
         what = f"{resolved.name}: a table of token ids chooses the experts of most of its layers"
         raise FFNError(what, "kernels get no token ids: give dimensions")
+    if moe and moe.router_width:
+        raise FFNError(f"{resolved.name}: its router is an MLP, which no kernel computes", "give dimensions")
     return resolved
 
 

@@ -27,7 +27,7 @@ def routes_table(session: Session) -> list[Part]:
     for one in session.routes:
         pairs = zip(one.experts, one.weights, strict=True)
         texts = [f"{_expert(e, experts[one.step])}: {weight:.4f}" for e, weight in pairs]
-        table.append((rows[one.token] if rows else str(one.token), ", ".join(texts)))
+        table.append((rows[one.token] if rows else str(one.token), ", ".join(texts) or "none: it is skipped"))
     return [Table(("token", "expert: weight"), table, title="The chosen experts, heaviest first")]
 
 

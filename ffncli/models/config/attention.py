@@ -1,4 +1,4 @@
-"""The attention of one layer: how many parameters it has, from the config's fields. Two schemes, as records.
+"""The attention of one layer: how many parameters it has, from the config's fields. Common schemes, as records.
 
 Facts: transformers 5.23 `modeling_*.py`. A fused projection holds as many numbers as its parts.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ffncli.models.files.fields import Fields
 
@@ -16,6 +17,21 @@ Flag = bool | tuple[str, bool]  # a value fixed by the family's code, or a field
 def flag(config: Fields, value: Flag) -> bool:
     """A Flag's value for this config. Raises FFNError if the field is neither true nor false."""
     return value if isinstance(value, bool) else config.flag(*value)
+
+
+class Attention(Protocol):
+    """What mixes the tokens in a layer: the fields that counting requires, those that give its widths, its size."""
+
+    @property
+    def needs(self) -> Sequence[str]:
+        """The fields that counting requires."""
+
+    @property
+    def fields(self) -> Sequence[str]:
+        """The fields that give its widths."""
+
+    def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
+        """Its parameters in one layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +54,7 @@ class Heads:
     qk_norm_per_head: bool = False  # a weight for each head, not one that all heads share
     qk_norm_bias: bool = False
     sinks: bool = False  # one learned logit per head
+    gate: Flag | None = None  # the bias of a gate of the output, as wide as the queries; None: no gate
     buckets: tuple[str, int] | None = None  # a relative-position table in the self-attention of every layer
 
     @property
@@ -63,6 +80,8 @@ class Heads:
             total += (q + kv if self.qk_norm_per_head else 2 * head_dim) * (2 if self.qk_norm_bias else 1)
         if self.sinks:
             total += heads
+        if self.gate is not None:
+            total += (d_model + flag(config, self.gate)) * q
         if self.buckets and not cross:
             total += heads * int(config.integer(*self.buckets))
         return total
@@ -85,11 +104,16 @@ class Latent:
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434 §2.1): keys and values through a narrow latent.
 
     `bias` is for the three projections that read or write the residual stream. A null q_lora_rank projects queries
-    directly.
+    directly. `indexer`: a small attention that chooses the tokens to attend to (DeepSeek Sparse Attention).
     """
 
     heads: str = "num_attention_heads"
     bias: Flag = ("attention_bias", False)
+    gate: Flag = False  # a gate of the output, as wide as the values
+    head_gate: bool = False  # a gate with one number per head
+    sinks: bool = False  # one learned logit per head
+    indexer: bool = False
+    pooled: bool = False  # the indexer's keys are those of some tokens together (`index_kpool`)
 
     @property
     def needs(self) -> Sequence[str]:
@@ -103,10 +127,18 @@ class Latent:
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
         """Weights, biases and the norms of the latents of one attention."""
-        heads, rank, nope, rope, value = (int(config.integer(name)) for name in self.needs)
+        heads, rank, nope, rope, value = (int(config.integer(name, low=0)) for name in self.needs)
         bias = flag(config, self.bias)
         q_rank: int = config.integer("q_lora_rank", 0)
         q = heads * (nope + rope)
         queries = (d_model + bias + 1) * q_rank + q_rank * q if q_rank else d_model * q  # + 1: its norm
         keys_values = (d_model + bias) * (rank + rope) + rank + rank * heads * (nope + value)
-        return queries + keys_values + heads * value * d_model + bias * d_model
+        gates = d_model * heads * (flag(config, self.gate) * value + self.head_gate) + heads * self.sinks
+        chosen = self._indexer(config, d_model, q_rank) if self.indexer else 0
+        return queries + keys_values + heads * value * d_model + bias * d_model + gates + chosen
+
+    def _indexer(self, config: Fields, d_model: int, q_rank: int) -> int:
+        """Queries from the latent, one key with its layer norm, a weight for each head."""
+        heads, width = int(config.integer("index_n_heads")), int(config.integer("index_head_dim"))
+        pools = (int(config.integer("index_kpool", 16)) + d_model) * width if self.pooled else 0
+        return q_rank * heads * width + d_model * width + 2 * width + d_model * heads + pools

@@ -1,7 +1,8 @@
 """Tables outside the blocks, looked up by the last tokens or in every layer: how many parameters they hold.
 
-An n-gram table may be larger than everything else, so a count says how large it is wherever a config does. Each size
-is that of transformers 5.23's module of the family (`modeling_gemma3n.py`, `modeling_qwen4_exp.py`, `modeling_blt.py`).
+An n-gram table may be larger than everything else. It is in the whole model where the family has a row of it
+(`non_ffn_mixed`); elsewhere a count says how large it is wherever a config does. Each size is that of transformers
+5.23's module of the family (`modeling_gemma3n.py`, `modeling_qwen4_exp.py`, `modeling_blt.py`).
 """
 
 from __future__ import annotations
@@ -38,18 +39,35 @@ def memories(config: Fields, family: str) -> tuple[NotCounted, ...]:
     return tuple(NotCounted(what, _OUTSIDE) for what in sorted(kinds))
 
 
-def _per_layer(config: Fields) -> int | None:
-    """One narrow vector per token and layer, a projection of the embedding to them, and in each layer two matrices."""
-    narrow: int | None = config.integer("hidden_size_per_layer_input", None, low=0)
+def per_layer_table(config: Fields, d_model: int) -> int:
+    """A narrow vector for each layer of every token."""
+    narrow: int = config.integer("hidden_size_per_layer_input", 0, low=0)
     rows: int = config.integer("vocab_size_per_layer_input", 262_144, low=0)
-    layers: int = config.integer("num_hidden_layers")
-    d_model: int = config.integer("hidden_size")
-    if not narrow:  # the smallest models of a family have them, and a config without the field may be of any
-        return narrow
-    return (rows + d_model) * layers * narrow + narrow + layers * (2 * d_model * narrow + d_model)
+    return rows * int(config.integer("num_hidden_layers")) * narrow
 
 
-def _ngrams(config: Fields) -> int:
+def per_layer_projection(config: Fields, d_model: int) -> int:
+    """The projection of the input embedding to these vectors, and their norm."""
+    narrow: int = config.integer("hidden_size_per_layer_input", 0, low=0)
+    return d_model * int(config.integer("num_hidden_layers")) * narrow + narrow
+
+
+def per_layer_matrices(config: Fields, d_model: int) -> Callable[[int], int]:
+    """In each layer the gate and the projection of its vector, and a norm."""
+    narrow: int = config.integer("hidden_size_per_layer_input", 0, low=0)
+    return lambda i: 2 * d_model * narrow + d_model if narrow else 0
+
+
+def _per_layer(config: Fields) -> int | None:
+    """All of them together. The smallest models of a family have them; a config without the field may be of any."""
+    if not config.integer("hidden_size_per_layer_input", None, low=0):
+        return config.integer("hidden_size_per_layer_input", None, low=0)  # type: ignore[no-any-return]
+    d_model, layers = int(config.integer("hidden_size")), int(config.integer("num_hidden_layers"))
+    once = per_layer_table(config, d_model) + per_layer_projection(config, d_model)
+    return once + layers * per_layer_matrices(config, d_model)(0)
+
+
+def ngram_table(config: Fields, d_model: int) -> int:
     """One table for each layer of `ple_layer_ids`, a part of it per head: each part has a prime number of rows."""
     layers = len(set(config.integers("ple_layer_ids")))
     heads = (config.integer("ngram_size", 3) - 1) * config.integer("heads_per_ngram", 8)
@@ -57,12 +75,25 @@ def _ngrams(config: Fields) -> int:
         return 0
     if layers * heads > _MOST_TABLES:
         raise config.wrong("heads_per_ngram", heads, f"at most {_MOST_TABLES} parts of tables")
-    width: int = config.integer("ple_embed_dim", config.integer("hidden_size")) // heads
+    width: int = config.integer("ple_embed_dim", d_model) // heads
     to: int = config.integer("make_ngram_vocab_size_divisible_by", 128)
     base: int = config.integer("ngram_vocab_size_base", 20_000_000, high=_MOST_ROWS)
     primes = _primes_from(base)
     rows = [-(-sum(islice(primes, heads)) // to) * to for _ in range(layers)]
     return sum(rows) * width
+
+
+def ngram_matrices(config: Fields, wide: int) -> Callable[[int], int]:
+    """In each of these layers, counted from 1: keys for all streams (`wide` together), a value, three norms and a
+    convolution.
+    """
+    chosen, d_model = set(config.integers("ple_layer_ids")), int(config.integer("hidden_size"))
+    width, kernel = int(config.integer("ple_embed_dim", d_model)), int(config.integer("ple_conv_kernel_size", 4))
+    return lambda i: width * (wide + d_model) + (3 + kernel) * wide if i + 1 in chosen else 0
+
+
+def _ngrams(config: Fields) -> int:
+    return ngram_table(config, int(config.integer("hidden_size")))
 
 
 def _primes_from(start: int) -> Iterator[int]:

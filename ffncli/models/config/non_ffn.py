@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ffncli.models.config.attention import flag
-from ffncli.models.config.non_ffn_rows import PAPERS, RESTS, Rest, StackRow
+from ffncli.block.cost import step_costs
+from ffncli.block.steps import input_shapes
+from ffncli.models.config.attention import Attention, flag
+from ffncli.models.config.non_ffn_row import Rest, StackRow
+from ffncli.models.config.non_ffn_rows import PAPERS, RESTS
 from ffncli.models.files.fields import Fields
 from ffncli.models.model import Group
 from ffncli.models.non_ffn import LayerParams, NonFFN
@@ -36,23 +39,40 @@ def non_ffn(config: Fields, model_type: str, groups: Sequence[Group]) -> NonFFN 
     head = 0 if row.head is None or tied else table
     bias = vocabulary if row.head is not None and flag(config, row.head) else 0
     layers: dict[str, dict[int, LayerParams]] = {}
+    tables = row.tables(config, d_model)
     parts = {("", "input embedding"): table, ("", "other embeddings"): row.other(config, d_model),
-             ("", "head"): head + bias}  # fmt: skip
+             ("", "tables"): tables, ("", "head"): head + bias}  # fmt: skip
     for stack in row.stacks:
-        if blocks := [i for group in groups if group.stack == stack.name for i in group.layers]:
-            layer = _layer(config, row, stack, d_model)
-            layers[stack.name] = dict.fromkeys(blocks, layer)
-            parts[stack.name, "layers"] = len(blocks) * (layer.attention + layer.norms)
+        if own := [group for group in groups if group.stack == stack.name]:
+            layers[stack.name] = _layers(config, row, stack, d_model, own)
+            parts[stack.name, "layers"] = sum(layer.params for layer in layers[stack.name].values())
             parts[stack.name, "positions"] = stack.positions(config, d_model)
             parts[stack.name, "final norm"] = row.norm_vectors * d_model if row.final_norm else 0
             parts[stack.name, "stem"] = stack.stem(config, d_model)
     names = {"vocabulary": config.name(row.vocabulary or ""),
              "attention": ", ".join(dict.fromkeys(map(config.name, row.attention.fields)))}  # fmt: skip
-    return NonFFN(layers, parts if row.complete else None, 0 if tied else table, vocabulary, names)
+    return NonFFN(layers, parts if row.complete else None, tables + (0 if tied else table), vocabulary, names)
 
 
-def _layer(config: Fields, row: Rest, stack: StackRow, d_model: int) -> LayerParams:
-    attention = row.attention.params(config, d_model)
-    if stack.cross:
-        attention += row.attention.params(config, d_model, cross=True)
-    return LayerParams(attention, (row.norms + stack.cross) * row.norm_vectors * d_model)
+def _layers(
+    config: Fields, row: Rest, stack: StackRow, d_model: int, groups: Sequence[Group]
+) -> dict[int, LayerParams]:
+    """FFN block → its layer. Attention of one kind is counted once."""
+    mixer = row.mixers(config) if row.mixers else lambda i: row.attention
+    extra = row.extra(config, d_model)
+    sizes: dict[Attention, int] = {}
+    out: dict[int, LayerParams] = {}
+    for group in groups:
+        norms = (row.norms + stack.cross) * row.norm_vectors * d_model + _inner_norms(group)
+        for i in group.layers:
+            if (attention := mixer(i)) not in sizes:
+                cross = attention.params(config, d_model, cross=True) if stack.cross else 0
+                sizes[attention] = attention.params(config, d_model) + cross
+            out[i] = LayerParams(sizes[attention], norms, extra(i))
+    return out
+
+
+def _inner_norms(group: Group) -> int:
+    """Norms inside the FFN (of a latent, of every expert), which are in no matrix of it: a row counts the outer two."""
+    costs = step_costs(group.steps, input_shapes(group.steps, (1,)))
+    return sum(one.norm_params for name, one in costs.items() if name not in ("norm", "post_norm"))

@@ -5,52 +5,14 @@ Facts: transformers 5.23 `configuration_*.py` and `modeling_*.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 from ffncli.block.recipe import MAX_SIZE
 from ffncli.models.config.attention import Flag, Heads, Latent, flag
+from ffncli.models.config.non_ffn_mixed import MIXED
+from ffncli.models.config.non_ffn_row import Once, Rest, StackRow
 from ffncli.models.files.fields import Fields
-
-Once = Callable[[Fields, int], int]
-
-
-def _none(config: Fields, d_model: int) -> int:
-    return 0
-
-
-@dataclass(frozen=True)
-class StackRow:
-    """A stack: its name, whether its layers also attend to the other stack, and the parts that it has once."""
-
-    name: str = "decoder"
-    cross: bool = False
-    positions: Once = _none
-    stem: Once = _none
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rest:
-    """One family. `norms` per layer (cross-attention adds its own), each of `norm_vectors` vectors (1 weight, 2 with
-    bias, 0 neither). `embedding`: the field with the table's width if that is not d_model. `head` None: none.
-    `adjust` makes the row for one config if plain fields cannot. Not `complete`: only its layers are known.
-    """
-
-    attention: Heads | Latent = field(default_factory=Heads)
-    d_model: str = "hidden_size"
-    norms: int = 2
-    norm_vectors: int = 1
-    final_norm: bool = True
-    vocabulary: str | None = "vocab_size"
-    embedding: str | None = None
-    other: Once = _none
-    head: Flag | None = False  # its bias
-    tied: bool = False
-    stacks: Sequence[StackRow] = (StackRow(),)
-    needs: Sequence[str] = ()
-    complete: bool = True
-    adjust: Callable[[Fields, Rest], Rest] = lambda config, row: row
-
 
 # --- what no plain field holds ----------------------------------------------------------------------------------------
 
@@ -350,6 +312,7 @@ RESTS: Mapping[str, Rest] = {
     "chatglm": Rest(vocabulary="padded_vocab_size", adjust=_chatglm, needs=("kv_channels",)),
     "qwen": Rest(adjust=_qwen, needs=("kv_channels",)),
     "distilbert": replace(_BERT, d_model="dim|hidden_size", other=_bert_other(pooler=False, types=0)),
+    **MIXED,
 }  # fmt: skip
 
 # Models of papers, which have no config.json. Vaswani et al. (2017): attention is matrices without biases (§3.2.2),

@@ -18,7 +18,7 @@ from ffncli.block import activations, dtypes
 from ffncli.block.limits import NO_LIMITS
 from ffncli.block.recipe import FFNSpec, MoE, size, unit_ops
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
-from ffncli.models.config.families import BY_TYPE, COUNTED, FAMILIES, TEXT_TYPES, family_of, refusal
+from ffncli.models.config.families import BY_TYPE, FAMILIES, REFUSED, TEXT_TYPES, family_of
 from ffncli.models.config.families.limited import named_limits
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack
 from ffncli.models.config.memories import memories
@@ -64,9 +64,8 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
             "it names the family that the fields belong to: llama, gpt2, ...",
         )
     model_type = config.text("model_type")
-    if why := refusal(model_type):
-        counted = "; the FFNs of a directory or file with its tensors are counted" if model_type in COUNTED else ""
-        raise FFNError(f"{config.where}: model_type {shown(model_type)} is not covered", why + counted)
+    if why := REFUSED.get(model_type):
+        raise FFNError(f"{config.where}: model_type {shown(model_type)} is not covered", why)
     family_name = BY_TYPE.get(model_type)
     if family_name is None:
         raise FFNError(f"{config.where}: model_type {shown(model_type)} is not known", _nearest_model_type(model_type))
@@ -92,7 +91,8 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     )  # fmt: skip
     if family.moe and not any(group.spec.moe for group in groups):
         _pass_over_experts(config, family.moe)
-    tables = memories(config, family_name)
+    whole_known = model.non_ffn is not None and model.non_ffn.parts is not None
+    tables = () if whole_known else memories(config, family_name)  # else they are in the whole
     notes = (*require_read(config, family_name), *_tables(groups))
     quantization = quantization_of(config)
     resolved = Resolved(

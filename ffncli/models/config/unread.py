@@ -3,8 +3,8 @@
 Configs grow: a new release adds `routed_expert_hidden_size` to a model_type that has a row, and a count that ignores
 it is wrong by a factor of two. So, of every config, each field whose name sounds like it (`_CONCERNS`) must have been
 looked up by the family's row, be known to concern something else (`_ELSEWHERE`, `HARMLESS`, each with its reason), be
-known to matter without changing the block (`NOTED`), or be off (null, false, 0, empty). Any other one is unknown: in
-the text model's config it is refused by name, outside of it there is a note.
+known to matter without changing the block (`NOTED`), or be off (null, 0, empty, the false of most flags). Any other one
+is unknown: in the text model's config it is refused by name, outside of it there is a note.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_NAMED = 3  # fields in one message
 
 _CONCERNS = re.compile(
     r"expert|moe|latent|hidden_(size|dim|act)|intermediate|n_?gram|limit|clamp|clip|soft_?cap|mlp|ffn|ffw|feed_?forward"
-    r"|rout(er|ed|ing)|shared|top_?k|d_ff|dff|dim_ff|inner|glu|swish|act(ivation)?(_|$)|gat(e|ing)|dense|sparse|altup"
+    r"|rout(e|ing)|shared|top_?k|d_ff|dff|dim_ff|inner|glu|swish|act(ivation)?(_|$)|gat(e|ing)|dense|sparse|altup"
     r"|^(num_hidden_layers|n_layers?|num_layers|num_blocks|d_model|n_embd|n_embed|dim|embed_dim)$"
     r"|laurel|scor(e|ing)|renorm|scaling_factor|capacity|multiplier|expan|mlp_ratio|per_layer|hash|residual_(scale|mult)",
     re.IGNORECASE,
@@ -70,13 +70,12 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "cohere2_moe": {"norm_topk_prob": "a softmax over the chosen experts is normalised already"},
     "dbrx": {r"ffn_config\.hidden_size": "d_model again"},
     "deepseek_v4": {"expert_dtype": "how the experts are stored, which their tensors show"},
-    "doge": dict.fromkeys(("num_experts", "num_experts_per_tok"), "its adjust refuses is_moe, where they are read"),
+    "doge": {"num_experts(_per_tok)?|norm_topk_prob": "its adjust refuses is_moe, where they are read"},
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_ocr2_text", "unlimited_ocr_text"),
         dict.fromkeys(("n_group", "topk_group"), "read where topk_method chooses among groups"),
     ),
     "ernie4_5_moe": {
-        "moe_norm_min": "the least sum of scores, 1e-12, that they are divided by",
         "moe_capacity": "limits of training; no token is dropped", "moe_gate": "its one kind of router",
         "moe_use_aux_free": "the correction that every model of it has",
     },
@@ -102,6 +101,7 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
     "muse_glimmer_text": {"output_multiplier": "the logits of its head"},
     "muse_spark_text": {"residual_gate_temperature": "the residual behind the block"},
     "nemotron_h": {
+        "num_hidden_layers": "the list of its layers decides, in transformers too",
         "n_shared_experts": "moe_shared_expert_intermediate_size is the width of all together",
         "moe_shared_expert_overlap": "when they run",
     },
@@ -139,6 +139,11 @@ _EXPERTS: Mapping[str, str] = {
     "minimax_m3_vl_text mistral4 mistral_large4_text mixtral nemotron_h olmoe qwen3_moe qwen3_vl_moe_text solar_open",
     "moe_num_experts": "aria_text ernie4_5_moe",
 }
+# Flags whose false is not "nothing is there" but other arithmetic.
+_FALSE_MATTERS = re.compile(
+    r"norm_topk_prob|moe_renormalize|route_norm|norm_expert_weight|use_(moe_router|routing)_bias|use_grouped_topk"
+    r"|use_moe|need_fp32_gate"
+)
 _BY_LAYER = "per_layer_config"  # an object of fields for each layer
 
 
@@ -163,7 +168,8 @@ def unread(config: Fields, family: str = "") -> dict[str, Any]:
     return {
         name: value
         for name, value in fields
-        if _is_on(value) and not (harmless.fullmatch(name) or _ANYWHERE.fullmatch(name.rpartition(".")[2]))
+        if (_is_on(value) or (value is False and _FALSE_MATTERS.fullmatch(name.rpartition(".")[2])))
+        and not (harmless.fullmatch(name) or _ANYWHERE.fullmatch(name.rpartition(".")[2]))
     }
 
 

@@ -39,10 +39,13 @@ _COMPARED: Mapping[str, tuple[Callable[[FFNSpec], Any], str]] = {
     "activation": (lambda s: s.activation, "activation"),
     "learned_scale": (lambda s: s.learned_scale, "learned_scale"),
     "shared_routed": (lambda s: s.moe.shared_experts if s.moe and s.moe.shared_routed else 0, "shared_routed"),
+    "router_width": (lambda s: (s.moe.router_width or 0) if s.moe else 0, "router_width"),
+    "router_carries": (lambda s: bool(s.moe and s.moe.router_carries), "router_carries"),
+    "skip_experts": (lambda s: s.moe.skip_experts if s.moe else 0, "skip_experts"),
 }
 _OF_MOE = (
     "experts", "shared_d_ff", "latent", "norms of the experts", "bias of the experts' sum", "router_bias", "correction",
-    "shared_gate", "shared_routed",
+    "shared_gate", "shared_routed", "router_width", "router_carries", "skip_experts",
 )  # fmt: skip
 _BY_TENSORS = ("gated", "bias")  # the tensors decide these; a block with any other difference cannot run
 _MOST_NOTES = 3

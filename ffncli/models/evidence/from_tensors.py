@@ -6,6 +6,7 @@ widths, but neither gatedness nor activation.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,10 +15,10 @@ from typing import Any
 from ffncli.block import activations
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError, shown
-from ffncli.models.config.families import BY_TYPE, family_of, refusal
+from ffncli.models.config.families import BY_TYPE, family_of
 from ffncli.models.config.family import EXPERTS, TOP_K
 from ffncli.models.config.read import PREDICTION, quantization_of
-from ffncli.models.config.unread import unread_arithmetic
+from ffncli.models.config.unread import in_words, unread_arithmetic
 from ffncli.models.evidence.agreement import TensorBlocks, misfit, not_counted, params_of
 from ffncli.models.evidence.from_gguf import checkpoint_of, confirmed, described
 from ffncli.models.evidence.recognised import NOT_WHOLE, RecognisedTensors, absent_files, recognised, with_tensors
@@ -41,6 +42,7 @@ _FIELDS = {
 }  # fmt: skip
 _KEYS = {"d_model": "embedding_length", "layers": "block_count", "experts": "expert_count",
          "d_ff": "feed_forward_length", "expert_d_ff": "expert_feed_forward_length"}  # fmt: skip
+_LIMITS = re.compile(r"swiglu_clamp|activation_situ")  # in keys of GGUF: llama.cpp's names of a gated unit's limits
 
 
 @dataclass(frozen=True)
@@ -100,24 +102,29 @@ def from_gguf(file: GGUFFile, source: str) -> Resolved:
 
 def _from_config(config: Fields, unknown: str) -> Metadata:
     kind = config.values.get("model_type")
-    reason = refusal(kind)
-    why = f"is not covered ({reason})" if reason else f"has no {unknown}" if unknown else "is not known"
+    why = f"has no {unknown}" if unknown else "is not known"
     act = config.get(_ACTIVATION, None)
     checks = {ours: (config.name(theirs), config.get(theirs, None)) for ours, theirs in _FIELDS.items()}
-    note = f"model_type {kind} is not covered: {reason}" if reason else ""
-    if fields := "" if reason else unknown or unread_arithmetic(config):
-        reason = f"its config has fields that may change what its FFN computes ({fields})"
-        note = f"not read, and may change what its FFN computes: {fields}"
+    refused, notes = _unread(unknown or unread_arithmetic(config), "its config has fields")
     return Metadata(
         _positive(config, _D_MODEL),
         _positive(config, TOP_K),
         activations.CANONICAL.get(act.lower()) if isinstance(act, str) else None,
         checks={ours: check for ours, check in checks.items() if type(check[1]) is int and check[1] > 0},
         evidence=(f"model_type {shown(kind)} {why}: widths, gate and biases from the tensors",),
-        notes=(note,) if note else (),
-        refused=reason,
+        notes=notes,
+        refused=refused,
         extra_layers=_positive(config, PREDICTION) or 0,
         tied=tied if isinstance(tied := config.get("tie_word_embeddings", None), bool) else None,
+    )
+
+
+def _unread(fields: str, where: str) -> tuple[str, tuple[str, ...]]:
+    """(why the blocks cannot be run, the notes) where nothing reads fields of arithmetic, given in words."""
+    if not fields:
+        return "", ()
+    return f"{where} that may change what its FFN computes ({fields})", (
+        f"not read, and may change what its FFN computes: {fields}",
     )
 
 
@@ -138,16 +145,22 @@ def _from_metadata(file: GGUFFile) -> Metadata:
     evidence = [f"GGUF of architecture {file.architecture}: widths, gate and biases from the tensors"]
     evidence += [f"activation: {act}, from the family {file.architecture}; GGUF does not store it"] if act else []
     canonical = activations.CANONICAL.get(act) if act else None
+    # which order of limits they mean depends on llama.cpp's code of the architecture
+    limits = {key: value for key, value in file.metadata.items() if _LIMITS.search(key)}
+    limits = {key: value for key, value in limits.items() if (any(value) if isinstance(value, list) else value)}
+    refused, notes = _unread(in_words(limits), "its metadata have keys")
     return Metadata(
         config.get("d_model"),
         config.get("top_k"),
         canonical,
         checks,
         tuple(evidence),
+        notes,
         tied=all(tensor.name != "output.weight" for tensor in file.tensors),  # llama.cpp's rule
         teller="the metadata say",
         binding=True,
         model=described(file),
+        refused=refused,
     )
 
 
@@ -242,6 +255,9 @@ def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
             latent_norm="latent_norm" in ffn.expert_norms,
             expert_norm="expert_norm" in ffn.expert_norms,
             mixed_norm="mixed_norm" in ffn.expert_norms,
+            router_width=ffn.router_width or None,
+            router_carries=ffn.router_carries,
+            skip_experts=ffn.skip_experts,
         )
     down_bias = ffn.down_bias if ffn.down_bias != ffn.bias else None
     activation = metadata.activation or "silu"

@@ -67,16 +67,16 @@ def _attention(config: NonFFN, measured: MeasuredNonFFN, stack: str) -> Iterator
 
     Writers of quantized files give each module a bias, all zeros if the model has none, so these may have more.
     """
-    expected = next(iter(config.layers[stack].values())).attention
+    by_config = {i: layer.attention for i, layer in config.layers[stack].items()}
     other = {
         i: layer for i, layer in measured.layers.get(stack, {}).items()
-        if expected not in (layer.attention, layer.attention + layer.table)
-        and not (layer.packed and layer.matrices <= expected <= layer.attention)
+        if by_config[i] not in (layer.attention, layer.attention + layer.table)
+        and not (layer.packed and layer.matrices <= by_config[i] <= layer.attention)
     }  # fmt: skip
     if other:
         first = min(other)
         name = f"attention ({config.names['attention']})"
-        numbers = f"{expected:,} parameters per layer", f"{other[first].attention:,}"
+        numbers = f"{by_config[first]:,} parameters per layer", f"{other[first].attention:,}"
         yield Disagreement("attention", name, *numbers, other[first].tensor, stack, first, len(other))
 
 

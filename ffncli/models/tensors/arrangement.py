@@ -79,6 +79,7 @@ _POST = (
 )  # fmt: skip
 _SHARED = ("input_layernorm", "ln_1")  # a parallel block's, which the attention reads too
 _SUB = ("ffn_sub_norm", "ffn_layernorm")
+_ROUTER = ("gate.router_mlp.norm",)
 # Norms among the experts; one by such a name is part of the block, whatever the config says.
 EXPERT_NORMS: Mapping[str, Sequence[str]] = {
     "latent_norm": ("pre_expert_norm",), "expert_norm": ("post_expert_norm",), "mixed_norm": ("routed_expert_norm",),
@@ -116,7 +117,7 @@ def arrangement(model_type: str) -> Arrangement:
 def norm_modules(step: str, spec: FFNSpec, rules: Arrangement) -> Sequence[str]:
     """The names that a norm's module may have, the likeliest first."""
     pre = _SHARED if spec.shared_norm else _PRE
-    usual = {"norm": pre, "post_norm": _POST, "sub_norm": _SUB, **EXPERT_NORMS}
+    usual = {"norm": pre, "post_norm": _POST, "sub_norm": _SUB, "router_norm": _ROUTER, **EXPERT_NORMS}
     return (*rules.norms.get(step, ()), *usual.get(step, ()))
 
 

@@ -20,7 +20,9 @@ _SHARED = re.compile(r"(?:^|\.)(?:shared?_\w+|shared)\.$|_shexp$")
 _ROUTING = re.compile(
     r"(?:moe\.)?(?:router|gate|shared_expert_gate|ffn_gate_inp\w*|exp_probs_b)\."
 )  # next to the experts, not inside their module
-_ROUTER = re.compile(r"(?:^|\.)(?:router|gate|ffn_gate_inp)(?:\.(?:layer|wg|gate|classifier))?\.weight$")
+_ROUTER = re.compile(
+    r"(?:^|\.)(?:router|gate|ffn_gate_inp)(?:\.(?:layer|wg|gate|classifier|router_mlp\.out_proj))?\.weight$"
+)
 _SHARED_GATE = re.compile(r"shared_expert_gate\.weight$|ffn_gate_inp_shexp\.weight$")
 # Around experts in a narrower space: Nemotron-H's, Kimi-K3's, Muse-Spark's.
 _LATENT = re.compile(r"(?:^|\.)(?:fc1_latent_proj|routed_expert_down_proj|pre_expert_proj)\.weight$")
@@ -28,10 +30,18 @@ _WIDENED = re.compile(r"(?:^|\.)(?:fc2_latent_proj|routed_expert_up_proj|post_ex
 _MIXED_BIAS = re.compile(r"(?:^|\.)mlp\.bias$")  # JetMoE's
 _ONE_EXPERT = re.compile(r"(?:^|\.)experts\.(?:expert_)?\d+\.")  # one that differs from the others
 _CORRECTION = re.compile(  # of a gate, the bias is one in DeepSeek's files and Inkling's
-    r"correction_bias$|expert_bias$|router_bias$|exp_probs_b\.bias$|(?:^|\.)(?:ffn|mlp)\.gate\.bias$"
+    r"correction_bias$|expert_bias$|balancing_biases$|router_bias$|exp_probs_b\.bias$|(?:^|\.)(?:ffn|mlp)\.gate\.bias$"
 )
 _FACTOR = re.compile(r"(?:^|\.)global_scale$")  # one learned number for the whole FFN (Inkling)
+# A router that is an MLP (ZAYA's): what narrows its input, the factors of the state that it gets, its two layers.
+_ROUTER_MLP = {
+    "router_in": re.compile(r"(?:^|\.)gate\.down_proj\.weight$"),
+    "router_carried": re.compile(r"(?:^|\.)gate\.router_states_scale$"),
+    "router_fc1": re.compile(r"(?:^|\.)gate\.router_mlp\.fc1\.weight$"),
+    "router_fc2": re.compile(r"(?:^|\.)gate\.router_mlp\.fc2\.weight$"),
+}
 _ROLES = {
+    **_ROUTER_MLP,
     "factor": _FACTOR, "latent": _LATENT, "widened": _WIDENED, "mixed_bias": _MIXED_BIAS, "router": _ROUTER,
     "shared_gate": _SHARED_GATE, "correction": _CORRECTION,
 }  # fmt: skip
@@ -112,6 +122,8 @@ def projections(items: Mapping[str, Item]) -> Iterator[Projections]:
         suffix = ".weight" if name.endswith(".weight") else ""
         stem = name.removesuffix(suffix)
         for down, namings in BY_LAST.get(last(stem), ()):
+            if role(name) in _ROUTER_MLP:
+                continue
             if not f".{stem}".endswith(f".{down}") or is_norm(name):  # the scale of a norm may be an MLP's (Voxtral)
                 continue
             possible = [Projections(stem[: len(stem) - len(down)], naming, suffix) for naming in namings]

@@ -38,6 +38,10 @@ _MASK = re.compile(r"att(?:n|ention)\.bias$")  # in GPT-2 and GPT-NeoX, with fou
 _EMBEDDING = re.compile(
     r"(?:^|\.)(?:embed_tokens|wte|word_embeddings?|tok_embeddings|token_embd|embed_in|tokens_embed|shared)\.weight$"
 )
+_TABLE = re.compile(  # looked up by n-grams or in every layer: Engram, Qwen, LongCat, BLT, Gemma; also GGUF's names
+    r"n_?gram[\w.]*emb|hash_tok_embedding|embed_tokens_per_layer\.|per_layer_token_embd\."
+)
+_OF_TABLE = re.compile(r"proj|norm|conv|gate")  # what reads a table
 _HEAD = re.compile(
     r"(?:^|\.)(?:lm_head|embed_out|output_projection|predictions\.decoder|lm_head\.decoder|vocab_projector)\.weight$"
     r"|^output\.weight$"
@@ -64,7 +68,7 @@ def measure(model: Model, items: Mapping[str, Item], layers: Layers) -> Measured
     if text is None:
         return MeasuredNonFFN(rests, left_out=left_out)
     params = _total(model, text, layers, counted)
-    return MeasuredNonFFN(rests, embedding, params, _lookup(model, embedding), left_out)
+    return MeasuredNonFFN(rests, embedding, params, _lookup(model, embedding, text), left_out)
 
 
 def _is_buffer(name: str, item: Item) -> bool:
@@ -137,7 +141,7 @@ def _rest(inside: Mapping[str, Item], ffns: tuple[StoredFFN, ...], at: str) -> M
     packed = any("-" in item.format for item in mixer.values())  # `gptq-4bit`; a plain tensor has a dtype's code
     tensor = next((name for name in mixer if re.search(r"k_proj|key|kv|_k\b", name)), next(iter(mixer)))
     matrices = _sum(item for item in mixer.values() if len(item.shape or (0, 0)) > 1)
-    return MeasuredLayer(attention, of_norms, of_table, matrices, packed, f"{at}.{tensor}")
+    return MeasuredLayer(attention, of_norms, table=of_table, matrices=matrices, packed=packed, tensor=f"{at}.{tensor}")
 
 
 def _in_mixer(name: str) -> bool:
@@ -214,10 +218,11 @@ def _embedding(text: Mapping[str, Item]) -> Embedding | None:
     return Embedding(next(iter(tables)), shape[0], shape[0] * shape[1]) if shape and len(shape) == 2 else None
 
 
-def _lookup(model: Model, embedding: Embedding | None) -> int | None:
-    """Parameters that are only looked up: the embedding, unless it is tied to a head."""
+def _lookup(model: Model, embedding: Embedding | None, text: Mapping[str, Item]) -> int | None:
+    """Parameters that are only looked up: tables, and the embedding unless it is tied to a head."""
     if embedding is None or model.tied is None:
         return None
+    tables = _sum(item for name, item in text.items() if _TABLE.search(name) and not _OF_TABLE.search(name))
     if model.tied:
-        return None if all(group.stack == "encoder" for group in model.groups) else 0
-    return embedding.params
+        return None if all(group.stack == "encoder" for group in model.groups) else tables
+    return embedding.params + tables

@@ -50,7 +50,8 @@ class StoredFFN:
     `loose` names tensors inside the FFN that fit no role but are counted. `activation` is the function
     whose learned parameters are among them, None without any. `misfit` are matrices, name and shape, that do not fit
     one another. `uneven` says which matrix some experts lack; empty if none does. `shared_routed` is the number of
-    shared experts that the router has rows for, next to the others.
+    shared experts that the router has rows for, next to the others. `router_width` is that of a router that is an MLP,
+    0 without one, which may get a state (`router_carries`) and have rows for experts without matrices (`skip_experts`).
     """
 
     tensor: str
@@ -78,6 +79,9 @@ class StoredFFN:
     uneven: str = ""
     learned_scale: bool = False
     shared_routed: int = 0
+    router_width: int = 0
+    router_carries: bool = False
+    skip_experts: int = 0
 
 
 Layers = Mapping[str, Mapping[int, tuple[StoredFFN, ...]]]  # prefix → layer → its FFNs
@@ -203,6 +207,8 @@ def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[s
     with_role = set(roles)
     routing = {name for name, kind in roles.items() if kind not in ("latent", "widened")}
     biases = {name for name in others - with_role if name.removesuffix("bias") + "weight" in routing}
+    mlp = next((items[name].shape for name, kind in roles.items() if kind == "router_in"), None)
+    rows = next((s[0] for name, kind in roles.items() if kind == "router" and (s := items[name].shape)), 0)
     uneven, alone = _uneven(p, matrices, members)
     activation, learned = _learned(members, others - with_role - biases)
     return StoredFFN(
@@ -214,7 +220,7 @@ def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[s
         down_bias=p.bias(p.naming.down) in items,
         experts=location.experts,
         shared_d_ff=sum(width or 0 for _, width in shared),
-        router_bias=bool(biases),
+        router_bias=bool(biases) and not mlp,
         correction="correction" in roles.values(),
         shared_gate="shared_gate" in roles.values(),
         params=sum(item.params * item.count for item in members.values()),
@@ -231,13 +237,15 @@ def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[s
         misfit=misfit or alone,
         uneven=uneven,
         learned_scale="factor" in roles.values(),
-        shared_routed=_shared_rows(items, location, roles),
+        shared_routed=_shared_rows(items, location, rows),
+        router_width=mlp[0] if mlp else 0,
+        router_carries="router_carried" in roles.values(),
+        skip_experts=max(0, rows - location.experts) if mlp else 0,
     )  # fmt: skip
 
 
-def _shared_rows(items: Mapping[str, Item], location: FFNLocation, roles: Mapping[str, str]) -> int:
-    """How many shared experts the router has rows for: as many as are stacked, after those of the others."""
-    rows = next((shape[0] for name, kind in roles.items() if kind == "router" and (shape := items[name].shape)), 0)
+def _shared_rows(items: Mapping[str, Item], location: FFNLocation, rows: int) -> int:
+    """How many shared experts the router has `rows` for: as many as are stacked, after those of the others."""
     stacks = [items[p.name(p.naming.down)].shape or () for p in location.shared]
     several = sum(shape[0] for shape in stacks if len(shape) == 3)
     return several if several and rows == location.experts + several else 0

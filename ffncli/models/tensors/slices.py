@@ -171,6 +171,8 @@ def _orientation(up: Item, down: Item, parts: int, spec: FFNSpec, rules: Arrange
 _PARAMETERS = {
     "router": "router.weight", "shared_gate": "shared_gate.weight", "correction": "route.correction",
     "latent": "latent.weight", "widened": "widened.weight", "mixed_bias": "biased.bias",
+    "router_in": "router_in.weight", "router_carried": "router_carried.factor", "router_fc1": "router_fc1.weight",
+    "router_fc2": "router_fc2.weight",
 }  # fmt: skip
 
 
@@ -190,8 +192,8 @@ def _vectors(layer: LayerTensors, location: FFNLocation, inner: Mapping[str, Ite
         elif kind := _PARAMETERS.get(role(name)):
             add(kind, name)
             bias = name.removesuffix("weight") + "bias"
-            if kind == "router.weight" and bias in inner and not role(bias):
-                add("router.bias", bias)
+            if kind.startswith("router") and bias != name and bias in inner and not role(bias):
+                add(kind.replace("weight", "bias"), bias)
         elif inner[name].params == 1:
             add("act." + name.rpartition(".")[2], name)
     return out

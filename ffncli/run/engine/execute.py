@@ -283,13 +283,13 @@ def one_by_one(op: Route, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _within_groups(op: Route, choice: Tensor) -> Tensor:
-    """Scores with the experts outside the best `top_groups` groups excluded."""
+    """Scores with the experts outside the best `top_groups` groups excluded, or 0."""
     if op.groups == 1 or op.top_groups == op.groups:
         return choice
     grouped = choice.reshape(*choice.shape[:-1], op.groups, -1)
     best = grouped.topk(min(op.group_best, grouped.shape[-1]), -1).values.sum(-1)
     kept = torch.zeros_like(best, dtype=torch.bool).scatter(-1, best.topk(op.top_groups, -1).indices, True)
-    return grouped.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(-2)
+    return grouped.masked_fill(~kept.unsqueeze(-1), 0.0 if op.zero_outside else -torch.inf).flatten(-2)
 
 
 def _experts(

@@ -20,8 +20,10 @@ from ffncli.block.steps import (
     ffn_span,
     ffn_steps,
     id_inputs,
+    input_shapes,
     of_norm,
     parameters,
+    state_inputs,
     tables,
     walk,
 )
@@ -118,11 +120,12 @@ def prepare(resolved: Resolved, request: LayerRequest = LayerRequest(), example:
     for name, vocab in id_inputs(block).items():
         inputs[name] = torch.arange(prod(first.shape[:-1]), device=device).reshape(*first.shape[:-1], 1) % vocab
         notes.append(f"'{name}', which choose the experts, are 0, 1, 2, ...; with a prompt they are its own")
-    for name in names[1:]:  # a parallel block's other branch is unknown
+    for name, shape in input_shapes(block, tuple(first.shape[:-1])).items():  # what other parts of a model compute
         if name in inputs:
             continue
-        inputs[name] = torch.randn(first.shape, generator=generator).to(device, dtype)
-        notes.append(f"'{name}', the output of the layer's other branch, is random")
+        inputs[name] = torch.randn(shape, generator=generator).to(device, dtype)
+        of = "router in the layer before" if name in state_inputs(block) else "layer's other branch"
+        notes.append(f"'{name}', the output of the {of}, is random")
     train = bool(example and example.dropped) if request.train is None else request.train
     if request.train and not any(isinstance(step.op, Dropout) for _, step in walk(block)):
         notes.append("--train has no effect: the block has no dropout")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ffncli.block.steps import Experts, Route, Step, block_inputs
-from ffncli.run.engine.execute import EVAL, Mode, execute, mix, received, run, unmixed
+from ffncli.run.engine.execute import EVAL, Event, Mode, execute, mix, received, unmixed
 
 Weights = Mapping[str, Tensor]
 
@@ -31,18 +31,30 @@ def in_float64(steps: Sequence[Step], weights: Weights, inputs: Weights) -> tupl
 
     One step's weights are widened at a time, of experts one expert's, so that memory stays bounded.
     """
+    experts, tensor = None, None
+    for event in events_in_float64(steps, weights, inputs):
+        tensor = event.tensor
+        if isinstance(event.step.op, Route):
+            experts = event.tensor != 0
+    assert tensor is not None
+    return tensor, experts
+
+
+def events_in_float64(steps: Sequence[Step], weights: Weights, inputs: Weights) -> Iterator[Event]:
+    """The intermediates of `in_float64`, in the order of `execute`."""
     tensors = _in_float64(inputs)
-    experts = None
     for step in steps:
         params = {name: weights[name] for name in (*step.parameters(), *step.tables())}
         arguments = {name: tensors[name] for name in step.inputs}
         if isinstance(step.op, Experts):
             x, chosen = arguments.values()
-            tensors[step.output] = _expert_by_expert(step, step.op, x, chosen, params)
-            continue
-        tensors[step.output], choices = output_and_experts([step], _in_float64(params), arguments)
-        experts = choices if choices is not None else experts
-    return tensors[steps[-1].output], experts
+            events = _expert_by_expert(step, step.op, x, chosen, params)
+        else:
+            events = execute([step], _in_float64(params), arguments)
+        for event in events:
+            if event.name == step.output:
+                tensors[step.output] = event.tensor
+            yield event
 
 
 def _in_float64(tensors: Weights) -> dict[str, Tensor]:
@@ -50,14 +62,18 @@ def _in_float64(tensors: Weights) -> dict[str, Tensor]:
     return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
-def _expert_by_expert(step: Step, op: Experts, x: Tensor, chosen: Tensor, weights: Weights) -> Tensor:
-    """The mixed output in float64, in the order and so with the bits of `execute`."""
+def _expert_by_expert(step: Step, op: Experts, x: Tensor, chosen: Tensor, weights: Weights) -> Iterator[Event]:
+    """The intermediates and the mixed output in float64, in the order and so with the bits of `execute`."""
     flat, share = x.flatten(0, -2), chosen.flatten(0, -2)
     out = unmixed(op, flat, share)
     (entry,) = block_inputs(op.program)
     for one in received(step, op, flat, share, weights):
-        mix(out, one, run(op.program, _in_float64(one.weights), {entry: one.x}))
-    return out.reshape(*x.shape[:-1], out.shape[-1])
+        result = one.x
+        for event in execute(op.program, _in_float64(one.weights), {entry: one.x}):
+            result = event.tensor
+            yield Event(f"{step.output}.{one.expert}.{event.name}", event.step, event.tensor, one.expert, one.tokens)
+        mix(out, one, result)
+    yield Event(step.output, step, out.reshape(*x.shape[:-1], out.shape[-1]))
 
 
 def same_experts(a: Tensor | None, b: Tensor | None, tokens: int) -> tuple[Tensor, str]:

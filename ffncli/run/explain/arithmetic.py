@@ -155,7 +155,8 @@ def multiply(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int
     reads, factors = _elements(scene, place, index)
     origin = _largest_of(reads, factors, index)
     if factor := scene.weight(place, "factor"):
-        factors.append(Factor(written(factor[0], (0,)), factor[1].item(), factor[3]))
+        at = index[-1] if len(factor[1]) > 1 else 0
+        factors.append(Factor(written(factor[0], (at,)), factor[1][at].item(), factor[3]))
     return Derivation(math.prod(f.value for f in factors), (_product(*factors),), origin=origin)
 
 

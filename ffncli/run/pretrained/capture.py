@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ffncli.block.recipe import steps
-from ffncli.block.steps import ffn_span, ffn_steps, id_inputs
+from ffncli.block.steps import ffn_span, ffn_steps, id_inputs, state_inputs
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.files.dequantize import stored
 from ffncli.models.model import Layer, Resolved
@@ -87,6 +87,11 @@ def run_model(
     notes on the run. Raises FFNError for everything that keeps a model from running.
     """
     require_runnable(resolved)
+    if carried := next((layer for layer in layers if state_inputs(steps(layer.spec))), None):
+        what = f"{carried.stack} layer {carried.index}: its router gets a state from the router in the layer before"
+        raise FFNError(
+            f"{what}, which a run on a prompt does not record", "trace it without a prompt, or its first layer"
+        )
     path = folder_of(resolved, prompt.option)
     _require_readable(resolved, layers[0])
     device, dtype = device_of(request.device), dtype_of(request.dtype)

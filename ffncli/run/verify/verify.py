@@ -142,6 +142,11 @@ def _case(model: Resolved, question: VerifyQuestion, example: Example | None) ->
         other = next(chooses, None)
         hint = f"--layer {other} has a router that chooses" if other else "every layer has such a table"
         raise FFNError(f"{what}, and checks draw inputs without ids", hint)
+    if spec.moe and spec.moe.router_width:
+        what = f"{ready.layer.stack} layer {ready.layer.index}: its router is an MLP"
+        raise FFNError(
+            f"{what}, which no check and no kernel covers", "`ffn trace` runs it, `--explain` shows the sums"
+        )
     dtype = next(iter(ready.inputs.values())).dtype
     flat = {name: ready.inputs[name].flatten(0, -2) for name in block_inputs(ready.steps)}
     compared = kernels_of(question.kernels, kernel_steps(ready.steps), spec, compiling=False)

@@ -10,6 +10,7 @@ from ffncli.bench.records import Case
 from ffncli.bench.referee import problem as module
 from ffncli.bench.referee.problem import Problem
 from ffncli.block.recipe import FFNSpec, MoE, steps
+from tests.bench.fake_memory import FakeMemory
 
 D, F, T = 8, 12, 6
 SWIGLU = FFNSpec(D, F, "silu", gated=True, bias=False)
@@ -149,6 +150,26 @@ def test_a_kink_is_where_rounding_may_cross_it():
     assert found == [[2]]
     smooth = problem_of(SWIGLU)
     assert list(module.near_kinks(smooth.steps, smooth.weights, {smooth.entry: x})) == []
+
+
+def test_kinks_of_experts_are_looked_for_with_one_expert_widened_at_a_time():
+    """A backward case of a mixture with limits is as large as its forward case."""
+    spec = FFNSpec(64, 256, "swiglu_oai", bias=False, moe=MoE(32, 4))
+    problem, expert = problem_of(spec, tokens=4, dtype="bf16"), 8 * 3 * 64 * 256
+    with FakeMemory() as memory:
+        assert len(list(module.near_kinks(problem.steps, problem.weights, {problem.entry: problem.first.x}))) > 8
+    assert expert < memory.peak < 3 * expert
+
+
+def test_a_kink_inside_an_expert_concerns_the_tokens_that_it_received():
+    problem = problem_of(FFNSpec(D, F, "relu", bias=True, moe=MoE(4, 2)))
+    weights, x = {name: t.clone() for name, t in problem.weights.items()}, problem.first.x
+    best = torch.from_numpy(np.argsort(-wide(x) @ wide(weights["router.weight"]).T)[:, :2])
+    expert = int(best[3, 1])
+    z = wide(x[3]) @ wide(weights["up.weight"][expert]).T + wide(weights["up.bias"][expert])
+    weights["up.bias"][expert, 5] -= float(z[5])
+    found = [tokens.tolist() for tokens in module.near_kinks(problem.steps, weights, {problem.entry: x})]
+    assert [tokens for tokens in found if tokens] == [[3]]
 
 
 def test_a_limit_after_the_function_is_a_kink_where_it_is_reached():

@@ -86,6 +86,10 @@ def test_kimi_k3_states_its_soft_caps():
     beta = stated(K3, activation_situ_beta=2.0, activation_situ_linear_beta=9.0)
     assert beta == [(Limits(gate_cap=2.0, up_cap=9.0), None)] * 2
     assert stated(K3, activation_situ_linear_beta=None)[0][0] == Limits(gate_cap=4.0)
+    both = stated(K3, activation_situ_beta=2.0, activation_situ_linear_beta=None)
+    assert both[0][0] == Limits(gate_cap=2.0)
+    with pytest.raises(FFNError, match=r"activation_situ_beta = 2\.0: not known"):
+        stated({**K3, "hidden_act": "silu"}, activation_situ_beta=2.0)
     assert {spec.activation for spec in specs(K3)} == {"silu"}
 
 

@@ -1,4 +1,7 @@
-"""Tables of n-grams and per-layer embeddings: their parameters are those of transformers' own modules."""
+"""Tables of n-grams and per-layer embeddings: their parameters are those of transformers' own modules.
+
+A family with a row of the whole model counts them in it: these configs lack a field of its attention, so it cannot.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,16 @@ def module(name: str, values: dict[str, Any]) -> torch.nn.Module:
 
 
 def tables(values: dict[str, Any]) -> tuple[NotCounted, ...]:
-    """What ffn says of them."""
-    return from_config(values, "m", "config.json").not_counted
+    """What ffn says of them where the whole model is not known."""
+    alone = {key: value for key, value in values.items() if key != "num_attention_heads"}
+    return from_config(alone, "m", "config.json").not_counted
+
+
+@pytest.mark.parametrize("name", ["gemma3n_text", "gemma4_text", "qwen4_exp_text"])
+def test_what_is_in_the_whole_is_not_left_out(name: str) -> None:
+    values = {**copy.deepcopy(specimens()[name][1]), **(_NGRAMS if name == "qwen4_exp_text" else {})}
+    assert from_config(values, "m", "config.json").not_counted == ()
+    assert tables(values) != ()
 
 
 @pytest.mark.parametrize(("name", "pattern", "more"), [

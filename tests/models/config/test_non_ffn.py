@@ -16,6 +16,7 @@ from ffncli.errors import FFNError
 from ffncli.models import catalog
 from ffncli.models.config.attention import Heads
 from ffncli.models.config.non_ffn import non_ffn
+from ffncli.models.config.non_ffn_mixed import MIXED
 from ffncli.models.config.non_ffn_rows import RESTS
 from ffncli.models.config.read import FAMILIES, from_config
 from ffncli.models.counting.count import ModelCount, count
@@ -167,7 +168,8 @@ def case(name: str, number: int) -> tuple[dict[str, Any], Built, NonFFN]:
 
 
 def test_every_row_is_tried() -> None:
-    assert {*CASES, *REMOTE, "gemma3"} == set(RESTS)  # gemma3 is gemma3_text by its multimodal config's name
+    tried = {*CASES, *MIXED, *REMOTE, "gemma3"}  # gemma3 is gemma3_text by its multimodal config's name
+    assert tried == set(RESTS)  # MIXED in test_mixers.py
 
 
 @pytest.mark.parametrize("name", CASES)

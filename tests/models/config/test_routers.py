@@ -109,3 +109,32 @@ def test_a_wrong_table_is_refused(change, message, tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(json.loads((source / "config.json").read_text("utf-8"))), "utf-8")
     with pytest.raises(FFNError, match=message):
         prepare(load(str(tmp_path)), LayerRequest(layer="0"))
+
+
+ZAYA = {
+    "model_type": "zaya", "vocab_size": 262272, "hidden_size": 2048, "num_hidden_layers": 40, "num_experts": 16,
+    "num_experts_per_tok": 1, "moe_intermediate_size": 2048, "router_hidden_size": 256, "hidden_act": "silu",
+    "num_attention_heads": 8, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+
+
+def test_zayas_router_by_hand():
+    first, rest = read(ZAYA).groups
+    assert (first.layers, rest.layers) == ((0,), tuple(range(1, 40)))
+    router = 256 * 2048 + 256 + 2 * (256 * 256 + 256) + 17 * 256 + 17
+    assert count(read(ZAYA)).ffn_params_total == 40 * (router + 16 * 3 * 2048 * 2048) + 39 * 256
+    assert (first.spec.moe.router_carries, rest.spec.moe.router_carries) == (False, True)
+    assert (rest.spec.moe.skip_experts, rest.spec.moe.renormalise, rest.spec.residual) == (1, False, False)
+    with pytest.raises(FFNError, match="num_experts_per_tok"):
+        read(ZAYA, num_experts_per_tok=2)
+
+
+@pytest.mark.parametrize(("command", "said"), [
+    (("verify",), "its router is an MLP, which no check and no kernel covers"),
+    (("bench",), "its router is an MLP, which no kernel computes"),
+    (("trace", "--layer", "1", "--input-ids", "3,4"), "its router gets a state from the router in the layer before"),
+])  # fmt: skip
+def test_what_no_run_covers_of_zaya_is_refused_in_one_line(command, said, call):
+    name, *options = command
+    code, _, err = call(name, str(tiny("zaya").folder), *options)
+    assert (code, said in err, err.count("\n")) == (2, True, 1)

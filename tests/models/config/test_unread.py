@@ -141,3 +141,29 @@ def test_a_field_may_say_what_the_family_does_and_nothing_else(name: str, settle
     assert from_config({**values, name: settled}, "c", "c").model == before.model
     with pytest.raises(UnknownField, match=f"{name} = '{other}'"):
         from_config({**values, name: other}, "c", "c")
+
+
+@pytest.mark.parametrize(("kind", "name"), [
+    ("qwen3_5_moe_text", "norm_topk_prob"), ("minimax_m2", "use_routing_bias"), ("afmoe", "route_norm"),
+    ("mistral_large4_text", "norm_topk_prob"), ("hy_v3", "norm_topk_prob"), ("mixtral", "norm_topk_prob"),
+])  # fmt: skip
+def test_a_false_that_the_familys_code_does_not_know_is_refused(kind: str, name: str) -> None:
+    """These routers always renormalise, or always add their correction: false is another model, not nothing."""
+    values = json.loads(json.dumps(CONFIG_MAPPING[kind]().to_dict()))
+    before = from_config(values, "c", "c")
+    if kind != "mixtral":
+        assert from_config({**values, name: True}, "c", "c").model == before.model
+    with pytest.raises(UnknownField, match=f"{name} = False: not known for model_type {kind}"):
+        from_config({**values, name: False}, "c", "c")
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), [
+    ("ernie4_5_moe", "moe_norm_min", 1.0), ("deepseek_v2", "topk_method", "noaux_tc"),
+    ("unlimited_ocr_text", "topk_method", "noaux_tc"),
+])  # fmt: skip
+def test_a_value_that_is_read_and_not_covered_is_refused(kind: str, name: str, value: object) -> None:
+    """The least sum that ERNIE divides by, and a way to choose that DeepSeek-V2's code does not have."""
+    values = {**json.loads(json.dumps(CONFIG_MAPPING[kind]().to_dict())), "num_experts_per_tok": 6}
+    assert from_config(values, "c", "c").groups
+    with pytest.raises(FFNError, match=f"{name} = .* is not covered"):
+        from_config({**values, name: value}, "c", "c")

@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Q
 from gguf.quants import quantize
 
 from ffncli.models.tensors.matching import stacks_of
-from tests.oracles.checkpoints import INDEX, LLAMA, MIXTRAL, expect_difference, expect_refusal, folder, harmful, tensors
+from tests.oracles.checkpoints import INDEX, LLAMA, expect_difference, expect_refusal, folder, harmful, tensors
 
 UNKNOWN = {**LLAMA, "model_type": "brand_new"}
 D, F, E, LAYERS = 64, 96, 4, 2
@@ -130,13 +130,6 @@ def test_a_norm_that_an_option_names_is_read(call, tmp_path: Path):
     code, out, err = call("trace", source, "--norm", "rmsnorm", "--json")
     steps = [step["name"] for step in json.loads(out)["steps"]]
     assert (code, steps[:2], err) == (0, ["x", "norm"], "")
-
-
-def test_a_block_that_no_list_of_steps_says_is_counted_and_not_run(call, tmp_path: Path):
-    source = folder(tmp_path, {**MIXTRAL, "model_type": "axk2"}, tensors("mixtral"))
-    assert call("params", source)[0] == 0
-    refused = ("cannot be run", "multiplied by a learned gate", "`ffn params` counts")
-    expect_refusal(call("trace", source, "--activation", "silu"), *refused)
 
 
 def test_experts_of_an_unknown_model_need_their_top_k(call, tmp_path: Path):
@@ -295,9 +288,10 @@ def test_files_that_are_not_here_are_named(config: dict[str, Any] | None, call, 
 # --- GGUF -------------------------------------------------------------------------------------------------------------
 
 
-def written(path: Path, kind: Q = Q.F32, experts: int = 0, architecture: str = "llama", **metadata: int) -> list[Any]:
+def written(path: Path, kind: Q = Q.F32, experts: int = 0, architecture: str = "llama", **metadata: Any) -> list[Any]:
     """A GGUF file by the library; returns what the FFNs' tensors are to it: (numbers, bytes)."""
     writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_swiglu_clamp_exp(metadata.get("limits", [0.0] * LAYERS))
     writer.add_embedding_length(metadata.get("d_model", D))
     writer.add_feed_forward_length(metadata.get("d_ff", F))
     writer.add_block_count(metadata.get("layers", LAYERS))
@@ -320,6 +314,16 @@ def written(path: Path, kind: Q = Q.F32, experts: int = 0, architecture: str = "
         write()
     writer.close()
     return stored
+
+
+def test_limits_in_a_gguf_files_metadata_are_noted_and_it_is_not_run(call, tmp_path: Path):
+    path = str(tmp_path / "model.gguf")
+    stored = written(tmp_path / "model.gguf", experts=E, limits=[0.0, 7.0])
+    row = row_of(
+        call("params", path, "--json"), "may change what its FFN computes: llama.swiglu_clamp_exp = [0.0, 7.0]"
+    )
+    assert row["ffn_params_total"] == sum(numbers for numbers, _ in stored)
+    expect_refusal(call("trace", path), "cannot be run: its metadata have keys", "swiglu_clamp_exp")
 
 
 @pytest.mark.parametrize("experts", [0, E])

@@ -14,7 +14,7 @@ import transformers
 
 from ffncli.models import catalog
 from ffncli.models.config.read import from_config
-from ffncli.models.counting.count import count
+from ffncli.models.counting.count import ModelCount, count
 from ffncli.models.dimensions import Dimensions, with_dimensions
 from ffncli.models.evidence.with_config import with_inventory
 from ffncli.models.files.headers import Columns
@@ -54,7 +54,6 @@ PARTS: Mapping[str, tuple[str, str]] = {
     ),
     # Norms inside the attention are its own; the one inside the MLP is the layer's.
     "bitnet": (_LLAMA[0], r"model\.layers\.1\.(mlp\.ffn_sub_norm|\w+_layernorm)\.weight"),
-    "gemma3n_text": (r"(?!)", r"(?!)"),  # a low-rank residual and more that is neither: nothing is said
     **dict.fromkeys(("afmoe", "diffllama", "deepseek_v32", "hyperclovax", "internlm3", "iquestcoder"), _LLAMA),
     **dict.fromkeys(("blenderbot", "pegasus", "marian", "mvp", "plbart"), _BART),
     "longt5": (
@@ -62,7 +61,6 @@ PARTS: Mapping[str, tuple[str, str]] = {
     ),
     "voxtral_realtime": (r"(?!)", r"(?!)"),  # a small MLP scales its norm
     "longcat_flash": (r"(?!)", r"(?!)"),  # two attentions and three FFNs in a layer
-    "qwen3_next": (r"(?!)", r"(?!)"),  # three linear attentions and a full one: no two numbers for all
     "bamba": (r"model\.layers\.1\.mamba\..*", r"model\.layers\.1\.(input|pre_ff)_layernorm\.weight"),
     "falcon_h1": (
         r"model\.layers\.1\.(mamba|self_attn)\..*", r"model\.layers\.1\.(input|pre_ff)_layernorm\.weight"
@@ -87,8 +85,8 @@ UNTOLD = {
     **dict.fromkeys(
         (
             "blt_local_decoder", "blt_local_encoder", "chameleon", "csm", "gradium_phonon_tts", "idefics",
-            "inkling_text", "inkling2_text", "pocket_tts", "qwen3_omni_moe_talker_code_predictor", "qwen3_omni_moe_talker_text",
-            "speecht5", "udop", "vilt", "visual_bert",
+            "inkling_text", "inkling2_text", "pocket_tts", "qwen3_omni_moe_talker_code_predictor",
+            "qwen3_omni_moe_talker_text", "speecht5", "udop", "vilt", "visual_bert",
         ),
         "some of its tensors have names of no known place",
     ),
@@ -191,6 +189,42 @@ def test_a_decoders_tied_head_multiplies_by_the_embedding(name: str) -> None:
 def _total(found: Resolved, inventory: Inventory) -> int | None:
     params = measured(found, inventory).params
     return None if params is None else params + count(found).ffn_params_total
+
+
+_LLAMA_NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "model.layers": "blk",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("gguf", "table"), [
+    (False, "model.layers.1.engram.multi_head_embedding.embedding.weight"), (True, "blk.1.engram_embd.weight"),
+    (False, "model.layers.1.ple.ple_embedding.ngram_embedding.weight"), (True, "per_layer_token_embd.weight"),
+    (False, "model.ngram_embeddings.embedders.0.weight"), (False, "model.embed_tokens_per_layer.weight"),
+])  # fmt: skip
+def test_tables_by_tokens_are_in_the_whole(gguf: bool, table: str) -> None:
+    """A table of 3,001 rows in a file: all of it is in the model, and a token multiplies by none of it."""
+    shapes = {name: tuple(p.shape) for name, p in tiny("llama").module.named_parameters()}
+    for theirs, ours in _LLAMA_NAMES.items() if gguf else ():
+        shapes = {name.replace(theirs, ours): shape for name, shape in shapes.items()}
+    embedding = shapes["token_embd.weight" if gguf else "model.embed_tokens.weight"]
+    plain, larger = (_with(shapes | more) for more in ({}, {table: (3001, 7)}))
+    assert plain.model_params_total is not None
+    assert larger.model_params_total == plain.model_params_total + 3001 * 7
+    assert larger.model_params_active is not None
+    assert larger.model_params_active_no_embedding is not None
+    looked_up = larger.model_params_active - larger.model_params_active_no_embedding
+    assert looked_up == prod(embedding) + 3001 * 7
+    assert larger.ffn_share_of_model == larger.ffn_params_total / larger.model_params_total
+
+
+def _with(shapes: Mapping[str, tuple[int, ...]]) -> ModelCount:
+    columns = Columns(
+        list(shapes), ["F32"] * len(shapes), list(shapes.values()), [4 * prod(s) for s in shapes.values()]
+    )
+    return count(with_inventory(configured("llama"), Inventory("here", *collect([columns]))))
 
 
 def test_other_towers_are_left_out_and_named() -> None:

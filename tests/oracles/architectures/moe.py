@@ -83,5 +83,10 @@ CASES: Mapping[str, Architecture] = {
         values={"text_config": _QWEN4},
     ),
     "qwen4_exp_text": Architecture(norm=_NONE, values=_QWEN4),
-    "zaya": Architecture(reason="its router is an MLP that passes a state from layer to layer"),
+    # The correction is a buffer that is stored; the router's own norm is counted as a norm.
+    "zaya": Architecture(
+        r"model\.layers\.\d+\.mlp\.(?!gate\.router_mlp\.norm\.).*",
+        r"model\.layers\.\d+\.(post_attention_layernorm|mlp\.gate\.router_mlp\.norm)\.weight",
+        {"num_experts_per_tok": 1, "router_hidden_size": 6},
+    ),
 }  # fmt: skip

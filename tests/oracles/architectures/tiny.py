@@ -115,6 +115,8 @@ def make(name: str, case: Architecture) -> Tiny:
             tensor.copy_(scale * torch.randn(tensor.shape, generator=generator))
             if "norm" in at.lower() or ".ln_" in at:
                 tensor.add_(0.8)
+            if at.endswith("balancing_biases"):  # of ZAYA's one expert per token: the scores decide, too
+                tensor.mul_(0.05)
         for at, table in model.named_buffers():
             if at.endswith("tid2eid"):  # two different experts for every token id
                 table.copy_(torch.rand(len(table), 8, generator=generator).topk(table.shape[1]).indices)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ffncli.block.recipe import steps
-from ffncli.block.steps import ffn_span, ffn_steps, id_inputs, parameters
+from ffncli.block.steps import ffn_span, ffn_steps, id_inputs, parameters, state_inputs
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.source import load
@@ -55,6 +55,7 @@ APART: Mapping[str, str] = {
     **dict.fromkeys(("embedding_gemma2_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text",
                      "gemma4_unified_assistant"), _GATED),
     "longcat_flash": "a layer holds three FFNs", "xmod": "adapters of the language follow",
+    "zaya": "learned scales come before the residual: the block ends before them",
     "muse_spark_text": "the residual is mixed by a learned gate: the block ends before it",
     "mobilebert": "bottlenecks around its FFNs", "reformer": "a reversible layer has two streams",
 }  # fmt: skip
@@ -66,6 +67,7 @@ OTHER_ORDER = {
 }
 # FFNs that are float32 inside, whatever their input is: norms within them, BLOOM's constant of eight digits.
 SINGLE = {"beam", "bitnet", "bloom"}
+_INPUTS = ("other branch", "token_ids", "in the layer before")  # notes on what a block gets next to its x
 NLLB = "transformers 5.23 encodes the choice twice: its experts are mixed here as its own router weighs them"
 
 
@@ -114,14 +116,16 @@ class Compared:
             yield "its weights in memory, or by names alone, are not those on disk"
         if self.strange:
             yield f"{self.strange[0]} is none of the FFN's"
-        yield from (note for note in self.notes if "other branch" not in note and "token_ids" not in note)
+        yield from (note for note in self.notes if not any(known in note for known in _INPUTS))
 
 
 @dataclass
 class Caught:
-    """What went into modules (their first tensor) and came out of them (the first of a tuple), the first time."""
+    """What went into modules (their first tensor, and `state`, their second) and came out of them (the first of a
+    tuple), the first time."""
 
     given: dict[str, Tensor] = field(default_factory=dict)
+    state: dict[str, Tensor] = field(default_factory=dict)
     made: dict[str, Tensor] = field(default_factory=dict)
 
     @contextmanager
@@ -136,10 +140,12 @@ class Caught:
 
     def _hook(self, name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-            first = next((t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)), None)
+            first, second, *_ = (*(t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)), None, None)
             made = out[0] if isinstance(out, (tuple, list)) else out
             if isinstance(first, Tensor) and isinstance(made, Tensor):
                 self.given.setdefault(name, first.clone())
+                if isinstance(second, Tensor):
+                    self.state.setdefault(name, second.clone())
                 self.made.setdefault(name, made.clone())
 
         return hook
@@ -253,17 +259,18 @@ def _in_double(live: LiveFFN, ready: Prepared, caught: Caught) -> float | None:
         return None
     weights = {n: tensor.double() if tensor.is_floating_point() else tensor for n, tensor in ready.weights.items()}
     with torch.no_grad():
-        return error(_ours(ready, weights, x), _theirs(live, caught, x))
+        return error(_ours(ready, weights, x, caught.state.get(live.enters)), _theirs(live, caught, x))
 
 
 def _theirs(live: LiveFFN, caught: Caught, x: Tensor) -> Tensor:
     return sum((caught.made[module].reshape(x.shape) for module in live.leaves), torch.zeros(()))
 
 
-def _ours(ready: Prepared, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def _ours(ready: Prepared, weights: Mapping[str, Tensor], x: Tensor, state: Tensor | None) -> Tensor:
     ids = _ids(torch.Generator().manual_seed(2)).reshape(-1, 1)
     tokens = {name: ids.reshape(*x.shape[:-1], 1) for name in id_inputs(ready.steps)}
-    return run(ffn_steps(ready.steps), weights, {ffn_span(ready.steps)[0]: x, **tokens})
+    states = {name: state for name in state_inputs(ready.steps) if state is not None}
+    return run(ffn_steps(ready.steps), weights, {ffn_span(ready.steps)[0]: x, **tokens, **states})
 
 
 def live_weights(module: nn.Module, resolved: Resolved, layer: Layer) -> dict[str, Tensor]:
@@ -301,7 +308,7 @@ def _by_names_alone(tiny: Tiny, layers: Iterable[Layer]) -> Iterator[dict[str, T
 def _compared(tiny: Tiny, at: tuple[Layer, LiveFFN], ready: Prepared, same: bool, caught: Caught) -> Compared:
     layer, live = at
     x = caught.given[live.enters]
-    theirs, ours = _theirs(live, caught, x), _ours(ready, ready.weights, x)
+    theirs, ours = _theirs(live, caught, x), _ours(ready, ready.weights, x, caught.state.get(live.enters))
     start, _ = ffn_span(ready.steps)
     norms = {}
     for step in ready.steps:

@@ -12,8 +12,9 @@ from ffncli.bench.records import Case
 from ffncli.bench.referee.prescribed_routing import PrescribedRouting
 from ffncli.block.cost import cost, step_costs
 from ffncli.block.dtypes import dtype
-from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.recipe import FFNSpec, MoE, route_of, steps
 from ffncli.block.steps import (
+    ONE,
     Axis,
     Experts,
     Multiply,
@@ -27,6 +28,7 @@ from ffncli.block.steps import (
 from ffncli.block.traffic import experts_touched, traffic
 from ffncli.errors import FFNError
 from ffncli.kernels.routing import choose
+from ffncli.models.config.read import from_config
 from ffncli.run.engine.execute import execute, route, run
 from ffncli.run.engine.reference import in_float64, steady_tokens
 from ffncli.run.engine.weights import random_weights
@@ -101,6 +103,24 @@ def test_one_choice_at_a_time_is_phimoes(threshold, shift):
     assert threshold < 0.5 or (found[found != 0] < 0.999).any()
 
 
+@pytest.mark.parametrize("shift", [0.0, -0.6])  # with -0.6 most corrected scores of the best groups are below 0
+def test_experts_outside_the_best_groups_of_axk2_have_the_score_0(shift):
+    code = pytest.importorskip("transformers.models.axk2.modeling_axk2")
+    config = code.AXK2Config(hidden_size=8, n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2)
+    router = code.AXK2TopkRouter(config)
+    correction = 0.1 * torch.randn(8, generator=torch.Generator().manual_seed(2)) + shift
+    router.weight.data, router.e_score_correction_bias = torch.eye(8), correction
+    logits = logits_of(200, 8).float()
+    _, weights, chosen = router(logits)
+    spec = from_config({**config.to_dict(), "num_hidden_layers": 2}, "c", "c").groups[-1].spec
+    op, params = route_of(spec), {"correction": correction}
+    found = both(op, params, logits)
+    assert torch.allclose(found, dense(chosen, weights, 8), atol=1e-6)
+    left_out = route(replace(op, zero_outside=False), params, logits)
+    assert torch.allclose(found, left_out) == (not shift)
+    assert "2 of 4 groups, 0 for the others" in op.formula(["router"], str)
+
+
 def test_formulas_say_how_experts_are_chosen():
     def printed(spec: FFNSpec) -> str:
         block = steps(spec)
@@ -115,7 +135,7 @@ def test_formulas_say_how_experts_are_chosen():
     by = {step.output: right_hand_side(step, steps(INKLING)) for step in steps(INKLING)}
     assert by["shared"] == "Σ route[e] · expert_e(x), the last 3 of route"
     scaled = steps(FFNSpec(6, 10, "swiglu", learned_scale=True))
-    assert (scaled[-1].op, right_hand_side(scaled[-1], scaled)) == (Multiply(learned=True), "s_scaled ⊙ down")
+    assert (scaled[-1].op, right_hand_side(scaled[-1], scaled)) == (Multiply(learned=ONE), "s_scaled ⊙ down")
 
 
 def test_shared_experts_in_the_route_by_hand():

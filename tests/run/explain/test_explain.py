@@ -15,7 +15,7 @@ from ffncli.block.limits import Limits, hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.rewrite import final_layer
 from ffncli.block.shard import shard
-from ffncli.block.steps import OPS, block_inputs, id_inputs
+from ffncli.block.steps import OPS, block_inputs, id_inputs, state_inputs
 from ffncli.errors import FFNError
 from ffncli.run.engine.execute import Mode
 from ffncli.run.engine.trace import trace
@@ -49,6 +49,10 @@ SPECS = {
     ),
     "qwen": FFNSpec(6, 10, "swiglu", moe=MoE(4, 2, shared_experts=1, shared_gate=True, renormalise=False)),
     "llama4": FFNSpec(6, 10, "swiglu", moe=MoE(4, 1, score="sigmoid", weigh="input", renormalise=False)),
+    "zaya": FFNSpec(
+        6, 10, "swiglu",
+        moe=MoE(4, 1, correction=True, renormalise=False, router_width=5, router_carries=True, skip_experts=2),
+    ),
     "identities": FFNSpec(6, 10, "swiglu", moe=MoE(4, 3, identity_experts=3)),
     "latent": FFNSpec(
         6, 10, "swiglu", norm="rmsnorm", norm_weight="one_plus", norm_position="pre+branch", residual=True,
@@ -70,7 +74,8 @@ def scene(spec: FFNSpec, dtype=torch.float32, leading=(2, 3), mode: Mode | None 
     weights |= changed
     x = torch.randn(*leading, spec.d_model, generator=generator).to(dtype)
     ids = {name: torch.arange(x[..., 0].numel()).reshape(*leading, 1) for name in id_inputs(block)}
-    found = trace(block, weights, {"x": x, **ids}, mode or Mode(), inside=None, keep=None)
+    states = {name: torch.randn(*leading, axis.size).to(dtype) for name, axis in state_inputs(block).items()}
+    found = trace(block, weights, {"x": x, **ids, **states}, mode or Mode(), inside=None, keep=None)
     return Scene(block, weights, found.tensors, mode or Mode())
 
 

@@ -374,7 +374,7 @@ def test_not_in_every_layer_is_the_ffn_the_majority(of_bert):
 def test_the_balance_point(of_bert):
     fact = of_bert["4x is the balance point"]
     assert fact.verdict == "depends"
-    assert "2.5x (t5-v1.1-xxl) and 8x (gemma-7b)" in fact.note
+    assert "2x (exaone-4-1.2b) and 8x (gemma-7b)" in fact.note
 
 
 def test_slopes(of_bert):

@@ -27,7 +27,8 @@ def test_the_load_of_routes_written_by_hand():
 
 def test_identity_experts_and_tokens_without_a_choice():
     route = torch.tensor([[0.5, 0, 0, 0, 0.25, 0.25], [0, 0, 0, 0, 1.0, 0]])  # two identity experts behind the four
-    found = routing_of(steps(FFNSpec(4, 8, "swiglu", moe=MoE(4, 2, identity_experts=2))), {"route": route})
+    block = steps(FFNSpec(4, 8, "silu", gated=True, moe=MoE(4, 2, identity_experts=2)))
+    found = routing_of(block, {"route": route})
     assert (found.tokens_per_expert, found.choices, found.identity_choices) == ((1, 0, 0, 0), 1, 3)
     none = routing_of(BLOCK, {"route": torch.zeros(3, 4)})
     assert (none.choices, none.busiest_expert, none.entropy_bits, none.idle_experts) == (0, None, None, (0, 1, 2, 3))

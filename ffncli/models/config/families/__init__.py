@@ -25,8 +25,7 @@ FAMILIES: Mapping[str, Family] = {
     **composites.ROWS, **experts.ROWS, **routers.ROWS, **media.ROWS,
 }  # fmt: skip
 # model_type → why its blocks cannot be described
-REFUSED: Mapping[str, str] = {**hybrids.REFUSED, **moe.REFUSED, **composites.REFUSED, **media.REFUSED}
-COUNTED: Mapping[str, str] = moe.COUNTED  # the same, for families whose tensors can still be counted
+REFUSED: Mapping[str, str] = {**hybrids.REFUSED, **composites.REFUSED, **media.REFUSED}
 TEXT_TYPES = composites.TEXT_TYPES
 BY_TYPE: Mapping[str, str] = {alias: name for name, row in FAMILIES.items() for alias in (name, *row.aliases)}
 
@@ -34,8 +33,3 @@ BY_TYPE: Mapping[str, str] = {alias: name for name, row in FAMILIES.items() for 
 def family_of(model_type: object) -> Family | None:
     """The row of a config's model_type, or None if it is unknown (or not a string)."""
     return FAMILIES.get(BY_TYPE.get(model_type, "")) if isinstance(model_type, str) else None
-
-
-def refusal(model_type: object) -> str:
-    """Why the blocks of a model_type cannot be described, empty if they can; some can still be counted (COUNTED)."""
-    return (REFUSED.get(model_type) or COUNTED.get(model_type, "")) if isinstance(model_type, str) else ""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
-from ffncli.block.limits import Limits, hard_limits
+from ffncli.block.limits import hard_limits
 from ffncli.errors import FFNError
 from ffncli.models.config.families.routing import after_prefix, corrected, named, only
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack
@@ -27,11 +26,7 @@ def _kimi(config: Fields) -> Extra:
 
 def _kimi_block(config: Fields) -> Extra:
     """Kimi-K3 mixes the outputs of earlier layers instead of adding to them: the block ends before that."""
-    extra: dict[str, Any] = {} if config.get("routed_expert_hidden_size", None) is None else {"residual": False}
-    if config.get("activation_situ_beta|activation_situ_linear_beta", None) is not None:
-        gate, up = config.number("activation_situ_beta", 4.0), config.number("activation_situ_linear_beta", 25.0)
-        extra["limits"] = Limits(gate_cap=gate, up_cap=up)
-    return extra
+    return {} if config.get("routed_expert_hidden_size", None) is None else {"residual": False}
 
 
 def _spark(config: Fields) -> Extra:
@@ -68,7 +63,8 @@ def _gated_norms(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 ROWS: Mapping[str, Family] = {
     "axk2": Family(
-        default_activation="silu", layer=_gated_norms, moe=MoEFields(layers=_AXK2_LAYERS, routing=corrected(2.5))
+        default_activation="silu", layer=_gated_norms,
+        moe=MoEFields(layers=_AXK2_LAYERS, routing=lambda config: {**corrected(2.5)(config), "zero_outside": True}),
     ),
     "kimi_linear": _Silu(moe=MoEFields(layers=named(after_prefix(1)), routing=_kimi), adjust=_kimi_block),
     "muse_spark_text": _Silu(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ffncli.errors import FFNError
+from ffncli.models.config.families.routing import agree
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack
 from ffncli.models.files.fields import Fields
 
@@ -97,9 +98,7 @@ def _nemotron_kinds(config: Fields) -> list[str]:
     if not set(pattern) <= set(_PATTERN):
         raise config.wrong("hybrid_override_pattern", pattern, f"made of {' '.join(_PATTERN)}")
     kinds = _kinds(config, [_PATTERN[letter] for letter in pattern])
-    count = config.get("num_hidden_layers", None)  # published configs have both; the code counts the list
-    if count is not None and count != len(kinds):
-        raise config.wrong("num_hidden_layers", count, f"{len(kinds)}, as many as the list of its layers has")
+    agree(config, num_hidden_layers=len(kinds))
     return kinds
 
 

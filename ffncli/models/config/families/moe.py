@@ -27,13 +27,6 @@ from ffncli.models.config.families.routing import (
 from ffncli.models.config.family import TOP_K, Extra, Family, MoEFields, Stack
 from ffncli.models.files.fields import REQUIRED, Fields
 
-# Families that the block language cannot express and whose tensors hold parameters that it would not count.
-REFUSED: Mapping[str, str] = {
-    "zaya": "its router is an MLP that passes a state from layer to layer",
-}
-# Families that the block language cannot express, but with the usual tensors, which are counted if present.
-COUNTED: Mapping[str, str] = {}
-
 EPS5 = ("rms_norm_eps", 1e-5)
 _Silu = partial(Family, default_activation="silu")
 
@@ -45,6 +38,12 @@ def _ernie_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
     return lambda i: (i + 1) % step == 0 and i >= start and (end == -1 or i <= end)
 
 
+def _ernie(config: Fields) -> Extra:
+    if not 0 <= config.number("moe_norm_min", 1e-12) <= 1e-6:
+        only(config, "moe_norm_min", 1e-12, "a sum of scores that is kept from below by more than a rounding")
+    return {"correction": True, **shared_count(2)(config)}
+
+
 def _llama4_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
     step: int = config.integer("interleave_moe_layer_step", 1)
     listed = None if config.get("moe_layers", None) is None else frozenset(config.integers("moe_layers"))
@@ -54,6 +53,8 @@ def _llama4_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
 def _deepseek_v2(config: Fields) -> Extra:
     agree(config, scoring_func="softmax")
     grouped_choice = config.text("topk_method", "greedy") == "group_limited_greedy"
+    if not grouped_choice:
+        only(config, "topk_method", "greedy", "only greedy and group_limited_greedy are")
     groups = {"groups": config.integer("n_group"), "top_groups": config.integer("topk_group")} if grouped_choice else {}
     if config.flag("norm_topk_prob", False):
         raise FFNError(
@@ -135,15 +136,20 @@ def _laguna(config: Fields) -> Extra:
     return ungrouped("moe_routed_scaling_factor", shared=shared_width)(config)
 
 
-def _mistral4(config: Fields) -> Extra:
+def _mistral4(renormalise: bool | None, score_dtype: str = "fp32") -> Routing:
     """DeepSeek-V3's choice among groups, by the probabilities."""
-    agree(config, scoring_func="softmax")
-    routing = corrected()(config)
-    return {**routing, "score": "softmax", "correction": False}
+
+    def routing(config: Fields) -> Extra:
+        agree(config, scoring_func="softmax")
+        made = corrected(renormalise=renormalise)(config)
+        return {**made, "score": "softmax", "correction": False, "score_dtype": score_dtype}
+
+    return routing
 
 
 def _longcat(config: Fields) -> Extra:
     only(config, "router_bias", False, "transformers stores that bias and does not add it")
+    agree(config, norm_topk_prob=False)
     null = "zero_expert_num" in config.values and config.values["zero_expert_num"] is None
     return {
         "renormalise": False, "correction": True, "scale": config.number("routed_scaling_factor", 6.0),
@@ -241,10 +247,10 @@ ROWS: Mapping[str, Family] = {
     "qwen3_vl_moe_text": _Silu(moe=MoEFields(layers=sparse_step, routing=softmax(None))),
     "qwen3_omni_moe_text": _Silu(moe=MoEFields(layers=sparse_step, routing=softmax(True))),
     "mistral4": _Silu(
-        moe=MoEFields(layers=after_prefix(0), routing=lambda config: {**_mistral4(config), "score_dtype": "input"})
+        moe=MoEFields(layers=after_prefix(0), routing=_mistral4(True, "input"))
     ),
     "mistral_large4_text": _Silu(
-        eps=EPS5, moe=MoEFields(layers=_PREFIX_1, routing=lambda config: {**_mistral4(config), "renormalise": True})
+        eps=EPS5, moe=MoEFields(layers=_PREFIX_1, routing=_mistral4(None))
     ),
     "mellum": _Silu(moe=MoEFields(layers=fixed_prefix(0), routing=softmax(True))),
     "hunyuan_v1_moe": _Silu(eps=EPS5, moe=MoEFields(d_ff="intermediate_size", routing=_hunyuan)),
@@ -256,7 +262,7 @@ ROWS: Mapping[str, Family] = {
     ),
     "ernie4_5_moe": _Silu(
         eps=EPS5, adjust=_unbiased("use_bias"),
-        moe=MoEFields(layers=_ernie_layers, routing=lambda config: {"correction": True, **shared_count(2)(config)}),
+        moe=MoEFields(layers=_ernie_layers, routing=_ernie),
     ),
     "deepseek_v2": _Silu(adjust=_unbiased("mlp_bias"), moe=MoEFields(layers=after_prefix(0), routing=_deepseek_v2)),
     **{

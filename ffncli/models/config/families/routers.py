@@ -1,6 +1,7 @@
 """Mixtures whose routers do more than score and keep the best: tables, shared experts in the sum, one choice at a time.
 
-Facts: transformers 5.23, `modeling_deepseek_v4.py`, `modeling_inkling.py`, `modeling_phimoe.py`.
+Facts: transformers 5.23, `modeling_deepseek_v4.py`, `modeling_inkling.py`, `modeling_phimoe.py`,
+`modeling_zaya.py`.
 """
 
 from __future__ import annotations
@@ -101,6 +102,19 @@ def _phimoe(config: Fields) -> Extra:
     return {"order": "one_by_one", "renormalise": False, "score_dtype": "input", "threshold": threshold}
 
 
+def _zaya(config: Fields) -> Extra:
+    only(config, "num_experts_per_tok", 1, "its code takes one expert per token")
+    return {
+        "correction": True, "renormalise": False, "score_dtype": "input", "skip_experts": 1,
+        "router_width": config.integer("router_hidden_size", 256),
+    }  # fmt: skip
+
+
+def _zaya_layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
+    """Every router but the first gets the state of the one before."""
+    return lambda i: {"moe.router_carries": i > 0}
+
+
 ROWS: Mapping[str, Family] = {
     "deepseek_v4": Family(
         default_activation="silu", adjust=_deepseek_v4_block, layer=_by_token,
@@ -117,5 +131,9 @@ ROWS: Mapping[str, Family] = {
     "phimoe": Family(
         default_activation="silu", norm="layernorm", eps=("rms_norm_eps", 1e-5),
         moe=MoEFields(d_ff="intermediate_size", routing=_phimoe),
+    ),
+    "zaya": Family(  # learned scales and biases come before the residual: the block ends before them
+        default_activation="silu", eps=("rms_norm_eps", 1e-5), layer=_zaya_layer,
+        adjust=lambda config: {"residual": False}, moe=MoEFields(routing=_zaya),
     ),
 }  # fmt: skip

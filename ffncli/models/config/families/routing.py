@@ -133,19 +133,22 @@ def after_choice(config: Fields) -> Extra:
 
 
 def corrected(
-    scale: float = 1.0, groups: tuple[int, int] = (1, 1), shared: int | None = 1, renormalise: bool = True
+    scale: float = 1.0, groups: tuple[int, int] = (1, 1), shared: int | None = 1, renormalise: bool | None = True
 ) -> Routing:
     """DeepSeek-V3's routing: sigmoid scores, a correction for the choice, groups ranked by their two best.
 
-    The arguments are the defaults of the fields; `shared` None: the family has no shared experts.
+    The arguments are the defaults of the fields; `shared` None: the family has no shared experts;
+    `renormalise` None: its code always renormalises.
     """
 
     def routing(config: Fields) -> Extra:
         agree(config, scoring_func="sigmoid", topk_method="noaux_tc")
         agree(config, moe_router_activation_func="sigmoid", use_grouped_topk=True, moe_router_dtype="float32")
+        if renormalise is None:
+            agree(config, norm_topk_prob=True)
         return {
             "score": "sigmoid", "correction": True, "group_best": 2,
-            "renormalise": config.flag("norm_topk_prob|moe_renormalize", renormalise),
+            "renormalise": renormalise is None or config.flag("norm_topk_prob|moe_renormalize", renormalise),
             "scale": config.number("routed_scaling_factor", scale),
             "groups": config.integer("n_group|num_expert_group", groups[0]),
             "top_groups": config.integer("topk_group", groups[1]),
@@ -159,8 +162,8 @@ def ungrouped(scale: str | None = None, default: float = 1.0, shared: Routing = 
     """The same without groups and always renormalised; `scale` names the field of the factor."""
 
     def routing(config: Fields) -> Extra:
-        agree(config, scoring_func="sigmoid", score_func="sigmoid", use_routing_bias=True)
-        agree(config, n_group=1, topk_group=1, num_expert_groups=1, num_limited_groups=1)
+        agree(config, scoring_func="sigmoid", score_func="sigmoid", use_routing_bias=True, route_norm=True)
+        agree(config, n_group=1, topk_group=1, num_expert_groups=1, num_limited_groups=1, norm_topk_prob=True)
         factor = config.number(scale, default) if scale else 1.0
         return {"score": "sigmoid", "correction": True, "scale": factor, **shared(config)}
 
