@@ -51,8 +51,8 @@ def test_all_is_every_known_model(call):
 
 
 def test_options_change_all_of_them(call):
-    assert {row["dtype"] for row in rows(call, "--all", "-q", "--dtype", "bf16")} == {"bf16"}
-    assert {row["tokens"] for row in rows(call, "--all", "-q", "--tokens", "7")} == {7}
+    assert {row["dtype"] for row in rows(call, "--all", "--dtype", "bf16")} == {"bf16"}
+    assert {row["tokens"] for row in rows(call, "--all", "--tokens", "7")} == {7}
 
 
 # --- --sweep ----------------------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def test_options_that_do_not_go_together(words: list[str], parts: list[str], cal
 @pytest.mark.parametrize(
     "words",
     [["gpt2", "--sweep", "d_ff=1x,2x"], ["deepseek-v3", "--tp", "4"], ["llama-2-7b", "gpt2", "--tokens", "1,8"],
-     ["gpt2", "--iso-params", "--ridge", "50"], ["--all", "-q"]],
+     ["gpt2", "--iso-params", "--ridge", "50"], ["--all"]],
     ids=" ".join,
 )  # fmt: skip
 def test_every_format(words: list[str], style: str, call):
@@ -331,7 +331,7 @@ def test_csv_columns_are_the_rows_keys_in_order(call):
     assert float(values["ffn_share_of_layer"]) == row["ffn_share_of_layer"]
 
 
-@pytest.mark.parametrize("words", ["--all -q", "deepseek-v3 --tp 8", "gpt2 --sweep d_ff=1x,2x --csv"])
+@pytest.mark.parametrize("words", ["--all", "deepseek-v3 --tp 8", "gpt2 --sweep d_ff=1x,2x --csv"])
 def test_a_reader_that_has_had_enough(words: str):
     line = f'"{sys.executable}" -m ffncli params {words} | head -n 1; exit ${{PIPESTATUS[0]}}'
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
