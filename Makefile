@@ -58,7 +58,7 @@ CHEATS := tests/cheats tests/run/verify/test_referee.py tests/run/user/test_host
 FUZZ := tests/cli/test_any_input.py tests/models/files/test_headers.py tests/models/files/test_bounded_work.py tests/fuzz/test_fuzz.py
 RUNS := tests/bench/test_suite.py tests/bench/test_kills.py tests/cli/bench/test_bench.py \
     $(addprefix tests/bench/timing/test_,worker.py device_lost.py measure_case.py)
-ARCHITECTURES := tests/architectures
+ARCHITECTURES := tests/architectures tests/models/tensors/test_non_ffn.py tests/models/config/test_mixers.py
 FUZZ_CASES ?= 5000
 KILLS ?= 100
 HEAVY := $(DOCS) $(INSTALL) $(FUZZ) $(CHEATS) $(RUNS) $(ARCHITECTURES)

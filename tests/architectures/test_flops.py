@@ -124,6 +124,7 @@ CLOSED: Mapping[str, tuple[Closed, ...]] = {
     "deepseek_v4": (Closed(_ROUTED, shared=(1, "moe_intermediate_size")),),
     "phimoe": (_LOCAL,),
     "zaya": (Closed(router="router_hidden_size"),),
+    "inkling2_text": (Closed(_ROUTED),),
     "inkling_text": (_AFTER_ONE(10, shared=("n_shared_experts", "moe_intermediate_size")),),  # 8 rows and 2 shared
     "mimo_v2_flash": (_AFTER_ONE(_ROUTED),),
     "solar_open": (replace(_DEEPSEEK, layers=(4, 0)),),

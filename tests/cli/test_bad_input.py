@@ -31,7 +31,7 @@ NO_SIZES = ["0", "-4", HUGE, "abc", "", "4.5", "1e3", "nan", "0x10", " ", "9" * 
     ("words", "parts"),
     [
         (["params", "lama-2-7b"], ["'lama-2-7b'", "did you mean 'llama-2-7b'"]),
-        (["trace", "gpt-2"], ["'gpt-2'", "did you mean", "'gpt2'"]),
+        (["trace", "gtp2"], ["'gtp2'", "did you mean", "'gpt2'"]),
         (["params", "zzzz"], ["unknown model 'zzzz'", "`ffn models`"]),
         (["params", ""], ["unknown model ''"]),
         (["params", "gpt2", "lama-2-7b"], ["'lama-2-7b'"]),

@@ -142,7 +142,7 @@ def test_a_text_config_without_a_model_type_is_transformers_default(name: str) -
     nested = CONFIG_MAPPING[name].sub_configs_defaults  # type: ignore[attr-defined]
     if "thinker_config" in nested:  # its text_config lies one level deeper
         nested = CONFIG_MAPPING[nested["thinker_config"].model_type].sub_configs_defaults  # type: ignore[attr-defined]
-    text = next(key for key in ("text_config", "vlm_config", "decoder_config") if key in nested)
+    text = next(key for key in ("text_config", "vlm_config", "decoder_config", "esmc_config") if key in nested)
     assert TEXT_TYPES[name] == nested[text].model_type
 
 

@@ -84,6 +84,8 @@ UNTOLD = {
     "luke": "its config ties the head, its class does not",
     **dict.fromkeys(
         (
+            "ernie4_5_vl_moe_text", "evolla", "higgs_audio_v2", "instructblip_qformer", "instructblipvideo_qformer",
+            "layoutlmv2", "lilt", "lxmert", "tvp",  # the FFNs of other tokens among them
             "blt_local_decoder", "blt_local_encoder", "chameleon", "csm", "gradium_phonon_tts", "idefics",
             "inkling_text", "inkling2_text", "pocket_tts", "qwen3_omni_moe_talker_code_predictor",
             "qwen3_omni_moe_talker_text", "speecht5", "udop", "vilt", "visual_bert",
