@@ -63,12 +63,12 @@ def _one(c: ModelCount) -> list[Part]:
     parts.append(Table(("quantity", "value", " "), _totals(c), title))
     if c.evidence:
         parts += [Heading("evidence"), *(Line(text, quiet=True) for text in c.evidence)]
+    if c.citation:
+        parts.append(Line(f"source: {c.citation}", quiet=True))
     if c.differences:
         parts += [Heading("what disagrees"), *map(Line, c.differences)]
     if c.not_counted:
         parts += [Heading("not counted"), *(Line(str(part), quiet=True) for part in c.not_counted)]
-    if c.citation:
-        parts.append(Line(f"source: {c.citation}", quiet=True))
     return parts
 
 

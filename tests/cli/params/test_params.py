@@ -271,3 +271,12 @@ def test_ridge_list_shows_every_accelerator_by_a_name_that_ridge_takes(call):
     header, first = call("params", "--ridge", "list", "--csv")[1].splitlines()[:2]
     assert dict(zip(header.split(","), first.split(","), strict=True))["fp16_tflops"] == "125"
     assert "--ridge list shows all" in call("params", "gpt2", "--ridge", "zzz")[2]
+
+
+def test_the_source_of_a_row_is_evidence_and_not_what_was_not_counted(call):
+    lines = call("params", "qwen3.8")[1].splitlines()
+    places = [
+        next(i for i, line in enumerate(lines) if line.startswith(text))
+        for text in ("evidence", "  source: ", "not counted")
+    ]
+    assert places == sorted(places)
