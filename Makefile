@@ -1,7 +1,8 @@
 # make run     creates .venv if needed, runs the default trace, then `ffn params` side by side (ARGS="..." runs anything)
 # make test    creates .venv if needed, runs every test but those of the targets test-* and fuzz
 # make test-runs     whole runs of `ffn bench` with real workers, and what kills or starves them
-# make test-architectures   every architecture of transformers: counted, traced, compared with its module
+# make test-architectures   every architecture of transformers: its config read, counted, traced, compared with its module
+# make test-hub      a local server as the Hub: slow, broken, lying
 # make test-cheats   kernels that cheat, each of which must be caught, honest ones, none of which may be accused, and ones
 #              that hang, flood, eat memory or end their process, which cost their own rows
 # make bench   creates .venv if needed, runs `ffn bench` (ARGS="512x2048:swiglu --quick")
@@ -25,7 +26,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install .ci/install_torch.py
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test fuzz test-runs test-architectures test-kills test-cheats test-wheel test-install test-triton check lint bench bench-timers bench-method bench-sweep bench-conv certificates bench-fresh-inputs demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
+.PHONY: run test fuzz test-runs test-architectures test-hub test-kills test-cheats test-wheel test-install test-triton check lint bench bench-timers bench-method bench-sweep bench-conv certificates bench-fresh-inputs demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
     bench-approximate mutations facts catalog architectures trace-architectures claims picture unchanged docs test-docs docs-update clean
 .DEFAULT_GOAL := run
 
@@ -50,18 +51,19 @@ else
 	@$(BIN)/ffn params llama-2-7b gpt2 mixtral-8x7b
 endif
 
-# What runs every command of the manual, installs or removes packages, makes up input, measures with real workers, or builds
-# every architecture has a target of its own: `make test` stays within 5 minutes.
+# What runs every command of the manual, installs or removes packages, makes up input, measures with real workers, waits
+# for a server, or builds every architecture has a target of its own: `make test` stays within 5 minutes.
 DOCS := tests/test_docs.py tests/test_schemas.py tests/test_claims.py
 INSTALL := tests/test_install.py tests/cli/test_missing_packages.py
 CHEATS := tests/cheats tests/run/verify/test_referee.py tests/run/user/test_hosted.py tests/bench/test_hostile_kernels.py
 FUZZ := tests/cli/test_any_input.py tests/models/files/test_headers.py tests/models/files/test_bounded_work.py tests/fuzz/test_fuzz.py
 RUNS := tests/bench/test_suite.py tests/bench/test_kills.py tests/cli/bench/test_bench.py \
     $(addprefix tests/bench/timing/test_,worker.py device_lost.py measure_case.py)
-ARCHITECTURES := tests/architectures tests/models/tensors/test_non_ffn.py tests/models/config/test_mixers.py
+ARCHITECTURES := tests/architectures tests/models/config tests/models/tensors/test_non_ffn.py
+HUB := tests/cli/params/test_hub.py tests/models/files/test_hub.py tests/models/files/test_hub_requests.py
 FUZZ_CASES ?= 5000
 KILLS ?= 100
-HEAVY := $(DOCS) $(INSTALL) $(FUZZ) $(CHEATS) $(RUNS) $(ARCHITECTURES)
+HEAVY := $(DOCS) $(INSTALL) $(FUZZ) $(CHEATS) $(RUNS) $(ARCHITECTURES) $(HUB)
 
 test: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(HEAVY))
@@ -80,6 +82,9 @@ test-runs: $(VENV)/.installed-test
 
 test-architectures: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARCHITECTURES)
+
+test-hub: $(VENV)/.installed-test
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(HUB)
 
 fuzz: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(FUZZ)
