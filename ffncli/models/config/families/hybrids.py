@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, shown
 from ffncli.models.config.families.routing import agree
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack
 from ffncli.models.files.fields import Fields
@@ -22,8 +22,10 @@ _FIRST = ["linear_attention", "linear_attention", "hybrid"]  # for a Zamba confi
 
 
 def _kinds(config: Fields, default: Sequence[str]) -> list[str]:
-    """What each layer is, in the config's words."""
-    kinds = config.get("layers_block_type|layer_types", None)
+    """What each layer is, in the config's words, which has two names: they must not differ."""
+    kinds, other = config.get("layers_block_type|layer_types", None), config.get("layer_types", None)
+    if other is not None and other != kinds:
+        raise config.wrong("layer_types", other, f"the same as layers_block_type ({shown(kinds)})")
     if kinds is None:
         return list(default)
     if type(kinds) is not list or not kinds or any(type(kind) is not str for kind in kinds):
@@ -146,7 +148,7 @@ def _half(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 def _xlstm(config: Fields) -> Extra:
     multiple = config.integer("ffn_round_up_to_multiple_of", 64)
-    width = config.integer("hidden_size|embedding_dim") * config.number("ffn_proj_factor", 2.667)
+    width = config.integer("hidden_size") * config.number("ffn_proj_factor", 2.667)
     rounded = int((width + multiple - 1) // multiple * multiple)
     return {"activation": "silu", "d_ff": rounded, "norm_bias": config.flag("use_bias", False)}
 
@@ -206,7 +208,7 @@ ROWS: Mapping[str, Family] = {
         activation="hidden_activation", default_activation="gelu_tanh", bias=True, norm_weight="one_plus", layer=_half
     ),
     "xlstm": Family(
-        d_model="hidden_size|embedding_dim", d_ff=None, activation=None, bias=("use_bias", False),
+        d_ff=None, activation=None, bias=("use_bias", False),
         eps=("norm_eps", 1e-6), adjust=_xlstm, stacks=(Stack("decoder", "num_hidden_layers|num_blocks"),),
     ),
     # The FFN's output leaves through a projection to the mixer's input: there is no residual around it.
