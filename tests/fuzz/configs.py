@@ -37,8 +37,8 @@ LATER: Mapping[str, Any] = {
     "ffn_hidden_multiplier": 1.5, "engram_rows": 384, "expert_out_norm": True, "router_soft_cap": 30.0,
     "intermediate_size_late": 80, "mlp_clip": 2.0, "num_null_experts": 4, "moe_config": {"experts": 3},
 }  # fmt: skip
-# Where transformers' class is no measure: it does not narrow Kimi-K3's experts, and stores weights for those of LongCat's
-# experts that have none.
+# Where the class of transformers is no measure: it does not narrow Kimi-K3's experts, and stores weights for those of
+# LongCat that have none.
 UNLIKE = {"kimi_linear": "routed_expert_hidden_size", "longcat_flash": "zero_expert_num"}
 OTHER_VALUES = (None, False, 0, 1, -1, 3, 2.5, "16", True, [], [12], {}, float("nan"), 1 << 40)
 
