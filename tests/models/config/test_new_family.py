@@ -24,7 +24,7 @@ PAGE = blocks((ROOT / "docs" / "new_models.md").read_text("utf-8"))
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The page's config, with the page's row in place."""
-    (code,) = (block.body for block in PAGE if block.language == "python")
+    (code,) = (block.body for block in PAGE if block.language == "py")
     (text,) = (block.body for block in PAGE if block.notes.get("file") == "tomorrow/config.json")
     values: dict[str, Any] = json.loads(text)
     with pytest.raises(FFNError, match="model_type 'tomorrow' is not known"):
