@@ -30,6 +30,7 @@ from ffncli.show.output import Output
 from ffncli.show.parts import Answer
 
 if TYPE_CHECKING:
+    from ffncli.block.analysis.stated import Checked
     from ffncli.block.analysis.survival import RoundedDifference
     from ffncli.models.counting.iso_units import IsoUnit
     from ffncli.run.activations.rounding import RoundingError
@@ -91,12 +92,9 @@ def command(
     load_limit.apply()
     chosen, units = chosen_names(names, everything)
     precision.check(chosen, units, data.source)
-    others = {
-        "--at": at, "--std": std != 1.0, "--expect": expected.expect, "--up": gated.up, "--iso-params": iso.iso_params,
-        "--against": precision.against, "--rounding": precision.rounding, "--plot": plot.plot,
-        "--plot-file": plot.plot_file,
-    }  # fmt: skip
-    data.check(others, precision.rounding)
+    functions = {"--at": at, "--std": std != 1.0, "--expect": expected.expect, "--up": gated.up}
+    compared = {"--iso-params": iso.iso_params, "--against": precision.against, "--rounding": precision.rounding}
+    data.check({**functions, **compared, "--plot": plot.plot, "--plot-file": plot.plot_file}, precision.rounding)
     if data.source is not None:
         _no_units(units)
         data.run(chosen, output, precision.dtype)
@@ -105,23 +103,30 @@ def command(
         raise FFNError("--expect is about functions of one number, not gated units", f"leave out {', '.join(units)}")
     plot.check(show.force, show.out)
     claims = expected.checked(chosen)
-    xs = (
-        points(at)
-        if at is not None
-        else tuple(dict.fromkeys(one.x for one in claims)) or points(BEYOND_LIMITS if precision.unit else DEFAULT_AT)
-    )
+    xs = points(at) if at is not None else _default_points(claims, precision)
     ups, widths = gated.ups(units, xs, compared=precision.unit is not None), iso.iso_units(units)
     plain_facts = [facts(name, xs, std) for name in chosen]
     page = with_checked(answer(plain_facts, _rows(units, xs, ups, std, widths), ratios=at is not None), claims)
     differences = precision.differences(chosen, std)
     page = _with_precision(page, differences, precision.errors(chosen, std, data.device), std)
-    if apart := precision.gated_differences(units, std):
-        from ffncli.cli.activations.gated_against_page import with_gated_differences
-
-        page = with_gated_differences(page, apart, std)
+    page = _with_gated(page, precision, units, std)
     output.show(_pictured(page, plot, output, (chosen, xs, precision.reference()), (units, xs, ups)))
     precision.judge(differences, page.body["rows"])
     judge(claims)
+
+
+def _default_points(claims: Sequence[Checked], precision: RoundingOptions) -> tuple[float, ...]:
+    """Where functions are shown without --at: at what --expect names, else over the usual range."""
+    return tuple(dict.fromkeys(one.x for one in claims)) or points(BEYOND_LIMITS if precision.unit else DEFAULT_AT)
+
+
+def _with_gated(page: Answer, precision: RoundingOptions, units: Sequence[str], std: float) -> Answer:
+    """The page with how far the gated units are from that of --against."""
+    if apart := precision.gated_differences(units, std):
+        from ffncli.cli.activations.gated_against_page import with_gated_differences
+
+        return with_gated_differences(page, apart, std)
+    return page
 
 
 def _no_units(units: Sequence[str]) -> None:
