@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ffncli.bench.records import Method
 from ffncli.bench.wrong_codes import MEANING, WrongCode
 from tests.cheats.harness import HERE, KERNEL, Server, header, server
 
@@ -37,9 +38,12 @@ def test_every_code_has_a_meaning_and_the_manual_has_them():
 @pytest.mark.parametrize("path", CHEATS, ids=lambda path: path.stem)
 def test_a_cheat_is_caught(referee: Server, path: Path):
     codes = header(path).codes
-    outcomes = referee.outcomes(path)
-    assert outcomes["eager"].status == "ok", outcomes["eager"].note  # what was replaced was put back
-    cheat = outcomes[KERNEL]
+    for _ in range(Method().processes):  # wrong in one process is wrong in the run: a busy machine may hide it once
+        outcomes = referee.outcomes(path)
+        assert outcomes["eager"].status == "ok", outcomes["eager"].note  # what was replaced was put back
+        cheat = outcomes[KERNEL]
+        if cheat.status != "ok" or DEFUSED in codes:
+            break
     if cheat.status == "ok":
         assert DEFUSED in codes, cheat.note
         return
