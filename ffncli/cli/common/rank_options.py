@@ -1,0 +1,22 @@
+"""--tp and --ep: over how many ranks a block is split."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+from ffncli.cli.common.option import option
+from ffncli.cli.common.parsers import positive
+
+_split = partial(option, "Ranks")
+
+TensorParallel = Annotated[
+    int | None,
+    _split("--tp", "--tensor-parallel", metavar="N", parser=positive("--tp", 65536),
+           help="Split every d_ff over N ranks (tensor parallelism)."),
+]  # fmt: skip
+ExpertParallel = Annotated[
+    int | None,
+    _split("--ep", "--expert-parallel", metavar="N", parser=positive("--ep", 65536),
+           help="Split the experts of a mixture over N ranks (expert parallelism)."),
+]  # fmt: skip

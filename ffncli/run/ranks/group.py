@@ -1,0 +1,20 @@
+"""This process as one of several ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from ffncli.block.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """The ranks of a run, which of them this process is, and their mesh with the dimensions `ep` and `tp`."""
+
+    ranks: Ranks
+    rank: int
+    device: torch.device
+    mesh: DeviceMesh
