@@ -13,8 +13,8 @@ from ffncli.errors import FFNError
 
 SIZES = ("tokens", "d_ff", "d_model", "threads")  # what may be swept, the first of equals in front
 _OTHERS = (
-    "run_id", "activation", "gated", "bias", "experts", "top_k", "shared_experts", "dtype", "passes", "cache",
-    "device", "baseline", "routing", "input", *SIZES,
+    "activation", "gated", "bias", "experts", "top_k", "shared_experts", "dtype", "passes", "cache",
+    "device", "baseline", "routing", "input", "hardware", *SIZES,
 )  # fmt: skip
 _NO_SWEEP = "--plot draws speed against a size, and no size has two values here"
 _HINT = "sweep one, as in --tokens 1,16,256 or --threads 1,2"
@@ -68,7 +68,12 @@ def speed_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:
     axis = _axis({name: [getattr(row, name) for row in timed] for name in SIZES})
     if axis is None:
         return ()
-    varying = [name for name in _OTHERS if name != axis and not _decided_by(axis, name, timed)]
+    once = len({(row.case, row.kernel) for row in timed}) == len(timed)  # parts of one grid, if of several runs
+    varying = [
+        name
+        for name in (*(() if once else ("run_id",)), *_OTHERS)
+        if name != axis and not _decided_by(axis, name, timed)
+    ]
     groups: dict[tuple[Any, ...], list[ResultRow]] = {}
     for row in timed:
         if getattr(row, axis) is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ffncli.bench.records import Case
@@ -29,17 +29,21 @@ class GridPart:
         return f"{self.index}/{self.count}"
 
 
-def parse_part(option: str, text: str) -> GridPart:
-    """The part that `3/8` names. Raises FFNError for anything else, naming the option."""
-    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text.strip(), re.ASCII)
-    if match is None:
-        raise FFNError(f"{option} must be a part of the grid, as in 3/8, got {shown(text)}")
-    part = GridPart(int(match[1]), int(match[2]))
-    if not 1 <= part.count <= MOST_PARTS:
-        raise FFNError(f"{option} {part}: a grid has from 1 to {MOST_PARTS:,} parts")
-    if not 1 <= part.index <= part.count:
-        raise FFNError(f"{option} {part}: its parts are 1/{part.count} to {part.count}/{part.count}")
-    return part
+def grid_part(option: str) -> Callable[[str], GridPart]:
+    """A parser for `3/8`; its FFNError names the option."""
+
+    def parse(text: str) -> GridPart:
+        match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(text).strip())
+        if match is None:
+            raise FFNError(f"{option} must be a part of the grid, as in 3/8, got {shown(text)}")
+        part = GridPart(int(match[1]), int(match[2]))
+        if not 1 <= part.count <= MOST_PARTS:
+            raise FFNError(f"{option} {part}: a grid has from 1 to {MOST_PARTS:,} parts")
+        if not 1 <= part.index <= part.count:
+            raise FFNError(f"{option} {part}: the first number must be from 1 to {part.count}")
+        return part
+
+    return parse
 
 
 def part_of(cases: Sequence[Case], index: int, count: int) -> tuple[Case, ...]:

@@ -131,6 +131,11 @@ class ResultRow:
     input: str = ""  # the sha256 of the file that x was drawn from; empty: random numbers
 
     @property
+    def hardware(self) -> str:
+        """What was measured: the GPU, else the CPU."""
+        return self.device_name or self.cpu
+
+    @property
     def fusion_share_max(self) -> float | None:
         """The most that fusing can save, as a share of the time that includes that traffic."""
         saving = self.fusion_saving_max
