@@ -22,7 +22,7 @@ from ffncli.bench.records import NO_GRAPHS, Case, Doing, Job, Outcome, Stage, St
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results import journal as journals
-from ffncli.bench.results.grid_file import WholeGrid, grid_bytes
+from ffncli.bench.results.grid_file import grid_bytes, whole_grid
 from ffncli.bench.results.journal import Journal, locked
 from ffncli.bench.results.row import ResultRow
 from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
@@ -82,7 +82,7 @@ def begun(path: Path, request: BenchRequest, force: bool = False, part: GridPart
 
     now = datetime.now(UTC)
     run = {"run_id": f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}", "started_utc": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
-    grid = None if part is None else WholeGrid(request, part.count)
+    grid = None if part is None else whole_grid(request, part.count)
     mine = request if grid is None or part is None else grid.request_of(part)
     with locked(path):
         opened = journals.begin(path, mine, run, software(), summarise, force, grid_bytes(grid) if grid else None)

@@ -63,6 +63,14 @@ def cells(row: ResultRow) -> tuple[Any, ...]:
     return tuple(values.values())
 
 
+def json_rows(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
+    """The rows as JSON has them: column → value."""
+    return [
+        {name: list(cell) if isinstance(cell, tuple) else cell for name, cell in zip(COLUMNS, cells(row), strict=True)}
+        for row in rows
+    ]
+
+
 def row_lines(rows: Sequence[ResultRow]) -> str:
     """The rows as lines of the CSV."""
     return "".join(line(cells(row)) for row in rows)

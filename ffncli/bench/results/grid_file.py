@@ -45,6 +45,11 @@ class WholeGrid:
         return {key: GridPart(index, self.parts) for key, index in dealt(self.request.cases, self.parts).items()}
 
 
+def whole_grid(request: BenchRequest, parts: int) -> WholeGrid:
+    """The grid of a request, as every part of it stores it."""
+    return WholeGrid(replace(request, asked={k: v for k, v in request.asked.items() if k != SHARD}), parts)
+
+
 @dataclass(frozen=True)
 class _GridFile:
     """The file. `request` is checked by `from_json`."""

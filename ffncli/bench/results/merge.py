@@ -228,9 +228,10 @@ def _chosen(sources: Sequence[_Source], grid: WholeGrid | None) -> dict[str, _Ca
 
 def _fault(rows: Sequence[ResultRow], request: BenchRequest) -> str:
     """Why these cannot be all rows of a case of that request; empty if they can."""
-    kernels, baselines = [row.kernel for row in rows], {row.baseline for row in rows}
-    if baselines != {request.baseline}:
-        return f"the baseline is {', '.join(map(shown, baselines))}, not {shown(request.baseline)}"
+    kernels = [row.kernel for row in rows]
+    unlike = next((row.baseline for row in rows if row.baseline != request.baseline), None)
+    if unlike is not None:
+        return f"the baseline is {shown(unlike)}, not {shown(request.baseline)}"
     if not request.method.by_step and sorted(kernels) != sorted(request.names):
         return f"the kernels are {', '.join(kernels)}, not {', '.join(request.names)}"
     return ""

@@ -12,7 +12,7 @@ from ffncli.bench.judge.thread_scaling import thread_scaling
 from ffncli.bench.judge.warnings import Code
 from ffncli.bench.records import Case
 from ffncli.bench.request.grid import BenchRequest
-from ffncli.bench.results.csv_file import COLUMNS, cells
+from ffncli.bench.results.csv_file import COLUMNS, cells, json_rows
 from ffncli.bench.results.journal import ResultFiles
 from ffncli.bench.results.row import ResultRow
 from ffncli.cli.bench.closing import closing
@@ -72,13 +72,9 @@ def answer(
         "gate": None if judged is None else _gate_json(judged, request.fail_if_slower),
         "spent": dict(spent or {}),
         "thread_scaling": [asdict(one) for one in thread_scaling(request.cases, rows)],
-        "rows": [dict(zip(COLUMNS, map(_listed, cells(row)), strict=True)) for row in rows],
+        "rows": json_rows(rows),
     }
     return Answer("bench", body, table, parts, CONVENTIONS)
-
-
-def _listed(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 # --- one case ---------------------------------------------------------------------------------------------------------
