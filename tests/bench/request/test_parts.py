@@ -45,7 +45,7 @@ def test_part_3_of_8_is_parts_3_and_11_of_16():
 
 
 def test_cases_are_dealt_by_their_sha256_on_every_machine():
-    """Digests by the tool sha256sum: a machine with another version of Python, or another seed of its hashes, agrees."""
+    """Digests by sha256sum: a machine with another Python, or another seed of its hashes, agrees."""
     key = "8x16:swiglu, {} tokens, fp32, forward, cold-weights, cpu, 1 thread"
     digests = {1: "fd85", 2: "0874", 3: "7d25", 4: "4cc2"}  # so the order is 2, 4, 3, 1
     for tokens, digest in digests.items():
