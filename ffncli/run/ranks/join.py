@@ -8,16 +8,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import PrefixStore
 
 from ffncli.block.ranks import Ranks
 from ffncli.errors import ExitCode, FFNError, Terminated
 from ffncli.run.ranks.environment import Place, torchrun
 from ffncli.run.ranks.group import RankGroup
-from ffncli.run.ranks.meeting import CLOSED, FAILED, LEFT, STOPPED, TIMED_OUT, Meeting, absent, meeting
+from ffncli.run.ranks.store import CLOSED, FAILED, LEFT, STOPPED, TIMED_OUT, RankStore, absent, open_store
 from ffncli.system.gpu import device_index, use_device
 
 # How errors of a collective begin: gloo's name their file; NCCL's and the stores' have a type.
@@ -35,25 +37,25 @@ def joined(ranks: Ranks, device: str, timeout: float) -> Iterator[RankGroup]:
     place = torchrun()
     if place is None:
         raise FFNError("this process is not one of several ranks", "start it with torchrun")
-    meets = meeting(place, timeout)
+    store = open_store(place, timeout)
     try:
-        meets.arrive(timeout)
-        with _in_group(meets, ranks, _device(device, place), timedelta(seconds=timeout)) as group:
+        store.arrive(timeout)
+        with _in_group(store, ranks, _device(device, place), timedelta(seconds=timeout)) as group:
             yield group
-        meets.answer(LEFT)
+        store.answer(LEFT)
     except BaseException as error:
-        lost = _reason(meets, error, timeout)
+        lost = _reason(store, error, timeout)
         if lost is None:
             raise
         raise lost from error
 
 
 @contextmanager
-def _in_group(meets: Meeting, ranks: Ranks, device: torch.device, limit: timedelta) -> Iterator[RankGroup]:
-    backend, place = ("nccl" if device.type == "cuda" else "gloo"), meets.place
+def _in_group(store: RankStore, ranks: Ranks, device: torch.device, limit: timedelta) -> Iterator[RankGroup]:
+    backend, place = ("nccl" if device.type == "cuda" else "gloo"), store.place
     distributed.init_process_group(
         backend,
-        store=distributed.PrefixStore("group", meets.store),
+        store=PrefixStore("group", store.shared),
         rank=place.rank,
         world_size=place.world_size,
         timeout=limit,
@@ -68,7 +70,8 @@ def _in_group(meets: Meeting, ranks: Ranks, device: torch.device, limit: timedel
 def _mesh(ranks: Ranks, kind: str, limit: timedelta) -> DeviceMesh:
     """The grid [ep, tp] of the ranks; its groups are made here because torch's own would wait for half an hour."""
     grid = torch.arange(ranks.world_size).reshape(ranks.ep, ranks.tp)
-    groups = [distributed.new_subgroups_by_enumeration(rows.tolist(), timeout=limit)[0] for rows in (grid.T, grid)]
+    subgroups: Any = distributed.new_subgroups_by_enumeration
+    groups = [subgroups(rows.tolist(), timeout=limit)[0] for rows in (grid.T, grid)]
     return DeviceMesh.from_group(groups, kind, mesh=grid, mesh_dim_names=("ep", "tp"))
 
 
@@ -82,21 +85,21 @@ def _device(device: str, place: Place) -> torch.device:
     return torch.device(use_device(f"cuda:{place.local_rank}", torch))
 
 
-def _reason(meets: Meeting, error: BaseException, timeout: float) -> FFNError | Terminated | None:
+def _reason(store: RankStore, error: BaseException, timeout: float) -> FFNError | Terminated | None:
     """What to raise for an error inside: a lost rank by its number; None for the error itself."""
     terminated, lost = isinstance(error, Terminated), _is_lost(error)
     if not (terminated or lost):
-        _leave_word(meets, STOPPED if isinstance(error, KeyboardInterrupt) else FAILED)
+        _leave_word(store, STOPPED if isinstance(error, KeyboardInterrupt) else FAILED)
         return None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent ends all ranks when one has died; this one knows why
     waited = lost and bool(_WAITED.search(str(error)))
     try:
-        meets.answer(STOPPED if terminated else TIMED_OUT if waited else CLOSED)
-        answers = meets.answers()
+        store.answer(STOPPED if terminated else TIMED_OUT if waited else CLOSED)
+        answers = store.answers()
     except Exception:  # the store is lost, with the machine that had it
         return None if terminated else FFNError("the other ranks are lost", code=ExitCode.ENVIRONMENT)
-    silent = [rank for rank in range(meets.place.world_size) if rank not in answers]
+    silent = [rank for rank in range(store.place.world_size) if rank not in answers]
     if silent:
         hung = TIMED_OUT in answers.values()
         return absent(silent, f"did not answer within {timeout:g} s" if hung else "ended before the others")
@@ -107,9 +110,9 @@ def _reason(meets: Meeting, error: BaseException, timeout: float) -> FFNError | 
     return FFNError("a rank stopped before the others", code=ExitCode.ENVIRONMENT)
 
 
-def _leave_word(meets: Meeting, how: str) -> None:
+def _leave_word(store: RankStore, how: str) -> None:
     try:
-        meets.answer(how)
+        store.answer(how)
     except Exception:
         return
 

@@ -9,7 +9,8 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, Store, TCPStore
+from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ffncli.errors import ExitCode, FFNError
 from ffncli.run.ranks.environment import Place
@@ -20,15 +21,15 @@ LEFT, FAILED, STOPPED, TIMED_OUT, CLOSED = "left", "failed", "stopped", "timed o
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """The ranks' common store, from the place of one of them."""
+class RankStore:
+    """The common store of the ranks, as one of them uses it."""
 
     place: Place
-    store: Store
+    shared: Store
 
     def arrive(self, limit: float) -> None:
-        """Wait until all ranks have arrived; signals are handled meanwhile. Raises FFNError (exit 3) after `limit` s."""
-        self.store.set(f"here/{self.place.rank}", b"1")
+        """Wait until all ranks have arrived; signals are handled meanwhile. Raises FFNError (exit 3) after `limit`."""
+        self.shared.set(f"here/{self.place.rank}", "1")
         until = time.monotonic() + limit
         others = [rank for rank in range(self.place.world_size) if rank != self.place.rank]
         while others:
@@ -41,7 +42,7 @@ class Meeting:
 
     def answer(self, how: str) -> None:
         """Leave for the others how this rank ends."""
-        self.store.set(f"ended/{self.place.rank}", how.encode())
+        self.shared.set(f"ended/{self.place.rank}", how)
 
     def answers(self) -> dict[int, str]:
         """How the ranks end, by rank; those that say nothing within a moment are not in it."""
@@ -50,22 +51,22 @@ class Meeting:
         while (silent := self._without("ended", silent)) and time.monotonic() < until:
             time.sleep(_BETWEEN)
         heard = sorted(set(range(self.place.world_size)) - set(silent))
-        return {rank: self.store.get(f"ended/{rank}").decode() for rank in heard}
+        return {rank: self.shared.get(f"ended/{rank}").decode() for rank in heard}
 
     def may_report(self) -> bool:
         """Whether this rank is the first that asks: it prints the error of them all."""
-        return self.store.add("reports", 1) == 1
+        return self.shared.add("reports", 1) == 1
 
     def reported(self) -> bool:
         """Whether some rank has."""
-        return self.store.add("reports", 0) > 0
+        return self.shared.add("reports", 0) > 0
 
     def _without(self, key: str, ranks: list[int]) -> list[int]:
-        return [rank for rank in ranks if not self.store.check([f"{key}/{rank}"])]
+        return [rank for rank in ranks if not self.shared.check([f"{key}/{rank}"])]
 
 
-def meeting(place: Place, limit: float, opens: bool = True) -> Meeting:
-    """The ranks' meeting; rank 0 opens the store where no agent has, if it `opens` one at all.
+def open_store(place: Place, limit: float, opens: bool = True) -> RankStore:
+    """The store of the ranks; rank 0 opens it where no agent has, if it `opens` one at all.
 
     Raises FFNError (exit 3) where the port is in use or nobody answers within `limit` s.
     """
@@ -81,7 +82,7 @@ def meeting(place: Place, limit: float, opens: bool = True) -> Meeting:
         what = "cannot open the store of the ranks at" if master else f"no answer within {limit:g} s from rank 0 at"
         hint = "check MASTER_ADDR and MASTER_PORT" + ("" if master else ", and that rank 0 runs")
         raise FFNError(f"{what} {where}", hint, ExitCode.ENVIRONMENT) from None
-    return Meeting(place, PrefixStore(f"ffn/{place.attempt}", store))
+    return RankStore(place, PrefixStore(f"ffn/{place.attempt}", store))
 
 
 def absent(ranks: list[int], what: str) -> FFNError:
