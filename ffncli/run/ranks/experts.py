@@ -1,15 +1,15 @@
-"""A mixture's experts on several ranks: every token's rows are sent to the ranks of its experts, and the results back.
+"""A mixture's experts on several ranks: a token's rows are sent to the ranks of its experts, and the results back.
 
-Under expert parallelism a forward has two all-to-alls over the mesh dimension `ep`: a rank sends one row for each choice
-of its tokens (dispatch) and receives as many results (combine). How many rows come from where is known beforehand from
-a small all-gather, of one integer per expert and rank. No row is dropped, however many an expert gets.
+Under expert parallelism a forward has two all-to-alls over the mesh dimension `ep`: a rank sends one row for each
+choice of its tokens (dispatch) and receives as many results (combine). How many rows come from where is known
+beforehand from a small all-gather, of one integer per expert and rank. No row is dropped, however many an expert gets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from ffncli.block.steps import Experts, Step, block_inputs
-from ffncli.run.engine.execute import Mode, run, unmixed
+from ffncli.block.steps import AllReduce, Experts, Step, block_inputs
+from ffncli.run.engine.execute import run, unmixed
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,21 @@ class ExpertStep:
         return all_to_all_single_autograd(results, sent, received, ep.get_group())
 
     def _results(self, rows: Tensor, per_expert: list[int]) -> Tensor:
-        """Every expert's results for its rows, which follow each other."""
-        (entry,) = block_inputs(self.op.program)
+        """Every expert's results for its rows, which follow each other; one all-reduce for all, if any is needed."""
         rows = rows if self.divided else self.spread(rows)
         busy = [e for e, count in enumerate(per_expert) if count] or [0]  # without rows the graph stays connected
         ends = list(accumulate(per_expert))
-        outputs = []
-        for e in busy:
-            params = self.op.of_one(self.weights, e, self.step.prefix)
-            inputs = {entry: rows[ends[e] - per_expert[e] : ends[e]]}
-            outputs.append(run(self.op.program, params, inputs, Mode(reduce=self.reduce)))
-        return torch.cat(outputs)
+        for number, stage in enumerate(stages(self.op.program)):
+            rows, (entry,) = self.reduce(rows) if number else rows, block_inputs(stage)
+            parts = []
+            for e in busy:
+                params = self.op.of_one(self.weights, e, self.step.prefix)
+                parts.append(run(stage, params, {entry: rows[ends[e] - per_expert[e] : ends[e]]}))
+            rows = torch.cat(parts)
+        return rows
+
+
+def stages(program: Sequence[Step]) -> list[tuple[Step, ...]]:
+    """The steps between the AllReduces of a program, which each pass on one tensor."""
+    cuts = [at for at, step in enumerate(program) if isinstance(step.op, AllReduce)]
+    return [tuple(program[a + 1 : b]) for a, b in pairwise([-1, *cuts, len(program)])]

@@ -90,7 +90,9 @@ class ParallelBlock(nn.Module):
         if style := self.styles.get(step.output):
             return self._product(step, style, tensors[step.inputs[0]], entered)
         params = {name: self._local(name) for name in (*step.parameters(), *step.tables())}
-        params |= {name: self.spread(params[name]) for name in params.keys() & self.spread_parameters}
+        for name in params:  # in the order of all ranks: so come the all-reduces of their gradients
+            if name in self.spread_parameters:
+                params[name] = self.spread(params[name])
         inputs = [tensors[name] for name in step.inputs]
         if isinstance(step.op, Experts):
             ep = self.group.mesh["ep"] if self.group.ranks.ep > 1 and not step.op.always else None
@@ -103,18 +105,21 @@ class ParallelBlock(nn.Module):
     def _product(self, step: Step, style: ParallelStyle, x: Tensor, entered: dict[str, DTensor]) -> Tensor:
         """A split Linear's output. gate and up read one DTensor, so that backward sums both gradients at once."""
         linear, (name,) = self.parts.get_submodule(step.output), step.inputs
-        if isinstance(style, RowwiseParallel):
-            out: Tensor = linear(x)
-            return out if linear.bias is None else out + linear.bias
-        if name not in entered:
-            entered[name] = DTensor.from_local(x, self.tp, [Replicate()], run_check=False)
-        out = linear(entered[name])
-        return out
+        if isinstance(style, ColwiseParallel):
+            if name not in entered:
+                entered[name] = DTensor.from_local(x, self.tp, [Replicate()], run_check=False)
+            return linear(entered[name])  # type: ignore[no-any-return]
+        part: Tensor = linear(x)
+        return part if linear.bias is None else part + linear.bias  # type: ignore[operator]  # a Linear's bias
 
     def _add_linear(self, step: Step, style: ParallelStyle, weights: Mapping[str, Tensor]) -> None:
         """A Linear that is split, with torch's own style; what it holds is this rank's part."""
         params = {name.rpartition(".")[2]: weights[name] for name in step.parameters()}
-        bias = params.pop("bias").to(self.group.device) if isinstance(style, RowwiseParallel) and "bias" in params else None
+        bias = (
+            params.pop("bias").to(self.group.device)
+            if isinstance(style, RowwiseParallel) and "bias" in params
+            else None
+        )
         out, into = params["weight"].shape
         kind = nn.Linear if isinstance(style, ColwiseParallel) else _RowLinear
         linear = kind(into, out, "bias" in params, device="meta")
@@ -124,7 +129,7 @@ class ParallelBlock(nn.Module):
         holder.add_module(key, linear)
         parallelize_module(self.parts, self.tp, {step.output: style}, src_data_rank=None)
         if bias is not None:
-            linear.bias = _frozen(bias)
+            linear.bias = _frozen(bias.to(self.group.device))
 
     def _part(self, tensor: Tensor, whole: Sequence[Axis], local: Sequence[Axis]) -> Tensor:
         """This rank's part of a parameter that no Linear's style splits; the whole of one that every rank has."""
@@ -149,7 +154,7 @@ class ParallelBlock(nn.Module):
         return _local(getattr(holder, key))
 
     def _holder(self, name: str) -> tuple[nn.Module, str]:
-        """(the submodule of `shared.up.weight` or `shared.up`, added where it is missing; the last part of the name)."""
+        """(the submodule of `shared.up.weight` or `shared.up`, added if it is missing; the last part of the name)."""
         *path, key = name.split(".")
         module = self.parts
         for part in path:
@@ -168,8 +173,10 @@ class _RowLinear(nn.Linear):
 
 
 def styles(whole: Sequence[Step], local: Sequence[Step]) -> dict[str, ParallelStyle]:
-    """By name, the style of every Linear that a rank's steps have a part of. A row-parallel one's output stays a part of
-    the sum: the steps say where it is reduced."""
+    """By name, the style of every Linear that a rank's steps have a part of.
+
+    The output of a row-parallel one stays a part of the sum: the steps say where it is reduced.
+    """
     ops = {step.output: step.op for step in whole}
     out: dict[str, ParallelStyle] = {}
     for step in local:
@@ -184,7 +191,7 @@ def styles(whole: Sequence[Step], local: Sequence[Step]) -> dict[str, ParallelSt
 
 def divided(whole: Sequence[Step], local: Sequence[Step]) -> frozenset[str]:
     """The outputs of a rank's steps that differ between tensor-parallel ranks: its d_ff, and its parts of sums."""
-    split, ops, out = styles(whole, local).keys(), {step.output: step.op for step in whole}, set()
+    split, ops, out = styles(whole, local).keys(), {step.output: step.op for step in whole}, set[str]()
     for step in local:
         before = ops.get(step.output)
         if isinstance(step.op, Experts) and isinstance(before, Experts):
