@@ -76,8 +76,6 @@ def _takes_part(args: list[str]) -> bool:
     """Whether this process runs the command: every rank, or rank 0 alone where the command is not split."""
     global _place
     _place = None
-    if "LOCAL_RANK" not in os.environ:
-        return True
     from ffncli.run.ranks.environment import torchrun
     from ffncli.run.ranks.process import follow
 
