@@ -161,6 +161,11 @@ class Job:
         return {outcome.kernel: outcome for key, outcome in self.gone if key == case.key}
 
     @property
+    def ranks(self) -> Ranks:
+        """Over how many ranks the blocks of all its cases are split."""
+        return self.cases[0].ranks if self.cases else Ranks()
+
+    @property
     def wanted_baseline(self) -> str:
         """The requested baseline; else eager if that is among the kernels; else none is known yet (empty)."""
         if self.baseline is not None:

@@ -6,21 +6,32 @@ Every method is called by all ranks, in the same order: each waits for the other
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ffncli.bench.judge.limits import call_limit
+from ffncli.bench.records import Job
 from ffncli.run.ranks.group import RankGroup
+
+_OF_LIMIT = 0.9  # of that on a call: a rank that waits in one for another says so before its parent ends it
+
+
+def waiting_limit(job: Job) -> float:
+    """Seconds that a rank waits for the others: less than any call of a case may take."""
+    return _OF_LIMIT * max(call_limit(case, job.method) for case in job.cases)
 
 
 class RankChannel:
-    """`group` are the ranks; `alike` are those that enter the same tokens: all of one place on the dimension `ep`."""
+    """The ranks of `group`; one waits for the others for `limit` seconds. Those that are at one place of the dimension
+    `ep` enter the same tokens."""
 
-    def __init__(self, group: RankGroup) -> None:
+    def __init__(self, group: RankGroup, limit: float) -> None:
         self.group, self.rank, self.size = group, group.rank, group.ranks.world_size
-        self._control = dist.new_group(backend="gloo")
+        self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit))
         self._alike = group.mesh["tp"].get_group()
         self._first_alike = group.rank - group.ranks.place(group.rank)[1]
 

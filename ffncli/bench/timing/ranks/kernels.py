@@ -24,12 +24,13 @@ from ffncli.block.recipe import steps as steps_of
 from ffncli.block.shard import shard
 from ffncli.block.steps import AllReduce, Experts, Linear, Step, parameters
 from ffncli.errors import FFNError
+from ffncli.kernels import OVER_RANKS
 from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import Computes, Kernel, Params, Steps, kernel_steps
 from ffncli.run.engine.sharded import share_of
 from ffncli.run.ranks.parallel import ParallelBlock
 
-DTENSOR = "dtensor"
+(DTENSOR,) = OVER_RANKS
 Result = TypeVar("Result")
 
 
