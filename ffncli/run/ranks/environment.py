@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ffncli.block.ranks import Ranks
-from ffncli.errors import FFNError, clean, shown
+from ffncli.errors import ExitCode, FFNError, clean, shown
 
 _NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
 
@@ -33,6 +33,29 @@ class Place:
     def first(self) -> bool:
         """Whether it is rank 0, which prints."""
         return self.rank == 0
+
+
+class RanksNeeded(FFNError):
+    """A split that needs more processes than this one: the command line starts them and runs the same command there."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        count = ranks.world_size
+        hint = f"start it with torchrun --nproc-per-node {count}, or use the command line, which starts them"
+        super().__init__(f"{count} ranks are needed, and this is one process", hint, ExitCode.USAGE)
+        self.ranks = ranks
+
+
+def wanted(tp: int | None, ep: int | None) -> Ranks | None:
+    """The split that a call runs over: the whole world under torchrun; None without ranks, and for a split over one.
+
+    Raises FFNError where tp × ep is not the world size, and RanksNeeded where this process is not one of several.
+    """
+    if place := torchrun():
+        return split_over(tp, ep, place.world_size)
+    ranks = Ranks(tp or 1, ep or 1)
+    if ranks.world_size > 1:
+        raise RanksNeeded(ranks)
+    return None
 
 
 def torchrun(environ: Mapping[str, str] = os.environ) -> Place | None:
