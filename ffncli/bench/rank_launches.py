@@ -19,7 +19,7 @@ from ffncli.bench.records import Job, Outcome
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
 from ffncli.errors import ExitCode, FFNError, clean
 from ffncli.models.files.json_records import Count, record_of
-from ffncli.run.ranks.environment import Place
+from ffncli.run.ranks.environment import Place, torchrun
 from ffncli.system.child import ending
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _LOOK = 0.2  # s between two looks at the store
 _LEAVING = 5.0  # s in which a worker ends by itself once rank 0's has ended
 _REPORTING = 2.5  # s in which the other ranks say how their workers ended
+_MEETING = 60.0  # s to reach the common store
 _LONGEST_WORD = 300  # characters
 
 
@@ -47,7 +48,7 @@ class _Launch:
     threads: Count
     cases: tuple[str, ...]
     gone: tuple[_Gone, ...]
-    plain: tuple[tuple[str, str], ...]
+    plain: Mapping[str, str]
     request: Any
 
     def job(self) -> Job:
@@ -55,7 +56,7 @@ class _Launch:
         request = from_json(self.request)
         cases = tuple(case for case in request.cases if case.key in self.cases)
         gone = tuple((one.case, one.outcome) for one in self.gone)
-        return Job(self.process, cases, request.kernels, request.baseline, request.method, gone, self.plain)
+        return Job(self.process, cases, request.kernels, request.baseline, request.method, gone, tuple(self.plain.items()))
 
 
 @dataclass
@@ -72,7 +73,7 @@ class RankLaunches:
         self.number += 1
         gone = tuple(_Gone(case, outcome) for case, outcome in job.gone)
         cases = tuple(case.key for case in job.cases)
-        launch = _Launch(job.process, threads, cases, gone, job.plain, to_json(self.request))
+        launch = _Launch(job.process, threads, cases, gone, dict(job.plain), to_json(self.request))
         self.store.shared.set(f"launch/{self.number}", json.dumps({"launch": asdict(launch)}))
         return variables(self.place, self.number, job, threads)
 
@@ -99,9 +100,16 @@ class RankLaunches:
 
 
 @contextmanager
-def led(place: Place, request: BenchRequest, store: RankStore) -> Iterator[RankLaunches]:
-    """The launches of a run; on any exit from the block the other ranks end, with the exit code of the error."""
-    launches, code = RankLaunches(place, request, store), int(ExitCode.ENVIRONMENT)
+def led(request: BenchRequest) -> Iterator[RankLaunches | None]:
+    """The launches of a run, None on one rank; on any exit from the block the other ranks end, with the exit code of
+    the error."""
+    place = torchrun()
+    if place is None or request.cases[0].ranks.world_size == 1:
+        yield None
+        return
+    from ffncli.run.ranks.store import open_store
+
+    launches, code = RankLaunches(place, request, open_store(place, _MEETING)), int(ExitCode.ENVIRONMENT)
     try:
         yield launches
         code = 0
@@ -112,9 +120,11 @@ def led(place: Place, request: BenchRequest, store: RankStore) -> Iterator[RankL
         launches.end(code)
 
 
-def follow(place: Place, store: RankStore) -> int:
-    """Start a worker for each of rank 0's launches, until it ends; returns its exit code."""
-    number = 0
+def followed(place: Place) -> int:
+    """What every rank but the first does: start a worker for each of rank 0's launches. Returns rank 0's exit code."""
+    from ffncli.run.ranks.store import open_store
+
+    store, number = open_store(place, _MEETING), 0
     while True:
         told = _told(store, number)
         if "end" in told:
