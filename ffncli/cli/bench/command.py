@@ -13,6 +13,7 @@ from typer import Exit
 from ffncli.bench.rank_launches import followed, led
 from ffncli.bench.request.build import build_request, require_gate
 from ffncli.bench.request.grid import BenchRequest
+from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results.journal import Journal
 from ffncli.bench.results.row import ResultRow
 from ffncli.cli.bench.options import FIRST_LOOK, GridOptions, MethodOptions, ResultOptions, asked
@@ -24,6 +25,7 @@ from ffncli.run.ranks.environment import torchrun, wanted
 from ffncli.run.user.time_limit import set_load_time
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
+from ffncli.show.text import plural
 from ffncli.system.packages import require_installed
 
 
@@ -78,12 +80,21 @@ def command(
     _require_plottable(plot, request)
     from ffncli.bench.suite import begun, default_path
 
-    target = default_path() if result.save is None else Path(os.path.expanduser(result.save))
-    with begun(target, request, show.force) as journal:
+    target = default_path(grid.shard) if result.save is None else Path(os.path.expanduser(result.save))
+    with begun(target, request, show.force, grid.shard) as journal:
+        if grid.shard is not None:
+            output.note(_part_note(grid.shard, len(journal.request.cases), len(request.cases)))
         if first_look:
             output.note("a first look, shorter than other runs; ffn bench --max-time 60s takes its time")
         output.notes(*notes, f"results go to {shown_path(target)}")
-        _measure(journal, request, plot, output)
+        _measure(journal, journal.request, plot, output)
+
+
+def _part_note(part: GridPart, cases: int, all_cases: int) -> str:
+    """`part 3/8: 8 of 60 cases`."""
+    if not cases:
+        return f"part {part} has no cases: the grid has {all_cases}, dealt to parts 1 to {all_cases}"
+    return f"part {part}: {cases} of {all_cases} {plural('case', all_cases)}"
 
 
 def _require_plottable(plot: PlotOptions, request: BenchRequest) -> None:
