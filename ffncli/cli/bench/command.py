@@ -21,7 +21,7 @@ from ffncli.cli.common.options import BenchSource, DimensionOptions, OutputOptio
 from ffncli.cli.common.plot_options import PlotOptions
 from ffncli.cli.common.spread import spread
 from ffncli.errors import ExitCode, FFNError, Terminated, shown_path
-from ffncli.run.ranks.environment import torchrun, wanted
+from ffncli.run.ranks.environment import split_asked_for, torchrun
 from ffncli.run.user.time_limit import set_load_time
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
@@ -64,7 +64,7 @@ def command(
         show_selftest(request_for(grid.grid(source, dimensions, tokens), grid, method, result), output)
         return
     path = result.resumed()
-    ranks = wanted(grid.tp, grid.ep) if path is None else None  # a run that is resumed has its own
+    ranks = split_asked_for(grid.tp, grid.ep) if path is None else None  # a run that is resumed has its own
     if (place := torchrun()) is not None and not place.first:
         raise Exit(followed(place))
     if path is not None:
@@ -121,7 +121,7 @@ def _resume(path: Path, options: dict[str, str], result: ResultOptions, plot: Pl
                 name = "SOURCE" if option == "--source" else option
                 raise FFNError(f"{name} {value} cannot be resumed: {why}", "leave it out: --resume FILE is enough")
         gate = stored.fail_if_slower if result.fail_if_slower is None else result.fail_if_slower
-        wanted(stored.cases[0].ranks.tp, stored.cases[0].ranks.ep)
+        split_asked_for(stored.cases[0].ranks.tp, stored.cases[0].ranks.ep)
         request = replace(stored, fail_if_slower=gate, strict=stored.strict or result.strict)
         require_gate(request)
         _require_plottable(plot, request)
