@@ -152,7 +152,7 @@ def _followed(launch: _Launch, place: Place, store: RankStore, number: int) -> t
                 message = busy.receive(_LOOK)
             except (EOFError, OSError):
                 code = busy.ended()
-                return "", "" if code == 0 else f"{ending(code)}"
+                return "", "" if code == 0 else f"its worker {ending(code)}"
             match message:
                 case ("broke", str(kernel), str(words)):
                     return kernel, words
@@ -162,7 +162,7 @@ def _followed(launch: _Launch, place: Place, store: RankStore, number: int) -> t
                     return "", ""
             if until is None and store.shared.check([f"over/{number}"]):
                 until = time.monotonic() + _LEAVING
-    return "", "did not end with the others"
+    return "", "its worker did not end with the others"
 
 
 def variables(
