@@ -22,7 +22,9 @@ from ffncli.bench.launch import WORKER, Worker, worker
 from ffncli.bench.rank_launches import RankLaunches
 from ffncli.bench.records import NO_GRAPHS, Case, Doing, Job, Outcome, Stage, Status, TimedUnit, not_captured
 from ffncli.bench.request.grid import BenchRequest
+from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results import journal as journals
+from ffncli.bench.results.grid_file import grid_bytes, whole_grid
 from ffncli.bench.results.journal import Journal, locked
 from ffncli.bench.results.row import ResultRow
 from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
@@ -55,9 +57,9 @@ class Result:
     rounds: Path
 
 
-def default_path() -> Path:
+def default_path(part: GridPart | None = None) -> Path:
     """`benchmarks/results/20261122T060338Z-host.csv` in a checkout that has this folder, else in the user's state
-    folder, which is created. Raises FFNError if that fails."""
+    folder, which is created; of a part `...-host-3of8.csv`. Raises FFNError if that fails."""
     import platform
     import re
 
@@ -68,24 +70,27 @@ def default_path() -> Path:
         why = f"cannot create {shown_path(folder)}: {error.strerror}"
         raise FFNError(why, "name a file: --save FILE.csv", ExitCode.ENVIRONMENT) from None
     host = re.sub(r"[^\w-]+", "-", platform.node())[:40].strip("-") or "host"
-    return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{host}.csv"
+    which = "" if part is None else f"-{part.index}of{part.count}"
+    return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{host}{which}.csv"
 
 
 @contextmanager
-def begun(path: Path, request: BenchRequest, force: bool = False) -> Iterator[Journal]:
-    """A new run into `path`, locked. Raises FFNError, before anything is measured, if it cannot be written."""
+def begun(path: Path, request: BenchRequest, force: bool = False, part: GridPart | None = None) -> Iterator[Journal]:
+    """A new run into `path`, locked, of a part of the cases or of all. Raises FFNError if it cannot be written."""
     import secrets
 
     from ffncli.bench.judge.summary import summarise
 
     now = datetime.now(UTC)
     run = {"run_id": f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}", "started_utc": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
+    grid = None if part is None else whole_grid(request, part.count)
+    mine = request if grid is None or part is None else grid.request_of(part)
     with locked(path):
-        opened = journals.begin(path, request, run, software(), summarise, force)
+        opened = journals.begin(path, mine, run, software(), summarise, force, grid_bytes(grid) if grid else None)
         try:
             yield opened
         finally:
-            if not opened.count:
+            if not opened.count and mine.cases:
                 opened.discard()
 
 

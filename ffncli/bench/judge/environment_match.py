@@ -97,9 +97,15 @@ def environment(pairs: Iterable[RowPair]) -> str:
     return ", ".join(filter(None, (device, *words)))
 
 
-def hosts(rows: Iterable[ResultRow]) -> frozenset[str]:
-    """The names of the machines."""
-    return frozenset(row.host for row in rows if row.host)
+def hosts(pairs: Iterable[RowPair]) -> tuple[frozenset[str], frozenset[str]]:
+    """The names of the machines in BASE and in NEW, of the cases that were measured on others in NEW."""
+    sides: tuple[set[str], set[str]] = (set(), set())
+    for pair in pairs:
+        base, new = ({row.host for row in rows if row.host} for rows in (pair.base, pair.new))
+        if base and new and base != new:
+            sides[0].update(base)
+            sides[1].update(new)
+    return frozenset(sides[0]), frozenset(sides[1])
 
 
 def _key(row: ResultRow) -> Key:

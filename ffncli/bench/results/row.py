@@ -137,6 +137,11 @@ class ResultRow:
     overlap: float | None = None  # the share of communication_s that time_s hides behind compute_s
 
     @property
+    def hardware(self) -> str:
+        """What was measured: the GPU, else the CPU."""
+        return self.device_name or self.cpu
+
+    @property
     def fusion_share_max(self) -> float | None:
         """The most that fusing can save, as a share of the time that includes that traffic."""
         saving = self.fusion_saving_max

@@ -13,6 +13,7 @@ from typer import Exit
 from ffncli.bench.rank_launches import followed, led
 from ffncli.bench.request.build import build_request, require_gate
 from ffncli.bench.request.grid import BenchRequest
+from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results.journal import Journal
 from ffncli.bench.results.row import ResultRow
 from ffncli.cli.bench.options import FIRST_LOOK, GridOptions, MethodOptions, ResultOptions, asked
@@ -20,10 +21,11 @@ from ffncli.cli.common.options import BenchSource, DimensionOptions, OutputOptio
 from ffncli.cli.common.plot_options import PlotOptions
 from ffncli.cli.common.spread import spread
 from ffncli.errors import ExitCode, FFNError, Terminated, shown_path
-from ffncli.run.ranks.environment import torchrun, wanted
+from ffncli.run.ranks.environment import split_asked_for, torchrun
 from ffncli.run.user.time_limit import set_load_time
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
+from ffncli.show.text import plural
 from ffncli.system.packages import require_installed
 
 
@@ -62,7 +64,7 @@ def command(
         show_selftest(request_for(grid.grid(source, dimensions, tokens), grid, method, result), output)
         return
     path = result.resumed()
-    ranks = wanted(grid.tp, grid.ep) if path is None else None  # a run that is resumed has its own
+    ranks = split_asked_for(grid.tp, grid.ep) if path is None else None  # a run that is resumed has its own
     if (place := torchrun()) is not None and not place.first:
         raise Exit(followed(place))
     if path is not None:
@@ -78,12 +80,21 @@ def command(
     _require_plottable(plot, request)
     from ffncli.bench.suite import begun, default_path
 
-    target = default_path() if result.save is None else Path(os.path.expanduser(result.save))
-    with begun(target, request, show.force) as journal:
+    target = default_path(grid.shard) if result.save is None else Path(os.path.expanduser(result.save))
+    with begun(target, request, show.force, grid.shard) as journal:
+        if grid.shard is not None:
+            output.note(_part_note(grid.shard, len(journal.request.cases), len(request.cases)))
         if first_look:
             output.note("a first look, shorter than other runs; ffn bench --max-time 60s takes its time")
         output.notes(*notes, f"results go to {shown_path(target)}")
-        _measure(journal, request, plot, output)
+        _measure(journal, journal.request, plot, output)
+
+
+def _part_note(part: GridPart, cases: int, all_cases: int) -> str:
+    """`part 3/8: 8 of 60 cases`."""
+    if not cases:
+        return f"part {part} has no cases: the grid has {all_cases}, dealt to parts 1 to {all_cases}"
+    return f"part {part}: {cases} of {all_cases} {plural('case', all_cases)}"
 
 
 def _require_plottable(plot: PlotOptions, request: BenchRequest) -> None:
@@ -110,7 +121,7 @@ def _resume(path: Path, options: dict[str, str], result: ResultOptions, plot: Pl
                 name = "SOURCE" if option == "--source" else option
                 raise FFNError(f"{name} {value} cannot be resumed: {why}", "leave it out: --resume FILE is enough")
         gate = stored.fail_if_slower if result.fail_if_slower is None else result.fail_if_slower
-        wanted(stored.cases[0].ranks.tp, stored.cases[0].ranks.ep)
+        split_asked_for(stored.cases[0].ranks.tp, stored.cases[0].ranks.ep)
         request = replace(stored, fail_if_slower=gate, strict=stored.strict or result.strict)
         require_gate(request)
         _require_plottable(plot, request)

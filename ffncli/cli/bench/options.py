@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_args
 from ffncli.bench.judge.limits import LEAST_MEMORY
 from ffncli.bench.records import FIRST_CALL, Launch, Method, Pass
 from ffncli.bench.request.grid import DECODE, Grid
+from ffncli.bench.request.parts import GridPart, grid_part
 from ffncli.block.ranks import Ranks
 from ffncli.cli.common import values
 from ffncli.cli.common.option import COMPUTE, option
@@ -84,6 +85,10 @@ class GridOptions:
     baseline: Annotated[
         Text, _what("--baseline", metavar="NAME", daily=True, values=values.kernels,
                     help="Kernel that the others are compared with. [default: eager, else the first]"),
+    ] = None  # fmt: skip
+    shard: Annotated[
+        GridPart | None, _what("--shard", metavar="I/N", parser=grid_part("--shard"),
+                               help="Measure part I of N of the cases, as in 3/8; ffn merge joins the parts.")
     ] = None  # fmt: skip
 
     tp: TensorParallel = None

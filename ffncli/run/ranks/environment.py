@@ -45,17 +45,21 @@ class RanksNeeded(FFNError):
         self.ranks = ranks
 
 
-def wanted(tp: int | None, ep: int | None) -> Ranks | None:
-    """The split that a call runs over: the whole world under torchrun; None without ranks, and for a split over one.
+def split_asked_for(tp: int | None, ep: int | None) -> Ranks | None:
+    """The split of a call: over the whole world under torchrun, as --tp and --ep say elsewhere; None for a whole block.
 
-    Raises FFNError where tp × ep is not the world size, and RanksNeeded where this process is not one of several.
+    Raises FFNError where tp × ep is not the world size.
     """
     if place := torchrun():
         return split_over(tp, ep, place.world_size)
     ranks = Ranks(tp or 1, ep or 1)
-    if ranks.world_size > 1:
+    return ranks if ranks.world_size > 1 else None
+
+
+def require_ranks(ranks: Ranks | None) -> None:
+    """Raises RanksNeeded where the split takes several processes, and this is not one of several."""
+    if ranks is not None and torchrun() is None:
         raise RanksNeeded(ranks)
-    return None
 
 
 def torchrun(environ: Mapping[str, str] = os.environ) -> Place | None:
@@ -76,6 +80,12 @@ def torchrun(environ: Mapping[str, str] = os.environ) -> Place | None:
     return Place(rank, local_rank, world_size, local, environ["MASTER_ADDR"], port, agent, attempt)
 
 
+def follows() -> bool:
+    """Whether this process is a rank other than the first, which prints nothing."""
+    place = torchrun()
+    return place is not None and not place.first
+
+
 def split_over(tp: int | None, ep: int | None, world_size: int) -> Ranks:
     """The split over exactly `world_size` ranks; tp by default all that ep leaves.
 
@@ -90,6 +100,17 @@ def split_over(tp: int | None, ep: int | None, world_size: int) -> Ranks:
         hint = f"start {ranks.world_size} ranks, or choose numbers whose product is {world_size}"
         raise FFNError(f"--tp {ranks.tp} × --ep {ranks.ep} = {ranks.world_size} ranks, but {there}", hint)
     return ranks
+
+
+def device_of(place: Place, device: str) -> str:
+    """The device of this rank by torch's name: of `cuda` the GPU with the rank's number on its machine.
+
+    Raises FFNError for another GPU.
+    """
+    own = f"cuda:{place.local_rank}"
+    if device not in ("cpu", "cuda", own):
+        raise FFNError(f"--device {device}: every rank uses the GPU of its number, here {own}", "use --device cuda")
+    return device if device == "cpu" else own
 
 
 def _number(name: str, text: str) -> int:

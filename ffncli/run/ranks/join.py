@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from ffncli.block.ranks import Ranks
 from ffncli.errors import ExitCode, FFNError, Terminated
-from ffncli.run.ranks.environment import Place, torchrun
+from ffncli.run.ranks.environment import Place, device_of, torchrun
 from ffncli.run.ranks.group import RankGroup
 from ffncli.run.ranks.store import CLOSED, FAILED, LEFT, STOPPED, TIMED_OUT, RankStore, absent, open_store
 from ffncli.system.gpu import device_index, use_device
@@ -80,9 +80,7 @@ def _device(device: str, place: Place) -> torch.device:
     index = device_index(device)
     if index is None:
         return torch.device("cpu")
-    if device != "cuda":
-        raise FFNError(f"--device {device}: every rank uses the GPU of its number", "use --device cuda")
-    return torch.device(use_device(f"cuda:{place.local_rank}", torch))
+    return torch.device(use_device(device_of(place, device), torch))
 
 
 def _reason(store: RankStore, error: BaseException, timeout: float) -> FFNError | Terminated | None:
