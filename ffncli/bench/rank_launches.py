@@ -104,7 +104,7 @@ def led(request: BenchRequest) -> Iterator[RankLaunches | None]:
     """The launches of a run, None on one rank; on any exit from the block the other ranks end, with the exit code of
     the error."""
     place = torchrun()
-    if place is None or request.cases[0].ranks.world_size == 1:
+    if place is None or request.ranks.world_size == 1:
         yield None
         return
     from ffncli.run.ranks.store import open_store
