@@ -137,7 +137,7 @@ def _measure(journal: Journal, request: BenchRequest, plot: PlotOptions, output:
     from ffncli.cli.bench.page import answer
     from ffncli.cli.bench.progress import unit_progress
 
-    with led(request) as launches:
+    with led(request, torchrun()) as launches:
         with _kept(journal, request), unit_progress(request, journal.count, output) as shown:
             finished = run(journal, shown.finished, watch=shown.at, launches=launches)
         judged = gated(finished.rows, request)
