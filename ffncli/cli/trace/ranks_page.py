@@ -22,7 +22,7 @@ _MOST_RANKS = 4  # whose tensors the page shows; JSON has all
 _NAMES = {
     "column": "column-parallel (outputs split; distributed-llama: Row Matmul)",
     "row": "row-parallel (inputs split; distributed-llama: Col Matmul)",
-    "experts": "whole experts on each rank",
+    "experts": "of some experts on each rank",
     "copied": "copied to every rank",
     "rank 0": "on the first rank alone, so that the sum has it once",
 }
@@ -51,7 +51,7 @@ def ranks_parts(session: Session, digits: int) -> list[Part]:
     for one in ranks.collectives:
         parts += _collective(one, ranks, digits)
     parts.append(Heading(f"{_counts(ranks)}"))
-    parts.append(Line(f"{ranks.output} over ranks and whole: {_apart(ranks.agreement)}"))
+    parts.append(Line(f"{ranks.output} off the whole block's: {_apart(ranks.agreement)}"))
     return [*parts, *_wire(ranks)]
 
 
@@ -74,17 +74,12 @@ def _steps(ranks: RankTrace) -> list[Part]:
 
 
 def _places(ranks: RankTrace) -> list[Part]:
-    """`W1, W3: column-parallel ...`: a line for each way to split."""
-    places: dict[str, list[str]] = {}
-    for step in ranks.steps:
-        prefix = step.name.partition("[e].")[0] + "." if "[e]." in step.name else ""
-        for one in step.weights:
-            places.setdefault(one.place, []).append(prefix + one.symbol)
-    return [
-        Line(f"{', '.join(symbols)}: {_NAMES[word]}", quiet=True)
-        for place, symbols in places.items()
-        for word in place.split(", ")
-    ]
+    """`W1, W3: column-parallel ...`: a line for each way to split, those of shared experts under the same symbols."""
+    places: dict[str, dict[str, None]] = {}
+    for one in (weight for step in ranks.steps for weight in step.weights):
+        for word in one.place.split(", "):
+            places.setdefault(word, {})[one.symbol.rpartition(".")[2]] = None
+    return [Line(f"{', '.join(symbols)}: {_NAMES[word]}", quiet=True) for word, symbols in places.items()]
 
 
 def _shares(ranks: RankTrace) -> list[Part]:
@@ -124,7 +119,7 @@ def _collective(one: Collective, ranks: RankTrace, digits: int) -> list[Part]:
     how = f"sum over {ranks.tp} ranks" if reduces else f"combined from {len(one.parts)} ranks"
     parts.append(Heading(f"{one.output}: {how}", str(list(one.shape))))
     parts.append(Excerpt(one.shape, one.values_index, one.values, digits))
-    return [*parts, Line(f"difference from {one.step} of the whole block: {_apart(one.agreement)}", quiet=True)]
+    return [*parts, Line(f"off the whole block's {one.step}: {_apart(one.agreement)}", quiet=True)]
 
 
 def _apart(agreement: Agreement) -> str:

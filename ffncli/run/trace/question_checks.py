@@ -35,7 +35,7 @@ def check(question: Question) -> CheckedQuestion:
     places = _places(question, example.aliases if example else {})
     _check_save(question)
     _check_model(question, model, experts)
-    _check_ranks(question, model)
+    _check_ranks(question, model, example)
     return CheckedQuestion(question, model, example, experts, places)
 
 
@@ -184,14 +184,19 @@ def _check_model(question: Question, model: Resolved, experts: frozenset[int] | 
         raise FFNError(what, "add --expert 0")
 
 
-def _check_ranks(question: Question, model: Resolved) -> None:
+def _check_ranks(question: Question, model: Resolved, example: Example | None) -> None:
     """Raises FFNError if the layer cannot be split over the ranks, with the nearest numbers that would do."""
     if question.ranks is None:
         return
     from ffncli.models.counting import expert_parallel, tensor_parallel
 
+    option = "--tp" if question.tp else "--ep"
     if question.train:
-        raise FFNError(f"--train contradicts {'--tp' if question.tp else '--ep'}", "ranks run in eval mode")
+        raise FFNError(f"--train contradicts {option}", "ranks run in eval mode")
+    if example and example.dropped and question.train is None:
+        raise FFNError(
+            f"--example {question.example} contradicts {option}", "its dropout is on, ranks run in eval mode"
+        )
     layer = model.layer(question.layer)
     alone = replace(model.model, groups=(Group(layer.stack, (layer.index,), layer.spec),))
     # Only files have weights in blocks; drawn ones are plain numbers.

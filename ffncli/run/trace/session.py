@@ -297,11 +297,9 @@ def _model_run(question: Question, prepared: Prepared, result: Trace) -> ModelRu
 
 
 def _over_ranks(question: Question, prepared: Prepared, result: Trace) -> RankTrace | None:
-    """The same block over ranks. Raises FFNError in train mode, which an example may imply."""
+    """The same block over ranks; None if that was not requested."""
     if question.ranks is None:
         return None
-    if prepared.mode.train:
-        raise FFNError("dropout is on, and ranks run in eval mode", "add --eval")
     from ffncli.run.trace.ranks import rank_trace
 
     return rank_trace(prepared.steps, prepared.weights, prepared.inputs, question.ranks, result.tensors, question.show)
