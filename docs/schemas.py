@@ -152,7 +152,9 @@ def schema_of(command: str, answers: list[Any]) -> dict[str, Any]:
 
 def meanings(command: str) -> dict[str, list[str]]:
     """Key → its meanings in the tables of the command's section of docs/json.md."""
-    section = {"models": "(?:params|models)"}.get(command, command)  # the same rows, and what the catalog adds
+    section = {"models": "(?:params|models)", "merge": "(?:bench|merge)"}.get(
+        command, command
+    )  # the same rows, and more
     sections = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", (DOCS / "json.md").read_text("utf-8"), re.M | re.S)
     found: dict[str, list[str]] = {}
     for keys, meaning in re.findall(r"^\| ([^|]+) \| (.+) \|$", "".join(sections), re.M):
