@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ffncli.run.trace.session import Session
 
 _FORMULA = 44  # columns, beyond which the shapes follow on the next line
+_MOST_COLUMNS = 78
 _MOST_RANKS = 4  # whose tensors the page shows; JSON has all
 _NAMES = {
     "column": "column-parallel (outputs split; distributed-llama: Row Matmul)",
@@ -51,7 +52,7 @@ def ranks_parts(session: Session, digits: int) -> list[Part]:
     for one in ranks.collectives:
         parts += _collective(one, ranks, digits)
     parts.append(Heading(f"{_counts(ranks)}"))
-    parts.append(Line(f"{ranks.output} off the whole block's: {_apart(ranks.agreement)}"))
+    parts.append(Line(f"{ranks.output} against that of the whole: {_apart(ranks.agreement)}"))
     return [*parts, *_wire(ranks)]
 
 
@@ -66,10 +67,11 @@ def _steps(ranks: RankTrace) -> list[Part]:
     wide = max((width(text) for text in left if width(text) <= _FORMULA), default=0)
     parts: list[Part] = [Heading("rank 0", "its slices as W[in, out], and the shape of the result")]
     for formula, shapes in zip(left, right, strict=True):
-        if width(formula) <= wide:
-            parts.append(Line(f"{pad(formula, wide)}  {shapes}".rstrip()))
+        line = f"{pad(formula, wide)}  {shapes}".rstrip()
+        if width(formula) <= wide and width(line) <= _MOST_COLUMNS:
+            parts.append(Line(line))
         else:
-            parts += [Line(formula), *([Line(f"{' ' * wide}  {shapes}")] if shapes else [])]
+            parts += [Line(formula), *([Line(f"    {shapes}")] if shapes else [])]
     return [*parts, *_places(ranks)]
 
 
@@ -85,19 +87,20 @@ def _places(ranks: RankTrace) -> list[Part]:
 def _shares(ranks: RankTrace) -> list[Part]:
     """A row for each rank: its experts, the rows that they receive, what it stores and sends."""
     some = [ranks.shares[at] for at in edges(len(ranks.shares), 2 * _MOST_RANKS)]
-    split = ranks.ep > 1
-    columns = ("rank", "parameters", *(("tokens", "experts", "rows") if split else ()), "ring all-reduce")
-    columns += ("dispatch", "combine") if split else ()
-    rows = [
-        (
-            str(one.rank), one.params, *((one.tokens, _numbers(one.experts), one.rows) if split else ()),
-            ceil(one.ring_all_reduce_bytes), *((one.dispatch_bytes, one.combine_bytes) if split else ()),
-        )
-        for one in some
-    ]  # fmt: skip
+    columns: dict[str, list[object]] = {"rank": [str(one.rank) for one in some], "parameters": [s.params for s in some]}
+    if ranks.ep > 1:
+        columns["tokens"] = [one.tokens for one in some]
+        columns["experts"] = [_numbers(one.experts) for one in some]
+        columns["rows"] = [one.rows for one in some]
+    if ranks.tp > 1:
+        columns["ring all-reduce"] = [ceil(one.ring_all_reduce_bytes) for one in some]
+    if ranks.ep > 1:
+        columns["dispatch"] = [one.dispatch_bytes for one in some]
+        columns["combine"] = [one.combine_bytes for one in some]
+    rows = list(zip(*columns.values(), strict=True))
     more = len(ranks.shares) - len(some)
     left = [Line(f"{more} more ranks: --json has all", quiet=True)] if more else []
-    return [Table(columns, rows, f"each rank stores, and sends ({ranks.dtype})"), *left]
+    return [Table(tuple(columns), rows, f"each rank stores, and sends ({ranks.dtype})"), *left]
 
 
 def _numbers(numbers: Sequence[int]) -> str:
@@ -119,13 +122,13 @@ def _collective(one: Collective, ranks: RankTrace, digits: int) -> list[Part]:
     how = f"sum over {ranks.tp} ranks" if reduces else f"combined from {len(one.parts)} ranks"
     parts.append(Heading(f"{one.output}: {how}", str(list(one.shape))))
     parts.append(Excerpt(one.shape, one.values_index, one.values, digits))
-    return [*parts, Line(f"off the whole block's {one.step}: {_apart(one.agreement)}", quiet=True)]
+    return [*parts, Line(f"against {one.step} of the whole: {_apart(one.agreement)}", quiet=True)]
 
 
 def _apart(agreement: Agreement) -> str:
-    """`at most 1.2e-07, relative 3.1e-07, 2 ulps`."""
+    """`error 1.2e-07, relative 3.1e-07, 2 ulps`."""
     ulps = "" if agreement.ulps is None else f", {agreement.ulps:.3g} ulps"
-    return f"at most {agreement.max_error:.3g}, relative {agreement.relative_error:.3g}{ulps}"
+    return f"error {agreement.max_error:.3g}, relative {agreement.relative_error:.3g}{ulps}"
 
 
 def _counts(ranks: RankTrace) -> str:
@@ -139,8 +142,8 @@ def _wire(ranks: RankTrace) -> list[Part]:
     parts: list[Part] = []
     if ranks.tp > 1:
         cost = f"{ranks.unneeded_all_gather_bytes:,} bytes from each rank"
-        parts.append(Line("the all-gather that some texts put before W2 is not needed: activation and ⊙ need"))
-        parts.append(Line(f"the rank's own slice alone; it would cost {cost}"))
+        parts.append(Line("the all-gather that some texts put before W2 is not needed: all that enters W2"))
+        parts.append(Line(f"is on the rank that multiplies it; it would cost {cost}"))
     if ranks.ep > 1:
         parts.append(Line(f"dispatch with even routing: {ranks.expected_dispatch_bytes:,.0f} bytes from each rank"))
     if ranks.wire:
