@@ -14,7 +14,7 @@ from ffncli.show.text import pad, plural, width
 
 if TYPE_CHECKING:
     from ffncli.run.measure.gap import Agreement
-    from ffncli.run.trace.ranks import Collective, RankTrace
+    from ffncli.run.ranks.one_process import Collective, RankTrace
     from ffncli.run.trace.session import Session
 
 _FORMULA = 44  # columns, beyond which the shapes follow on the next line

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ffncli.block.flow import flow
-from ffncli.block.steps import Step, ffn_span
+from ffncli.block.steps import Step, ffn_span, routes
 from ffncli.errors import FFNError
 from ffncli.models.model import Resolved
 from ffncli.run.engine.block_summary import BlockSummary, block_summary
@@ -25,7 +25,7 @@ from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.not_finite import NotFinite
 from ffncli.run.trace.frame import step_frame
 from ffncli.run.trace.question import TERMS, CheckedQuestion, Question
-from ffncli.run.trace.routes import Chosen, chosen_experts, routes
+from ffncli.run.trace.routes import Chosen, chosen_experts
 from ffncli.run.trace.routing import Routing, routing_of
 from ffncli.run.trace.sampling import Sampling, sampling
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
 
     from ffncli.run.explain.explain import Explanation
+    from ffncli.run.ranks.one_process import RankTrace
     from ffncli.run.texts.fact import Fact
-    from ffncli.run.trace.ranks import RankTrace
     from ffncli.run.trace.unembed import PromotedTokens
 
 TOP_TOKENS = 10
@@ -234,7 +234,7 @@ def _needed_tensors(checked: CheckedQuestion, prepared: Prepared) -> frozenset[s
     if question.unembed or prepared.reference is not None:
         names.add(ffn_span(steps)[1])
     if question.ranks is not None:
-        from ffncli.run.trace.ranks import compared_steps
+        from ffncli.run.ranks.one_process import compared_steps
 
         names |= compared_steps(steps, question.ranks)
     if checked.places:
@@ -300,7 +300,7 @@ def _over_ranks(question: Question, prepared: Prepared, result: Trace) -> RankTr
     """The same block over ranks; None if that was not requested."""
     if question.ranks is None:
         return None
-    from ffncli.run.trace.ranks import rank_trace
+    from ffncli.run.ranks.one_process import rank_trace
 
     return rank_trace(prepared.steps, prepared.weights, prepared.inputs, question.ranks, result.tensors, question.show)
 

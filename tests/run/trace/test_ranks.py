@@ -125,7 +125,7 @@ def test_a_sum_inside_experts_is_one_collective_of_their_rows():
     from ffncli.block.recipe import FFNSpec, MoE, steps
     from ffncli.run.engine.execute import execute
     from ffncli.run.engine.weights import random_weights
-    from ffncli.run.trace.ranks import compared_steps, rank_trace
+    from ffncli.run.ranks.one_process import compared_steps, rank_trace
 
     block = steps(FFNSpec(6, 8, "silu", gated=True, moe=MoE(4, 2, expert_norm=True), norm="rmsnorm"))
     generator = torch.Generator().manual_seed(0)

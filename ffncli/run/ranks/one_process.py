@@ -22,6 +22,7 @@ from ffncli.block.steps import (
     experts_per_token,
     ffn_steps,
     right_hand_side,
+    routes,
     walk,
     weight_symbol,
 )
@@ -30,7 +31,6 @@ from ffncli.models.counting.tensor_parallel import Slice, all_gather_bytes, ring
 from ffncli.run.engine.sharded import RankEvent, execute_ranks, joined, own_tokens
 from ffncli.run.engine.trace import excerpt
 from ffncli.run.measure.gap import Agreement, agreement
-from ffncli.run.trace.routes import routes
 
 WIRE_RANKS = (2, 4, 8, 16)
 
