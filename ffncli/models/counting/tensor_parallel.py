@@ -173,7 +173,7 @@ def all_gather_bytes(size: int, ranks: int) -> int:
 
 def _group(group: Group, ranks: int, weights: DType) -> GroupSplit:
     first, other = shard(group.steps, 0, ranks), shard(group.steps, ranks - 1, ranks)
-    reduced = _reduced_bytes(first, activation_dtype(weights))
+    reduced = reduced_bytes(first, activation_dtype(weights))
     return GroupSplit(
         stack=group.stack,
         layers=group.layers,
@@ -211,7 +211,7 @@ def _place(axes: tuple[Axis, ...]) -> Place:
     return "row" if names[-2:] in (["d_model", "d_ff"], ["latent", "d_ff"]) else "column"
 
 
-def _reduced_bytes(steps: tuple[Step, ...], activations: DType) -> list[int]:
+def reduced_bytes(steps: tuple[Step, ...], activations: DType) -> list[int]:
     """The bytes of each tensor that one token's pass reduces over ranks; in experts, of all that it chose together."""
     known = shapes(steps, input_shapes(steps, (1,)))
     top_k = {step.output: step.op.top_k for step in steps if isinstance(step.op, Route)}
@@ -220,7 +220,7 @@ def _reduced_bytes(steps: tuple[Step, ...], activations: DType) -> list[int]:
         if isinstance(step.op, AllReduce):
             out.append(prod(known[step.output]) * activations.block_bytes)
         elif isinstance(step.op, Experts):
-            out += [top_k[step.inputs[1]] * size for size in _reduced_bytes(step.op.program, activations)]
+            out += [top_k[step.inputs[1]] * size for size in reduced_bytes(step.op.program, activations)]
     return out
 
 

@@ -337,16 +337,16 @@ def received(step: Step, op: Experts, x: Tensor, route: Tensor, weights: Mapping
         share = route[tokens, e, None]
         params = op.of_one(weights, e, step.prefix)
         if op.weigh == "input":
-            yield Received(e, tokens, x[tokens] * share, None, params)
+            yield Received(op.first + e, tokens, x[tokens] * share, None, params)
         else:
-            yield Received(e, tokens, x[tokens], share, params)
+            yield Received(op.first + e, tokens, x[tokens], share, params)
 
 
 def unmixed(op: Experts, x: Tensor, route: Tensor) -> Tensor:
     """The output [tokens, d] before any expert: zeros, plus the share of the identity experts."""
     out = torch.zeros(x.shape[0], op.shape(tuple(x.shape))[-1], dtype=x.dtype, device=x.device)
     if op.identity:
-        out += x * route[:, op.experts.size :].sum(-1, keepdim=True)
+        out += x * route[:, -op.identity :].sum(-1, keepdim=True)
     return out
 
 
