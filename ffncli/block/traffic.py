@@ -99,7 +99,8 @@ def launches(
 ) -> tuple[Launch, ...]:
     """The kernels of one block, one after another.
 
-    FLOPs and weight bytes add up to those of `traffic`, up to a rounded byte. A mixture's experts run as one kernel, on a row for each expert of each token, and mixing them is another.
+    FLOPs and weight bytes add up to those of `traffic`, up to a rounded byte. A mixture's experts run as one kernel, on a
+    row for each expert of each token, and mixing them is another.
     """
     return tuple(_launches(steps, input_shapes(steps, (tokens,)), weights, activations.block_bytes, touched))
 
