@@ -95,8 +95,7 @@ def _experts(row: PlanRow) -> tuple[object, ...]:
 def _notes(plan: ClusterPlan) -> Iterator[str]:
     for one in plan.assumed:
         yield _assumption(one)
-    for source in dict.fromkeys(one.source for one in plan.assumed):
-        yield source
+    yield from dict.fromkeys(one.source for one in plan.assumed)
     yield "time: all layers' FFNs, forward; the longer of arithmetic and memory traffic, plus collectives"
     if any(row.devices > 1 for row in plan.rows):
         yield "of ideal: the share of n times the speed of one device"
