@@ -10,7 +10,7 @@ from ffncli.block import dtypes
 from ffncli.cli.common.devices_page import devices_answer
 from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, Source, TokenListOptions
-from ffncli.cli.common.parsers import joined
+from ffncli.cli.common.parsers import flat, joined
 from ffncli.cli.common.spread import spread
 from ffncli.cli.plan.options import (
     AssumptionOptions,
@@ -20,7 +20,6 @@ from ffncli.cli.plan.options import (
     Skew,
     TensorParallels,
     devices_of,
-    ranks_of,
 )
 from ffncli.cli.plan.page import parts_of
 from ffncli.models.counting.cluster_plan import ClusterPlan, PlanQuestion, plan_model
@@ -70,9 +69,9 @@ def command(
     formats = joined(dtype)
     question = PlanQuestion(
         devices=devices_of(device),
-        tp=ranks_of(tp, (1, 2, 4, 8)),
-        ep=ranks_of(ep, (1,)),
-        tokens=tokens.numbers() or (1, 4096),
+        tp=flat(tp) or PlanQuestion.tp,
+        ep=flat(ep) or PlanQuestion.ep,
+        tokens=tokens.numbers() or PlanQuestion.tokens,
         formats=(None,) if formats is None else tuple(dtypes.storage(name).name for name in formats.split(",")),
         skew=UNIFORM if skew is None else skew,
         assumptions=assumptions.assumptions(),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ffncli.cli.common import values
 from ffncli.cli.common.option import COMPUTE, option
-from ffncli.cli.common.parsers import flat, numbers, positive, share
+from ffncli.cli.common.parsers import numbers, positive, share
 from ffncli.models.counting.cluster import Assumptions
 
 if TYPE_CHECKING:
@@ -98,8 +98,3 @@ def devices_of(texts: _Texts) -> tuple[Device, ...]:
 
     words = [word.strip() for text in texts or ["h100"] for word in text.split(",")]
     return tuple({device.name: device for device in (named(word, "--device") for word in words)}.values())
-
-
-def ranks_of(lists: _Lists, default: tuple[int, ...]) -> tuple[int, ...]:
-    """The numbers of an option that may be repeated."""
-    return flat(lists) or default

@@ -39,9 +39,9 @@ class PlanQuestion:
     """What to plan: lists of devices, splits, numbers of tokens, and formats (None: the stored one)."""
 
     devices: tuple[Device, ...]
-    tp: tuple[int, ...] = (1,)
+    tp: tuple[int, ...] = (1, 2, 4, 8)
     ep: tuple[int, ...] = (1,)
-    tokens: tuple[int, ...] = (1,)
+    tokens: tuple[int, ...] = (1, 4096)
     formats: tuple[str | None, ...] = (None,)
     skew: str = UNIFORM
     assumptions: Assumptions = field(default_factory=Assumptions)
