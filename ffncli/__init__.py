@@ -25,6 +25,7 @@ _WHERE = {
     "count": ("ffncli.run.user.count", "count"),
     "explain": ("ffncli.run.topics.call", "explain"),
     "load": ("ffncli.run.user.load", "load"),
+    "plan": ("ffncli.run.user.plan", "plan"),
     "read_results": ("ffncli.bench.results.csv_file", "read_results"),
     "steps": ("ffncli.block.recipe", "steps"),
     "survey": ("ffncli.run.trace.call", "survey"),
@@ -43,6 +44,7 @@ __all__ = [
     "count",
     "explain",
     "load",
+    "plan",
     "read_results",
     "steps",
     "survey",
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from ffncli.run.trace.call import survey, trace
     from ffncli.run.user.count import count
     from ffncli.run.user.load import load
+    from ffncli.run.user.plan import plan
     from ffncli.run.verify.call import verify
     from ffncli.version import __version__ as __version__
 

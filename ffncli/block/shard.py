@@ -1,4 +1,4 @@
-"""Parallelism as a reading of the steps: tensor parallelism splits every d_ff over ranks, expert parallelism the experts.
+"""A block over ranks, read off its steps: tensor parallelism splits every d_ff, expert parallelism the experts.
 
 gate and up become column-parallel (their outputs are split) and down row-parallel (its inputs are split), so that its
 output is a partial sum; the bias of a row-split Linear stays on rank 0 alone, so that the sum has it once. A partial
@@ -22,6 +22,9 @@ from ffncli.errors import FFNError
 CONVENTIONS: Mapping[str, str] = {
     "ring_all_reduce_bytes": "sent by each rank: 2 (n - 1) / n × d_model values per token and reduction, in the"
     " activations' dtype",
+    "all_to_all_bytes": "sent by each rank per token that it enters: top_k × (n - 1) / n rows of the experts' width to"
+    " the ranks of the chosen experts (dispatch) and as many results back (combine), in the activations' dtype, where"
+    " every expert is equally likely and each choice is a row",
     "all_gather_bytes": "sent by each rank where every rank sends its partial sum to every other: (n - 1) × d_model"
     " values per token and reduction",
 }
@@ -58,7 +61,7 @@ def _routed(step: Step) -> bool:
 def _own_experts(step: Step, rank: int, ranks: int) -> Step:
     assert isinstance(step.op, Experts)
     own = _part(step.op.experts, ranks, "experts")
-    return replace(step, op=replace(step.op, experts=own, first=rank * own.size))
+    return replace(step, op=replace(step.op, experts=own, first=rank * own.size, ranks=ranks))
 
 
 def shard(steps: Sequence[Step], rank: int, ranks: int, axis: str = "d_ff") -> tuple[Step, ...]:

@@ -153,8 +153,8 @@ class Experts(Op):
     Inputs are (x, route). `weigh` says whether the route's weight multiplies the expert's output or its input (Llama
     4). The route has `identity` further entries, for experts that return the token unchanged (LongCat-Flash). `common`
     names the program's norms whose weights are the same for all experts (Muse-Spark). Experts that are `always` taken
-    have the route's last entries, as many as they are (Inkling's shared experts). `first` is the number of the first of
-    them, where a rank has only a part of the experts (`shard.shard_experts`).
+    have the route's last entries, as many as they are (Inkling's shared experts). Where the
+    experts are split over `ranks` ranks, these are one rank's, from number `first` on (`shard.shard_experts`).
     """
 
     program: tuple[Step, ...]
@@ -164,6 +164,7 @@ class Experts(Op):
     common: tuple[str, ...] = ()
     always: bool = False
     first: int = 0
+    ranks: int = 1
 
     @property
     def entries(self) -> slice:
@@ -195,6 +196,7 @@ class Experts(Op):
         x, route = inputs
         rest = f", the last {self.identity} are identities" if self.identity else ""
         rest += f", the last {self.experts.size} of {route}" if self.always else ""
+        rest += f", e from {self.first} to {self.first + self.experts.size - 1}" if self.ranks > 1 else ""
         if self.weigh == "input":
             return f"Σ expert_e({route}[e] · {x}){rest}"
         return f"Σ {route}[e] · expert_e({x}){rest}"

@@ -37,7 +37,7 @@ from ffncli.errors import FFNError, shown
 
 CONVENTIONS: Mapping[str, str] = {
     "weight_bytes_read": "every weight once; of E experts, the E · (1 - (1 - top_k/E)^tokens) that uniform routing is"
-    " expected to touch",
+    " expected to touch; over n expert-parallel ranks one n-th of those that n times the tokens touch",
     "activation_bytes": "unfused: every step's inputs read and output written, norm and residual too, the steps of"
     " elementwise_flops; fused: the block's inputs and output",
     "flops_per_byte": "matmul FLOPs over weight and activation bytes",
@@ -99,8 +99,8 @@ def launches(
 ) -> tuple[Launch, ...]:
     """The kernels of one block, one after another.
 
-    FLOPs and weight bytes add up to those of `traffic`, up to a rounded byte. A mixture's experts run as one kernel, on a
-    row for each expert of each token, and mixing them is another.
+    FLOPs and weight bytes add up to those of `traffic`, up to a rounded byte. Each step of a mixture's experts is one
+    kernel, on a row for each expert of each token, and mixing their outputs is another.
     """
     return tuple(_launches(steps, input_shapes(steps, (tokens,)), weights, activations.block_bytes, touched))
 
@@ -110,6 +110,11 @@ def experts_touched(experts: int, top_k: int, tokens: int) -> float:
     if tokens == 1 or top_k == experts:
         return top_k
     return -experts * expm1(tokens * log1p(-top_k / experts))
+
+
+def own_experts_touched(own: int, top_k: int, tokens: int, ranks: int) -> float:
+    """How many of a rank's `own` experts are expected to be chosen, if each of `ranks` ranks enters `tokens` tokens."""
+    return experts_touched(own * ranks, top_k, tokens * ranks) / ranks
 
 
 def tokens_at(flops_per_byte: float, measure: Callable[[int], Traffic], fused: bool = False) -> int | None:
@@ -152,7 +157,7 @@ def _read_of(step: Step, sizes: Mapping[str, int], top_k: int, tokens: int, touc
     if not isinstance(step.op, Experts) or step.op.always:
         return read
     experts = step.op.experts.size
-    expected = experts_touched(experts, top_k, tokens) if touched is None else touched
+    expected = own_experts_touched(experts, top_k, tokens, step.op.ranks) if touched is None else touched
     common = sum(size for name, size in sizes.items() if step.op.is_common(name))
     return common + round((read - common) * expected / experts)
 

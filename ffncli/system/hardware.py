@@ -73,7 +73,8 @@ class Link:
     """One interconnect: GB/s of 1e9 bytes of one accelerator in one direction, to all others together.
 
     `title` is its name in print, `name` as it is typed. `step_us`: microseconds that a step of a ring costs besides
-    its bytes. `network` leaves the node.
+    its bytes. `network` leaves the node. `peers`: how many others have a wire each, which share those GB/s; 0 for a
+    switch, through which all of them can go to any one.
     """
 
     name: str
@@ -82,6 +83,12 @@ class Link:
     step_us: float
     network: bool
     source: str
+    peers: int = 0
+
+    def bytes_per_s(self, ranks: int) -> float:
+        """B/s of one of `ranks` accelerators to the others among them, in one direction."""
+        share = min(1.0, (ranks - 1) / self.peers) if self.peers else 1.0
+        return self.gbytes_per_s * 1e9 * share
 
 
 @dataclass(frozen=True)
@@ -205,4 +212,5 @@ def _link(row: Mapping[str, Any]) -> Link:
         step_us=row["step_us"],
         network=row.get("network", False),
         source=table()["sources"][row["source"]],
+        peers=row.get("peers", 0),
     )

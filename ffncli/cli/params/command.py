@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.block import dtypes, shard, storage, traffic
 from ffncli.block.cost import CONVENTIONS
+from ffncli.cli.common.devices_page import devices_answer
 from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, TokenListOptions
 from ffncli.cli.common.parsers import joined
 from ffncli.cli.common.spread import spread
-from ffncli.cli.params.devices_page import devices_answer
 from ffncli.cli.params.options import (
     Asserted,
     AssertFile,
@@ -80,7 +80,7 @@ def command(
     """
     output = show.output()
     if ridge == ["list"]:
-        output.show(devices_answer())
+        output.show(devices_answer("params"))
         return
     load_limit.apply()
     conditions = assertions.parse([*(asserted or []), *_lines_of(assert_file)], KEYS)

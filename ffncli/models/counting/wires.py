@@ -4,7 +4,8 @@ An all-reduce runs around a ring: 2 (n - 1) steps, each rank passing on one n-th
 so that it takes 2 (n - 1) / n × bytes / bandwidth, plus what the steps and the call cost besides their bytes, in the
 manner of NCCL's own model (src/graph/tuning.cc). A ring over several nodes crosses from node to node at as many places
 as it has ranks in a node (each uses its own network port), so that it runs at the slower of the link and those ports
-together. In an all-to-all every rank sends to all others at the same time.
+together. In an all-to-all every rank sends to all others at the same time. Of a link without a switch, ranks use the
+wires among them: of two, one.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Wires:
             if steps:
                 if link is None:
                     return None
-                rates.append(ports * link.gbytes_per_s * 1e9)
+                rates.append(ports * link.bytes_per_s(here))
                 steps_s += steps * link.step_us * 1e-6
         sent = ring_all_reduce_bytes(1, ranks) * size
         return self.call_s + steps_s + sent / (min(rates) * self.efficiency)
@@ -70,6 +71,6 @@ class Wires:
             if others:
                 if link is None:
                     return None
-                times.append(others / ranks * size / (link.gbytes_per_s * 1e9 * self.efficiency))
+                times.append(others / ranks * size / (link.bytes_per_s(here) * self.efficiency))
                 step_s = max(step_s, link.step_us * 1e-6)
         return self.call_s + step_s + max(times)
