@@ -261,5 +261,5 @@ def test_a_rank_has_its_part_of_every_kernel_and_a_collective_is_none():
 def test_products_one_after_another_are_kernels_of_their_own():
     """Only products of the same tensor can be one."""
     wide, narrow = Axis("d_ff", 8), Axis("d_model", 6)
-    body = (Step("a", Linear(narrow, wide), ("x",)), Step("b", Linear(wide, narrow), ("a",)))
+    body = (Step("up", Linear(narrow, wide), ("x",)), Step("down", Linear(wide, narrow), ("up",)))
     assert [one.work.activation_bytes for one in launches(body, BF16, BF16, 3)] == [2 * 3 * 14, 2 * 3 * 14]
