@@ -1,9 +1,9 @@
 """How long a model's FFNs take on accelerators that share them, what binds them, and whether they fit: no measurement.
 
-Each layer takes the longer of its arithmetic and its memory traffic, by the roofline of one rank's steps
-(`block/floor.py`) at the rates that a cluster may expect; its collectives wait for that and add to it. Traffic is the
-least that any implementation moves: the weights that the tokens use, the block's input and output. Under expert
-parallelism (ep) the tokens are split over the ep groups of ranks too; a layer waits for the rank with most work.
+A layer runs as kernels one after another (`launches` in `block/traffic.py`). Each takes the longer of its arithmetic
+and its memory traffic, by the roofline (`block/floor.py`) of one rank's part at the rates that a cluster may expect;
+collectives wait for that and add to it. Under expert parallelism (ep) the tokens are split over the ep groups of ranks
+too; a layer waits for the rank with most work.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ffncli.block.cost import cost, step_costs
+from ffncli.block.cost import cost
 from ffncli.block.dtypes import DType, activation_dtype
+from ffncli.block.floor import TimeFloor, time_floor
 from ffncli.block.ranks import Ranks
-from ffncli.block.steps import Experts, Step, input_shapes
 from ffncli.block.storage import weight_bytes
-from ffncli.block.traffic import Traffic, traffic
+from ffncli.block.traffic import Traffic, launches
 from ffncli.errors import FFNError
 from ffncli.models.counting import expert_parallel, tensor_parallel
 from ffncli.models.counting.cluster import Cluster, Rates
@@ -79,25 +79,39 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Load:
-    """One rank's part of a layer: its work, and the bytes that it enters into each all-reduce and each all-to-all."""
+    """One rank's part of a layer: its kernels, and the bytes that it enters into each all-reduce and all-to-all."""
 
-    work: Traffic
+    kernels: tuple[Traffic, ...]
     reduced: tuple[int, ...]
     exchanged: tuple[int, ...]
+
+    @property
+    def work(self) -> Traffic:
+        """All kernels together."""
+        return sum(self.kernels, Traffic())
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one layer on one rank."""
+    """Seconds of one layer on one rank: of its kernels, and of its collectives, which wait for them."""
 
-    compute_s: float
-    memory_s: float
+    kernels: tuple[TimeFloor, ...]
     link_s: float
 
     @property
+    def compute_s(self) -> float:
+        """All arithmetic."""
+        return sum(kernel.compute_s for kernel in self.kernels)
+
+    @property
+    def memory_s(self) -> float:
+        """All traffic."""
+        return sum(kernel.memory_s for kernel in self.kernels)
+
+    @property
     def seconds(self) -> float:
-        """The layer's time: collectives wait for the slower of arithmetic and memory."""
-        return max(self.compute_s, self.memory_s) + self.link_s
+        """The layer's time."""
+        return sum(kernel.seconds for kernel in self.kernels) + self.link_s
 
 
 @dataclass(frozen=True)
@@ -187,12 +201,11 @@ class Planner:
         if spread:
             touched = spread.touched / ranks.ep if even else spread.touched_rank
             share = tokens / (ranks.ep * entered) * (1.0 if even else spread.imbalance)
-        work = traffic(steps, self.weights, activations, entered, touched)
-        more = round((share - 1) * _expert_flops(steps, entered))
+        kernels = launches(steps, self.weights, activations, entered, touched)
         crossing = exchanged(steps) if spread and ranks.ep > 1 else ()
         rows = round(max(share, 1.0) * entered)  # sent or received, whichever is more
         return Load(
-            work=replace(work, matmul_flops=work.matmul_flops + more),
+            kernels=tuple(_of_share(kernel.work, share) if kernel.routed else kernel.work for kernel in kernels),
             reduced=tuple(entered * size for size in reduced_bytes(steps, activations)),
             exchanged=tuple(rows * values * activations.block_bytes for values in crossing),
         )
@@ -209,8 +222,9 @@ class Planner:
         if None in link_s:
             raise FFNError(f"no link of {cluster.device} is known", "name one with --link and --network")
         return Times(
-            load.work.matmul_flops / rates.flops_per_s,
-            load.work.moved(fused=True) / rates.bytes_per_s,
+            tuple(
+                time_floor(one.matmul_flops, one.moved(), rates.flops_per_s, rates.bytes_per_s) for one in load.kernels
+            ),
             sum(filter(None, link_s)),
         )
 
@@ -232,10 +246,11 @@ def check_ranks(model: Model, ranks: Ranks, weights: DType) -> None:
 
 
 def _bound(layers: Sequence[tuple[Times, int]]) -> Resource:
-    """The resource that takes most of the time; a layer's is that of arithmetic and memory which takes longer."""
+    """The resource that takes most of the time; a kernel's is that of arithmetic and memory which takes longer."""
     shares: dict[Resource, float] = {"compute": 0.0, "memory": 0.0, "link": 0.0}
     for times, n in layers:
-        shares["memory" if times.memory_s > times.compute_s else "compute"] += max(times.compute_s, times.memory_s) * n
+        for kernel in times.kernels:
+            shares[kernel.bound] += kernel.seconds * n
         shares["link"] += times.link_s * n
     return max(shares, key=lambda name: shares[name])
 
@@ -246,7 +261,7 @@ def _sent(load: Load, ranks: Ranks) -> float:
     return rings + sum(all_to_all_bytes(size, ranks.ep) for size in load.exchanged)
 
 
-def _expert_flops(steps: Sequence[Step], tokens: int) -> int:
-    """The products of the experts to which tokens are sent, top_k experts a token."""
-    costs = step_costs(steps, input_shapes(steps, (tokens,)))
-    return sum(costs[s.output].matmul_flops for s in steps if isinstance(s.op, Experts) and not s.op.always)
+def _of_share(work: Traffic, share: float) -> Traffic:
+    """A kernel of the experts with that share of the rows; it reads the same weights."""
+    moved = round(share * work.activation_bytes)
+    return Traffic(work.weight_bytes_read, moved, moved, round(share * work.matmul_flops))
