@@ -97,4 +97,4 @@ def devices_of(texts: _Texts) -> tuple[Device, ...]:
     from ffncli.system.hardware import named
 
     words = [word.strip() for text in texts or ["h100"] for word in text.split(",")]
-    return tuple({device.name: device for device in (named(word, "--device") for word in words)}.values())
+    return tuple(named(word, "--device") for word in words)

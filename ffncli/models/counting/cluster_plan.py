@@ -82,8 +82,9 @@ def plan_model(resolved: Resolved, question: PlanQuestion) -> ClusterPlan:
     Raises FFNError for an unknown format, skew or link, and if no combination has figures, with the first reason.
     """
     planners = question.planners(resolved)
-    taken = tuple(assumed(device, question.assumptions) for device in question.devices)
-    clusters = [cluster_of(device, one) for device, one in zip(question.devices, taken, strict=True)]
+    devices = list({device.name: device for device in question.devices}.values())
+    taken = tuple(assumed(device, question.assumptions) for device in devices)
+    clusters = [cluster_of(device, one) for device, one in zip(devices, taken, strict=True)]
     return planned(resolved, planners, clusters, question, taken)
 
 
