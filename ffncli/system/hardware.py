@@ -72,16 +72,15 @@ class Device:
 class Link:
     """One interconnect: GB/s of 1e9 bytes of one accelerator in one direction, to all others together.
 
-    `title` is its name in print, `name` as it is typed. `step_us`: microseconds that a step of a ring costs besides
-    its bytes. `network` leaves the node. `peers`: how many others have a wire each, which share those GB/s; 0 for a
+    `title` is its name in print, `name` as it is typed. `kind`: within a node (over PCIe or otherwise), or a network
+    between nodes. `peers`: how many others have a wire each, which share those GB/s; 0 for a
     switch, through which all of them can go to any one.
     """
 
     name: str
     title: str
     gbytes_per_s: float
-    step_us: float
-    network: bool
+    kind: Literal["node", "pcie", "network"]
     source: str
     peers: int = 0
 
@@ -92,16 +91,26 @@ class Link:
 
 
 @dataclass(frozen=True)
-class PlanningDefaults:
-    """What to expect where nothing was measured: shares of peak, bandwidth and link, and their source.
+class Protocol:
+    """One of NCCL's: the share of a link's bandwidth that it leaves, and what it costs besides bytes, in microseconds.
 
-    `collective_us`: microseconds that any collective costs besides its steps and bytes.
+    `collective_us` is of any collective, `step_us` of one step of a ring by the kind of link; without a kind, it is not
+    used over such links.
     """
+
+    name: str
+    bandwidth: float
+    collective_us: float
+    step_us: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class PlanningDefaults:
+    """What to expect where nothing was measured: shares of peak, bandwidth and link, and their source."""
 
     gemm_efficiency: float
     memory_efficiency: float
     link_efficiency: float
-    collective_us: float
     source: str
 
 
@@ -128,6 +137,12 @@ def planning_defaults() -> PlanningDefaults:
     """The efficiencies that a plan uses where nothing was measured."""
     row = table()["planning"]
     return PlanningDefaults(**(row | {"source": table()["sources"][row["source"]]}))
+
+
+@cache
+def protocols() -> tuple[Protocol, ...]:
+    """NCCL's, from the one for few bytes to the one for many."""
+    return tuple(Protocol(**row) for row in table()["protocols"])
 
 
 def link_named(text: str, field: str) -> Link:
@@ -209,8 +224,7 @@ def _link(row: Mapping[str, Any]) -> Link:
         name=row["name"],
         title=row["title"],
         gbytes_per_s=row["gbytes_per_s"],
-        step_us=row["step_us"],
-        network=row.get("network", False),
+        kind=row["kind"],
         source=table()["sources"][row["source"]],
         peers=row.get("peers", 0),
     )

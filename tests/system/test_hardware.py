@@ -243,8 +243,8 @@ def test_a_device_names_links_that_are_there():
         between = next((link for link in hardware.links() if link.name == device.network), None)
         assert (within is None) == (device.link == "")
         assert (between is None) == (device.network == "")
-        assert within is None or not within.network
-        assert between is None or between.network
+        assert within is None or within.kind != "network"
+        assert between is None or between.kind == "network"
         assert device.link_gbytes_per_s == (within.gbytes_per_s if within else None)
         assert device.per_node >= 1
     assert [(d.link, d.per_node) for d in hardware.devices() if d.name in ("H100 SXM5", "GB200")] == [
@@ -263,9 +263,19 @@ def test_the_other_planning_defaults_are_their_sources_shares():
     defaults = hardware.planning_defaults()
     assert defaults.memory_efficiency == pytest.approx(3.055e12 / 3.35e12, rel=0.02)  # H100, sustained copy
     assert defaults.link_efficiency == pytest.approx(366 / 450, rel=0.02)  # the ring of 8 H200
-    steps = {link.name: link.step_us for link in hardware.links()}
-    eight = defaults.collective_us + 2 * 7 * steps["nvlink4"]
-    assert 5 <= eight <= 11  # microseconds of a small all-reduce inside a node, by its order of magnitude
+
+
+def test_a_protocol_that_waits_more_sends_more():
+    """Of few bytes over NVLink LL is the fastest, of many Simple; what NCCL calls LL128 sends 120 bytes of 128."""
+    few = [one.collective_us + 14 * one.step_us["node"] for one in hardware.protocols()]
+    many = [one.bandwidth for one in hardware.protocols()]
+    assert few == sorted(few)
+    assert many == sorted(many)
+    assert many[-1] == 1
+    assert many[1] == pytest.approx(120 / 128, rel=0.02)
+    for one in hardware.protocols():
+        waits = [one.step_us[kind] for kind in ("node", "pcie", "network") if kind in one.step_us]
+        assert waits == sorted(waits)
 
 
 def test_links_are_found_as_they_are_typed():

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from ffncli.models.counting.measured import MeasuredSpeeds
 
 CONVENTIONS: Mapping[str, str] = {
-    "time_s": "per layer the longer of matmul FLOPs over the rate and least traffic over the bandwidth, plus the"
-    " collectives; summed over layers, forward",
-    "all_reduce": "a ring: 2 (n - 1) / n × bytes over the link's share, plus a call and 2 (n - 1) steps",
+    "time_s": "a layer's kernels one after another (products, elementwise steps between them), each the longer of"
+    " matmul FLOPs over the rate and traffic over the bandwidth, plus the collectives; summed over layers, forward",
+    "all_reduce": "a ring: 2 (n - 1) / n × bytes over the link's share, plus a call and 2 (n - 1) steps, by the fastest"
+    " of NCCL's protocols",
     "all_to_all": "dispatch and combine: (n - 1) / n × tokens × top_k × width, link and network at the same time",
     "needed_bytes": "weights of one rank, those outside the FFNs divided by tp, and all intermediates of one layer",
 }

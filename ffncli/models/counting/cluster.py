@@ -94,7 +94,6 @@ class Assumed:
     network: str | None
     network_gbytes_per_s: float | None
     per_node: int
-    call_us: float
     source: str
     changed: tuple[str, ...]
 
@@ -118,7 +117,6 @@ def assumed(device: Device, given: Assumptions, measured: bool = False) -> Assum
         network=network.name if network else None,
         network_gbytes_per_s=network.gbytes_per_s if network else None,
         per_node=given.per_node or device.per_node,
-        call_us=defaults.collective_us,
         source=defaults.source,
         changed=tuple(name for name, value in vars(given).items() if value is not None),
     )
@@ -137,6 +135,5 @@ def cluster_of(device: Device, given: Assumed, measured: Speeds | None = None) -
             known.get(given.network or ""),
             given.per_node,
             given.link_efficiency,
-            given.call_us * 1e-6,
         ),
     )

@@ -1,0 +1,72 @@
+"""The figures of benchmarks/plan_published.py, from rows small enough to count by hand, and the file that it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import plan_published
+from benchmarks.plan_published import Figure, Prediction, csv_of, figures, median_error, median_of_sources, predicted
+from ffncli.system import hardware
+
+PRODUCT = Figure("a page", "H100 SXM5", "product", (4096, 8192), 1024, "bf16", 500.0, "tflops")
+MADE_UP = [
+    Prediction(replace(PRODUCT, source=source, reported=1.0, unit="us"), seconds, "compute", cached)
+    for source, seconds, cached in (
+        ("a", 1.1e-6, False), ("a", 0.75e-6, False), ("a", 1.0e-6, False), ("b", 2.0e-6, False), ("b", 9e-6, True),
+    )
+]  # fmt: skip
+
+
+def test_a_figure_is_a_time():
+    assert PRODUCT.measured_s == pytest.approx(2 * 1024 * 4096 * 8192 / 500e12)
+    assert replace(PRODUCT, unit="us", reported=3.0).measured_s == pytest.approx(3e-6)
+    assert replace(PRODUCT, unit="ms", reported=3.0).measured_s == pytest.approx(3e-3)
+    reduced = Figure("a page", "H200 SXM", "all-reduce", "", 8 << 20, "", 400.0, "busbw", ranks=8)
+    assert reduced.measured_s == pytest.approx(2 * 7 / 8 * (8 << 20) / 400e9)
+
+
+def test_a_product_is_predicted_by_its_roofline():
+    """8192 x 4096 in bf16 on an H100: 80 % of 989.4 TFLOP/s with many tokens, 90 % of 3.35 TB/s with one."""
+    many, one = predicted(PRODUCT), predicted(replace(PRODUCT, tokens=1))
+    assert (many.bound, one.bound) == ("compute", "memory")
+    assert many.seconds == pytest.approx(2 * 1024 * 4096 * 8192 / (0.80 * 989.4e12))
+    assert one.seconds == pytest.approx(2 * (4096 * 8192 + 4096 + 8192) / (0.90 * 3.35e12))
+
+
+def test_what_fits_in_the_cache_and_need_not_be_read_is_not_counted():
+    small = replace(PRODUCT, shape=(1024, 1024), tokens=1)
+    assert predicted(small).cached
+    assert not predicted(replace(small, tokens=100_000)).cached  # bound by compute
+    assert not predicted(replace(PRODUCT, tokens=1)).cached  # 67 MB, the cache has 52
+
+
+def test_the_median_is_of_the_sizes_of_what_counts():
+    """Errors +10 %, -25 %, 0 and +100 %; by source 10 % and 100 %."""
+    assert [round(one.error, 6) for one in MADE_UP] == [0.1, -0.25, 0.0, 1.0, 8.0]
+    assert median_error(MADE_UP) == pytest.approx(0.175)
+    assert median_of_sources(MADE_UP) == pytest.approx(0.55)
+
+
+def test_the_summary_says_whether_the_mark_is_reached():
+    text = plan_published.summary(MADE_UP)
+    assert "| median of error, either sign | 17.5 % of 4 | 20 % | reached |" in text
+    assert "| product, bound by compute | 17.5 % of 4, worst +100 % (H100 SXM5, 1024) | |" in text.replace(
+        "|  |", "| |"
+    )
+    assert "**missed**" in plan_published.summary(MADE_UP[1:])
+
+
+def test_every_figure_names_a_device_and_none_is_there_twice():
+    found = list(figures())
+    assert {one.device for one in found} <= {device.name for device in hardware.devices()}
+    keys = [(one.source, one.device, one.what, one.shape, one.tokens, one.dtype) for one in found]
+    assert len(keys) == len(set(keys))
+
+
+def test_the_file_is_what_the_tool_predicts_and_reaches_the_mark():
+    """`make plan-published` writes it anew."""
+    predictions = [predicted(figure) for figure in figures()]
+    assert plan_published.RESULTS.read_text("utf-8") == csv_of(predictions)
+    assert median_error(predictions) <= plan_published.MARK
