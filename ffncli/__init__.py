@@ -25,6 +25,7 @@ _WHERE = {
     "count": ("ffncli.run.user.count", "count"),
     "explain": ("ffncli.run.topics.call", "explain"),
     "load": ("ffncli.run.user.load", "load"),
+    "merge": ("ffncli.bench.results.merge", "merge"),
     "plan": ("ffncli.run.user.plan", "plan"),
     "read_results": ("ffncli.bench.results.csv_file", "read_results"),
     "steps": ("ffncli.block.recipe", "steps"),
@@ -44,6 +45,7 @@ __all__ = [
     "count",
     "explain",
     "load",
+    "merge",
     "plan",
     "read_results",
     "steps",
@@ -55,6 +57,7 @@ __all__ = [
 if TYPE_CHECKING:
     from ffncli.bench.benchmark import benchmark
     from ffncli.bench.results.csv_file import read_results
+    from ffncli.bench.results.merge import merge
     from ffncli.block.analysis.facts import activation
     from ffncli.block.cost import cost
     from ffncli.block.recipe import FFNSpec, MoE, steps

@@ -12,6 +12,7 @@ from ffncli.bench.request.certificate import named_certificates
 from ffncli.bench.request.grid import BenchRequest, Grid, cases
 from ffncli.bench.request.kernel_arguments import require_arguments
 from ffncli.bench.request.kernel_names import ChosenKernels, choose_kernels
+from ffncli.bench.request.split import require_possible
 from ffncli.errors import FFNError
 
 
@@ -33,8 +34,10 @@ def build_request(
     """
     if method.by_step:
         _require_steps_alone(grid, kernels, baseline, method)
-    chosen = ChosenKernels((), BLOCK, {}) if method.by_step else choose_kernels(kernels, baseline)
     devices = grid.devices or (default_device(),)
+    require_possible(grid.ranks, grid.passes, devices, method)
+    over_ranks = grid.ranks.world_size > 1
+    chosen = ChosenKernels((), BLOCK, {}) if method.by_step else choose_kernels(kernels, baseline, over_ranks)
     _require_graphs_possible(devices, method)
     require_gpu(devices, method.sustained)
     notes = list(chosen.notes)

@@ -8,8 +8,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from typer import Exit
+
+from ffncli.bench.rank_launches import followed, led
 from ffncli.bench.request.build import build_request, require_gate
 from ffncli.bench.request.grid import BenchRequest
+from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results.journal import Journal
 from ffncli.bench.results.row import ResultRow
 from ffncli.cli.bench.options import FIRST_LOOK, GridOptions, MethodOptions, ResultOptions, asked
@@ -17,9 +21,11 @@ from ffncli.cli.common.options import BenchSource, DimensionOptions, OutputOptio
 from ffncli.cli.common.plot_options import PlotOptions
 from ffncli.cli.common.spread import spread
 from ffncli.errors import ExitCode, FFNError, Terminated, shown_path
+from ffncli.run.ranks.environment import split_asked_for, torchrun
 from ffncli.run.user.time_limit import set_load_time
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
+from ffncli.show.text import plural
 from ffncli.system.packages import require_installed
 
 
@@ -49,6 +55,8 @@ def command(
     plot.check(show.force, show.out)
     require_installed("torch", "numpy")  # before a word of where results go
     if method.selftest:
+        if grid.tp or grid.ep:
+            raise FFNError("--selftest contradicts --tp and --ep", "it tests the benchmark on one rank")
         if plot.wanted:
             raise FFNError("--selftest has no sweep to plot", "leave out --plot and --plot-file")
         from ffncli.cli.bench.selftest import request_for, show_selftest
@@ -56,25 +64,37 @@ def command(
         show_selftest(request_for(grid.grid(source, dimensions, tokens), grid, method, result), output)
         return
     path = result.resumed()
+    ranks = split_asked_for(grid.tp, grid.ep) if path is None else None  # a run that is resumed has its own
+    if (place := torchrun()) is not None and not place.first:
+        raise Exit(followed(place))
     if path is not None:
         _resume(path, options, result, plot, output)
         return
     first_look = not options and result == ResultOptions()
     how = FIRST_LOOK if first_look else method.method()
     request, notes = build_request(
-        grid.grid(source, dimensions, tokens), grid.kernel, grid.baseline, how,
+        grid.grid(source, dimensions, tokens, ranks), grid.kernel, grid.baseline, how,
         fail_if_slower=result.fail_if_slower, strict=result.strict, asked=options,
         certificates=result.certificates(),
     )  # fmt: skip
     _require_plottable(plot, request)
     from ffncli.bench.suite import begun, default_path
 
-    target = default_path() if result.save is None else Path(os.path.expanduser(result.save))
-    with begun(target, request, show.force) as journal:
+    target = default_path(grid.shard) if result.save is None else Path(os.path.expanduser(result.save))
+    with begun(target, request, show.force, grid.shard) as journal:
+        if grid.shard is not None:
+            output.note(_part_note(grid.shard, len(journal.request.cases), len(request.cases)))
         if first_look:
             output.note("a first look, shorter than other runs; ffn bench --max-time 60s takes its time")
         output.notes(*notes, f"results go to {shown_path(target)}")
-        _measure(journal, request, plot, output)
+        _measure(journal, journal.request, plot, output)
+
+
+def _part_note(part: GridPart, cases: int, all_cases: int) -> str:
+    """`part 3/8: 8 of 60 cases`."""
+    if not cases:
+        return f"part {part} has no cases: the grid has {all_cases}, dealt to parts 1 to {all_cases}"
+    return f"part {part}: {cases} of {all_cases} {plural('case', all_cases)}"
 
 
 def _require_plottable(plot: PlotOptions, request: BenchRequest) -> None:
@@ -101,6 +121,7 @@ def _resume(path: Path, options: dict[str, str], result: ResultOptions, plot: Pl
                 name = "SOURCE" if option == "--source" else option
                 raise FFNError(f"{name} {value} cannot be resumed: {why}", "leave it out: --resume FILE is enough")
         gate = stored.fail_if_slower if result.fail_if_slower is None else result.fail_if_slower
+        split_asked_for(stored.cases[0].ranks.tp, stored.cases[0].ranks.ep)
         request = replace(stored, fail_if_slower=gate, strict=stored.strict or result.strict)
         require_gate(request)
         _require_plottable(plot, request)
@@ -115,13 +136,14 @@ def _measure(journal: Journal, request: BenchRequest, plot: PlotOptions, output:
     from ffncli.cli.bench.page import answer
     from ffncli.cli.bench.progress import unit_progress
 
-    with _kept(journal, request), unit_progress(request, journal.count, output) as shown:
-        finished = run(journal, shown.finished, watch=shown.at)
-    judged = gated(finished.rows, request)
-    page = answer(finished.rows, request, judged, journal.files, journal.spent)
-    output.show(_with_plots(page, finished.rows, plot, output) if plot.wanted else page)
-    if problem := failure(finished.rows, request, judged):
-        raise problem
+    with led(request) as launches:
+        with _kept(journal, request), unit_progress(request, journal.count, output) as shown:
+            finished = run(journal, shown.finished, watch=shown.at, launches=launches)
+        judged = gated(finished.rows, request)
+        page = answer(finished.rows, request, judged, journal.files, journal.spent)
+        output.show(_with_plots(page, finished.rows, plot, output) if plot.wanted else page)
+        if problem := failure(finished.rows, request, judged):
+            raise problem
 
 
 def _with_plots(page: Answer, rows: Sequence[ResultRow], plot: PlotOptions, output: Output) -> Answer:

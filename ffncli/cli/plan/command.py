@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ffncli.block import dtypes
 from ffncli.cli.common.devices_page import devices_answer
@@ -17,6 +17,7 @@ from ffncli.cli.plan.options import (
     Devices,
     ExpertParallels,
     Formats,
+    Measured,
     Skew,
     TensorParallels,
     devices_of,
@@ -28,6 +29,9 @@ from ffncli.models.counting.plan import PlanRow
 from ffncli.run.user.load import load
 from ffncli.show.parts import Answer
 from ffncli.show.tables import Table
+
+if TYPE_CHECKING:
+    from ffncli.models.counting.measured import MeasuredSpeeds
 
 CONVENTIONS: Mapping[str, str] = {
     "time_s": "a layer's kernels one after another (products, elementwise steps between them), each the longer of"
@@ -47,6 +51,7 @@ def command(
     tp: TensorParallels = None,
     ep: ExpertParallels = None,
     skew: Skew = None,
+    measured: Measured = None,
     dtype: Formats = None,
     tokens: TokenListOptions,
     assumptions: AssumptionOptions,
@@ -68,8 +73,12 @@ def command(
         return
     load_limit.apply()
     formats = joined(dtype)
+    speeds = None if measured is None else _measured(measured)
+    names = device or ([*speeds] if speeds else ["h100"])
+    devices, cpu = devices_of(names)
     question = PlanQuestion(
-        devices=devices_of(device),
+        devices,
+        cpu=cpu,
         tp=flat(tp) or PlanQuestion.tp,
         ep=flat(ep) or PlanQuestion.ep,
         tokens=tokens.numbers() or PlanQuestion.tokens,
@@ -78,13 +87,20 @@ def command(
         assumptions=assumptions.assumptions(),
     )
     model = load(source, dimensions.dimensions())
-    plan = plan_model(model, question)
+    plan = plan_model(model, question, speeds)
     output.notes(*model.notes)
-    output.show(answer_of(plan))
+    output.show(answer_of(plan, speeds))
 
 
-def answer_of(plan: ClusterPlan) -> Answer:
-    """Rows for JSON and CSV, the page for people."""
+def _measured(path: str) -> dict[str, MeasuredSpeeds]:
+    """Of a CSV of `ffn bench`, whose reader is imported only for one."""
+    from ffncli.cli.plan.measured import measured_speeds
+
+    return measured_speeds(path)
+
+
+def answer_of(plan: ClusterPlan, speeds: dict[str, MeasuredSpeeds] | None = None) -> Answer:
+    """Rows for JSON and CSV, the page for people; with measured speeds what they predict of each other."""
     columns = ("name", *(field.name for field in fields(PlanRow)))
     flat = Table(columns, [(plan.name, *vars(row).values()) for row in plan.rows])
     body: dict[str, Any] = {
@@ -94,4 +110,10 @@ def answer_of(plan: ClusterPlan) -> Answer:
         "cheapest": [asdict(row) for row in plan.cheapest],
         "assumed": [asdict(one) for one in plan.assumed],
     }
-    return Answer("plan", body, flat, parts_of(plan), CONVENTIONS)
+    answer = Answer("plan", body, flat, parts_of(plan), CONVENTIONS)
+    if speeds is None:
+        return answer
+    from ffncli.cli.plan.measured import measured_parts, predictions
+
+    rows = list(predictions(speeds))
+    return answer.with_section("measured", [asdict(row) for row in rows], measured_parts(rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ffncli.cli.common import values
 from ffncli.cli.common.option import COMPUTE, option
 from ffncli.cli.common.parsers import numbers, positive, share
-from ffncli.models.counting.cluster import Assumptions
+from ffncli.models.counting.cluster import CPU, Assumptions
 
 if TYPE_CHECKING:
     from ffncli.system.hardware import Device
@@ -39,6 +40,11 @@ Skew = Annotated[
     str | None,
     _cluster("--skew", metavar="NAME", values=lambda: ("uniform", "zipf:1.2"),
              help="Popularity of the experts of a mixture: uniform, or zipf:1.2. [default: uniform]"),
+]  # fmt: skip
+Measured = Annotated[
+    str | None,
+    _assume("--measured", metavar="FILE,...", daily=True,
+            help="CSVs of ffn bench --save, in place of the shares of peak and bandwidth; --device cpu needs them."),
 ]  # fmt: skip
 Formats = Annotated[
     _Texts,
@@ -92,9 +98,9 @@ class AssumptionOptions:
         return Assumptions(**vars(self))
 
 
-def devices_of(texts: _Texts) -> tuple[Device, ...]:
-    """The devices of a comma-separated list that may be repeated; an H100 if none. Raises FFNError for unknown ones."""
+def devices_of(texts: Sequence[str]) -> tuple[tuple[Device, ...], bool]:
+    """(the accelerators of comma-separated lists, whether `cpu` is named too). Raises FFNError for unknown ones."""
     from ffncli.system.hardware import named
 
-    words = [word.strip() for text in texts or ["h100"] for word in text.split(",")]
-    return tuple(named(word, "--device") for word in words)
+    words = [word.strip() for text in texts for word in text.split(",")]
+    return tuple(named(word, "--device") for word in words if word.lower() != CPU), any(w.lower() == CPU for w in words)

@@ -107,8 +107,10 @@ def _notes(plan: ClusterPlan) -> Iterator[str]:
 
 def _assumption(one: Assumed) -> str:
     """`H100 SXM5: 0.80 of the peak, 0.90 of the bandwidth and of the memory; ...`."""
-    text = f"{one.device}: {one.gemm_efficiency:.2f} of the peak, {one.memory_efficiency:.2f} of the bandwidth,"
-    text += f" {one.usable_memory:.2f} of the memory"
+    text = f"{one.device}: measured rates"
+    if one.gemm_efficiency is not None and one.memory_efficiency is not None:
+        text = f"{one.device}: {one.gemm_efficiency:.2f} of the peak, {one.memory_efficiency:.2f} of the bandwidth"
+    text += f", {one.usable_memory:.2f} of the memory"
     if one.link and one.per_node > 1:
         text += f"; {one.link_efficiency:.2f} of {one.link} ({one.link_gbytes_per_s:g} GB/s) among {one.per_node}"
     if one.network:

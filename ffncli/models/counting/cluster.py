@@ -11,6 +11,7 @@ from ffncli.models.counting.device_floor import rate_format
 from ffncli.models.counting.wires import Wires
 from ffncli.system.hardware import Device, link_named, links, planning_defaults
 
+CPU = "cpu"  # a device without a data sheet: what is known of it was measured
 USABLE_MEMORY = 0.90  # vLLM's gpu_memory_utilization was 0.90 by default for years; the rest is the runtime's
 
 
@@ -79,12 +80,13 @@ class Assumptions:
 class Assumed:
     """What a plan took for granted of one device. Shares of peak, bandwidth, link and memory; links by name.
 
+    The first two are None where measured rates are in their place.
     `source` is that of the defaults; `changed` names the values that were given.
     """
 
     device: str
-    gemm_efficiency: float
-    memory_efficiency: float
+    gemm_efficiency: float | None
+    memory_efficiency: float | None
     link_efficiency: float
     usable_memory: float
     link: str | None
@@ -96,16 +98,18 @@ class Assumed:
     changed: tuple[str, ...]
 
 
-def assumed(device: Device, given: Assumptions) -> Assumed:
+def assumed(device: Device, given: Assumptions, measured: bool = False) -> Assumed:
     """The device's defaults with what was given in their place. Raises FFNError for an unknown link."""
+    gemm = device.gemm_efficiency if given.gemm_efficiency is None else given.gemm_efficiency
+    memory = device.memory_efficiency if given.memory_efficiency is None else given.memory_efficiency
     defaults = planning_defaults()
     known = {link.name: link for link in links()}
     link = known.get(device.link) if given.link is None else link_named(given.link, "--link")
     network = known.get(device.network) if given.network is None else link_named(given.network, "--network")
     return Assumed(
         device=device.name,
-        gemm_efficiency=device.gemm_efficiency if given.gemm_efficiency is None else given.gemm_efficiency,
-        memory_efficiency=device.memory_efficiency if given.memory_efficiency is None else given.memory_efficiency,
+        gemm_efficiency=None if measured else gemm,
+        memory_efficiency=None if measured else memory,
         link_efficiency=defaults.link_efficiency if given.link_efficiency is None else given.link_efficiency,
         usable_memory=USABLE_MEMORY if given.usable_memory is None else given.usable_memory,
         link=link.name if link else None,
@@ -118,13 +122,13 @@ def assumed(device: Device, given: Assumptions) -> Assumed:
     )
 
 
-def cluster_of(device: Device, given: Assumed) -> Cluster:
-    """The device's cluster under these assumptions."""
+def cluster_of(device: Device, given: Assumed, measured: Speeds | None = None) -> Cluster:
+    """The device's cluster under these assumptions, at measured speeds where there are some."""
     known = {link.name: link for link in links()}
     largest = max(device.memory_gb, default=None)
     return Cluster(
         device=device.name,
-        speeds=SheetSpeeds(device, given.gemm_efficiency, given.memory_efficiency),
+        speeds=measured or SheetSpeeds(device, given.gemm_efficiency or 1.0, given.memory_efficiency or 1.0),
         memory_bytes=None if largest is None else round(largest * 1e9 * given.usable_memory),
         wires=Wires(
             known.get(given.link or ""),

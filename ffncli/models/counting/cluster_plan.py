@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ffncli.block.dtypes import DType, activation_dtype
 from ffncli.block.ranks import Ranks
 from ffncli.errors import FFNError
-from ffncli.models.counting.cluster import Assumed, Assumptions, Cluster, assumed, cluster_of
+from ffncli.models.counting.cluster import CPU, Assumed, Assumptions, Cluster, Speeds, assumed, cluster_of
 from ffncli.models.counting.count import ModelCount, count
 from ffncli.models.counting.expert_load import UNIFORM, skew_text
 from ffncli.models.counting.plan import Planner, PlanRow
 from ffncli.models.counting.weight_format import storage_of
+from ffncli.models.counting.wires import NO_WIRES
 from ffncli.models.model import Resolved
 from ffncli.system.hardware import Device
 
@@ -36,7 +37,10 @@ class ClusterPlan:
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """What to plan: lists of devices, splits, numbers of tokens, and formats (None: the stored one)."""
+    """What to plan: lists of devices, splits, numbers of tokens, and formats (None: the stored one).
+
+    `cpu`: the CPU of the measurements too.
+    """
 
     devices: tuple[Device, ...]
     tp: tuple[int, ...] = (1, 2, 4, 8)
@@ -45,6 +49,7 @@ class PlanQuestion:
     formats: tuple[str | None, ...] = (None,)
     skew: str = UNIFORM
     assumptions: Assumptions = field(default_factory=Assumptions)
+    cpu: bool = False
 
     @property
     def splits(self) -> tuple[Ranks, ...]:
@@ -76,15 +81,23 @@ def other_bytes(counted: ModelCount, weights: DType) -> int | None:
     return round((counted.model_params_total - counted.ffn_params_total) * activation_dtype(weights).bytes)
 
 
-def plan_model(resolved: Resolved, question: PlanQuestion) -> ClusterPlan:
-    """The plan of one model.
+def plan_model(resolved: Resolved, question: PlanQuestion, speeds: Mapping[str, Speeds] | None = None) -> ClusterPlan:
+    """The plan of one model; `speeds` are measured ones by device, in place of a data sheet's.
 
-    Raises FFNError for an unknown format, skew or link, and if no combination has figures, with the first reason.
+    Raises FFNError for an unknown format, skew or link, for a CPU without measured speeds or measured speeds of no such
+    device, and if no combination has figures, with the first reason.
     """
-    planners = question.planners(resolved)
+    planners, speeds = question.planners(resolved), speeds or {}
     devices = list({device.name: device for device in question.devices}.values())
-    taken = tuple(assumed(device, question.assumptions) for device in devices)
-    clusters = [cluster_of(device, one) for device, one in zip(devices, taken, strict=True)]
+    names = [*(device.name for device in devices), *([CPU] if question.cpu else [])]
+    if question.cpu and CPU not in speeds:
+        raise FFNError("--device cpu needs --measured FILE", "times of that CPU, by ffn bench --save FILE")
+    if speeds and not set(speeds) & set(names):
+        raise FFNError(f"--measured has no times of {', '.join(names)}", f"it has those of {', '.join(speeds)}")
+    taken = tuple(assumed(device, question.assumptions, device.name in speeds) for device in devices)
+    clusters = [cluster_of(device, one, speeds.get(device.name)) for device, one in zip(devices, taken, strict=True)]
+    if question.cpu:
+        clusters.append(Cluster(CPU, speeds[CPU], None, NO_WIRES))
     return planned(resolved, planners, clusters, question, taken)
 
 

@@ -83,3 +83,6 @@ class Wires:
                 us = protocol.collective_us + sum(n * us for us, (_, n) in zip(waits, steps, strict=True) if us)
                 times.append(us * 1e-6 + bytes_s / (self.efficiency * protocol.bandwidth))
         return min(times, default=None)
+
+
+NO_WIRES = Wires(None, None, per_node=1, efficiency=1.0)
