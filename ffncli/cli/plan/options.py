@@ -29,7 +29,7 @@ Devices = Annotated[
 TensorParallels = Annotated[
     _Lists,
     _cluster("--tp", "--tensor-parallel", metavar="N,...", parser=numbers("--tp"), daily=True,
-             help="Split every d_ff over N of them. [default: 1,2,4,8, those that divide d_ff]"),
+             help="Split every d_ff over N of them. [default: 1,2,4,8]"),
 ]  # fmt: skip
 ExpertParallels = Annotated[
     _Lists,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ffncli.block.ranks import Ranks
-from ffncli.show.parts import Line, Part
+from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.text import bytes_text, percent, plural, time_text
 
@@ -21,7 +21,7 @@ LABELS = ("tp", "ep", "tokens")
 def parts_of(plan: ClusterPlan) -> list[Part]:
     """The sentences first."""
     devices = {row.device: [one for one in plan.rows if one.device == row.device] for row in plan.rows}
-    lines = [Line(sentence(plan, rows)) for rows in devices.values()]
+    lines = [Heading(sentence(plan, rows)) for rows in devices.values()]
     tables = [table for rows in devices.values() for table in _tables(rows)]
     return [*lines, *tables, *map(Line, _refusals(devices)), *(Line(text, quiet=True) for text in _notes(plan))]
 
