@@ -122,5 +122,4 @@ def _between(curve: Sequence[Point], reuse: float) -> Point:
     after = next((n for n, point in enumerate(curve) if point.reuse >= reuse), len(curve))
     low, high = curve[max(after - 1, 0)], curve[min(after, len(curve) - 1)]
     part = (reuse - low.reuse) / (high.reuse - low.reuse) if high.reuse > low.reuse else 0.0
-    part = min(max(part, 0.0), 1.0)
     return Point(reuse, low.size + part * (high.size - low.size), low.share + part * (high.share - low.share))

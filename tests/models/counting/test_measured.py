@@ -93,6 +93,8 @@ def test_a_mixture_is_like_mixtures():
     both, dense = MeasuredSpeeds((*machine().blocks, *mixtures)), machine()
     assert predicted_s(both, other) == pytest.approx(4 * whole, rel=0.03)
     assert predicted_s(dense, other) == pytest.approx(whole, rel=0.03)
+    row = Planner(block_model(other.spec, "o").model, FP32).row(Cluster("cpu", both, None, NO_WIRES), Ranks(), 16)
+    assert row.time_s == pytest.approx(4 * whole, rel=0.03)
     assert predicted_s(both, block(768, 3072, 16)) == pytest.approx(block(768, 3072, 16).time_s, rel=0.03)
 
 
