@@ -146,6 +146,11 @@ def predicted(figure: Figure) -> Prediction:
     return Prediction(figure, row.time_s, str(row.bound), row.bound == "memory" and moved <= device.llc_bytes)
 
 
+def all_predictions() -> tuple[Prediction, ...]:
+    """Of every figure."""
+    return tuple(predicted(figure) for figure in figures())
+
+
 def _product(figure: Figure, device: Device, cluster: Cluster) -> Prediction:
     rates = cluster.speeds.rates(storage(figure.dtype), figure.work)
     assert rates is not None, f"{figure.device} has no rate in {figure.dtype}"
@@ -205,11 +210,11 @@ def summary(predictions: Sequence[Prediction]) -> str:
         ("median of the sources' medians", f"{100 * by_source:.1f} %", "", True),
     ]
     for name, bound in product(CLASSES, ("memory", "compute", "link")):
-        found = [one for one in counted if (one.figure.what, one.bound) == (name, bound)]
-        if found:
-            worst = max(found, key=lambda one: abs(one.error))
+        group = [one for one in counted if (one.figure.what, one.bound) == (name, bound)]
+        if group:
+            worst = max(group, key=lambda one: abs(one.error))
             at = f"{worst.figure.device}, {worst.figure.tokens}"
-            figure = f"{100 * median_error(found):.1f} % of {len(found)}, worst {100 * worst.error:+.0f} % ({at})"
+            figure = f"{100 * median_error(group):.1f} % of {len(group)}, worst {100 * worst.error:+.0f} % ({at})"
             lines.append((f"{name}, bound by {bound}", figure, "", True))
     return marks(lines)
 
@@ -219,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--save", metavar="FILE", help="write every figure with its prediction to this CSV")
     chosen = parser.parse_args(arguments)
-    predictions = [predicted(figure) for figure in figures()]
+    predictions = all_predictions()
     if chosen.save:
         Path(chosen.save).write_text(csv_of(predictions), "utf-8")
     print(summary(predictions))
