@@ -70,7 +70,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Launch:
+class KernelTraffic:
     """One kernel's work; `routed` where it is that of experts to which tokens are sent."""
 
     work: Traffic
@@ -96,7 +96,7 @@ def traffic(
 
 def launches(
     steps: Sequence[Step], weights: DType, activations: DType, tokens: int = 1, touched: float | None = None
-) -> tuple[Launch, ...]:
+) -> tuple[KernelTraffic, ...]:
     """The kernels of one block, one after another.
 
     FLOPs and weight bytes add up to those of `traffic`, up to a rounded byte. Each step of a mixture's experts is one
@@ -167,7 +167,7 @@ def _read_of(step: Step, sizes: Mapping[str, int], top_k: int, tokens: int, touc
 
 def _launches(
     steps: Sequence[Step], inputs: Mapping[str, Shape], dtype: DType, width: int, touched: float | None
-) -> Iterator[Launch]:
+) -> Iterator[KernelTraffic]:
     known, costs, body = shapes(steps, inputs), step_costs(steps, inputs), ffn_steps(steps)
     for group in _together(steps):
         if isinstance(group[0].op, Experts):
@@ -181,7 +181,7 @@ def _launches(
             parameter_bytes(name, axes, dtype)
             for step in group if step in body for name, axes in step.parameters().items()
         )  # fmt: skip
-        yield Launch(Traffic(weights, moved, moved, sum(costs[name].matmul_flops for name in made)))
+        yield KernelTraffic(Traffic(weights, moved, moved, sum(costs[name].matmul_flops for name in made)))
 
 
 def _together(steps: Sequence[Step]) -> Iterator[list[Step]]:
@@ -202,7 +202,7 @@ def _together(steps: Sequence[Step]) -> Iterator[list[Step]]:
 
 def _expert_launches(
     step: Step, taken: Mapping[str, int], known: Mapping[str, Shape], dtype: DType, width: int, touched: float | None
-) -> Iterator[Launch]:
+) -> Iterator[KernelTraffic]:
     """The program's kernels on a row for each expert of each token, with the weights of the experts that are read."""
     op = step.op
     assert isinstance(op, Experts)
@@ -213,10 +213,10 @@ def _expert_launches(
         names = tuple(f"{step.prefix}{inner.output}." for inner in group)
         sizes = {n: parameter_bytes(n, axes, dtype) for n, axes in step.parameters().items() if n.startswith(names)}
         read = _read_of(step, sizes, top_k, tokens, touched)
-        yield Launch(replace(one.work, weight_bytes_read=read), routed=not op.always)
+        yield KernelTraffic(replace(one.work, weight_bytes_read=read), routed=not op.always)
     out = prod(known[step.output])
     mixed = width * (out * top_k + out)
-    yield Launch(Traffic(0, mixed, mixed), routed=not op.always)
+    yield KernelTraffic(Traffic(0, mixed, mixed), routed=not op.always)
 
 
 def _elements(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> int:
