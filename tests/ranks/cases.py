@@ -35,15 +35,16 @@ DENSE: Mapping[str, FFNSpec] = {
     "two-inputs": replace(BIASED, parallel=True),
 }
 
+GROUPS = MoE(8, 3, 1, groups=4, top_groups=2, group_best=2, correction=True, score="sigmoid", scale=2.5)
 MIXTURES: Mapping[str, FFNSpec] = {
+    "mixtral": FFNSpec(D, F, "swiglu", moe=MoE(8, 2)),
+    "deepseek": FFNSpec(D, F, "swiglu", moe=replace(GROUPS, eps=1e-20)),
     "mixture": replace(BIASED, moe=MoE(8, 2)),
     "mixture-capped": FFNSpec(D, F, "gpt_oss_swiglu", bias=True, moe=MoE(8, 3, order="choose_first", router_bias=True)),
     "mixture-shared": replace(BIASED, moe=MoE(8, 2, 2, shared_gate=True)),
     "mixture-scaled": replace(NORMED, learned_scale=True, moe=MoE(8, 2, 1, shared_scale=0.5)),
     "mixture-input": replace(BIASED, moe=MoE(8, 2, 1, weigh="input", score="sigmoid", renormalise=False)),
-    "mixture-groups": replace(
-        NORMED, moe=MoE(8, 3, 1, groups=4, top_groups=2, group_best=2, correction=True, score="sigmoid", scale=2.5)
-    ),
+    "mixture-groups": replace(NORMED, moe=GROUPS),
     "mixture-identity": replace(BIASED, moe=MoE(8, 4, identity_experts=3)),
     "mixture-latent": replace(NORMED, moe=MoE(8, 2, 1, latent=4, latent_norm=True, mixed_norm=True)),
     "mixture-normed": replace(BIASED, moe=MoE(8, 2, 1, expert_norm=True)),
@@ -53,7 +54,18 @@ MIXTURES: Mapping[str, FFNSpec] = {
     "mixture-learned": replace(BIASED, activation="xielu", gated=False, moe=MoE(8, 2)),
     "mixture-router": replace(NORMED, moe=MoE(8, 1, router_width=4, router_carries=True, skip_experts=1)),
 }
-IN_FLOAT32 = ("plain", "gated", "biased", "pre-norm", "capped", "mixture", "mixture-capped", "mixture-shared")
+IN_FLOAT32 = (
+    "mixtral",
+    "deepseek",
+    "plain",
+    "gated",
+    "biased",
+    "pre-norm",
+    "capped",
+    "mixture",
+    "mixture-capped",
+    "mixture-shared",
+)
 
 TOKENS: Mapping[int, tuple[int, ...]] = {1: (7,), 2: (4, 3), 4: (3, 0, 1, 3)}  # by ranks along ep: unequal, and none
 
@@ -106,3 +118,8 @@ def one_busy_expert(ranks: Ranks) -> RankCase:
     correction[0] = 9.0
     (route,) = [step.output for step in made.steps if isinstance(step.op, Route)]
     return replace(made, weights={**made.weights, f"{route}.correction": correction})
+
+
+CASES: Mapping[str, tuple[int, RankCase]] = {
+    f"{world}:{case.name}": (world, case) for world in (2, 4) for case in cases(world)
+}

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from ffncli.block.ranks import Ranks
+from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.shard import rank_steps
 from ffncli.block.steps import AllReduce, Axis, Experts, parameters, walk
+from ffncli.errors import FFNError
 from ffncli.run.engine.execute import run
+from ffncli.run.ranks.group import RankGroup
+from ffncli.run.ranks.parallel import ParallelBlock
 from tests.oracles.modules import relative_error
-from tests.ranks.cases import DENSE, cases
-from tests.ranks.harness import answers_of
+from tests.ranks.cases import CASES, DENSE
 from tests.ranks.records import Answer, RankCase
 
-CASES = {f"{world}:{case.name}": (world, case) for world in (2, 4) for case in cases(world)}
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6}
 
 
@@ -29,15 +31,6 @@ class Whole:
     output: Tensor
     input_gradient: Tensor
     gradients: Mapping[str, Tensor]
-
-
-@pytest.fixture(scope="session")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, list[dict[str, Answer]]]:
-    def folder(world: int) -> Path:
-        return tmp_path_factory.mktemp(f"world{world}")
-
-    asked = {world: [case for w, case in CASES.values() if w == world] for world in (2, 4)}
-    return {world: answers_of(cases, world, folder(world)) for world, cases in asked.items()}
 
 
 def whole(case: RankCase) -> Whole:
@@ -126,6 +119,23 @@ def test_a_dense_block_s_backward_has_one_all_reduce_more(answers, name):
     """Of the input's gradient: gate and up read the same tensor, so that theirs is summed once."""
     _, ranks = of_ranks(answers, f"4:{name}/tp4/64")
     assert ranks[0].both == {"all_reduce": 2}
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranks", "message"),
+    [
+        (FFNSpec(6, 9), Ranks(2), "d_ff = 9 does not divide over 2 ranks; nearest: 1 and 3"),
+        (FFNSpec(6, 8, sub_norm=True), Ranks(2), "step 'sub_norm' normalises over d_ff"),
+        (FFNSpec(6, 8), Ranks(1, 2), "the block has no experts to split"),
+        (FFNSpec(6, 8, moe=MoE(8, 2)), Ranks(1, 3), "experts = 8 does not divide over 3 ranks; nearest: 2 and 4"),
+    ],
+)
+def test_a_block_that_cannot_be_split_is_refused_before_anything_is_sent(spec, ranks, message):
+    """By the words of `block/shard.py`; there is no process group here."""
+    nobody = RankGroup(ranks, 0, torch.device("cpu"), mesh=None)  # type: ignore[arg-type]
+    with pytest.raises(FFNError) as error:
+        ParallelBlock(steps(spec), {}, nobody)
+    assert str(error.value).startswith(message)
 
 
 def test_the_cases_have_what_they_should():
