@@ -78,6 +78,17 @@ class PlanRow:
 
 
 @dataclass(frozen=True)
+class Collectives:
+    """Of one layer, on one rank: how many, the bytes that enter them, and those that the rings send."""
+
+    all_reduces: int
+    all_reduce_bytes: int
+    ring_all_reduce_bytes: float
+    all_to_alls: int
+    all_to_all_bytes: int
+
+
+@dataclass(frozen=True)
 class Load:
     """One rank's part of a layer: its kernels, and the bytes that it enters into each all-reduce and all-to-all."""
 
@@ -209,6 +220,12 @@ class Planner:
             reduced=tuple(entered * size for size in reduced_bytes(steps, activations)),
             exchanged=tuple(rows * values * activations.block_bytes for values in crossing),
         )
+
+    def collectives(self, group: Group, ranks: Ranks, tokens: int) -> Collectives:
+        """Those of one layer of the group, the experts' tokens spread evenly."""
+        load = self._load(group, ranks, tokens, even=True)
+        rings = sum(ring_all_reduce_bytes(size, ranks.tp) for size in load.reduced)
+        return Collectives(len(load.reduced), sum(load.reduced), rings, len(load.exchanged), sum(load.exchanged))
 
     def _spread(self, group: Group, ranks: Ranks, tokens: int) -> ExpertLoad | None:
         moe = group.spec.moe
