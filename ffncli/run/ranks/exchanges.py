@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.distributed.tensor.debug import CommDebugMode
 
 from ffncli.show.text import bytes_text, plural
@@ -19,9 +19,9 @@ _NAMES = {"all_reduce": "all-reduce", "all_to_all_single": "all-to-all", "all_ga
 
 @dataclass(frozen=True)
 class Exchange:
-    """One collective on one rank: its name, the shape and dtype of the tensor that the rank gives, and of how many ranks.
+    """One collective on one rank: its name, the shape and dtype of the tensor that the rank gives, how many ranks do.
 
-    `kept_bytes` of an all-to-all are the rank's part for itself.
+    `kept_bytes` of an all-to-all are the rows that the rank keeps.
     """
 
     name: str
