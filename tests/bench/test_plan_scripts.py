@@ -1,12 +1,16 @@
-"""The figures of benchmarks/plan_published.py, from rows small enough to count by hand, and the file that it keeps."""
+"""The figures of benchmarks/plan_*.py, from rows small enough to count by hand, and the file of published ones."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from benchmarks import plan_published
+from benchmarks import plan_measured, plan_published
+from benchmarks.benched import Asked
+from benchmarks.kept import Kept
 from benchmarks.plan_published import Figure, Prediction, csv_of, figures, median_error, median_of_sources, predicted
 from ffncli.system import hardware
 
@@ -70,3 +74,57 @@ def test_the_file_is_what_the_tool_predicts_and_reaches_the_mark():
     predictions = [predicted(figure) for figure in figures()]
     assert plan_published.RESULTS.read_text("utf-8") == csv_of(predictions)
     assert median_error(predictions) <= plan_published.MARK
+
+
+# --- measured on this CPU ---------------------------------------------------------------------------------------------
+
+
+def test_blocks_are_predicted_from_the_file_of_the_others(monkeypatch, tmp_path):
+    """`ffn bench` of each block into a file; `ffn plan` reads those of the blocks to learn from, and no other."""
+    plans = []
+
+    def run(words, right=(0,)):
+        if "plan" in words:
+            plans.append(Path(words[words.index("--measured") + 1]).read_text("utf-8"))
+            return json.dumps({"rows": [{"dtype": "fp32", "tokens": 4, "time_s": 0.006}]})
+        path, tokens = Path(words[words.index("--save") + 1]), words[words.index("-n") + 1]
+        source = words[words.index("bench") + 1]
+        path.write_text(f"tokens,dtype,cache,time_s,processes,source\n{tokens},fp32,warm,0.004,3,{source}\n", "utf-8")
+        return ""
+
+    monkeypatch.setattr(plan_measured, "_run", run)
+    kept = Kept(None, plan_measured.COLUMNS, {"cpu": "c"})
+    seen = [plan_measured.Block("plain", (f"{width}x8:gelu",), "1") for width in (2, 4)]
+    new = [plan_measured.Block("gated", ("3x8:swiglu", "--experts", "2"), "4")]
+    plan_measured.measure(kept, Asked(), tmp_path, seen, new)
+    assert [(row["part"], row["source"], row["error"]) for row in kept.rows] == [
+        ("seen", "2x8:gelu", ""), ("seen", "4x8:gelu", ""), ("new", "3x8:swiglu --experts 2", "0.5"),
+    ]  # fmt: skip
+    assert [text.count("x8:gelu") for text in plans] == [2]
+    assert "swiglu" not in plans[0]
+
+
+def test_the_summary_of_this_cpu():
+    """Errors of +10, -30 and +20 %: a median of 20, of which two have few tokens."""
+    about = {"date": "2026-11-23T00:00:00Z", "cpu": "c", "torch": "2", "ffncli": "0", "dtype": "fp32"}
+    rows = [
+        about | {"kind": kind, "tokens": tokens, "error": error}
+        for kind, tokens, error in (
+            ("plain", "1", ""), ("plain", "4", "0.1"), ("gated", "16", "-0.3"), ("gated", "32", "0.2"),
+        )
+    ]  # fmt: skip
+    text = plan_measured.summary(rows)
+    assert "| median of error, either sign | 20.0 % of 3, worst -30 % | 25 % | reached |" in text
+    assert "| gated | 25.0 % of 2, worst -30 % |" in text
+    assert "| up to 16 tokens | 20.0 % of 2, worst -30 % |" in text
+    assert "**missed**" in plan_measured.summary([about | {"kind": "plain", "tokens": "1", "error": "0.26"}])
+    assert "no data" in plan_measured.summary(rows[:1])
+
+
+def test_no_block_that_is_predicted_was_measured_before():
+    """Nor has a number of tokens in between been measured of any, but the least and the most."""
+    seen = {(block.source, n) for block in plan_measured.SEEN for n in block.tokens.split(",")}
+    for block in plan_measured.NEW:
+        assert block.source not in {source for source, _ in seen}
+        assert block.kind in {one.kind for one in plan_measured.SEEN}
+        assert set(block.tokens.split(",")) & {n for _, n in seen} == {"1", "512"}

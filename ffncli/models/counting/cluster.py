@@ -32,8 +32,8 @@ class Rates:
 class Speeds(Protocol):
     """Where rates come from: a data sheet and what is usually reached of it, or a measurement."""
 
-    def rates(self, weights: DType, work: Traffic) -> Rates | None:
-        """The rates of one block's products with these weights; None where none is known."""
+    def rates(self, weights: DType, work: Traffic, mixture: bool = False) -> Rates | None:
+        """The rates of one block's products with these weights, of experts in a mixture; None where none is known."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class SheetSpeeds:
     gemm_efficiency: float
     memory_efficiency: float
 
-    def rates(self, weights: DType, work: Traffic) -> Rates | None:
+    def rates(self, weights: DType, work: Traffic, mixture: bool = False) -> Rates | None:
         """The same shares for any work."""
         name = rate_format(self.device, weights)
         peak = self.device.flops_per_s(name or "")

@@ -1,9 +1,10 @@
 """Rates from measurements: which share of a common roofline each measured block reached, for blocks that are like it.
 
 The roofline of a format has the fastest arithmetic and the fastest traffic of its measurements, counted as a plan
-counts them, kernel by kernel. A new block is expected to reach what the measured blocks nearest to it reached: those
-with similar FLOPs per byte (what binds) and similar bytes (what a cache holds), each distance in octaves, nearer ones
-weighing more (inverse squares, Shepard 1968).
+counts them, kernel by kernel. The share that a new block is expected to reach: of each measured block, what it reached
+between its numbers of tokens (linear in octaves of FLOPs per byte of weights, which decide how a product is computed);
+of these, the mean, nearer sizes of the weights weighing more (what a cache holds). A mixture is like mixtures, whose
+experts run one after another, and a dense block like dense ones, where the file has any.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.traffic import Traffic, launches
 from ffncli.models.counting.cluster import Rates
 
-_NEAREST = 4
-_CLOSE = 0.05  # octaves: as near as it matters
+_CLOSE = 0.5  # octaves: as near as it matters
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,10 @@ class MeasuredBlock:
 
 @dataclass(frozen=True)
 class Point:
-    """Where a measurement is among others, and the share of the roofline that it reached."""
+    """A measurement: FLOPs per byte of weights and bytes of weights, in octaves, and the share of the roofline, too."""
 
-    octaves: tuple[float, float]
+    reuse: float
+    size: float
     share: float
 
 
@@ -60,13 +61,18 @@ class MeasuredSpeeds:
 
     blocks: tuple[MeasuredBlock, ...]
 
-    def rates(self, weights: DType, work: Traffic) -> Rates | None:
-        """The roofline's rates times the share that the nearest measured blocks in this format reached."""
+    def rates(self, weights: DType, work: Traffic, mixture: bool = False) -> Rates | None:
+        """The roofline's rates times the share that the measured blocks most like it reached in this format."""
         fitting = [block for block in self.blocks if block.weights == weights]
         if not fitting:
             return None
         flops, moved = _roofs(fitting)
-        share = _nearby([_point(block, flops, moved) for block in fitting], _octaves(work))
+        alike = [block for block in fitting if (block.spec.moe is not None) == mixture] or fitting
+        curves = [
+            sorted((_point(one, flops, moved) for one in alike if one.label == label), key=lambda point: point.reuse)
+            for label in dict.fromkeys(block.label for block in alike)
+        ]
+        share = _expected(curves, *_place(work))
         return Rates(weights.name, flops * share, moved * share)
 
     def without(self, left_out: MeasuredBlock) -> MeasuredSpeeds:
@@ -76,7 +82,7 @@ class MeasuredSpeeds:
 
 def predicted_s(speeds: MeasuredSpeeds, block: MeasuredBlock) -> float | None:
     """The block's time at these rates; None where nothing was measured in its format."""
-    rates = speeds.rates(block.weights, block.work)
+    rates = speeds.rates(block.weights, block.work, block.spec.moe is not None)
     if rates is None:
         return None
     return _floor_s(block.kernels, rates.flops_per_s, rates.bytes_per_s)
@@ -95,20 +101,25 @@ def _roofs(blocks: Sequence[MeasuredBlock]) -> tuple[float, float]:
 
 
 def _point(block: MeasuredBlock, flops_per_s: float, bytes_per_s: float) -> Point:
-    return Point(_octaves(block.work), _floor_s(block.kernels, flops_per_s, bytes_per_s) / block.time_s)
+    share = _floor_s(block.kernels, flops_per_s, bytes_per_s) / block.time_s
+    return Point(*_place(block.work), log2(share))
 
 
-def _octaves(work: Traffic) -> tuple[float, float]:
-    return log2(work.flops_per_byte()), log2(work.moved())
+def _place(work: Traffic) -> tuple[float, float]:
+    return log2(work.matmul_flops / work.weight_bytes_read), log2(work.weight_bytes_read)
 
 
-def _nearby(points: Sequence[Point], place: tuple[float, float]) -> float:
-    """The shares of the nearest points; of logarithms, as a share is a ratio."""
-
-    def distance(point: Point) -> float:
-        return sum((a - b) ** 2 for a, b in zip(point.octaves, place, strict=True)) + _CLOSE**2
-
-    nearest = sorted(points, key=distance)[:_NEAREST]
-    weights = [1 / distance(point) for point in nearest]
-    mean = sum(w * log2(point.share) for w, point in zip(weights, nearest, strict=True)) / sum(weights)
+def _expected(curves: Sequence[Sequence[Point]], reuse: float, size: float) -> float:
+    """The mean of what each curve has at this reuse; of logarithms, as a share is a ratio."""
+    points = [_between(curve, reuse) for curve in curves]
+    near = [1 / ((point.size - size) ** 2 + _CLOSE**2) for point in points]
+    mean = sum(weight * point.share for weight, point in zip(near, points, strict=True)) / sum(near)
     return float(2**mean)
+
+
+def _between(curve: Sequence[Point], reuse: float) -> Point:
+    """The point of a curve at this reuse; beyond its ends, the end."""
+    after = next((n for n, point in enumerate(curve) if point.reuse >= reuse), len(curve))
+    low, high = curve[max(after - 1, 0)], curve[min(after, len(curve) - 1)]
+    part = (reuse - low.reuse) / (high.reuse - low.reuse) if high.reuse > low.reuse else 0.0
+    return Point(reuse, low.size + part * (high.size - low.size), low.share + part * (high.share - low.share))

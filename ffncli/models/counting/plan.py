@@ -95,6 +95,7 @@ class Load:
     kernels: tuple[Traffic, ...]
     reduced: tuple[int, ...]
     exchanged: tuple[int, ...]
+    mixture: bool
 
     @property
     def work(self) -> Traffic:
@@ -151,7 +152,7 @@ class Planner:
         times = [(self._times(cluster, load, ranks), n) for load, n in loads]
         time_s = sum(one.seconds * n for one, n in times)
         work = sum((load.work.times(n) for load, n in loads), Traffic())
-        rates = self._rates(cluster, work)
+        rates = self._rates(cluster, work, any(load.mixture for load, _ in loads))
         return replace(
             row,
             rate=rates.format,
@@ -219,6 +220,7 @@ class Planner:
             kernels=tuple(_of_share(kernel.work, share) if kernel.routed else kernel.work for kernel in kernels),
             reduced=tuple(entered * size for size in reduced_bytes(steps, activations)),
             exchanged=tuple(rows * values * activations.block_bytes for values in crossing),
+            mixture=spread is not None,
         )
 
     def collectives(self, group: Group, ranks: Ranks, tokens: int) -> Collectives:
@@ -232,7 +234,7 @@ class Planner:
         return expert_load(moe.experts, moe.top_k, tokens, ranks.ep, self.skew) if moe else None
 
     def _times(self, cluster: Cluster, load: Load, ranks: Ranks) -> Times:
-        rates = self._rates(cluster, load.work)
+        rates = self._rates(cluster, load.work, load.mixture)
         wires = cluster.wires
         link_s = [wires.all_reduce_s(size, ranks.tp) for size in load.reduced]
         link_s += [wires.all_to_all_s(size, ranks.ep, ranks.tp) for size in load.exchanged]
@@ -245,8 +247,8 @@ class Planner:
             sum(filter(None, link_s)),
         )
 
-    def _rates(self, cluster: Cluster, work: Traffic) -> Rates:
-        rates = cluster.speeds.rates(self.weights, work)
+    def _rates(self, cluster: Cluster, work: Traffic, mixture: bool) -> Rates:
+        rates = cluster.speeds.rates(self.weights, work, mixture)
         if rates is None:
             raise FFNError(f"no rate of {cluster.device} is known in {activation_dtype(self.weights).name}")
         return rates

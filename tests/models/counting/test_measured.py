@@ -8,7 +8,7 @@ import pytest
 
 from ffncli.block.dtypes import dtype
 from ffncli.block.ranks import Ranks
-from ffncli.block.recipe import FFNSpec
+from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError
 from ffncli.models.counting.cluster import Cluster
 from ffncli.models.counting.cluster_plan import PlanQuestion, plan_model
@@ -79,3 +79,37 @@ def test_measured_speeds_take_the_place_of_the_data_sheet():
         plan_model(model, question)
     with pytest.raises(FFNError, match="no times of H100"):
         plan_model(model, PlanQuestion((h100,)), {"cpu": machine()})
+
+
+def test_a_mixture_is_like_mixtures():
+    """Dense blocks reach the whole roofline here, mixtures a quarter; without any, one is like the rest."""
+    experts = FFNSpec(256, 512, "silu", gated=True, moe=MoE(8, 2))
+    blank = [MeasuredBlock("m", experts, FP32, n, "eager", 1.0) for n in (1, 16, 256)]
+    mixtures = tuple(
+        replace(one, time_s=4 * sum(max(k.matmul_flops / F, k.moved() / B) for k in one.kernels)) for one in blank
+    )
+    other = MeasuredBlock("o", replace(experts, d_ff=768), FP32, 16, "eager", 1.0)
+    whole = sum(max(k.matmul_flops / F, k.moved() / B) for k in other.kernels)
+    both, dense = MeasuredSpeeds((*machine().blocks, *mixtures)), machine()
+    assert predicted_s(both, other) == pytest.approx(4 * whole, rel=0.03)
+    assert predicted_s(dense, other) == pytest.approx(whole, rel=0.03)
+    row = Planner(block_model(other.spec, "o").model, FP32).row(Cluster("cpu", both, None, NO_WIRES), Ranks(), 16)
+    assert row.time_s == pytest.approx(4 * whole, rel=0.03)
+    assert predicted_s(both, block(768, 3072, 16)) == pytest.approx(block(768, 3072, 16).time_s, rel=0.03)
+
+
+def test_between_two_numbers_of_tokens_the_share_is_in_between():
+    """All at 1 token, a quarter at 16, all at 4096: a half at 4 and 256; beyond the ends, what the end reached."""
+    speeds = MeasuredSpeeds(tuple(block(512, 2048, n, share) for n, share in ((1, 1.0), (16, 0.25), (4096, 1.0))))
+    for tokens, share in ((1, 1.0), (4, 0.5), (16, 0.25), (256, 0.5), (9999, 1.0)):
+        new = block(512, 2048, tokens, share)
+        assert predicted_s(speeds, new) == pytest.approx(new.time_s, rel=0.03), tokens
+
+
+def test_nearer_sizes_weigh_more():
+    """A small block reaches everything, one of 16 times its weights a quarter; each other is like the nearer."""
+    small, large = ([block(d, 4 * d, n, share) for n in (1, 256)] for d, share in ((256, 1.0), (1024, 0.25)))
+    speeds = MeasuredSpeeds((*small, *large))
+    near_small, near_large = block(280, 1120, 1), block(940, 3760, 1)
+    assert predicted_s(speeds, near_small) == pytest.approx(near_small.time_s, rel=0.15)
+    assert predicted_s(speeds, near_large) == pytest.approx(4 * near_large.time_s, rel=0.15)
