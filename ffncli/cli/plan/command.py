@@ -35,7 +35,7 @@ from ffncli.show.tables import Table
 if TYPE_CHECKING:
     from ffncli.models.counting.measured import MeasuredSpeeds
     from ffncli.models.model import Resolved
-    from ffncli.run.ranks.agreement import Agreement
+    from ffncli.run.ranks.collective_check import CollectiveCheck
 
 CONVENTIONS: Mapping[str, str] = {
     "time_s": "a layer's kernels one after another (products, elementwise steps between them), each the longer of"
@@ -93,23 +93,23 @@ def command(
     )
     model = load(source, dimensions.dimensions())
     plan = plan_model(model, question, speeds)
-    answer, agreements = answer_of(plan, speeds), _simulated(model, question, plan) if simulate else None
+    answer, collective_checks = answer_of(plan, speeds), _simulated(model, question, plan) if simulate else None
     output.notes(*model.notes)
-    output.show(answer if agreements is None else _with_simulation(answer, agreements))
-    require_agreement(agreements or [])
+    output.show(answer if collective_checks is None else _with_simulation(answer, collective_checks))
+    require_agreement(collective_checks or [])
 
 
-def _simulated(model: Resolved, question: PlanQuestion, plan: ClusterPlan) -> list[Agreement]:
+def _simulated(model: Resolved, question: PlanQuestion, plan: ClusterPlan) -> list[CollectiveCheck]:
     """Every split that has figures and several ranks; torch is imported for it."""
-    from ffncli.run.ranks.agreement import agreements
+    from ffncli.run.ranks.collective_check import collective_checks
 
     possible = {(row.tp, row.ep) for row in plan.rows if row.devices > 1 and not row.refused}
     splits = [ranks for ranks in question.splits if (ranks.tp, ranks.ep) in possible]
-    return [one for planner in question.planners(model) for one in agreements(planner, splits, question.tokens)]
+    return [one for planner in question.planners(model) for one in collective_checks(planner, splits, question.tokens)]
 
 
-def _with_simulation(answer: Answer, agreements: Sequence[Agreement]) -> Answer:
-    return answer.with_section("collectives", records(agreements), simulated_parts(agreements))
+def _with_simulation(answer: Answer, collective_checks: Sequence[CollectiveCheck]) -> Answer:
+    return answer.with_section("collectives", records(collective_checks), simulated_parts(collective_checks))
 
 
 def _measured(path: str) -> dict[str, MeasuredSpeeds]:

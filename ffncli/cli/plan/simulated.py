@@ -14,17 +14,17 @@ from ffncli.show.tables import Table
 from ffncli.show.text import bytes_text
 
 if TYPE_CHECKING:
-    from ffncli.run.ranks.agreement import Agreement
+    from ffncli.run.ranks.collective_check import CollectiveCheck
 
 COLUMNS = ("layers", "split", "tokens each", "all-reduces", "bytes", "all-to-alls", "bytes", "simulated")
 
 
-def records(rows: Sequence[Agreement]) -> list[dict[str, Any]]:
+def records(rows: Sequence[CollectiveCheck]) -> list[dict[str, Any]]:
     """As JSON has them."""
     return [{**asdict(row), "same": row.same} for row in rows]
 
 
-def simulated_parts(rows: Sequence[Agreement]) -> list[Part]:
+def simulated_parts(rows: Sequence[CollectiveCheck]) -> list[Part]:
     """The closed form, and where the simulation differs what it counts."""
     cells = [(*_labels(row), *_counts(row.counted), "the same" if row.same else "differs") for row in rows]
     parts: list[Part] = [
@@ -37,7 +37,7 @@ def simulated_parts(rows: Sequence[Agreement]) -> list[Part]:
     ]
 
 
-def _labels(row: Agreement) -> tuple[object, ...]:
+def _labels(row: CollectiveCheck) -> tuple[object, ...]:
     return (f"{row.stack} {ranges(row.layers)}", str(Ranks(row.tp, row.ep)), row.entered)
 
 
@@ -47,13 +47,13 @@ def _counts(one: Any) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _difference(row: Agreement) -> str:
+def _difference(row: CollectiveCheck) -> str:
     pairs = zip(vars(row.counted).items(), vars(row.simulated).values(), strict=True)
     wrong = [f"{name} {counted:,} and {simulated:,}" for (name, counted), simulated in pairs if counted != simulated]
     return f"{' '.join(map(str, _labels(row)))}: counted and simulated differ: {'; '.join(wrong)}"
 
 
-def require_agreement(rows: Sequence[Agreement]) -> None:
+def require_agreement(rows: Sequence[CollectiveCheck]) -> None:
     """Raises FFNError, exit 1, if the two ways differ anywhere."""
     different = [row for row in rows if not row.same]
     if different:

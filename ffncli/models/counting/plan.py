@@ -21,7 +21,7 @@ from ffncli.block.traffic import Traffic, launches
 from ffncli.errors import FFNError
 from ffncli.models.counting import expert_parallel, tensor_parallel
 from ffncli.models.counting.cluster import Cluster, Rates
-from ffncli.models.counting.expert_load import UNIFORM, ExpertLoad, expert_load
+from ffncli.models.counting.expert_load import UNIFORM, ExpertSpread, expert_load
 from ffncli.models.counting.expert_parallel import all_to_all_bytes, exchanged
 from ffncli.models.counting.ranks import steps_of
 from ffncli.models.counting.tensor_parallel import reduced_bytes, ring_all_reduce_bytes
@@ -229,7 +229,7 @@ class Planner:
         rings = sum(ring_all_reduce_bytes(size, ranks.tp) for size in load.reduced)
         return Collectives(len(load.reduced), sum(load.reduced), rings, len(load.exchanged), sum(load.exchanged))
 
-    def _spread(self, group: Group, ranks: Ranks, tokens: int) -> ExpertLoad | None:
+    def _spread(self, group: Group, ranks: Ranks, tokens: int) -> ExpertSpread | None:
         moe = group.spec.moe
         return expert_load(moe.experts, moe.top_k, tokens, ranks.ep, self.skew) if moe else None
 

@@ -16,7 +16,7 @@ from ffncli.run.ranks.simulate import simulate
 
 
 @dataclass(frozen=True)
-class Agreement:
+class CollectiveCheck:
     """The collectives of one layer of a group of equal ones, of a rank that enters `entered` tokens.
 
     `counted` is the closed form, `simulated` what the program called, both with as many tokens for every expert.
@@ -37,7 +37,7 @@ class Agreement:
         return self.counted == self.simulated
 
 
-def agreements(planner: Planner, splits: Sequence[Ranks], tokens: Sequence[int]) -> Iterator[Agreement]:
+def collective_checks(planner: Planner, splits: Sequence[Ranks], tokens: Sequence[int]) -> Iterator[CollectiveCheck]:
     """Every kind of layer, split and number of tokens. Raises FFNError as `simulate` does."""
     kind = activation_dtype(planner.weights)
     for group in planner.model.groups:
@@ -46,7 +46,7 @@ def agreements(planner: Planner, splits: Sequence[Ranks], tokens: Sequence[int])
             for number in tokens:
                 entered = even_tokens(group, ranks, -(-number // ranks.ep))
                 run = simulate(group.steps, over, entered, getattr(torch, kind.torch))
-                yield Agreement(
+                yield CollectiveCheck(
                     group.stack,
                     group.layers,
                     kind.name,
