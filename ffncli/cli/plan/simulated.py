@@ -14,9 +14,10 @@ from ffncli.show.tables import Table
 from ffncli.show.text import bytes_text
 
 if TYPE_CHECKING:
+    from ffncli.models.counting.plan import Collectives
     from ffncli.run.ranks.collective_check import CollectiveCheck
 
-COLUMNS = ("layers", "split", "tokens each", "all-reduces", "bytes", "all-to-alls", "bytes", "simulated")
+COLUMNS = ("layers", "split", "tokens each", "all-reduces", "all-to-alls", "simulated")
 
 
 def records(rows: Sequence[CollectiveCheck]) -> list[dict[str, Any]]:
@@ -41,10 +42,10 @@ def _labels(row: CollectiveCheck) -> tuple[object, ...]:
     return (f"{row.stack} {ranges(row.layers)}", str(Ranks(row.tp, row.ep)), row.entered)
 
 
-def _counts(one: Any) -> tuple[object, ...]:
-    return (
-        one.all_reduces, bytes_text(one.all_reduce_bytes), one.all_to_alls, bytes_text(one.all_to_all_bytes),
-    )  # fmt: skip
+def _counts(one: Collectives) -> tuple[str, ...]:
+    """`2, 16.78 MB`: how many, and the bytes that enter them."""
+    pairs = ((one.all_reduces, one.all_reduce_bytes), (one.all_to_alls, one.all_to_all_bytes))
+    return tuple(f"{count}, {bytes_text(size)}" if count else "0" for count, size in pairs)
 
 
 def _difference(row: CollectiveCheck) -> str:
