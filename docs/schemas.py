@@ -38,7 +38,7 @@ SAMPLES = {
         "t5-v1.1-xxl", "gpt2 --ridge h100,apple-m1", "--ridge list", "tables.json",
     ],
     "plan": [
-        "mixtral-8x7b --device h100,v100 --tp 1,3 --ep 1,8", "4x8:relu", "--device list",
+        "mixtral-8x7b --device h100,v100 --tp 1,3 --ep 1,8 --simulate", "4x8:relu", "--device list",
         "768x3072:gelu --tp 1 --measured a.csv",
     ],
     "activations": [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,13 @@ from ffncli.cli.plan.options import (
     ExpertParallels,
     Formats,
     Measured,
+    Simulate,
     Skew,
     TensorParallels,
     devices_of,
 )
 from ffncli.cli.plan.page import parts_of
+from ffncli.cli.plan.simulated import records, require_agreement, simulated_parts
 from ffncli.models.counting.cluster_plan import ClusterPlan, PlanQuestion, plan_model
 from ffncli.models.counting.expert_load import UNIFORM
 from ffncli.models.counting.plan import PlanRow
@@ -32,6 +34,8 @@ from ffncli.show.tables import Table
 
 if TYPE_CHECKING:
     from ffncli.models.counting.measured import MeasuredSpeeds
+    from ffncli.models.model import Resolved
+    from ffncli.run.ranks.collective_check import CollectiveCheck
 
 CONVENTIONS: Mapping[str, str] = {
     "time_s": "a layer's kernels one after another (products, elementwise steps between them), each the longer of"
@@ -52,6 +56,7 @@ def command(
     ep: ExpertParallels = None,
     skew: Skew = None,
     measured: Measured = None,
+    simulate: Simulate = False,
     dtype: Formats = None,
     tokens: TokenListOptions,
     assumptions: AssumptionOptions,
@@ -88,8 +93,23 @@ def command(
     )
     model = load(source, dimensions.dimensions())
     plan = plan_model(model, question, speeds)
+    answer, collective_checks = answer_of(plan, speeds), _simulated(model, question, plan) if simulate else None
     output.notes(*model.notes)
-    output.show(answer_of(plan, speeds))
+    output.show(answer if collective_checks is None else _with_simulation(answer, collective_checks))
+    require_agreement(collective_checks or [])
+
+
+def _simulated(model: Resolved, question: PlanQuestion, plan: ClusterPlan) -> list[CollectiveCheck]:
+    """Every split that has figures and several ranks; torch is imported for it."""
+    from ffncli.run.ranks.collective_check import collective_checks
+
+    possible = {(row.tp, row.ep) for row in plan.rows if row.devices > 1 and not row.refused}
+    splits = [ranks for ranks in question.splits if (ranks.tp, ranks.ep) in possible]
+    return [one for planner in question.planners(model) for one in collective_checks(planner, splits, question.tokens)]
+
+
+def _with_simulation(answer: Answer, collective_checks: Sequence[CollectiveCheck]) -> Answer:
+    return answer.with_section("collectives", records(collective_checks), simulated_parts(collective_checks))
 
 
 def _measured(path: str) -> dict[str, MeasuredSpeeds]:

@@ -23,7 +23,7 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class PredictedRow:
-    """A measured block, and its time as predicted from the other blocks of the file; None where there is no other."""
+    """A measured block, and its time as predicted from the other blocks of the file; None if there are no others."""
 
     device: str
     block: str

@@ -46,6 +46,11 @@ Measured = Annotated[
     _assume("--measured", metavar="FILE,...", daily=True,
             help="CSVs of ffn bench --save, in place of the shares of peak and bandwidth; --device cpu needs them."),
 ]  # fmt: skip
+Simulate = Annotated[
+    bool,
+    _cluster("--simulate", daily=True,
+             help="Count the collectives by running the split block on simulated ranks too; exit 1 if they differ."),
+]  # fmt: skip
 Formats = Annotated[
     _Texts,
     option(COMPUTE, "--dtype", metavar="NAME,...", daily=True, values=values.storage_formats,

@@ -67,13 +67,13 @@ def _tables(rows: Sequence[PlanRow]) -> Iterator[Table]:
         if not alike:
             continue
         mixture = alike[0].tokens_per_expert is not None
-        columns = ("time", "bound by", "link time", "of ideal", "tokens/s", "needs", "fits")
-        columns += ("per expert", "busiest") if mixture else ()
+        columns = [*LABELS, "time", "bound by", "link time", "of ideal", "tokens/s", "needs", "fits"]
+        columns += ["per expert", "busiest"] if mixture else []
         first = alike[0]
         rate = "" if first.rate == dtype else f" computed in {first.rate}"
         title = f"{first.device}, {dtype}{rate}: ridge {first.ridge_flops_per_byte:.4g} FLOPs/byte"
         cells = [(*_labels(row), *_cells(row), *(_experts(row) if mixture else ())) for row in alike]
-        yield Table((*LABELS, *columns), cells, title, labels=3)
+        yield Table(tuple(columns), cells, title, labels=3)
 
 
 def _labels(row: PlanRow) -> tuple[object, ...]:

@@ -123,7 +123,7 @@ def assumed(device: Device, given: Assumptions, measured: bool = False) -> Assum
 
 
 def cluster_of(device: Device, given: Assumed, measured: Speeds | None = None) -> Cluster:
-    """The device's cluster under these assumptions, at measured speeds where there are some."""
+    """The device's cluster under these assumptions, at measured speeds if they are given."""
     known = {link.name: link for link in links()}
     largest = max(device.memory_gb, default=None)
     return Cluster(

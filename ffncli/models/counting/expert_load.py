@@ -42,7 +42,7 @@ def skew_text(option: str, text: str) -> str:
 
 
 @dataclass(frozen=True)
-class ExpertLoad:
+class ExpertSpread:
     """The routed experts of one layer on `tokens` tokens.
 
     `per_expert` is the mean of tokens per expert, `busiest` the expected tokens of the expert that gets most. `touched`
@@ -59,7 +59,7 @@ class ExpertLoad:
 
 
 @cache
-def expert_load(experts: int, top_k: int, tokens: int, ranks: int = 1, skew: str = UNIFORM) -> ExpertLoad:
+def expert_load(experts: int, top_k: int, tokens: int, ranks: int = 1, skew: str = UNIFORM) -> ExpertSpread:
     """The load by the skew `uniform` or `zipf:S`; `ranks` divides `experts`."""
     chances = _chances(experts, top_k, zipf_exponent(skew) or 0.0)
     reached = [_reached(p, tokens) for p in chances]
@@ -69,7 +69,7 @@ def expert_load(experts: int, top_k: int, tokens: int, ranks: int = 1, skew: str
         busiest = _largest(_by_rank(chances, each, tokens), tokens * min(top_k, each), each * mean)
         imbalance = busiest / (each * mean)
         touched = _largest(_by_rank(reached, each), each, touched / ranks)
-    return ExpertLoad(mean, _largest(_by_rank(chances, 1, tokens), tokens, mean), sum(reached), imbalance, touched)
+    return ExpertSpread(mean, _largest(_by_rank(chances, 1, tokens), tokens, mean), sum(reached), imbalance, touched)
 
 
 def _by_rank(chances: Sequence[float], each: int, times: int = 1) -> list[tuple[float, float]]:

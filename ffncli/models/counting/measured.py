@@ -47,7 +47,7 @@ class MeasuredBlock:
 
 
 @dataclass(frozen=True)
-class RooflineShare:
+class ShareAt:
     """A measurement: FLOPs per byte of weights and bytes of weights, in octaves, and the share of the roofline, too."""
 
     reuse: float
@@ -100,16 +100,16 @@ def _roofs(blocks: Sequence[MeasuredBlock]) -> tuple[float, float]:
     )
 
 
-def _point(block: MeasuredBlock, flops_per_s: float, bytes_per_s: float) -> RooflineShare:
+def _point(block: MeasuredBlock, flops_per_s: float, bytes_per_s: float) -> ShareAt:
     share = _floor_s(block.kernels, flops_per_s, bytes_per_s) / block.time_s
-    return RooflineShare(*_place(block.work), log2(share))
+    return ShareAt(*_place(block.work), log2(share))
 
 
 def _place(work: Traffic) -> tuple[float, float]:
     return log2(work.matmul_flops / work.weight_bytes_read), log2(work.weight_bytes_read)
 
 
-def _expected(curves: Sequence[Sequence[RooflineShare]], reuse: float, size: float) -> float:
+def _expected(curves: Sequence[Sequence[ShareAt]], reuse: float, size: float) -> float:
     """The mean of what each curve has at this reuse; of logarithms, as a share is a ratio."""
     points = [_between(curve, reuse) for curve in curves]
     near = [1 / ((point.size - size) ** 2 + _CLOSE**2) for point in points]
@@ -117,9 +117,9 @@ def _expected(curves: Sequence[Sequence[RooflineShare]], reuse: float, size: flo
     return float(2**mean)
 
 
-def _between(curve: Sequence[RooflineShare], reuse: float) -> RooflineShare:
+def _between(curve: Sequence[ShareAt], reuse: float) -> ShareAt:
     """The point of a curve at this reuse; beyond its ends, the end."""
     after = next((n for n, point in enumerate(curve) if point.reuse >= reuse), len(curve))
     low, high = curve[max(after - 1, 0)], curve[min(after, len(curve) - 1)]
     part = (reuse - low.reuse) / (high.reuse - low.reuse) if high.reuse > low.reuse else 0.0
-    return RooflineShare(reuse, low.size + part * (high.size - low.size), low.share + part * (high.share - low.share))
+    return ShareAt(reuse, low.size + part * (high.size - low.size), low.share + part * (high.share - low.share))

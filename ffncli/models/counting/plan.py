@@ -21,7 +21,7 @@ from ffncli.block.traffic import Traffic, launches
 from ffncli.errors import FFNError
 from ffncli.models.counting import expert_parallel, tensor_parallel
 from ffncli.models.counting.cluster import Cluster, Rates
-from ffncli.models.counting.expert_load import UNIFORM, ExpertLoad, expert_load
+from ffncli.models.counting.expert_load import UNIFORM, ExpertSpread, expert_load
 from ffncli.models.counting.expert_parallel import all_to_all_bytes, exchanged
 from ffncli.models.counting.ranks import steps_of
 from ffncli.models.counting.tensor_parallel import reduced_bytes, ring_all_reduce_bytes
@@ -75,6 +75,17 @@ class PlanRow:
     memory_bytes: int | None = None
     fits: bool | None = None
     refused: str = ""
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """Of one layer, on one rank: how many, the bytes that enter them, and those that the rings send."""
+
+    all_reduces: int
+    all_reduce_bytes: int
+    ring_all_reduce_bytes: float
+    all_to_alls: int
+    all_to_all_bytes: int
 
 
 @dataclass(frozen=True)
@@ -212,7 +223,13 @@ class Planner:
             mixture=spread is not None,
         )
 
-    def _spread(self, group: Group, ranks: Ranks, tokens: int) -> ExpertLoad | None:
+    def collectives(self, group: Group, ranks: Ranks, tokens: int) -> Collectives:
+        """Those of one layer of the group, the experts' tokens spread evenly."""
+        load = self._load(group, ranks, tokens, even=True)
+        rings = sum(ring_all_reduce_bytes(size, ranks.tp) for size in load.reduced)
+        return Collectives(len(load.reduced), sum(load.reduced), rings, len(load.exchanged), sum(load.exchanged))
+
+    def _spread(self, group: Group, ranks: Ranks, tokens: int) -> ExpertSpread | None:
         moe = group.spec.moe
         return expert_load(moe.experts, moe.top_k, tokens, ranks.ep, self.skew) if moe else None
 
