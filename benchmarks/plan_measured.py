@@ -49,7 +49,8 @@ class Block:
         return " ".join(self.words)
 
 
-TOKENS, OTHER_TOKENS = "1,3,10,32,128,512", "1,5,20,80,512"
+# Up to 16 tokens `ffn bench` reads weights from memory, above that from where they are: both ends of both are measured.
+TOKENS, OTHER_TOKENS = "1,4,16,32,128,512", "1,8,64,256,512"
 SEEN = (
     Block("plain", ("512x2048:gelu",), TOKENS),
     Block("plain", ("1024x4096:gelu",), TOKENS),

@@ -96,7 +96,7 @@ def _notes(plan: ClusterPlan) -> Iterator[str]:
     for one in plan.assumed:
         yield _assumption(one)
     yield from dict.fromkeys(one.source for one in plan.assumed)
-    yield "time: all layers' FFNs, forward; the longer of arithmetic and memory traffic, plus collectives"
+    yield "time: all layers' FFNs, forward; of each kernel the longer of arithmetic and traffic, plus collectives"
     if any(row.devices > 1 for row in plan.rows):
         yield "of ideal: the share of n times the speed of one device"
     what = "the whole model's weights, tp splits those outside the FFNs too" if plan.whole else "the FFNs' weights"
