@@ -19,6 +19,7 @@ from ffncli.block.shard import shard
 from ffncli.block.steps import Axis, Linear, Step
 from ffncli.block.traffic import Traffic, experts_touched, launches, tokens_at, traffic
 from ffncli.errors import FFNError
+from ffncli.models import catalog
 from tests.oracles import modules
 
 sizes = st.integers(1, 200)
@@ -263,3 +264,14 @@ def test_products_one_after_another_are_kernels_of_their_own():
     wide, narrow = Axis("d_ff", 8), Axis("d_model", 6)
     body = (Step("up", Linear(narrow, wide), ("x",)), Step("down", Linear(wide, narrow), ("up",)))
     assert [one.work.activation_bytes for one in launches(body, BF16, BF16, 3)] == [2 * 3 * 14, 2 * 3 * 14]
+
+
+def test_the_kernels_of_every_known_model_do_its_work():
+    """Latent experts, shared ones, identities, norms between: whatever the catalog has."""
+    for name in catalog.names():
+        for group in catalog.find(name).model.groups:
+            whole, kernels = traffic(group.steps, BF16, BF16, 37), launches(group.steps, BF16, BF16, 37)
+            total = sum((one.work for one in kernels), Traffic())
+            assert total.matmul_flops == whole.matmul_flops, name
+            assert total.weight_bytes_read == pytest.approx(whole.weight_bytes_read, abs=len(kernels))
+            assert whole.activation_bytes_fused <= total.activation_bytes <= whole.activation_bytes
