@@ -37,6 +37,10 @@ SAMPLES = {
         "gpt2 --sweep d_ff=1x,2x", "gpt2 --iso-params", "./my-model", "4x8:relu", "./edited", "./unknown",
         "t5-v1.1-xxl", "gpt2 --ridge h100,apple-m1", "--ridge list", "tables.json",
     ],
+    "plan": [
+        "mixtral-8x7b --device h100,v100 --tp 1,3 --ep 1,8 --simulate", "4x8:relu", "--device list",
+        "768x3072:gelu --tp 1 --measured a.csv",
+    ],
     "activations": [
         "gelu relu", "gelu_tanh --against gelu", "gelu --rounding --dtype bf16", "swiglu swiglu_oai --iso-params",
         "situ deepseek_v4 --against swiglu",
@@ -178,7 +182,7 @@ def main() -> None:
     SCHEMAS.mkdir(exist_ok=True)
     with page_folder() as run:
         run(_PREPARE.strip())
-        if "compare" in names:
+        if {"compare", "plan"} & {*names}:
             run("ffn bench 64x256:swiglu --kernel eager,packed --quick --tokens 1,2 --save a.csv -q && cp a.csv b.csv")
         if "merge" in names:
             for part in (1, 2):
