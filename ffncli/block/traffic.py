@@ -90,9 +90,9 @@ def experts_touched(experts: int, top_k: int, tokens: int) -> float:
     return -experts * expm1(tokens * log1p(-top_k / experts))
 
 
-def own_experts_touched(own: int, top_k: int, tokens: int, ranks: int) -> float:
-    """How many of a rank's `own` experts are expected to be chosen, if each of `ranks` ranks enters `tokens` tokens."""
-    return experts_touched(own * ranks, top_k, tokens * ranks) / ranks
+def rank_experts_touched(experts: int, top_k: int, tokens: int, ranks: int) -> float:
+    """How many of a rank's `experts` are expected to be chosen, if each of `ranks` ranks enters `tokens` tokens."""
+    return experts_touched(experts * ranks, top_k, tokens * ranks) / ranks
 
 
 def tokens_at(flops_per_byte: float, measure: Callable[[int], Traffic], fused: bool = False) -> int | None:
@@ -129,7 +129,7 @@ def _weight_bytes_read(body: Sequence[Step], dtype: DType, tokens: int, touched:
         if isinstance(step.op, Experts) and not step.op.always:
             experts = step.op.experts.size
             if touched is None:
-                expected = own_experts_touched(experts, taken[step.output], tokens, step.op.ranks)
+                expected = rank_experts_touched(experts, taken[step.output], tokens, step.op.ranks)
             else:
                 expected = touched
             common = sum(size for name, size in sizes.items() if step.op.is_common(name))
