@@ -75,7 +75,7 @@ class Session:
     aliases: Mapping[str, str] = field(default_factory=dict)
     facts: tuple[Fact, ...] | None = None
     explain: tuple[Explanation, ...] | None = None
-    ranks: RankTrace | None = None
+    over_ranks: RankTrace | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -189,7 +189,7 @@ def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Sess
         flow=flow(prepared.steps, checked.example.aliases if checked.example else {}),
         **_text(checked, prepared),
         explain=_explain(checked, prepared, result) if checked.places else None,
-        ranks=_over_ranks(question, prepared, result),
+        over_ranks=_over_ranks(question, prepared, result),
         notes=tuple(notes),
     )  # fmt: skip
 
