@@ -99,6 +99,12 @@ def test_the_simulated_rank_calls_what_real_ranks_call(answers, key):
         assert call.ranks == (case.ranks.tp if call.name == "all-reduce" else case.ranks.ep)
 
 
+def test_token_ids_that_choose_are_whole_numbers():
+    """DeepSeek-V4's first layers: a table lists the experts of each token id."""
+    block = steps(FFNSpec(6, 8, "swiglu", moe=MoE(4, 2, lookup=5)))
+    assert simulate(block, Ranks(1, 2), 8).all_to_all_bytes == 2 * 8 * 2 * 6 * 2
+
+
 def test_rows_that_do_not_divide_differ_by_one():
     """7 tokens of 2 rows over 4 experts: 4, 4, 3, 3 rows; a rank of two keeps 8 of its 14."""
     found = simulate(steps(FFNSpec(6, 8, "swiglu", moe=MoE(4, 2))), Ranks(1, 2), 7, torch.float32)
