@@ -45,7 +45,7 @@ def _of_this_rank(case: CheckedBlock, group: RankGroup) -> list[CheckRow]:
             out = block(*entered.values())
         upstream = _upstream(case, out)
         with Exchanges() as backward:
-            out.backward(upstream)  # type: ignore[no-untyped-call]
+            out.backward(upstream)
         whole_inputs = {name: tensor.detach().clone().requires_grad_() for name, tensor in inputs.items()}
         whole = run(case.steps, case.weights, whole_inputs)
         whole.backward(upstream)  # type: ignore[no-untyped-call]
