@@ -30,7 +30,7 @@ SAMPLES = {
         "4x8:relu --input nan,0,1,2", f"./my-model --layer 2 {PROMPT} --unembed", f"./my-model --layer all {PROMPT}",
         "./my-model --layer 1 --unembed --neuron 3", "gpt2 --d-model 4 --d-ff 8 --layer all",
         "mixtral-8x7b --d-model 4 --d-ff 8 --layer all",
-        "8x16:swiglu --experts 4 --explain route[0,0] --depth 2",
+        "8x16:swiglu --experts 4 --explain route[0,0] --depth 2", "8x16:swiglu --experts 4 --tp 2 --ep 2", "4x8 --tp 2",
     ],
     "params": [
         "gpt2", "mixtral-8x7b --tokens 1,32", "deepseek-v3 --tp 8 --ridge 100", "mixtral-8x7b --ep 4",

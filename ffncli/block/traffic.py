@@ -112,9 +112,9 @@ def experts_touched(experts: int, top_k: int, tokens: int) -> float:
     return -experts * expm1(tokens * log1p(-top_k / experts))
 
 
-def own_experts_touched(own: int, top_k: int, tokens: int, ranks: int) -> float:
-    """How many of a rank's `own` experts are expected to be chosen, if each of `ranks` ranks enters `tokens` tokens."""
-    return experts_touched(own * ranks, top_k, tokens * ranks) / ranks
+def rank_experts_touched(experts: int, top_k: int, tokens: int, ranks: int) -> float:
+    """How many of a rank's `experts` are expected to be chosen, if each of `ranks` ranks enters `tokens` tokens."""
+    return experts_touched(experts * ranks, top_k, tokens * ranks) / ranks
 
 
 def tokens_at(flops_per_byte: float, measure: Callable[[int], Traffic], fused: bool = False) -> int | None:
@@ -157,7 +157,7 @@ def _read_of(step: Step, sizes: Mapping[str, int], top_k: int, tokens: int, touc
     if not isinstance(step.op, Experts) or step.op.always:
         return read
     experts = step.op.experts.size
-    expected = own_experts_touched(experts, top_k, tokens, step.op.ranks) if touched is None else touched
+    expected = rank_experts_touched(experts, top_k, tokens, step.op.ranks) if touched is None else touched
     common = sum(size for name, size in sizes.items() if step.op.is_common(name))
     return common + round((read - common) * expected / experts)
 

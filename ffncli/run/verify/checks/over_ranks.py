@@ -14,7 +14,7 @@ from ffncli.block.ranks import Ranks
 from ffncli.block.shard import rank_steps
 from ffncli.block.steps import AllReduce, Experts, walk
 from ffncli.run.engine.execute import run
-from ffncli.run.ranks.exchanges import Exchange, Exchanges, in_words
+from ffncli.run.ranks.exchanges import CollectiveCall, Exchanges, in_words
 from ffncli.run.ranks.group import RankGroup
 from ffncli.run.ranks.join import joined
 from ffncli.run.ranks.parallel import ParallelBlock
@@ -76,7 +76,7 @@ def _parts(case: CheckedBlock, block: ParallelBlock) -> str:
     return f"a rank has {own:,} of {whole:,} parameters"
 
 
-def _collectives(case: CheckedBlock, group: RankGroup, done: list[Exchange]) -> CheckRow:
+def _collectives(case: CheckedBlock, group: RankGroup, done: list[CollectiveCall]) -> CheckRow:
     """Whether the forward pass ran exactly the collectives that the steps have."""
     needed = expected_collectives(case, group.ranks)
     counts = Counter(one.name for one in done)
