@@ -8,7 +8,7 @@ too; a layer waits for the rank with most work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -143,8 +143,9 @@ class Planner:
             row = self._filled(row, cluster, ranks)
         except FFNError as error:
             return replace(row, refused=str(error))
-        alone = row if ranks.world_size == 1 else self.row(cluster, Ranks(), tokens)
-        share = alone.time_s / (row.time_s * ranks.world_size) if alone.time_s and row.time_s else None
+        time_s = row.time_s or 0.0
+        alone_s = time_s if ranks.world_size == 1 else self._time_s(cluster, Ranks(), tokens)
+        share = alone_s / (time_s * ranks.world_size)
         return self._with_memory(self._with_experts(replace(row, efficiency=share), ranks), cluster, ranks)
 
     def _filled(self, row: PlanRow, cluster: Cluster, ranks: Ranks) -> PlanRow:
@@ -157,7 +158,7 @@ class Planner:
             row,
             rate=rates.format,
             time_s=time_s,
-            balanced_time_s=self._balanced_s(cluster, ranks, row.tokens),
+            balanced_time_s=time_s if ranks.ep == 1 else self._time_s(cluster, ranks, row.tokens, even=True),
             bound=_bound(times),
             compute_s=sum(one.compute_s * n for one, n in times),
             memory_s=sum(one.memory_s * n for one, n in times),
@@ -171,9 +172,9 @@ class Planner:
             sent_bytes=sum(_sent(load, ranks) * n for load, n in loads),
         )
 
-    def _balanced_s(self, cluster: Cluster, ranks: Ranks, tokens: int) -> float:
-        even = [(self._load(g, ranks, tokens, even=True), len(g.layers) * g.runs) for g in self.model.groups]
-        return sum(self._times(cluster, load, ranks).seconds * n for load, n in even)
+    def _time_s(self, cluster: Cluster, ranks: Ranks, tokens: int, even: bool = False) -> float:
+        loads = ((self._load(g, ranks, tokens, even), len(g.layers) * g.runs) for g in self.model.groups)
+        return sum(self._times(cluster, load, ranks).seconds * n for load, n in loads)
 
     def _with_experts(self, row: PlanRow, ranks: Ranks) -> PlanRow:
         """Of the mixture that most layers have."""
@@ -252,10 +253,6 @@ class Planner:
         if rates is None:
             raise FFNError(f"no rate of {cluster.device} is known in {activation_dtype(self.weights).name}")
         return rates
-
-    def rows(self, clusters: Sequence[Cluster], splits: Sequence[Ranks], tokens: Sequence[int]) -> Iterator[PlanRow]:
-        """A row for every cluster, split and number of tokens, in this order."""
-        return (self.row(one, ranks, number) for one in clusters for ranks in splits for number in tokens)
 
 
 def check_ranks(model: Model, ranks: Ranks, weights: DType) -> None:
