@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ffncli.block.flow import flow
 from ffncli.block.steps import Step, ffn_span, routes
 from ffncli.errors import FFNError
 from ffncli.models.model import Resolved
@@ -23,6 +22,7 @@ from ffncli.run.engine.prepare import LayerRequest, Prepared, Token, prepare
 from ffncli.run.engine.trace import StepRecord, Trace, find_not_finite, trace
 from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.not_finite import NotFinite
+from ffncli.run.trace.flow import flow
 from ffncli.run.trace.frame import step_frame
 from ffncli.run.trace.question import TERMS, CheckedQuestion, Question
 from ffncli.run.trace.routes import Chosen, chosen_experts

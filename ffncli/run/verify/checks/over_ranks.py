@@ -14,7 +14,7 @@ from ffncli.block.ranks import Ranks
 from ffncli.block.shard import rank_steps
 from ffncli.block.steps import AllReduce, Experts, walk
 from ffncli.run.engine.execute import run
-from ffncli.run.ranks.exchanges import Exchange, Exchanges, in_words
+from ffncli.run.ranks.exchanges import CollectiveCall, Exchanges, in_words
 from ffncli.run.ranks.group import RankGroup
 from ffncli.run.ranks.join import joined
 from ffncli.run.ranks.parallel import ParallelBlock
@@ -51,7 +51,9 @@ def _of_this_rank(case: CheckedBlock, group: RankGroup) -> list[CheckRow]:
         whole.backward(upstream)  # type: ignore[no-untyped-call]
     rows = [judge.equal(f"output, {where}", out.detach(), whole.detach(), _parts(case, block))]
     for name, tensor in entered.items():
-        assert tensor.grad is not None and (right := whole_inputs[name].grad) is not None
+        right = whole_inputs[name].grad
+        assert tensor.grad is not None
+        assert right is not None
         rows.append(judge.equal(f"gradient of {name}, {where}", tensor.grad, right, in_words(backward.done)))
     return [*rows, _collectives(case, group, forward.done)]
 
@@ -74,7 +76,7 @@ def _parts(case: CheckedBlock, block: ParallelBlock) -> str:
     return f"a rank has {own:,} of {whole:,} parameters"
 
 
-def _collectives(case: CheckedBlock, group: RankGroup, done: list[Exchange]) -> CheckRow:
+def _collectives(case: CheckedBlock, group: RankGroup, done: list[CollectiveCall]) -> CheckRow:
     """Whether the forward pass ran exactly the collectives that the steps have."""
     needed = expected_collectives(case, group.ranks)
     counts = Counter(one.name for one in done)
