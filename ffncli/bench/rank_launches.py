@@ -56,7 +56,9 @@ class _Launch:
         request = from_json(self.request)
         cases = tuple(case for case in request.cases if case.key in self.cases)
         gone = tuple((one.case, one.outcome) for one in self.gone)
-        return Job(self.process, cases, request.kernels, request.baseline, request.method, gone, tuple(self.plain.items()))
+        return Job(
+            self.process, cases, request.kernels, request.baseline, request.method, gone, tuple(self.plain.items())
+        )
 
 
 @dataclass

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ffncli.block.dtypes import dtype
 from ffncli.block.ranks import Ranks
-from ffncli.block.recipe import steps
-from ffncli.block.shard import rank_steps
 from ffncli.errors import FFNError
-from ffncli.models.model import Resolved
+from ffncli.models.counting import expert_parallel, tensor_parallel
+from ffncli.models.model import Group, Resolved
 from ffncli.models.source import is_user_module
 from ffncli.run.ranks.environment import device_of, require_ranks, split_asked_for, torchrun
 
@@ -39,9 +40,14 @@ def split_of(options: Mapping[str, Any]) -> Ranks | None:
 
 
 def require_split(model: Resolved, layer: str | None, ranks: Ranks | None) -> None:
-    """Raises FFNError where the layer cannot be split so, and RanksNeeded where it can, by several processes."""
+    """Raises FFNError where the layer cannot be split so, with the nearest numbers that would do; RanksNeeded where it
+    can, by several processes. The weights are floats here, whatever the file has.
+    """
     if ranks is not None:
-        rank_steps(steps(model.model.layer(layer).spec), 0, ranks)
+        chosen = model.model.layer(layer)
+        alone = replace(model.model, groups=(Group(chosen.stack, (chosen.index,), chosen.spec),))
+        tensor_parallel.check(alone, ranks.tp, dtype("fp32"))
+        expert_parallel.check(alone, ranks.ep)
         require_ranks(ranks)
 
 

@@ -38,23 +38,22 @@ def over_ranks(case: CheckedBlock) -> Iterator[CheckRow]:
 def _of_this_rank(case: CheckedBlock, group: RankGroup) -> list[CheckRow]:
     judge, inputs = case.judge("ranks"), _own_tokens(case.inputs, group)
     block = ParallelBlock(case.steps, case.weights, group)
-    where = f"{group.ranks}, {group.ranks.world_size} processes"
     with torch.enable_grad():
         entered = {name: tensor.detach().clone().requires_grad_() for name, tensor in inputs.items()}
         with Exchanges() as forward:
             out = block(*entered.values())
         upstream = _upstream(case, out)
         with Exchanges() as backward:
-            out.backward(upstream)  # type: ignore[no-untyped-call]
+            out.backward(upstream)
         whole_inputs = {name: tensor.detach().clone().requires_grad_() for name, tensor in inputs.items()}
         whole = run(case.steps, case.weights, whole_inputs)
         whole.backward(upstream)  # type: ignore[no-untyped-call]
-    rows = [judge.equal(f"output, {where}", out.detach(), whole.detach(), _parts(case, block))]
+    rows = [judge.equal(f"{group.ranks}, output", out.detach(), whole.detach(), _parts(case, block))]
     for name, tensor in entered.items():
         right = whole_inputs[name].grad
         assert tensor.grad is not None
         assert right is not None
-        rows.append(judge.equal(f"gradient of {name}, {where}", tensor.grad, right, in_words(backward.done)))
+        rows.append(judge.equal(f"{group.ranks}, gradient of {name}", tensor.grad, right, in_words(backward.done)))
     return [*rows, _collectives(case, group, forward.done)]
 
 
@@ -80,7 +79,7 @@ def _collectives(case: CheckedBlock, group: RankGroup, done: list[Exchange]) -> 
     """Whether the forward pass ran exactly the collectives that the steps have."""
     needed = expected_collectives(case, group.ranks)
     counts = Counter(one.name for one in done)
-    row = CheckRow("ranks", f"collectives, {group.ranks}", passed=counts == needed, note=in_words(done))
+    row = CheckRow("ranks", f"{group.ranks}, collectives", passed=counts == needed, note=in_words(done))
     if row.passed:
         return row
     return replace(row, note=f"{row.note}; expected {', '.join(f'{n} {name}' for name, n in needed.items()) or 'none'}")
