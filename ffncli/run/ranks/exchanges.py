@@ -16,7 +16,7 @@ _NAMES = {"all_reduce": "all-reduce", "all_to_all_single": "all-to-all", "all_ga
 
 
 @dataclass(frozen=True)
-class Exchange:
+class CollectiveCall:
     """One collective on one rank: its name, and the shape and dtype of the tensor that the rank gives."""
 
     name: str
@@ -39,7 +39,7 @@ class Exchanges(CommDebugMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.done: list[Exchange] = []
+        self.done: list[CollectiveCall] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Let torch count, and note what it has counted."""
@@ -48,11 +48,11 @@ class Exchanges(CommDebugMode):  # type: ignore[no-untyped-call]
         if self.get_total_counts() > before:
             name = func.overloadpacket.__name__
             tensor = args[0]
-            self.done.append(Exchange(_NAMES.get(name, name), tuple(tensor.shape), tensor.dtype))
+            self.done.append(CollectiveCall(_NAMES.get(name, name), tuple(tensor.shape), tensor.dtype))
         return out
 
 
-def in_words(exchanges: list[Exchange]) -> str:
+def in_words(exchanges: list[CollectiveCall]) -> str:
     """`1 all-reduce of [16, 64] float32, 4.096 KB`; without any, `no collective`."""
     counts = Counter(exchanges)
     texts = [f"{count} {plural(one.name, count)} of {one.tensor}" for one, count in counts.items()]
