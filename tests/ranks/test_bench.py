@@ -136,7 +136,7 @@ def test_a_port_in_use_is_named(tmp_path):
         port = str(taken.getsockname()[1])
         place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         run = ran(tmp_path, *_FFN, *_SHORT, "-n", "4", "--save", "a.csv", **place)
-        wrong = ran(tmp_path, *_FFN, *_SHORT, "-n", "4", "--tp", "3", "--save", "a.csv", **place)
+    wrong = ran(tmp_path, *_FFN, *_SHORT, "-n", "4", "--tp", "3", "--save", "a.csv", **place)
     assert run.returncode == 3, run.stderr
     assert f"error: port {port} is in use" in run.stderr
     assert wrong.returncode == 2
