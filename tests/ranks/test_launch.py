@@ -1,0 +1,137 @@
+"""Commands over real ranks: who prints, and what is seen where a rank dies, hangs, fails or never comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from ffncli.block.ranks import Ranks
+from ffncli.errors import FFNError
+from ffncli.run.ranks.join import joined
+from tests.ranks.started import AGENT, FFN, Ended, Meeting, Started, all_end, by_hand, free_port, node
+
+VERIFY = ("verify", "64x256:swiglu", "--norm", "rmsnorm", "--residual", "--check", "ranks")
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ended]]:
+    """Every command of this file, started at once; how each ended."""
+    folder = tmp_path_factory.mktemp("ranks")
+    config = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}
+    (folder / "config0.json").write_text(json.dumps({**config, "num_attention_heads": 2, "vocab_size": 8}))
+    meet, fail, hang, wrong, quiet = (free_port() for _ in range(5))
+    size = (*VERIFY, "--tp", "3")
+    runs: dict[str, Started] = {
+        "local": Started((*FFN, *VERIFY, "--tp", "2", "--json")),
+        "node 0": node(meet, *VERIFY, "--tp", "2", "--json"),
+        "node 1": node(meet, *VERIFY, "--tp", "2", "--json"),
+        "dies": Meeting(folder, "launch-dies"),
+        "fails 0": Meeting(folder, "fails", by_hand(0, 2, fail)),
+        "fails 1": Meeting(folder, "fails", by_hand(1, 2, fail)),
+        "hangs 0": Meeting(folder, "waits", by_hand(0, 2, hang)),
+        "hangs 1": Meeting(folder, "waits", by_hand(1, 2, hang)),
+        "file": Started((*AGENT, *FFN[1:], "verify", str(folder / "config${local_rank}.json"), "--check", "ranks")),
+        "size 0": Started((*FFN, *size), by_hand(0, 2, wrong)),
+        "size 1": Started((*FFN, *size), by_hand(1, 2, wrong, LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")),
+        "params 0": Started((*FFN, "params", "gpt2", "--csv"), by_hand(0, 2, quiet)),
+        "params 1": Started((*FFN, "params", "gpt2", "--csv"), by_hand(1, 2, quiet)),
+    }
+    try:
+        yield {name: run.ended() for name, run in runs.items() if name != "hangs 1"}  # that one waits
+    finally:
+        for run in runs.values():
+            run.process.kill()
+
+
+@pytest.mark.parametrize("name", ["local", "node 0"])
+def test_the_sum_over_two_processes_is_the_whole(ended, name):
+    run = ended[name] if ended[name].out else ended["node 1"]  # the rendezvous chooses which node has rank 0
+    assert (run.code, run.err) == (0, "")
+    output, gradient, collectives = json.loads(run.out)["rows"]
+    assert output["relative_error"] <= 1e-6
+    assert gradient["relative_error"] <= 1e-6
+    assert collectives["note"] == "1 all-reduce of [16, 64] float32, 4.096 KB"
+    assert all(row["passed"] for row in (output, gradient, collectives))
+    assert output["note"] == "a rank has 24,640 of 49,216 parameters"  # half of 3 × 64 × 256, and the norm's 64
+
+
+def test_of_two_nodes_one_prints(ended):
+    assert sorted(bool(ended[f"node {n}"].out) for n in (0, 1)) == [False, True]
+    assert [ended[f"node {n}"].code for n in (0, 1)] == [0, 0]
+
+
+def test_a_rank_that_dies_is_named(ended):
+    assert ended["dies"] == Ended(3, "", "error: rank 1 ended before the others\n")
+
+
+def test_an_error_of_one_rank_is_its_own_line_and_exit_code(ended):
+    run = ended["fails 1"]
+    assert (run.code, ended["fails 0"]) == (70, Ended(3, "", ""))
+    assert len(run.err.splitlines()) == 1
+    assert run.err.startswith("error: rank 1: a bug in ffn: ValueError: on one rank")
+
+
+def test_a_rank_that_hangs_is_waited_for_as_long_as_asked(ended):
+    assert ended["hangs 0"] == Ended(3, "", "error: rank 1 did not answer within 15 s\n")
+
+
+def test_a_rank_without_the_file_says_so(ended):
+    (line,) = [line for line in ended["file"].err.splitlines() if line.startswith("error:")]
+    assert line.startswith("error: rank 1: ")
+    assert "config1.json" in line
+    assert ended["file"].code == 1  # the agent's own
+
+
+def test_a_wrong_world_size_is_refused_on_every_rank_and_printed_once(ended):
+    assert [ended[f"size {n}"].code for n in (0, 1)] == [2, 2]
+    assert [len(ended[f"size {n}"].err.splitlines()) for n in (0, 1)] == [1, 0]
+    assert ended["size 0"].err.startswith("error: --tp 3 × --ep 1 = 3 ranks, but there are 2 ranks;")
+
+
+def refusal(monkeypatch: pytest.MonkeyPatch, rank: int, port: int) -> FFNError:
+    for name, value in by_hand(rank, 2, port).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(FFNError) as caught, joined(Ranks(2), "cpu", 0.5):
+        pass
+    assert caught.value.code == 3
+    return caught.value
+
+
+def test_a_port_in_use_is_named(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert str(refusal(monkeypatch, 0, port)) == f"port {port} is in use; choose another MASTER_PORT"
+
+
+def test_a_rank_that_never_comes_is_named(monkeypatch):
+    assert str(refusal(monkeypatch, 0, free_port())) == "rank 1 did not join within 0.5 s"
+
+
+def test_a_rank_without_rank_0_says_where_it_looked(monkeypatch):
+    port = free_port()
+    assert refusal(monkeypatch, 1, port).message == f"no answer within 0.5 s from rank 0 at 127.0.0.1:{port}"
+
+
+def test_a_command_that_is_not_split_prints_once(ended):
+    assert ended["params 0"].out.startswith("name,")
+    assert ended["params 1"] == Ended(0, "", "")
+
+
+def test_ctrl_c_at_the_launcher_ends_every_rank(tmp_path):
+    run = Meeting(tmp_path, "launch-waits")
+    ranks = run.ranks_that_met()
+    run.process.send_signal(signal.SIGINT)
+    assert run.ended() == Ended(130, "", "interrupted\n")
+    assert all_end(ranks)
+
+
+def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path):
+    run = Meeting(tmp_path, "launch-waits")
+    ranks = run.ranks_that_met()
+    os.kill(run.process.pid, signal.SIGKILL)
+    assert all_end(ranks)
