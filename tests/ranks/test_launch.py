@@ -7,14 +7,18 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import pytest
+import torch
 
+import ffncli
 from ffncli.block.ranks import Ranks
 from ffncli.errors import FFNError
 from ffncli.run.ranks.join import joined
 from tests.ranks.started import AGENT, FFN, Ended, Meeting, Started, all_end, by_hand, free_port, node
 
+TRACE = ("trace", "16x64:swiglu", "-n", "3", "--norm", "rmsnorm", "--residual")
 VERIFY = ("verify", "64x256:swiglu", "--norm", "rmsnorm", "--residual", "--check", "ranks")
 
 
@@ -30,6 +34,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ended]
         "local": Started((*FFN, *VERIFY, "--tp", "2", "--json")),
         "node 0": node(meet, *VERIFY, "--tp", "2", "--json"),
         "node 1": node(meet, *VERIFY, "--tp", "2", "--json"),
+        "trace": Started((*AGENT, *FFN[1:], *TRACE, "--json")),
+        "trace --ep": Started((*FFN, *TRACE, "--experts", "4", "--ep", "2"), by_hand(0, 2, free_port())),
         "dies": Meeting(folder, "launch-dies"),
         "fails 0": Meeting(folder, "fails", by_hand(0, 2, fail)),
         "fails 1": Meeting(folder, "fails", by_hand(1, 2, fail)),
@@ -63,6 +69,26 @@ def test_the_sum_over_two_processes_is_the_whole(ended, name):
 def test_of_two_nodes_one_prints(ended):
     assert sorted(bool(ended[f"node {n}"].out) for n in (0, 1)) == [False, True]
     assert [ended[f"node {n}"].code for n in (0, 1)] == [0, 0]
+
+
+def test_a_trace_over_two_processes_has_the_record_of_one(ended):
+    run = ended["trace"]
+    assert (run.code, run.err) == (0, "")
+    over = json.loads(run.out)["ranks"]
+    one = ffncli.trace("16x64:swiglu", tokens=3, norm="rmsnorm", residual=True, tp=2).ranks
+    here = json.loads(json.dumps(asdict(one)))
+    for key in ("tp", "ep", "steps", "shares", "all_reduces", "all_to_alls", "reduced_bytes", "wire"):
+        assert over[key] == here[key]
+    assert over["agreement"]["relative_error"] <= 1e-6
+    ((there,), (mine,)) = over["collectives"], here["collectives"]
+    assert [part["rank"] for part in there["parts"]] == [0, 1]
+    for a, b in zip((*there["parts"], there), (*mine["parts"], mine), strict=True):
+        torch.testing.assert_close(torch.tensor(a["values"]), torch.tensor(b["values"]))
+
+
+def test_a_trace_of_split_experts_is_refused_over_processes(ended):
+    line = "error: ffn trace splits experts in one process only; leave out torchrun, or --ep\n"
+    assert ended["trace --ep"] == Ended(2, "", line)
 
 
 def test_a_rank_that_dies_is_named(ended):
