@@ -41,17 +41,17 @@ class CollectiveCall:
         return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}, {bytes_text(self.bytes)}"
 
 
-class Exchanges(CommDebugMode):
+class Exchanges(CommDebugMode):  # type: ignore[no-untyped-call]
     """Within it, torch's count of the collectives, each with its tensor in `done`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.done: list[CollectiveCall] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Let torch count, and note what it has counted."""
         before = self.get_total_counts()
-        out = super().__torch_dispatch__(func, types, args, kwargs)
+        out = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         if self.get_total_counts() > before:
             self.done.append(_exchange(func.overloadpacket.__name__, args))
         return out

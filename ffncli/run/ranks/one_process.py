@@ -167,7 +167,7 @@ def rank_trace(
 ) -> RankTrace:
     """Run the block over ranks; `whole` are the tensors of `compared_steps`, `show` values per axis are recorded.
 
-    `events` are those of a run over real ranks; by default all ranks are run here. Raises FFNError as `rank_steps` does.
+    `events` are those of a run over processes; by default all ranks are run here. Raises FFNError as `rank_steps` does.
     """
     seen = _Seen(steps, ranks, inputs)
     with torch.no_grad():

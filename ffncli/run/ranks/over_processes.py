@@ -1,4 +1,4 @@
-"""The steps of a block over real ranks, each with every rank's tensor, as `engine/sharded.py` yields them in one process."""
+"""The steps of a block over several processes, each step with every rank's tensor, as `engine/sharded.py` yields them."""
 
 from __future__ import annotations
 
