@@ -1,6 +1,6 @@
 """A JSON Schema for every command, in docs/schema/: what its `--json` prints.
 
-    python -m docs.schemas [COMMAND ...]      write them anew; `bench` and `doctor` measure for some seconds
+    python -m docs.schemas [COMMAND ...]      write them anew; `bench`, `merge` and `doctor` measure for some seconds
 
 A schema is what the samples below have in common: a key is required where each of them has it. Meanings come from
 docs/json.md. tests/test_schemas.py holds other outputs to the schemas and lets no key through that they do not have.
@@ -30,12 +30,16 @@ SAMPLES = {
         "4x8:relu --input nan,0,1,2", f"./my-model --layer 2 {PROMPT} --unembed", f"./my-model --layer all {PROMPT}",
         "./my-model --layer 1 --unembed --neuron 3", "gpt2 --d-model 4 --d-ff 8 --layer all",
         "mixtral-8x7b --d-model 4 --d-ff 8 --layer all",
-        "8x16:swiglu --experts 4 --explain route[0,0] --depth 2",
+        "8x16:swiglu --experts 4 --explain route[0,0] --depth 2", "8x16:swiglu --experts 4 --tp 2 --ep 2", "4x8 --tp 2",
     ],
     "params": [
         "gpt2", "mixtral-8x7b --tokens 1,32", "deepseek-v3 --tp 8 --ridge 100", "mixtral-8x7b --ep 4",
         "gpt2 --sweep d_ff=1x,2x", "gpt2 --iso-params", "./my-model", "4x8:relu", "./edited", "./unknown",
         "t5-v1.1-xxl", "gpt2 --ridge h100,apple-m1", "--ridge list", "tables.json",
+    ],
+    "plan": [
+        "mixtral-8x7b --device h100,v100 --tp 1,3 --ep 1,8 --simulate", "4x8:relu", "--device list",
+        "768x3072:gelu --tp 1 --measured a.csv",
     ],
     "activations": [
         "gelu relu", "gelu_tanh --against gelu", "gelu --rounding --dtype bf16", "swiglu swiglu_oai --iso-params",
@@ -58,6 +62,7 @@ SAMPLES = {
     "models": ["", "llama"],
     "compare": ["a.json b.json", "a.json a.json", "a.json c.json", "a.csv b.csv --fail-if-slower 900%", "a.csv b.csv",
                 "a.csv --plot"],
+    "merge": ["part-1.csv -o one.csv", "part-1.csv part-2.csv -o both.csv"],
     "doctor": ["", "--no-noise"],
     "explain": ["", "gelu", "swiglu", "4x", "moe", "neuron", "activation"],
 }  # fmt: skip
@@ -143,7 +148,7 @@ def schema_of(command: str, answers: list[Any]) -> dict[str, Any]:
     }
     result["properties"]["schema_version"] = {"const": 1}
     result["properties"]["command"] = {"const": command}
-    if command == "bench":
+    if command in ("bench", "merge"):
         row = result["properties"]["rows"]["items"]["properties"]
         row["verdict"]["enum"] = [*get_args(Verdict), None]
         row["status"]["enum"] = list(get_args(Status))
@@ -152,9 +157,8 @@ def schema_of(command: str, answers: list[Any]) -> dict[str, Any]:
 
 def meanings(command: str) -> dict[str, list[str]]:
     """Key → its meanings in the tables of the command's section of docs/json.md."""
-    section = {"models": "(?:params|models)", "merge": "(?:bench|merge)"}.get(
-        command, command
-    )  # the same rows, and more
+    same_rows = {"models": "(?:params|models)", "merge": "(?:bench|merge)"}  # with keys of their own
+    section = same_rows.get(command, command)
     sections = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", (DOCS / "json.md").read_text("utf-8"), re.M | re.S)
     found: dict[str, list[str]] = {}
     for keys, meaning in re.findall(r"^\| ([^|]+) \| (.+) \|$", "".join(sections), re.M):
@@ -178,8 +182,12 @@ def main() -> None:
     SCHEMAS.mkdir(exist_ok=True)
     with page_folder() as run:
         run(_PREPARE.strip())
-        if "compare" in names:
+        if {"compare", "plan"} & {*names}:
             run("ffn bench 64x256:swiglu --kernel eager,packed --quick --tokens 1,2 --save a.csv -q && cp a.csv b.csv")
+        if "merge" in names:
+            for part in (1, 2):
+                grid = "64x256:swiglu --kernel eager,packed --processes 1 --max-time 2s --tokens 1,2"
+                run(f"ffn bench {grid} --shard {part}/2 --save part-{part}.csv -q")
         for name in names:
             text = json.dumps(schema_of(name, list(answers(name, SAMPLES[name]))), indent=1, ensure_ascii=False)
             (SCHEMAS / f"{name}.schema.json").write_text(text + "\n", "utf-8")

@@ -24,7 +24,9 @@ class Device:
     """One accelerator. `tflops` by class (fp32, tf32, bf16, fp16, fp8, int8, fp4), GB/s of 1e9 bytes.
 
     `approx` names the values that are accurate only to 10 %: rate classes, `memory`, `llc`. `achieved` is the best
-    published measurement of a GEMM, TFLOP/s.
+    published measurement of a GEMM, TFLOP/s. `link` joins it to the others of its node, `per_node` of them together;
+    `network` joins nodes, a usual one: names in `links`, empty where none is known. The efficiencies are planning
+    defaults, for a device on which nothing was measured: shares of the peak and of the bandwidth.
     """
 
     name: str
@@ -37,6 +39,11 @@ class Device:
     achieved: Mapping[str, float]
     approx: frozenset[str]
     source: str
+    link: str
+    per_node: int
+    network: str
+    gemm_efficiency: float
+    memory_efficiency: float
 
     def flops_per_s(self, dtype: str, tf32: bool = False) -> float | None:
         """Peak of products in this dtype, FLOP/s; for fp32 with TF32 on, TF32's. None if it has none."""
@@ -55,13 +62,55 @@ class Device:
         """Memory bandwidth, B/s."""
         return self.gbytes_per_s * 1e9
 
+    @property
+    def link_gbytes_per_s(self) -> float | None:
+        """The link's GB/s in one direction, to all others together; None where none is known."""
+        return next((link.gbytes_per_s for link in links() if link.name == self.link), None)
+
 
 @dataclass(frozen=True)
 class Link:
-    """One interconnect: GB/s of 1e9 bytes in one direction."""
+    """One interconnect: GB/s of 1e9 bytes of one accelerator in one direction, to all others together.
+
+    `title` is its name in print, `name` as it is typed. `kind`: within a node (over PCIe or otherwise), or a network
+    between nodes. `peers`: how many others have a wire each, which share those GB/s; 0 for a
+    switch, through which all of them can go to any one.
+    """
 
     name: str
+    title: str
     gbytes_per_s: float
+    kind: Literal["node", "pcie", "network"]
+    source: str
+    peers: int = 0
+
+    def bytes_per_s(self, ranks: int) -> float:
+        """B/s of one of `ranks` accelerators to the others among them, in one direction."""
+        share = min(1.0, (ranks - 1) / self.peers) if self.peers else 1.0
+        return self.gbytes_per_s * 1e9 * share
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One of NCCL's: the share of a link's bandwidth that it leaves, and what it costs besides bytes, in microseconds.
+
+    `collective_us` is of any collective, `step_us` of one step of a ring by the kind of link; without a kind, it is not
+    used over such links.
+    """
+
+    name: str
+    bandwidth: float
+    collective_us: float
+    step_us: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class PlanningDefaults:
+    """What to expect where nothing was measured: shares of peak, bandwidth and link, and their source."""
+
+    gemm_efficiency: float
+    memory_efficiency: float
+    link_efficiency: float
     source: str
 
 
@@ -80,7 +129,29 @@ def devices() -> tuple[Device, ...]:
 @cache
 def links() -> tuple[Link, ...]:
     """Every interconnect."""
-    return tuple(Link(**row) for row in table()["links"])
+    return tuple(_link(row) for row in table()["links"])
+
+
+@cache
+def planning_defaults() -> PlanningDefaults:
+    """The efficiencies that a plan uses where nothing was measured."""
+    row = table()["planning"]
+    return PlanningDefaults(**(row | {"source": table()["sources"][row["source"]]}))
+
+
+@cache
+def protocols() -> tuple[Protocol, ...]:
+    """NCCL's, from the one for few bytes to the one for many."""
+    return tuple(Protocol(**row) for row in table()["protocols"])
+
+
+def link_named(text: str, field: str) -> Link:
+    """The link that a user means. Raises FFNError with the nearest names; `field` is the option."""
+    known = {_letters(link.name): link for link in links()}
+    if (key := _letters(text)) in known:
+        return known[key]
+    names = [link.name for link in links()]
+    raise FFNError(f"{field}: unknown link {shown(text)}", did_you_mean(text, names, "known: " + ", ".join(names)))
 
 
 def find(device_name: str) -> Device | None:
@@ -140,4 +211,20 @@ def _device(row: Mapping[str, Any]) -> Device:
         achieved=row.get("achieved", {}),
         approx=frozenset(row.get("approx", ())),
         source=table()["sources"][row["source"]],
+        link=row.get("link", ""),
+        per_node=row.get("per_node", 1),
+        network=row.get("network", ""),
+        gemm_efficiency=row.get("gemm_efficiency", planning_defaults().gemm_efficiency),
+        memory_efficiency=planning_defaults().memory_efficiency,
+    )
+
+
+def _link(row: Mapping[str, Any]) -> Link:
+    return Link(
+        name=row["name"],
+        title=row["title"],
+        gbytes_per_s=row["gbytes_per_s"],
+        kind=row["kind"],
+        source=table()["sources"][row["source"]],
+        peers=row.get("peers", 0),
     )

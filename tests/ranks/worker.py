@@ -33,11 +33,11 @@ def answer(case: RankCase, group: RankGroup) -> Answer:
     entered = {name: tensor.split(case.tokens)[place] for name, tensor in case.inputs.items()}
     block = ParallelBlock(case.steps, case.weights, group)
     with CommDebugMode() as forward, torch.no_grad():
-        output = block(**entered)
+        output = block(*entered.values())
     block.requires_grad_()
     x = entered["x"].clone().requires_grad_()
     with CommDebugMode() as both:
-        block(**{**entered, "x": x}).backward(case.upstream.split(case.tokens)[place])
+        block(*{**entered, "x": x}.values()).backward(case.upstream.split(case.tokens)[place])
     gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in block.parts.named_parameters()}
     local = {n: g.to_local() if isinstance(g, DTensor) else g for n, g in gradients.items()}
     assert x.grad is not None

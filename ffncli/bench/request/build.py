@@ -36,8 +36,7 @@ def build_request(
         _require_steps_alone(grid, kernels, baseline, method)
     devices = grid.devices or (default_device(),)
     require_possible(grid.ranks, grid.passes, devices, method)
-    over_ranks = grid.ranks.world_size > 1
-    chosen = ChosenKernels((), BLOCK, {}) if method.by_step else choose_kernels(kernels, baseline, over_ranks)
+    chosen = ChosenKernels((), BLOCK, {}) if method.by_step else choose_kernels(kernels, baseline, grid.ranks)
     _require_graphs_possible(devices, method)
     require_gpu(devices, method.sustained)
     notes = list(chosen.notes)

@@ -21,7 +21,7 @@ from ffncli.cli.common.options import BenchSource, DimensionOptions, OutputOptio
 from ffncli.cli.common.plot_options import PlotOptions
 from ffncli.cli.common.spread import spread
 from ffncli.errors import ExitCode, FFNError, Terminated, shown_path
-from ffncli.run.ranks.environment import split_asked_for, torchrun
+from ffncli.run.ranks.environment import require_ranks, split_asked_for, torchrun
 from ffncli.run.user.time_limit import set_load_time
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
@@ -46,7 +46,7 @@ def command(
     Examples:
       ffn bench 512x2048:swiglu --quick                  # the built-in kernels
       ffn bench 512x2048:swiglu -k eager,mine.py:mlp     # your kernel
-      ffn bench llama-2-7b -n 1,32 --dtype bf16          # a known model
+      ffn bench llama-2-7b -n 1,32 --shard 1/2           # half of a grid
       ffn bench --save new.csv                           # for ffn compare
     """
     output = show.output()
@@ -78,6 +78,7 @@ def command(
         certificates=result.certificates(),
     )  # fmt: skip
     _require_plottable(plot, request)
+    require_ranks(ranks)
     from ffncli.bench.suite import begun, default_path
 
     target = default_path(grid.shard) if result.save is None else Path(os.path.expanduser(result.save))
@@ -121,7 +122,7 @@ def _resume(path: Path, options: dict[str, str], result: ResultOptions, plot: Pl
                 name = "SOURCE" if option == "--source" else option
                 raise FFNError(f"{name} {value} cannot be resumed: {why}", "leave it out: --resume FILE is enough")
         gate = stored.fail_if_slower if result.fail_if_slower is None else result.fail_if_slower
-        split_asked_for(stored.cases[0].ranks.tp, stored.cases[0].ranks.ep)
+        require_ranks(split_asked_for(stored.ranks.tp, stored.ranks.ep))
         request = replace(stored, fail_if_slower=gate, strict=stored.strict or result.strict)
         require_gate(request)
         _require_plottable(plot, request)
@@ -136,7 +137,7 @@ def _measure(journal: Journal, request: BenchRequest, plot: PlotOptions, output:
     from ffncli.cli.bench.page import answer
     from ffncli.cli.bench.progress import unit_progress
 
-    with led(request) as launches:
+    with led(request, torchrun()) as launches:
         with _kept(journal, request), unit_progress(request, journal.count, output) as shown:
             finished = run(journal, shown.finished, watch=shown.at, launches=launches)
         judged = gated(finished.rows, request)

@@ -22,7 +22,7 @@ from ffncli.run.ranks.store import CLOSED, FAILED, LEFT, STOPPED, TIMED_OUT, Ran
 from ffncli.system.gpu import device_index, use_device
 
 # How errors of a collective begin: gloo's name their file; NCCL's and the stores' have a type.
-_LOST = re.compile(r"gloo/|NCCL|ProcessGroup|Connection (closed|reset)|Broken pipe")
+_LOST = re.compile(r"gloo/|pair closure|NCCL|ProcessGroup|Connection (closed|reset)|Broken pipe")
 _WAITED = re.compile(r"[Tt]imed out|[Tt]imeout")
 
 

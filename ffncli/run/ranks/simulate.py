@@ -57,9 +57,9 @@ def simulate(steps: Sequence[Step], ranks: Ranks, tokens: int, dtype: torch.dtyp
         weights = {name: _shape([axis.size for axis in axes], dtype) for name, axes in parameters(steps).items()}
         weights |= {name: _shape([axis.size for axis in axes], torch.int64) for name, axes in tables(steps).items()}
         block = ParallelBlock(steps, weights, group, _Balanced(experts_per_token(steps)))
-        x, *others = (_shape(shape, dtype) for shape in input_shapes(steps, (tokens,)).values())
+        inputs = [_shape(shape, dtype) for shape in input_shapes(steps, (tokens,)).values()]
         with Exchanges() as exchanges:
-            block(x, **dict(zip(list(input_shapes(steps, (tokens,)))[1:], others, strict=True)))
+            block(*inputs)
     return _simulated(ranks, tokens, dtype, exchanges.done)
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ffncli.block.flow import flow
 from ffncli.block.steps import Step, ffn_span, routes
 from ffncli.errors import FFNError
 from ffncli.models.model import Resolved
@@ -24,6 +23,7 @@ from ffncli.run.engine.trace import StepRecord, Trace, find_not_finite, trace
 from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.not_finite import NotFinite
 from ffncli.run.ranks.environment import follows, torchrun
+from ffncli.run.trace.flow import flow
 from ffncli.run.trace.frame import step_frame
 from ffncli.run.trace.question import TERMS, CheckedQuestion, Question
 from ffncli.run.trace.routes import Chosen, chosen_experts
@@ -76,7 +76,7 @@ class Session:
     aliases: Mapping[str, str] = field(default_factory=dict)
     facts: tuple[Fact, ...] | None = None
     explain: tuple[Explanation, ...] | None = None
-    ranks: RankTrace | None = None
+    over_ranks: RankTrace | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -190,7 +190,7 @@ def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Sess
         flow=flow(prepared.steps, checked.example.aliases if checked.example else {}),
         **_text(checked, prepared),
         explain=_explain(checked, prepared, result) if checked.places else None,
-        ranks=_over_ranks(question, prepared, result),
+        over_ranks=_over_ranks(question, prepared, result),
         notes=tuple(notes),
     )  # fmt: skip
 
