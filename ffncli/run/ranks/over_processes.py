@@ -1,4 +1,4 @@
-"""The steps of a block over several processes, each step with every rank's tensor, as `engine/sharded.py` yields them."""
+"""A block over several processes, step by step with the tensors of every rank, as `engine/sharded.py` yields them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class RecordingBlock(ParallelBlock):
 
     recorded: Recorded
 
-    def forward(self, x: Tensor, **others: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor) -> Tensor:
         """As the block does, with a new record."""
         self.recorded = []
-        return super().forward(x, **others)
+        return super().forward(*inputs)
 
     def summed(self, part: Tensor) -> Tensor:
         """The same all-reduce, with this rank's part kept."""
@@ -52,8 +52,7 @@ def gathered_events(
     every: list[Recorded | None] = [None] * ranks.world_size
     with joined(ranks, device, RANK_TIMEOUT) as group, torch.no_grad():
         block = RecordingBlock(steps, weights, group)
-        entering = list(inputs.values())
-        block(entering[0], **dict(list(inputs.items())[1:]))
+        block(*inputs.values())
         distributed.gather_object(block.recorded, every if group.rank == 0 else None)
     if group.rank:
         return []
