@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from ffncli.block.ranks import Ranks
 from ffncli.block.shard import rank_steps
-from ffncli.block.steps import AllReduce, Step
+from ffncli.block.steps import AllReduce, Step, block_inputs
 from ffncli.run.engine.sharded import RankEvent
 from ffncli.run.ranks.environment import RANK_TIMEOUT
 from ffncli.run.ranks.join import joined
@@ -52,7 +52,7 @@ def gathered_events(
     every: list[Recorded | None] = [None] * ranks.world_size
     with joined(ranks, device, RANK_TIMEOUT) as group, torch.no_grad():
         block = RecordingBlock(steps, weights, group)
-        block(*inputs.values())
+        block(*(inputs[name] for name in block_inputs(steps)))
         distributed.gather_object(block.recorded, every if group.rank == 0 else None)
     if group.rank:
         return []
