@@ -1,4 +1,4 @@
-"""Commands started over real ranks, all at the same time: by ffn itself, by torchrun's agents, or one rank by hand."""
+"""Commands started over real ranks: by ffn itself, by torchrun's agents, or one rank by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 120  # for a command; it is killed then
+LIMIT_S = 240  # for a command; it is killed then
 FFN = (sys.executable, "-m", "ffncli")
 AGENT = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 

@@ -6,46 +6,65 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 import pytest
+import torch
 
+import ffncli
 from ffncli.block.ranks import Ranks
 from ffncli.errors import FFNError
 from ffncli.run.ranks.join import joined
 from tests.ranks.started import AGENT, FFN, Ended, Meeting, Started, all_end, by_hand, free_port, node
 
+TRACE = ("trace", "16x64:swiglu", "-n", "3", "--norm", "rmsnorm", "--residual")
 VERIFY = ("verify", "64x256:swiglu", "--norm", "rmsnorm", "--residual", "--check", "ranks")
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ended]]:
-    """Every command of this file, started at once; how each ended."""
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """How every run of this file ended, by name; a list of names is of the ranks or nodes of one run."""
     folder = tmp_path_factory.mktemp("ranks")
     config = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}
     (folder / "config0.json").write_text(json.dumps({**config, "num_attention_heads": 2, "vocab_size": 8}))
-    meet, fail, hang, wrong, quiet = (free_port() for _ in range(5))
-    size = (*VERIFY, "--tp", "3")
-    runs: dict[str, Started] = {
-        "local": Started((*FFN, *VERIFY, "--tp", "2", "--json")),
-        "node 0": node(meet, *VERIFY, "--tp", "2", "--json"),
-        "node 1": node(meet, *VERIFY, "--tp", "2", "--json"),
-        "dies": Meeting(folder, "launch-dies"),
-        "fails 0": Meeting(folder, "fails", by_hand(0, 2, fail)),
-        "fails 1": Meeting(folder, "fails", by_hand(1, 2, fail)),
-        "hangs 0": Meeting(folder, "waits", by_hand(0, 2, hang)),
-        "hangs 1": Meeting(folder, "waits", by_hand(1, 2, hang)),
-        "file": Started((*AGENT, *FFN[1:], "verify", str(folder / "config${local_rank}.json"), "--check", "ranks")),
-        "size 0": Started((*FFN, *size), by_hand(0, 2, wrong)),
-        "size 1": Started((*FFN, *size), by_hand(1, 2, wrong, LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")),
-        "params 0": Started((*FFN, "params", "gpt2", "--csv"), by_hand(0, 2, quiet)),
-        "params 1": Started((*FFN, "params", "gpt2", "--csv"), by_hand(1, 2, quiet)),
-    }
+    file = str(folder / "config${local_rank}.json")
+    meet, fail, hang, wrong, quiet, trace = (free_port() for _ in range(6))
+    size, params, same = (
+        (*VERIFY, "--tp", "3"),
+        ("params", "gpt2", "--csv"),
+        {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+    )
+    runs: list[dict[str, Callable[[], Started]]] = [
+        {"hangs 0": lambda: Meeting(folder, "waits", by_hand(0, 2, hang)),
+         "hangs 1": lambda: Meeting(folder, "waits", by_hand(1, 2, hang))},
+        {"local": lambda: Started((*FFN, *VERIFY, "--tp", "2", "--json"))},
+        {f"node {n}": lambda: node(meet, *VERIFY, "--tp", "2", "--json") for n in (0, 1)},
+        {"trace": lambda: Started((*AGENT, *FFN[1:], *TRACE, "--json"))},
+        {"trace --ep": lambda: Started((*FFN, *TRACE, "--experts", "4", "--ep", "2"), by_hand(0, 2, trace))},
+        {"dies": lambda: Meeting(folder, "launch-dies")},
+        {"fails 0": lambda: Meeting(folder, "fails", by_hand(0, 2, fail)),
+         "fails 1": lambda: Meeting(folder, "fails", by_hand(1, 2, fail))},
+        {"file": lambda: Started((*AGENT, *FFN[1:], "verify", file, "--check", "ranks"))},
+        {"size 0": lambda: Started((*FFN, *size), by_hand(0, 2, wrong)),
+         "size 1": lambda: Started((*FFN, *size), by_hand(1, 2, wrong, **same))},
+        {"params 0": lambda: Started((*FFN, *params), by_hand(0, 2, quiet)),
+         "params 1": lambda: Started((*FFN, *params), by_hand(1, 2, quiet))},
+    ]  # fmt: skip
+    with ThreadPoolExecutor(2) as pool:
+        return {name: end for ends in pool.map(together, runs) for name, end in ends.items()}
+
+
+def together(run: dict[str, Callable[[], Started]]) -> dict[str, Ended]:
+    """Start the processes of a run, and wait for all but a rank that hangs, which is killed."""
+    started = {name: start() for name, start in run.items()}
     try:
-        yield {name: run.ended() for name, run in runs.items() if name != "hangs 1"}  # that one waits
+        return {name: one.ended() for name, one in started.items() if name != "hangs 1"}
     finally:
-        for run in runs.values():
-            run.process.kill()
+        for one in started.values():
+            one.process.kill()
+            one.process.wait()
 
 
 @pytest.mark.parametrize("name", ["local", "node 0"])
@@ -63,6 +82,26 @@ def test_the_sum_over_two_processes_is_the_whole(ended, name):
 def test_of_two_nodes_one_prints(ended):
     assert sorted(bool(ended[f"node {n}"].out) for n in (0, 1)) == [False, True]
     assert [ended[f"node {n}"].code for n in (0, 1)] == [0, 0]
+
+
+def test_a_trace_over_two_processes_has_the_record_of_one(ended):
+    run = ended["trace"]
+    assert (run.code, run.err) == (0, "")
+    over = json.loads(run.out)["ranks"]
+    one = ffncli.trace("16x64:swiglu", tokens=3, norm="rmsnorm", residual=True, tp=2).ranks
+    here = json.loads(json.dumps(asdict(one)))
+    for key in ("tp", "ep", "steps", "shares", "all_reduces", "all_to_alls", "reduced_bytes", "wire"):
+        assert over[key] == here[key]
+    assert over["agreement"]["relative_error"] <= 1e-6
+    ((there,), (mine,)) = over["collectives"], here["collectives"]
+    assert [part["rank"] for part in there["parts"]] == [0, 1]
+    for a, b in zip((*there["parts"], there), (*mine["parts"], mine), strict=True):
+        torch.testing.assert_close(torch.tensor(a["values"]), torch.tensor(b["values"]))
+
+
+def test_a_trace_of_split_experts_is_refused_over_processes(ended):
+    line = "error: ffn trace splits experts in one process only; leave out torchrun, or --ep\n"
+    assert ended["trace --ep"] == Ended(2, "", line)
 
 
 def test_a_rank_that_dies_is_named(ended):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ffncli.block.ranks import Ranks
 from ffncli.errors import ExitCode, FFNError, clean, shown
 
+RANK_TIMEOUT = 120.0  # s that a rank waits for another by default
 _NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
 
 

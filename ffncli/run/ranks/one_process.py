@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -163,14 +163,15 @@ def rank_trace(
     ranks: Ranks,
     whole: Mapping[str, Tensor],
     show: int | None = 8,
+    events: Iterable[RankEvent] | None = None,
 ) -> RankTrace:
     """Run the block over ranks; `whole` are the tensors of `compared_steps`, `show` values per axis are recorded.
 
-    Raises FFNError as `rank_steps` does.
+    `events` are those of a run over processes; by default all ranks are run here. Raises FFNError as `rank_steps` does.
     """
     seen = _Seen(steps, ranks, inputs)
     with torch.no_grad():
-        for event in execute_ranks(steps, weights, inputs, ranks):
+        for event in execute_ranks(steps, weights, inputs, ranks) if events is None else events:
             seen.take(event)
     x, last, first = next(iter(inputs.values())), steps[-1].output, rank_steps(steps, 0, ranks)
     tokens, width = prod(x.shape[:-1]), x.element_size()

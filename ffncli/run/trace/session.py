@@ -22,6 +22,7 @@ from ffncli.run.engine.prepare import LayerRequest, Prepared, Token, prepare
 from ffncli.run.engine.trace import StepRecord, Trace, find_not_finite, trace
 from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.not_finite import NotFinite
+from ffncli.run.ranks.environment import follows, torchrun
 from ffncli.run.trace.flow import flow
 from ffncli.run.trace.frame import step_frame
 from ffncli.run.trace.question import TERMS, CheckedQuestion, Question
@@ -302,7 +303,14 @@ def _over_ranks(question: Question, prepared: Prepared, result: Trace) -> RankTr
         return None
     from ffncli.run.ranks.one_process import rank_trace
 
-    return rank_trace(prepared.steps, prepared.weights, prepared.inputs, question.ranks, result.tensors, question.show)
+    block, events = (prepared.steps, prepared.weights, prepared.inputs, question.ranks), None
+    if torchrun() is not None:
+        from ffncli.run.ranks.over_processes import gathered_events
+
+        events = gathered_events(*block, question.device)
+        if follows():
+            return None
+    return rank_trace(*block, result.tensors, question.show, events)
 
 
 def _unembed(

@@ -12,12 +12,10 @@ from ffncli.errors import FFNError, shown
 from ffncli.models.counting import expert_parallel, tensor_parallel
 from ffncli.models.model import Group, Resolved
 from ffncli.models.source import is_user_module
-from ffncli.run.ranks.environment import device_of, require_ranks, split_asked_for, torchrun
+from ffncli.run.ranks.environment import RANK_TIMEOUT, device_of, require_ranks, split_asked_for, torchrun
 
 if TYPE_CHECKING:
     from ffncli.run.verify.checks.case import SplitRun
-
-RANK_TIMEOUT = 120.0  # s
 
 
 def split_of(options: Mapping[str, Any], checks: Sequence[str] | None) -> Ranks | None:
