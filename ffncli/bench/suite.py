@@ -80,7 +80,7 @@ def begun(path: Path, request: BenchRequest, force: bool = False) -> Iterator[Jo
     now = datetime.now(UTC)
     run = {"run_id": f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}", "started_utc": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
     with locked(path):
-        opened = journals.begin(path, request, run, software(), summarise, force)
+        opened = journals.begin(path, request, run, _conditions(request), summarise, force)
         try:
             yield opened
         finally:
@@ -95,7 +95,7 @@ def resumed(path: Path) -> Iterator[Journal]:
 
     with locked(path):
         opened = journals.resume(path, summarise)
-        _require_same("its run began with", opened.software, software())
+        _require_same("its run began with", opened.software, _conditions(opened.request))
         for name, digest in opened.request.files.items():
             if sha256(Path(name)) != digest:
                 raise _changed(f"{shown_path(Path(name))} has changed since its run began")
@@ -365,6 +365,11 @@ def software() -> dict[str, str]:
         except PackageNotFoundError:
             versions[name] = ""
     return versions
+
+
+def _conditions(request: BenchRequest) -> dict[str, str]:
+    """What must stay as it is during a run: the versions and the machine, if that is the one that measures."""
+    return software() if request.cluster is None else {"ffncli": __version__}
 
 
 def sha256(path: Path) -> str:

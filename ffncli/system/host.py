@@ -75,14 +75,19 @@ def default_threads(root: Path = ROOT) -> int:
 def physical_cores(cpus: Iterable[int], root: Path = ROOT) -> int:
     """How many physical cores these CPUs have: hardware threads of one core count once."""
     cpus = tuple(cpus)
-    sibling_groups = set()
+    if sys.platform == "darwin" and (number := sysctl("hw.physicalcpu")).isdigit():
+        return min(int(number), len(cpus))
+    return max(1, len(core_groups(cpus, root)))
+
+
+def core_groups(cpus: Iterable[int], root: Path = ROOT) -> tuple[tuple[int, ...], ...]:
+    """These CPUs by physical core: hardware threads of one core are together."""
+    groups: dict[str, list[int]] = {}
     for cpu in cpus:
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
         siblings = text(topology / "core_cpus_list") or text(topology / "thread_siblings_list")
-        sibling_groups.add(siblings or f"cpu {cpu}")
-    if sys.platform == "darwin" and (number := sysctl("hw.physicalcpu")).isdigit():
-        return min(int(number), len(cpus))
-    return max(1, len(sibling_groups))
+        groups.setdefault(siblings or f"cpu {cpu}", []).append(cpu)
+    return tuple(map(tuple, groups.values()))
 
 
 def cpu_name(root: Path = ROOT) -> str:

@@ -53,6 +53,9 @@ def longer_command(request: BenchRequest, more_processes: bool = False) -> str:
         options["--max-time"] = f"{seconds:g}s" if seconds < 100 else f"{seconds / 60:.0f}m"
     source = request.asked.get("--source")
     words = [*([source] if source else []), *(word for pair in options.items() for word in _words(*pair))]
+    if (cluster := request.cluster) is not None:
+        words += ["--launcher", cluster.launcher, *(["--slots", str(cluster.slots)] if cluster.slots else [])]
+        words += [word for key, value in cluster.options.items() for word in ("--launcher-option", f"{key}={value}")]
     return f"ffn bench {shlex.join(words)}"
 
 

@@ -7,11 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ffncli.bench.request.build import build_request, require_gate
+from ffncli.bench.request.cluster import Cluster
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results.journal import Journal
 from ffncli.bench.results.row import ResultRow
+from ffncli.cli.bench.launcher_options import LauncherOptions
 from ffncli.cli.bench.options import FIRST_LOOK, GridOptions, MethodOptions, ResultOptions, asked
 from ffncli.cli.common.options import BenchSource, DimensionOptions, OutputOptions, TokenListOptions
 from ffncli.cli.common.plot_options import PlotOptions
@@ -21,6 +24,9 @@ from ffncli.run.user.time_limit import set_load_time
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
 from ffncli.system.packages import require_installed
+
+if TYPE_CHECKING:
+    from ffncli.bench.suite import Result
 
 
 @spread
@@ -32,6 +38,7 @@ def command(
     grid: GridOptions,
     method: MethodOptions,
     result: ResultOptions,
+    launcher: LauncherOptions,
     plot: PlotOptions,
     show: OutputOptions,
 ) -> None:
@@ -47,24 +54,27 @@ def command(
     set_load_time(method.load_time)  # of SOURCE; a worker has its parent to watch it load kernels
     options = asked([dimensions, tokens, grid, method], {"source": source})
     plot.check(show.force, show.out)
-    require_installed("torch", "numpy")  # before a word of where results go
+    path, cluster = result.resumed(), launcher.cluster()
+    if cluster is None and path is None:
+        require_installed("torch", "numpy")  # before a word of where results go
     if method.selftest:
+        if cluster is not None:
+            raise FFNError("--selftest contradicts --launcher", "it tests the benchmark on this machine")
         if plot.wanted:
             raise FFNError("--selftest has no sweep to plot", "leave out --plot and --plot-file")
         from ffncli.cli.bench.selftest import request_for, show_selftest
 
         show_selftest(request_for(grid.grid(source, dimensions, tokens), grid, method, result), output)
         return
-    path = result.resumed()
     if path is not None:
-        _resume(path, options, result, plot, output)
+        _resume(path, options, result, cluster, plot, output)
         return
     first_look = not options and result == ResultOptions()
     how = FIRST_LOOK if first_look else method.method()
     request, notes = build_request(
         grid.grid(source, dimensions, tokens), grid.kernel, grid.baseline, how,
         fail_if_slower=result.fail_if_slower, strict=result.strict, asked=options,
-        certificates=result.certificates(),
+        certificates=result.certificates(), cluster=cluster,
     )  # fmt: skip
     _require_plottable(plot, request)
     from ffncli.bench.suite import begun, default_path
@@ -88,8 +98,15 @@ def _require_plottable(plot: PlotOptions, request: BenchRequest) -> None:
     require_sweep(request.cases)
 
 
-def _resume(path: Path, options: dict[str, str], result: ResultOptions, plot: PlotOptions, output: Output) -> None:
-    """Go on; options that were given must be those that the run began with, but for what judges it."""
+def _resume(
+    path: Path,
+    options: dict[str, str],
+    result: ResultOptions,
+    cluster: Cluster | None,
+    plot: PlotOptions,
+    output: Output,
+) -> None:
+    """Go on; options that were given must be those that the run began with, but for its judgement and its machines."""
     from ffncli.bench.suite import resumed
 
     with resumed(path) as journal:
@@ -101,7 +118,12 @@ def _resume(path: Path, options: dict[str, str], result: ResultOptions, plot: Pl
                 name = "SOURCE" if option == "--source" else option
                 raise FFNError(f"{name} {value} cannot be resumed: {why}", "leave it out: --resume FILE is enough")
         gate = stored.fail_if_slower if result.fail_if_slower is None else result.fail_if_slower
-        request = replace(stored, fail_if_slower=gate, strict=stored.strict or result.strict)
+        if cluster is not None and stored.cluster is None:
+            raise FFNError("--launcher cannot be resumed: the run began on this machine", "leave it out")
+        if stored.cluster is None:
+            require_installed("torch", "numpy")
+        judged = replace(stored, fail_if_slower=gate, strict=stored.strict or result.strict)
+        request = journal.request = replace(judged, cluster=cluster or stored.cluster)
         require_gate(request)
         _require_plottable(plot, request)
         output.note(f"{journal.count} of {request.units} units are already finished")
@@ -115,13 +137,25 @@ def _measure(journal: Journal, request: BenchRequest, plot: PlotOptions, output:
     from ffncli.cli.bench.page import answer
     from ffncli.cli.bench.progress import unit_progress
 
-    with _kept(journal, request), unit_progress(request, journal.count, output) as shown:
-        finished = run(journal, shown.finished, watch=shown.at)
+    if request.cluster is not None:
+        finished = _measure_elsewhere(journal, request, output)
+    else:
+        with _kept(journal, request), unit_progress(request, journal.count, output) as shown:
+            finished = run(journal, shown.finished, watch=shown.at)
     judged = gated(finished.rows, request)
     page = answer(finished.rows, request, judged, journal.files, journal.spent)
     output.show(_with_plots(page, finished.rows, plot, output) if plot.wanted else page)
     if problem := failure(finished.rows, request, judged):
         raise problem
+
+
+def _measure_elsewhere(journal: Journal, request: BenchRequest, output: Output) -> Result:
+    """Run what is left on the machines of a launcher."""
+    from ffncli.bench.launchers.deal import run_on_cluster
+    from ffncli.cli.bench.cluster_progress import cluster_progress
+
+    with _kept(journal, request), cluster_progress(request, output) as shown:
+        return run_on_cluster(journal, shown)
 
 
 def _with_plots(page: Answer, rows: Sequence[ResultRow], plot: PlotOptions, output: Output) -> Answer:
