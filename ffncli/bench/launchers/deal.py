@@ -67,8 +67,11 @@ def run_in_slots(journal: Journal, slots: Slots, tell: Callable[[Dealt], None] =
             case = dealing.todo.popleft()
             dealing.submitted.add(case.key)
             slots.submit(case.key, task_of(journal.request, case))
-        for event in slots.events(_PATIENCE):
+        events = slots.events(_PATIENCE)
+        for event in events:
             dealing.take(event)
+        if events and not (dealing.todo and slots.free):  # else those that are free begin the next case at once
+            dealing.report()
     if dealing.refusal is not None:
         raise dealing.refusal
     return _finished(journal)
@@ -106,7 +109,6 @@ class _Dealing:
         match event:
             case Begun(case, place):
                 self.places[case] = place
-                self.report()
             case Answered(case, place, answer):
                 self._over(case)
                 self._answered(case, place, answer)
@@ -146,7 +148,6 @@ class _Dealing:
             return
         for unit, died_there in units:
             self.journal.add(unit, died_there)
-        self.report()
 
     def _lost(self, key: str, place: str, why: str) -> None:
         """Deal the case again; if that has happened too often, its rows say so."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,6 +18,7 @@ from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.system.packages import require_extra
 
 _MOST_FAILED_STARTS = 3  # in a row
+_ANSWER = 10.0  # s at most, until a cluster's port answers
 _RECOUNT = 2.0  # s between looks at which machines the cluster has
 
 
@@ -41,7 +44,7 @@ def ray_slots(cluster: Cluster, size: SlotSize) -> Iterator[RaySlots]:
     require_extra("ray", "ray")
     import ray  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
-    _connect(ray, cluster.options.get("address", "auto"))
+    _connect(ray, cluster.options.get("address") or os.environ.get("RAY_ADDRESS") or "auto")
     try:
         slots = RaySlots(ray, size, cluster.slots)
         slots.require_room()
@@ -51,18 +54,29 @@ def ray_slots(cluster: Cluster, size: SlotSize) -> Iterator[RaySlots]:
 
 
 def _connect(ray: Any, address: str) -> None:
+    """Join the cluster. Raises FFNError (exit 3) if nothing answers there: Ray would try for ten minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal():
+        try:
+            socket.create_connection((host.removeprefix("ray://").strip("[]"), int(port)), _ANSWER).close()
+        except (OSError, OverflowError) as error:
+            raise _no_cluster(address) from error
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error", include_dashboard=None)
     except ConnectionError as error:
-        why = "there is no Ray cluster" if address == "auto" else f"no Ray cluster answers at {shown(address)}"
-        hint = "start one (ray start --head), or name one: --launcher-option address=HOST:6379"
-        raise FFNError(why, hint, ExitCode.ENVIRONMENT) from error
+        raise _no_cluster(address) from error
     except (RuntimeError, ValueError) as error:  # another version of Ray or of Python; not an address
         text = " ".join(str(error).split())[:200]
         raise FFNError(f"cannot use the Ray cluster: {text}", code=ExitCode.ENVIRONMENT) from error
     finally:
         signal.signal(signal.SIGTERM, before)  # Ray's handler would skip ours
+
+
+def _no_cluster(address: str) -> FFNError:
+    why = "there is no Ray cluster" if address == "auto" else f"no Ray cluster answers at {shown(address)}"
+    hint = "start one (ray start --head), or name one: --launcher-option address=HOST:6379"
+    return FFNError(why, hint, ExitCode.ENVIRONMENT)
 
 
 @dataclass(frozen=True)
@@ -139,7 +153,7 @@ class RaySlots:
             return Refused(case, actor.place, _last_line(error))
         except self.ray.exceptions.RayError as error:
             self.ray.kill(actor.handle)
-            return Lost(case, actor.place, _first_line(error))
+            return Lost(case, actor.place, f"its machine or its process has ended ({type(error).__name__})")
         self._idle.append(actor)
         return Answered(case, actor.place, str(answer))
 
@@ -195,10 +209,6 @@ class RaySlots:
         self._started += 1
         handle = actor.remote()
         self._starting[handle.host.remote()] = _Actor(handle, self._started, node)
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _last_line(error: BaseException) -> str:

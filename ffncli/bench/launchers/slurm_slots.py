@@ -34,7 +34,7 @@ def slurm_slots(cluster: Cluster, size: SlotSize, seconds: float, logs: Path) ->
         why = f"--launcher-option cluster: unknown value {shown(where)}"
         raise FFNError(why, f"use one of {', '.join(_CLUSTERS)}")
     try:
-        executor = submitit.AutoExecutor(folder=logs.absolute() / "%j", cluster=where)
+        executor = submitit.AutoExecutor(folder=logs.absolute(), cluster=where)
     except RuntimeError:
         hint = "run it where sbatch works, or try it on this machine: --launcher-option cluster=local"
         raise FFNError("SLURM is not here: there is no srun", hint, ExitCode.ENVIRONMENT) from None
