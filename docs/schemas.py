@@ -33,9 +33,9 @@ SAMPLES = {
         "8x16:swiglu --experts 4 --explain route[0,0] --depth 2",
     ],
     "params": [
-        "gpt2", "mixtral-8x7b --tokens 1,32", "deepseek-v3 --tp 8 --ridge 100", "gpt2 --sweep d_ff=1x,2x",
-        "gpt2 --iso-params", "./my-model", "4x8:relu", "./edited", "./unknown", "t5-v1.1-xxl",
-        "gpt2 --ridge h100,apple-m1", "--ridge list", "tables.json",
+        "gpt2", "mixtral-8x7b --tokens 1,32", "deepseek-v3 --tp 8 --ridge 100", "mixtral-8x7b --ep 4",
+        "gpt2 --sweep d_ff=1x,2x", "gpt2 --iso-params", "./my-model", "4x8:relu", "./edited", "./unknown",
+        "t5-v1.1-xxl", "gpt2 --ridge h100,apple-m1", "--ridge list", "tables.json",
     ],
     "activations": [
         "gelu relu", "gelu_tanh --against gelu", "gelu --rounding --dtype bf16", "swiglu swiglu_oai --iso-params",
@@ -152,7 +152,9 @@ def schema_of(command: str, answers: list[Any]) -> dict[str, Any]:
 
 def meanings(command: str) -> dict[str, list[str]]:
     """Key → its meanings in the tables of the command's section of docs/json.md."""
-    section = {"models": "(?:params|models)"}.get(command, command)  # the same rows, and what the catalog adds
+    section = {"models": "(?:params|models)", "merge": "(?:bench|merge)"}.get(
+        command, command
+    )  # the same rows, and more
     sections = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", (DOCS / "json.md").read_text("utf-8"), re.M | re.S)
     found: dict[str, list[str]] = {}
     for keys, meaning in re.findall(r"^\| ([^|]+) \| (.+) \|$", "".join(sections), re.M):

@@ -25,6 +25,7 @@ _WHERE = {
     "count": ("ffncli.run.user.count", "count"),
     "explain": ("ffncli.run.topics.call", "explain"),
     "load": ("ffncli.run.user.load", "load"),
+    "merge": ("ffncli.bench.results.merge", "merge"),
     "read_results": ("ffncli.bench.results.csv_file", "read_results"),
     "steps": ("ffncli.block.recipe", "steps"),
     "survey": ("ffncli.run.trace.call", "survey"),
@@ -43,6 +44,7 @@ __all__ = [
     "count",
     "explain",
     "load",
+    "merge",
     "read_results",
     "steps",
     "survey",
@@ -53,6 +55,7 @@ __all__ = [
 if TYPE_CHECKING:
     from ffncli.bench.benchmark import benchmark
     from ffncli.bench.results.csv_file import read_results
+    from ffncli.bench.results.merge import merge
     from ffncli.block.analysis.facts import activation
     from ffncli.block.cost import cost
     from ffncli.block.recipe import FFNSpec, MoE, steps

@@ -156,10 +156,11 @@ def worker(
     command: Sequence[str] = WORKER,
     directory: str | None = None,
     printed: PrintedBytes | None = None,
+    more: Mapping[str, str] | None = None,
 ) -> Iterator[Worker]:
-    """A worker at that job, in that directory (default: ours). On any exit from the block, the worker and everything it
-    started are killed. What it prints appears on stderr, as much as `printed` allows. Raises OSError if it cannot be
-    started."""
+    """A worker at that job, in that directory (default: ours), with `more` variables. On any exit from the
+    block, the worker and everything it started are killed. What it prints appears on stderr, as much as `printed`
+    allows. Raises OSError if it cannot be started."""
     printed = printed or PrintedBytes()
     ours, theirs = socket.socketpair()
     reports, referees = socket.socketpair()
@@ -174,7 +175,7 @@ def worker(
             try:
                 with theirs, referees:
                     numbers = (theirs.fileno(), referees.fileno(), memory)
-                    process = _process(job, threads, command, directory, numbers, output)
+                    process = _process(job, threads, command, directory, numbers, output, more or {})
                 with Connection(ours.detach()) as connection, Connection(reports.detach()) as line:
                     with suppress(OSError):  # already gone: its exit code shows why
                         connection.send(job)
@@ -196,12 +197,19 @@ def labels(job: Job) -> tuple[str, ...]:
 
 
 def _process(
-    job: Job, threads: int, command: Sequence[str], directory: str | None, numbers: tuple[int, int, int], output: int
+    job: Job,
+    threads: int,
+    command: Sequence[str],
+    directory: str | None,
+    numbers: tuple[int, int, int],
+    output: int,
+    more: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
     """The process, which has the two lines and the memory of its activity under these numbers."""
+    gpu = any(case.device != "cpu" for case in job.cases)
     return subprocess.Popen(
         [*command, *map(str, numbers)],
-        env=environment(threads, job.method.allocator, gpu=any(case.device != "cpu" for case in job.cases)),
+        env={**environment(threads, job.method.allocator, gpu=gpu), **more},
         cwd=directory,
         stdin=subprocess.DEVNULL,
         stdout=output,

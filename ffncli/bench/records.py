@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, TypeAlias
 
+from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import MAX_SIZE, FFNSpec
 from ffncli.kernels.choice import KernelChoice
 from ffncli.models.files.json_records import Count, Form, Positive, Range
@@ -37,7 +38,9 @@ FIRST_CALL = 5  # times the limit of a call, for building a kernel and its first
 TWIN = "(aa)"  # the baseline once more, with buffers of its own
 ANCHOR = "(anchor)"  # torch-free work: a numpy GEMM and a memory copy
 GEMM = "(gemm)"  # the bare matrix products of the same shapes, in torch
-OWN_ARMS = (TWIN, ANCHOR, GEMM)
+COLLECTIVES = "(collectives)"  # over ranks: what a block sends, of the same tensors, without its computing
+OWN_ARMS = (TWIN, ANCHOR, GEMM, COLLECTIVES)
+COMPUTE = " (compute)"  # over ranks: the end of the name of an arm which is a kernel without its collectives
 
 NO_GRAPHS = "no CUDA graphs, as "  # the start of a note: the case could have been replayed, and was not
 
@@ -58,6 +61,8 @@ class Case:
     `routing` is how a mixture's tokens are spread over its experts: `uniform`, `zipf:1.2` or a saved trace; empty: as
     the router happens to choose. `input` is a file of real x; empty: normal random numbers. Of both files there is the
     sha256.
+
+    `ranks` is how the block is split over processes; `threads` is the number of each of them.
     """
 
     source: str
@@ -73,13 +78,19 @@ class Case:
     input: str = ""
     routing_sha256: str = ""
     input_sha256: str = ""
+    ranks: Ranks = field(default_factory=Ranks)
 
     @property
     def key(self) -> str:
         """The case's name, unique in a grid: `512x2048:swiglu, 32 tokens, fp32, forward, warm, cpu, 2 threads`."""
         threads = f"{self.threads} {plural('thread', self.threads)}"
         parts = (self.label, f"{self.tokens} tokens", self.dtype, self.passes, self.cache, self.device, threads)
-        return ", ".join((*parts, *self.data))
+        return ", ".join((*parts, *([str(self.ranks)] if self.ranks.world_size > 1 else []), *self.data))
+
+    @property
+    def of_rank(self) -> Case:
+        """What one rank is given: all tokens, or with expert parallelism those of its place on that dimension."""
+        return self if self.ranks.ep == 1 else replace(self, tokens=self.tokens // self.ranks.ep)
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -148,6 +159,11 @@ class Job:
     def gone_in(self, case: Case) -> dict[str, Outcome]:
         """The outcomes of the kernels that have ended a worker in this case."""
         return {outcome.kernel: outcome for key, outcome in self.gone if key == case.key}
+
+    @property
+    def ranks(self) -> Ranks:
+        """Over how many ranks the blocks of all its cases are split."""
+        return self.cases[0].ranks if self.cases else Ranks()
 
     @property
     def wanted_baseline(self) -> str:

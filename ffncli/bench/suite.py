@@ -15,19 +15,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from ffncli.bench.conditions import changed, conditions, require_same, sha256
 from ffncli.bench.judge.agreement import agreed
 from ffncli.bench.judge.limits import LOST, Excess, WorkerLimits, memory_limit
 from ffncli.bench.launch import WORKER, Worker, worker
+from ffncli.bench.rank_launches import RankLaunches
 from ffncli.bench.records import NO_GRAPHS, Case, Doing, Job, Outcome, Stage, Status, TimedUnit, not_captured
 from ffncli.bench.request.grid import BenchRequest
+from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results import journal as journals
+from ffncli.bench.results.grid_file import grid_bytes, whole_grid
 from ffncli.bench.results.journal import Journal, locked
 from ffncli.bench.results.row import ResultRow
 from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
 from ffncli.system.child import KILLED, ending
 from ffncli.system.child_output import PrintedBytes
-from ffncli.system.files import results_folder, sha256_of
-from ffncli.version import __version__
+from ffncli.system.files import results_folder
 
 # Seconds between looks at a silent worker. A look takes a core for a moment, so there are few while blocks are timed;
 # before, memory may grow by a gigabyte a second.
@@ -54,9 +57,9 @@ class Result:
     rounds: Path
 
 
-def default_path() -> Path:
+def default_path(part: GridPart | None = None) -> Path:
     """`benchmarks/results/20261122T060338Z-host.csv` in a checkout that has this folder, else in the user's state
-    folder, which is created. Raises FFNError if that fails."""
+    folder, which is created; of a part `...-host-3of8.csv`. Raises FFNError if that fails."""
     import platform
     import re
 
@@ -67,24 +70,28 @@ def default_path() -> Path:
         why = f"cannot create {shown_path(folder)}: {error.strerror}"
         raise FFNError(why, "name a file: --save FILE.csv", ExitCode.ENVIRONMENT) from None
     host = re.sub(r"[^\w-]+", "-", platform.node())[:40].strip("-") or "host"
-    return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{host}.csv"
+    which = "" if part is None else f"-{part.index}of{part.count}"
+    return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{host}{which}.csv"
 
 
 @contextmanager
-def begun(path: Path, request: BenchRequest, force: bool = False) -> Iterator[Journal]:
-    """A new run into `path`, locked. Raises FFNError, before anything is measured, if it cannot be written."""
+def begun(path: Path, request: BenchRequest, force: bool = False, part: GridPart | None = None) -> Iterator[Journal]:
+    """A new run into `path`, locked, of a part of the cases or of all. Raises FFNError if it cannot be written."""
     import secrets
 
     from ffncli.bench.judge.summary import summarise
 
     now = datetime.now(UTC)
     run = {"run_id": f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}", "started_utc": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
+    grid = None if part is None else whole_grid(request, part.count)
+    mine = request if grid is None or part is None else grid.request_of(part)
     with locked(path):
-        opened = journals.begin(path, request, run, _conditions(request), summarise, force)
+        stored = None if grid is None else grid_bytes(grid)
+        opened = journals.begin(path, mine, run, conditions(mine.cluster is None), summarise, force, stored)
         try:
             yield opened
         finally:
-            if not opened.count:
+            if not opened.count and mine.cases:
                 opened.discard()
 
 
@@ -95,10 +102,10 @@ def resumed(path: Path) -> Iterator[Journal]:
 
     with locked(path):
         opened = journals.resume(path, summarise)
-        _require_same("its run began with", opened.software, _conditions(opened.request))
+        require_same("its run began with", opened.software, conditions(opened.request.cluster is None))
         for name, digest in opened.request.files.items():
             if sha256(Path(name)) != digest:
-                raise _changed(f"{shown_path(Path(name))} has changed since its run began")
+                raise changed(f"{shown_path(Path(name))} has changed since its run began")
         yield opened
 
 
@@ -109,14 +116,16 @@ def run(
     *,
     watch: Watch = lambda stage, seconds: None,
     now: Callable[[], float] = time.monotonic,
+    launches: RankLaunches | None = None,
 ) -> Result:
     """Run everything unfinished, processes outermost; the journal is deleted when all is finished.
 
-    Raises FFNError (exit 3) if the disk is full or a worker cannot start; finished units are kept.
+    `launches` start the workers of the other ranks, if the blocks are split over any. Raises FFNError (exit 3) if the
+    disk is full, a worker cannot start or a rank is lost; finished units are kept.
     """
     request = journal.request
     most = memory_limit(request.method)
-    running = _Running(journal, _environments(journal), _gone(journal), {}, tell, watch, now, command, most)
+    running = _Running(journal, _environments(journal), _gone(journal), {}, tell, watch, now, command, most, launches)
     for process in range(request.method.processes):
         for (_, threads), group in _places(request.cases):
             while todo := tuple(case for case in group if not journal.done(process, case.key)):
@@ -138,11 +147,14 @@ class _Running:
     now: Callable[[], float]
     command: Sequence[str]
     most_memory: int | None
+    launches: RankLaunches | None
     printed: PrintedBytes = field(default_factory=PrintedBytes)
 
     def lost(self, process: int, stage: Stage, excess: Excess) -> None:
         """A kernel has ended its worker: it is not run again in these cases. If none is to blame, the case is over."""
         kernel = excess.kernel
+        if self.launches is not None:
+            raise _rank_lost(stage, excess)
         if not kernel or (stage.case.key, kernel) in self.gone:
             unit = _dead(self.journal, process, stage.case, kernel or None, excess.outcome)
             self.journal.add(unit, died=True)
@@ -180,7 +192,7 @@ def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...])
     out = tuple((case, outcome) for (case, _), outcome in running.gone.items())
     plain = tuple({**_plain(running.journal), **running.plain}.items())
     job = Job(process, todo, request.kernels, request.baseline, request.method, out, plain)
-    with _started(job, threads, running.command, request.directory, running.printed) as busy:
+    with _started(running, job, threads, request.directory) as busy:
         served = _Served(running, process, busy, {case.key: case for case in todo}, dict(plain), running.now())
         for message in _messages(busy, served):
             if served.hear(message):
@@ -250,7 +262,12 @@ class _Served:
             case ("spoiled", str(arm), str(why)) if self.stage is not None and self.stage.case.key not in self.plain:
                 self.running.spoiled(self.stage.case, arm, clean(why)[:_LONGEST_NOTE])
                 return True
+            case ("broke", str(kernel), str(why)) if self.stage is not None:
+                self._broke(kernel, why)
+                return True
             case ("refused", str(text), str(hint), int(code)):
+                if self.running.launches is not None and self.stage is not None:
+                    return self._heard_from_others(FFNError(text, hint, ExitCode(code)))
                 raise FFNError(text, hint, ExitCode(code))
             case ("finished",):
                 if self.finished < len(self.known):
@@ -259,6 +276,22 @@ class _Served:
             case _:
                 raise _failed(f"unexpected message from a worker: {shown(message)}")
         return False
+
+    def _broke(self, kernel: str, why: str) -> None:
+        """A kernel raised on one rank while all were timing it: it is not run again in this case."""
+        assert self.stage is not None
+        self.running.gone[self.stage.case.key, kernel] = Outcome(kernel, "failed", LOST + clean(why)[:_LONGEST_NOTE])
+
+    def _heard_from_others(self, error: FFNError) -> bool:
+        """Rank 0's worker ended because of another: True if a kernel broke there. Raises the error, and what that rank
+        says of it."""
+        words = self.running.launches.words() if self.running.launches else {}
+        for rank, (kernel, why) in words.items():
+            if kernel in self.running.journal.request.names:
+                self._broke(kernel, f"saw it raise on rank {rank}: {why}")
+                return True
+        more = "; ".join(f"rank {rank}: {why}" for rank, (_, why) in words.items() if why)
+        raise FFNError(error.message, "; ".join(filter(None, (error.hint, more))), error.code)
 
     def excess(self, look: bool) -> Excess | None:
         """What it takes too much of, if anything. Its memory is read on a `look`, and at each stage before timing."""
@@ -282,7 +315,7 @@ class _Served:
         if running.journal.request.method.refereed_apart(case):
             unit = agreed(unit, self.busy.report(case.key))
         before = running.before.get((case.device, case.threads), {})
-        _require_same("its run began with", before, unit.environment)
+        require_same("its run began with", before, unit.environment)
         running.journal.add(unit)
         self._enter(None)
         self.finished += 1
@@ -290,15 +323,18 @@ class _Served:
 
 
 @contextmanager
-def _started(
-    job: Job, threads: int, command: Sequence[str], directory: str | None, printed: PrintedBytes
-) -> Iterator[Worker]:
+def _started(running: _Running, job: Job, threads: int, directory: str | None) -> Iterator[Worker]:
     """A worker, in the directory where the run began. Raises FFNError (exit 3) if that is gone."""
     if directory is not None and not Path(directory).is_dir():
         why = f"the run began in {shown_path(Path(directory))}, which is gone"
         raise FFNError(why, "start again: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)
-    with worker(job, threads, command, directory, printed) as busy:
-        yield busy
+    more = running.launches.begin(job, threads) if running.launches else None
+    try:
+        with worker(job, threads, running.command, directory, running.printed, more) as busy:
+            yield busy
+    finally:
+        if running.launches:
+            running.launches.over()
 
 
 def _messages(busy: Worker, served: _Served) -> Iterator[tuple[Any, ...] | None]:
@@ -309,6 +345,12 @@ def _messages(busy: Worker, served: _Served) -> Iterator[tuple[Any, ...] | None]
         except _LINE_OVER:
             return
         yield message
+
+
+def _rank_lost(stage: Stage, excess: Excess) -> FFNError:
+    """Where a worker of several ranks is lost, nobody knows whose fault it is: no kernel is blamed, the run ends."""
+    what = f"{stage.doing} {excess.kernel}".strip()
+    return FFNError(f"{excess.outcome.note}, on rank 0 while {what}", code=ExitCode.ENVIRONMENT)
 
 
 def _failed(text: str) -> FFNError:
@@ -348,51 +390,8 @@ def _dead(journal: Journal, process: int, case: Case, kernel: str | None, outcom
     return TimedUnit(process, case.key, request.baseline, case.cache, outcomes, (), environment=environment)
 
 
-# --- the same conditions ----------------------------------------------------------------------------------------------
-
-
-def software() -> dict[str, str]:
-    """The machine and the versions, as far as they are known without torch."""
-    import platform
-    from importlib.metadata import PackageNotFoundError, version
-
-    from ffncli.system.host import cpu_name
-
-    versions = {"ffncli": __version__, "python": platform.python_version(), "host": platform.node(), "cpu": cpu_name()}
-    for name in ("torch", "numpy"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = ""
-    return versions
-
-
-def _conditions(request: BenchRequest) -> dict[str, str]:
-    """What must stay as it is during a run: the versions and the machine, if that is the one that measures."""
-    return software() if request.cluster is None else {"ffncli": __version__}
-
-
-def sha256(path: Path) -> str:
-    """The file's SHA-256; empty if it cannot be read."""
-    try:
-        return sha256_of(path)
-    except (OSError, ValueError):
-        return ""
-
-
 def _environments(journal: Journal) -> dict[tuple[str, int], Mapping[str, str]]:
     """The environments of the finished units, by device and threads."""
     cases = {case.key: case for case in journal.request.cases}
     kept = itertools.chain.from_iterable(units.values() for units in journal.units.values())
     return {(c.device, c.threads): k.unit.environment for k in kept if (c := cases[k.unit.case]) and k.unit.environment}
-
-
-def _require_same(when: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raises FFNError if the machine or a version has changed; one run has one environment."""
-    for name in before.keys() & now.keys():
-        if before[name] != now[name]:
-            raise _changed(f"{name} is {shown(now[name])}, {when} {shown(before[name])}")
-
-
-def _changed(text: str) -> FFNError:
-    return FFNError(f"cannot continue: {text}", "start again: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)

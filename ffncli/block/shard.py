@@ -1,9 +1,13 @@
-"""Tensor parallelism as a reading of the steps: split every axis named d_ff over n ranks.
+"""A block over ranks, read off its steps: tensor parallelism splits every d_ff, expert parallelism the experts.
 
 gate and up become column-parallel (their outputs are split) and down row-parallel (its inputs are split), so that its
 output is a partial sum; the bias of a row-split Linear stays on rank 0 alone, so that the sum has it once. A partial
 sum passes through Add and Multiply where possible, and is reduced where a step needs the full sum: one AllReduce per
 block (Shoeybi et al. 2019, arXiv:1909.08053); a norm on the output of every expert needs one in their program.
+
+Expert parallelism (Lepikhin et al. 2020, arXiv:2006.16668) gives each rank whole experts and its own share of the
+tokens: a row goes to the ranks of its experts (dispatch) and the results come back (combine), an all-to-all each.
+Everything else is copied, and works on the rank's own tokens: experts that every token goes to, identity experts too.
 """
 
 from __future__ import annotations
@@ -11,15 +15,53 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ffncli.block.ranks import Ranks
 from ffncli.block.steps import Add, AllReduce, Axis, Experts, Linear, Multiply, Norm, Op, Step
 from ffncli.errors import FFNError
 
 CONVENTIONS: Mapping[str, str] = {
     "ring_all_reduce_bytes": "sent by each rank: 2 (n - 1) / n × d_model values per token and reduction, in the"
     " activations' dtype",
+    "all_to_all_bytes": "sent by each rank per token that it enters: top_k × (n - 1) / n rows of the experts' width to"
+    " the ranks of the chosen experts (dispatch) and as many results back (combine), in the activations' dtype, where"
+    " every expert is equally likely and each choice is a row",
     "all_gather_bytes": "sent by each rank where every rank sends its partial sum to every other: (n - 1) × d_model"
     " values per token and reduction",
 }
+
+
+def rank_steps(steps: Sequence[Step], rank: int, ranks: Ranks) -> tuple[Step, ...]:
+    """The steps that rank `rank` of the grid runs: its part of every d_ff, of its own experts.
+
+    Raises FFNError as `shard` and `shard_experts` do.
+    """
+    if not 0 <= rank < ranks.world_size:
+        raise FFNError(f"rank must be from 0 to {ranks.world_size - 1}, got {rank}")
+    expert_place, tensor_place = ranks.place(rank)
+    return shard(shard_experts(steps, expert_place, ranks.ep), tensor_place, ranks.tp)
+
+
+def shard_experts(steps: Sequence[Step], rank: int, ranks: int) -> tuple[Step, ...]:
+    """The steps that rank `rank` of `ranks` runs under expert parallelism; names stay.
+
+    Raises FFNError for a block without experts, and if `ranks` does not divide them.
+    """
+    if ranks == 1:
+        return tuple(steps)
+    if not any(map(_routed, steps)):
+        raise FFNError("the block has no experts to split over ranks")
+    return tuple(_own_experts(step, rank, ranks) if _routed(step) else step for step in steps)
+
+
+def _routed(step: Step) -> bool:
+    """Whether its tokens are sent to the ranks of its experts."""
+    return isinstance(step.op, Experts) and not step.op.always
+
+
+def _own_experts(step: Step, rank: int, ranks: int) -> Step:
+    assert isinstance(step.op, Experts)
+    own = _part(step.op.experts, ranks, "experts")
+    return replace(step, op=replace(step.op, experts=own, first=rank * own.size, ranks=ranks))
 
 
 def shard(steps: Sequence[Step], rank: int, ranks: int, axis: str = "d_ff") -> tuple[Step, ...]:

@@ -153,7 +153,8 @@ class Experts(Op):
     Inputs are (x, route). `weigh` says whether the route's weight multiplies the expert's output or its input (Llama
     4). The route has `identity` further entries, for experts that return the token unchanged (LongCat-Flash). `common`
     names the program's norms whose weights are the same for all experts (Muse-Spark). Experts that are `always` taken
-    have the route's last entries, as many as they are (Inkling's shared experts).
+    have the route's last entries, as many as they are (Inkling's shared experts). Where the
+    experts are split over `ranks` ranks, these are one rank's, from number `first` on (`shard.shard_experts`).
     """
 
     program: tuple[Step, ...]
@@ -162,11 +163,13 @@ class Experts(Op):
     identity: int = 0
     common: tuple[str, ...] = ()
     always: bool = False
+    first: int = 0
+    ranks: int = 1
 
     @property
     def entries(self) -> slice:
         """Which entries of the route are these experts'."""
-        return slice(-self.experts.size, None) if self.always else slice(self.experts.size)
+        return slice(-self.experts.size, None) if self.always else slice(self.first, self.first + self.experts.size)
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
         """The program's parameters under their names in it ("up.weight"); each has a leading experts axis, but those of
@@ -193,6 +196,7 @@ class Experts(Op):
         x, route = inputs
         rest = f", the last {self.identity} are identities" if self.identity else ""
         rest += f", the last {self.experts.size} of {route}" if self.always else ""
+        rest += f", e from {self.first} to {self.first + self.experts.size - 1}" if self.ranks > 1 else ""
         if self.weigh == "input":
             return f"Σ expert_e({route}[e] · {x}){rest}"
         return f"Σ {route}[e] · expert_e({x}){rest}"

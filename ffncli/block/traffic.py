@@ -34,7 +34,7 @@ from ffncli.errors import FFNError, shown
 
 CONVENTIONS: Mapping[str, str] = {
     "weight_bytes_read": "every weight once; of E experts, the E · (1 - (1 - top_k/E)^tokens) that uniform routing is"
-    " expected to touch",
+    " expected to touch; over n expert-parallel ranks one n-th of those that n times the tokens touch",
     "activation_bytes": "unfused: every step's inputs read and output written, norm and residual too, the steps of"
     " elementwise_flops; fused: the block's inputs and output",
     "flops_per_byte": "matmul FLOPs over weight and activation bytes",
@@ -90,6 +90,11 @@ def experts_touched(experts: int, top_k: int, tokens: int) -> float:
     return -experts * expm1(tokens * log1p(-top_k / experts))
 
 
+def own_experts_touched(own: int, top_k: int, tokens: int, ranks: int) -> float:
+    """How many of a rank's `own` experts are expected to be chosen, if each of `ranks` ranks enters `tokens` tokens."""
+    return experts_touched(own * ranks, top_k, tokens * ranks) / ranks
+
+
 def tokens_at(flops_per_byte: float, measure: Callable[[int], Traffic], fused: bool = False) -> int | None:
     """The least number of tokens whose traffic, `measure(tokens)`, has at least this intensity; None if none has.
 
@@ -123,7 +128,10 @@ def _weight_bytes_read(body: Sequence[Step], dtype: DType, tokens: int, touched:
         read = sum(sizes.values())
         if isinstance(step.op, Experts) and not step.op.always:
             experts = step.op.experts.size
-            expected = experts_touched(experts, taken[step.output], tokens) if touched is None else touched
+            if touched is None:
+                expected = own_experts_touched(experts, taken[step.output], tokens, step.op.ranks)
+            else:
+                expected = touched
             common = sum(size for name, size in sizes.items() if step.op.is_common(name))
             read = common + round((read - common) * expected / experts)
         total += read

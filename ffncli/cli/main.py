@@ -8,9 +8,15 @@ import signal
 import sys
 from collections.abc import Collection
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ffncli.errors import ExitCode, FFNError, Terminated, did_you_mean
+
+if TYPE_CHECKING:
+    from ffncli.run.ranks.environment import Place
+
+OVER_RANKS = ("verify", "trace", "bench")  # under torchrun rank 0 runs the other commands alone
+_place: Place | None = None  # this process's among the ranks, under torchrun
 
 # name → (module with a function `command`, the line that `ffn --help` and the README show)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -24,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "verify": ("ffncli.cli.verify.command", "Prove that ways of computing a block agree."),
     "bench": ("ffncli.cli.bench.command", "Verify, then time kernels: ratios that anyone can reproduce."),
+    "merge": ("ffncli.cli.merge.command", "Merge results of ffn bench, such as the parts of a grid."),
     "models": ("ffncli.cli.models", "List the known models, with their sources."),
     "compare": ("ffncli.cli.compare.command", "Compare two results of ffn bench, or two saved traces."),
     "doctor": ("ffncli.cli.doctor", "Show what this machine can do, and how noisy it is."),
@@ -47,7 +54,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
     try:
         with limited_loading():
-            code = _run(args)
+            code = _run(args) if _takes_part(args) else ExitCode.OK
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has closed the pipe
         _discard_output()
@@ -57,12 +64,43 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         print_error("interrupted")
         code = ExitCode.INTERRUPTED
+    except Terminated:
+        if _place is None:
+            raise
+        code = ExitCode.TERMINATED
     if arguments is None:
         gc.freeze()  # or the interpreter scans everything once more at exit: 10 % of `ffn params`
     _leave(int(code))
 
 
+def _takes_part(args: list[str]) -> bool:
+    """Whether this process runs the command: every rank, or rank 0 alone where the command is not split."""
+    global _place
+    _place = None
+    from ffncli.run.ranks.environment import torchrun
+    from ffncli.run.ranks.process import follow
+
+    _place = torchrun()
+    if _place is not None:
+        follow(_place)
+    return _place is None or _place.first or _asked_for(args) in OVER_RANKS
+
+
 def _run(args: list[str]) -> int:
+    """Run the command, in as many processes as its split needs."""
+    try:
+        return _run_here(args)
+    except FFNError as error:
+        from ffncli.run.ranks.environment import RanksNeeded
+
+        if not isinstance(error, RanksNeeded):
+            raise
+        from ffncli.run.ranks.launcher import run_ranks
+
+        return run_ranks(error.ranks.world_size, (sys.executable, "-m", "ffncli", *args))
+
+
+def _run_here(args: list[str]) -> int:
     if "_FFN_COMPLETE" in os.environ and (code := _complete()) is not None:
         return code
     import typer
@@ -147,10 +185,15 @@ def _asked_for(args: list[str]) -> str | None:
 
 
 def print_error(text: str) -> None:
-    """One line on stderr; its module is loaded only when needed."""
+    """One line on stderr, of one rank alone; its modules are loaded only when needed."""
     from ffncli.show import output
 
-    output.print_error(text)
+    if _place is not None:
+        from ffncli.run.ranks.process import error_line
+
+        text = error_line(_place, text) or ""
+    if text:
+        output.print_error(text)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -248,6 +291,10 @@ def _leave(code: int) -> NoReturn:
         sys.stdout.flush()
     except (OSError, ValueError):
         _discard_output()
+    if _place is not None:
+        from ffncli.run.ranks.process import leave
+
+        leave(code)
     sys.exit(code)
 
 

@@ -20,6 +20,7 @@ BUILT_IN: Mapping[str, str] = {
 }
 COMPILING = ("compiled", "triton_act")  # take seconds to minutes before their first answer: run only when named
 BY_DEFAULT = tuple(name for name in BUILT_IN if name not in COMPILING)  # timed when no kernel is named
+OVER_RANKS = ("dtensor",)  # of blocks that are split over ranks alone: `ffn bench --tp N` has them
 ALIASES: Mapping[str, str] = {"conv": "conv1x1"}  # former names
 
 
@@ -37,6 +38,8 @@ def unknown_kernel(name: str) -> FFNError:
 def built_in(name: str) -> Kernel:
     """The kernel of that name; its module is imported now. Raises FFNError for an unknown one."""
     name = full_name(name)
+    if name in OVER_RANKS:
+        raise FFNError(f"--kernel: {name} computes blocks that are split over ranks", "time it: ffn bench --tp N")
     if name not in BUILT_IN:
         raise unknown_kernel(name)
     import_module(BUILT_IN[name])

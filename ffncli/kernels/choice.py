@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ffncli.errors import FFNError, shown
-from ffncli.kernels import BUILT_IN, full_name, unknown_kernel
+from ffncli.kernels import BUILT_IN, OVER_RANKS, full_name, unknown_kernel
 
 _FORM = re.compile(r"(?:(?P<label>[^=:/]+)=)?(?:slowed:(?P<factor>[^:]*):)?(?P<kernel>.*)", re.DOTALL)
 _FILE = re.compile(r"(?:(?P<ref>[^:\n-][^:\n]*):)?(?P<path>[^:\n]+\.py)(?::(?P<attribute>\w+))?")
@@ -90,7 +90,7 @@ def parse(text: str) -> KernelChoice:
         if not file:
             raise FFNError(f"--kernel: {shown(text)} is not a kernel", "write it as file.py:name or label=file.py:name")
         kernel, attribute, ref = file.group("path", "attribute", "ref")
-    elif full_name(kernel) not in BUILT_IN or (label and factor is None):
+    elif full_name(kernel) not in (*BUILT_IN, *OVER_RANKS) or (label and factor is None):
         raise unknown_kernel(text if factor is None else kernel)
     else:
         kernel = full_name(kernel)

@@ -31,13 +31,22 @@ def settle() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what a kernel prints is not lost where it ends the process
     if sys.platform == "linux":
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what it starts stays below it: seen, counted and ended with it
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def end_with_parent() -> None:
+    """From now on this process is killed when its parent ends; on Linux, which alone can do so."""
+    if sys.platform == "linux":
         parent = os.getppid()
-        prctl = ctypes.CDLL(None, use_errno=True).prctl
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what it starts stays below it: seen, counted and ended with it
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before we asked to be told
             os._exit(0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _prctl(what: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(what, value, 0, 0, 0)
 
 
 def require_original(pid: int) -> None:

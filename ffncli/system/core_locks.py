@@ -12,12 +12,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ffncli.errors import ExitCode, FFNError
-from ffncli.system.host import affinity, core_groups
+from ffncli.system.host import affinity, one_cpu_per_core
 
 
 @contextmanager
 def locked_cores(count: int, folder: Path | None = None) -> Iterator[tuple[int, ...]]:
-    """Run on `count` physical cores (all, if there are not more) that nobody else has locked; the CPUs of them.
+    """Run on `count` physical cores (all, if there are not more) that nobody else has locked; one CPU of each.
 
     The children inherit the restriction. Where the system cannot restrict a process, nothing is locked. Raises FFNError
     (exit 3) if too few cores are free.
@@ -26,10 +26,10 @@ def locked_cores(count: int, folder: Path | None = None) -> Iterator[tuple[int, 
     if not hasattr(os, "sched_setaffinity"):
         yield allowed
         return
-    groups = core_groups(allowed)
-    needed = min(count, len(groups))
+    firsts = one_cpu_per_core(allowed)
+    needed = min(count, len(firsts))
     with ExitStack() as locks:
-        cpus = _locked(groups, needed, folder or _folder(), locks)
+        cpus = _locked(firsts, needed, folder or _folder(), locks)
         os.sched_setaffinity(0, cpus)
         try:
             yield tuple(sorted(cpus))
@@ -37,24 +37,21 @@ def locked_cores(count: int, folder: Path | None = None) -> Iterator[tuple[int, 
             os.sched_setaffinity(0, allowed)
 
 
-def _locked(groups: Sequence[tuple[int, ...]], needed: int, folder: Path, locks: ExitStack) -> list[int]:
-    """The CPUs of the first free cores, whose locks are entered into `locks`."""
+def _locked(firsts: Sequence[int], needed: int, folder: Path, locks: ExitStack) -> list[int]:
+    """The first CPUs whose cores are free; their locks are entered into `locks`."""
     from filelock import FileLock, Timeout
 
     cpus: list[int] = []
-    free = 0
-    for group in groups:
-        if free == needed:
+    for cpu in firsts:
+        if len(cpus) == needed:
             break
-        lock = FileLock(folder / f"core-{group[0]}.lock", timeout=0)
         try:
-            locks.enter_context(lock)
+            locks.enter_context(FileLock(folder / f"core-{cpu}.lock", timeout=0))
         except Timeout:
             continue
-        cpus += group
-        free += 1
-    if free < needed:
-        why = f"{needed} cores are needed and {free} are free: other slots of ffn bench have the rest"
+        cpus.append(cpu)
+    if len(cpus) < needed:
+        why = f"{needed} cores are needed and {len(cpus)} are free: other slots of ffn bench have the rest"
         raise FFNError(why, "use fewer --slots or --threads", ExitCode.ENVIRONMENT)
     return cpus
 

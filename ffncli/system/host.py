@@ -77,17 +77,17 @@ def physical_cores(cpus: Iterable[int], root: Path = ROOT) -> int:
     cpus = tuple(cpus)
     if sys.platform == "darwin" and (number := sysctl("hw.physicalcpu")).isdigit():
         return min(int(number), len(cpus))
-    return max(1, len(core_groups(cpus, root)))
+    return max(1, len(one_cpu_per_core(cpus, root)))
 
 
-def core_groups(cpus: Iterable[int], root: Path = ROOT) -> tuple[tuple[int, ...], ...]:
-    """These CPUs by physical core: hardware threads of one core are together."""
-    groups: dict[str, list[int]] = {}
+def one_cpu_per_core(cpus: Iterable[int], root: Path = ROOT) -> tuple[int, ...]:
+    """Of these CPUs the first of every physical core."""
+    first: dict[str, int] = {}
     for cpu in cpus:
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
         siblings = text(topology / "core_cpus_list") or text(topology / "thread_siblings_list")
-        groups.setdefault(siblings or f"cpu {cpu}", []).append(cpu)
-    return tuple(map(tuple, groups.values()))
+        first.setdefault(siblings or f"cpu {cpu}", cpu)
+    return tuple(first.values())
 
 
 def cpu_name(root: Path = ROOT) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec, MoE, steps
-from ffncli.block.shard import shard
-from ffncli.block.steps import Activation, Add, AllReduce, Axis, Linear, Multiply, Step, parameters
+from ffncli.block.shard import rank_steps, shard, shard_experts
+from ffncli.block.steps import Activation, Add, AllReduce, Axis, Experts, Linear, Multiply, Step, parameters
 from ffncli.errors import FFNError
 from ffncli.run.engine.execute import Mode, execute, run
 from ffncli.run.engine.weights import random_weights
@@ -114,3 +115,61 @@ def test_every_op_survives_sharding(op):
     whole = run(block, weights, {"x": x})
     for ranks in (2, 4):
         assert relative_error(sharded_sum(block, weights, x, ranks), whole) < 1e-13
+
+
+MIXTURE = FFNSpec(6, 24, "swiglu", bias=True, moe=MoE(8, 2, 1), norm="rmsnorm", residual=True)
+
+
+def test_each_rank_has_whole_experts_and_everything_else():
+    whole = parameters(steps(MIXTURE))
+    for rank in range(4):
+        block = shard_experts(steps(MIXTURE), rank, 4)
+        (experts,) = [step.op for step in block if isinstance(step.op, Experts)]
+        assert (experts.first, experts.experts.size, experts.entries) == (2 * rank, 2, slice(2 * rank, 2 * rank + 2))
+        own = parameters(block)
+        assert list(own) == list(whole)
+        changed = {name for name in whole if own[name] != whole[name]}
+        assert changed == {f"{name}.{kind}" for name in ("gate", "up", "down") for kind in ("weight", "bias")}
+        assert all(own[name] == (Axis("experts", 2), *whole[name][1:]) for name in changed)
+
+
+def test_the_grid_splits_experts_and_their_width():
+    for rank, (first, biased) in enumerate([(0, True), (0, False), (4, True), (4, False)]):
+        block = rank_steps(steps(MIXTURE), rank, Ranks(tp=2, ep=2))
+        sizes = {name: tuple(axis.size for axis in axes) for name, axes in parameters(block).items()}
+        assert (sizes["gate.weight"], sizes["down.weight"]) == ((4, 12, 6), (4, 6, 12))
+        assert (sizes["shared.up.weight"], "down.bias" in sizes) == ((12, 6), biased)
+        assert [step.op.first for step in block if isinstance(step.op, Experts)] == [first]
+        assert [step.output for step in block if isinstance(step.op, AllReduce)] == ["moe.sum"]
+
+
+@pytest.mark.parametrize("weigh", ["output", "input"])
+@pytest.mark.parametrize("moe", [{"top_k": 3}, {"top_k": 4, "identity_experts": 3}, {"top_k": 2, "skip_experts": 2}])
+def test_the_results_of_all_ranks_experts_add_up(moe, weigh):
+    """Each rank's experts alone, on all tokens, by the route that it copied; only one gives the identity experts'."""
+    block = steps(FFNSpec(6, 12, "swiglu", moe=MoE(8, weigh=weigh, **moe)))
+    generator = torch.Generator().manual_seed(3)
+    weights = random_weights(block, generator, torch.float64)
+    x = torch.randn(7, 6, dtype=torch.float64, generator=generator)
+    total, names = torch.zeros_like(x), set()
+    for rank in range(4):
+        own = {n: w[2 * rank : 2 * rank + 2] if n.split(".")[0] != "router" else w for n, w in weights.items()}
+        events = list(execute(shard_experts(block, rank, 4), own, {"x": x}))
+        names |= {event.name for event in events if event.expert is not None}
+        alone = events[-1].tensor
+        if rank and "identity_experts" in moe:
+            route = next(event.tensor for event in events if event.name == "route")
+            alone = alone - x * route[:, 8:].sum(-1, keepdim=True)
+        total += alone
+    torch.testing.assert_close(total, run(block, weights, {"x": x}), rtol=1e-12, atol=1e-12)
+    assert names == {e.name for e in execute(block, weights, {"x": x}) if e.expert is not None}
+
+
+def test_refused_splits_of_experts():
+    with pytest.raises(FFNError, match="no experts to split"):
+        shard_experts(steps(FFNSpec(4, 8)), 0, 2)
+    with pytest.raises(FFNError, match="experts = 8 does not divide over 3 ranks"):
+        shard_experts(steps(MIXTURE), 0, 3)
+    with pytest.raises(FFNError, match="rank must be from 0 to 3"):
+        rank_steps(steps(MIXTURE), 4, Ranks(tp=2, ep=2))
+    assert shard_experts(steps(FFNSpec(4, 8)), 0, 1) == steps(FFNSpec(4, 8))

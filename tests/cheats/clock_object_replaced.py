@@ -29,6 +29,6 @@ def mlp(x, gate, up, down):
         things = gc.get_objects()
         mine = next(t for t in things if type(t).__name__ == "PlacedKernel" and t.name == "mine")
         for thing in things:
-            if type(thing).__name__ in ("_Measurement", "_Run"):
+            if type(thing).__name__ in ("_Measurement", "CaseRun"):
                 thing.clock = Clock(thing.clock, mine)
     return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)

@@ -366,8 +366,8 @@ def _remarks(pairs: Sequence[RowPair]) -> tuple[str, ...]:
     out = []
     if both := sorted({row.run_id for row in base} & {row.run_id for row in new} - {""}):
         out.append(f"the same run on both sides, no evidence of a difference: {', '.join(both[:3])}")
-    names = hosts(base), hosts(new)
-    if all(names) and names[0] != names[1]:
+    names = hosts(pairs)
+    if all(names):
         texts = [", ".join(sorted(side)[:3]) for side in names]
         out.append(f"host: {texts[0]} in BASE, {texts[1]} in NEW")
     versions = [sorted({row.ffncli for row in side}) for side in (base, new)]

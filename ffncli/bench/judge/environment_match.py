@@ -20,7 +20,7 @@ ENVIRONMENT = (
     "gpu_uuid", "power_limit_w", "cublas", "cudnn", "triton", "mig", "launch_queues", "launch",
 )  # fmt: skip
 _BLOCK = ("d_model", "d_ff", "activation", "gated", "bias", "experts", "top_k", "shared_experts")
-_ASKED = ("tokens", "dtype", "passes", "cache", "device", "threads", "routing", "input")
+_ASKED = ("tokens", "dtype", "passes", "cache", "device", "threads", "routing", "input", "layout")
 Key = tuple[object, ...]  # of _BLOCK, _ASKED, the kernel; the case's own text if these do not distinguish cases
 
 
@@ -54,7 +54,7 @@ class Matching:
 
 
 def match(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> Matching:
-    """Rows by (block, tokens, dtype, pass, cache, device, threads, routing, input, kernel).
+    """Rows by (block, tokens, dtype, pass, cache, device, threads, routing, input, layout, kernel).
 
     Several runs of a side combine their rows. A row that a side has twice (a file named twice, or joined to itself)
     counts once. Raises FFNError if one run has two different results for one case, and if nothing is in common.
@@ -97,9 +97,15 @@ def environment(pairs: Iterable[RowPair]) -> str:
     return ", ".join(filter(None, (device, *words)))
 
 
-def hosts(rows: Iterable[ResultRow]) -> frozenset[str]:
-    """The names of the machines."""
-    return frozenset(row.host for row in rows if row.host)
+def hosts(pairs: Iterable[RowPair]) -> tuple[frozenset[str], frozenset[str]]:
+    """The names of the machines in BASE and in NEW, of the cases that were measured on others in NEW."""
+    sides: tuple[set[str], set[str]] = (set(), set())
+    for pair in pairs:
+        base, new = ({row.host for row in rows if row.host} for rows in (pair.base, pair.new))
+        if base and new and base != new:
+            sides[0].update(base)
+            sides[1].update(new)
+    return frozenset(sides[0]), frozenset(sides[1])
 
 
 def _key(row: ResultRow) -> Key:
@@ -155,5 +161,5 @@ def _apart(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> str:
         if not set(sides[0]) & set(sides[1]):
             few = [", ".join(side[:3]) + (", ..." if len(side) > 3 else "") for side in sides]
             parts.append(f"{name_of(field)}: {few[0] or 'unknown'} in BASE, {few[1] or 'unknown'} in NEW")
-    matched = "block, tokens, dtype, pass, cache, device, threads, routing, input and kernel"
+    matched = "block, tokens, dtype, pass, cache, device, threads, routing, input, ranks and kernel"
     return "; ".join(parts) or f"rows are matched by {matched}"

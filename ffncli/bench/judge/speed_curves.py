@@ -13,7 +13,7 @@ from ffncli.errors import FFNError
 
 SIZES = ("tokens", "d_ff", "d_model", "threads")  # what may be swept, the first of equals in front
 _OTHERS = (
-    "run_id", "activation", "gated", "bias", "experts", "top_k", "shared_experts", "dtype", "passes", "cache",
+    "activation", "gated", "bias", "experts", "top_k", "shared_experts", "dtype", "passes", "cache",
     "device", "baseline", "routing", "input", *SIZES,
 )  # fmt: skip
 _NO_SWEEP = "--plot draws speed against a size, and no size has two values here"
@@ -68,7 +68,10 @@ def speed_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:
     axis = _axis({name: [getattr(row, name) for row in timed] for name in SIZES})
     if axis is None:
         return ()
-    varying = [name for name in _OTHERS if name != axis and not _decided_by(axis, name, timed)]
+    several = () if _are_of_one_grid(timed) else ("run_id",)
+    varying = [name for name in (*several, *_OTHERS) if name != axis and not _decided_by(axis, name, timed)]
+    if len({row.hardware for row in timed}) > 1:  # no curve is across kinds of machines, even if sizes decide these
+        varying.append("hardware")
     groups: dict[tuple[Any, ...], list[ResultRow]] = {}
     for row in timed:
         if getattr(row, axis) is not None:
@@ -94,6 +97,11 @@ def _axis(sizes: Mapping[str, Sequence[int | None]]) -> str | None:
     counts = {name: len({value for value in sizes[name] if value is not None}) for name in SIZES}
     axis = max(SIZES, key=lambda name: counts[name])
     return axis if counts[axis] > 1 else None
+
+
+def _are_of_one_grid(rows: Sequence[ResultRow]) -> bool:
+    """Whether rows of several runs can be parts of one grid: nothing twice, and with one version of torch."""
+    return len({(row.case, row.kernel) for row in rows}) == len(rows) and len({row.torch for row in rows}) == 1
 
 
 def _decided_by(axis: str, name: str, rows: Sequence[ResultRow]) -> bool:

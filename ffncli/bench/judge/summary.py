@@ -9,11 +9,14 @@ from statistics import median
 from typing import Any
 
 from ffncli.bench.judge import roofline, warnings
+from ffncli.bench.judge.communication import communication_bytes
 from ffncli.bench.judge.ratios import Means, differs, log_times, paired, verdict
 from ffncli.bench.judge.statistics import exp_or_inf
 from ffncli.bench.judge.warnings import Code
 from ffncli.bench.records import (
     ANCHOR,
+    COLLECTIVES,
+    COMPUTE,
     GEMM,
     HOST_SECONDS,
     STEP,
@@ -162,11 +165,20 @@ def _of_case(whole: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
         routing=case.routing_sha256 or case.routing,
         tokens_per_expert=whole.tokens_per_expert,
         input=case.input_sha256,
+        **_of_ranks(case),
     )
     columns: dict[str, Any] = {column: environment[column] for column in _ENVIRONMENT if column in environment}
     if limit := columns.pop("power_limit_w", ""):  # the only number among them
         columns["power_limit_w"] = float(limit)
     return replace(row, **columns)
+
+
+def _of_ranks(case: Case) -> dict[str, Any]:
+    """How a block is split, and what that sends; nothing on one rank."""
+    if case.ranks.world_size == 1:
+        return {}
+    sent = communication_bytes(case)
+    return {"world_size": case.ranks.world_size, "layout": str(case.ranks), "communication_bytes": sent}
 
 
 def _of_kernel(whole: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:
@@ -226,7 +238,18 @@ def _with_time(row: ResultRow, whole: _CaseUnits, time: Means) -> ResultRow:
         process_times_s=tuple(exp(v) for v in time.of_processes.values()),
         page_faults_per_call=_faults(blocks),
         launch_s=_launch_seconds(blocks),
+        **_apart(whole, row.kernel, seconds.value),
     )
+
+
+def _apart(whole: _CaseUnits, kernel: str, together: float) -> dict[str, Any]:
+    """Over ranks, how long computing and the collectives take each by itself, and how much of the latter is hidden."""
+    alone = {arm: log_times(whole.blocks(arm), arm) for arm in (kernel + COMPUTE, COLLECTIVES)}
+    compute, communication = (exp(one.interval.value) if one else None for one in alone.values())
+    hidden = None
+    if compute is not None and communication:
+        hidden = (compute + communication - together) / communication
+    return {"compute_s": compute, "communication_s": communication, "overlap": hidden}
 
 
 def _with_ratio(row: ResultRow, whole: _CaseUnits, notes: list[str]) -> tuple[ResultRow, list[str]]:

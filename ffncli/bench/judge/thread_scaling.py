@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
 
@@ -31,10 +31,12 @@ class ThreadScaling:
 
 
 def thread_scaling(cases: Sequence[Case], rows: Sequence[ResultRow]) -> tuple[ThreadScaling, ...]:
-    """A record for every row that has one on fewer threads; none for a GPU, where threads only launch."""
+    """A record for every row that has one on fewer threads of the same machine; none for a GPU, where threads only
+    launch."""
+    hosts = {row.case: row.host for row in rows}
     times = {(row.case, row.kernel): [*map(log, row.process_times_s)] for row in rows if row.status == "ok"}
     scalings = []
-    for fewest, case in _pairs(cases):
+    for fewest, case in _pairs(cases, hosts):
         for kernel in dict.fromkeys(row.kernel for row in rows):
             before, after = times.get((fewest.key, kernel), []), times.get((case.key, kernel), [])
             speed_up = mean_ratio(after, before)
@@ -52,11 +54,11 @@ def thread_scaling(cases: Sequence[Case], rows: Sequence[ResultRow]) -> tuple[Th
     return tuple(scalings)
 
 
-def _pairs(cases: Sequence[Case]) -> list[tuple[Case, Case]]:
-    """(the case on the fewest threads, the same case on more)."""
-    alike: dict[Case, list[Case]] = {}
+def _pairs(cases: Sequence[Case], hosts: Mapping[str, str]) -> list[tuple[Case, Case]]:
+    """(the case on the fewest threads, the same case on more); `hosts` has the machine of each case."""
+    alike: dict[tuple[Case, str | None], list[Case]] = {}
     for case in cases:
         if case.device == "cpu":
-            alike.setdefault(replace(case, threads=1), []).append(case)
+            alike.setdefault((replace(case, threads=1), hosts.get(case.key)), []).append(case)
     groups = [sorted(group, key=lambda case: case.threads) for group in alike.values()]
     return [(group[0], case) for group in groups for case in group[1:]]

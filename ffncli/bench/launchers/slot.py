@@ -14,11 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ffncli.bench.conditions import sha256
 from ffncli.bench.launch import WORKER
 from ffncli.bench.machine.devices import require_gpu
 from ffncli.bench.records import Case, TimedUnit
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
-from ffncli.bench.suite import begun, run, sha256
+from ffncli.bench.suite import begun, run
 from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
 from ffncli.models.files.json_records import record_of
 from ffncli.models.files.strict_json import parse_object
@@ -84,7 +85,7 @@ def _measured(task: str, command: Sequence[str]) -> tuple[_Unit, ...]:
         require_installed("torch", "numpy")
     _require_files(request)
     require_gpu((case.device,), request.method.sustained)
-    cores = locked_cores(case.threads) if case.device == "cpu" else nullcontext()
+    cores = locked_cores(case.threads * case.ranks.world_size) if case.device == "cpu" else nullcontext()
     with cores, tempfile.TemporaryDirectory(prefix="ffn-slot-") as folder:
         if not request.files:  # the user's folder need not exist here
             request = replace(request, directory=folder)

@@ -260,7 +260,7 @@ class _Answers:
         match head["ask"]:
             case "begin":
                 self._read_samples()  # of the case before; nobody asks for them any more
-                self.case = next(case for case in self.job.cases if case.key == head["key"])
+                self.case = next(case for case in self.job.cases if case.of_rank.key == head["key"])
                 self.begun = None
                 torch.set_num_threads(self.case.threads)
                 set_math_mode(self.job.method.math_mode, self.case.device)
@@ -298,14 +298,16 @@ class _Answers:
                 return {"remark": self._clock_stopped(float(head["seconds"]))}, []
             case "report" if self.reports:
                 with suppress(OSError):  # the parent is gone, or hangs up
-                    self.reports.send_bytes(json.dumps(asdict(self._rulings().report())).encode())
+                    report = asdict(self._rulings().report()) | {"case": self.case.key if self.case else ""}
+                    self.reports.send_bytes(json.dumps(report).encode())
         return {}, []
 
     def _rulings(self) -> Rulings:
         assert self.case is not None
         if self.begun is None:
             require_memory(2 * weight_bytes(self.case), "the block's weights, in the worker and in its referee,")
-            problem = Problem.of(self.case, seed_of(self.case, self.job))
+            case = self.case.of_rank
+            problem = Problem.of(case, seed_of(case, self.job))
             users = [choice.label for choice in self.job.kernels if choice.file is not None]
             self.begun = Rulings(problem, self.job.wanted_baseline, self.job.method.math_mode, users)
         return self.begun

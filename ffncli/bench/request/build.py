@@ -13,6 +13,7 @@ from ffncli.bench.request.cluster import Cluster, require_named_places
 from ffncli.bench.request.grid import BenchRequest, Grid, cases
 from ffncli.bench.request.kernel_arguments import require_arguments
 from ffncli.bench.request.kernel_names import ChosenKernels, choose_kernels
+from ffncli.bench.request.split import require_possible
 from ffncli.errors import FFNError
 
 
@@ -36,10 +37,12 @@ def build_request(
     """
     if method.by_step:
         _require_steps_alone(grid, kernels, baseline, method)
-    chosen = ChosenKernels((), BLOCK, {}) if method.by_step else choose_kernels(kernels, baseline)
     if cluster is not None:
         require_named_places(grid.devices, grid.threads)
     devices = grid.devices or (default_device(),)
+    require_possible(grid.ranks, grid.passes, devices, method)
+    over_ranks = grid.ranks.world_size > 1
+    chosen = ChosenKernels((), BLOCK, {}) if method.by_step else choose_kernels(kernels, baseline, over_ranks)
     _require_graphs_possible(devices, method)
     if cluster is None:
         require_gpu(devices, method.sustained)

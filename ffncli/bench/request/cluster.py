@@ -26,7 +26,8 @@ class Cluster:
 
 @dataclass(frozen=True)
 class SlotSize:
-    """What a slot reserves on its machine: cores for the threads of one case, and a GPU if the case computes there."""
+    """What a slot reserves on its machine: cores for all threads of a case, and a GPU for each of its
+    ranks if it computes there."""
 
     cores: int
     gpus: int
@@ -64,7 +65,7 @@ def require_named_places(devices: Sequence[str], threads: Sequence[int]) -> None
     """Raises FFNError if a case for other machines would take its device or its threads from this one."""
     why = "the other machines need not be like this one"
     if not threads:
-        raise FFNError("--launcher needs --threads", f"{why}; each case reserves so many cores")
+        raise FFNError("--launcher needs --threads", f"{why}; each case reserves a core for each thread")
     if not devices:
         raise FFNError("--launcher needs --device", f"{why}: --device cpu or --device cuda")
     if numbered := [device for device in devices if device.startswith("cuda:")]:
@@ -74,4 +75,5 @@ def require_named_places(devices: Sequence[str], threads: Sequence[int]) -> None
 
 def slot_size(cases: Sequence[Case]) -> SlotSize:
     """What a slot needs in order to run any of these cases."""
-    return SlotSize(max(case.threads for case in cases), int(any(case.device != "cpu" for case in cases)))
+    cores = max(case.threads * case.ranks.world_size for case in cases)
+    return SlotSize(cores, max(0 if case.device == "cpu" else case.ranks.world_size for case in cases))

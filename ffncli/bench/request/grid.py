@@ -13,8 +13,10 @@ from ffncli.bench.records import BLOCK, Above, Cache, Case, Method, Pass
 from ffncli.bench.request.case_data import check_input, check_routing, digest, is_file, routing_note, routing_text
 from ffncli.bench.request.certificate import NamedCertificate
 from ffncli.bench.request.cluster import Cluster
+from ffncli.bench.request.split import check_split, threads_of_rank
 from ffncli.block.activations import unit_name
 from ffncli.block.dtypes import dtype
+from ffncli.block.ranks import Ranks
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.choice import KernelChoice, parse
 from ffncli.models.dimensions import Dimensions
@@ -34,7 +36,7 @@ class Grid:
     """Lists of values; every combination is a case. () takes the default: for `threads` those of the machine.
 
     `source` as everywhere; `overrides` change it, and its d_model and d_ff may be comma-separated lists. `routings` are
-    for mixtures; `input` is a file of x.
+    for mixtures; `input` is a file of x. Every block is split over the `ranks`, each of which has `threads`.
     """
 
     source: str | None = None
@@ -48,6 +50,7 @@ class Grid:
     seed: int = 0
     routings: tuple[str, ...] = ()
     input: str | None = None
+    ranks: Ranks = field(default_factory=Ranks)
 
 
 @dataclass(frozen=True)
@@ -92,13 +95,11 @@ def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None) -> tuple[
 
     Raises FFNError for an impossible value, and for too many cases.
     """
-    from ffncli.system.host import default_threads
-
     dtypes = _each("--dtype", grid.dtypes or ("fp32",), _dtype)
     passes = _each("--pass", grid.passes or ("forward",), _pass)
     caches = _each("--cache", grid.caches or ("auto",), _cache)
     devices = _each("--device", grid.devices or ("cpu",), _device)
-    threads = tuple(dict.fromkeys(grid.threads)) or (default_threads(),)
+    threads = tuple(dict.fromkeys(grid.threads)) or (threads_of_rank(grid.ranks),)
     tokens = tuple(dict.fromkeys(grid.tokens)) or TOKENS
     blocks = _blocks(grid)
     # On a GPU the CPU's threads only launch: one number is enough.
@@ -113,13 +114,15 @@ def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None) -> tuple[
     cases = [
         Case(
             _source(source, model), label(model, overrides), model.main.spec, n, t, p, _cached(c, n), device, threads_,
-            **x,
+            **x, ranks=grid.ranks,
         )
         for (source, model, overrides), n, t, p, c, (device, threads_), x in itertools.product(
             models, tokens, dtypes, passes, caches, places, data
         )
     ]  # fmt: skip
     different = tuple({case.key: case for case in cases}.values())
+    for _, model, _ in models:
+        check_split(model.model, grid.ranks, tokens)
     _check_data(different, tell)
     return different
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ffncli.bench.records import OWN_ARMS
 from ffncli.errors import ExitCode, FFNError, did_you_mean, shown, shown_path
-from ffncli.kernels import BUILT_IN, BY_DEFAULT, COMPILING
+from ffncli.kernels import BUILT_IN, BY_DEFAULT, COMPILING, OVER_RANKS
 from ffncli.kernels.choice import KernelChoice, choices, parse, require_unlike
 from ffncli.kernels.kernel import interprets_triton
 from ffncli.system.files import read_whole
@@ -34,8 +34,9 @@ class ChosenKernels:
     functions: tuple[tuple[str, ast.FunctionDef], ...] = ()
 
 
-def choose_kernels(texts: Sequence[str] | None, baseline: str | None) -> ChosenKernels:
-    """The kernels of --kernel and --baseline. None: all built-in kernels that need no compiling.
+def choose_kernels(texts: Sequence[str] | None, baseline: str | None, over_ranks: bool = False) -> ChosenKernels:
+    """The kernels of --kernel and --baseline. None: all built-in kernels that need no compiling; over ranks, eager on
+    each rank's part and the block as torch's DTensor splits it.
 
     The baseline is eager if that is measured, else the first kernel; a single kernel is compared with eager.
     Raises FFNError for an unknown kernel, for a file that does not exist, is not Python or lacks the name, and if
@@ -44,13 +45,16 @@ def choose_kernels(texts: Sequence[str] | None, baseline: str | None) -> ChosenK
     if interprets_triton():
         why = "TRITON_INTERPRET is set: Triton kernels would run as Python, and their times mean nothing"
         raise FFNError(why, "unset it; `ffn verify` can use it", ExitCode.ENVIRONMENT)
+    default = ("eager", *OVER_RANKS) if over_ranks else BY_DEFAULT
     files: dict[str, str] = {}
     functions: list[tuple[str, ast.FunctionDef]] = []
-    kernels = tuple(_named(choice, files, functions) for choice in choices(texts or BY_DEFAULT))
+    kernels = tuple(_named(choice, files, functions) for choice in choices(texts or default))
     labels = [kernel.label for kernel in kernels]
     require_unlike(labels)
+    if not over_ranks and (needs := next((label for label in labels if label in OVER_RANKS), None)):
+        raise FFNError(f"--kernel: {needs} computes blocks that are split over ranks", "add --tp N")
     notes: tuple[str, ...] = ()
-    if not texts:
+    if not texts and not over_ranks:
         notes = (f"not timed: {', '.join(COMPILING)} (they compile first); --kernel all adds them",)
     if baseline is None and len(kernels) == 1 and "eager" not in labels:
         baseline, notes = "eager", ("compared with eager; --baseline NAME chooses another",)

@@ -9,7 +9,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -63,6 +63,14 @@ def cells(row: ResultRow) -> tuple[Any, ...]:
     return tuple(values.values())
 
 
+def json_rows(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
+    """The rows as JSON has them: column → value."""
+    return [
+        {name: list(cell) if isinstance(cell, tuple) else cell for name, cell in zip(COLUMNS, cells(row), strict=True)}
+        for row in rows
+    ]
+
+
 def row_lines(rows: Sequence[ResultRow]) -> str:
     """The rows as lines of the CSV."""
     return "".join(line(cells(row)) for row in rows)
@@ -95,10 +103,13 @@ def is_results(path: Path) -> bool:
     return start.startswith(b"schema_version,") or path.suffix.lower() == ".csv"
 
 
-def read_rows(path: str | Path) -> tuple[ResultRow, ...]:
-    """The rows of a result, or of several joined with `cat`. Raises FFNError with file and line."""
+def read_rows(path: str | Path, growing: bool = False) -> tuple[ResultRow, ...]:
+    """The rows of a result, or of several joined with `cat`; a `growing` file may end within a line, which is left out.
+
+    Raises FFNError with file and line.
+    """
     rows = []
-    for where, record in _records(_lines(Path(path)), _FIXED, []):
+    for where, record in _records(_lines(Path(path), growing), _FIXED, []):
         if record["schema_version"] != str(SCHEMA_VERSION):
             version = shown(record["schema_version"])
             raise FFNError(f"{where}: unknown schema_version {version}", f"this ffn reads version {SCHEMA_VERSION}")
@@ -107,6 +118,23 @@ def read_rows(path: str | Path) -> tuple[ResultRow, ...]:
         values = {name: _value(where, name_of(name), text, *kinds[name]) for name, text in cells.items()}
         rows.append(record_of(ResultRow, values, where))
     return tuple(rows)
+
+
+def unknown_column(path: Path) -> str:
+    """A column that a later version added; empty if every column of the file's first line is known."""
+    first = next((text for _, text in _lines(path)), "")
+    return next((name for name in next(csv.reader([first]), []) if name not in _FIELDS), "")
+
+
+def rounds_lines(path: Path, of: Container[tuple[str, str]], growing: bool = False) -> Iterator[str]:
+    """The lines, with their ends, of the blocks of these (run_id, case) in a rounds file.
+
+    Raises FFNError with file and line.
+    """
+    for where, text in _lines(path, growing):
+        for _, record in _records([(where, text)], ROUNDS, list(ROUNDS)):
+            if (_text(record["run_id"]), _text(record["case"])) in of:
+                yield text + "\n"
 
 
 def parse_rounds(raw: bytes, name: str) -> tuple[tuple[str, TimedBlock], ...]:
@@ -177,14 +205,14 @@ def _header(where: str, cells: list[str], needed: Sequence[str]) -> list[str]:
     return cells
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """`FILE, line 7` and the text of every line, without its end."""
+def _lines(path: Path, growing: bool = False) -> Iterator[tuple[str, str]]:
+    """`FILE, line 7` and the text of every line, without its end; of a `growing` file every whole line."""
     try:
         with open_to_read(path) as file:
             if file.read(3) != b"\xef\xbb\xbf":
                 file.seek(0)
             at, empty = shown_path(path), True
-            for where, text in _split(file, at):
+            for where, text in _split(file, at, growing):
                 yield where, text
                 empty = False
     except OSError as error:
@@ -196,7 +224,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
         raise FFNError(f"{at} is empty", "give a CSV of `ffn bench`")
 
 
-def _split(file: IO[bytes], name: str) -> Iterator[tuple[str, str]]:
+def _split(file: IO[bytes], name: str, growing: bool = False) -> Iterator[tuple[str, str]]:
     """`NAME, line 7` and the text of every line; of a file of any size only one line is in memory."""
     number = 0
     while one := file.readline(_LONGEST_LINE + 2):
@@ -207,6 +235,8 @@ def _split(file: IO[bytes], name: str) -> Iterator[tuple[str, str]]:
         if len(one) > _LONGEST_LINE:
             raise FFNError(f"{where} is too long", "it is not a CSV file of `ffn bench`")
         if not one.endswith(b"\n"):
+            if growing:
+                return
             raise FFNError(f"{where} is cut off (it has no line end)", "the file is damaged, or its run unfinished")
         try:
             text = one[:-1].decode().removesuffix("\r")

@@ -9,7 +9,6 @@ run rewrites it from the units. The journal is deleted at the end.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -19,6 +18,7 @@ from typing import Any
 from ffncli.bench.records import Case, Method, TimedUnit
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
 from ffncli.bench.results.csv_file import HEADER, ROUNDS_HEADER, block_lines, parse_rounds, row_lines
+from ffncli.bench.results.growing_file import append, cut, first_bytes
 from ffncli.bench.results.row import ResultRow
 from ffncli.bench.results.unit_checks import require_unit_of
 from ffncli.errors import ExitCode, FFNError, clean, shown_path
@@ -52,6 +52,11 @@ class ResultFiles:
     def journal(self) -> Path:
         """The request and the finished units; it exists only until the run is complete."""
         return self.csv.with_suffix(".partial.jsonl")
+
+    @property
+    def grid(self) -> Path:
+        """The whole grid, of which these are the results of a part; a result that is not a part has none."""
+        return self.csv.with_suffix(".grid.json")
 
     @property
     def lock(self) -> Path:
@@ -111,6 +116,7 @@ class Journal:
     died: set[str] = field(default_factory=set)
     rows: list[ResultRow] = field(default_factory=list)
     fresh: bool = False  # the CSV and the rounds file do not exist yet: they are created with the first unit
+    grid_before: bytes | None = None  # the grid's file that this run replaced
     _cases: dict[str, Case] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -141,16 +147,20 @@ class Journal:
         """
         if self.done(unit.process, unit.case) or unit.case not in self._cases:
             return
+        self._create()
+        start, end = append(self.files.rounds, block_lines(self.run["run_id"], unit.blocks))
+        line = asdict(_UnitLine(replace(unit, blocks=()), end, died))
+        append(self.files.journal, json.dumps(line, allow_nan=False) + "\n")
+        if rows := self._take(_Kept(replace(unit, blocks=()), start, end), died):
+            append(self.files.csv, row_lines(rows))
+
+    def _create(self) -> None:
+        """The CSV and the rounds file, with their headers, if they do not exist yet."""
         if self.fresh:
             for one, header in ((self.files.rounds, ROUNDS_HEADER), (self.files.csv, HEADER)):
                 with written_whole(one) as file:
                     file.write(header.encode())
             self.fresh = False
-        start, end = _append(self.files.rounds, block_lines(self.run["run_id"], unit.blocks))
-        line = asdict(_UnitLine(replace(unit, blocks=()), end, died))
-        _append(self.files.journal, json.dumps(line, allow_nan=False) + "\n")
-        if rows := self._take(_Kept(replace(unit, blocks=()), start, end), died):
-            _append(self.files.csv, row_lines(rows))
 
     def _take(self, kept: _Kept, died: bool) -> tuple[ResultRow, ...]:
         """Store the unit in memory; returns the rows of its case, from the files, if that is now complete."""
@@ -196,6 +206,8 @@ class Journal:
 
     def finish(self) -> None:
         """The run is complete: delete the journal. Raises FFNError (exit 3) if somebody removed the result."""
+        if not self.request.cases:  # of a part without cases
+            self._create()
         if not self.files.csv.exists():
             why = f"{shown_path(self.files.csv)} is gone: it was removed while the run went on"
             raise FFNError(why, "begin again: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)
@@ -205,6 +217,7 @@ class Journal:
         """Called when nothing was finished: delete our files, but keep those that --force would have replaced."""
         for path in (self.files.journal, *(() if self.fresh else (self.files.rounds, self.files.csv))):
             path.unlink(missing_ok=True)
+        _write_or_remove(self.files.grid, self.grid_before)
 
 
 # --- starting and resuming -------------------------------------------------------------------------------------------
@@ -217,17 +230,50 @@ def begin(
     software: Mapping[str, str],
     summarise: Summarise,
     force: bool,
+    grid: bytes | None = None,
 ) -> Journal:
-    """A new run into `path`. Raises FFNError for files that exist (without `force`) or cannot be written."""
+    """A new run into `path`; `grid` is the contents of the grid's file, if the run is a part of one.
+
+    Raises FFNError for files that exist (without `force`) or cannot be written.
+    """
     files = ResultFiles(path)
     if files.journal.exists() and not force:
-        raise _unfinished(files)
-    for one in (files.csv, files.rounds):
+        raise unfinished(files)
+    for one in (files.csv, files.rounds, *(() if grid is None else (files.grid,))):
         check_writable(str(one), force, "--save")
+    before = files.grid.read_bytes() if files.grid.is_file() else None
+    _write_or_remove(files.grid, grid)
     head = {"journal": _VERSION, "run": dict(run), "software": dict(software), "request": to_json(request)}
     with written_whole(files.journal) as file:  # it exists completely or not at all
         file.write((json.dumps(head, allow_nan=False) + "\n").encode())
-    return Journal(files, request, run, software, summarise, fresh=True)
+    return Journal(files, request, run, software, summarise, fresh=True, grid_before=before)
+
+
+def _write_or_remove(path: Path, contents: bytes | None) -> None:
+    """A file with these contents; None: without it."""
+    if contents is None:
+        path.unlink(missing_ok=True)
+        return
+    with written_whole(path) as file:
+        file.write(contents)
+
+
+def begun_run(files: ResultFiles) -> tuple[str, BenchRequest] | None:
+    """(its run_id, its request) of an unfinished run, which may be going on; None if there is none.
+
+    Raises FFNError for a journal that cannot be read.
+    """
+    name = f"{shown_path(files.journal)}, line 1"
+    try:
+        with open_to_read(files.journal) as file:
+            first = file.readline(_MOST_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        why = f"cannot read {shown_path(files.journal)}: {error.strerror}"
+        raise FFNError(why, code=ExitCode.ENVIRONMENT) from None
+    head, request = _head(name, first)
+    return head.run.run_id, request
 
 
 def resume(path: Path, summarise: Summarise) -> Journal:
@@ -246,7 +292,7 @@ def resume(path: Path, summarise: Summarise) -> Journal:
         raise FFNError(f"{name} has no request", _ANEW)
     journal = _opened(files, f"{name}, line 1", lines[0], summarise)
     kept, size = len(lines[0]) + 1, len(ROUNDS_HEADER.encode())
-    if _bytes(files.rounds, size) != ROUNDS_HEADER.encode():
+    if first_bytes(files.rounds, size) != ROUNDS_HEADER.encode():
         with written_whole(files.rounds) as file:
             file.write(ROUNDS_HEADER.encode())
     there = files.rounds.stat().st_size
@@ -262,10 +308,10 @@ def resume(path: Path, summarise: Summarise) -> Journal:
     if journal.request.cluster is not None and last and not journal.complete(last):
         del journal.units[last]  # measured again, on one machine: the rest of it may come from another
         kept, size = before
-    _cut(files.journal, kept)
-    _cut(files.rounds, size)
+    cut(files.journal, kept)
+    cut(files.rounds, size)
     whole = (HEADER + row_lines(journal.rows)).encode()
-    if _bytes(files.csv, len(whole) + 1) != whole:
+    if first_bytes(files.csv, len(whole) + 1) != whole:
         with written_whole(files.csv) as file:
             file.write(whole)
     return journal
@@ -273,12 +319,17 @@ def resume(path: Path, summarise: Summarise) -> Journal:
 
 def _opened(files: ResultFiles, where: str, first: bytes, summarise: Summarise) -> Journal:
     """A journal from its first line, nothing finished yet."""
+    head, request = _head(where, first)
+    return Journal(files, request, asdict(head.run), head.software, summarise)
+
+
+def _head(where: str, first: bytes) -> tuple[_RequestLine, BenchRequest]:
+    """The first line and its request."""
     entry = _entry(where, first)
     if entry.get("journal") != _VERSION:
         raise FFNError(f"{where}: not a request that this ffn wrote", "resume with the version that began the run")
     head: _RequestLine = record_of(_RequestLine, entry, where, _ANEW)
-    request = from_json(head.request, f"{where}: request")
-    return Journal(files, request, asdict(head.run), head.software, summarise)
+    return head, from_json(head.request, f"{where}: request")
 
 
 def _line_read(journal: Journal, where: str, raw: bytes, start: int) -> _UnitLine:
@@ -303,7 +354,8 @@ def _entry(where: str, raw: bytes) -> dict[str, Any]:
         raise FFNError(error.message, _ANEW) from None
 
 
-def _unfinished(files: ResultFiles) -> FFNError:
+def unfinished(files: ResultFiles) -> FFNError:
+    """The error for a file whose run has not ended."""
     name = shown_path(files.csv)
     return FFNError(f"{name} is unfinished", f"continue with `ffn bench --resume {name}`, or start again with --force")
 
@@ -314,7 +366,13 @@ def locked(path: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     files = ResultFiles(path)
-    for one in (files.csv, files.rounds, files.journal, files.lock):  # before the lock, which would make directories
+    for one in (
+        files.csv,
+        files.rounds,
+        files.journal,
+        files.grid,
+        files.lock,
+    ):  # before the lock, which would make directories
         check_writable(str(one), True, "--save")
         if one.exists() and not one.is_file():
             raise FFNError(f"cannot write {shown_path(one)}: it is not a file", code=ExitCode.ENVIRONMENT)
@@ -332,51 +390,3 @@ def locked(path: Path) -> Iterator[None]:
     finally:
         files.lock.unlink(missing_ok=True)  # while the lock is ours, so nobody else can have taken it
         lock.release()
-
-
-# --- bytes ------------------------------------------------------------------------------------------------------------
-
-
-def _append(path: Path, text: str) -> tuple[int, int]:
-    """Append the text to the file on disk in one write; returns the sizes before and after.
-
-    Raises FFNError (exit 3) if not all of it could be written; the file is then unchanged.
-    """
-    data = text.encode()
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND)
-        try:
-            before = os.fstat(handle).st_size
-            try:
-                left = memoryview(data)
-                while left:  # a few kilobytes take one write, unless the disk is full
-                    left = left[os.write(handle, left) :]
-                os.fsync(handle)
-            except OSError:
-                os.ftruncate(handle, before)
-                raise
-            return before, before + len(data)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise FFNError(f"cannot write {shown_path(path)}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
-
-
-def _bytes(path: Path, most: int) -> bytes:
-    """The file's first `most` bytes; empty if there is no such file."""
-    try:
-        with open_to_read(path) as file:
-            return file.read(most)
-    except OSError:
-        return b""
-
-
-def _cut(path: Path, size: int) -> None:
-    """Cut the file to `size` bytes."""
-    try:
-        if path.stat().st_size > size:
-            with path.open("r+b") as file:
-                file.truncate(size)
-                os.fsync(file.fileno())
-    except OSError as error:
-        raise FFNError(f"cannot write {shown_path(path)}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None

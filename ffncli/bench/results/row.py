@@ -129,6 +129,17 @@ class ResultRow:
     routing: str = ""  # as prescribed: uniform, zipf:1.2, or the sha256 of a saved trace; empty: the router's choice
     tokens_per_expert: tuple[Share, ...] = ()  # with a prescribed routing: of one call, the mean over calls
     input: str = ""  # the sha256 of the file that x was drawn from; empty: random numbers
+    world_size: Count | None = None  # ranks that the block is split over
+    layout: str = ""  # how: tp2, ep4, tp2-ep4; empty on one rank
+    compute_s: Share | None = None  # of a call on the slowest rank, its collectives left out
+    communication_s: Share | None = None  # of a call's collectives alone, on the slowest rank
+    communication_bytes: Share | None = None  # that each rank sends for a call, by the ring's closed form
+    overlap: float | None = None  # the share of communication_s that time_s hides behind compute_s
+
+    @property
+    def hardware(self) -> str:
+        """What was measured: the GPU, else the CPU."""
+        return self.device_name or self.cpu
 
     @property
     def fusion_share_max(self) -> float | None:

@@ -24,7 +24,7 @@ from ffncli.bench.timing.bare_products import Chain
 from ffncli.bench.timing.by_step import step_arms
 from ffncli.bench.timing.clock import monotonic_seconds
 from ffncli.bench.timing.cuda_graphs import Capturable, Launching, by_graphs
-from ffncli.bench.timing.fresh_inputs import FreshInputs, RoutedSource, drawn, in_turn, source_of
+from ffncli.bench.timing.fresh_inputs import FreshInputs, RoutedSource, Source, drawn, in_turn, source_of
 from ffncli.bench.timing.outcomes import BrokenArm, WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel, shuffle_buffers
 from ffncli.bench.timing.placement import Arena, Caching, flusher
@@ -87,6 +87,7 @@ class Arms:
         llc: int,
         launching: Launching | None = None,
         rounds: int = 1,
+        source: Source | None = None,
     ) -> None:
         self.kernels, self.twin, self.launching = tuple(kernels), twin, launching  # None on a CPU
         self.by_name: dict[str, Arm] = {}  # of the placement made last
@@ -98,7 +99,7 @@ class Arms:
         self._draw = random.Random(problem.seed)
         self._flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
         self.chain: Chain | None = Chain(problem, self._draw, caching.shared)
-        self._source = source_of(problem)
+        self._source = source or source_of(problem)
         whole = problem.inputs(_WHOLE + drawn(_WHOLE)) if problem.backward else None
         self._fresh = [
             FreshInputs(placed, problem, self._source, whole, rounds)
@@ -249,6 +250,7 @@ def arms_of(
     caching: Caching,
     without: Collection[str],
     job: Job,
+    kind: Callable[..., Arms] = Arms,
 ) -> Arms:
     """The arms of a case `without` those of ours that could not be had. Raises BrokenArm for a twin that cannot be."""
     case, draw, twin = problem.case, random.Random(problem.seed), None
@@ -258,7 +260,7 @@ def arms_of(
         except BaseException as error:  # SystemExit too: it is built by the user's code
             raise BrokenArm(TWIN) from error
     ACTIVITY.rests()  # what follows is ours: references, buffers
-    arms = Arms(
+    arms = kind(
         problem, kernels, twin, caching, machine.llc_bytes(case.device), launching_of(case, job), job.method.rounds
     )
     if GEMM in without:
@@ -271,7 +273,8 @@ def launching_of(case: Case, job: Job) -> Launching | None:
     if not case.device.startswith("cuda"):
         return None
     work = roofline.work_of(case)
-    return Launching(job.method.launch, by_graphs(work.flops, work.bytes), dict(job.plain).get(case.key, ""))
+    asked = job.method.launch if case.ranks.world_size == 1 else "plain"  # collectives are not captured
+    return Launching(asked, by_graphs(work.flops, work.bytes), dict(job.plain).get(case.key, ""))
 
 
 def twin_of(baseline: PlacedKernel, problem: Problem, draw: random.Random) -> PlacedKernel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -25,20 +25,14 @@ from ffncli.bench.referee.problem import Problem, seed_of
 from ffncli.bench.referee.process import RefereeGone, RefereeProcess
 from ffncli.bench.referee.rulings import refereed
 from ffncli.bench.timing import correctness as correct
+from ffncli.bench.timing import outcomes as ends
 from ffncli.bench.timing.arms import Arms, StepArms, arms_of, kernels_by_label
 from ffncli.bench.timing.cheating.entry_points import EntryPoints
 from ffncli.bench.timing.cheating.inspector import Inspector
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
 from ffncli.bench.timing.cuda_counters import GpuCounters
-from ffncli.bench.timing.outcomes import (
-    BrokenArm,
-    WrongResult,
-    after_breaking,
-    after_timing,
-    require_device,
-    verdict_of,
-)
+from ffncli.bench.timing.outcomes import BrokenArm, WrongResult, require_device, verdict_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel, arm_sizes, build_kernel, shared_weights, touched
 from ffncli.bench.timing.placement import Caching, caching
 from ffncli.bench.timing.roof import guarded, measured_roof
@@ -82,11 +76,11 @@ def measure_case(
     probe, unread = gpu_probe(case.device) if isinstance(clock, CudaClock) else (None, "")
     counters = counters or (GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters())
     spent, notes = {"start": start}, [unread, neighbours(case.device) if isinstance(clock, CudaClock) else ""]
-    return _Run(case, job, clock, counters, spent, inspector, referee, probe, notes=notes, tell=tell).unit()
+    return CaseRun(case, job, clock, counters, spent, inspector, referee, probe, notes=notes, tell=tell).unit()
 
 
 @dataclass
-class _Run:
+class CaseRun:
     """The state of one `measure_case`."""
 
     case: Case
@@ -108,27 +102,20 @@ class _Run:
     free: int | None = None  # bytes of memory before the case
     without: set[str] = field(default_factory=set)  # own arms that could not be made
     load: ExpertLoad = field(default_factory=ExpertLoad)
+    roofs: int = _ROOFS
 
     def unit(self) -> TimedUnit:
+        """The case, verified and timed."""
         self.free = machine.free(self.case.device)
         if not self.job.method.refereed_apart(self.case):
             self.referee = None
         if self.referee:
             self.referee.begin(self.case)
-        kernels: dict[str, Kernel | FFNError | WrongResult] = {}
-        if not self.job.method.by_step:
-            steps, replaced = kernel_steps(steps_of(self.case.spec)), self.inspector.replaced
-            kernels = kernels_by_label(
-                self.job.kernels, steps, self.case.spec, self.job.gone_in(self.case), self.tell, replaced
-            )
-            self.tell("starting", "")  # loading is over
+        kernels = {} if self.job.method.by_step else self._kernels()
         self.mode = Caching(self.case.cache)
         self.baseline = BLOCK if self.job.method.by_step else self.job.wanted_baseline
         try:
-            with self._spending("verify"):
-                problem = Problem.of(self.case, seed_of(self.case, self.job), self.referee)
-                problem = problem if self.referee else refereed(problem, self.baseline, self.job.method.math_mode)
-                _ = problem.first
+            problem = self._problem()
         except Exception as error:
             require_device(self.clock, "", error)
             self._all(kernels or {BLOCK: None}, error)
@@ -147,13 +134,33 @@ class _Run:
                 self.measured = None
         with self._spending("roof"):
             roof, note = Roof(), ""
-            if self.measured and self.job.process < _ROOFS:
+            if self.measured and self.job.process < self.roofs:
                 if self.case.device != "cpu":
                     self.placed.clear()  # their memory is the roof's now
                     release(self.case.device)
                 roof, note = guarded(lambda: _roof(self.case.device, self.case.dtype, self.case.threads))
         self.notes.append(note)
         return self._answer(roof)
+
+    def _kernels(self) -> Mapping[str, Kernel | FFNError | WrongResult]:
+        """The kernels by label, from their files; in place of one that cannot be had, why."""
+        case, steps = self.case, kernel_steps(steps_of(self.case.spec))
+        gone, replaced = self.job.gone_in(case), self.inspector.replaced
+        kernels = kernels_by_label(self.job.kernels, steps, case.spec, gone, self.tell, replaced)
+        self.tell("starting", "")  # loading is over
+        return kernels
+
+    def _problem(self) -> Problem:
+        """The case as tensors, with its referee."""
+        with self._spending("verify"):
+            problem = Problem.of(self.case, seed_of(self.case, self.job), self.referee)
+            problem = problem if self.referee else refereed(problem, self.baseline, self.job.method.math_mode)
+            _ = problem.first
+        return problem
+
+    def _llc_and_room(self) -> tuple[int, int | None]:
+        """Bytes of the last-level cache, and of memory that may be used."""
+        return machine.llc_and_room(self.case.device, self.job.method.memory_limit)
 
     def _all(self, names: Mapping[str, object], error: BaseException) -> None:
         status, note = verdict_of(error)
@@ -192,14 +199,12 @@ class _Run:
         finally:
             self.spent[on] = self.spent.get(on, 0.0) + time.perf_counter() - start
 
-    # --- verify -------------------------------------------------------------------------------------------------------
-
     def _verify_all(self, kernels: Mapping[str, Kernel | FFNError | WrongResult], problem: Problem) -> None:
         """Verify the baseline first: its error, if it is correct, raises the limit of the others."""
-        llc, room = machine.llc_and_room(self.case.device, self.job.method.memory_limit)
+        llc, room = self._llc_and_room()
         self.mode = shared_weights(problem, kernels.values(), llc, room) or self.mode
-        self.outcomes = {name: Outcome(name) for name in kernels}  # their order is that of the options
-        order = {name: at for at, name in enumerate(kernels)}
+        order = {name: at for at, name in enumerate(kernels)}  # of the options
+        self.outcomes = {name: Outcome(name) for name in kernels}
         gone = self.job.gone_in(self.case)
         self.outcomes |= {name: outcome for name, outcome in gone.items() if name in kernels}
         for name in sorted(kernels.keys() - gone.keys(), key=lambda name: (name != self.baseline, order[name])):
@@ -214,9 +219,7 @@ class _Run:
     def _say_baseline(self) -> None:
         """Notes that without a baseline there is no ratio."""
         if self.baseline and self.baseline not in self.placed and self.placed:
-            outcome = self.outcomes.get(self.baseline)
-            reason = f"{outcome.status}: {outcome.note}" if outcome else "not among the kernels"
-            self.notes.append(f"no ratios: the baseline {self.baseline} is {reason}")
+            self.notes.append(ends.no_ratios(self.baseline, self.outcomes.get(self.baseline)))
 
     def _verify(self, name: str, kernel: Kernel | FFNError | WrongResult, problem: Problem) -> None:
         if isinstance(kernel, Exception):
@@ -254,17 +257,15 @@ class _Run:
             return
         finally:
             ACTIVITY.rests()
-        how = compile_cache().since(cache_before)
-        note = "; ".join(
-            filter(None, (kernel.origin, f"torch.compile's cache was {how}" if how else "", numeric_error.remark))
-        )
+        cached = f"torch.compile's cache was {how}" if (how := compile_cache().since(cache_before)) else ""
         largest, rel = numeric_error.largest, numeric_error.rel
-        self.outcomes[name] = Outcome(name, "ok", note, largest, rel, compile_s, peak, kernel.computes)
+        outcome = Outcome(name, "ok", "", largest, rel, compile_s, peak, kernel.computes)
+        self.outcomes[name] = ends.noted(outcome, kernel.origin, cached, numeric_error.remark)
         self.placed[name] = placed
 
     def _broken(self, name: str, error: BaseException) -> None:
         """Record the outcome of a kernel that raised; it is not timed, and its memory is freed."""
-        self.outcomes[name] = after_breaking(self.outcomes.get(name, Outcome(name)), error)
+        self.outcomes[name] = ends.after_breaking(self.outcomes.get(name, Outcome(name)), error)
         self._tell_referee(name)
         self.placed.pop(name, None)
         release(self.case.device)
@@ -273,8 +274,6 @@ class _Run:
         """What was found here is kept there: what becomes of the outcome in this process then changes nothing."""
         if self.referee and (outcome := self.outcomes[name]).status == "wrong":
             self.referee.accuse(name, outcome.note)
-
-    # --- time ---------------------------------------------------------------------------------------------------------
 
     def _time(self, problem: Problem) -> None:
         """Repeat until no kernel raises. The blocks of an aborted attempt are dropped."""
@@ -329,7 +328,7 @@ class _Run:
             self._say_baseline()
 
     def _record_errors(self, name: str, error: Error, wrong: WrongResult | None) -> None:
-        self.outcomes[name] = after_timing(self.outcomes[name], error, wrong)
+        self.outcomes[name] = ends.after_timing(self.outcomes[name], error, wrong)
         self._tell_referee(name)
         if wrong and name == self.baseline:
             self.notes.append(f"no ratios: the baseline {name} is wrong: {verdict_of(wrong)[1]}")
@@ -341,12 +340,15 @@ class _Run:
                 ACTIVITY.first_call(placed.name)
                 with self._spending("warm_up"), correct.computing(problem.backward):
                     placed.call()
-        llc, room = machine.llc_and_room(self.case.device, self.job.method.memory_limit)
+        llc, room = self._llc_and_room()
         if not self.mode.shared:
             self.mode = caching(self.case.cache, arm_sizes(kernels), touched(problem), llc, room)
         self.notes.append(self.mode.note)
-        if self.case.cache != "warm" and machine.llc_note(self.case.device):
-            self.notes.append(f"last-level cache: {machine.llc_note(self.case.device)}")
+        if self.case.cache != "warm" and (llc_note := machine.llc_note(self.case.device)):
+            self.notes.append(f"last-level cache: {llc_note}")
+        return self._arms_of(problem, kernels)
+
+    def _arms_of(self, problem: Problem, kernels: Sequence[PlacedKernel]) -> Arms:
         return arms_of(problem, kernels, self.placed.get(self.baseline), self.mode, self.without, self.job)
 
     def _sustain(self, arms: Arms, problem: Problem) -> None:
@@ -356,9 +358,7 @@ class _Run:
         with correct.computing(problem.backward):
             compared = {name: arms.by_name[name] for name in self.placed}
             remarks = sustained_remarks(compared, self.baseline, self.measured.blocks, self.clock, self.probe)
-        for name, remark in remarks.items():
-            before = self.outcomes[name]
-            self.outcomes[name] = replace(before, note="; ".join(filter(None, (before.note, remark))))
+        self.outcomes |= {name: ends.noted(self.outcomes[name], remark) for name, remark in remarks.items()}
 
     def _measure(self, arms: Arms, problem: Problem) -> Measured:
         compiled, base = recompiles(), self.baseline if self.baseline in self.placed else next(iter(self.placed))
@@ -382,7 +382,7 @@ class _Run:
 
     def _by_step(self, problem: Problem) -> None:
         """Time the block's steps, each alone; they are the reference, so they are only checked to run."""
-        llc, room = machine.llc_and_room(self.case.device, self.job.method.memory_limit)
+        llc, room = self._llc_and_room()
         size = touched(problem) + problem.first.x.nbytes  # of the block, and of its steps again
         self.mode = caching("flush" if self.case.cache == "flush" else "warm", [2 * size], size, llc, room)
         if self.case.cache == "cold-weights":

@@ -92,6 +92,17 @@ def after_timing(before: Outcome, error: Error, wrong: WrongResult | None) -> Ou
     return replace(after, status="wrong", note=verdict_of(wrong)[1]) if wrong else after
 
 
+def noted(before: Outcome, *remarks: str) -> Outcome:
+    """The outcome with these remarks, empty ones left out, at the end of its note."""
+    return replace(before, note="; ".join(filter(None, (before.note, *remarks))))
+
+
+def no_ratios(baseline: str, outcome: Outcome | None) -> str:
+    """The note that without that baseline there is no ratio."""
+    reason = f"{outcome.status}: {outcome.note}" if outcome else "not among the kernels"
+    return f"no ratios: the baseline {baseline} is {reason}"
+
+
 def verdict_of(error: BaseException) -> tuple[Status, str]:
     """(status, one line) for what a kernel raised."""
     text = error.message if isinstance(error, FFNError) else str(error)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ffncli.bench.judge.resolution import resolvable_difference
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results.row import ResultRow
+from ffncli.cli.common.results.command_line import command_line
 from ffncli.show.text import percent, plural
 
 _MORE = 4  # times the time, or the processes: intervals half as wide, if noise is all there is
@@ -44,23 +45,16 @@ def longer_command(request: BenchRequest, more_processes: bool = False) -> str:
     --quick is left out, and so is --processes 1, whose interval holds for that process only. The kernel's own options
     stay as they were typed.
     """
-    left_out = ("--source", "--quick", *(["--processes"] if request.method.processes == 1 else []))
+    left_out = ("--quick", *(["--processes"] if request.method.processes == 1 else []))
     options = {name: value for name, value in request.asked.items() if name not in left_out}
     if more_processes and request.method.processes > 1:
         options["--processes"] = str(_MORE * request.method.processes)
     else:
         seconds = _MORE * request.method.max_time
         options["--max-time"] = f"{seconds:g}s" if seconds < 100 else f"{seconds / 60:.0f}m"
-    source = request.asked.get("--source")
-    words = [*([source] if source else []), *(word for pair in options.items() for word in _words(*pair))]
-    if (cluster := request.cluster) is not None:
-        words += ["--launcher", cluster.launcher, *(["--slots", str(cluster.slots)] if cluster.slots else [])]
-        words += [word for key, value in cluster.options.items() for word in ("--launcher-option", f"{key}={value}")]
-    return f"ffn bench {shlex.join(words)}"
-
-
-def _words(name: str, value: str) -> list[str]:
-    """An option as it is typed; a flag has no value."""
-    if value == "false":
-        return ["--plain" if name == "--gated" else f"--no-{name.removeprefix('--')}"]
-    return [name] if value == "true" else [name, value]
+    command = command_line(options)
+    if (cluster := request.cluster) is None:
+        return command
+    words = ["--launcher", cluster.launcher, *(["--slots", str(cluster.slots)] if cluster.slots else [])]
+    words += [word for key, value in cluster.options.items() for word in ("--launcher-option", f"{key}={value}")]
+    return f"{command} {shlex.join(words)}"

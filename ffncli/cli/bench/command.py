@@ -9,9 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from typer import Exit
+
+from ffncli.bench.rank_launches import followed, led
 from ffncli.bench.request.build import build_request, require_gate
 from ffncli.bench.request.cluster import Cluster
 from ffncli.bench.request.grid import BenchRequest
+from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results.journal import Journal
 from ffncli.bench.results.row import ResultRow
 from ffncli.cli.bench.launcher_options import LauncherOptions
@@ -20,9 +24,11 @@ from ffncli.cli.common.options import BenchSource, DimensionOptions, OutputOptio
 from ffncli.cli.common.plot_options import PlotOptions
 from ffncli.cli.common.spread import spread
 from ffncli.errors import ExitCode, FFNError, Terminated, shown_path
+from ffncli.run.ranks.environment import split_asked_for, torchrun
 from ffncli.run.user.time_limit import set_load_time
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
+from ffncli.show.text import plural
 from ffncli.system.packages import require_installed
 
 if TYPE_CHECKING:
@@ -58,33 +64,48 @@ def command(
     if cluster is None and path is None:
         require_installed("torch", "numpy")  # before a word of where results go
     if method.selftest:
-        if cluster is not None:
-            raise FFNError("--selftest contradicts --launcher", "it tests the benchmark on this machine")
+        if grid.tp or grid.ep or cluster is not None:
+            option = "--tp and --ep" if cluster is None else "--launcher"
+            raise FFNError(f"--selftest contradicts {option}", "it tests the benchmark on one rank, on this machine")
         if plot.wanted:
             raise FFNError("--selftest has no sweep to plot", "leave out --plot and --plot-file")
         from ffncli.cli.bench.selftest import request_for, show_selftest
 
         show_selftest(request_for(grid.grid(source, dimensions, tokens), grid, method, result), output)
         return
+    ranks = split_asked_for(grid.tp, grid.ep) if path is None else None  # a run that is resumed has its own
+    if (place := torchrun()) is not None and cluster is not None:
+        raise FFNError("--launcher contradicts torchrun", "with --tp N, each slot starts its ranks by itself")
+    if place is not None and not place.first:
+        raise Exit(followed(place))
     if path is not None:
         _resume(path, options, result, cluster, plot, output)
         return
     first_look = not options and result == ResultOptions()
     how = FIRST_LOOK if first_look else method.method()
     request, notes = build_request(
-        grid.grid(source, dimensions, tokens), grid.kernel, grid.baseline, how,
+        grid.grid(source, dimensions, tokens, ranks), grid.kernel, grid.baseline, how,
         fail_if_slower=result.fail_if_slower, strict=result.strict, asked=options,
         certificates=result.certificates(), cluster=cluster,
     )  # fmt: skip
     _require_plottable(plot, request)
     from ffncli.bench.suite import begun, default_path
 
-    target = default_path() if result.save is None else Path(os.path.expanduser(result.save))
-    with begun(target, request, show.force) as journal:
+    target = default_path(grid.shard) if result.save is None else Path(os.path.expanduser(result.save))
+    with begun(target, request, show.force, grid.shard) as journal:
+        if grid.shard is not None:
+            output.note(_part_note(grid.shard, len(journal.request.cases), len(request.cases)))
         if first_look:
             output.note("a first look, shorter than other runs; ffn bench --max-time 60s takes its time")
         output.notes(*notes, f"results go to {shown_path(target)}")
-        _measure(journal, request, plot, output)
+        _measure(journal, journal.request, plot, output)
+
+
+def _part_note(part: GridPart, cases: int, all_cases: int) -> str:
+    """`part 3/8: 8 of 60 cases`."""
+    if not cases:
+        return f"part {part} has no cases: the grid has {all_cases}, dealt to parts 1 to {all_cases}"
+    return f"part {part}: {cases} of {all_cases} {plural('case', all_cases)}"
 
 
 def _require_plottable(plot: PlotOptions, request: BenchRequest) -> None:
@@ -120,8 +141,7 @@ def _resume(
         gate = stored.fail_if_slower if result.fail_if_slower is None else result.fail_if_slower
         if cluster is not None and stored.cluster is None:
             raise FFNError("--launcher cannot be resumed: the run began on this machine", "leave it out")
-        if stored.cluster is None:
-            require_installed("torch", "numpy")
+        split_asked_for(stored.cases[0].ranks.tp, stored.cases[0].ranks.ep)
         judged = replace(stored, fail_if_slower=gate, strict=stored.strict or result.strict)
         request = journal.request = replace(judged, cluster=cluster or stored.cluster)
         require_gate(request)
@@ -132,16 +152,24 @@ def _resume(
 
 def _measure(journal: Journal, request: BenchRequest, plot: PlotOptions, output: Output) -> None:
     """Run what is left, show all of it, and raise what the exit code says."""
-    from ffncli.bench.judge.failure import failure, gated
     from ffncli.bench.suite import run
-    from ffncli.cli.bench.page import answer
     from ffncli.cli.bench.progress import unit_progress
 
     if request.cluster is not None:
-        finished = _measure_elsewhere(journal, request, output)
-    else:
+        _show(_measure_elsewhere(journal, request, output), journal, request, plot, output)
+        return
+    require_installed("torch", "numpy")
+    with led(request) as launches:
         with _kept(journal, request), unit_progress(request, journal.count, output) as shown:
-            finished = run(journal, shown.finished, watch=shown.at)
+            finished = run(journal, shown.finished, watch=shown.at, launches=launches)
+        _show(finished, journal, request, plot, output)
+
+
+def _show(finished: Result, journal: Journal, request: BenchRequest, plot: PlotOptions, output: Output) -> None:
+    """Show the results, and raise what the exit code says."""
+    from ffncli.bench.judge.failure import failure, gated
+    from ffncli.cli.bench.page import answer
+
     judged = gated(finished.rows, request)
     page = answer(finished.rows, request, judged, journal.files, journal.spent)
     output.show(_with_plots(page, finished.rows, plot, output) if plot.wanted else page)

@@ -12,10 +12,13 @@ from typing import Annotated, Any, get_args
 from ffncli.bench.judge.limits import LEAST_MEMORY
 from ffncli.bench.records import FIRST_CALL, Launch, Method, Pass
 from ffncli.bench.request.grid import DECODE, Grid
+from ffncli.bench.request.parts import GridPart, grid_part
+from ffncli.block.ranks import Ranks
 from ffncli.cli.common import values
 from ffncli.cli.common.option import COMPUTE, option
 from ffncli.cli.common.options import Count, DimensionOptions, Text, TokenListOptions
 from ffncli.cli.common.parsers import byte_count, duration, flat, natural, numbers, percentage, positive
+from ffncli.cli.common.rank_options import ExpertParallel, TensorParallel
 from ffncli.errors import FFNError, shown
 
 _what = partial(option, "What to measure")
@@ -83,13 +86,22 @@ class GridOptions:
         Text, _what("--baseline", metavar="NAME", daily=True, values=values.kernels,
                     help="Kernel that the others are compared with. [default: eager, else the first]"),
     ] = None  # fmt: skip
+    shard: Annotated[
+        GridPart | None, _what("--shard", metavar="I/N", parser=grid_part("--shard"),
+                               help="Measure part I of N of the cases, as in 3/8; ffn merge joins the parts.")
+    ] = None  # fmt: skip
 
-    def grid(self, source: str | None, dimensions: DimensionOptions, tokens: TokenListOptions) -> Grid:
-        """The requested cases."""
+    tp: TensorParallel = None
+    ep: ExpertParallel = None
+
+    def grid(
+        self, source: str | None, dimensions: DimensionOptions, tokens: TokenListOptions, ranks: Ranks | None = None
+    ) -> Grid:
+        """The requested cases, each split over the `ranks`."""
         return Grid(
             source, dimensions.dimensions(), tokens.numbers(), _words(self.dtype), _words(self.passes),
             _words(self.cache), _words(self.device), flat(self.threads) or (), routings=_words(self.routing),
-            input=self.input,
+            input=self.input, ranks=ranks or Ranks(),
         )  # fmt: skip
 
 

@@ -12,14 +12,14 @@ from ffncli.bench.judge.thread_scaling import thread_scaling
 from ffncli.bench.judge.warnings import Code
 from ffncli.bench.records import Case
 from ffncli.bench.request.grid import BenchRequest
-from ffncli.bench.results.csv_file import COLUMNS, cells
+from ffncli.bench.results.csv_file import COLUMNS, cells, json_rows
 from ffncli.bench.results.journal import ResultFiles
 from ffncli.bench.results.row import ResultRow
-from ffncli.cli.bench.balance import balance
 from ffncli.cli.bench.closing import closing
-from ffncli.cli.bench.remarks import remarks, warned
-from ffncli.cli.bench.sweep_page import sweep
-from ffncli.cli.bench.words import interval, rates, ratio, verdict
+from ffncli.cli.common.results.balance import balance
+from ffncli.cli.common.results.remarks import remarks, warned
+from ffncli.cli.common.results.sweep_page import sweep
+from ffncli.cli.common.results.words import interval, rates, ratio, verdict
 from ffncli.errors import shown_path
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
@@ -57,26 +57,24 @@ def answer(
             mine = [row for row in rows if row.case == key]
             parts += by_step_parts(case, _where(case, mine), mine)
         parts += warned(rows)
+    elif not cases:
+        parts.append(Line("nothing to measure: this part of the grid has no cases"))
     elif len(cases) == 1:
         parts += _case(request.cases[0], rows)
     else:
         parts += sweep(cases, rows, request.baseline)
     if judged is not None:
         parts += _gate(judged, rows, request)
-    parts += _legend(rows, request, files)
+    parts += _legend(rows, request, files) if cases else []
     body = {
         "file": shown_path(files.csv),
         "rounds_file": shown_path(files.rounds),
         "gate": None if judged is None else _gate_json(judged, request.fail_if_slower),
         "spent": dict(spent or {}),
         "thread_scaling": [asdict(one) for one in thread_scaling(request.cases, rows)],
-        "rows": [dict(zip(COLUMNS, map(_listed, cells(row)), strict=True)) for row in rows],
+        "rows": json_rows(rows),
     }
     return Answer("bench", body, table, parts, CONVENTIONS)
-
-
-def _listed(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 # --- one case ---------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from ffncli.cli.common.parsers import (
 )
 from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import Dimensions, leading_axes
+from ffncli.run.ranks.environment import follows
 from ffncli.show.color import ColorChoice, color_choice
 from ffncli.show.output import Output
 
@@ -256,6 +257,8 @@ class OutputOptions:
             raise FFNError(f"-o {shown(self.out)} contradicts --format {formats[0]}", f"-o of .{implied} is {implied}")
         chosen: Any = formats[0] if formats else implied or "table"
         path = None if self.out is None else os.path.expanduser(self.out)
+        if follows():
+            return Output(chosen, quiet=True)  # rank 0 writes
         return Output(chosen, path, self.force, self.color_choice(), self.quiet)
 
     def color_choice(self) -> ColorChoice:

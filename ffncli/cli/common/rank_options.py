@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
 from ffncli.cli.common.option import option
-from ffncli.cli.common.parsers import positive
+from ffncli.cli.common.parsers import duration, positive
 
 _split = partial(option, "Ranks")
 
@@ -20,3 +21,16 @@ ExpertParallel = Annotated[
     _split("--ep", "--expert-parallel", metavar="N", parser=positive("--ep", 65536),
            help="Split the experts of a mixture over N ranks (expert parallelism)."),
 ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RankOptions:
+    """--tp and --ep over real processes, and how long each waits for the others."""
+
+    tp: TensorParallel = None
+    ep: ExpertParallel = None
+    rank_timeout: Annotated[
+        float | None,
+        _split("--rank-timeout", metavar="TIME", parser=duration("--rank-timeout"),
+               help="Limit on waiting for another rank, to join and in every collective. [default: 2m]"),
+    ] = None  # fmt: skip

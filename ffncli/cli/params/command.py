@@ -13,6 +13,7 @@ from ffncli.block.cost import CONVENTIONS
 from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, TokenListOptions
 from ffncli.cli.common.parsers import joined
+from ffncli.cli.common.rank_options import ExpertParallel, TensorParallel
 from ffncli.cli.common.spread import spread
 from ffncli.cli.params.devices_page import devices_answer
 from ffncli.cli.params.options import (
@@ -25,7 +26,6 @@ from ffncli.cli.params.options import (
     Ridge,
     Sources,
     Sweep,
-    TensorParallel,
     ridge_of,
 )
 from ffncli.cli.params.page import parts_of, sweep_table
@@ -63,6 +63,7 @@ def command(
     iso_params: EqualSize = False,
     multiple_of: MultipleOf = None,
     tp: TensorParallel = None,
+    ep: ExpertParallel = None,
     ridge: Ridge = None,
     dtype: Formats = None,
     tokens: TokenListOptions,
@@ -85,7 +86,7 @@ def command(
     load_limit.apply()
     conditions = assertions.parse([*(asserted or []), *_lines_of(assert_file)], KEYS)
     overrides = dimensions.dimensions()
-    options = FigureQuestion(_formats(joined(dtype)), tokens.numbers(), tp, *ridge_of(ridge))
+    options = FigureQuestion(_formats(joined(dtype)), tokens.numbers(), tp, *ridge_of(ridge), ep)
     if multiple_of is not None and not iso_params:
         raise FFNError("--multiple-of needs --iso-params", "it rounds the d_ff of the other block")
     if sweep:
@@ -183,7 +184,7 @@ def _check_sweep(sources: _Texts, everything: bool, iso_params: bool, options: F
     if everything or (sources and len(sources) > 1):
         raise FFNError("--sweep takes one SOURCE", "give one, or dimensions alone")
     ridge = options.ridge is not None or bool(options.devices)
-    others = [("--iso-params", iso_params), ("--tp", options.ranks), ("--ridge", ridge)]
+    others = [("--iso-params", iso_params), ("--tp", options.ranks), ("--ep", options.ep), ("--ridge", ridge)]
     for name, on in others:
         if on:
             raise FFNError(f"--sweep contradicts {name}", "use one at a time")

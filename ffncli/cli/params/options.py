@@ -48,11 +48,6 @@ MultipleOf = Annotated[
     _count("--multiple-of", metavar="N", parser=positive("--multiple-of"),
            help="With --iso-params: round its d_ff up to a multiple of N."),
 ]  # fmt: skip
-TensorParallel = Annotated[
-    int | None,
-    _count("--tp", "--tensor-parallel", metavar="N", parser=positive("--tp", 65536), daily=True,
-           help="Split over N ranks (tensor parallelism): weights, FLOPs and communication of each."),
-]  # fmt: skip
 Ridge = Annotated[
     _Texts,
     _count("--ridge", metavar="X|DEVICE,...", values=values.devices,

@@ -16,6 +16,7 @@ from ffncli.show.text import bytes_text, plural
 
 if TYPE_CHECKING:
     from ffncli.models.counting.count import GroupCount, ModelCount, TensorCount
+    from ffncli.models.counting.expert_parallel import Exchange
     from ffncli.models.counting.figures import CostReport, Ridge
     from ffncli.models.counting.sweep import Point
     from ffncli.models.counting.tensor_parallel import Split
@@ -36,6 +37,7 @@ def parts_of(reports: list[CostReport], costs: bool = False) -> list[Part]:
     parts += [_costs(one.costs, several) for one in reports if costs and one.costs]
     splits = [one.split for one in reports if one.split]
     parts += [_splits(splits)] if len(splits) > _MOST_COLUMNS else [p for s in splits for p in _split(s, several)]
+    parts += [_exchange(one.exchange, several) for one in reports if one.exchange]
     parts += [part for one in reports for part in floor_parts(one, several)]
     return parts + [_ridge(one.count.name, ridge) for one in reports for ridge in one.ridges if not ridge.device]
 
@@ -254,8 +256,14 @@ def _split(split: Split, several: bool) -> list[Part]:
         rows: list[Row] = [
             (t.name, " × ".join(map(str, t.shape)), " × ".join(map(str, t.rank_shape)), t.place) for t in group.slices
         ]
-        title = f"{name}over {split.ranks} ranks, {group.stack} {ranges(group.layers)}"
+        title = f"{name}{_over(split)}, {group.stack} {ranges(group.layers)}"
         parts.append(Table(("tensor", "whole", "one rank", "how"), rows, title))
+    if split.ranks == 1:
+        alike: list[Row] = [
+            ("parameters, all layers", split.rank_0_params_total),
+            (f"weight bytes ({split.dtype})", split.rank_0_weight_bytes_total),
+        ]
+        return [*parts, Table(("stores", "each rank"), alike, name.removesuffix(": "))]
     totals: list[Row] = [
         ("parameters, all layers", split.rank_0_params_total, split.other_rank_params_total),
         (f"weight bytes ({split.dtype})", split.rank_0_weight_bytes_total, split.other_rank_weight_bytes_total),
@@ -271,7 +279,28 @@ def _splits(splits: Sequence[Split]) -> Table:
     rows: list[Row] = [
         (s.name, s.d_ff, Short(s.rank_0_params_total), Short(s.rank_0_weight_bytes_total), _sent(s)[0]) for s in splits
     ]
-    return Table(("model", "d_ff", "parameters", "weight bytes", "bytes sent"), rows, f"one of {splits[0].ranks} ranks")
+    return Table(
+        ("model", "d_ff", "parameters", "weight bytes", "bytes sent"), rows, _over(splits[0]).replace("over", "one of")
+    )
+
+
+def _over(split: Split) -> str:
+    """`over 4 ranks`, `over 8 ranks (tp 2, ep 4)`."""
+    grid = f" (tp {split.ranks}, ep {split.expert_ranks})" if split.ranks > 1 and split.expert_ranks > 1 else ""
+    return f"over {split.ranks * split.expert_ranks} ranks{grid}"
+
+
+def _exchange(exchange: Exchange, several: bool) -> Table:
+    """The experts of a rank, and the bytes of its two all-to-alls."""
+    name = f"{exchange.name}: " if several else ""
+    rows: list[Row] = [
+        ("dispatch, bytes/token/layer", ceil(exchange.dispatch_bytes_per_token)),
+        ("combine, bytes/token/layer", ceil(exchange.combine_bytes_per_token)),
+        (f"both, {exchange.layers} layers, {exchange.tokens:,} {plural('token', exchange.tokens)} of the rank",
+         ceil(exchange.dispatch_bytes_total + exchange.combine_bytes_total)),
+    ]  # fmt: skip
+    title = f"{name}two all-to-alls between {exchange.ranks} ranks of {exchange.experts} experts, routing even"
+    return Table((f"sends ({exchange.activation_dtype})", "each rank"), rows, title)
 
 
 def _sent(split: Split) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.option import OUTPUT, SOURCE, option
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, PlaceOptions, Source, TokenOptions
 from ffncli.cli.common.parsers import duration, from_zero
+from ffncli.cli.common.rank_options import RankOptions
 from ffncli.cli.common.spread import spread
 from ffncli.cli.verify.page import answer, failure
 from ffncli.cli.verify.referee_page import referee_answer, refusal
@@ -100,6 +101,7 @@ def command(
     place: PlaceOptions,
     tokens: TokenOptions,
     referee: RefereeOptions,
+    ranks: RankOptions,
     dimensions: DimensionOptions,
     load_limit: LoadOptions,
     show: OutputOptions,
@@ -117,7 +119,7 @@ def command(
     load_time = load_limit.load_time if referee.referee else None
     verdict = verify(
         source, **vars(place), **vars(tokens), check=checks or (), kernel=kernels or (), against=against,
-        tolerance=tolerance, load_time=load_time, **vars(referee), **vars(dimensions.dimensions()),
+        tolerance=tolerance, load_time=load_time, **vars(referee), **vars(ranks), **vars(dimensions.dimensions()),
     )  # fmt: skip
     output.notes(*verdict.notes)
     if verdict.certificate is not None:

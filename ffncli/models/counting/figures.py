@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block.dtypes import DType
+from ffncli.block.ranks import Ranks
 from ffncli.errors import FFNError
 from ffncli.models.counting.count import ModelCount, count
 from ffncli.models.counting.device_floor import DeviceFloor, device_floors, ridge_of
@@ -16,7 +17,8 @@ from ffncli.models.model import Model, Resolved
 from ffncli.system.hardware import Device
 
 if TYPE_CHECKING:
-    from ffncli.models.counting.tensor_parallel import Split  # imported only for a requested split
+    from ffncli.models.counting.expert_parallel import Exchange  # both are imported only for a requested split
+    from ffncli.models.counting.tensor_parallel import Split
 
 _ADDED = ("model_weight_bytes",)  # new columns go at the end, where readers of older files do not expect others
 _OF_COUNT = tuple(f.name for f in fields(ModelCount) if f.name not in ("groups", "not_counted", *_ADDED))
@@ -28,11 +30,15 @@ _OF_SPLIT = (
     "ranks", "rank_0_params_total", "other_rank_params_total", "rank_0_weight_bytes_total",
     "other_rank_weight_bytes_total", "ring_all_reduce_bytes_per_token", "all_gather_bytes_per_token",
 )  # fmt: skip
+_OF_EXCHANGE = {
+    "expert_ranks": "ranks", "experts_per_rank": "experts", "dispatch_bytes_per_token": "dispatch_bytes_per_token",
+    "combine_bytes_per_token": "combine_bytes_per_token",
+}  # fmt: skip
 _OF_RIDGE = ("ridge_tokens", "ridge_tokens_fused")
 _OF_FLOOR = tuple(f.name for f in fields(DeviceFloor) if f.name not in ("tokens", "ranks", "flops_per_byte"))
 KEYS = (
-    *(name for name in _OF_COUNT if name not in ("evidence", "citation")), *_OF_COST, *_OF_SPLIT, *_OF_RIDGE,
-    *_OF_FLOOR, *_ADDED,
+    *(name for name in _OF_COUNT if name not in ("evidence", "citation")), *_OF_COST, *_OF_SPLIT, *_OF_EXCHANGE,
+    *_OF_RIDGE, *_OF_FLOOR, *_ADDED,
 )  # fmt: skip
 
 
@@ -63,6 +69,7 @@ class CostReport:
     ridges: tuple[Ridge, ...] = ()
     floors: tuple[DeviceFloor, ...] = ()
     devices: tuple[str, ...] = ()
+    exchange: Exchange | None = None
 
     @property
     def count(self) -> ModelCount:
@@ -73,6 +80,7 @@ class CostReport:
         """As JSON has it: counts and costs, and where they were requested the split, the ridge and the floors."""
         more: dict[str, Any] = {"costs": [asdict(cost) for cost in self.costs]}
         more |= {"tensor_parallel": asdict(self.split)} if self.split else {}
+        more |= {"expert_parallel": asdict(self.exchange)} if self.exchange else {}
         if self.devices:
             more["floors"] = [{**asdict(floor), **self._ridge_tokens(floor.device)} for floor in self.floors]
         elif self.ridges:
@@ -82,6 +90,8 @@ class CostReport:
     def lines(self) -> list[dict[str, Any]]:
         """As CSV has it: one line for each number of tokens and device."""
         fixed = {name: getattr(self.split, name) for name in _OF_SPLIT} if self.split else {}
+        if self.exchange:
+            fixed |= {column: getattr(self.exchange, name) for column, name in _OF_EXCHANGE.items()}
         return [
             {name: getattr(counted, name) for name in _OF_COUNT}
             | {name: getattr(self.costs[i], name) if self.costs else None for name in _OF_COST}
@@ -113,6 +123,7 @@ class FigureQuestion:
     ranks: int | None = None
     ridge: float | None = None
     devices: tuple[Device, ...] = ()
+    ep: int | None = None
 
     def reports(self, models: Sequence[Resolved]) -> list[CostReport]:
         """Every model's figures in each format; errors name the model if there are several."""
@@ -128,27 +139,32 @@ class FigureQuestion:
     def report(self, model: Resolved, format: str | None = None, tokens: int | None = None) -> CostReport:
         """One model's figures in one format, for other `tokens` where they are given."""
         numbers = (tokens,) if tokens else self.tokens or (1,)
-        return figures(model, format, numbers, self.ranks, self.ridge, self.devices)
+        return figures(model, format, numbers, self.ranks, self.ridge, self.devices, self.ep)
 
 
 def figures(
     resolved: Resolved, dtype: str | None = None, tokens: tuple[int, ...] = (1,), ranks: int | None = None,
-    ridge: float | None = None, devices: Sequence[Device] = (),
+    ridge: float | None = None, devices: Sequence[Device] = (), ep: int | None = None,
 ) -> CostReport:  # fmt: skip
     """The figures of a source, its weights in `dtype` (None: as stored, else fp32), over `ranks` ranks.
 
-    `ridge` is FLOPs per byte; `devices` have ridges of their own, and time floors. Raises FFNError for a dtype whose
-    blocks do not fit, and for ranks that d_ff does not divide over, with the nearest that would do.
+    `ep` times as many share the experts of mixtures. `ridge` is FLOPs per byte; `devices` have ridges of their own, and
+    time floors. Raises FFNError for a dtype whose blocks do not fit, and for ranks that d_ff or the experts do not
+    divide over, with the nearest that would do.
     """
     model, weights = resolved.model, storage_of(resolved, dtype)
     known = "top_k" not in model.unknown  # else the number of active experts is unknown
-    over = None
-    if ranks:
+    over = sent = None
+    if ranks or ep:
         from ffncli.models.counting.tensor_parallel import split
 
-        over = split(model, ranks, weights, tokens[0])
+        over = split(model, ranks or 1, weights, tokens[0], ep or 1)
+    if ep:
+        from ffncli.models.counting.expert_parallel import exchange
+
+        sent = exchange(model, ep, weights, tokens[0])
     counts = tuple(count(resolved, dtype, number) for number in tokens)
-    costs = token_costs(model, weights, tokens, ranks or 1) if known else ()
+    costs = token_costs(model, weights, tokens, ranks or 1, ep or 1) if known else ()
     needed = counts[0].model_weight_bytes or counts[0].weight_bytes
     typed = [] if ridge is None else [(ridge, "")]
     of_devices = [(flops_per_byte, one.name) for one in devices if (flops_per_byte := ridge_of(one, weights))]
@@ -156,15 +172,18 @@ def figures(
         counts,
         costs,
         over,
-        tuple(_ridge(model, weights, number, ranks or 1, name) for number, name in (*typed, *of_devices)),
+        tuple(
+            _ridge(model, weights, number, Ranks(ranks or 1, ep or 1), name) for number, name in (*typed, *of_devices)
+        ),
         tuple(floor for device in devices for floor in device_floors(device, costs, weights, needed)),
         tuple(device.name for device in devices),
+        sent,
     )
 
 
-def _ridge(model: Model, weights: DType, flops_per_byte: float, ranks: int, device: str) -> Ridge:
+def _ridge(model: Model, weights: DType, flops_per_byte: float, grid: Ranks, device: str) -> Ridge:
     """The ridge; never reached where nothing says how many experts work."""
     if "top_k" in model.unknown:
         return Ridge(flops_per_byte, None, None, device)
-    plain, fused = (ridge_tokens(model, weights, flops_per_byte, ranks, fused) for fused in (False, True))
+    plain, fused = (ridge_tokens(model, weights, flops_per_byte, grid.tp, fused, grid.ep) for fused in (False, True))
     return Ridge(flops_per_byte, plain, fused, device)

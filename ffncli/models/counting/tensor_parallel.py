@@ -1,5 +1,7 @@
 """Model → what each rank holds and sends when its FFN blocks are split over n ranks (`block/shard.py`).
 
+Tensor parallelism here; where the experts are split too, `expert_parallel.py` counts what is sent between theirs.
+
 Every d_ff is split, that of dense blocks, of every expert, and of the shared experts; gate and up become
 column-parallel (their outputs are split), down row-parallel (its inputs are). Router, norms and an activation's
 learned parameters are copied to every rank, and the bias of down stays on rank 0. A slice of down is cut along its
@@ -9,33 +11,33 @@ rows, so that in a format with blocks each rank's part of d_ff has to be a whole
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd, isqrt, prod
-from typing import Literal
+from math import gcd, prod
 
 from ffncli.block.cost import Cost, cost
 from ffncli.block.dtypes import DType, activation_dtype
-from ffncli.block.shard import shard
+from ffncli.block.ranks import Ranks
 from ffncli.block.steps import AllReduce, Axis, Experts, Route, Step, input_shapes, parameters, shapes
 from ffncli.block.storage import parameter_bytes, weight_bytes
 from ffncli.errors import FFNError
+from ffncli.models.counting import expert_parallel
+from ffncli.models.counting.ranks import divisors, nearest, steps_of
 from ffncli.models.model import Group, Model
 from ffncli.show.text import plural
-
-Place = Literal["column", "row", "copied", "rank 0"]
 
 
 @dataclass(frozen=True)
 class Slice:
     """One parameter tensor and one rank's part of it, with torch's shapes.
 
-    `place` says how it is split: `column` (outputs), `row` (inputs), `copied` in full to every rank, or on `rank 0`
-    alone. `params` and `bytes` are for one rank that has it.
+    `place` says how it is split: `column` (outputs), `row` (inputs), `copied` in full to every rank, or on `rank 0` of
+    the tensor-parallel ranks alone; `experts` where each rank has whole ones, `experts, column` where it has a part of
+    each of these. `params` and `bytes` are for one rank that has it.
     """
 
     name: str
     shape: tuple[int, ...]
     rank_shape: tuple[int, ...]
-    place: Place
+    place: str
     params: int
     bytes: int
 
@@ -65,10 +67,11 @@ class GroupSplit:
 
 @dataclass(frozen=True)
 class Split:
-    """A model over `ranks` ranks. `*_per_token` is sent by one rank for one layer of the main group.
+    """A model over `ranks` tensor-parallel ranks, times `expert_ranks` for its experts.
 
-    `*_total` is over all layers: parameters and weight bytes of a rank, and bytes that one rank sends for `tokens`
-    tokens. `whole_params_total` is the parameters that one device would hold.
+    `*_per_token` is sent by one rank for one layer of the main group. `*_total` is over all layers: parameters and
+    weight bytes of a rank, and bytes that one rank sends for `tokens` tokens. `whole_params_total` is the parameters
+    that one device would hold. Without tensor parallelism all ranks are alike.
     """
 
     name: str
@@ -88,23 +91,26 @@ class Split:
     ring_all_reduce_bytes_total: float
     all_gather_bytes_total: int
     groups: tuple[GroupSplit, ...]
+    expert_ranks: int = 1
 
 
-def split(model: Model, ranks: int, weights: DType, tokens: int = 1) -> Split:
-    """The model over `ranks` ranks, its weights in this format.
+def split(model: Model, ranks: int, weights: DType, tokens: int = 1, ep: int = 1) -> Split:
+    """The model over `ranks` tensor-parallel times `ep` expert-parallel ranks, its weights in this format.
 
     Raises FFNError if a width does not divide, with the nearest numbers of ranks that would do, for a norm
     over d_ff, and if the format does not fit the whole tensors.
     """
     check(model, ranks, weights)
-    groups = tuple(_group(group, ranks, weights) for group in model.groups)
+    expert_parallel.check(model, ep)
+    groups = tuple(_group(group, Ranks(ranks, ep), weights) for group in model.groups)
     main = next(split for split, group in zip(groups, model.groups, strict=True) if group is model.main)
     times = [len(group.layers) for group in groups]
 
     def total(field: str) -> int:
         return sum(getattr(group, field) * n for group, n in zip(groups, times, strict=True))
 
-    sent = total("reduced_bytes") * tokens
+    runs = [n * group.runs for n, group in zip(times, model.groups, strict=True)]
+    sent = tokens * sum(one.reduced_bytes * n for one, n in zip(groups, runs, strict=True))
     return Split(
         name=model.name,
         ranks=ranks,
@@ -123,6 +129,7 @@ def split(model: Model, ranks: int, weights: DType, tokens: int = 1) -> Split:
         ring_all_reduce_bytes_total=ring_all_reduce_bytes(sent, ranks),
         all_gather_bytes_total=all_gather_bytes(sent, ranks),
         groups=groups,
+        expert_ranks=ep,
     )
 
 
@@ -134,7 +141,7 @@ def rank_counts(model: Model, weights: DType) -> tuple[int, ...]:
     if any(group.spec.sub_norm for group in model.groups):
         return (1,)
     common = gcd(*(size for _, size in _widths(model)))
-    return _divisors(common // weights.block) if common % weights.block == 0 else ()
+    return divisors(common // weights.block) if common % weights.block == 0 else ()
 
 
 def check(model: Model, ranks: int, weights: DType) -> None:
@@ -142,8 +149,7 @@ def check(model: Model, ranks: int, weights: DType) -> None:
     possible = rank_counts(model, weights)
     if ranks in possible:
         return
-    near = [str(n) for n in (*[n for n in possible if n < ranks][-1:], *[n for n in possible if n > ranks][:1])]
-    hint = "nearest: " + " and ".join(near) if near else "choose another --dtype"
+    hint = nearest(ranks, possible) or "choose another --dtype"
     for name, size in _widths(model):
         if size % ranks:
             raise FFNError(f"{name} = {size} does not divide over {ranks} ranks", hint)
@@ -171,9 +177,10 @@ def all_gather_bytes(size: int, ranks: int) -> int:
     return (ranks - 1) * size
 
 
-def _group(group: Group, ranks: int, weights: DType) -> GroupSplit:
-    first, other = shard(group.steps, 0, ranks), shard(group.steps, ranks - 1, ranks)
-    reduced = _reduced_bytes(first, activation_dtype(weights))
+def _group(group: Group, grid: Ranks, weights: DType) -> GroupSplit:
+    first, other = (steps_of(group, rank, grid) for rank in (0, grid.tp - 1))
+    ranks = grid.tp
+    reduced = reduced_bytes(first, activation_dtype(weights))
     return GroupSplit(
         stack=group.stack,
         layers=group.layers,
@@ -187,31 +194,34 @@ def _group(group: Group, ranks: int, weights: DType) -> GroupSplit:
         reduced_bytes=sum(reduced),
         ring_all_reduce_bytes=ring_all_reduce_bytes(sum(reduced), ranks),
         all_gather_bytes=all_gather_bytes(sum(reduced), ranks),
-        slices=_slices(group.steps, first, other, weights),
+        slices=_slices(group.steps, first, other, weights, grid),
     )
 
 
 def _slices(
-    whole: tuple[Step, ...], first: tuple[Step, ...], other: tuple[Step, ...], dtype: DType
+    whole: tuple[Step, ...], first: tuple[Step, ...], other: tuple[Step, ...], dtype: DType, grid: Ranks
 ) -> tuple[Slice, ...]:
+    """Every parameter's, by the steps of the first and the last tensor-parallel rank."""
     parts, elsewhere = parameters(first), parameters(other)
     out = []
     for name, axes in parameters(whole).items():
         part = parts[name]
         sizes = _sizes(part)
         place = _place(axes) if name in elsewhere else "rank 0"
+        if grid.ep > 1 and axes[0].size != part[0].size and axes[0].name == "experts":
+            place = "experts" if grid.tp == 1 or place == "copied" else f"experts, {place}"
         out.append(Slice(name, _sizes(axes), sizes, place, prod(sizes), parameter_bytes(name, part, dtype)))
     return tuple(out)
 
 
-def _place(axes: tuple[Axis, ...]) -> Place:
+def _place(axes: tuple[Axis, ...]) -> str:
     names = [axis.name for axis in axes]
     if "d_ff" not in names:
         return "copied"
     return "row" if names[-2:] in (["d_model", "d_ff"], ["latent", "d_ff"]) else "column"
 
 
-def _reduced_bytes(steps: tuple[Step, ...], activations: DType) -> list[int]:
+def reduced_bytes(steps: tuple[Step, ...], activations: DType) -> list[int]:
     """The bytes of each tensor that one token's pass reduces over ranks; in experts, of all that it chose together."""
     known = shapes(steps, input_shapes(steps, (1,)))
     top_k = {step.output: step.op.top_k for step in steps if isinstance(step.op, Route)}
@@ -220,7 +230,7 @@ def _reduced_bytes(steps: tuple[Step, ...], activations: DType) -> list[int]:
         if isinstance(step.op, AllReduce):
             out.append(prod(known[step.output]) * activations.block_bytes)
         elif isinstance(step.op, Experts):
-            out += [top_k[step.inputs[1]] * size for size in _reduced_bytes(step.op.program, activations)]
+            out += [top_k[step.inputs[1]] * size for size in reduced_bytes(step.op.program, activations)]
     return out
 
 
@@ -230,11 +240,6 @@ def _widths(model: Model) -> list[tuple[str, int]]:
     return [("d_ff", spec.d_ff) for spec in specs] + [
         ("shared d_ff", spec.shared_width) for spec in specs if spec.shared_width
     ]
-
-
-def _divisors(number: int) -> tuple[int, ...]:
-    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
-    return tuple(sorted({*small, *(number // n for n in small)}))
 
 
 def _sizes(axes: tuple[Axis, ...]) -> tuple[int, ...]:

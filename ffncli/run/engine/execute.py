@@ -286,7 +286,7 @@ def _within_groups(op: Route, choice: Tensor) -> Tensor:
     """Scores with the experts outside the best `top_groups` groups excluded, or 0."""
     if op.groups == 1 or op.top_groups == op.groups:
         return choice
-    grouped = choice.reshape(*choice.shape[:-1], op.groups, -1)
+    grouped = choice.unflatten(-1, (op.groups, choice.shape[-1] // op.groups))
     best = grouped.topk(min(op.group_best, grouped.shape[-1]), -1).values.sum(-1)
     kept = torch.zeros_like(best, dtype=torch.bool).scatter(-1, best.topk(op.top_groups, -1).indices, True)
     return grouped.masked_fill(~kept.unsqueeze(-1), 0.0 if op.zero_outside else -torch.inf).flatten(-2)
@@ -337,16 +337,16 @@ def received(step: Step, op: Experts, x: Tensor, route: Tensor, weights: Mapping
         share = route[tokens, e, None]
         params = op.of_one(weights, e, step.prefix)
         if op.weigh == "input":
-            yield Received(e, tokens, x[tokens] * share, None, params)
+            yield Received(op.first + e, tokens, x[tokens] * share, None, params)
         else:
-            yield Received(e, tokens, x[tokens], share, params)
+            yield Received(op.first + e, tokens, x[tokens], share, params)
 
 
 def unmixed(op: Experts, x: Tensor, route: Tensor) -> Tensor:
     """The output [tokens, d] before any expert: zeros, plus the share of the identity experts."""
     out = torch.zeros(x.shape[0], op.shape(tuple(x.shape))[-1], dtype=x.dtype, device=x.device)
     if op.identity:
-        out += x * route[:, op.experts.size :].sum(-1, keepdim=True)
+        out += x * route[:, -op.identity :].sum(-1, keepdim=True)
     return out
 
 

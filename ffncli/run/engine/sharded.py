@@ -1,78 +1,171 @@
-"""A block that is split over ranks, run here: a thread for each rank, on its own part of the weights."""
+"""A block over ranks, run here: every step on one rank after the other, with each rank's own part of the weights.
+
+All ranks take a step before any takes the next, so that a collective finds the parts of all. Nothing is copied for a
+rank: its weights are views of the whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier, BrokenBarrierError
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ffncli.block.steps import Step, parameters
-from ffncli.run.engine.execute import Mode, run
+from ffncli.block.ranks import Ranks
+from ffncli.block.shard import rank_steps
+from ffncli.block.steps import AllReduce, Experts, Step, block_inputs, parameters, tables
+from ffncli.run.engine.execute import apply, mix, possible, received, unmixed
 
 
-class _Collective:
-    """Sums over ranks: every rank's thread waits until all have given their parts."""
+@dataclass(frozen=True)
+class RankEvent:
+    """A step on all ranks: its printed name, rank 0's step, and every rank's tensor, in the order of the ranks.
 
-    def __init__(self, ranks: int) -> None:
-        self._parts: list[Tensor | None] = [None] * ranks
-        self._given, self._read = Barrier(ranks), Barrier(ranks)
+    Of experts that are split over ranks, `own` are the results [tokens, d] of each rank's experts for the tokens of
+    all, before these are combined.
+    """
 
-    def reduce(self, rank: int, part: Tensor) -> Tensor:
-        """The sum of all ranks' parts, in the order of the ranks."""
-        self._parts[rank] = part
-        self._given.wait()
-        total = torch.stack([one for one in self._parts if one is not None]).sum(0)
-        self._read.wait()
-        return total
-
-    def abort(self) -> None:
-        """After an error in one rank the others wait no longer."""
-        self._given.abort()
-        self._read.abort()
+    name: str
+    step: Step
+    tensors: tuple[Tensor, ...]
+    own: tuple[Tensor, ...] = ()
 
 
-def summed(
-    programs: list[tuple[Step, ...]],
-    steps: tuple[Step, ...],
-    weights: Mapping[str, Tensor],
-    inputs: Mapping[str, Tensor],
-) -> Tensor:
-    """Rank 0's output, after the last all-reduce."""
-    shares = [share_of(weights, steps, program, rank) for rank, program in enumerate(programs)]
-    collective = _Collective(len(programs))
+def execute_ranks(
+    steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], ranks: Ranks
+) -> Iterator[RankEvent]:
+    """Yield every step's output on all ranks, as `execute` does on one; in eval mode.
 
-    def one(rank: int) -> Tensor | BaseException:
-        try:
-            with torch.no_grad():
-                return run(
-                    programs[rank], shares[rank], inputs, Mode(reduce=lambda part: collective.reduce(rank, part))
-                )
-        except BaseException as error:
-            collective.abort()
-            return error
+    Expert-parallel ranks share the tokens (`own_tokens`); their tensors are [tokens, d]. Raises FFNError as
+    `rank_steps` does.
+    """
+    programs = [rank_steps(steps, rank, ranks) for rank in range(ranks.world_size)]
+    shares, entering = [], []
+    for rank, program in enumerate(programs):
+        expert_place, tensor_place = ranks.place(rank)
+        shares.append(share_of(weights, steps, program, tensor_place, expert_place))
+        entering.append({name: own_tokens(x, expert_place, ranks.ep) for name, x in inputs.items()})
+    yield from _execute(programs, shares, entering, ranks)
 
-    with ThreadPoolExecutor(len(programs)) as pool:
-        outputs = list(pool.map(one, range(len(programs))))
-    errors = [output for output in outputs if isinstance(output, BaseException)]
-    if errors:
-        raise next((error for error in errors if not isinstance(error, BrokenBarrierError)), errors[0])
-    first = outputs[0]
-    assert isinstance(first, Tensor)
-    return first
+
+def summed(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], ranks: Ranks) -> Tensor:
+    """The block's output, of all tokens, as the ranks compute it together."""
+    with torch.no_grad():
+        *_, last = execute_ranks(steps, weights, inputs, ranks)
+    return joined(last.tensors, ranks).reshape(*next(iter(inputs.values())).shape[:-1], -1)
+
+
+def own_tokens(x: Tensor, place: int, ranks: int) -> Tensor:
+    """The tokens that an expert-parallel rank enters: of x [..., d] flattened, the first ranks one more if need be."""
+    return x if ranks == 1 else x.flatten(0, -2).tensor_split(ranks)[place]
+
+
+def joined(tensors: Sequence[Tensor], ranks: Ranks) -> Tensor:
+    """The tokens of all expert-parallel ranks in their order, by the first tensor-parallel rank of each."""
+    return tensors[0] if ranks.ep == 1 else torch.cat(list(tensors[:: ranks.tp]))
 
 
 def share_of(
-    weights: Mapping[str, Tensor], steps: tuple[Step, ...], program: tuple[Step, ...], rank: int
+    weights: Mapping[str, Tensor], steps: Sequence[Step], program: Sequence[Step], rank: int, expert_rank: int = 0
 ) -> dict[str, Tensor]:
-    """One rank's weights: its part along every axis that became smaller."""
-    whole, out = parameters(steps), {}
+    """One rank's weights: its part along every axis that became smaller, of the experts and of d_ff."""
+    whole, out = parameters(steps), {name: weights[name] for name in tables(program)}
     for name, axes in parameters(program).items():
         tensor = weights[name]
         for at, (before, after) in enumerate(zip(whole[name], axes, strict=True)):
             if before.size != after.size:
-                tensor = tensor.narrow(at, rank * after.size, after.size)
+                place = expert_rank if after.name == "experts" else rank
+                tensor = tensor.narrow(at, place * after.size, after.size)
         out[name] = tensor
+    return out
+
+
+def _execute(
+    programs: Sequence[Sequence[Step]],
+    weights: Sequence[Mapping[str, Tensor]],
+    inputs: Sequence[Mapping[str, Tensor]],
+    ranks: Ranks,
+) -> Iterator[RankEvent]:
+    """The same of programs with equal names, on each rank's own weights and inputs."""
+    last_use = {name: at for at, step in enumerate(programs[0]) for name in step.inputs}
+    tensors = [dict(one) for one in inputs]
+    for at, steps in enumerate(zip(*programs, strict=True)):
+        arguments = [[one[name] for name in steps[0].inputs] for one in tensors]
+        own: tuple[Tensor, ...] = ()
+        if isinstance(steps[0].op, Experts):
+            results, own = yield from _experts(steps, arguments, weights, ranks)
+        elif isinstance(steps[0].op, AllReduce):
+            results = _all_reduced([x for (x,) in arguments], ranks)
+        else:
+            results = [_applied(*one) for one in zip(steps, weights, arguments, strict=True)]
+        for one, result in zip(tensors, results, strict=True):
+            one[steps[0].output] = result
+            for name in {*steps[0].inputs, steps[0].output}:
+                if last_use.get(name, at) == at:
+                    del one[name]
+        yield RankEvent(steps[0].output, steps[0], tuple(results), own)
+
+
+def _applied(step: Step, weights: Mapping[str, Tensor], arguments: Sequence[Tensor]) -> Tensor:
+    params = {name.rpartition(".")[2]: weights[name] for name in (*step.parameters(), *step.tables())}
+    with possible(step, arguments[0]):
+        return apply(step, params, arguments)
+
+
+def _all_reduced(parts: Sequence[Tensor], ranks: Ranks) -> list[Tensor]:
+    """On every rank the sum of its tensor-parallel group, in the order of the ranks."""
+    out: list[Tensor] = []
+    for start in range(0, len(parts), ranks.tp):
+        out += [torch.stack(list(parts[start : start + ranks.tp])).sum(0)] * ranks.tp
+    return out
+
+
+def _experts(
+    steps: Sequence[Step], arguments: Sequence[Sequence[Tensor]], weights: Sequence[Mapping[str, Tensor]], ranks: Ranks
+) -> Generator[RankEvent, None, tuple[list[Tensor], tuple[Tensor, ...]]]:
+    """(every rank's mixed output for its own tokens, the results of its experts before they are combined, if so)."""
+    flat = [(x.flatten(0, -2), route.flatten(0, -2)) for x, route in arguments]
+    sizes = [len(x) for x, _ in flat[:: ranks.tp]]
+    exchanged = isinstance(steps[0].op, Experts) and steps[0].op.ranks > 1
+    own: list[Tensor] = []
+    for start in range(0, len(steps), ranks.tp):
+        group = slice(start, start + ranks.tp)
+        entering = flat[group]
+        if exchanged:  # the dispatch: rows of all tokens, of which `received` takes those of the group's experts
+            entering = [
+                tuple(torch.cat(parts) for parts in zip(*flat[place :: ranks.tp], strict=True))  # type: ignore[misc]
+                for place in range(ranks.tp)
+            ]
+        own += yield from _own_results(steps[group], entering, weights[group])
+    results = []
+    for rank, (step, (x, route)) in enumerate(zip(steps, flat, strict=True)):
+        assert isinstance(step.op, Experts)
+        expert_place, tensor_place = ranks.place(rank)
+        alone = unmixed(step.op, x, route)
+        if exchanged:  # the combine
+            parts = [torch.split(one, sizes)[expert_place] for one in own[tensor_place :: ranks.tp]]
+            results.append(torch.stack([alone, *parts]).sum(0))
+        else:
+            results.append(alone + own[rank])
+    shaped = [one.reshape(*x.shape[:-1], one.shape[-1]) for one, (x, _) in zip(results, arguments, strict=True)]
+    return shaped, tuple(own) if exchanged else ()
+
+
+def _own_results(
+    steps: Sequence[Step], entering: Sequence[tuple[Tensor, Tensor]], weights: Sequence[Mapping[str, Tensor]]
+) -> Generator[RankEvent, None, list[Tensor]]:
+    """The results of one group's experts for all rows, on each of its tensor-parallel ranks."""
+    ops = [step.op for step in steps if isinstance(step.op, Experts)]
+    out = [unmixed(replace(op, identity=0), x, route) for op, (x, route) in zip(ops, entering, strict=True)]
+    works = [received(*one) for one in zip(steps, ops, *zip(*entering, strict=True), weights, strict=True)]
+    for each in zip(*works, strict=True):
+        programs = [op.program for op in ops]
+        inputs = [{block_inputs(op.program)[0]: one.x} for op, one in zip(ops, each, strict=True)]
+        results = tuple(one.x for one in each)
+        for event in _execute(programs, [one.weights for one in each], inputs, Ranks(len(steps))):
+            results = event.tensors
+            yield replace(event, name=f"{steps[0].output}.{each[0].expert}.{event.name}")
+        for total, one, result in zip(out, each, results, strict=True):
+            mix(total, one, result)
     return out

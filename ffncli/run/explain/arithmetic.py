@@ -257,7 +257,7 @@ def experts(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int)
         by = Factor(route.at(first + expert), route.row[first + expert].item())
         terms.append(_product(by, out) if op.weigh == "output" else _product(out))
         origins.append((name, at))
-    identity = exact_sum(route.row[op.experts.size :].tolist()) if op.identity else 0.0
+    identity = exact_sum(route.row[-op.identity :].tolist()) if op.identity else 0.0
     if identity:
         by, token = Factor("weights of identity experts", identity), Factor(x.at(feature), x.row[feature].item())
         terms.append(_product(by, token))

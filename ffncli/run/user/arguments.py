@@ -216,6 +216,8 @@ _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "kernel": (_texts, "names such as 'eager' or 'mine.py:mlp'"), "against": _MODEL,
     "tolerance": (_tolerance, "a number from 0"),
     "referee": _FLAG, "batch_invariant": _FLAG,
+    "tp": (_from(1, 65536), "a whole number from 1"), "ep": (_from(1, 65536), "a whole number from 1"),
+    "rank_timeout": (_seconds, "seconds, at most a day"),
     "load_time": (_seconds, "seconds, at most a day"), "call_time": (_seconds, "seconds, at most a day"),
     "d_model": _SIZE, "d_ff": _SIZE, "activation": _TEXT, "gated": _FLAG, "bias": _FLAG, "norm": _TEXT,
     "norm_position": _TEXT, "residual": _FLAG, "dropout": (_probability, "a number from 0 and below 1"),

@@ -15,6 +15,7 @@ from ffncli.models.source import is_user_module
 from ffncli.run.engine.threads import set_threads, sleep_while_waiting
 from ffncli.run.user.arguments import DimensionNames, Input, Number, Source, converted
 from ffncli.run.user.load import load
+from ffncli.run.verify.split import require_split, split_of, split_run
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ def verify(
     batch_invariant: bool = False,
     load_time: float | None = None,
     call_time: float | None = None,
+    tp: int | None = None,
+    ep: int | None = None,
+    rank_timeout: float | None = None,
     **dimensions: Unpack[DimensionNames],
 ) -> Verdict:
     """Prove that ways of computing a block agree, as `ffn verify` does; a failed check is a row that did not pass.
@@ -58,14 +62,16 @@ def verify(
     The arguments are the command line's options by their names, and mean the same (`ffn verify --help`); `source`, the
     dimensions and `threads` are those of `ffncli.trace`. Where `source` is a module in a
     Python file, `my.py:Class`, that module is run and compared too. With `referee` the verdict is on the one kernel,
-    and has a `certificate`; times are in seconds. Raises FFNError for what the command line refuses, and for an
-    argument of another type.
+    and has a `certificate`; times are in seconds. With `tp` and `ep` the block also runs over the processes that torchrun
+    has started, each of which makes this call; rank 0's verdict has the rows. Raises FFNError for what the command line
+    refuses, and for an argument of another type.
     """
     options = converted(locals(), "verify")
     _require_referee(options)
     chosen, seed = options["dimensions"], options["seed"] or 0
     names, compared = _names(options["check"], options["kernel"]), choices(options["kernel"])
     leading = leading_axes(tokens, batch, seq_len)
+    ranks = split_of(options)
     example = notebook() if source is None and chosen.d_model is None else None
     with sleep_while_waiting():  # a user's module imports torch
         if example:
@@ -74,19 +80,19 @@ def verify(
             resolved, user_module = _model(options["source"], chosen, seed)
             _require_tensors(resolved)
         other = None if against is None else _reference(options["against"], resolved, seed)
+        require_split(resolved, options["layer"], ranks)
 
     # From here on torch is needed; every error that can be raised without it has been raised.
     set_threads(threads)
     from ffncli.run.engine.prepare import LayerRequest
     from ffncli.run.verify.verify import VerifyQuestion, verify_layer
 
-    place = (options[name] for name in ("dtype", "device", "seed"))
-    request = LayerRequest(options["layer"], options["input"], leading, *place)
+    split, device = split_run(ranks, options)
+    request = LayerRequest(options["layer"], options["input"], leading, options["dtype"], device, options["seed"])
     if options["referee"]:
         return _certified(resolved, compared[0], request, options, example)
-    return verify_layer(
-        resolved, VerifyQuestion(request, names, compared, options["tolerance"], user_module, other), example
-    )
+    question = VerifyQuestion(request, names, compared, options["tolerance"], user_module, other, split)
+    return verify_layer(resolved, question, example)
 
 
 def _certified(

@@ -13,6 +13,7 @@ CHECK_STATEMENTS: Mapping[str, str] = {
     "nonlinearity": "f(a + b) - f(a) - f(b) + f(0) is 0 where linear (float64)",
     "zero": "a zero input gives zero without biases, and not with them",
     "shards": "the sum over the shards of n ranks is the whole",
+    "ranks": "the block over the processes of --tp and --ep = the whole",
     "fused": "gate and up packed in one matrix = separate",
     "kernels": "every kernel = the reference in float64",
     "layout": "how the file's tensors were read, and the effect of a misreading",

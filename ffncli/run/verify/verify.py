@@ -20,7 +20,7 @@ from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
 from ffncli.run.user.kernels import kernels_of
 from ffncli.run.verify.certificate import Certificate
 from ffncli.run.verify.checks import kernels, layouts, linearity, modules, positions, shards, values, zero
-from ffncli.run.verify.checks.case import CheckedBlock, UserModule
+from ffncli.run.verify.checks.case import CheckedBlock, SplitRun, UserModule
 from ffncli.run.verify.checks.row import CheckRow
 from ffncli.run.verify.names import CHECK_STATEMENTS
 
@@ -35,6 +35,12 @@ class VerifyCheck:
     rows: Callable[[CheckedBlock], Iterator[CheckRow]]
 
 
+def _over_ranks(case: CheckedBlock) -> Iterator[CheckRow]:
+    from ffncli.run.verify.checks.over_ranks import over_ranks  # it loads DTensor, which takes a second
+
+    return over_ranks(case)
+
+
 _ROWS: Mapping[str, Callable[[CheckedBlock], Iterator[CheckRow]]] = {
     "finite": values.finite,
     "module": modules.module,
@@ -44,6 +50,7 @@ _ROWS: Mapping[str, Callable[[CheckedBlock], Iterator[CheckRow]]] = {
     "nonlinearity": linearity.nonlinearity,
     "zero": zero.zero,
     "shards": shards.shards,
+    "ranks": _over_ranks,
     "fused": kernels.fused,
     "kernels": kernels.kernels,
     "layout": layouts.layout,
@@ -55,7 +62,8 @@ CHECKS: Mapping[str, VerifyCheck] = {name: VerifyCheck(text, _ROWS[name]) for na
 class VerifyQuestion:
     """What to verify. None means every check, the built-in kernels that need no compiling, the dtype's tolerance.
 
-    `run` chooses layer, input, dtype and device; `user_module` is set if the source is one.
+    `run` chooses layer, input, dtype and device; `user_module` is set if the source is one, `split` if this process is
+    one of several ranks.
     """
 
     run: LayerRequest = field(default_factory=LayerRequest)
@@ -64,6 +72,7 @@ class VerifyQuestion:
     tolerance: float | None = None
     user_module: UserModule | None = None
     against: Resolved | None = None
+    split: SplitRun | None = None
 
 
 @dataclass(frozen=True)
@@ -97,13 +106,28 @@ def verify_layer(
 
     Raises FFNError for an impossible request; a check that fails is a row.
     """
-    names = check_names(question.checks)
+    names = _names(question)
     case, ready = _case(model, question, example)
     # Convolutions round float32 to 10 bits on GPUs by default; `enabled` would otherwise be set to False too.
     exact = torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False)
     with torch.no_grad(), exact:
         rows = tuple(_rows(case, names))
     return Verdict(rows, model, ready, block_summary(model, ready, question.run.device))
+
+
+def _names(question: VerifyQuestion) -> tuple[str, ...]:
+    """The checks to run, in the table's order: on rank 0 all that are asked for, on the others that over the ranks."""
+    names, split = check_names(question.checks), question.split
+    if split is None:
+        if question.checks and "ranks" in names:
+            raise FFNError(
+                "--check ranks compares several processes", "add --tp N or --ep N, or start it with torchrun"
+            )
+        return tuple(name for name in names if name != "ranks")
+    if "ranks" not in names:
+        asked_for = ",".join(question.checks or ())
+        raise FFNError(f"--check {shown(asked_for)} runs nothing over several ranks", "add ranks to --check")
+    return names if split.rank == 0 else ("ranks",)
 
 
 def check_names(names: Sequence[str] | None) -> tuple[str, ...]:
@@ -121,16 +145,20 @@ def _check_list() -> str:
 def _rows(case: CheckedBlock, names: Sequence[str]) -> Iterator[CheckRow]:
     """The rows of the checks; if values are NaN or Inf, only that is checked."""
     broken = [row for row in values.finite(case) if row.passed is False]
-    for name in names:
+    rows: dict[str, tuple[CheckRow, ...]] = {}
+    for name in sorted(names, key=lambda name: name != "ranks"):  # first what other processes wait for
         if broken and name not in ("finite", "layout"):
-            yield CheckRow(name, "all", note=f"not run: {broken[0].subject} with NaN or Inf")
+            rows[name] = (CheckRow(name, "all", note=f"not run: {broken[0].subject} with NaN or Inf"),)
             continue
         try:
-            yield from CHECKS[name].rows(case)
+            rows[name] = tuple(CHECKS[name].rows(case))
         except (RuntimeError, NotImplementedError) as error:
             if "not implemented" not in str(error):
                 raise
-            yield CheckRow(name, "all", note=f"torch does not support it here: {str(error).splitlines()[0][:120]}")
+            why = f"torch does not support it here: {str(error).splitlines()[0][:120]}"
+            rows[name] = (CheckRow(name, "all", note=why),)
+    for name in names:
+        yield from rows[name]
 
 
 def _case(model: Resolved, question: VerifyQuestion, example: Example | None) -> tuple[CheckedBlock, Prepared]:
@@ -153,6 +181,7 @@ def _case(model: Resolved, question: VerifyQuestion, example: Example | None) ->
     case = CheckedBlock(
         model, ready.layer, ready.steps, ready.weights, flat, dtype, question.run.device, question.run.seed or 0,
         question.tolerance, compared, question.user_module, question.against,
+        question.split,
     )  # fmt: skip
     return case, ready
 

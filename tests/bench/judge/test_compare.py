@@ -303,6 +303,23 @@ def test_the_host_alone_decides_nothing():
     assert found.remarks == ("host: ci-1 in BASE, ci-2 in NEW",)
 
 
+def on_machines(run: str, first: str, second: str, **second_changes) -> list[ResultRow]:
+    """A merged result: two cases, each on a machine of its own."""
+    one, two = table([1.0, 1.0], run)
+    return [replace(one, host=first, run_id=run + "1"), replace(two, host=second, run_id=run + "2", **second_changes)]
+
+
+def test_merged_results_are_compared_machine_by_machine():
+    gpu = {"device_name": "H100", "driver": "580"}
+    found = compare(on_machines("base", "a", "b", **gpu), on_machines("new", "a", "b", **gpu), GATE)
+    assert (found.comparable, found.remarks) == (True, ())
+    exchanged = [replace(row, host={"a": "b", "b": "a"}[row.host]) for row in on_machines("new", "a", "b", **gpu)]
+    found = compare(on_machines("base", "a", "b", **gpu), exchanged, GATE)
+    assert found.remarks == ("host: a, b in BASE, a, b in NEW",)  # of one kind: a remark, as for single machines
+    with pytest.raises(FFNError, match=r"device_name: AMD EPYC 7B13 in BASE, H100 in NEW"):
+        compare(on_machines("base", "a", "b"), on_machines("new", "a", "b", **gpu), GATE)
+
+
 def test_a_field_that_one_side_did_not_record_differs():
     with pytest.raises(FFNError, match=r"isa: unknown in BASE, avx2 fma in NEW"):
         compare(table([1.0], "base", isa=""), table([1.0], "new"))

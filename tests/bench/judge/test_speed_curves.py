@@ -83,3 +83,17 @@ def test_without_two_sizes_there_is_no_sweep():
         require_sweep([CASE, replace(CASE, dtype="bf16")])
     for other in (replace(CASE, tokens=2), replace(CASE, threads=2), replace(CASE, spec=FFNSpec(64, 512, "silu"))):
         require_sweep([CASE, other])
+
+
+def test_parts_of_a_grid_are_one_sweep_on_machines_of_one_kind():
+    """Each point is a ratio of one machine; machines of another kind have a curve of their own."""
+    parts = [*pair(0.8, tokens=1, run_id="a"), *pair(0.9, tokens=2, run_id="b", host="ci-2")]
+    (sweep,) = speed_sweeps(parts)
+    assert [point.size for point in sweep.curves[1].points] == [1, 2]
+    other = [r for tokens in (1, 2) for r in pair(0.7, tokens=4 * tokens, run_id="c", host="gpu", device_name="H100")]
+    assert [(one.where, len(one.curves[0].points)) for one in speed_sweeps([*parts, *other])] == [
+        ("AMD EPYC 7B13", 2),
+        ("H100", 2),
+    ]
+    again = [*parts, *pair(0.8, tokens=1, run_id="d"), *pair(0.8, tokens=2, run_id="d")]
+    assert [one.where for one in speed_sweeps(again)] == ["d"]

@@ -61,3 +61,10 @@ def test_only_what_differs_in_threads_alone_is_compared():
         assert thread_scaling((one, other), [row(one, (2.0, 2.0)), row(other, (1.0, 1.0))]) == ()
     gpu = [replace(one, device="cuda", threads=n) for n in (1, 2)]
     assert thread_scaling(gpu, [row(case, (1.0, 1.0)) for case in gpu]) == ()
+
+
+def test_no_speed_up_is_across_machines():
+    four, one, two = CASES
+    rows = [row(one, (1.6, 1.6), host="a"), row(two, (1.0, 1.0), host="b"), row(four, (0.5, 0.5), host="b")]
+    (only,) = thread_scaling(CASES, rows)
+    assert (only.base_threads, only.threads, only.speed_up) == (2, 4, pytest.approx(2.0))

@@ -24,14 +24,14 @@ from ffncli.bench.results.csv_file import COLUMNS, read_rows
 from ffncli.bench.results.row import BenchWarning, ResultRow
 from ffncli.block.recipe import FFNSpec
 from ffncli.cli.bench import page as bench_page
-from ffncli.cli.bench.balance import balance
 from ffncli.cli.bench.closing import closing, longer_command
 from ffncli.cli.bench.options import FIRST_LOOK, MethodOptions, asked
 from ffncli.cli.bench.progress import UnitProgress
-from ffncli.cli.bench.remarks import remarks
-from ffncli.cli.bench.sweep_page import sweep
-from ffncli.cli.bench.words import rates, verdict
 from ffncli.cli.common.parsers import byte_count
+from ffncli.cli.common.results.balance import balance
+from ffncli.cli.common.results.remarks import remarks
+from ffncli.cli.common.results.sweep_page import sweep
+from ffncli.cli.common.results.words import rates, verdict
 from ffncli.show.progress import Advance
 from ffncli.show.text import time_text
 from tests import ROOT

@@ -142,6 +142,45 @@ def test_ranks_that_cannot_be(option: str, value: str, call):
     expect_refusal(call("params", "gpt2", option, value), "--tp", value[:30])
 
 
+# --- --ep ---------------------------------------------------------------------------------------------------------
+
+
+def test_experts_over_ranks(call):
+    (row,) = rows(call, "mixtral-8x7b", "--ep", "4", "--tokens", "32")
+    stored, sent = row["tensor_parallel"], row["expert_parallel"]
+    assert (stored["ranks"], stored["expert_ranks"]) == (1, 4)
+    assert stored["rank_0_params_total"] == 32 * (2 * 3 * 4096 * 14336 + 8 * 4096)
+    assert (sent["ranks"], sent["experts"], sent["layers"], sent["tokens_per_expert"]) == (4, 2, 32, 32 * 4 * 2 / 8)
+    assert sent["dispatch_bytes_per_token"] == sent["combine_bytes_per_token"] == 2 * 4096 * 2 * 3 / 4
+    (cost,) = row["costs"]
+    assert (cost["ranks"], round(cost["experts_touched"], 9)) == (4, 2)
+    text = call("params", "mixtral-8x7b", "--ep", "4")[1]
+    assert "8 × 14336 × 4096  2 × 14336 × 4096  experts" in text
+    assert "two all-to-alls between 4 ranks of 2 experts" in text
+    (line,) = csv.DictReader(io.StringIO(call("params", "mixtral-8x7b", "--ep", "4", "--csv")[1]))
+    assert (line["expert_ranks"], line["experts_per_rank"], line["dispatch_bytes_per_token"]) == ("4", "2", "12288")
+
+
+def test_experts_and_their_width_over_ranks(call):
+    (row,) = rows(call, "deepseek-v3", "--ep", "8", "--tp", "2")
+    assert (row["costs"][0]["ranks"], row["tensor_parallel"]["groups"][1]["d_ff"]) == (16, 1024)
+    assert row["expert_parallel"]["layers"] == 58
+    assert "over 16 ranks (tp 2, ep 8), decoder layers 3-60" in call("params", "deepseek-v3", "--ep=8", "--tp=2")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["mixtral-8x7b", "--ep", "3"], ["experts = 8", "3 ranks", "nearest: 2 and 4"]),
+        (["gpt2", "--ep", "2"], ["no experts", "--tp"]),
+        (["mixtral-8x7b", "--ep", "0"], ["--ep"]),
+        (["mixtral-8x7b", "--ep", "2", "--sweep", "d_ff=1x"], ["--sweep contradicts --ep"]),
+    ],
+)
+def test_an_impossible_split_of_experts(words: list[str], parts: list[str], call):
+    expect_refusal(call("params", *words), *parts)
+
+
 # --- --tokens and --ridge ---------------------------------------------------------------------------------------------
 
 

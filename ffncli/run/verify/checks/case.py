@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from ffncli.block.ranks import Ranks
 from ffncli.block.steps import Experts, Route, Step, block_inputs, ffn_span, ffn_steps
 from ffncli.kernels.kernel import Kernel, kernel_steps
 from ffncli.models.model import Layer, Resolved
@@ -26,6 +27,15 @@ class UserModule:
 
     module: nn.Module
     runner: Runner
+
+
+@dataclass(frozen=True)
+class SplitRun:
+    """Over which ranks a block runs, which of them this process is, and how many seconds it waits for the others."""
+
+    ranks: Ranks
+    rank: int
+    patience: float
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,8 @@ class DenseFFN:
 class CheckedBlock:
     """One block to be checked. `inputs` are [tokens, d_model]; `tolerance` None means the dtype's.
 
-    `kernels` are to be compared with float64, `against` is the model whose weights are the reference, if any.
+    `kernels` are to be compared with float64, `against` is the model whose weights are the reference, if any; `split`
+    is the run over several processes, of which this is one.
     """
 
     model: Resolved
@@ -65,6 +76,7 @@ class CheckedBlock:
     kernels: tuple[Kernel, ...] = ()
     user_module: UserModule | None = None
     against: Resolved | None = None
+    split: SplitRun | None = None
 
     def judge(self, check: str, dtype: torch.dtype | None = None) -> Judge:
         """The tolerance in the block's dtype, or in another one for checks without a router."""

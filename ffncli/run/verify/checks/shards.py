@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ffncli.block.shard import shard
+from ffncli.block.ranks import Ranks
+from ffncli.block.shard import rank_steps
 from ffncli.block.steps import AllReduce, walk
 from ffncli.errors import FFNError
 from ffncli.run.engine.execute import run
@@ -21,12 +22,12 @@ def shards(case: CheckedBlock) -> Iterator[CheckRow]:
     whole = run(case.steps, case.weights, case.inputs)
     for ranks in RANKS:
         try:
-            programs = [shard(case.steps, rank, ranks) for rank in range(ranks)]
+            first = rank_steps(case.steps, 0, Ranks(ranks))
         except FFNError as error:
             yield judge.skips(f"{ranks} ranks", error.message)
             continue
-        reduced = [n.removesuffix(".sum") for n, step in walk(programs[0]) if isinstance(step.op, AllReduce)]
+        reduced = [n.removesuffix(".sum") for n, step in walk(first) if isinstance(step.op, AllReduce)]
         widths = f"d_ff {case.layer.spec.d_ff:,} → {case.layer.spec.d_ff // ranks:,}"
         note = f"collectives: {len(reduced)} (all-reduce of {', '.join(reduced)})"
-        output = summed(programs, case.steps, case.weights, case.inputs)
+        output = summed(case.steps, case.weights, case.inputs, Ranks(ranks))
         yield judge.equal(f"{ranks} ranks, {widths}", output, whole, note)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 from ffncli.bench.judge.thread_scaling import ThreadScaling, thread_scaling
 from ffncli.bench.records import Case
 from ffncli.bench.results.row import ResultRow
-from ffncli.cli.bench.balance import balance
-from ffncli.cli.bench.remarks import notes, warned
-from ffncli.cli.bench.words import interval, ratio, verdict
+from ffncli.cli.common.results.balance import balance
+from ffncli.cli.common.results.remarks import notes, warned
+from ffncli.cli.common.results.words import interval, ratio, verdict
 from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.text import percent, plural, time_text
@@ -27,7 +28,13 @@ def sweep(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str) -
     values = {name: list(dict.fromkeys(getattr(case, name) for case in measured.values())) for name in _VARYING}
     differ = [name for name in _VARYING if len(values[name]) > 1]
     common = ", ".join(_common(name, values[name][0]) for name in _VARYING if name not in differ and values[name][0])
-    parts: list[Part] = [Heading(f"{len(cases)} cases", common), _grid(measured, rows, baseline, differ)]
+    hosts = {row.case: row.host or "unknown" for row in rows}
+    several = len({*hosts.values()}) > 1
+    parts: list[Part] = [
+        Heading(f"{len(cases)} {plural('case', len(cases))}", common),
+        _grid(measured, rows, baseline, differ, hosts if several else {}),
+        *(_machines(rows, hosts) if several else ()),
+    ]
     if any(row.verdict == "inconclusive" and row.kernel != row.baseline for row in rows):
         parts.append(Line("?: inconclusive", quiet=True))
     parts += balance(rows, {key: _where(case, differ).replace(",", "") for key, case in measured.items()})
@@ -47,14 +54,34 @@ def _as_measured(cases: Mapping[str, Case], rows: Sequence[ResultRow]) -> Mappin
     return {key: replace(case, cache=caches.get(key) or case.cache) for key, case in cases.items()}
 
 
-def _grid(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str, differ: Sequence[str]) -> Table:
-    """The baseline's column has times, the others have ratios to it."""
+def _machines(rows: Sequence[ResultRow], hosts: Mapping[str, str]) -> list[Part]:
+    """`node1: AMD EPYC 7B13, 12 cases`, a line for each machine."""
+    hardware = {row.host or "unknown": row.hardware for row in rows}
+    texts = {host: f"{host}: {hardware[host]}, " if hardware[host] else f"{host}: " for host in hardware}
+    counts = Counter(hosts.values())
+    return [Line(f"{texts[host]}{n} {plural('case', n)}", quiet=True) for host, n in counts.items()]
+
+
+def _grid(
+    cases: Mapping[str, Case],
+    rows: Sequence[ResultRow],
+    baseline: str,
+    differ: Sequence[str],
+    hosts: Mapping[str, str],
+) -> Table:
+    """The baseline's column has times, the others have ratios to it; `hosts` are named if there are several."""
     of = {(row.case, row.kernel): row for row in rows}
     kernels = list(dict.fromkeys(row.kernel for row in rows))
     kernels.sort(key=lambda kernel: kernel != baseline)  # the others stay in their order
-    columns = (_named(differ), *(f"{kernel}, time" if kernel == baseline else kernel for kernel in kernels))
+    machine = ("machine",) if hosts else ()
+    columns = (_named(differ), *machine, *(f"{kernel}, time" if kernel == baseline else kernel for kernel in kernels))
     lines = [
-        (_where(case, differ), *(_cell(of.get((key, kernel))) for kernel in kernels)) for key, case in cases.items()
+        (
+            _where(case, differ),
+            *(hosts.get(key) for _ in machine),
+            *(_cell(of.get((key, kernel))) for kernel in kernels),
+        )
+        for key, case in cases.items()
     ]
     return Table(columns, lines, side_by_side=True)
 

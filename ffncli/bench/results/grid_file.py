@@ -1,0 +1,117 @@
+"""`NAME.grid.json`, next to the results of a part: the whole grid, so that a merge knows what belongs to it.
+
+It has the request with all cases, as a journal stores it, and the number of parts; every part of a grid has the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from ffncli.bench.request.grid import BenchRequest, from_json, to_json
+from ffncli.bench.request.parts import MOST_PARTS, GridPart, dealt, part_of
+from ffncli.errors import ExitCode, FFNError, shown, shown_path
+from ffncli.models.files.json_records import Range, record_of
+from ffncli.models.files.strict_json import parse_object
+from ffncli.system.files import read_whole
+
+_VERSION = 1
+_MOST_BYTES = 50_000_000  # the largest grid takes a fifth of it
+SHARD = "--shard"
+
+
+@dataclass(frozen=True)
+class WholeGrid:
+    """The request of all parts together, and into how many it was dealt."""
+
+    request: BenchRequest
+    parts: int
+
+    def request_of(self, part: GridPart) -> BenchRequest:
+        """The request of one part: the same, with its cases only."""
+        return replace(
+            self.request,
+            cases=part_of(self.request.cases, part.index, part.count),
+            asked={**self.request.asked, SHARD: str(part)},
+        )
+
+    @cached_property
+    def part_of_case(self) -> dict[str, GridPart]:
+        """Case key → its part."""
+        return {key: GridPart(index, self.parts) for key, index in dealt(self.request.cases, self.parts).items()}
+
+
+def whole_grid(request: BenchRequest, parts: int) -> WholeGrid:
+    """The grid of a request, as every part of it stores it."""
+    return WholeGrid(replace(request, asked={k: v for k, v in request.asked.items() if k != SHARD}), parts)
+
+
+@dataclass(frozen=True)
+class _GridFile:
+    """The file. `request` is checked by `from_json`."""
+
+    grid: int
+    parts: Annotated[int, Range(1, MOST_PARTS)]
+    request: Any
+
+
+def grid_bytes(grid: WholeGrid) -> bytes:
+    """The contents of the file."""
+    stored = {"grid": _VERSION, "parts": grid.parts, "request": to_json(grid.request)}
+    return (json.dumps(stored, allow_nan=False, indent=1) + "\n").encode()
+
+
+def read_grid(path: Path) -> WholeGrid | None:
+    """The grid of a file; None if there is none. Raises FFNError for anything but a grid."""
+    name = shown_path(path)
+    try:
+        raw = read_whole(path, _MOST_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise FFNError(f"cannot read {name}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
+    entry = parse_object(raw, name)
+    if entry.get("grid") != _VERSION:
+        raise FFNError(f"{name}: not a grid that this ffn wrote", "merge with the version that measured it")
+    file: _GridFile = record_of(_GridFile, entry, name)
+    return WholeGrid(from_json(file.request, f"{name}: request"), file.parts)
+
+
+def difference(one: WholeGrid, other: WholeGrid) -> str:
+    """What tells two grids apart, in words; empty for the same grid, even if dealt into another number of parts.
+
+    The directories of files do not count, nor how a block was typed: machines may differ in them.
+    """
+    return next(_differences(one.request, other.request), "")
+
+
+def _differences(one: BenchRequest, other: BenchRequest) -> Iterator[str]:
+    sides = [{case.key: replace(case, source="") for case in request.cases} for request in (one, other)]
+    for side, rest in (sides, sides[::-1]):
+        if only := [key for key in side if key not in rest]:
+            more = f" and {len(only) - 1} more" if len(only) > 1 else ""
+            yield f"only one of them has the case {shown(only[0], 120)}{more}"
+    if key := next((key for key, case in sides[0].items() if case != sides[1].get(key)), ""):
+        yield f"the block or the data of the case {shown(key, 120)}"
+    if _kernels(one) != _kernels(other):
+        yield f"the kernels, {', '.join(one.names)} and {', '.join(other.names)}"
+    if one.baseline != other.baseline:
+        yield f"the baseline, {shown(one.baseline)} and {shown(other.baseline)}"
+    if one.method != other.method:
+        name = next(name for name, value in vars(one.method).items() if value != getattr(other.method, name))
+        yield f"the method: {name} is {getattr(one.method, name)!r} and {getattr(other.method, name)!r}"
+    if files := sorted({*_files(one)} ^ {*_files(other)}):
+        yield f"the contents of {shown(files[0][0])}"
+
+
+def _kernels(request: BenchRequest) -> list[tuple[str | None, ...]]:
+    return [(one.label, Path(one.kernel).name, one.attribute, one.factor, one.ref) for one in request.kernels]
+
+
+def _files(request: BenchRequest) -> list[tuple[str, str]]:
+    """(name, sha256) of the user's files: code and data."""
+    return [(Path(name).name, digest) for name, digest in request.files.items()]

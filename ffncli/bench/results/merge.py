@@ -1,0 +1,297 @@
+"""One result of several: `ffn merge`, `ffncli.merge`. Parts of a grid that ran on any machines become one result.
+
+A case is taken as a whole, all its kernels from one run on one machine: no ratio is ever across machines. Nothing is
+lost: the inputs are only read, and what cannot be merged without a choice (two results of one case, two grids) is
+refused by name. The merged files are written completely or not at all, and can be merged again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from ffncli.bench.request.grid import BenchRequest
+from ffncli.bench.results.csv_file import (
+    HEADER,
+    ROUNDS_HEADER,
+    read_rows,
+    rounds_lines,
+    row_lines,
+    unknown_column,
+)
+from ffncli.bench.results.grid_file import WholeGrid, difference, grid_bytes, read_grid
+from ffncli.bench.results.journal import ResultFiles, begun_run, locked, unfinished
+from ffncli.bench.results.row import ResultRow
+from ffncli.errors import FFNError, shown, shown_path
+from ffncli.show.text import plural
+from ffncli.system.files import check_writable, written_whole
+
+_SAME_VERSIONS = ("ffncli", "torch")  # they decide how is measured, and what
+_NOT_RESULTS = (".rounds.csv", ".grid.json", ".csv.lock")  # files next to a result, which `part-*` matches too
+_JOURNAL = ".partial.jsonl"
+_DAMAGED = "the file is damaged, or not of this grid"
+
+
+@dataclass(frozen=True)
+class MissingCase:
+    """A case of the grid without a result: the part that it belongs to, and the file of the unfinished run that has it.
+
+    `part` is `3/8`, empty if the run is not a part; `resume` is empty if no file that was merged has it.
+    """
+
+    case: str
+    part: str = ""
+    resume: str = ""
+
+
+@dataclass(frozen=True)
+class MergedFile:
+    """One input: the machines that it was measured on, its finished cases, and whether its run has not ended."""
+
+    file: str
+    hosts: tuple[str, ...]
+    cases: int
+    unfinished: bool
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The merged result. `grid` is None if no input is a part of one: nothing shows then what is missing.
+
+    `rows` are in the order of the grid, else in that of the inputs.
+    """
+
+    csv: Path
+    rounds: Path
+    rows: tuple[ResultRow, ...]
+    inputs: tuple[MergedFile, ...]
+    missing: tuple[MissingCase, ...]
+    grid: WholeGrid | None
+    notes: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool | None:
+        """Whether every case of the grid is there; None if that cannot be judged."""
+        if self.missing:
+            return False
+        return None if self.grid is None else True
+
+
+@dataclass(frozen=True)
+class _CaseRows:
+    """All rows of a case from one run, and the input that they are taken from."""
+
+    rows: tuple[ResultRow, ...]
+    source: _Source
+
+
+@dataclass(frozen=True)
+class _Source:
+    """One input as it was read. `begun` is the request of a run that has not ended."""
+
+    files: ResultFiles
+    rows: tuple[ResultRow, ...]
+    grid: WholeGrid | None
+    begun: BenchRequest | None
+
+    @property
+    def name(self) -> str:
+        return shown_path(self.files.csv)
+
+    def cases(self) -> Iterator[tuple[str, tuple[ResultRow, ...]]]:
+        """(case, its rows) of every run; a row that is there twice counts once, as in files joined with `cat`."""
+        groups: dict[tuple[str, str], dict[ResultRow, None]] = {}
+        for row in self.rows:
+            groups.setdefault((row.case, row.run_id), {})[row] = None
+        for (case, _), rows in groups.items():
+            yield case, tuple(rows)
+
+
+def merge(paths: Sequence[str | Path], out: str | Path, *, force: bool = False, allow_mismatch: bool = False) -> Merged:
+    """Merge results into `out`, a CSV, with its rounds file and, for parts of a grid, its grid file next to it.
+
+    `paths` are CSVs of `ffn bench` or of an earlier merge; files next to them, which a pattern matches too, are
+    skipped. `force` replaces existing files, `allow_mismatch` merges results of different versions. An incomplete grid
+    is merged, and `missing` has what is not there. Raises FFNError, before anything is written, for files that do not
+    belong together.
+    """
+    files = ResultFiles(Path(os.path.expanduser(out)))
+    if files.journal.exists():
+        raise unfinished(files)
+    sources = [_source(path) for path in _results_among(paths)]
+    grid = _one_grid(sources)
+    notes = list(_mismatches(sources, allow_mismatch))
+    chosen = _chosen(sources, grid)
+    if grid is None:
+        notes.append("no file is a part of a grid: nothing shows whether cases are missing")
+    order = chosen if grid is None else [case.key for case in grid.request.cases if case.key in chosen]
+    rows = tuple(row for case in order for row in chosen[case].rows)
+    with locked(files.csv):
+        for one in (files.csv, files.rounds, *(() if grid is None else (files.grid,))):
+            check_writable(str(one), force, "-o")
+        notes += _write(files, rows, sources, chosen, grid)
+    inputs = tuple(_merged_file(source, chosen) for source in sources)
+    missing = tuple(_missing(sources, grid, chosen))
+    return Merged(files.csv, files.rounds, rows, inputs, missing, grid, tuple(notes))
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _results_among(paths: Sequence[str | Path]) -> list[Path]:
+    """The CSVs, each once. Raises FFNError if there is none."""
+    unlike: dict[str, Path] = {}
+    for path in (Path(os.path.expanduser(one)) for one in paths):
+        if path.name.endswith(_NOT_RESULTS):
+            continue
+        if path.name.endswith(_JOURNAL):  # a run may have been stopped before it had a CSV
+            path = path.with_name(path.name.removesuffix(_JOURNAL) + ".csv")
+        unlike.setdefault(os.path.realpath(path), path)
+    if not unlike:
+        raise FFNError("no result is among these files", "give CSVs of ffn bench --save FILE.csv")
+    return list(unlike.values())
+
+
+def _source(path: Path) -> _Source:
+    """A result with its grid. Raises FFNError, naming the file, if one of them cannot be read or is damaged."""
+    files = ResultFiles(path)
+    grid = read_grid(files.grid)
+    begun = begun_run(files)
+    if begun is None:
+        rows = read_rows(path)
+    else:
+        rows = tuple(row for row in read_rows(path, growing=True) if row.run_id == begun[0]) if path.exists() else ()
+    if (begun is None or path.exists()) and (column := unknown_column(path)):
+        why = f"{shown_path(path)} has the column {shown(column)}, which this ffn does not know"
+        raise FFNError(why, "merge with the version that measured it: nothing should be lost")
+    if any(not row.case for row in rows):
+        raise FFNError(f"{shown_path(path)} has rows without a case", "measure it with this version")
+    return _Source(files, rows, grid, None if begun is None else begun[1])
+
+
+def _one_grid(sources: Sequence[_Source]) -> WholeGrid | None:
+    """The grid that all inputs are parts of; None if none is a part. Raises FFNError for parts of different grids."""
+    first = next((source for source in sources if source.grid is not None), None)
+    if first is None or first.grid is None:
+        return None
+    for source in sources:
+        if source.grid is None:
+            why = f"{first.name} is a part of a grid, and {source.name} has no {shown_path(source.files.grid)}"
+            raise FFNError(why, "copy that file too, or merge only parts")
+        if unlike := difference(first.grid, source.grid):
+            why = f"{first.name} and {source.name} are parts of different grids: {unlike}"
+            raise FFNError(why, "run all parts with the same options; --threads and --device make them the same")
+    return first.grid
+
+
+def _mismatches(sources: Sequence[_Source], allowed: bool) -> Iterator[str]:
+    """A note on every version that differs. Raises FFNError for the first one unless that is `allowed`."""
+    for field in _SAME_VERSIONS:
+        files: dict[str, str] = {}
+        for source in sources:
+            for row in source.rows:
+                if version := getattr(row, field):
+                    files.setdefault(version, source.name)
+        if len(files) > 1:
+            text = f"{field} is " + ", ".join(f"{shown(version)} in {name}" for version, name in files.items())
+            if not allowed:
+                raise FFNError(text, "measure all parts with one version, or give --allow-mismatch")
+            yield text
+
+
+# --- choosing ---------------------------------------------------------------------------------------------------------
+
+
+def _chosen(sources: Sequence[_Source], grid: WholeGrid | None) -> dict[str, _CaseRows]:
+    """Case → its rows, each from one run. Raises FFNError for two different results of a case, and for damaged ones."""
+    chosen: dict[str, _CaseRows] = {}
+    keys = {case.key for case in grid.request.cases} if grid else set()
+    for source in sources:
+        request = grid.request if grid else source.begun
+        for case, rows in source.cases():
+            if grid and case not in keys:
+                raise FFNError(f"{source.name}: its grid has no case {shown(case, 120)}", _DAMAGED)
+            if request and (why := _fault(rows, request)):
+                if source.begun:  # its last lines are not written yet
+                    continue
+                raise FFNError(f"{source.name}: {why} in the case {shown(case, 120)}", _DAMAGED)
+            before = chosen.setdefault(case, _CaseRows(rows, source))
+            if before.rows != rows:
+                names = " and ".join(dict.fromkeys((before.source.name, source.name)))
+                why = f"two different results of the case {shown(case, 120)} are in {names}"
+                raise FFNError(why, "leave one of them out")
+    return chosen
+
+
+def _fault(rows: Sequence[ResultRow], request: BenchRequest) -> str:
+    """Why these cannot be all rows of a case of that request; empty if they can."""
+    kernels = [row.kernel for row in rows]
+    unlike = next((row.baseline for row in rows if row.baseline != request.baseline), None)
+    if unlike is not None:
+        return f"the baseline is {shown(unlike)}, not {shown(request.baseline)}"
+    if not request.method.by_step and sorted(kernels) != sorted(request.names):
+        return f"the kernels are {', '.join(kernels)}, not {', '.join(request.names)}"
+    return ""
+
+
+def _missing(
+    sources: Sequence[_Source], grid: WholeGrid | None, chosen: Mapping[str, _CaseRows]
+) -> Iterator[MissingCase]:
+    """The cases without a result, in the order of the grid; without a grid, those of unfinished runs."""
+    begun = {case.key: source for source in sources if source.begun for case in source.begun.cases}
+    parts = {} if grid is None else grid.part_of_case
+    for case in begun if grid is None else [case.key for case in grid.request.cases]:
+        if case not in chosen:
+            part = parts.get(case)
+            yield MissingCase(case, str(part or ""), begun[case].name if case in begun else "")
+
+
+def _merged_file(source: _Source, chosen: Mapping[str, _CaseRows]) -> MergedFile:
+    cases = {row.case for row in source.rows} & chosen.keys()
+    hosts = tuple(dict.fromkeys(row.host for row in source.rows if row.host))
+    return MergedFile(source.name, hosts, len(cases), source.begun is not None)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _write(
+    files: ResultFiles,
+    rows: Sequence[ResultRow],
+    sources: Sequence[_Source],
+    chosen: Mapping[str, _CaseRows],
+    grid: WholeGrid | None,
+) -> list[str]:
+    """Write the merged files; returns a note for every input without rounds.
+
+    All are complete before the first takes its place, the CSV last. Raises FFNError (exit 3) if the system refuses.
+    """
+    notes = []
+    with ExitStack() as stack:
+        result, rounds = (stack.enter_context(written_whole(one)) for one in (files.csv, files.rounds))
+        if grid is not None:
+            stack.enter_context(written_whole(files.grid)).write(grid_bytes(grid))
+        result.write(HEADER.encode())
+        for row in rows:
+            result.write(row_lines([row]).encode())
+        rounds.write(ROUNDS_HEADER.encode())
+        for source in sources:
+            mine = {(row.run_id, case) for case, one in chosen.items() if one.source is source for row in one.rows}
+            if mine and not source.files.rounds.exists():
+                name = shown_path(source.files.rounds)
+                notes.append(
+                    f"there is no {name}: the merged rounds file lacks its {len(mine)} {plural('case', len(mine))}"
+                )
+                continue
+            rounds.writelines(_encoded(source, mine))
+    if grid is None:
+        files.grid.unlink(missing_ok=True)  # of what was replaced
+    return notes
+
+
+def _encoded(source: _Source, of: set[tuple[str, str]]) -> Iterable[bytes]:
+    """The lines of the input's rounds file that are of these (run_id, case)."""
+    return (line.encode() for line in rounds_lines(source.files.rounds, of, growing=source.begun is not None) if of)

@@ -1,0 +1,242 @@
+"""One case over ranks, in one of them: the same steps as on one rank, each taken by all ranks together.
+
+What one rank finds decides for all: a kernel that fails, is refused or wrong on one is not timed on any. An error that
+only one rank meets while the others wait for it in a collective ends its process, and so their wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from torch import Tensor
+
+from ffncli.bench.machine.counters import Counters, Snapshot, SystemCounters
+from ffncli.bench.records import GEMM, TWIN, Case, Doing, Job, Outcome, Status, TimedBlock, TimedUnit
+from ffncli.bench.referee.errors import Error, Ruling
+from ffncli.bench.referee.problem import Inputs, Problem, Referee
+from ffncli.bench.referee.process import RefereeProcess
+from ffncli.bench.referee.samples import CallSample
+from ffncli.bench.timing import arms as one_rank
+from ffncli.bench.timing.arms import Arms
+from ffncli.bench.timing.cheating.inspector import Inspector
+from ffncli.bench.timing.clock import Clock
+from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
+from ffncli.bench.timing.cuda_counters import GpuCounters
+from ffncli.bench.timing.fresh_inputs import source_of
+from ffncli.bench.timing.measure_case import CaseRun
+from ffncli.bench.timing.outcomes import BrokenArm, WrongResult, first_cause, verdict_of
+from ffncli.bench.timing.placed_kernel import PlacedKernel
+from ffncli.bench.timing.ranks.arms import RankArms, RankSource
+from ffncli.bench.timing.ranks.channel import RankChannel
+from ffncli.bench.timing.ranks.clock import RankClock
+from ffncli.bench.timing.ranks.kernels import Split, in_step, split_kernels
+from ffncli.bench.timing.settings import settle
+from ffncli.errors import FFNError
+from ffncli.kernels.kernel import Kernel
+
+_GRAVEST: tuple[Status, ...] = ("wrong", "oom", "failed", "skipped", "ok")
+
+
+class KernelBroke(RuntimeError):
+    """A kernel raised on this rank while all were timing it: the others wait for what it will never send."""
+
+    def __init__(self, kernel: str, text: str) -> None:
+        super().__init__(text)
+        self.kernel = kernel
+
+
+def measure_over_ranks(
+    case: Case,
+    job: Job,
+    channel: RankChannel,
+    start: float = 0.0,
+    tell: Callable[[Doing, str], None] = lambda doing, name: None,
+    referee: RefereeProcess | None = None,
+    clock: Clock | None = None,
+) -> TimedUnit:
+    """One case with every kernel of the job, in one of the ranks of `channel`; rank 0's answer is the case's.
+
+    Raises KernelBroke, and what a collective raises where another rank is lost.
+    """
+    mine = case.of_rank
+    job = replace(job, gone=tuple((mine.key, outcome) for key, outcome in job.gone if key == case.key))
+    inspector = _RankInspector(job)
+    settle(mine, job)
+    inspector.settle()
+    own = clock or clock_for(mine.device)
+    counters = _RankCounters(GpuCounters(own, None) if isinstance(own, CudaClock) else SystemCounters())
+    in_turn = RankClock(own, channel, each_call=not isinstance(own, CudaClock))
+    run = _RankRun(mine, job, in_turn, counters, {"start": start}, inspector, referee, tell=tell, roofs=0)
+    unit = run.over(channel).unit()
+    blocks = tuple(replace(block, case=case.key) for block in unit.blocks)
+    return replace(unit, case=case.key, blocks=blocks)
+
+
+@dataclass
+class _RankRun(CaseRun):
+    """The state of a case on one rank."""
+
+    channel: RankChannel = field(init=False)
+    splits: dict[str, Split] = field(init=False, default_factory=dict)
+
+    def over(self, channel: RankChannel) -> _RankRun:
+        """This run as one of the ranks of `channel`."""
+        self.channel = channel
+        return self
+
+    def _kernels(self) -> dict[str, Kernel | FFNError | WrongResult]:
+        """The kernels by label, on this rank's part; one that some rank cannot have, none has."""
+        gone = self.job.gone_in(self.case)
+        splits = split_kernels(self.job.kernels, self.case, self.channel, gone, self.tell, self.inspector.replaced)
+        self.tell("starting", "")  # loading is over
+        self.splits = {name: one for name, one in splits.items() if isinstance(one, Split)}
+        return {name: one.whole if isinstance(one, Split) else one for name, one in splits.items()}
+
+    def _problem(self) -> Problem:
+        problem = in_step(self.channel, super()._problem)
+        return replace(problem, referee=_RankReferee(problem.rules, self.channel))
+
+    def _llc_and_room(self) -> tuple[int, int | None]:
+        """The smallest room of any rank, so that all place their copies alike."""
+        llc, room = super()._llc_and_room()
+        largest, *least = self.channel.largest([float(llc), -float(room or 0)])
+        return int(largest), None if room is None else int(-least[0])
+
+    def _verify(self, name: str, kernel: Kernel | FFNError | WrongResult, problem: Problem) -> None:
+        super()._verify(name, kernel, problem)
+        self._agree(name)
+
+    def _agree(self, name: str) -> None:
+        """Every rank has the gravest outcome of all, with the largest errors."""
+        told: list[Outcome] = self.channel.all(self.outcomes[name])
+        rank, gravest = min(enumerate(told), key=lambda one: _GRAVEST.index(one[1].status))
+        note = self.outcomes[name].note
+        if gravest.status != self.outcomes[name].status:
+            note = f"rank {rank}: {gravest.note}"
+        self.outcomes[name] = replace(
+            self.outcomes[name], status=gravest.status, note=note,
+            error_max=_largest(one.error_max for one in told), error_rel=_largest(one.error_rel for one in told),
+            compile_s=_largest(one.compile_s for one in told),
+            peak_memory_bytes=max((one.peak_memory_bytes or 0 for one in told), default=0) or None,
+        )  # fmt: skip
+        if gravest.status != "ok":
+            self.placed.pop(name, None)
+            self._tell_referee(name)
+
+    def _time(self, problem: Problem) -> None:
+        for split in self.splits.values():
+            split.careful = False
+        super()._time(problem)
+        for name in self.outcomes:
+            self._agree(name)
+
+    def _without(self, broken: BrokenArm, error: BaseException | None = None) -> None:
+        """Nothing is timed again in this process: the other ranks are in the midst of the call that broke."""
+        cause = first_cause(error or broken)
+        name = self.baseline if broken.name in (TWIN, GEMM) else broken.name
+        text = str(cause) if isinstance(cause, RuntimeError) else verdict_of(cause)[1]
+        raise KernelBroke(name, text) from broken
+
+    def _arms_of(self, problem: Problem, kernels: Sequence[PlacedKernel]) -> Arms:
+        source = RankSource(source_of(problem), self.channel)
+        made = one_rank.arms_of(
+            problem, kernels, self.placed.get(self.baseline), self.mode, {*self.without, GEMM}, self.job,
+            partial(RankArms, source=source),
+        )  # fmt: skip
+        assert isinstance(made, RankArms)
+        return made.over(self.channel, self.splits)
+
+
+def _largest(values: object) -> float | None:
+    return max((value for value in values if value is not None), default=None)  # type: ignore[attr-defined]
+
+
+class _RankInspector(Inspector):
+    """Asks users' kernels nothing by calling them: a rank that calls one more often than the others waits for them."""
+
+    def named(self, error: BaseException, placed: PlacedKernel | None, problem: Problem) -> BaseException:
+        """The error as it is."""
+        return error
+
+    def after_timing(
+        self, arms: Arms, baseline: str, problem: Problem, blocks: Sequence[TimedBlock], clock: Clock
+    ) -> None:
+        """Nothing is asked."""
+
+
+class _RankCounters:
+    """This rank's counters. Processor time is not judged: a rank that waits for others is not busy."""
+
+    def __init__(self, own: Counters) -> None:
+        self._own = own
+
+    def read(self) -> Snapshot:
+        """The counts now."""
+        return self._own.read()
+
+    def flags(self, before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
+        """What happened in a block."""
+        return self._own.flags(before, after, seconds, 0)
+
+
+class _RankReferee:
+    """Each rank's own referee, whose rulings count on all of them."""
+
+    def __init__(self, own: Referee, channel: RankChannel) -> None:
+        self._own, self._channel = own, channel
+
+    def inputs(self, number: int) -> Inputs:
+        """The same on all ranks."""
+        return self._own.inputs(number)
+
+    def declare(self, kernel: str, computes: str) -> None:
+        """To this rank's referee."""
+        self._own.declare(kernel, computes)
+
+    def limit(self, kernel: str) -> float:
+        """This rank's."""
+        return self._own.limit(kernel)
+
+    def ruling(self, kernel: str, number: int, given: Mapping[str, Tensor]) -> Ruling:
+        """The gravest of any rank's answer."""
+        return _gravest(self._channel.all(self._own.ruling(kernel, number, given)), self._channel.rank)
+
+    def show(self, sample: CallSample) -> None:
+        """To this rank's referee."""
+        self._own.show(sample)
+
+    def timed(self) -> dict[str, Ruling]:
+        """Of each kernel the gravest of any rank."""
+        told: list[dict[str, Ruling]] = self._channel.all(self._own.timed())
+        names = dict.fromkeys(name for one in told for name in one)
+        return {name: _gravest([one.get(name, Ruling()) for one in told], self._channel.rank) for name in names}
+
+    def accuse(self, kernel: str, note: str) -> None:
+        """To this rank's referee."""
+        self._own.accuse(kernel, note)
+
+    def sampled(self, samples: Sequence[CallSample]) -> list[Error | None]:
+        """By this rank's referee."""
+        return self._own.sampled(samples)
+
+    def clock_started(self) -> None:
+        """Of this rank."""
+        self._own.clock_started()
+
+    def clock_stopped(self, seconds: float) -> str:
+        """Of this rank."""
+        return self._own.clock_stopped(seconds)
+
+
+def _gravest(rulings: Sequence[Ruling], here: int) -> Ruling:
+    """The first wrong one, with its rank if that is another; where all are right, one with the largest errors."""
+    error = Error()
+    for ruling in rulings:
+        error = error.worst(ruling.error)
+    rank = next((rank for rank, ruling in enumerate(rulings) if ruling.wrong), None)
+    if rank is None:
+        return Ruling(error)
+    wrong = rulings[here].wrong or f"on rank {rank}, {rulings[rank].wrong}"
+    return Ruling(error, wrong, rulings[here].code or rulings[rank].code)

@@ -1,0 +1,254 @@
+"""Kernels on one rank's part of a block: what they compute alone, and with the collectives that complete it.
+
+A kernel that computes any block computes a rank's part of one: `block/shard.py` makes the split block a smaller block
+and one all-reduce of its output. `dtensor` is the block as `run/ranks/parallel.py` splits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ffncli.bench.records import Case, Doing
+from ffncli.bench.timing.arms import kernels_by_label
+from ffncli.bench.timing.outcomes import Skipped, WrongResult, verdict_of
+from ffncli.bench.timing.ranks.channel import RankChannel
+from ffncli.block.recipe import steps as steps_of
+from ffncli.block.shard import shard
+from ffncli.block.steps import AllReduce, Experts, Linear, Step, parameters
+from ffncli.errors import FFNError
+from ffncli.kernels import OVER_RANKS
+from ffncli.kernels.choice import KernelChoice
+from ffncli.kernels.kernel import Computes, Kernel, Params, Steps, kernel_steps
+from ffncli.run.engine.sharded import share_of
+from ffncli.run.ranks.parallel import ParallelBlock
+
+(DTENSOR,) = OVER_RANKS
+Result = TypeVar("Result")
+
+
+class Split:
+    """A kernel over ranks as a Kernel of the whole block: `whole.prepare` takes the whole block's weights.
+
+    `alone` is the call without its collectives, where that can be called; it is known once the kernel is built. Until
+    `careful` ends, every call asks all ranks whether they computed their part before any of them waits for the others.
+    """
+
+    def __init__(self, whole: Kernel, channel: RankChannel) -> None:
+        self.whole, self.channel = whole, channel
+        self.careful = True
+        self.alone: Computes | None = None
+
+
+class SplitKernel(Split):
+    """A kernel of any block, on this rank's part of one."""
+
+    def __init__(self, kernel: Kernel, channel: RankChannel) -> None:
+        self.kernel = kernel
+        whole = replace(kernel, prepare=self._prepared, build=self._built, refuses=self._refuses, trains=False)
+        super().__init__(whole, channel)
+
+    def _refuses(self, steps: Steps) -> str | None:
+        """Why some rank cannot compute its part."""
+        try:
+            reason = self.kernel.refuses(part_of(steps, self.channel))
+        except Skipped as skipped:
+            reason = str(skipped)
+        return next((told for told in self.channel.all(reason) if told), None)
+
+    def _prepare(self, steps: Steps, weights: Mapping[str, Tensor]) -> Params:
+        program = part_of(steps, self.channel)
+        return self.kernel.prepare(program, weights_of(weights, steps, program, self.channel))
+
+    def _build(self, steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+        self.alone = self.kernel.build(part_of(steps, self.channel), device, dtype)
+        over = self.channel.group.mesh["tp"].get_group()
+
+        def compute(x: Tensor, params: Params) -> Tensor:
+            out = (self._checked_part(x, params) if self.careful else self._part(x, params)).contiguous()
+            dist.all_reduce(out, group=over)
+            return out
+
+        return compute
+
+    def _part(self, x: Tensor, params: Params) -> Tensor:
+        assert self.alone is not None
+        return self.alone(x, params)
+
+    def _checked_part(self, x: Tensor, params: Params) -> Tensor:
+        """This rank's part of the sum, once every rank has one that can be summed."""
+
+        def part() -> Tensor:
+            out = self._part(x, params)
+            if not isinstance(out, Tensor) or out.shape != x.shape or out.dtype != x.dtype:
+                form = f"{out.dtype} {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+                raise TypeError(f"returns {form.removeprefix('torch.')}, expected {x.dtype} {list(x.shape)}")
+            return out
+
+        return in_step(self.channel, part)
+
+    def _prepared(self, steps: Steps, weights: Mapping[str, Tensor]) -> Params:
+        return in_step(self.channel, lambda: self._prepare(steps, weights))
+
+    def _built(self, steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+        return in_step(self.channel, lambda: self._build(steps, device, dtype))
+
+
+def split_kernels(
+    choices: Sequence[KernelChoice],
+    case: Case,
+    channel: RankChannel,
+    without: Collection[str] = (),
+    tell: Callable[[Doing, str], None] = lambda doing, name: None,
+    changed: Callable[[], WrongResult | None] = lambda: None,
+) -> dict[str, Split | FFNError | WrongResult]:
+    """The kernels by label, in order, as `kernels_by_label` has them, each on this rank's part.
+
+    In place of one that some rank cannot have, why.
+    """
+    whole = kernel_steps(steps_of(case.spec))
+    part: tuple[Step, ...] = whole
+    with suppress(Skipped):
+        part = part_of(whole, channel)
+    narrow = replace(case.spec, d_ff=case.spec.d_ff // channel.group.ranks.tp)
+    spec = narrow if _same(kernel_steps(steps_of(narrow)), part) else case.spec
+    plain = [choice for choice in choices if choice.kernel != DTENSOR]
+    loaded = kernels_by_label(plain, part, spec, without, tell, changed)
+    told = channel.all({name: verdict_of(one)[1] for name, one in loaded.items() if isinstance(one, Exception)})
+    out: dict[str, Split | FFNError | WrongResult] = {}
+    for choice in choices:
+        name, one = choice.label, loaded.get(choice.label)
+        failed = next((f"rank {rank}: {texts[name]}" for rank, texts in enumerate(told) if name in texts), "")
+        if one is None:
+            out[name] = DTensorKernel(channel)
+        elif isinstance(one, Exception):
+            out[name] = one
+        else:
+            out[name] = FFNError(failed) if failed else SplitKernel(one, channel)
+    return out
+
+
+def _same(some: Sequence[Step], others: Sequence[Step]) -> bool:
+    return _without_bias(some) == _without_bias(others)
+
+
+def in_step(channel: RankChannel, act: Callable[[], Result]) -> Result:
+    """What `act` returns. If it raises on any rank, all raise: their own error, or that of the first such rank."""
+    error: BaseException | None = None
+    try:
+        result = act()
+    except BaseException as raised:  # SystemExit too: it is a user's code
+        error = raised
+    told = channel.all(None if error is None else f"{type(error).__name__}: {error}")
+    if error is not None:
+        raise error
+    if failed := next((f"rank {rank}: {text}" for rank, text in enumerate(told) if text is not None), None):
+        raise RuntimeError(failed)
+    return result
+
+
+def part_of(steps: Sequence[Step], channel: RankChannel) -> tuple[Step, ...]:
+    """The steps of one rank, up to the all-reduce of the output. Raises Skipped where it has other collectives.
+
+    Where rank 0 alone adds a bias, every rank has that bias, of zeros on the others: a kernel is the same on all ranks.
+    """
+    ranks = channel.group.ranks
+    if ranks.ep > 1:
+        raise Skipped("tokens are sent to the ranks of their experts, which only dtensor does")
+    try:
+        program, first = (shard(steps, place, ranks.tp) for place in (ranks.place(channel.rank)[1], 0))
+    except FFNError as error:
+        raise Skipped(error.message) from None
+    *part, last = first if _without_bias(first) == _without_bias(program) else program
+    inner = [inner for step in part if isinstance(step.op, Experts) for inner in step.op.program]
+    if not isinstance(last.op, AllReduce) or any(isinstance(step.op, AllReduce) for step in (*part, *inner)):
+        raise Skipped("its split needs a sum over ranks in the middle of the block, which only dtensor does")
+    return tuple(part)
+
+
+def weights_of(
+    weights: Mapping[str, Tensor], steps: Sequence[Step], program: Sequence[Step], channel: RankChannel
+) -> dict[str, Tensor]:
+    """This rank's weights for `program`, contiguous; a bias that another rank adds is zero."""
+    place = channel.group.ranks.place(channel.rank)[1]
+    mine = share_of(weights, tuple(steps), tuple(program), place)
+    added = parameters(shard(steps, place, channel.group.ranks.tp))
+    return {name: (t if name in added else torch.zeros_like(t)).contiguous() for name, t in mine.items()}
+
+
+def _without_bias(program: Sequence[Step]) -> list[Step]:
+    def plain(step: Step) -> Step:
+        match step.op:
+            case Linear():
+                return replace(step, op=replace(step.op, bias=False))
+            case Experts():
+                return replace(step, op=replace(step.op, program=tuple(_without_bias(step.op.program))))
+        return step
+
+    return [plain(step) for step in program]
+
+
+class DTensorKernel(Split):
+    """`run/ranks/parallel.py` as a kernel: torch's DTensor splits the weights, and its collectives complete the output.
+
+    `alone` leaves every rank's part as it is; there is none where experts are on other ranks.
+    """
+
+    def __init__(self, channel: RankChannel) -> None:
+        self._block: ParallelBlock | None = None
+        self._params: Params = ()
+        super().__init__(Kernel(DTENSOR, self._build, self._prepare, refuses=self._refuses, trains=False), channel)
+
+    def _refuses(self, steps: Steps) -> str | None:
+        """Why the block cannot be split."""
+        ranks = self.channel.group.ranks
+        try:
+            shard(steps, ranks.place(self.channel.rank)[1], ranks.tp)
+        except FFNError as error:
+            return error.message
+        return None
+
+    def _prepare(self, steps: Steps, weights: Mapping[str, Tensor]) -> Params:
+        def split() -> Params:
+            self._block = ParallelBlock(steps, weights, self.channel.group)
+            return tuple(map(_local, self._block.parts.parameters()))
+
+        return in_step(self.channel, split)
+
+    def _build(self, steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+        block = self._block
+        assert block is not None, "a kernel is built after its weights are prepared"
+        complete = block.reduce
+        if self.channel.group.ranks.ep == 1:
+            self.alone = self._call(block, lambda part: part)
+        return self._call(block, complete)
+
+    def _call(self, block: ParallelBlock, reduce: Callable[[Tensor], Tensor]) -> Computes:
+        def compute(x: Tensor, params: Params) -> Tensor:
+            if params is not self._params:
+                self._use(block, params)
+            block.reduce = reduce
+            out: Tensor = block(x)
+            return out
+
+        return compute
+
+    def _use(self, block: ParallelBlock, params: Params) -> None:
+        """Read these tensors, which an arm has placed, as this rank's weights."""
+        for parameter, tensor in zip(block.parts.parameters(), params, strict=True):
+            if isinstance(parameter, DTensor):
+                parameter._local_tensor = tensor
+            else:
+                parameter.data = tensor
+        self._params = params
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach().contiguous()

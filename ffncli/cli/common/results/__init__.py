@@ -1,0 +1,1 @@
+"""How results of `ffn bench` read, on the pages of several commands."""

@@ -1,0 +1,86 @@
+"""A merged result as a page: what was merged, what is missing and how to measure it, then the rows as `ffn bench` shows
+them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from ffncli.bench.results.csv_file import COLUMNS, cells, json_rows
+from ffncli.bench.results.grid_file import SHARD
+from ffncli.bench.results.merge import Merged, MissingCase
+from ffncli.cli.common.results.command_line import command_line
+from ffncli.cli.common.results.sweep_page import sweep
+from ffncli.errors import shown_path
+from ffncli.show.parts import Answer, Heading, Line, Part
+from ffncli.show.tables import Table
+from ffncli.show.text import plural
+
+_MOST_MISSING = 40  # lines; JSON has all
+_CONVENTIONS = {
+    "complete": "whether every case of the grid is there; null for results that are not parts of a grid",
+    "missing": "cases of the grid without a result: part is that of --shard; command measures them",
+}
+
+
+def answer(merged: Merged) -> Answer:
+    """JSON and CSV have the rows as `ffn bench` has them."""
+    parts: list[Part] = [Heading(_summary(merged), shown_path(merged.csv)), _inputs(merged)]
+    if merged.missing:
+        parts += _missing(merged)
+    if merged.grid is not None and merged.rows and not merged.grid.request.method.by_step:
+        present = {row.case for row in merged.rows}
+        cases = {case.key: case for case in merged.grid.request.cases if case.key in present}
+        parts += sweep(cases, merged.rows, merged.grid.request.baseline)
+    body = {
+        "file": shown_path(merged.csv),
+        "rounds_file": shown_path(merged.rounds),
+        "complete": merged.complete,
+        "inputs": [asdict(one) for one in merged.inputs],
+        "missing": [{**asdict(one), "command": _command(merged, one)} for one in merged.missing],
+        "rows": json_rows(merged.rows),
+    }
+    return Answer("merge", body, Table(COLUMNS, [cells(row) for row in merged.rows]), parts, _CONVENTIONS)
+
+
+def missing_text(merged: Merged) -> tuple[str, str]:
+    """(that cases are missing, the command for the first of them)."""
+    missing, present = len(merged.missing), len({row.case for row in merged.rows})
+    text = f"{missing} of {present + missing} cases {'is' if missing == 1 else 'are'} missing"
+    return text, f"measure them: {_command(merged, merged.missing[0])}"
+
+
+def _summary(merged: Merged) -> str:
+    """`14 of 20 cases from 3 files`."""
+    present, files = len({row.case for row in merged.rows}), len(merged.inputs)
+    of = "" if merged.grid is None else f"of {len(merged.grid.request.cases)} "
+    total = present if merged.grid is None else len(merged.grid.request.cases)
+    return f"{present} {of}{plural('case', total)} from {files} {plural('file', files)}"
+
+
+def _inputs(merged: Merged) -> Table:
+    lines = [
+        (one.file, ", ".join(one.hosts), one.cases, "unfinished" if one.unfinished else "finished")
+        for one in merged.inputs
+    ]
+    return Table(("file", "machine", "cases", "run"), lines)
+
+
+def _missing(merged: Merged) -> list[Part]:
+    """The cases, then each command once."""
+    lines = [(one.case, one.part or None, one.resume or None) for one in merged.missing[:_MOST_MISSING]]
+    left = len(merged.missing) - len(lines)
+    commands = sorted({_command(merged, one) for one in merged.missing}, key=lambda text: (len(text), text))
+    return [
+        Heading("missing", "measured by the commands below"),
+        Table(("case", "part", "unfinished run"), lines),
+        *([Line(f"and {left} more", quiet=True)] if left else []),
+        *(Line(text) for text in commands),
+    ]
+
+
+def _command(merged: Merged, missing: MissingCase) -> str:
+    """What measures a missing case: the rest of its run where that began, or its part on any machine."""
+    if missing.resume:
+        return command_line({"--resume": missing.resume})
+    assert merged.grid is not None
+    return command_line({**merged.grid.request.asked, SHARD: missing.part})

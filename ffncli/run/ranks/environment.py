@@ -1,0 +1,119 @@
+"""Whether this process is one of several ranks, from the variables that torchrun sets. No torch: every command asks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ffncli.block.ranks import Ranks
+from ffncli.errors import ExitCode, FFNError, clean, shown
+
+_NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process among the ranks, and where they meet. `local_rank` counts those on the same machine.
+
+    `has_agent`: torchrun's agent is the parent process and has the store at that address already; else rank 0 opens it.
+    `attempt` distinguishes a restart by the agent from what it replaces.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    address: str
+    port: int
+    has_agent: bool = False
+    attempt: str = "0"
+
+    @property
+    def first(self) -> bool:
+        """Whether it is rank 0, which prints."""
+        return self.rank == 0
+
+
+class RanksNeeded(FFNError):
+    """A split that needs more processes than this one: the command line starts them and runs the same command there."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        count = ranks.world_size
+        hint = f"start it with torchrun --nproc-per-node {count}, or use the command line, which starts them"
+        super().__init__(f"{count} ranks are needed, and this is one process", hint, ExitCode.USAGE)
+        self.ranks = ranks
+
+
+def split_asked_for(tp: int | None, ep: int | None) -> Ranks | None:
+    """The split of a call: over the whole world under torchrun, as --tp and --ep say elsewhere; None for a whole block.
+
+    Raises FFNError where tp × ep is not the world size.
+    """
+    if place := torchrun():
+        return split_over(tp, ep, place.world_size)
+    ranks = Ranks(tp or 1, ep or 1)
+    return ranks if ranks.world_size > 1 else None
+
+
+def require_ranks(ranks: Ranks | None) -> None:
+    """Raises RanksNeeded where the split takes several processes, and this is not one of several."""
+    if ranks is not None and torchrun() is None:
+        raise RanksNeeded(ranks)
+
+
+def torchrun(environ: Mapping[str, str] = os.environ) -> Place | None:
+    """This process's place under torchrun, or under any launcher that sets the same variables; None without them.
+
+    Clusters set some of them for whole containers; LOCAL_RANK is set for a process. Raises FFNError for values that
+    contradict each other.
+    """
+    if any(not environ.get(name) for name in (*_NUMBERS, "MASTER_ADDR")):
+        return None
+    rank, local_rank, world_size, port = (_number(name, environ[name]) for name in _NUMBERS)
+    local = _number("LOCAL_WORLD_SIZE", environ.get("LOCAL_WORLD_SIZE") or str(world_size))
+    if not (rank < world_size and local_rank < local <= world_size and port < 1 << 16):
+        given = ", ".join(f"{name}={clean(environ[name])}" for name in _NUMBERS)
+        raise FFNError(f"the variables of the ranks contradict each other: {given}", "start the ranks with torchrun")
+    agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Place(rank, local_rank, world_size, local, environ["MASTER_ADDR"], port, agent, attempt)
+
+
+def follows() -> bool:
+    """Whether this process is a rank other than the first, which prints nothing."""
+    place = torchrun()
+    return place is not None and not place.first
+
+
+def split_over(tp: int | None, ep: int | None, world_size: int) -> Ranks:
+    """The split over exactly `world_size` ranks; tp by default all that ep leaves.
+
+    >>> split_over(None, None, 4), split_over(None, 2, 8)
+    (Ranks(tp=4, ep=1), Ranks(tp=4, ep=2))
+
+    Raises FFNError where tp × ep is another number.
+    """
+    ranks = Ranks(tp or (max(1, world_size // (ep or 1))), ep or 1)
+    if ranks.world_size != world_size:
+        there = "there is 1 rank" if world_size == 1 else f"there are {world_size} ranks"
+        hint = f"start {ranks.world_size} ranks, or choose numbers whose product is {world_size}"
+        raise FFNError(f"--tp {ranks.tp} × --ep {ranks.ep} = {ranks.world_size} ranks, but {there}", hint)
+    return ranks
+
+
+def device_of(place: Place, device: str) -> str:
+    """The device of this rank by torch's name: of `cuda` the GPU with the rank's number on its machine.
+
+    Raises FFNError for another GPU.
+    """
+    own = f"cuda:{place.local_rank}"
+    if device not in ("cpu", "cuda", own):
+        raise FFNError(f"--device {device}: every rank uses the GPU of its number, here {own}", "use --device cuda")
+    return device if device == "cpu" else own
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise FFNError(f"{name} must be a whole number, got {shown(text)}", "start the ranks with torchrun")
+    return int(text)

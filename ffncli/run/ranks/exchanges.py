@@ -1,0 +1,59 @@
+"""The collectives that a program runs, counted by torch, with the tensor that each takes from this rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch.distributed.tensor.debug import CommDebugMode
+
+from ffncli.show.text import bytes_text, plural
+
+_NAMES = {"all_reduce": "all-reduce", "all_to_all_single": "all-to-all", "all_gather_into_tensor": "all-gather"}
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One collective on one rank: its name, and the shape and dtype of the tensor that the rank gives."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """The size of that tensor."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def tensor(self) -> str:
+        """`[16, 64] float32, 4.096 KB`."""
+        return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}, {bytes_text(self.bytes)}"
+
+
+class Exchanges(CommDebugMode):
+    """Within it, torch's count of the collectives, each with its tensor in `done`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[Exchange] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Let torch count, and note what it has counted."""
+        before = self.get_total_counts()
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if self.get_total_counts() > before:
+            name = func.overloadpacket.__name__
+            tensor = args[0]
+            self.done.append(Exchange(_NAMES.get(name, name), tuple(tensor.shape), tensor.dtype))
+        return out
+
+
+def in_words(exchanges: list[Exchange]) -> str:
+    """`1 all-reduce of [16, 64] float32, 4.096 KB`; without any, `no collective`."""
+    counts = Counter(exchanges)
+    texts = [f"{count} {plural(one.name, count)} of {one.tensor}" for one, count in counts.items()]
+    return "; ".join(texts) or "no collective"

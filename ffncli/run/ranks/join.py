@@ -1,0 +1,122 @@
+"""Joining the other ranks of a run, and what is said where one of them is lost."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import PrefixStore
+
+from ffncli.block.ranks import Ranks
+from ffncli.errors import ExitCode, FFNError, Terminated
+from ffncli.run.ranks.environment import Place, device_of, torchrun
+from ffncli.run.ranks.group import RankGroup
+from ffncli.run.ranks.store import CLOSED, FAILED, LEFT, STOPPED, TIMED_OUT, RankStore, absent, open_store
+from ffncli.system.gpu import device_index, use_device
+
+# How errors of a collective begin: gloo's name their file; NCCL's and the stores' have a type.
+_LOST = re.compile(r"gloo/|NCCL|ProcessGroup|Connection (closed|reset)|Broken pipe")
+_WAITED = re.compile(r"[Tt]imed out|[Tt]imeout")
+
+
+@contextmanager
+def joined(ranks: Ranks, device: str, timeout: float) -> Iterator[RankGroup]:
+    """This process as one of `ranks`, in a process group with a mesh (gloo for CPUs, NCCL for GPUs), until it leaves.
+
+    `timeout`: seconds to wait for the other ranks, to join and in every collective. Raises FFNError where the process
+    is no rank (exit 2), and where a rank is lost or does not come (exit 3).
+    """
+    place = torchrun()
+    if place is None:
+        raise FFNError("this process is not one of several ranks", "start it with torchrun")
+    store = open_store(place, timeout)
+    try:
+        store.arrive(timeout)
+        with _in_group(store, ranks, _device(device, place), timedelta(seconds=timeout)) as group:
+            yield group
+        store.answer(LEFT)
+    except BaseException as error:
+        lost = _reason(store, error, timeout)
+        if lost is None:
+            raise
+        raise lost from error
+
+
+@contextmanager
+def _in_group(store: RankStore, ranks: Ranks, device: torch.device, limit: timedelta) -> Iterator[RankGroup]:
+    backend, place = ("nccl" if device.type == "cuda" else "gloo"), store.place
+    distributed.init_process_group(
+        backend,
+        store=PrefixStore("group", store.shared),
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=limit,
+        device_id=device if device.type == "cuda" else None,
+    )
+    try:
+        yield RankGroup(ranks, place.rank, device, _mesh(ranks, device.type, limit))
+    finally:
+        distributed.destroy_process_group()
+
+
+def _mesh(ranks: Ranks, kind: str, limit: timedelta) -> DeviceMesh:
+    """The grid [ep, tp] of the ranks; its groups are made here because torch's own would wait for half an hour."""
+    grid = torch.arange(ranks.world_size).reshape(ranks.ep, ranks.tp)
+    subgroups: Any = distributed.new_subgroups_by_enumeration
+    groups = [subgroups(rows.tolist(), timeout=limit)[0] for rows in (grid.T, grid)]
+    return DeviceMesh.from_group(groups, kind, mesh=grid, mesh_dim_names=("ep", "tp"))
+
+
+def _device(device: str, place: Place) -> torch.device:
+    """The device of this rank: of GPUs that of its number on this machine."""
+    index = device_index(device)
+    if index is None:
+        return torch.device("cpu")
+    return torch.device(use_device(device_of(place, device), torch))
+
+
+def _reason(store: RankStore, error: BaseException, timeout: float) -> FFNError | Terminated | None:
+    """What to raise for an error inside: a lost rank by its number; None for the error itself."""
+    terminated, lost = isinstance(error, Terminated), _is_lost(error)
+    if not (terminated or lost):
+        _leave_word(store, STOPPED if isinstance(error, KeyboardInterrupt) else FAILED)
+        return None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent ends all ranks when one has died; this one knows why
+    waited = lost and bool(_WAITED.search(str(error)))
+    try:
+        store.answer(STOPPED if terminated else TIMED_OUT if waited else CLOSED)
+        answers = store.answers()
+    except Exception:  # the store is lost, with the machine that had it
+        return None if terminated else FFNError("the other ranks are lost", code=ExitCode.ENVIRONMENT)
+    silent = [rank for rank in range(store.place.world_size) if rank not in answers]
+    if silent:
+        hung = TIMED_OUT in answers.values()
+        return absent(silent, f"did not answer within {timeout:g} s" if hung else "ended before the others")
+    if terminated:
+        return None
+    if STOPPED in answers.values():
+        return Terminated()
+    return FFNError("a rank stopped before the others", code=ExitCode.ENVIRONMENT)
+
+
+def _leave_word(store: RankStore, how: str) -> None:
+    try:
+        store.answer(how)
+    except Exception:
+        return
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Whether a collective reported it: another rank has ended, or does not answer."""
+    if isinstance(error, (distributed.DistBackendError, distributed.DistNetworkError, distributed.DistStoreError)):
+        return True
+    return isinstance(error, RuntimeError) and bool(_LOST.search(str(error)))

@@ -1,0 +1,91 @@
+"""What the ranks of a run say to each other besides their tensors: who is there, who reports an error.
+
+All of it is in the store (torch's TCPStore) that torchrun's agent, or rank 0, has open.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from ffncli.errors import ExitCode, FFNError
+from ffncli.run.ranks.environment import Place
+
+_BETWEEN = 0.02  # s between two looks
+_ANSWERING = 1.5  # s in which a rank that runs answers the others, after an error that all of them see
+LEFT, FAILED, STOPPED, TIMED_OUT, CLOSED = "left", "failed", "stopped", "timed out", "closed"
+
+
+@dataclass(frozen=True)
+class RankStore:
+    """The common store of the ranks, as one of them uses it."""
+
+    place: Place
+    shared: Store
+
+    def arrive(self, limit: float) -> None:
+        """Wait until all ranks have arrived; signals are handled meanwhile. Raises FFNError (exit 3) after `limit`."""
+        self.shared.set(f"here/{self.place.rank}", "1")
+        until = time.monotonic() + limit
+        others = [rank for rank in range(self.place.world_size) if rank != self.place.rank]
+        while others:
+            others = self._without("here", others)
+            if others and self.reported():
+                raise FFNError("another rank reports an error", code=ExitCode.ENVIRONMENT)
+            if others and time.monotonic() > until:
+                raise absent(others, f"did not join within {limit:g} s")
+            time.sleep(_BETWEEN if others else 0)
+
+    def answer(self, how: str) -> None:
+        """Leave for the others how this rank ends."""
+        self.shared.set(f"ended/{self.place.rank}", how)
+
+    def answers(self) -> dict[int, str]:
+        """How the ranks end, by rank; those that say nothing within a moment are not in it."""
+        until = time.monotonic() + _ANSWERING
+        silent = list(range(self.place.world_size))
+        while (silent := self._without("ended", silent)) and time.monotonic() < until:
+            time.sleep(_BETWEEN)
+        heard = sorted(set(range(self.place.world_size)) - set(silent))
+        return {rank: self.shared.get(f"ended/{rank}").decode() for rank in heard}
+
+    def may_report(self) -> bool:
+        """Whether this rank is the first that asks: it prints the error of them all."""
+        return self.shared.add("reports", 1) == 1
+
+    def reported(self) -> bool:
+        """Whether some rank has."""
+        return self.shared.add("reports", 0) > 0
+
+    def _without(self, key: str, ranks: list[int]) -> list[int]:
+        return [rank for rank in ranks if not self.shared.check([f"{key}/{rank}"])]
+
+
+def open_store(place: Place, limit: float, opens: bool = True) -> RankStore:
+    """The store of the ranks; rank 0 opens it where no agent has, if it `opens` one at all.
+
+    Raises FFNError (exit 3) where the port is in use or nobody answers within `limit` s.
+    """
+    master = opens and place.first and not place.has_agent
+    try:
+        store = TCPStore(
+            place.address, place.port, place.world_size, master, timedelta(seconds=limit), wait_for_workers=False
+        )
+    except (DistNetworkError, DistStoreError, RuntimeError, ValueError) as error:
+        where, text = f"{place.address}:{place.port}", str(error)
+        if master and ("EADDRINUSE" in text or "in use" in text):
+            raise FFNError(f"port {place.port} is in use", "choose another MASTER_PORT", ExitCode.ENVIRONMENT) from None
+        what = "cannot open the store of the ranks at" if master else f"no answer within {limit:g} s from rank 0 at"
+        hint = "check MASTER_ADDR and MASTER_PORT" + ("" if master else ", and that rank 0 runs")
+        raise FFNError(f"{what} {where}", hint, ExitCode.ENVIRONMENT) from None
+    return RankStore(place, PrefixStore(f"ffn/{place.attempt}", store))
+
+
+def absent(ranks: list[int], what: str) -> FFNError:
+    """The error about ranks that are missing: `rank 1 did not join within 60 s`."""
+    named = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
+    return FFNError(f"rank{'s' if len(ranks) > 1 else ''} {named} {what}", code=ExitCode.ENVIRONMENT)

@@ -1,0 +1,101 @@
+"""The block run over several processes, each with its part of the weights, against the whole block on one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import inf
+
+import torch
+from torch import Tensor, distributed
+
+from ffncli.block.ranks import Ranks
+from ffncli.block.shard import rank_steps
+from ffncli.block.steps import AllReduce, Experts, walk
+from ffncli.run.engine.execute import run
+from ffncli.run.ranks.exchanges import Exchange, Exchanges, in_words
+from ffncli.run.ranks.group import RankGroup
+from ffncli.run.ranks.join import joined
+from ffncli.run.ranks.parallel import ParallelBlock
+from ffncli.run.verify.checks.case import CheckedBlock
+from ffncli.run.verify.checks.row import CheckRow
+
+
+def over_ranks(case: CheckedBlock) -> Iterator[CheckRow]:
+    """The output and the gradient of the input on every rank, and the collectives; rows on rank 0 alone.
+
+    Every rank compares what it has with the whole: the worst is the row.
+    """
+    assert case.split is not None
+    with joined(case.split.ranks, case.device, case.split.patience) as group:
+        every: list[list[CheckRow]] = [[] for _ in range(group.ranks.world_size)]
+        distributed.all_gather_object(every, _of_this_rank(case, group))
+    if group.rank == 0:
+        yield from (_worst(rows) for rows in zip(*every, strict=True))
+
+
+def _of_this_rank(case: CheckedBlock, group: RankGroup) -> list[CheckRow]:
+    judge, inputs = case.judge("ranks"), _own_tokens(case.inputs, group)
+    block = ParallelBlock(case.steps, case.weights, group)
+    where = f"{group.ranks}, {group.ranks.world_size} processes"
+    with torch.enable_grad():
+        entered = {name: tensor.detach().clone().requires_grad_() for name, tensor in inputs.items()}
+        with Exchanges() as forward:
+            out = block(*entered.values())
+        upstream = _upstream(case, out)
+        with Exchanges() as backward:
+            out.backward(upstream)  # type: ignore[no-untyped-call]
+        whole_inputs = {name: tensor.detach().clone().requires_grad_() for name, tensor in inputs.items()}
+        whole = run(case.steps, case.weights, whole_inputs)
+        whole.backward(upstream)  # type: ignore[no-untyped-call]
+    rows = [judge.equal(f"output, {where}", out.detach(), whole.detach(), _parts(case, block))]
+    for name, tensor in entered.items():
+        assert tensor.grad is not None and (right := whole_inputs[name].grad) is not None
+        rows.append(judge.equal(f"gradient of {name}, {where}", tensor.grad, right, in_words(backward.done)))
+    return [*rows, _collectives(case, group, forward.done)]
+
+
+def _own_tokens(inputs: Mapping[str, Tensor], group: RankGroup) -> dict[str, Tensor]:
+    """This rank's tokens: all under tensor parallelism; over expert-parallel ranks they are divided."""
+    place = group.ranks.place(group.rank)[0]
+    return {name: tensor.tensor_split(group.ranks.ep)[place] for name, tensor in inputs.items()}
+
+
+def _upstream(case: CheckedBlock, out: Tensor) -> Tensor:
+    """What the backward pass starts from, the same on every rank."""
+    return torch.randn(out.shape, generator=case.generator(), dtype=torch.float64).to(out)
+
+
+def _parts(case: CheckedBlock, block: ParallelBlock) -> str:
+    """`each rank has 24,576 of 49,152 parameters`; of a rank that has more or fewer than others, its number."""
+    own = sum(tensor.numel() for tensor in block.local_weights.values())
+    whole = sum(tensor.numel() for tensor in case.weights.values())
+    return f"a rank has {own:,} of {whole:,} parameters"
+
+
+def _collectives(case: CheckedBlock, group: RankGroup, done: list[Exchange]) -> CheckRow:
+    """Whether the forward pass ran exactly the collectives that the steps have."""
+    needed = expected_collectives(case, group.ranks)
+    counts = Counter(one.name for one in done)
+    row = CheckRow("ranks", f"collectives, {group.ranks}", passed=counts == needed, note=in_words(done))
+    if row.passed:
+        return row
+    return replace(row, note=f"{row.note}; expected {', '.join(f'{n} {name}' for name, n in needed.items()) or 'none'}")
+
+
+def expected_collectives(case: CheckedBlock, ranks: Ranks) -> Counter[str]:
+    """One all-reduce per AllReduce step; for experts on other ranks, two all-to-alls after an all-gather of counts."""
+    program = rank_steps(case.steps, 0, ranks)
+    sent = sum(isinstance(s.op, Experts) and not s.op.always for s in program) if ranks.ep > 1 else 0
+    reduced = sum(isinstance(step.op, AllReduce) for _, step in walk(program))
+    return +Counter({"all-reduce": reduced, "all-to-all": 2 * sent, "all-gather": sent})
+
+
+def _worst(rows: tuple[CheckRow, ...]) -> CheckRow:
+    """Of one row from every rank, that which failed, or that with the largest error."""
+    return max(rows, key=lambda row: (row.passed is False, _size(row.relative_error)))
+
+
+def _size(error: float | None) -> float:
+    return -1.0 if error is None else inf if error != error else error
