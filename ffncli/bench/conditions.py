@@ -26,11 +26,6 @@ def software() -> dict[str, str]:
     return versions
 
 
-def conditions(here: bool) -> dict[str, str]:
-    """What must stay as it is during a run: the versions and the machine, if it measures `here`."""
-    return software() if here else {"ffncli": __version__}
-
-
 def sha256(path: Path) -> str:
     """The file's SHA-256; empty if it cannot be read."""
     try:

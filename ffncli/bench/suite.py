@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from ffncli.bench.conditions import changed, conditions, require_same, sha256
+from ffncli.bench.conditions import changed, require_same, sha256, software
 from ffncli.bench.judge.agreement import agreed
 from ffncli.bench.judge.limits import LOST, Excess, WorkerLimits, memory_limit
 from ffncli.bench.launch import WORKER, Worker, worker
@@ -31,6 +31,7 @@ from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
 from ffncli.system.child import KILLED, ending
 from ffncli.system.child_output import PrintedBytes
 from ffncli.system.files import results_folder
+from ffncli.version import __version__
 
 # Seconds between looks at a silent worker. A look takes a core for a moment, so there are few while blocks are timed;
 # before, memory may grow by a gigabyte a second.
@@ -86,8 +87,9 @@ def begun(path: Path, request: BenchRequest, force: bool = False, part: GridPart
     grid = None if part is None else whole_grid(request, part.count)
     mine = request if grid is None or part is None else grid.request_of(part)
     with locked(path):
+        same = software() if mine.cluster is None else {"ffncli": __version__}  # the machines that measure may differ
         stored = None if grid is None else grid_bytes(grid)
-        opened = journals.begin(path, mine, run, conditions(mine.cluster is None), summarise, force, stored)
+        opened = journals.begin(path, mine, run, same, summarise, force, stored)
         try:
             yield opened
         finally:
@@ -102,7 +104,7 @@ def resumed(path: Path) -> Iterator[Journal]:
 
     with locked(path):
         opened = journals.resume(path, summarise)
-        require_same("its run began with", opened.software, conditions(opened.request.cluster is None))
+        require_same("its run began with", opened.software, software())
         for name, digest in opened.request.files.items():
             if sha256(Path(name)) != digest:
                 raise changed(f"{shown_path(Path(name))} has changed since its run began")

@@ -7,9 +7,10 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refused, SlotEvent
@@ -43,10 +44,13 @@ def ray_slots(cluster: Cluster, size: SlotSize) -> Iterator[RaySlots]:
     """The slots of a running cluster; at the end its actors are ended. Raises FFNError (exit 3) without one."""
     require_extra("ray", "ray")
     import ray  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    from ray.util.scheduling_strategies import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        NodeAffinitySchedulingStrategy,
+    )
 
     _connect(ray, cluster.options.get("address") or os.environ.get("RAY_ADDRESS") or "auto")
     try:
-        slots = RaySlots(ray, size, cluster.slots)
+        slots = RaySlots(ray, size, cluster.slots, partial(NodeAffinitySchedulingStrategy, soft=False))
         slots.require_room()
         yield slots
     finally:
@@ -101,6 +105,7 @@ class RaySlots:
     ray: Any
     size: SlotSize
     count: int | None = None
+    on_node: Callable[[str], Any] = str  # a machine's id → Ray's strategy to be there and nowhere else
     _starting: dict[Any, _Actor] = field(default_factory=dict)  # by the reference of its first answer
     _idle: list[_Actor] = field(default_factory=list)
     _busy: dict[Any, tuple[_Actor, str]] = field(default_factory=dict)
@@ -198,11 +203,7 @@ class RaySlots:
         return int(resources.get("GPU", 0) // self.size.gpus) if self.size.gpus else 1
 
     def _start(self, node: str) -> None:
-        from ray.util.scheduling_strategies import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
-            NodeAffinitySchedulingStrategy,
-        )
-
-        where = NodeAffinitySchedulingStrategy(node, soft=False) if node else "SPREAD"
+        where = self.on_node(node) if node else "SPREAD"
         actor = self.ray.remote(_SlotOnRay).options(
             num_cpus=self.size.cores, num_gpus=self.size.gpus, max_restarts=0, scheduling_strategy=where
         )
