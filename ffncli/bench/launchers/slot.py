@@ -85,7 +85,7 @@ def _measured(task: str, command: Sequence[str]) -> tuple[_Unit, ...]:
         require_installed("torch", "numpy")
     _require_files(request)
     require_gpu((case.device,), request.method.sustained)
-    cores = locked_cores(case.threads * case.ranks.world_size) if case.device == "cpu" else nullcontext()
+    cores = locked_cores(case.threads) if case.device == "cpu" else nullcontext()
     with cores, tempfile.TemporaryDirectory(prefix="ffn-slot-") as folder:
         if not request.files:  # the user's folder need not exist here
             request = replace(request, directory=folder)

@@ -26,8 +26,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class SlotSize:
-    """What a slot reserves on its machine: cores for all threads of a case, and a GPU for each of its
-    ranks if it computes there."""
+    """What a slot reserves on its machine: a core for each thread of a case, and a GPU if one computes there."""
 
     cores: int
     gpus: int
@@ -75,5 +74,4 @@ def require_named_places(devices: Sequence[str], threads: Sequence[int]) -> None
 
 def slot_size(cases: Sequence[Case]) -> SlotSize:
     """What a slot needs in order to run any of these cases."""
-    cores = max(case.threads * case.ranks.world_size for case in cases)
-    return SlotSize(cores, max(0 if case.device == "cpu" else case.ranks.world_size for case in cases))
+    return SlotSize(max(case.threads for case in cases), int(any(case.device != "cpu" for case in cases)))

@@ -73,9 +73,11 @@ def command(
 
         show_selftest(request_for(grid.grid(source, dimensions, tokens), grid, method, result), output)
         return
+    place = torchrun()
+    if cluster is not None and (place is not None or grid.tp or grid.ep):
+        what = "--tp and --ep" if place is None else "torchrun"
+        raise FFNError(f"--launcher contradicts {what}", "a slot measures on one rank; submit torchrun by yourself")
     ranks = split_asked_for(grid.tp, grid.ep) if path is None else None  # a run that is resumed has its own
-    if (place := torchrun()) is not None and cluster is not None:
-        raise FFNError("--launcher contradicts torchrun", "with --tp N, each slot starts its ranks by itself")
     if place is not None and not place.first:
         raise Exit(followed(place))
     if path is not None:

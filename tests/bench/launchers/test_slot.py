@@ -97,5 +97,3 @@ def test_the_size_of_a_slot():
     assert (size.cores, size.gpus) == (3, 0)
     size = slot_size([replace(cases[0], device="cuda")])
     assert (size.cores, size.gpus) == (1, 1)
-    size = slot_size([replace(case, device="cuda", ranks=replace(case.ranks, tp=4)) for case in cases])
-    assert (size.cores, size.gpus) == (12, 4)
