@@ -25,12 +25,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from benchmarks.benched import ROOT, command, environment
-from benchmarks.common import machine, save
-from benchmarks.kept import read
+from benchmarks.common import machine
+from benchmarks.kept import Kept, read
+from ffncli.system.packages import installed
 
 CASES = ("64x256", "--tokens", ",".join(map(str, range(1, 31))), "--dtype", "fp32,fp64", "--kernel", "eager,numpy",
          "--processes", "1", "--max-time", "200ms", "--device", "cpu", "--threads", "1")  # fmt: skip
@@ -211,29 +212,35 @@ def page(ways: Sequence[Way]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A grid in pieces, on machines that fail, against the whole one.")
-    parser.add_argument("--save", metavar="FILE", help="write the figures as CSV")
+    parser.add_argument("--save", metavar="FILE", help="write the figures as CSV, or add those of other ways to it")
     parser.add_argument("--only", metavar="WAY,...", default=",".join(WAYS), help=f"of {', '.join(WAYS)}")
     asked = parser.parse_args()
-    packages = {"ray": ("ray",), "ray-resumed": ("ray",), "slurm": ("submitit",)}
-    names = asked.only.split(",")
-    about = machine("torch", *dict.fromkeys(package for name in names for package in packages.get(name, ())))
+    kept = Kept(asked.save, (*(field.name for field in fields(Way)), "holds"), machine("torch") | _launchers())
     ways: list[Way] = []
     with tempfile.TemporaryDirectory(prefix="ffn-grid-") as folder:
-        start = time.monotonic()
-        whole, cases = measure_whole(Path(folder))
-        ways.append(replace(whole, seconds=time.monotonic() - start))
-        for name in names:
-            start = time.monotonic()
-            way = WAYS[name](Path(folder), cases)
-            ways.append(replace(way, seconds=time.monotonic() - start))
+        whole, cases = _timed(lambda: measure_whole(Path(folder)))
+        ways.append(whole)
+        for name in asked.only.split(","):
+            ways.append(_timed(lambda name=name: (WAYS[name](Path(folder), cases), cases))[0])
             print(page(ways[-1:]), flush=True)
+            kept.add(vars(ways[-1]) | {"holds": ways[-1].holds})
+    if not kept.has(way=whole.way):
+        kept.add(vars(whole) | {"holds": whole.holds})
     print(page(ways))
-    print("; ".join(f"{name} {value}" for name, value in about.items()))
-    if asked.save:
-        fields = tuple(vars(ways[0]))
-        save(asked.save, (*fields, "holds"), [[*vars(way).values(), way.holds] for way in ways], about)
+    print("; ".join(f"{name} {value}" for name, value in kept.about.items()))
     if not all(way.holds for way in ways):
         raise SystemExit(1)
+
+
+def _timed(measure: Callable[[], tuple[Way, set[str]]]) -> tuple[Way, set[str]]:
+    start = time.monotonic()
+    way, cases = measure()
+    return replace(way, seconds=time.monotonic() - start), cases
+
+
+def _launchers() -> dict[str, str]:
+    """The launchers' versions; empty for one that is not installed."""
+    return {name: installed(name) or "" for name in ("ray", "submitit")}
 
 
 if __name__ == "__main__":
