@@ -1,6 +1,6 @@
 """A JSON Schema for every command, in docs/schema/: what its `--json` prints.
 
-    python -m docs.schemas [COMMAND ...]      write them anew; `bench` and `doctor` measure for some seconds
+    python -m docs.schemas [COMMAND ...]      write them anew; `bench`, `merge` and `doctor` measure for some seconds
 
 A schema is what the samples below have in common: a key is required where each of them has it. Meanings come from
 docs/json.md. tests/test_schemas.py holds other outputs to the schemas and lets no key through that they do not have.
@@ -58,6 +58,7 @@ SAMPLES = {
     "models": ["", "llama"],
     "compare": ["a.json b.json", "a.json a.json", "a.json c.json", "a.csv b.csv --fail-if-slower 900%", "a.csv b.csv",
                 "a.csv --plot"],
+    "merge": ["part-1.csv -o one.csv", "part-1.csv part-2.csv -o both.csv"],
     "doctor": ["", "--no-noise"],
     "explain": ["", "gelu", "swiglu", "4x", "moe", "neuron", "activation"],
 }  # fmt: skip
@@ -143,7 +144,7 @@ def schema_of(command: str, answers: list[Any]) -> dict[str, Any]:
     }
     result["properties"]["schema_version"] = {"const": 1}
     result["properties"]["command"] = {"const": command}
-    if command == "bench":
+    if command in ("bench", "merge"):
         row = result["properties"]["rows"]["items"]["properties"]
         row["verdict"]["enum"] = [*get_args(Verdict), None]
         row["status"]["enum"] = list(get_args(Status))
@@ -152,9 +153,8 @@ def schema_of(command: str, answers: list[Any]) -> dict[str, Any]:
 
 def meanings(command: str) -> dict[str, list[str]]:
     """Key → its meanings in the tables of the command's section of docs/json.md."""
-    section = {"models": "(?:params|models)", "merge": "(?:bench|merge)"}.get(
-        command, command
-    )  # the same rows, and more
+    same_rows = {"models": "(?:params|models)", "merge": "(?:bench|merge)"}  # with keys of their own
+    section = same_rows.get(command, command)
     sections = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", (DOCS / "json.md").read_text("utf-8"), re.M | re.S)
     found: dict[str, list[str]] = {}
     for keys, meaning in re.findall(r"^\| ([^|]+) \| (.+) \|$", "".join(sections), re.M):
@@ -180,6 +180,10 @@ def main() -> None:
         run(_PREPARE.strip())
         if "compare" in names:
             run("ffn bench 64x256:swiglu --kernel eager,packed --quick --tokens 1,2 --save a.csv -q && cp a.csv b.csv")
+        if "merge" in names:
+            for part in (1, 2):
+                grid = "64x256:swiglu --kernel eager,packed --processes 1 --max-time 2s --tokens 1,2"
+                run(f"ffn bench {grid} --shard {part}/2 --save part-{part}.csv -q")
         for name in names:
             text = json.dumps(schema_of(name, list(answers(name, SAMPLES[name]))), indent=1, ensure_ascii=False)
             (SCHEMAS / f"{name}.schema.json").write_text(text + "\n", "utf-8")

@@ -17,6 +17,7 @@ from ffncli.bench.activity import RunningCode
 from ffncli.bench.judge.summary import summarise
 from ffncli.bench.records import Job, Method
 from ffncli.bench.request.grid import BenchRequest, Grid, cases
+from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results.csv_file import HEADER, row_lines
 from ffncli.bench.results.journal import ResultFiles, begin
 from ffncli.kernels.choice import choices
@@ -111,6 +112,25 @@ def rounds(draw: Random, folder: Path) -> list[str]:
     return _resumed(folder, state | {"a.rounds.csv": raw}, draw)
 
 
+def grid(draw: Random, folder: Path) -> list[str]:
+    """Two parts of a grid; in one of them the grid, the rows or the blocks are changed."""
+    files = _parts()
+    name = draw.choice(("a.grid.json", "a.grid.json", "a.csv", "a.rounds.csv", "b.partial.jsonl", "b.rounds.csv"))
+    raw = files[name]
+    if name == "a.grid.json" and draw.random() < 0.7:
+        raw = changes.of_json(json.loads(raw), draw).encode("utf-8", "surrogatepass")
+    elif name == "a.csv" and draw.random() < 0.7:
+        lines = [line.split(",") for line in raw.decode().splitlines()]
+        _change_cells(lines, draw)
+        raw = ("\n".join(map(",".join, lines)) + "\n").encode("utf-8", "surrogatepass")
+    else:
+        raw = changes.of_bytes(raw, draw)
+    for one, contents in (files | {name: raw}).items():
+        (folder / one).write_bytes(contents)
+    words = ["merge", str(folder / "a.csv"), str(folder / "b.csv"), "-o", str(folder / "all.csv")]
+    return [*words, *draw.choice(([], ["--json"], ["--allow-mismatch"], ["--csv"]))]
+
+
 def _resumed(folder: Path, state: dict[str, bytes], draw: Random) -> list[str]:
     for name, raw in state.items():
         (folder / name).write_bytes(raw)
@@ -161,6 +181,23 @@ def _csv(run: str) -> str:
         "aa_ratio": 1.0,
     }
     return HEADER + row_lines(table((1.0, 1.0, 1.2), run, **more))
+
+
+@cache
+def _parts() -> dict[str, bytes]:
+    """The files of two parts of a grid, of which the second is unfinished."""
+    import tempfile
+
+    points = cases(Grid("8x16:swiglu", Dimensions(), (1, 2, 3), devices=("cpu",), threads=(1,)))
+    asked = BenchRequest(points, choices(["eager", "packed"]), "eager", Method(processes=1))
+    with tempfile.TemporaryDirectory() as folder:
+        for index, name in ((1, "a"), (2, "b")):
+            with suite.begun(Path(folder) / f"{name}.csv", asked, part=GridPart(index, 2)) as opened:
+                for case in opened.request.cases:
+                    opened.add(fake_worker.unit(case, Job(0, (), asked.kernels, "eager", asked.method)))
+                if name == "a":
+                    opened.finish()
+        return {one.name: one.read_bytes() for one in Path(folder).iterdir()}
 
 
 @cache
