@@ -30,7 +30,7 @@ class LauncherOptions:
     ] = None  # fmt: skip
     launcher_option: Annotated[
         list[str] | None,
-        _machines("--launcher-option", metavar="KEY=VALUE",
+        _machines("--launcher-option", metavar="K=V",
                   help="An option of the launcher; can be repeated. With slurm any of sbatch's, as in partition=gpu or"
                        " time=60 (minutes), or cluster=local to try it on this machine; with ray"
                        " address=HOST:6379."),
