@@ -1,11 +1,10 @@
 """Does a grid that is measured in pieces, on machines that fail, have exactly the cases of the whole one?
 
-What: 60 tiny cases of `ffn bench`, in five ways.
+What: 60 tiny cases of `ffn bench`, in four ways.
 
 - `whole`: one run; its set of cases is what the others must have
 - `8 shards`: `--shard 1/8` to `8/8`; two are killed (SIGKILL) in the middle, merged as they are, resumed, merged again
 - `ray`: `--launcher ray` on a local cluster of two nodes, one of which is killed in the middle
-- `ray, resumed`: the same, and the run itself is killed in the middle, then resumed
 - `slurm`: `--launcher slurm` with submitit's local executor; interrupted (SIGINT) in the middle, then resumed
 
 Limits: all of it on one machine, and without SLURM itself. Seconds are those of a machine with other work.
@@ -160,23 +159,16 @@ def two_nodes() -> Iterator[tuple[str, Callable[[], None]]]:
         cluster.shutdown()
 
 
-def measure_ray(folder: Path, whole: set[str], kill_run: bool = False) -> Way:
-    """Two nodes, one of which is killed; with `kill_run` the run itself too."""
-    path, before, errors = folder / f"ray-{kill_run}.csv", None, ""
+def measure_ray(folder: Path, whole: set[str]) -> Way:
+    """Two nodes, one of which is killed."""
+    path = folder / "ray.csv"
     with two_nodes() as (address, kill_node):
-        words = ("--launcher", "ray", "--launcher-option", f"address={address}")
-        process = bench(*CASES, *words, "--save", str(path))
+        process = bench(*CASES, "--launcher", "ray", "--launcher-option", f"address={address}", "--save", str(path))
         wait_for(path, MIDDLE, process)
-        if kill_run:
-            process.kill()
-            before, errors = ended(process)
-            process = bench("--resume", str(path))
-            wait_for(path, MIDDLE + 5, process)
         kill_node()
-        code, more = ended(process)
-    losses = (errors + more).count(" was lost with ")
-    way = compared("ray, resumed" if kill_run else "ray", read(path), whole, finished(code))
-    return replace(way, before=before, losses=losses)
+        code, errors = ended(process)
+    way = compared("ray", read(path), whole, finished(code))
+    return replace(way, losses=errors.count(" was lost with "))
 
 
 def measure_slurm(folder: Path, whole: set[str]) -> Way:
@@ -195,7 +187,6 @@ def measure_slurm(folder: Path, whole: set[str]) -> Way:
 WAYS: dict[str, Callable[[Path, set[str]], Way]] = {
     "shards": measure_shards,
     "ray": measure_ray,
-    "ray-resumed": lambda folder, whole: measure_ray(folder, whole, kill_run=True),
     "slurm": measure_slurm,
 }
 
