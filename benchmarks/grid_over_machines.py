@@ -108,10 +108,10 @@ def wait_for(path: Path, cases: int, process: subprocess.Popen[str]) -> None:
 # --- the ways ---------------------------------------------------------------------------------------------------------
 
 
-def measure_whole(folder: Path) -> tuple[Way, set[str]]:
-    """One run, and its set of cases."""
-    path = folder / "whole.csv"
-    code, _ = ended(bench(*CASES, "--save", str(path)))
+def measure_whole(folder: Path, there: str | None) -> tuple[Way, set[str]]:
+    """One run, and its set of cases; `there` is its result if it was measured before."""
+    path = Path(there or folder / "whole.csv")
+    code = 0 if there else ended(bench(*CASES, "--save", str(path)))[0]
     rows = read(path)
     cases = {row["case"] for row in rows}
     return compared("whole", rows, cases, finished(code)), cases
@@ -147,7 +147,8 @@ def merged(parts: Sequence[Path], into: Path) -> tuple[int, int]:
 @contextmanager
 def two_nodes() -> Iterator[tuple[str, Callable[[], None]]]:
     """(the address of a local Ray cluster of two nodes with a core each, what kills one of them)."""
-    os.environ.update(environment() | {"RAY_USAGE_STATS_ENABLED": "0"})  # the nodes' processes load this working tree
+    # The nodes' processes load this working tree, at the usual priority.
+    os.environ.update(environment() | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"})
     from ray.cluster_utils import Cluster
 
     settings = {"num_cpus": 1, "object_store_memory": 80_000_000}
@@ -205,11 +206,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A grid in pieces, on machines that fail, against the whole one.")
     parser.add_argument("--save", metavar="FILE", help="write the figures as CSV, or add those of other ways to it")
     parser.add_argument("--only", metavar="WAY,...", default=",".join(WAYS), help=f"of {', '.join(WAYS)}")
+    parser.add_argument("--whole", metavar="FILE.csv", help="a whole run that is there already; else it is measured")
     asked = parser.parse_args()
     kept = Kept(asked.save, (*(field.name for field in fields(Way)), "holds"), machine("torch") | _launchers())
     ways: list[Way] = []
     with tempfile.TemporaryDirectory(prefix="ffn-grid-") as folder:
-        whole, cases = _timed(lambda: measure_whole(Path(folder)))
+        whole, cases = _timed(lambda: measure_whole(Path(folder), asked.whole))
         ways.append(whole)
         for name in asked.only.split(","):
             ways.append(_timed(lambda name=name: (WAYS[name](Path(folder), cases), cases))[0])

@@ -7,13 +7,15 @@ come back is in the journal; a case that was lost with its machine is dealt agai
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ffncli.bench.launchers.slot import task_of, units_of
-from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refused, SlotEvent, Slots, open_slots
+from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent, Slots
 from ffncli.bench.records import Case, Method, Outcome, TimedUnit
-from ffncli.bench.request.cluster import slot_size
+from ffncli.bench.request.cluster import Cluster, SlotSize, slot_size
 from ffncli.bench.results.journal import Journal
 from ffncli.bench.results.unit_checks import require_unit_of
 from ffncli.bench.suite import Result
@@ -47,6 +49,24 @@ def run_on_cluster(journal: Journal, tell: Callable[[Dealt], None] = lambda deal
     logs = journal.files.csv.with_suffix(f".{request.cluster.launcher}")
     with open_slots(request.cluster, slot_size(request.cases), longest(request.method), logs) as slots:
         return run_in_slots(journal, slots, tell)
+
+
+@contextmanager
+def open_slots(cluster: Cluster, size: SlotSize, seconds: float, logs: Path) -> Iterator[Slots]:
+    """The slots of the cluster; a case takes some `seconds`, and `logs` is a folder for a launcher that writes files.
+
+    Raises FFNError (exit 3) if the launcher's package is missing, or if the cluster cannot be reached.
+    """
+    if cluster.launcher == "ray":
+        from ffncli.bench.launchers.ray_slots import ray_slots
+
+        with ray_slots(cluster, size) as slots:
+            yield slots
+    else:
+        from ffncli.bench.launchers.slurm_slots import slurm_slots
+
+        with slurm_slots(cluster, size, seconds, logs) as jobs:
+            yield jobs
 
 
 def longest(method: Method) -> float:
@@ -115,7 +135,7 @@ class _Dealing:
             case Lost(case, place, why):
                 self._over(case)
                 self._lost(case, place, _shortened(why))
-            case Refused(case, place, why):
+            case Refusal(case, place, why):
                 self._over(case)
                 self._refused(FFNError(f"{clean(place)}: {_shortened(why)}", code=ExitCode.ENVIRONMENT))
 

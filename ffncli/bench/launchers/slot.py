@@ -29,7 +29,7 @@ from ffncli.version import __version__
 
 
 @dataclass(frozen=True)
-class _Unit:
+class _MeasuredUnit:
     """A finished unit, with its blocks; `died`: its case ended a worker, and is over."""
 
     unit: TimedUnit
@@ -37,11 +37,11 @@ class _Unit:
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _SlotAnswer:
     """The units of a case; or why the machine cannot measure it, with a hint and the exit code."""
 
     host: str
-    units: tuple[_Unit, ...] = ()
+    units: tuple[_MeasuredUnit, ...] = ()
     refusal: str = ""
     hint: str = ""
     code: int = 0
@@ -57,9 +57,9 @@ def measured(task: str, command: Sequence[str] = WORKER) -> str:
     """Measure a task here; the answer. An error of this machine is an answer too."""
     try:
         units = _measured(task, command)
-        answer = _Answer(platform.node(), units)
+        answer = _SlotAnswer(platform.node(), units)
     except FFNError as error:
-        answer = _Answer(platform.node(), (), error.message, error.hint, int(error.code))
+        answer = _SlotAnswer(platform.node(), (), error.message, error.hint, int(error.code))
     return json.dumps(asdict(answer), allow_nan=False)
 
 
@@ -67,14 +67,14 @@ def units_of(answer: str, place: str) -> tuple[tuple[TimedUnit, bool], ...]:
     """(unit, whether its case ended a worker) of an answer. Raises FFNError, with the place, for a refusal and for
     anything that is not an answer."""
     where = f"the answer of {clean(place)}"
-    read: _Answer = record_of(_Answer, parse_object(answer.encode(), where), where)
+    read: _SlotAnswer = record_of(_SlotAnswer, parse_object(answer.encode(), where), where)
     if read.refusal or not read.units:
         code = ExitCode(read.code) if read.code in set(ExitCode) else ExitCode.ENVIRONMENT
         raise FFNError(f"{clean(place)}: {clean(read.refusal) or 'nothing was measured'}", clean(read.hint), code)
     return tuple((one.unit, one.died) for one in read.units)
 
 
-def _measured(task: str, command: Sequence[str]) -> tuple[_Unit, ...]:
+def _measured(task: str, command: Sequence[str]) -> tuple[_MeasuredUnit, ...]:
     read = record_of(Mapping[str, Any], json.loads(task), "the task")
     if read.get("ffncli") != __version__:
         why = f"ffn {__version__} is installed here, and {shown(read.get('ffncli'))} deals the cases"
@@ -91,7 +91,7 @@ def _measured(task: str, command: Sequence[str]) -> tuple[_Unit, ...]:
             request = replace(request, directory=folder)
         with begun(Path(folder, "case.csv"), request) as journal:
             run(journal, command=command)
-            return tuple(_Unit(unit, died) for unit, died in journal.units_of(case.key))
+            return tuple(_MeasuredUnit(unit, died) for unit, died in journal.units_of(case.key))
 
 
 def _require_files(request: BenchRequest) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, TypeAlias
-
-from ffncli.bench.request.cluster import Cluster, SlotSize
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,7 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Refused:
+class Refusal:
     """A slot could not even begin, for a reason that another try does not remove."""
 
     case: str
@@ -46,11 +42,11 @@ class Refused:
     why: str
 
 
-SlotEvent: TypeAlias = Begun | Answered | Lost | Refused
+SlotEvent: TypeAlias = Begun | Answered | Lost | Refusal
 
 
 class Slots(Protocol):
-    """The slots of a launcher. Closing them (the end of `open_slots`) ends the work that is left in them."""
+    """The slots of a launcher. At the end, the work that is left in them is ended too."""
 
     @property
     def free(self) -> int:
@@ -64,21 +60,3 @@ class Slots(Protocol):
     def events(self, patience: float) -> Sequence[SlotEvent]:
         """The events since the last call; waits so many seconds for the first."""
         ...
-
-
-@contextmanager
-def open_slots(cluster: Cluster, size: SlotSize, seconds: float, logs: Path) -> Iterator[Slots]:
-    """The slots of the cluster; a case takes some `seconds`, and `logs` is a folder for a launcher that writes files.
-
-    Raises FFNError (exit 3) if the launcher's package is missing, or if the cluster cannot be reached.
-    """
-    if cluster.launcher == "ray":
-        from ffncli.bench.launchers.ray_slots import ray_slots
-
-        with ray_slots(cluster, size) as slots:
-            yield slots
-    else:
-        from ffncli.bench.launchers.slurm_slots import slurm_slots
-
-        with slurm_slots(cluster, size, seconds, logs) as jobs:
-            yield jobs

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.bench.launchers.slot import measured
-from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refused, SlotEvent
+from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent
 from ffncli.bench.request.cluster import Cluster, SlotSize
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.system.packages import require_extra
@@ -142,7 +142,7 @@ def _ended(case: str, job: Any) -> SlotEvent:
     except FailedJobError as error:  # the job's Python raised: its traceback, then where the logs are
         trace = str(error).split("-" * 22)
         lines = (trace[1] if len(trace) > 2 else trace[0]).strip().splitlines()
-        return Refused(case, place, f"{lines[-1] if lines else 'failed'} (logs: {job.paths.folder})")
+        return Refusal(case, place, f"{lines[-1] if lines else 'failed'} (logs: {job.paths.folder})")
     except UncompletedJobError:
         return Lost(case, place, f"its job ended ({job.state}); logs: {job.paths.folder}")
 

@@ -13,7 +13,7 @@ import pytest
 
 from ffncli.bench.judge.failure import failure
 from ffncli.bench.launchers.deal import MOST_TRIES, Dealt, run_in_slots
-from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refused, SlotEvent
+from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent
 from ffncli.bench.records import Job
 from ffncli.bench.request.cluster import Cluster
 from ffncli.bench.request.grid import BenchRequest, from_json
@@ -244,7 +244,7 @@ def test_an_answer_is_checked_like_a_file(tmp_path: Path, change: Callable[[dict
 
 
 def test_what_is_not_an_answer_and_what_a_launcher_raises_name_the_place(tmp_path: Path):
-    for number, event in enumerate((Answered("", "", "[1, 2"), Refused("", "", "ModuleNotFoundError: ffncli"))):
+    for number, event in enumerate((Answered("", "", "[1, 2"), Refusal("", "", "ModuleNotFoundError: ffncli"))):
 
         def behave(case: str, attempt: int, task: str, place: str, event: Any = event) -> SlotEvent:
             return replace(event, case=case, place=place)

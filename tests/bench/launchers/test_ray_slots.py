@@ -11,7 +11,7 @@ import pytest
 
 from ffncli.bench.launchers import ray_slots
 from ffncli.bench.launchers.ray_slots import RaySlots
-from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refused, SlotEvent
+from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent
 from ffncli.bench.request.cluster import Cluster, SlotSize
 from ffncli.errors import FFNError
 
@@ -157,7 +157,7 @@ def test_an_actor_that_raises_refuses():
     slots.submit("case 1", "raises")
     events = [*slots.events(0.0), *slots.events(0.0)]
     why = "ModuleNotFoundError: No module named 'ffncli'"
-    assert [one for one in events if isinstance(one, Refused)] == [Refused("case 1", "host-a, slot 1", why)]
+    assert [one for one in events if isinstance(one, Refusal)] == [Refusal("case 1", "host-a, slot 1", why)]
 
 
 def test_slots_that_never_start_are_an_error():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ffncli.bench.launchers.slot import measured
-from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refused
+from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal
 from ffncli.bench.launchers.slurm_slots import SlurmSlots, parameters
 from ffncli.bench.request.cluster import SlotSize
 from ffncli.errors import FFNError
@@ -91,7 +91,7 @@ def test_jobs_begin_and_end():
     assert slots.events(0.0) == [
         Answered("case 1", "node7, job 1", "answer"),
         Begun("case 2", "node7, job 2"),
-        Refused("case 2", "node7, job 2", "ModuleNotFoundError: ffncli (logs: /logs)"),
+        Refusal("case 2", "node7, job 2", "ModuleNotFoundError: ffncli (logs: /logs)"),
         Begun("case 3", "node7, job 3"),
         Lost("case 3", "node7, job 3", "its job ended (NODE_FAIL); logs: /logs"),
     ]
