@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -183,3 +184,16 @@ def test_without_ray_the_package_to_install_is_named(monkeypatch: pytest.MonkeyP
     with pytest.raises(FFNError, match=r"ray is not installed; pip install 'ffncli\[ray\]'") as error:
         ray_slots.ray_slots(Cluster("ray"), SlotSize(1, 0)).__enter__()
     assert error.value.code == 3
+
+
+def test_an_actor_measures_at_the_usual_priority_where_it_may(monkeypatch: pytest.MonkeyPatch):
+    calls: list[tuple[int, int, int]] = []
+
+    def refused(*arguments: int) -> None:
+        calls.append(arguments)  # type: ignore[arg-type]
+        raise PermissionError
+
+    monkeypatch.setattr("os.setpriority", refused)
+    monkeypatch.setattr("ffncli.bench.launchers.slot.measured", lambda task: f"answer to {task}")
+    assert ray_slots._SlotOnRay().measure("task") == "answer to task"
+    assert calls == [(os.PRIO_PROCESS, 0, 0)]

@@ -52,7 +52,12 @@ def test_a_grid_over_machines_has_the_page_the_file_and_the_exit_code_of_any_oth
     code, out, err = bench(*WORDS, "-n", "1,2,3", *RAY, "--slots", "2", "--launcher-option", "address=h:1")
     assert code == 0, err
     assert bench.opened == (Cluster("ray", 2, {"address": "h:1"}), deal.slot_size(over_machines().cases), "a.ray")
-    assert "0.950 [0.950, 0.950]" in out
+    rows = [line.split() for line in out.splitlines() if "0.950 [0.950, 0.950]" in line]
+    hosts = {row.case: row.host for row in read_rows(tmp_path / "a.csv")}
+    assert [row[:2] for row in rows] == [
+        [str(n), hosts[case.key]] for n, case in enumerate(over_machines((1, 2, 3)).cases, 1)
+    ]
+    assert len({*hosts.values()}) > 1
     assert [line.split(" · ")[0] for line in err.splitlines()[1:]] == ["2 of 3", "3 of 3"]
     assert err.splitlines()[1].endswith("8x16:swiglu, 3 tokens")
     assert len(read_rows(tmp_path / "a.csv")) == 6
