@@ -3,6 +3,7 @@
 # make test-runs     whole runs of `ffn bench` with real workers, and what kills or starves them
 # make test-architectures   every architecture of transformers: its config read, counted, traced, compared with its module
 # make test-hub      a local server as the Hub: slow, broken, lying
+# make test-ranks    blocks split over 2 and 4 processes: outputs, gradients, collectives; and over simulated ranks
 # make test-cheats   kernels that cheat, each of which must be caught, honest ones, none of which may be accused, and ones
 #              that hang, flood, eat memory or end their process, which cost their own rows
 # make bench   creates .venv if needed, runs `ffn bench` (ARGS="512x2048:swiglu --quick")
@@ -26,7 +27,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install .ci/install_torch.py
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test fuzz test-runs test-architectures test-hub test-kills test-cheats test-wheel test-install test-triton check lint bench bench-timers bench-method bench-sweep bench-conv bench-grids certificates bench-fresh-inputs demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
+.PHONY: run test fuzz test-runs test-architectures test-hub test-ranks test-kills test-cheats test-wheel test-install test-triton check lint bench bench-timers bench-method bench-sweep bench-conv bench-grids certificates bench-fresh-inputs demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
     bench-approximate mutations facts catalog architectures trace-architectures claims picture unchanged docs test-docs docs-update clean
 .DEFAULT_GOAL := run
 
@@ -61,9 +62,10 @@ RUNS := tests/bench/test_suite.py tests/bench/test_kills.py tests/cli/bench/test
     $(addprefix tests/bench/timing/test_,worker.py device_lost.py measure_case.py)
 ARCHITECTURES := tests/architectures tests/models/config tests/models/tensors/test_non_ffn.py
 HUB := tests/cli/params/test_hub.py tests/models/files/test_hub.py tests/models/files/test_hub_requests.py
+RANKS := tests/ranks
 FUZZ_CASES ?= 5000
 KILLS ?= 100
-HEAVY := $(DOCS) $(INSTALL) $(FUZZ) $(CHEATS) $(RUNS) $(ARCHITECTURES) $(HUB)
+HEAVY := $(DOCS) $(INSTALL) $(FUZZ) $(CHEATS) $(RUNS) $(ARCHITECTURES) $(HUB) $(RANKS)
 
 test: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(HEAVY))
@@ -85,6 +87,9 @@ test-architectures: $(VENV)/.installed-test
 
 test-hub: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(HUB)
+
+test-ranks: $(VENV)/.installed-test
+	@$(BIN)/python -m pytest $(RANKS)
 
 fuzz: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(FUZZ)

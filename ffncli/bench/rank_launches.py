@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ffncli.bench.launch import worker
+from ffncli.bench.launch import WORKER, worker
 from ffncli.bench.records import Job, Outcome
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
 from ffncli.errors import ExitCode, FFNError, clean
 from ffncli.models.files.json_records import Count, record_of
-from ffncli.run.ranks.environment import Place, torchrun
+from ffncli.run.ranks.environment import Place
 from ffncli.system.child import ending
 
 if TYPE_CHECKING:
@@ -102,11 +102,10 @@ class RankLaunches:
 
 
 @contextmanager
-def led(request: BenchRequest) -> Iterator[RankLaunches | None]:
+def led(request: BenchRequest, place: Place | None) -> Iterator[RankLaunches | None]:
     """The launches of a run, None on one rank; on any exit from the block the other ranks end, with the exit code of
     the error."""
-    place = torchrun()
-    if place is None or request.cases[0].ranks.world_size == 1:
+    if place is None or request.ranks.world_size == 1:
         yield None
         return
     from ffncli.run.ranks.store import open_store
@@ -122,7 +121,7 @@ def led(request: BenchRequest) -> Iterator[RankLaunches | None]:
         launches.end(code)
 
 
-def followed(place: Place) -> int:
+def followed(place: Place, command: Sequence[str] = WORKER) -> int:
     """What every rank but the first does: start a worker for each of rank 0's launches. Returns rank 0's exit code."""
     from ffncli.run.ranks.store import open_store
 
@@ -132,7 +131,7 @@ def followed(place: Place) -> int:
         if "end" in told:
             return record_of(int, told["end"], "the end of the run")  # type: ignore[no-any-return]
         launch: _Launch = record_of(_Launch, told.get("launch"), "a launch of rank 0")
-        store.shared.set(f"word/{number}/{place.rank}", json.dumps(_followed(launch, place, store, number)))
+        store.shared.set(f"word/{number}/{place.rank}", json.dumps(_followed(launch, place, store, number, command)))
         number += 1
 
 
@@ -143,18 +142,18 @@ def _told(store: RankStore, number: int) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
-def _followed(launch: _Launch, place: Place, store: RankStore, number: int) -> tuple[str, str]:
+def _followed(launch: _Launch, place: Place, store: RankStore, number: int, command: Sequence[str]) -> tuple[str, str]:
     """How this rank's worker ended: the kernel that raised, if one did, and in words; empty if all went well."""
     job = launch.job()
     directory = from_json(launch.request).directory
-    with worker(job, launch.threads, directory=directory, more=variables(place, number, job, launch.threads)) as busy:
+    with worker(job, launch.threads, command, directory, more=variables(place, number, job, launch.threads)) as busy:
         until = None
         while until is None or time.monotonic() < until:
             try:
                 message = busy.receive(_LOOK)
             except (EOFError, OSError):
                 code = busy.ended()
-                return "", "" if code == 0 else f"{ending(code)}"
+                return "", "" if code == 0 else f"its worker {ending(code)}"
             match message:
                 case ("broke", str(kernel), str(words)):
                     return kernel, words
@@ -164,7 +163,7 @@ def _followed(launch: _Launch, place: Place, store: RankStore, number: int) -> t
                     return "", ""
             if until is None and store.shared.check([f"over/{number}"]):
                 until = time.monotonic() + _LEAVING
-    return "", "did not end with the others"
+    return "", "its worker did not end with the others"
 
 
 def variables(

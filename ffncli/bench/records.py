@@ -85,7 +85,12 @@ class Case:
         """The case's name, unique in a grid: `512x2048:swiglu, 32 tokens, fp32, forward, warm, cpu, 2 threads`."""
         threads = f"{self.threads} {plural('thread', self.threads)}"
         parts = (self.label, f"{self.tokens} tokens", self.dtype, self.passes, self.cache, self.device, threads)
-        return ", ".join((*parts, *([str(self.ranks)] if self.ranks.world_size > 1 else []), *self.data))
+        return ", ".join((*parts, *filter(None, [self.layout]), *self.data))
+
+    @property
+    def layout(self) -> str:
+        """How it is split, as in results: `tp2`; empty on one rank."""
+        return str(self.ranks) if self.ranks.world_size > 1 else ""
 
     @property
     def of_rank(self) -> Case:

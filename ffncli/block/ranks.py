@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isqrt
 
 from ffncli.errors import FFNError
 
@@ -35,3 +37,15 @@ class Ranks:
     def place(self, rank: int) -> tuple[int, int]:
         """(expert-parallel place, tensor-parallel place) of that rank."""
         return divmod(rank, self.tp)
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Every divisor, ascending."""
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return tuple(sorted({*small, *(number // n for n in small)}))
+
+
+def nearest(number: int, possible: Sequence[int]) -> str:
+    """`nearest: 4 and 8`: the largest below and the smallest above, of `possible` in ascending order; "" for none."""
+    near = (*[n for n in possible if n < number][-1:], *[n for n in possible if n > number][:1])
+    return "nearest: " + " and ".join(map(str, near)) if near else ""

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import gcd
 
-from ffncli.block.ranks import Ranks
-from ffncli.block.steps import Add, AllReduce, Axis, Experts, Linear, Multiply, Norm, Op, Step
+from ffncli.block.ranks import Ranks, divisors, nearest
+from ffncli.block.steps import Add, AllReduce, Axis, Experts, Linear, Multiply, Norm, Op, Step, parameters
 from ffncli.errors import FFNError
 
 CONVENTIONS: Mapping[str, str] = {
@@ -50,6 +51,8 @@ def shard_experts(steps: Sequence[Step], rank: int, ranks: int) -> tuple[Step, .
         return tuple(steps)
     if not any(map(_routed, steps)):
         raise FFNError("the block has no experts to split over ranks")
+    routed = [step.op for step in steps if _routed(step)]
+    _require_divides("experts", [op.experts.size for op in routed if isinstance(op, Experts)], ranks)
     return tuple(_own_experts(step, rank, ranks) if _routed(step) else step for step in steps)
 
 
@@ -72,6 +75,8 @@ def shard(steps: Sequence[Step], rank: int, ranks: int, axis: str = "d_ff") -> t
     """
     if not 0 <= rank < ranks:
         raise FFNError(f"rank must be from 0 to {ranks - 1}, got {rank}")
+    sizes = [one.size for axes in parameters(steps).values() for one in axes if one.name == axis]
+    _require_divides(axis, sizes, ranks)
     return _shard(steps, rank, ranks, axis)[0]
 
 
@@ -137,8 +142,11 @@ def _stays_partial(step: Step, partial: set[str]) -> bool:
 
 
 def _part(axis: Axis, ranks: int, name: str) -> Axis:
-    if axis.name != name:
-        return axis
-    if axis.size % ranks:
-        raise FFNError(f"{name} = {axis.size} does not divide over {ranks} ranks")
-    return Axis(axis.name, axis.size // ranks)
+    return Axis(axis.name, axis.size // ranks) if axis.name == name else axis
+
+
+def _require_divides(name: str, sizes: Sequence[int], ranks: int) -> None:
+    for size in sizes:
+        if size % ranks:
+            what = f"{name} = {size} does not divide over {ranks} ranks"
+            raise FFNError(what, nearest(ranks, divisors(gcd(*sizes))))

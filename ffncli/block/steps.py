@@ -262,6 +262,11 @@ def experts_per_token(steps: Sequence[Step]) -> dict[str, int]:
     }
 
 
+def routes(steps: Sequence[Step]) -> dict[str, Experts]:
+    """The steps whose output assigns tokens to experts → the experts that it chooses among."""
+    return {step.inputs[1]: step.op for step in steps if isinstance(step.op, Experts) and not step.op.always}
+
+
 def block_inputs(steps: Sequence[Step]) -> tuple[str, ...]:
     """The names that no step produces, in order of first use."""
     produced = {step.output for step in steps}

@@ -93,6 +93,18 @@ def test_refusals():
     assert shard(alone, 0, 1) == alone
 
 
+def test_what_does_not_divide_names_the_nearest_numbers_of_ranks():
+    """12 and 18, of the routed and the shared experts, are both divided by 1, 2, 3 and 6."""
+    mixture = steps(FFNSpec(4, 12, moe=MoE(6, 2, 1, shared_d_ff=18)))
+    for ranks, hint in ((4, "nearest: 3 and 6"), (5, "nearest: 3 and 6"), (7, "nearest: 6")):
+        with pytest.raises(FFNError, match="does not divide over") as error:
+            shard(mixture, 0, ranks)
+        assert error.value.hint == hint
+    with pytest.raises(FFNError, match="experts = 6 does not divide over 4 ranks") as error:
+        shard_experts(mixture, 0, 4)
+    assert error.value.hint == "nearest: 3 and 6"
+
+
 def test_each_partial_sum_is_reduced_once_and_a_product_of_two_is_none():
     d_model, d_ff = Axis("d_model", 4), Axis("d_ff", 8)
     start = [Step("up", Linear(d_model, d_ff), ("x",)), Step("a", Linear(d_ff, d_model), ("up",))]

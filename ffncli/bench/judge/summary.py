@@ -178,7 +178,7 @@ def _of_ranks(case: Case) -> dict[str, Any]:
     if case.ranks.world_size == 1:
         return {}
     sent = communication_bytes(case)
-    return {"world_size": case.ranks.world_size, "layout": str(case.ranks), "communication_bytes": sent}
+    return {"world_size": case.ranks.world_size, "layout": case.layout, "communication_bytes": sent}
 
 
 def _of_kernel(whole: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:

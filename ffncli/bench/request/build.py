@@ -41,8 +41,7 @@ def build_request(
         require_named_places(grid.devices, grid.threads)
     devices = grid.devices or (default_device(),)
     require_possible(grid.ranks, grid.passes, devices, method)
-    over_ranks = grid.ranks.world_size > 1
-    chosen = ChosenKernels((), BLOCK, {}) if method.by_step else choose_kernels(kernels, baseline, over_ranks)
+    chosen = ChosenKernels((), BLOCK, {}) if method.by_step else choose_kernels(kernels, baseline, grid.ranks)
     _require_graphs_possible(devices, method)
     if cluster is None:
         require_gpu(devices, method.sustained)

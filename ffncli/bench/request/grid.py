@@ -80,6 +80,11 @@ class BenchRequest:
         return (BLOCK,) if self.method.by_step else tuple(kernel.label for kernel in self.kernels)
 
     @property
+    def ranks(self) -> Ranks:
+        """Over how many ranks the blocks of all cases are split."""
+        return self.cases[0].ranks if self.cases else Ranks()
+
+    @property
     def units(self) -> int:
         """The number of work items: every case in every process."""
         return len(self.cases) * self.method.processes

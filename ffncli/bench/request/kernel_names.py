@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ffncli.bench.records import OWN_ARMS
+from ffncli.block.ranks import Ranks
 from ffncli.errors import ExitCode, FFNError, did_you_mean, shown, shown_path
 from ffncli.kernels import BUILT_IN, BY_DEFAULT, COMPILING, OVER_RANKS
 from ffncli.kernels.choice import KernelChoice, choices, parse, require_unlike
@@ -16,6 +17,7 @@ from ffncli.kernels.kernel import interprets_triton
 from ffncli.system.files import read_whole
 from ffncli.system.git import file_at
 
+ONE_RANK = Ranks()
 MOST_KERNEL_BYTES = 10_000_000  # of a Python file
 
 
@@ -34,9 +36,9 @@ class ChosenKernels:
     functions: tuple[tuple[str, ast.FunctionDef], ...] = ()
 
 
-def choose_kernels(texts: Sequence[str] | None, baseline: str | None, over_ranks: bool = False) -> ChosenKernels:
-    """The kernels of --kernel and --baseline. None: all built-in kernels that need no compiling; over ranks, eager on
-    each rank's part and the block as torch's DTensor splits it.
+def choose_kernels(texts: Sequence[str] | None, baseline: str | None, ranks: Ranks = ONE_RANK) -> ChosenKernels:
+    """The kernels of --kernel and --baseline. None: all built-in kernels that need no compiling; over `ranks`,
+    eager on each rank's part and the block as torch's DTensor splits it, which alone can have experts on other ranks.
 
     The baseline is eager if that is measured, else the first kernel; a single kernel is compared with eager.
     Raises FFNError for an unknown kernel, for a file that does not exist, is not Python or lacks the name, and if
@@ -45,7 +47,8 @@ def choose_kernels(texts: Sequence[str] | None, baseline: str | None, over_ranks
     if interprets_triton():
         why = "TRITON_INTERPRET is set: Triton kernels would run as Python, and their times mean nothing"
         raise FFNError(why, "unset it; `ffn verify` can use it", ExitCode.ENVIRONMENT)
-    default = ("eager", *OVER_RANKS) if over_ranks else BY_DEFAULT
+    over_ranks, whole_experts = ranks.world_size > 1, ranks.ep == 1
+    default = ((*(("eager",) if whole_experts else ()), *OVER_RANKS)) if over_ranks else BY_DEFAULT
     files: dict[str, str] = {}
     functions: list[tuple[str, ast.FunctionDef]] = []
     kernels = tuple(_named(choice, files, functions) for choice in choices(texts or default))
@@ -56,7 +59,7 @@ def choose_kernels(texts: Sequence[str] | None, baseline: str | None, over_ranks
     notes: tuple[str, ...] = ()
     if not texts and not over_ranks:
         notes = (f"not timed: {', '.join(COMPILING)} (they compile first); --kernel all adds them",)
-    if baseline is None and len(kernels) == 1 and "eager" not in labels:
+    if baseline is None and len(kernels) == 1 and "eager" not in labels and whole_experts:
         baseline, notes = "eager", ("compared with eager; --baseline NAME chooses another",)
     if baseline is None:
         baseline = "eager" if "eager" in labels else labels[0]

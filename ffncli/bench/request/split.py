@@ -9,7 +9,7 @@ from ffncli.bench.records import Method
 from ffncli.block.dtypes import dtype
 from ffncli.block.ranks import Ranks
 from ffncli.errors import FFNError
-from ffncli.models.counting import tensor_parallel
+from ffncli.models.counting import expert_parallel, tensor_parallel
 from ffncli.models.model import Model
 
 
@@ -26,13 +26,7 @@ def check_split(model: Model, ranks: Ranks, tokens: Sequence[int]) -> None:
     """Raises FFNError for a block that cannot be split over these ranks, with the nearest numbers that would do."""
     if ranks.tp > 1:
         tensor_parallel.check(model, ranks.tp, dtype("fp32"))
-    if ranks.ep == 1:
-        return
-    moe = model.main.spec.moe
-    if moe is None:
-        raise FFNError(f"--ep {ranks.ep}: {model.name} has no experts", "split its d_ff: --tp N")
-    if moe.experts % ranks.ep:
-        raise FFNError(f"{moe.experts} experts do not divide over {ranks.ep} ranks", "choose a divisor for --ep")
+    expert_parallel.check(model, ranks.ep)
     if odd := next((number for number in tokens if number % ranks.ep), None):
         raise FFNError(f"{odd} tokens do not divide over {ranks.ep} ranks", "with --ep, every rank has its own tokens")
 

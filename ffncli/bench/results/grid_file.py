@@ -65,15 +65,19 @@ def grid_bytes(grid: WholeGrid) -> bytes:
     return (json.dumps(stored, allow_nan=False, indent=1) + "\n").encode()
 
 
-def read_grid(path: Path) -> WholeGrid | None:
-    """The grid of a file; None if there is none. Raises FFNError for anything but a grid."""
-    name = shown_path(path)
+def stored_grid(path: Path) -> bytes | None:
+    """The contents of the file; None if there is none. Raises FFNError if it cannot be read."""
     try:
-        raw = read_whole(path, _MOST_BYTES)
+        return read_whole(path, _MOST_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise FFNError(f"cannot read {name}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
+        why = f"cannot read {shown_path(path)}: {error.strerror}"
+        raise FFNError(why, code=ExitCode.ENVIRONMENT) from None
+
+
+def parse_grid(raw: bytes, name: str) -> WholeGrid:
+    """The grid of a file of that name. Raises FFNError for anything but a grid."""
     entry = parse_object(raw, name)
     if entry.get("grid") != _VERSION:
         raise FFNError(f"{name}: not a grid that this ffn wrote", "merge with the version that measured it")

@@ -22,7 +22,7 @@ from ffncli.bench.results.csv_file import (
     row_lines,
     unknown_column,
 )
-from ffncli.bench.results.grid_file import WholeGrid, difference, grid_bytes, read_grid
+from ffncli.bench.results.grid_file import WholeGrid, difference, grid_bytes, parse_grid, stored_grid
 from ffncli.bench.results.journal import ResultFiles, begun_run, locked, unfinished
 from ffncli.bench.results.row import ResultRow
 from ffncli.errors import FFNError, shown, shown_path
@@ -85,11 +85,11 @@ class _CaseRows:
     """All rows of a case from one run, and the input that they are taken from."""
 
     rows: tuple[ResultRow, ...]
-    source: _Source
+    source: _ResultInput
 
 
 @dataclass(frozen=True)
-class _Source:
+class _ResultInput:
     """One input as it was read. `begun` is the request of a run that has not ended."""
 
     files: ResultFiles
@@ -121,7 +121,8 @@ def merge(paths: Sequence[str | Path], out: str | Path, *, force: bool = False, 
     files = ResultFiles(Path(os.path.expanduser(out)))
     if files.journal.exists():
         raise unfinished(files)
-    sources = [_source(path) for path in _results_among(paths)]
+    grids: dict[bytes, WholeGrid] = {}
+    sources = [_source(path, grids) for path in _results_among(paths)]
     grid = _one_grid(sources)
     notes = list(_mismatches(sources, allow_mismatch))
     chosen = _chosen(sources, grid)
@@ -130,7 +131,7 @@ def merge(paths: Sequence[str | Path], out: str | Path, *, force: bool = False, 
     order = chosen if grid is None else [case.key for case in grid.request.cases if case.key in chosen]
     rows = tuple(row for case in order for row in chosen[case].rows)
     with locked(files.csv):
-        for one in (files.csv, files.rounds, *(() if grid is None else (files.grid,))):
+        for one in (files.csv, files.rounds, files.grid):
             check_writable(str(one), force, "-o")
         notes += _write(files, rows, sources, chosen, grid)
     inputs = tuple(_merged_file(source, chosen) for source in sources)
@@ -155,10 +156,14 @@ def _results_among(paths: Sequence[str | Path]) -> list[Path]:
     return list(unlike.values())
 
 
-def _source(path: Path) -> _Source:
-    """A result with its grid. Raises FFNError, naming the file, if one of them cannot be read or is damaged."""
+def _source(path: Path, grids: dict[bytes, WholeGrid]) -> _ResultInput:
+    """A result with its grid; `grids` has those of earlier ones, as parts of a grid store the same.
+
+    Raises FFNError, naming the file, if one of them cannot be read or is damaged.
+    """
     files = ResultFiles(path)
-    grid = read_grid(files.grid)
+    raw = stored_grid(files.grid)
+    grid = None if raw is None else grids.get(raw) or grids.setdefault(raw, parse_grid(raw, shown_path(files.grid)))
     begun = begun_run(files)
     if begun is None:
         rows = read_rows(path)
@@ -169,10 +174,10 @@ def _source(path: Path) -> _Source:
         raise FFNError(why, "merge with the version that measured it: nothing should be lost")
     if any(not row.case for row in rows):
         raise FFNError(f"{shown_path(path)} has rows without a case", "measure it with this version")
-    return _Source(files, rows, grid, None if begun is None else begun[1])
+    return _ResultInput(files, rows, grid, None if begun is None else begun[1])
 
 
-def _one_grid(sources: Sequence[_Source]) -> WholeGrid | None:
+def _one_grid(sources: Sequence[_ResultInput]) -> WholeGrid | None:
     """The grid that all inputs are parts of; None if none is a part. Raises FFNError for parts of different grids."""
     first = next((source for source in sources if source.grid is not None), None)
     if first is None or first.grid is None:
@@ -181,13 +186,13 @@ def _one_grid(sources: Sequence[_Source]) -> WholeGrid | None:
         if source.grid is None:
             why = f"{first.name} is a part of a grid, and {source.name} has no {shown_path(source.files.grid)}"
             raise FFNError(why, "copy that file too, or merge only parts")
-        if unlike := difference(first.grid, source.grid):
+        if source.grid is not first.grid and (unlike := difference(first.grid, source.grid)):
             why = f"{first.name} and {source.name} are parts of different grids: {unlike}"
             raise FFNError(why, "run all parts with the same options; --threads and --device make them the same")
     return first.grid
 
 
-def _mismatches(sources: Sequence[_Source], allowed: bool) -> Iterator[str]:
+def _mismatches(sources: Sequence[_ResultInput], allowed: bool) -> Iterator[str]:
     """A note on every version that differs. Raises FFNError for the first one unless that is `allowed`."""
     for field in _SAME_VERSIONS:
         files: dict[str, str] = {}
@@ -205,7 +210,7 @@ def _mismatches(sources: Sequence[_Source], allowed: bool) -> Iterator[str]:
 # --- choosing ---------------------------------------------------------------------------------------------------------
 
 
-def _chosen(sources: Sequence[_Source], grid: WholeGrid | None) -> dict[str, _CaseRows]:
+def _chosen(sources: Sequence[_ResultInput], grid: WholeGrid | None) -> dict[str, _CaseRows]:
     """Case → its rows, each from one run. Raises FFNError for two different results of a case, and for damaged ones."""
     chosen: dict[str, _CaseRows] = {}
     keys = {case.key for case in grid.request.cases} if grid else set()
@@ -238,7 +243,7 @@ def _fault(rows: Sequence[ResultRow], request: BenchRequest) -> str:
 
 
 def _missing(
-    sources: Sequence[_Source], grid: WholeGrid | None, chosen: Mapping[str, _CaseRows]
+    sources: Sequence[_ResultInput], grid: WholeGrid | None, chosen: Mapping[str, _CaseRows]
 ) -> Iterator[MissingCase]:
     """The cases without a result, in the order of the grid; without a grid, those of unfinished runs."""
     begun = {case.key: source for source in sources if source.begun for case in source.begun.cases}
@@ -249,7 +254,7 @@ def _missing(
             yield MissingCase(case, str(part or ""), begun[case].name if case in begun else "")
 
 
-def _merged_file(source: _Source, chosen: Mapping[str, _CaseRows]) -> MergedFile:
+def _merged_file(source: _ResultInput, chosen: Mapping[str, _CaseRows]) -> MergedFile:
     cases = {row.case for row in source.rows} & chosen.keys()
     hosts = tuple(dict.fromkeys(row.host for row in source.rows if row.host))
     return MergedFile(source.name, hosts, len(cases), source.begun is not None)
@@ -261,7 +266,7 @@ def _merged_file(source: _Source, chosen: Mapping[str, _CaseRows]) -> MergedFile
 def _write(
     files: ResultFiles,
     rows: Sequence[ResultRow],
-    sources: Sequence[_Source],
+    sources: Sequence[_ResultInput],
     chosen: Mapping[str, _CaseRows],
     grid: WholeGrid | None,
 ) -> list[str]:
@@ -278,8 +283,11 @@ def _write(
         for row in rows:
             result.write(row_lines([row]).encode())
         rounds.write(ROUNDS_HEADER.encode())
+        taken: dict[Path, set[tuple[str, str]]] = {source.files.csv: set() for source in sources}
+        for case, one in chosen.items():
+            taken[one.source.files.csv].add((one.rows[0].run_id, case))
         for source in sources:
-            mine = {(row.run_id, case) for case, one in chosen.items() if one.source is source for row in one.rows}
+            mine = taken[source.files.csv]
             if mine and not source.files.rounds.exists():
                 name = shown_path(source.files.rounds)
                 notes.append(
@@ -292,6 +300,6 @@ def _write(
     return notes
 
 
-def _encoded(source: _Source, of: set[tuple[str, str]]) -> Iterable[bytes]:
+def _encoded(source: _ResultInput, of: set[tuple[str, str]]) -> Iterable[bytes]:
     """The lines of the input's rounds file that are of these (run_id, case)."""
     return (line.encode() for line in rounds_lines(source.files.rounds, of, growing=source.begun is not None) if of)

@@ -24,7 +24,7 @@ from ffncli.cli.common.options import BenchSource, DimensionOptions, OutputOptio
 from ffncli.cli.common.plot_options import PlotOptions
 from ffncli.cli.common.spread import spread
 from ffncli.errors import ExitCode, FFNError, Terminated, shown_path
-from ffncli.run.ranks.environment import split_asked_for, torchrun
+from ffncli.run.ranks.environment import require_ranks, split_asked_for, torchrun
 from ffncli.run.user.time_limit import set_load_time
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
@@ -91,6 +91,7 @@ def command(
         certificates=result.certificates(), cluster=cluster,
     )  # fmt: skip
     _require_plottable(plot, request)
+    require_ranks(ranks)
     from ffncli.bench.suite import begun, default_path
 
     target = default_path(grid.shard) if result.save is None else Path(os.path.expanduser(result.save))
@@ -143,7 +144,9 @@ def _resume(
         gate = stored.fail_if_slower if result.fail_if_slower is None else result.fail_if_slower
         if cluster is not None and stored.cluster is None:
             raise FFNError("--launcher cannot be resumed: the run began on this machine", "leave it out")
-        split_asked_for(stored.cases[0].ranks.tp, stored.cases[0].ranks.ep)
+        if stored.cluster is not None and torchrun() is not None:
+            raise FFNError("a run with --launcher cannot be resumed under torchrun", "resume it without torchrun")
+        require_ranks(split_asked_for(stored.ranks.tp, stored.ranks.ep))
         judged = replace(stored, fail_if_slower=gate, strict=stored.strict or result.strict)
         request = journal.request = replace(judged, cluster=cluster or stored.cluster)
         require_gate(request)
@@ -161,7 +164,7 @@ def _measure(journal: Journal, request: BenchRequest, plot: PlotOptions, output:
         _show(_measure_elsewhere(journal, request, output), journal, request, plot, output)
         return
     require_installed("torch", "numpy")
-    with led(request) as launches:
+    with led(request, torchrun()) as launches:
         with _kept(journal, request), unit_progress(request, journal.count, output) as shown:
             finished = run(journal, shown.finished, watch=shown.at, launches=launches)
         _show(finished, journal, request, plot, output)

@@ -23,7 +23,7 @@ from ffncli.cli.common.results.words import interval, rates, ratio, verdict
 from ffncli.errors import shown_path
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
-from ffncli.show.text import percent, plural, time_text
+from ffncli.show.text import bytes_text, percent, plural, time_text
 
 CONVENTIONS = {
     "ratio": "time over the baseline's in the same rounds; ratio_low to ratio_high is its 95 % confidence interval,"
@@ -88,12 +88,31 @@ def _case(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
     parts: list[Part] = [
         Heading(case.label, _where(case, rows)),
         Table(columns, [line for row, line in lines.items() if not row.computes]),
+        *(_communication(case, rows) if case.layout else ()),
     ]
     for computes in dict.fromkeys(row.computes for row in rows if row.computes):
         group = [(*line, _rms_error(row)) for row, line in lines.items() if row.computes == computes]
         remark = f"fewer bits than {case.dtype}, as declared; a ratio to the others says nothing without the error"
         parts += [Heading(f"computes in {computes}", remark), Table((*columns, "rms error"), group)]
     return [*parts, *balance(rows, {case.key: case.label}), *remarks(rows)]
+
+
+def _communication(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
+    """Over ranks: what computing and communicating take apart, and how much of the latter the time does not show."""
+    sent = next((row.communication_bytes for row in rows if row.communication_bytes is not None), None)
+    remark = "" if sent is None else f"each rank sends {bytes_text(round(sent))} a call"
+    lines = [
+        (row.kernel, *map(time_text, (row.time_s, row.compute_s, row.communication_s)), _hidden(row.overlap))
+        for row in rows
+        if row.status == "ok"
+    ]
+    table = Table(("kernel", "time", "compute", "communication", "overlap"), lines)
+    return [Heading(f"over {case.ranks.world_size} ranks ({case.layout})", remark), table] if lines else []
+
+
+def _hidden(overlap: float | None) -> str | None:
+    """`35 %`; a negative share costs more together than apart."""
+    return None if overlap is None else f"{100 * overlap:.0f} %".replace("-", "−")
 
 
 def _rms_error(row: ResultRow) -> str | None:
@@ -109,7 +128,9 @@ def _where(case: Case, rows: Sequence[ResultRow]) -> str:
     cache = rows[0].cache if rows else case.cache
     threads = f"{case.threads} {plural('thread', case.threads)}"
     launched = next((_LAUNCHED[row.launch] for row in rows if row.launch in _LAUNCHED), "")
+    threads += " each" if case.layout else ""
     place = f"{case.device}, {threads}" if case.device == "cpu" else f"{case.device}{launched}"
+    place += f", {case.layout}" if case.layout else ""
     tokens = f"{case.tokens} {plural('token', case.tokens)}"
     return ", ".join((tokens, case.dtype, case.passes, _CACHES[cache], place, *case.data))
 
@@ -202,6 +223,9 @@ def _legend(rows: Sequence[ResultRow], request: BenchRequest, files: ResultFiles
     if any(row.verdict == "inconclusive" for row in rows):
         lines.append("inconclusive: the interval is neither within 2 % of 1 nor wholly beyond, or the machine was busy")
         lines += closing(rows, request)
+    if request.ranks.world_size > 1:
+        lines.append("time: of the slowest rank, with its collectives; compute: the same without them")
+        lines.append("overlap: the share of the communication that does not add to compute; below 0, more is added")
     if len(request.cases) == 1 and any(row.roof_fraction is not None for row in rows):
         lines.append("of roof: share of the best matrix product (or copy) rate that this machine reached in this run")
     lines.append(f"every kernel was checked against float64 first; results: {shown_path(files.csv)}")

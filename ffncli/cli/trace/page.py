@@ -14,6 +14,7 @@ from ffncli.cli.common.model_run import labels
 from ffncli.cli.trace.example_page import facts_table
 from ffncli.cli.trace.explain_page import explanation_parts
 from ffncli.cli.trace.model_page import model_run_lines, routes_table
+from ffncli.cli.trace.ranks_page import ranks_json, ranks_parts, ranks_rows
 from ffncli.cli.trace.routing_page import routing_json, routing_parts
 from ffncli.cli.trace.sampling_page import sampling_parts
 from ffncli.cli.trace.unembed_page import unembed_json, unembed_parts
@@ -34,7 +35,7 @@ _NOT_IN_CSV = ("parameters", "values", "values_index", "tokens", "units")
 
 
 def trace_answer(session: Session, digits: int, with_steps: bool = True) -> Answer:
-    """A session as JSON, as CSV (one row per step, without values) and as a page, with `digits` of each value.
+    """A session as JSON, as CSV (a row per step, without values, or per rank) and as a page, with `digits` of values.
 
     Its rows are named by the prompt's tokens, if there was one. Without steps the page starts with the other
     requested parts.
@@ -50,6 +51,7 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True) -> Answ
     }
     names = [name for name in steps[0] if name not in _NOT_IN_CSV]
     rows = Table(tuple(names), [tuple(step[name] for name in names) for step in steps])
+    rows = rows if session.ranks is None else ranks_rows(session.ranks)
     parts = [*_head(session)]
     for record in session.steps if with_steps else ():
         parts += _step(record, session.trace, digits, labels(session.tokens))
@@ -63,6 +65,7 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True) -> Answ
         .with_section("aliases", None if session.facts is None else session.aliases)
         .with_section("facts", _records(session.facts), facts_table(session.facts or ()))
         .with_section("explain", _records(session.explain), explanation_parts(session, digits))
+        .with_section("ranks", ranks_json(session.ranks), ranks_parts(session, digits))
     )
 
 

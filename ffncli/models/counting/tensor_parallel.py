@@ -10,6 +10,7 @@ rows, so that in a format with blocks each rank's part of d_ff has to be a whole
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 
@@ -194,14 +195,14 @@ def _group(group: Group, grid: Ranks, weights: DType) -> GroupSplit:
         reduced_bytes=sum(reduced),
         ring_all_reduce_bytes=ring_all_reduce_bytes(sum(reduced), ranks),
         all_gather_bytes=all_gather_bytes(sum(reduced), ranks),
-        slices=_slices(group.steps, first, other, weights, grid),
+        slices=slices(group.steps, first, other, weights, grid),
     )
 
 
-def _slices(
-    whole: tuple[Step, ...], first: tuple[Step, ...], other: tuple[Step, ...], dtype: DType, grid: Ranks
+def slices(
+    whole: Sequence[Step], first: Sequence[Step], other: Sequence[Step], dtype: DType, grid: Ranks
 ) -> tuple[Slice, ...]:
-    """Every parameter's, by the steps of the first and the last tensor-parallel rank."""
+    """Every parameter's slice, by the steps of the first and the last tensor-parallel rank."""
     parts, elsewhere = parameters(first), parameters(other)
     out = []
     for name, axes in parameters(whole).items():

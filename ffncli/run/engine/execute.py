@@ -286,7 +286,7 @@ def _within_groups(op: Route, choice: Tensor) -> Tensor:
     """Scores with the experts outside the best `top_groups` groups excluded, or 0."""
     if op.groups == 1 or op.top_groups == op.groups:
         return choice
-    grouped = choice.unflatten(-1, (op.groups, choice.shape[-1] // op.groups))
+    grouped = choice.reshape(*choice.shape[:-1], op.groups, choice.shape[-1] // op.groups)
     best = grouped.topk(min(op.group_best, grouped.shape[-1]), -1).values.sum(-1)
     kept = torch.zeros_like(best, dtype=torch.bool).scatter(-1, best.topk(op.top_groups, -1).indices, True)
     return grouped.masked_fill(~kept.unsqueeze(-1), 0.0 if op.zero_outside else -torch.inf).flatten(-2)

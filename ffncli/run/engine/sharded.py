@@ -22,14 +22,14 @@ from ffncli.run.engine.execute import apply, mix, possible, received, unmixed
 class RankEvent:
     """A step on all ranks: its printed name, rank 0's step, and every rank's tensor, in the order of the ranks.
 
-    Of experts that are split over ranks, `own` are the results [tokens, d] of each rank's experts for the tokens of
-    all, before these are combined.
+    `parts` are what a collective combined: for an all-reduce every rank's summand, for experts that are split over
+    ranks the results [tokens, d] of each rank's experts for the tokens of all ranks.
     """
 
     name: str
     step: Step
     tensors: tuple[Tensor, ...]
-    own: tuple[Tensor, ...] = ()
+    parts: tuple[Tensor, ...] = ()
 
 
 def execute_ranks(
@@ -92,11 +92,12 @@ def _execute(
     tensors = [dict(one) for one in inputs]
     for at, steps in enumerate(zip(*programs, strict=True)):
         arguments = [[one[name] for name in steps[0].inputs] for one in tensors]
-        own: tuple[Tensor, ...] = ()
+        parts: tuple[Tensor, ...] = ()
         if isinstance(steps[0].op, Experts):
-            results, own = yield from _experts(steps, arguments, weights, ranks)
+            results, parts = yield from _experts(steps, arguments, weights, ranks)
         elif isinstance(steps[0].op, AllReduce):
-            results = _all_reduced([x for (x,) in arguments], ranks)
+            parts = tuple(x for (x,) in arguments)
+            results = _all_reduced(parts, ranks)
         else:
             results = [_applied(*one) for one in zip(steps, weights, arguments, strict=True)]
         for one, result in zip(tensors, results, strict=True):
@@ -104,7 +105,7 @@ def _execute(
             for name in {*steps[0].inputs, steps[0].output}:
                 if last_use.get(name, at) == at:
                     del one[name]
-        yield RankEvent(steps[0].output, steps[0], tuple(results), own)
+        yield RankEvent(steps[0].output, steps[0], tuple(results), parts)
 
 
 def _applied(step: Step, weights: Mapping[str, Tensor], arguments: Sequence[Tensor]) -> Tensor:

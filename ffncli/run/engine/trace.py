@@ -216,7 +216,7 @@ def _record(
     units: Units | None = None,
 ) -> StepRecord:
     """The record of one tensor; without a step it is an input of the block."""
-    index, values = _excerpt(tensor, look.show)
+    index, values = excerpt(tensor, look.show)
     summary = statistics(tensor)
     return StepRecord(
         name=name,
@@ -246,7 +246,7 @@ def _parameters(step: Step, steps: Sequence[Step]) -> tuple[Parameter, ...]:
     return tuple(out)
 
 
-def _excerpt(tensor: Tensor, show: int | None) -> tuple[tuple[tuple[int, ...], ...], Any]:
+def excerpt(tensor: Tensor, show: int | None) -> tuple[tuple[tuple[int, ...], ...], Any]:
     """(indices per axis, nested lists of the values there): the first and last of every axis, `show` in all."""
     index = tuple(edges(size, size if show is None else show) for size in tensor.shape)
     if any(len(kept) < size for kept, size in zip(index, tensor.shape, strict=True)):

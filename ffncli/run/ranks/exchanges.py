@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
+from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.distributed.tensor.debug import CommDebugMode
 
 from ffncli.show.text import bytes_text, plural
@@ -17,11 +19,16 @@ _NAMES = {"all_reduce": "all-reduce", "all_to_all_single": "all-to-all", "all_ga
 
 @dataclass(frozen=True)
 class Exchange:
-    """One collective on one rank: its name, and the shape and dtype of the tensor that the rank gives."""
+    """One collective on one rank: its name, the shape and dtype of the tensor that the rank gives, how many ranks do.
+
+    `kept_bytes` of an all-to-all are the rows that the rank keeps.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    ranks: int = 1
+    kept_bytes: int = 0
 
     @property
     def bytes(self) -> int:
@@ -46,10 +53,15 @@ class Exchanges(CommDebugMode):
         before = self.get_total_counts()
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if self.get_total_counts() > before:
-            name = func.overloadpacket.__name__
-            tensor = args[0]
-            self.done.append(Exchange(_NAMES.get(name, name), tuple(tensor.shape), tensor.dtype))
+            self.done.append(_exchange(func.overloadpacket.__name__, args))
         return out
+
+
+def _exchange(name: str, args: Sequence[Any]) -> Exchange:
+    """The exchange of a call to an operator, whose last argument is the name of its group."""
+    tensor, group = args[0], _resolve_process_group(args[-1])
+    kept = args[2][group.rank()] * prod(tensor.shape[1:]) * tensor.itemsize if name == "all_to_all_single" else 0
+    return Exchange(_NAMES.get(name, name), tuple(tensor.shape), tensor.dtype, group.size(), kept)
 
 
 def in_words(exchanges: list[Exchange]) -> str:

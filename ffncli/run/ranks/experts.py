@@ -32,8 +32,8 @@ class Choices:
 class Dispatch:
     """Which rows go to which experts, as the route says."""
 
-    def choices(self, route: Tensor) -> Choices:
-        """The entries of a route [tokens, experts] that are not zero."""
+    def choices(self, step: Step, route: Tensor) -> Choices:
+        """Of the route [tokens, experts] to a step's experts, the entries that are not zero."""
         experts, tokens = route.t().nonzero(as_tuple=True)
         return Choices(tokens, experts)
 
@@ -71,7 +71,7 @@ class ExpertStep:
             flat, share = self.spread(flat), self.spread(share)
         out = unmixed(op, flat, share)
         share = share[:, -experts:] if op.always else share[:, :experts]
-        choices = dispatch.choices(share.detach())
+        choices = dispatch.choices(self.step, share.detach())
         counts = dispatch.counts(choices, experts, ep)
         rows, factor = flat[choices.tokens], share[choices.tokens, choices.experts, None]
         rows = rows * factor if op.weigh == "input" else rows

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import signal
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -19,11 +17,12 @@ from ffncli.block.ranks import Ranks
 from ffncli.errors import ExitCode, FFNError, Terminated
 from ffncli.run.ranks.environment import Place, device_of, torchrun
 from ffncli.run.ranks.group import RankGroup
+from ffncli.run.ranks.process import ignore_termination
 from ffncli.run.ranks.store import CLOSED, FAILED, LEFT, STOPPED, TIMED_OUT, RankStore, absent, open_store
 from ffncli.system.gpu import device_index, use_device
 
 # How errors of a collective begin: gloo's name their file; NCCL's and the stores' have a type.
-_LOST = re.compile(r"gloo/|NCCL|ProcessGroup|Connection (closed|reset)|Broken pipe")
+_LOST = re.compile(r"gloo/|pair closure|NCCL|ProcessGroup|Connection (closed|reset)|Broken pipe")
 _WAITED = re.compile(r"[Tt]imed out|[Tt]imeout")
 
 
@@ -87,10 +86,9 @@ def _reason(store: RankStore, error: BaseException, timeout: float) -> FFNError 
     """What to raise for an error inside: a lost rank by its number; None for the error itself."""
     terminated, lost = isinstance(error, Terminated), _is_lost(error)
     if not (terminated or lost):
-        _leave_word(store, STOPPED if isinstance(error, KeyboardInterrupt) else FAILED)
+        _leave_word(store, isinstance(error, KeyboardInterrupt))
         return None
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent ends all ranks when one has died; this one knows why
+    ignore_termination()
     waited = lost and bool(_WAITED.search(str(error)))
     try:
         store.answer(STOPPED if terminated else TIMED_OUT if waited else CLOSED)
@@ -108,11 +106,13 @@ def _reason(store: RankStore, error: BaseException, timeout: float) -> FFNError 
     return FFNError("a rank stopped before the others", code=ExitCode.ENVIRONMENT)
 
 
-def _leave_word(store: RankStore, how: str) -> None:
-    try:
-        store.answer(how)
-    except Exception:
-        return
+def _leave_word(store: RankStore, stopped: bool) -> None:
+    """For the others, which lose this rank: that it was stopped, or reports an error of its own."""
+    ignore_termination()
+    with suppress(Exception):  # the store may be lost too
+        store.answer(STOPPED if stopped else FAILED)
+        if not stopped:
+            store.may_report()
 
 
 def _is_lost(error: BaseException) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 from typing import NoReturn
 
@@ -12,12 +14,12 @@ from ffncli.system.child import end_with_parent
 from ffncli.system.files import remove_process_folders
 
 _HEAD_START = 1.0  # s that rank 0 has to report an error that every rank has
-_PATIENCE = 5.0  # s to reach the common store
+_PATIENCE = 2.0  # s to reach the common store
 
 
 def follow(place: Place) -> None:
     """Before torch is loaded: only rank 0 has a standard output, and no rank outlives the agent that started it."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings about every try to reach another rank
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch's log of every try to reach another rank
     if place.has_agent:
         end_with_parent()
     if not place.first:
@@ -28,21 +30,29 @@ def follow(place: Place) -> None:
 
 def error_line(place: Place, text: str) -> str | None:
     """An error's line as this rank prints it; None where another rank reports it, and for Ctrl-C, which the launcher
-    does. Where the ranks never met, rank 0 alone prints.
+    reports. Where the ranks never met, one of each machine prints.
     """
     if text == "interrupted":
         return None
-    if not place.first:
-        time.sleep(_HEAD_START)
+    ignore_termination()
     from ffncli.run.ranks.store import open_store
 
     try:
-        mine = open_store(place, 1.0 if place.first else _PATIENCE, opens=False).may_report()
+        store = open_store(place, _PATIENCE, opens=False)
+        if not (place.first or store.reported()):
+            time.sleep(_HEAD_START)
+        mine = store.may_report()
     except Exception:
-        mine = place.first
+        mine = place.local_rank == 0
     if not mine or place.first or text.startswith("error: rank"):
         return text if mine else None
     return text.replace("error: ", f"error: rank {place.rank}: ", 1)
+
+
+def ignore_termination() -> None:
+    """For a rank that is about to say why it ends: when another one ends first, the agent terminates them all."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def leave(code: int) -> NoReturn:

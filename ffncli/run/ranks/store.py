@@ -55,11 +55,12 @@ class RankStore:
 
     def may_report(self) -> bool:
         """Whether this rank is the first that asks: it prints the error of them all."""
-        return self.shared.add("reports", 1) == 1
+        mine = str(self.place.rank)
+        return self.shared.compare_set("reporter", "", mine).decode() == mine
 
     def reported(self) -> bool:
         """Whether some rank has."""
-        return self.shared.add("reports", 0) > 0
+        return self.shared.check(["reporter"])
 
     def _without(self, key: str, ranks: list[int]) -> list[int]:
         return [rank for rank in ranks if not self.shared.check([f"{key}/{rank}"])]

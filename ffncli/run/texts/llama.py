@@ -8,20 +8,18 @@ import torch
 from torch import Tensor
 
 from ffncli.block import dtypes
+from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec, steps
-from ffncli.block.shard import shard
-from ffncli.block.steps import AllReduce, Norm, Step, parameters, weight_symbol
+from ffncli.block.steps import Norm, Step, parameters, weight_symbol
 from ffncli.models import catalog
 from ffncli.models.counting.iso_params import iso_params
-from ffncli.models.counting.tensor_parallel import all_gather_bytes, ring_all_reduce_bytes, split
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.prepare import Prepared
-from ffncli.run.engine.sharded import share_of
 from ffncli.run.engine.weights import random_weights
 from ffncli.run.measure.gap import gap
+from ffncli.run.ranks.one_process import RankTrace, rank_trace
 from ffncli.run.texts.fact import (
     Fact,
-    Verdict,
     agrees,
     compared,
     departure,
@@ -38,8 +36,9 @@ ROUNDING = 1e-5  # of float32 sums of 11008 terms
 def facts(ready: Prepared) -> tuple[Fact, ...]:
     """Names, the merge-add, the norm, the split over nodes and the bytes sent, ratios, formats, the effect of Q80."""
     tensors = intermediates(ready)
+    split = rank_trace(ready.steps, ready.weights, ready.inputs, Ranks(NODES), tensors, show=1)
     return (
-        *_names(ready.steps), *_order(ready, tensors), *_slices(ready), _whole(ready, tensors), _collectives(ready),
+        *_names(ready.steps), *_order(ready, tensors), *_slices(split), _whole(split), *_collectives(split),
         *_ratios(), _at_equal_parameters(ready), _bends(), _experts(), *_formats(), _between_the_steps(ready, tensors),
     )  # fmt: skip
 
@@ -71,63 +70,57 @@ def _order(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
     ]  # fmt: skip
 
 
-def _slices(ready: Prepared) -> list[Fact]:
+def _slices(split: RankTrace) -> list[Fact]:
     """One node's part of each matrix, by the actual split, and the two names in use for it."""
-    part = {n: [axis.size for axis in axes] for n, axes in parameters(shard(ready.steps, 0, NODES)).items()}
-    shapes = f"{part['gate.weight'][::-1]} and {part['down.weight'][::-1]}"
+    part = {weight.name: weight for step in split.steps for weight in step.weights}
+    gate, down = part["gate.weight"], part["down.weight"]
     return [
         compared(
-            "slices of W1 (and W3) and of W2 on 4 nodes", "[4096, 2752] and [2752, 4096]", shapes,
-            f"as W[in, out]; torch's gate.weight is {part['gate.weight']}, down.weight {part['down.weight']}",
+            "slices of W1 (and W3) and of W2 on 4 nodes", "[4096, 2752] and [2752, 4096]",
+            f"{[*gate.shape]} and {[*down.shape]}",
+            f"as W[in, out]; torch's gate.weight is {[*gate.shape[::-1]]}, down.weight {[*down.shape[::-1]]}",
         ),
         Fact(
-            "the split of W1 and W3 by outputs is called", f"{_place('gate.weight')}-parallel by Megatron",
+            "the split of W1 and W3 by outputs is called", f"{gate.place}-parallel by Megatron",
             "row matmul", "depends", "two names of one split: rows of the stored [out, in] are columns of W[in, out]",
         ),
-        Fact("the split of W2 by inputs is called", f"{_place('down.weight')}-parallel by Megatron"),
+        Fact("the split of W2 by inputs is called", f"{down.place}-parallel by Megatron"),
     ]  # fmt: skip
 
 
-def _place(name: str) -> str:
-    """The name of a tensor's split over ranks, from the model's own count."""
-    resolved = catalog.find("llama-2-7b")
-    assert resolved is not None
-    parts = split(resolved.model, NODES, dtypes.dtype("fp32")).groups[0].slices
-    return next(part.place for part in parts if part.name == name)
-
-
-def _whole(ready: Prepared, tensors: Mapping[str, Tensor]) -> Fact:
+def _whole(split: RankTrace) -> Fact:
     """Every node runs its own steps on its own slices; only the sum needs the other nodes."""
-    partial = [_node(ready, rank) for rank in range(NODES)]
-    apart = gap(torch.stack(partial).sum(0), tensors["down"]).relative
-    shape = list(partial[0].shape)
+    (one,), apart = split.collectives, split.agreement.relative_error
     return Fact(
         "partial sums of 4 nodes, each of full width, summed = whole",
-        f"{NODES} × {shape}, relative difference {error(apart, ROUNDING)}", "", agrees(apart, ROUNDING),
+        f"{len(one.parts)} × {[*one.parts[0].shape]}, relative difference {error(apart, ROUNDING)}", "",
+        agrees(apart, ROUNDING),
     )  # fmt: skip
 
 
-def _node(ready: Prepared, rank: int) -> Tensor:
-    """One node's partial `down`: the steps of `shard` up to their AllReduce, on slices of the weights."""
-    steps = tuple(s for s in shard(ready.steps, rank, NODES) if not isinstance(s.op, AllReduce))
-    return run(steps, share_of(ready.weights, ready.steps, steps, rank), ready.inputs)
-
-
-def _collectives(ready: Prepared) -> Fact:
+def _collectives(split: RankTrace) -> list[Fact]:
     """Counted in the steps that a node runs; bytes are what one node sends for one token in float32."""
-    steps = shard(ready.steps, 0, NODES)
-    count = sum(isinstance(s.op, AllReduce) for s in steps)
-    sizes = {name: axes[0].size for name, axes in parameters(steps).items()}
-    width = dtypes.dtype("fp32").block_bytes
-    gather = all_gather_bytes(sizes["gate.weight"] * width, NODES)
-    reduce = ring_all_reduce_bytes(sizes["down.weight"] * width, NODES)
-    figure = f"collectives: {count}; the All-Gather is not needed, it would cost {gather:,} bytes"
-    verdict: Verdict = "wrong" if count != 2 else "holds"
-    return Fact(
-        "collectives of one block", figure, "an All-Gather after W1 and W3, an All-Reduce after W2", verdict,
-        f"sent by each of {NODES} nodes for each token of one gathered tensor in fp32, on top of the ring all-reduce's "
-        f"{reduce:,.0f}; SiLU and ⊙ need the node's own slice alone, and W2's inputs are split the same way",
-    )  # fmt: skip
+    tokens = split.shares[0].tokens
+    gather, reduce = split.unneeded_all_gather_bytes // tokens, split.shares[0].ring_all_reduce_bytes / tokens
+    figure = f"collectives: {split.all_reduces}; the All-Gather is not needed, it would cost {gather:,} bytes"
+    sent = [(f"{one.gather_and_sum_bytes // tokens:,}", f"{one.ring_all_reduce_bytes / tokens:,.0f}")
+            for one in split.wire]  # fmt: skip
+    return [
+        Fact(
+            "collectives of one block", figure, "an All-Gather after W1 and W3, an All-Reduce after W2",
+            "wrong" if split.all_reduces != 2 else "holds",
+            f"sent by each of {NODES} nodes for each token of one gathered tensor in fp32, on top of the ring "
+            f"all-reduce's {reduce:,.0f}; SiLU and ⊙ need the node's own slice alone, and W2's inputs are split the "
+            "same way",
+        ),
+        Fact(
+            f"bytes that each of {', '.join(str(one.ranks) for one in split.wire)} nodes sends to sum Y",
+            ", ".join(theirs for theirs, _ in sent), "", "",
+            "the engine sends every partial sum to all other nodes and adds there, n − 1 times Y; a ring all-reduce "
+            f"sends less than twice Y: {', '.join(ring for _, ring in sent)}; one token in fp32",
+            "ffn trace 4096x11008:swiglu --tp 4 -n 1",
+        ),
+    ]  # fmt: skip
 
 
 def _ratios() -> list[Fact]:

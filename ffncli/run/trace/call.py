@@ -51,6 +51,8 @@ def trace(
     save: str | os.PathLike[str] | None = None,
     save_weights: bool | None = None,
     force: bool = False,
+    tp: int | None = None,
+    ep: int | None = None,
     **dimensions: Unpack[DimensionNames],
 ) -> Session:
     """Run one layer's FFN step by step, as `ffn trace` does, and return everything that is known about the run.

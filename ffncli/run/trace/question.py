@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ffncli.block.ranks import Ranks
 from ffncli.errors import FFNError
 from ffncli.models.dimensions import Dimensions, leading_axes
 from ffncli.models.examples import Example
@@ -64,6 +65,13 @@ class Question:
     save: str | None = None
     save_weights: bool | None = None
     force: bool = False
+    tp: int | None = None
+    ep: int | None = None
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The ranks that the block is split over too; None if that was not requested."""
+        return Ranks(self.tp or 1, self.ep or 1) if self.tp or self.ep else None
 
     @property
     def model_prompt(self) -> Prompt | None:

@@ -10,10 +10,11 @@ from typing import NoReturn
 
 from ffncli.block import dtypes
 from ffncli.errors import FFNError, shown
+from ffncli.models.counting.weight_format import storage_of
 from ffncli.models.demo import demo
 from ffncli.models.dimensions import Dimensions, whole
 from ffncli.models.examples import Example, final_layer_alone, find
-from ffncli.models.model import Resolved
+from ffncli.models.model import Group, Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.run.trace.question import CheckedQuestion, Question, StepIndex
 from ffncli.run.user.load import load
@@ -34,6 +35,7 @@ def check(question: Question) -> CheckedQuestion:
     places = _places(question, example.aliases if example else {})
     _check_save(question)
     _check_model(question, model, experts)
+    _check_ranks(question, model, example)
     return CheckedQuestion(question, model, example, experts, places)
 
 
@@ -43,7 +45,8 @@ def check_survey(question: Question) -> CheckedQuestion:
     example, model = _block(question)
     alone = {
         "--unembed": question.unembed, "--train": question.train, "--explain": question.explain,
-        "--save": question.save, "--vocab": question.vocab, "--expert": question.expert,
+        "--save": question.save, "--vocab": question.vocab, "--expert": question.expert, "--tp": question.tp,
+        "--ep": question.ep,
     }  # fmt: skip
     if option := next((option for option, value in alone.items() if value), None):
         raise FFNError(f"{option} needs one layer", "give --layer I instead of all")
@@ -179,6 +182,27 @@ def _check_model(question: Question, model: Resolved, experts: frozenset[int] | 
     if layer.spec.moe and not experts:
         what = f"--neuron {question.neuron}: each of {layer.spec.moe.experts} experts has one"
         raise FFNError(what, "add --expert 0")
+
+
+def _check_ranks(question: Question, model: Resolved, example: Example | None) -> None:
+    """Raises FFNError if the layer cannot be split over the ranks, with the nearest numbers that would do."""
+    if question.ranks is None:
+        return
+    from ffncli.models.counting import expert_parallel, tensor_parallel
+
+    option = "--tp" if question.tp else "--ep"
+    if question.train:
+        raise FFNError(f"--train contradicts {option}", "ranks run in eval mode")
+    if example and example.dropped and question.train is None:
+        raise FFNError(
+            f"--example {question.example} contradicts {option}", "its dropout is on, ranks run in eval mode"
+        )
+    layer = model.layer(question.layer)
+    alone = replace(model.model, groups=(Group(layer.stack, (layer.index,), layer.spec),))
+    # Only files have weights in blocks; drawn ones are plain numbers.
+    weights = storage_of(model) if model.checkpoint else dtypes.dtype("fp32")
+    tensor_parallel.check(alone, question.ranks.tp, weights)
+    expert_parallel.check(alone, question.ranks.ep)
 
 
 def _experts(text: str | None, model: Resolved, layer: str | None) -> frozenset[int] | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ffncli.block.steps import Experts, Step
+from ffncli.block.steps import Step, routes
 from ffncli.show.tensors import edges
 
 
@@ -22,11 +22,6 @@ class Chosen:
     token: int
     experts: tuple[int, ...]
     weights: tuple[float, ...]
-
-
-def routes(steps: Sequence[Step]) -> Mapping[str, Experts]:
-    """The steps whose output assigns tokens to experts → the experts that it chooses among."""
-    return {step.inputs[1]: step.op for step in steps if isinstance(step.op, Experts) and not step.op.always}
 
 
 def chosen_experts(steps: Sequence[Step], tensors: Mapping[str, Tensor], show: int | None = None) -> tuple[Chosen, ...]:

@@ -8,8 +8,7 @@ from math import log2
 
 from torch import Tensor
 
-from ffncli.block.steps import Step
-from ffncli.run.trace.routes import routes
+from ffncli.block.steps import Step, routes
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ffncli.block.flow import flow
-from ffncli.block.steps import Step, ffn_span
+from ffncli.block.steps import Step, ffn_span, routes
 from ffncli.errors import FFNError
 from ffncli.models.model import Resolved
 from ffncli.run.engine.block_summary import BlockSummary, block_summary
@@ -25,7 +25,7 @@ from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.not_finite import NotFinite
 from ffncli.run.trace.frame import step_frame
 from ffncli.run.trace.question import TERMS, CheckedQuestion, Question
-from ffncli.run.trace.routes import Chosen, chosen_experts, routes
+from ffncli.run.trace.routes import Chosen, chosen_experts
 from ffncli.run.trace.routing import Routing, routing_of
 from ffncli.run.trace.sampling import Sampling, sampling
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
 
     from ffncli.run.explain.explain import Explanation
+    from ffncli.run.ranks.one_process import RankTrace
     from ffncli.run.texts.fact import Fact
     from ffncli.run.trace.unembed import PromotedTokens
 
@@ -74,6 +75,7 @@ class Session:
     aliases: Mapping[str, str] = field(default_factory=dict)
     facts: tuple[Fact, ...] | None = None
     explain: tuple[Explanation, ...] | None = None
+    ranks: RankTrace | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -187,6 +189,7 @@ def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Sess
         flow=flow(prepared.steps, checked.example.aliases if checked.example else {}),
         **_text(checked, prepared),
         explain=_explain(checked, prepared, result) if checked.places else None,
+        ranks=_over_ranks(question, prepared, result),
         notes=tuple(notes),
     )  # fmt: skip
 
@@ -230,6 +233,10 @@ def _needed_tensors(checked: CheckedQuestion, prepared: Prepared) -> frozenset[s
     names = {"probs", *routes(steps)}
     if question.unembed or prepared.reference is not None:
         names.add(ffn_span(steps)[1])
+    if question.ranks is not None:
+        from ffncli.run.ranks.one_process import compared_steps
+
+        names |= compared_steps(steps, question.ranks)
     if checked.places:
         names |= _with_origins("--explain", steps, [name for name, _ in checked.places], question.depth or 1)
     if question.keep:
@@ -287,6 +294,15 @@ def _model_run(question: Question, prepared: Prepared, result: Trace) -> ModelRu
     if prepared.reference is None:
         return None
     return ModelRun(question.prompt, prepared.tokens, agreement(result.tensors[result.ffn_output], prepared.reference))
+
+
+def _over_ranks(question: Question, prepared: Prepared, result: Trace) -> RankTrace | None:
+    """The same block over ranks; None if that was not requested."""
+    if question.ranks is None:
+        return None
+    from ffncli.run.ranks.one_process import rank_trace
+
+    return rank_trace(prepared.steps, prepared.weights, prepared.inputs, question.ranks, result.tensors, question.show)
 
 
 def _unembed(

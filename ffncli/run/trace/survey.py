@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ffncli.block.steps import Step, ffn_span
+from ffncli.block.steps import Step, ffn_span, routes
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import EVAL, execute
 from ffncli.run.engine.prepare import LayerRequest, Token, prepare
@@ -24,7 +24,6 @@ from ffncli.run.pretrained.layers import layers_of, reached
 from ffncli.run.pretrained.loading import loading_notes
 from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.trace.question import CheckedQuestion
-from ffncli.run.trace.routes import routes
 from ffncli.run.trace.routing import Routing, routing_of
 from ffncli.show.text import plural
 

@@ -62,9 +62,9 @@ def verify(
     The arguments are the command line's options by their names, and mean the same (`ffn verify --help`); `source`, the
     dimensions and `threads` are those of `ffncli.trace`. Where `source` is a module in a
     Python file, `my.py:Class`, that module is run and compared too. With `referee` the verdict is on the one kernel,
-    and has a `certificate`; times are in seconds. With `tp` and `ep` the block also runs over the processes that torchrun
-    has started, each of which makes this call; rank 0's verdict has the rows. Raises FFNError for what the command line
-    refuses, and for an argument of another type.
+    and has a `certificate`; times are in seconds. With `tp` and `ep` the block also runs over the processes that
+    torchrun has started, each of which makes this call; rank 0's verdict has the rows. Raises FFNError for what the
+    command line refuses, and for an argument of another type.
     """
     options = converted(locals(), "verify")
     _require_referee(options)

@@ -120,9 +120,7 @@ def _names(question: VerifyQuestion) -> tuple[str, ...]:
     names, split = check_names(question.checks), question.split
     if split is None:
         if question.checks and "ranks" in names:
-            raise FFNError(
-                "--check ranks compares several processes", "add --tp N or --ep N, or start it with torchrun"
-            )
+            raise FFNError("--check ranks needs several processes", "add --tp N or --ep N, or start it with torchrun")
         return tuple(name for name in names if name != "ranks")
     if "ranks" not in names:
         asked_for = ",".join(question.checks or ())

@@ -95,5 +95,9 @@ def test_parts_of_a_grid_are_one_sweep_on_machines_of_one_kind():
         ("AMD EPYC 7B13", 2),
         ("H100", 2),
     ]
+    crossed = [r for run, dtypes in (("a", ("fp32", "bf16")), ("b", ("bf16", "fp32")))
+               for tokens, dtype in zip((1, 2), dtypes, strict=True)
+               for r in pair(0.8, tokens=tokens, dtype=dtype, run_id=run)]  # fmt: skip
+    assert [(one.where, len(one.curves[0].points)) for one in speed_sweeps(crossed)] == [("fp32", 2), ("bf16", 2)]
     again = [*parts, *pair(0.8, tokens=1, run_id="d"), *pair(0.8, tokens=2, run_id="d")]
     assert [one.where for one in speed_sweeps(again)] == ["d"]

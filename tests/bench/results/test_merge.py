@@ -14,7 +14,7 @@ import pytest
 from ffncli import merge, read_results
 from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results.csv_file import HEADER, ROUNDS_HEADER, read_rows, row_lines
-from ffncli.bench.results.grid_file import read_grid
+from ffncli.bench.results.grid_file import WholeGrid, parse_grid
 from ffncli.bench.results.journal import ResultFiles
 from ffncli.bench.suite import begun, resumed, run
 from ffncli.errors import ExitCode, FFNError
@@ -39,6 +39,10 @@ def part(index: int, count: int = 3, whole: Any = WHOLE, name: str = "", units: 
         if units is None:
             journal.finish()
     return path
+
+
+def grid_of(name: str) -> WholeGrid:
+    return parse_grid(Path(name).read_bytes(), name)
 
 
 def contents() -> dict[str, bytes]:
@@ -76,8 +80,7 @@ def test_the_parts_together_are_what_one_machine_measures():
     blocks = [Counter(block for _, block in blocks_in(Path(name))) for name in ("all.rounds.csv", "one.rounds.csv")]
     assert blocks[0] == blocks[1]
     assert len(read_results("all.csv")) == 20
-    grid = read_grid(Path("all.grid.json"))
-    assert grid is not None
+    grid = grid_of("all.grid.json")
     assert Path("all.grid.json").read_bytes() == Path("p1.grid.json").read_bytes()
     assert [case.key for case in grid.request.cases] == KEYS
 
@@ -114,8 +117,7 @@ def test_a_part_without_cases_has_headers_and_belongs_to_the_grid():
 
 def _places() -> list[int]:
     """The parts of 11 that have a case, in the order of the grid, the first in front."""
-    grid = read_grid(Path("p.grid.json"))
-    assert grid is not None
+    grid = grid_of("p.grid.json")
     places = [grid.part_of_case[key].index for key in KEYS]
     return sorted(places, key=lambda index: index != 1)
 
@@ -126,8 +128,7 @@ def _places() -> list[int]:
 def test_what_is_missing_is_named_with_its_part_and_its_unfinished_run():
     part(1)
     part(2, units=5)  # its first process, and one case of the second
-    grid = read_grid(Path("p1.grid.json"))
-    assert grid is not None
+    grid = grid_of("p1.grid.json")
     merged = merge(["p1.csv", "p2.csv"], "all.csv")
     mine = {index: [key for key in KEYS if grid.part_of_case[key].index == index] for index in (1, 2, 3)}
     assert len(mine[2]) == 3
@@ -199,6 +200,9 @@ def test_without_grids_results_that_do_not_collide_are_merged_with_a_note():
     assert merged.notes == ("no file is a part of a grid: nothing shows whether cases are missing",)
     assert not Path("all.grid.json").exists()
     assert merge(["all.csv", "a.csv"], "again.csv").rows == merged.rows
+    Path("x.grid.json").write_text("of what is replaced")
+    merge(["a.csv", "b.csv"], "x.csv", force=True)
+    assert not Path("x.grid.json").exists()
 
 
 def test_a_missing_rounds_file_is_a_note():

@@ -11,12 +11,15 @@ import pytest
 import torch
 from torch.nn import functional
 
+from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Activation
 from ffncli.models.examples import Example, find, merged_first
 from ffncli.models.model import block_model
+from ffncli.run.engine import sharded
 from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
 from ffncli.run.engine.trace import trace
+from ffncli.run.ranks.one_process import rank_trace
 from ffncli.run.texts import TEXTS, explained, facts, llama, notebook
 from ffncli.run.texts.fact import Fact, departure, doubled, drawn, error, intermediates, number, table
 from tests.oracles import notebook as printed
@@ -249,6 +252,13 @@ def test_one_collective(of_llama):
     assert fact.verdict == "wrong"
 
 
+def test_bytes_grow_with_the_nodes(of_llama):
+    """Every node sends its 4096 sums of 4 bytes to each of the others; around a ring, 2 (n - 1) / n of them."""
+    fact = of_llama["bytes that each of 2, 4, 8, 16 nodes sends to sum Y"]
+    assert fact.found == ", ".join(f"{(n - 1) * 4096 * 4:,}" for n in (2, 4, 8, 16))
+    assert ", ".join(f"{2 * (n - 1) * 4096 * 4 // n:,}" for n in (2, 4, 8, 16)) in fact.note
+
+
 def test_slices_and_names(of_llama):
     assert of_llama["slices of W1 (and W3) and of W2 on 4 nodes"].found == "[4096, 2752] and [2752, 4096]"
     assert of_llama["what W1, W3 and W2 are"].verdict == "holds"
@@ -296,23 +306,17 @@ def small_llama(d_model: int = 16) -> Prepared:
     return prepare(example.model, LayerRequest(), example)
 
 
-def test_partial_sums_against_plain_torch():
-    run = small_llama()
-    w, x = run.weights, functional.rms_norm(run.inputs["x"] + run.inputs["attention"], (16,), eps=1e-5)
-    for rank in range(4):
-        own = slice(8 * rank, 8 * rank + 8)
-        hidden = functional.silu(x @ w["gate.weight"][own].T) * (x @ w["up.weight"][own].T)
-        expected = hidden @ w["down.weight"][:, own].T
-        assert torch.allclose(llama._node(run, rank), expected, atol=1e-6)
-
-
 def test_wrong_slices_are_found(monkeypatch):
     run = small_llama()
     seen = intermediates(run)
-    assert llama._whole(run, seen).verdict == "holds"
-    once = llama._node
-    monkeypatch.setattr(llama, "_node", lambda ready, rank: once(ready, min(rank + 1, 3)))
-    assert llama._whole(run, seen).verdict == "wrong"
+
+    def verdict() -> str:
+        return llama._whole(rank_trace(run.steps, run.weights, run.inputs, Ranks(4), seen)).verdict
+
+    assert verdict() == "holds"
+    right = sharded.share_of
+    monkeypatch.setattr(sharded, "share_of", lambda *given: right(*given[:3], min(given[3] + 1, 3)))
+    assert verdict() == "wrong"
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from ffncli.block.recipe import FFNSpec, MoE, steps
-from ffncli.run.trace.routes import Chosen, chosen_experts, routes
+from ffncli.block.steps import routes
+from ffncli.run.trace.routes import Chosen, chosen_experts
 
 BLOCK = steps(FFNSpec(4, 8, "silu", gated=True, moe=MoE(3, 2)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import cycle
 
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ffncli.bench.activity import ACTIVITY
+from ffncli.bench.judge.communication import sent_by_rank
 from ffncli.bench.records import COLLECTIVES, COMPUTE
 from ffncli.bench.timing.arms import Arms
 from ffncli.bench.timing.fresh_inputs import Source, in_turn
@@ -53,8 +54,8 @@ class RankArms(Arms):
     def over(self, channel: RankChannel, splits: Mapping[str, Split]) -> RankArms:
         """These arms over the ranks of `channel`, their kernels split as in `splits`."""
         self.channel, self.splits, self.chain = channel, splits, None
-        first = self._problem.first.x
-        self._sent = torch.empty_like(first)
+        for name in splits:
+            ACTIVITY.stands_for(name + COMPUTE, name)
         return self
 
     def inspect(self) -> None:
@@ -67,8 +68,7 @@ class RankArms(Arms):
     def _arms(self, calls: Mapping[str, int]) -> list[Arm]:
         arms = super()._arms(calls)
         more = [self._alone(placed, alone) for placed in self.kernels if (alone := self.splits[placed.name].alone)]
-        if self.channel.group.ranks.ep == 1:
-            more.append(self._collectives())
+        more.append(self._collectives())
         self.by_name |= {arm.name: arm for arm in more}
         return [*arms, *more]
 
@@ -89,19 +89,23 @@ class RankArms(Arms):
         self._source.write(placed.entry[0])
 
     def _collectives(self) -> Arm:
-        """The all-reduce of an output, of other numbers at every call."""
-        over, sent = self.channel.group.mesh["tp"].get_group(), self._sent
+        """What the block sends, of tensors of the same sizes, without its computing."""
+        sizes, group = sent_by_rank(self._problem.case), self.channel.group
+        sent, calls = [], []
+        for numbers in sizes.all_reduced:
+            sent.append(torch.randn(numbers).to(self._problem.first.x))
+            calls.append(partial(dist.all_reduce, sent[-1].clone(), group=group.mesh["tp"].get_group()))
+        for numbers in sizes.exchanged:
+            sent.append(torch.randn(numbers).to(self._problem.first.x))
+            arriving = torch.empty_like(sent[-1])
+            calls.append(partial(dist.all_to_all_single, arriving, sent[-1], group=group.mesh["ep"].get_group()))
 
-        def call() -> object:
-            dist.all_reduce(sent, group=over)
-            return sent
+        def call() -> None:
+            for one in calls:
+                one()
 
-        return Arm(
-            COLLECTIVES, call, in_turn(partial(self._source.write, sent), self._flush), flushes=self._flush is not None
-        )
+        def before() -> None:
+            for one, numbers in zip(calls[: len(sizes.all_reduced)], sent, strict=False):
+                one.args[0].copy_(numbers)  # a sum of sums would overflow
 
-
-def stand_for(splits: Sequence[str]) -> None:
-    """Calls without collectives count as their kernels'."""
-    for name in splits:
-        ACTIVITY.stands_for(name + COMPUTE, name)
+        return Arm(COLLECTIVES, call, in_turn(before, self._flush), flushes=self._flush is not None)

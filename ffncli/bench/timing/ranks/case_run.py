@@ -167,7 +167,8 @@ class _RankInspector(Inspector):
 
 
 class _RankCounters:
-    """This rank's counters. Processor time is not judged: a rank that waits for others is not busy."""
+    """This rank's counters. Its processor time is not judged, as a rank that waits for others is not busy; nor is how
+    long its threads wait for a core, which those of its collectives want too."""
 
     def __init__(self, own: Counters) -> None:
         self._own = own
@@ -177,8 +178,8 @@ class _RankCounters:
         return self._own.read()
 
     def flags(self, before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
-        """What happened in a block."""
-        return self._own.flags(before, after, seconds, 0)
+        """What happened in a block, but for `preempted`."""
+        return tuple(flag for flag in self._own.flags(before, after, seconds, 0) if flag != "preempted")
 
 
 class _RankReferee:

@@ -6,6 +6,8 @@ often as each other.
 
 from __future__ import annotations
 
+import sys
+
 from ffncli.bench.timing.clock import Call, Clock
 from ffncli.bench.timing.ranks.channel import RankChannel
 
@@ -31,7 +33,9 @@ class RankClock:
         return sum(self._channel.largest(seconds))
 
     def now(self) -> float:
-        """Seconds of rank 0's clock."""
+        """Seconds of rank 0's clock; on the way out of an error, when the others are elsewhere, of this rank's."""
+        if sys.exc_info()[0] is not None:
+            return self.own.now()
         return self._channel.first(self.own.now())
 
     def finish(self) -> None:

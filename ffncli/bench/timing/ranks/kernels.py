@@ -146,11 +146,11 @@ def in_step(channel: RankChannel, act: Callable[[], Result]) -> Result:
         result = act()
     except BaseException as raised:  # SystemExit too: it is a user's code
         error = raised
-    told = channel.all(None if error is None else f"{type(error).__name__}: {error}")
+    told = channel.all(None if error is None else verdict_of(error)[1])
     if error is not None:
         raise error
     if failed := next((f"rank {rank}: {text}" for rank, text in enumerate(told) if text is not None), None):
-        raise RuntimeError(failed)
+        raise FFNError(failed)
     return result
 
 

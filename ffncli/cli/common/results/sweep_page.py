@@ -17,7 +17,7 @@ from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.text import percent, plural, time_text
 
-_VARYING = ("label", "tokens", "dtype", "passes", "cache", "device", "threads", "routing", "input")
+_VARYING = ("label", "tokens", "dtype", "passes", "cache", "device", "threads", "layout", "routing", "input")
 _NAMES = {"label": "block", "passes": "pass"}
 _MOST_NOTES = 6
 

@@ -51,7 +51,9 @@ def _of_this_rank(case: CheckedBlock, group: RankGroup) -> list[CheckRow]:
         whole.backward(upstream)  # type: ignore[no-untyped-call]
     rows = [judge.equal(f"output, {where}", out.detach(), whole.detach(), _parts(case, block))]
     for name, tensor in entered.items():
-        assert tensor.grad is not None and (right := whole_inputs[name].grad) is not None
+        right = whole_inputs[name].grad
+        assert tensor.grad is not None
+        assert right is not None
         rows.append(judge.equal(f"gradient of {name}, {where}", tensor.grad, right, in_words(backward.done)))
     return [*rows, _collectives(case, group, forward.done)]
 

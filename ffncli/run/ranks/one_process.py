@@ -1,0 +1,336 @@
+"""A block over ranks, in one process: what each rank stores, computes and sends, and their sum against the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ffncli.block.cost import cost
+from ffncli.block.dtypes import dtype
+from ffncli.block.ranks import Ranks
+from ffncli.block.shard import rank_steps
+from ffncli.block.steps import (
+    AllReduce,
+    Experts,
+    Linear,
+    Step,
+    experts_per_token,
+    ffn_steps,
+    right_hand_side,
+    routes,
+    walk,
+    weight_symbol,
+)
+from ffncli.models.counting.expert_parallel import all_to_all_bytes, exchanged
+from ffncli.models.counting.tensor_parallel import Slice, all_gather_bytes, ring_all_reduce_bytes, slices
+from ffncli.run.engine.sharded import RankEvent, execute_ranks, joined, own_tokens
+from ffncli.run.engine.trace import excerpt
+from ffncli.run.measure.gap import Agreement, agreement
+
+WIRE_RANKS = (2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class RankWeight:
+    """A parameter with one rank's shape and the whole's, matrices as they multiply, [in, out], as in the formula.
+
+    `place` is as in `tensor_parallel.Slice`.
+    """
+
+    name: str
+    symbol: str
+    shape: tuple[int, ...]
+    whole_shape: tuple[int, ...]
+    place: str
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """A step of the FFN as rank 0 runs it; `partial`: its output is complete only after the next all-reduce.
+
+    `shape` is None inside experts, where it depends on the tokens of each.
+    """
+
+    name: str
+    formula: str
+    weights: tuple[RankWeight, ...]
+    shape: tuple[int, ...] | None
+    partial: bool
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """One rank: its place in the grid, what it stores, receives and sends.
+
+    `tokens` are those that it enters, `experts` the numbers of its routed experts, `rows` how many rows these receive
+    (None unless experts are split over ranks). Bytes are sent by this rank, of activations in the run's dtype, for the
+    choices that its tokens made.
+    """
+
+    rank: int
+    tensor_rank: int
+    expert_rank: int
+    params: int
+    tokens: int
+    experts: tuple[int, ...]
+    rows: int | None
+    ring_all_reduce_bytes: float
+    dispatch_bytes: int
+    combine_bytes: int
+
+
+@dataclass(frozen=True)
+class RankTensor:
+    """An excerpt of one rank's tensor; `tokens` are the numbers of its rows, None where they are all tokens."""
+
+    rank: int
+    shape: tuple[int, ...]
+    values: Any
+    values_index: tuple[tuple[int, ...], ...]
+    tokens: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective that makes one tensor of the ranks' `parts`: their sum, or experts' results sent back to the tokens.
+
+    `agreement` is that of the result with the step `step` of the whole block.
+    """
+
+    kind: Literal["all-reduce", "all-to-all"]
+    step: str
+    output: str
+    parts: tuple[RankTensor, ...]
+    shape: tuple[int, ...]
+    values: Any
+    values_index: tuple[tuple[int, ...], ...]
+    agreement: Agreement
+
+
+@dataclass(frozen=True)
+class WireBytes:
+    """Sent by each of `ranks` tensor-parallel ranks to sum the same tensor: over a ring, or every rank to all others.
+
+    The second is how distributed-llama does it: the partial sums are gathered on every node and added there.
+    """
+
+    ranks: int
+    ring_all_reduce_bytes: float
+    gather_and_sum_bytes: int
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """A block over tp × ep ranks. `agreement` is that of the output with the whole block's.
+
+    `all_reduces` and `all_to_alls` count the collectives that rank 0 takes part in. `reduced_bytes` are those of the
+    tensors that one rank gives to all-reduces. `unneeded_all_gather_bytes` is what each rank would send to give what
+    enters its down projections to all others. `expected_dispatch_bytes` is the mean of a rank's with even routing.
+    """
+
+    tp: int
+    ep: int
+    dtype: str
+    steps: tuple[RankStep, ...]
+    shares: tuple[RankShare, ...]
+    collectives: tuple[Collective, ...]
+    all_reduces: int
+    all_to_alls: int
+    output: str
+    agreement: Agreement
+    reduced_bytes: int
+    unneeded_all_gather_bytes: int
+    wire: tuple[WireBytes, ...]
+    expected_dispatch_bytes: float
+
+
+def compared_steps(steps: Sequence[Step], ranks: Ranks) -> frozenset[str]:
+    """The steps of the whole block whose tensors are compared with those over ranks."""
+    own = rank_steps(steps, 0, ranks)
+    reduced = {step.inputs[0] for step in own if isinstance(step.op, AllReduce)}
+    return frozenset(reduced | {step.output for step in own if _exchanged(step)} | {steps[-1].output})
+
+
+def rank_trace(
+    steps: Sequence[Step],
+    weights: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor],
+    ranks: Ranks,
+    whole: Mapping[str, Tensor],
+    show: int | None = 8,
+) -> RankTrace:
+    """Run the block over ranks; `whole` are the tensors of `compared_steps`, `show` values per axis are recorded.
+
+    Raises FFNError as `rank_steps` does.
+    """
+    seen = _Seen(steps, ranks, inputs)
+    with torch.no_grad():
+        for event in execute_ranks(steps, weights, inputs, ranks):
+            seen.take(event)
+    x, last, own = next(iter(inputs.values())), steps[-1].output, rank_steps(steps, 0, ranks)
+    tokens, width = prod(x.shape[:-1]), x.element_size()
+    reduced = seen.reduced[0] * width
+    return RankTrace(
+        tp=ranks.tp,
+        ep=ranks.ep,
+        dtype=str(x.dtype).removeprefix("torch."),
+        steps=_rank_steps(steps, ranks, seen.shapes),
+        shares=_shares(steps, ranks, seen, width, tokens),
+        collectives=tuple(_collective(event, ranks, whole, show) for event in seen.collectives),
+        all_reduces=sum(isinstance(step.op, AllReduce) for _, step in walk(own)),
+        all_to_alls=2 * sum(_exchanged(step) for step in own),
+        output=last,
+        agreement=agreement(joined(seen.output, ranks).reshape(whole[last].shape), whole[last]),
+        reduced_bytes=reduced,
+        unneeded_all_gather_bytes=all_gather_bytes(_entering_down(own, tokens) * width, ranks.tp),
+        wire=tuple(
+            WireBytes(n, ring_all_reduce_bytes(reduced, n), all_gather_bytes(reduced, n)) for n in WIRE_RANKS if reduced
+        ),
+        expected_dispatch_bytes=all_to_all_bytes(exchanged(steps)[0] * width * tokens, ranks.ep) / ranks.ep,
+    )
+
+
+class _Seen:
+    """What a run over ranks leaves of its events: its collectives, the routes, shapes on rank 0, the last tensors.
+
+    `reduced` are the values that each rank gives to all-reduces.
+    """
+
+    def __init__(self, steps: Sequence[Step], ranks: Ranks, inputs: Mapping[str, Tensor]) -> None:
+        self._routes = routes(steps)
+        self._ranks = ranks
+        self.collectives: list[RankEvent] = []
+        self.reduced = [0] * ranks.world_size
+        self.routes: dict[str, tuple[Tensor, ...]] = {}
+        self.shapes = {name: tuple(x.shape) for name, x in inputs.items()}
+        self.output: tuple[Tensor, ...] = ()
+
+    def take(self, event: RankEvent) -> None:
+        """Keep what one event adds."""
+        inside = event.name != event.step.output
+        if isinstance(event.step.op, AllReduce):
+            start = self._ranks.tp * self._expert_rank(event.name) if inside else 0
+            for rank, part in enumerate(event.parts, start):
+                self.reduced[rank] += part.numel()
+        if inside:
+            return
+        if event.parts:
+            self.collectives.append(event)
+        if event.name in self._routes:
+            self.routes[event.name] = event.tensors
+        self.shapes[event.name] = tuple(event.tensors[0].shape)
+        self.output = event.tensors
+
+    def _expert_rank(self, name: str) -> int:
+        """Which rank has the expert of `experts.3.down.sum`."""
+        (experts,) = self._routes.values()
+        return int(name.split(".")[1]) // (experts.experts.size // self._ranks.ep)
+
+
+def _exchanged(step: Step) -> bool:
+    """Whether two all-to-alls carry the rows of this step: of experts that are split over ranks."""
+    return isinstance(step.op, Experts) and step.op.ranks > 1
+
+
+def _rank_steps(steps: Sequence[Step], ranks: Ranks, shapes: Mapping[str, tuple[int, ...]]) -> tuple[RankStep, ...]:
+    """The FFN's steps on rank 0, those inside experts before the step that mixes them."""
+    own, other = (rank_steps(steps, rank, ranks) for rank in (0, ranks.tp - 1))
+    cut = {one.name: one for one in slices(steps, own, other, dtype("fp32"), ranks)}
+    reduced = {step.inputs[0] for step in own if isinstance(step.op, AllReduce)}
+    out = []
+    for step in ffn_steps(own):
+        program = step.op.program if isinstance(step.op, Experts) else ()
+        for inner in program:
+            weights = _weights(inner, program, cut, step.prefix)
+            name = f"{step.output}[e].{inner.output}"
+            out.append(RankStep(name, right_hand_side(inner, program), weights, None, False))
+        weights = () if isinstance(step.op, Experts) else _weights(step, own, cut)
+        formula = right_hand_side(next((one for one in steps if one.output == step.output), step), own)
+        shape = shapes[step.output]
+        out.append(RankStep(step.output, formula, weights, shape, step.output in reduced))
+    return tuple(out)
+
+
+def _weights(step: Step, steps: Sequence[Step], cut: Mapping[str, Slice], prefix: str = "") -> tuple[RankWeight, ...]:
+    """The parameters of a step, by the slices of all; those of experts begin with `prefix`."""
+    out = []
+    for name in step.parameters():
+        one, matrix = cut[prefix + name], isinstance(step.op, Linear) and name.endswith(".weight")
+        symbol = weight_symbol(step.output, name.rpartition(".")[2], steps)
+        shape, whole = (_as_multiplied(size) if matrix else size for size in (one.rank_shape, one.shape))
+        out.append(RankWeight(one.name, symbol, shape, whole, one.place))
+    return tuple(out)
+
+
+def _as_multiplied(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """[..., out, in] as [..., in, out]."""
+    return (*shape[:-2], shape[-1], shape[-2])
+
+
+def _shares(steps: Sequence[Step], ranks: Ranks, seen: _Seen, width: int, tokens: int) -> tuple[RankShare, ...]:
+    entered = [len(part) for part in torch.arange(tokens).tensor_split(ranks.ep)]
+    out = []
+    for rank in range(ranks.world_size):
+        own, (expert_rank, tensor_rank) = rank_steps(steps, rank, ranks), ranks.place(rank)
+        experts: list[int] = []
+        rows = sent = back = 0
+        for step in filter(_exchanged, own):
+            op, into = step.op, tuple(seen.routes[step.inputs[1]][:: ranks.tp])
+            assert isinstance(op, Experts)
+            experts += range(op.experts.size * ranks.ep)[op.entries]
+            received = [int((route.flatten(0, -2)[:, op.entries] != 0).sum()) for route in into]
+            chosen = int((into[expert_rank].flatten(0, -2)[:, : op.experts.size * ranks.ep] != 0).sum())
+            rows += sum(received)
+            sent += (chosen - received[expert_rank]) * seen.shapes[step.inputs[0]][-1]
+            back += (sum(received) - received[expert_rank]) * seen.shapes[step.output][-1]
+        ring = ring_all_reduce_bytes(seen.reduced[rank] * width, ranks.tp)
+        out.append(
+            RankShare(
+                rank, tensor_rank, expert_rank, cost(own).params, entered[expert_rank], tuple(experts),
+                rows if experts else None, ring, sent * width, back * width,
+            )
+        )  # fmt: skip
+    return tuple(out)
+
+
+def _collective(event: RankEvent, ranks: Ranks, whole: Mapping[str, Tensor], show: int | None) -> Collective:
+    """One collective at the top level of the block, with every rank's part."""
+    reduces = isinstance(event.step.op, AllReduce)
+    step = event.step.inputs[0] if reduces else event.name
+    tensors = [event.tensors[start :: ranks.tp] for start in range(ranks.tp)]
+    if reduces or _reduced_inside(event.step):
+        tensors = tensors[:1]  # all tensor-parallel ranks have the same, not a part each
+    result = sum(joined(one, Ranks(ep=ranks.ep)) for one in tensors).reshape(whole[step].shape)  # type: ignore
+    index, values = excerpt(result, show)
+    parts = []
+    for rank, part in enumerate(event.parts):
+        tokens = own_tokens(torch.arange(result[..., 0].numel())[:, None], ranks.place(rank)[0], ranks.ep)
+        at, shown = excerpt(part, show)
+        numbers = tuple(tokens.flatten().tolist()) if reduces and ranks.ep > 1 else None
+        parts.append(RankTensor(rank, tuple(part.shape), shown, at, numbers))
+    return Collective(
+        "all-reduce" if reduces else "all-to-all", step, event.name, tuple(parts), tuple(result.shape), values, index,
+        agreement(result, whole[step]),
+    )  # fmt: skip
+
+
+def _reduced_inside(step: Step) -> bool:
+    """Whether experts are summed over tensor-parallel ranks in their own program."""
+    return isinstance(step.op, Experts) and any(isinstance(one.op, AllReduce) for one in step.op.program)
+
+
+def _entering_down(own: Sequence[Step], tokens: int) -> int:
+    """The values of one rank that enter its row-parallel matrices, in experts those of all that the tokens chose."""
+    taken = experts_per_token(own)
+    out = 0
+    for step in own:
+        if isinstance(step.op, Experts):
+            out += taken[step.output] * _entering_down(step.op.program, tokens)
+        elif isinstance(step.op, Linear) and step.op.into.name == "d_ff":
+            out += tokens * step.op.into.size
+    return out

@@ -1,0 +1,148 @@
+"""Rank 0's launches, and the ranks that follow them, with workers that measure nothing and a store in memory."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from ffncli.bench import rank_launches
+from ffncli.bench.judge.summary import summarise
+from ffncli.bench.rank_launches import RankLaunches, followed, led, variables
+from ffncli.bench.records import Job, Method, Outcome
+from ffncli.bench.request.build import build_request
+from ffncli.bench.request.grid import Grid
+from ffncli.bench.results.journal import resume
+from ffncli.bench.suite import begun, run
+from ffncli.block.ranks import Ranks
+from ffncli.errors import ExitCode, FFNError
+from ffncli.models.dimensions import Dimensions
+from ffncli.run.ranks.environment import Place
+from tests import ROOT
+from tests.bench.test_suite import worker_with
+
+FIRST = Place(0, 0, 2, 2, "127.0.0.1", 1)
+SECOND = replace(FIRST, rank=1, local_rank=1)
+
+
+class Store:
+    """A store in memory."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+
+@pytest.fixture
+def store(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    shared = SimpleNamespace(shared=Store())
+    monkeypatch.setattr("ffncli.run.ranks.store.open_store", lambda place, limit: shared)
+    monkeypatch.setattr(rank_launches, "_LOOK", 0.02)
+    return shared
+
+
+def request(tokens=(1, 2), processes=2):
+    grid = Grid("8x16:swiglu", Dimensions(), tokens, devices=("cpu",), threads=(1,), ranks=Ranks(2))
+    return build_request(grid, ["eager", "packed"], None, Method(processes=processes))[0]
+
+
+def over_ranks(store, tmp_path, first=(), second=(), asked=None):
+    """(what a run gives, or raises; the exit code of the rank that follows), with these faults of their workers."""
+    asked = asked or request()
+    (tmp_path / "0").mkdir()
+    (tmp_path / "1").mkdir()
+    commands = [worker_with(tmp_path / str(rank), *faults)[0] for rank, faults in enumerate((first, second))]
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(followed, SECOND, commands[1])
+        try:
+            with begun(tmp_path / "a.csv", asked) as journal, led(asked, FIRST) as launches:
+                found = run(journal, command=commands[0], launches=launches)
+        except FFNError as error:
+            found = error
+        return found, other.result(timeout=60)
+
+
+def logged(tmp_path, rank):
+    return (tmp_path / str(rank) / "faults.log").read_text().splitlines()
+
+
+def test_every_rank_starts_a_worker_for_each_process_with_the_same_job(store, tmp_path):
+    found, code = over_ranks(store, tmp_path)
+    assert code == 0
+    assert logged(tmp_path, 0) == logged(tmp_path, 1)
+    assert len(logged(tmp_path, 0)) == 4
+    assert len(found.rows) == 4
+    assert {row.layout for row in found.rows} == {"tp2"}
+
+
+def test_the_others_end_with_the_exit_code_of_the_first(store, tmp_path):
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(followed, SECOND)
+        with pytest.raises(FFNError), led(request(), FIRST):
+            raise FFNError("wrong results", code=ExitCode.FAILED)
+        assert other.result(timeout=10) == 1
+
+
+def test_a_worker_that_is_killed_ends_the_run_and_no_kernel_is_blamed(store, tmp_path):
+    found, code = over_ranks(store, tmp_path, first=["2 tokens 0 kill"])
+    assert isinstance(found, FFNError)
+    assert (found.code, code) == (3, 3)
+    assert "was killed" in found.message
+    assert "on rank 0" in found.message
+    kept = resume(tmp_path / "a.csv", summarise)
+    assert kept.count == 1  # what was finished before; the rest is still to be done
+    assert not kept.died
+
+
+def test_a_kernel_that_another_rank_saw_raise_is_left_out_of_the_next_launch(store):
+    store.shared.set("word/0/1", '["packed", "ValueError: out of luck"]')
+    launches = RankLaunches(FIRST, request(), store, 0)
+    assert launches.words() == {1: ("packed", "ValueError: out of luck")}
+
+
+def test_ranks_that_say_nothing_are_not_waited_for_long(store, monkeypatch):
+    monkeypatch.setattr(rank_launches, "_REPORTING", 0.1)
+    start = time.monotonic()
+    assert RankLaunches(FIRST, request(), store, 0).words() == {}
+    assert time.monotonic() - start < 5
+
+
+def test_a_job_survives_the_store(store):
+    asked = request()
+    gone = ((asked.cases[0].key, Outcome("packed", "failed", "a note", error_rel=0.5)),)
+    job = Job(1, asked.cases[1:], asked.kernels, asked.baseline, asked.method, gone, (("a case", "why"),))
+    RankLaunches(FIRST, asked, store).begin(job, 1)
+    told = rank_launches._told(store, 0)
+    launch = rank_launches.record_of(rank_launches._Launch, told["launch"], "a launch")
+    assert launch.job() == job
+
+
+def test_workers_of_a_launch_meet_under_a_name_of_their_own(monkeypatch):
+    job = Job(0, request().cases, (), None, Method())
+    monkeypatch.setattr("ffncli.system.host.affinity", lambda: (0, 1, 2, 3))
+    monkeypatch.setattr("ffncli.system.host.one_cpu_per_core", lambda cpus: tuple(cpus)[::1])
+    first, again = (variables(SECOND, number, job, 2, {}) for number in (0, 1))
+    assert first["TORCHELASTIC_RESTART_COUNT"] != again["TORCHELASTIC_RESTART_COUNT"]
+    assert first["OMP_PLACES"] == "{2},{3}"
+    assert variables(FIRST, 0, job, 2, {})["OMP_PLACES"] == "{0},{1}"
+    assert variables(SECOND, 0, job, 3, {})["OMP_PROC_BIND"] == "false"  # 6 threads on 4 cores
+    assert "OMP_PLACES" not in variables(SECOND, 0, job, 2, {"OMP_PLACES": "sockets"})
+
+
+@pytest.mark.parametrize(("given", "gpu"), [({}, "1"), ({"CUDA_VISIBLE_DEVICES": "6, 7"}, "7")])
+def test_a_rank_sees_its_gpu_alone(given, gpu):
+    case = replace(request().cases[0], device="cuda")
+    named = variables(SECOND, 0, Job(0, (case,), (), None, Method()), 2, given)
+    assert (named["CUDA_VISIBLE_DEVICES"], named["LOCAL_RANK"]) == (gpu, "0")

@@ -1,0 +1,106 @@
+"""The clock of ranks: the slowest decides, all read the same, and so all time the same arms as often."""
+
+from __future__ import annotations
+
+import pytest
+
+from ffncli.bench.timing import rounds
+from ffncli.bench.timing.ranks.clock import RankClock
+from ffncli.block.ranks import Ranks
+from tests.bench.fake_clock import FakeClock, FakeCounters, placing
+from tests.bench.fake_ranks import on_ranks
+from tests.bench.units import CASE, QUICK, TIMES
+
+TWO = Ranks(2)
+
+
+class Scripted:
+    """A clock whose calls take the seconds of a list."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self.seconds = iter(seconds)
+
+    def time(self, call, inner, before=None) -> float:
+        return sum(next(self.seconds) for _ in range(inner))
+
+    def now(self) -> float:
+        return 0.0
+
+    def finish(self) -> None:
+        pass
+
+
+def test_every_call_lasts_as_long_as_on_its_slowest_rank():
+    taken = [[1.0, 5.0, 2.0], [4.0, 1.0, 3.0]]
+
+    def timed(channel):
+        clock = RankClock(Scripted(taken[channel.rank]), channel)
+        return clock.time(lambda: None, 3, before=lambda: None)
+
+    assert on_ranks(TWO, timed) == [4.0 + 5.0 + 3.0] * 2
+
+
+@pytest.mark.parametrize(("each_call", "before"), [(True, None), (False, lambda: None)])
+def test_a_block_of_calls_that_are_timed_together_is_that_of_the_slowest_rank(each_call, before):
+    taken = [[1.0, 5.0, 2.0], [4.0, 1.0, 3.0]]
+
+    def timed(channel):
+        return RankClock(Scripted(taken[channel.rank]), channel, each_call).time(lambda: None, 3, before)
+
+    assert on_ranks(TWO, timed) == [8.0, 8.0]
+
+
+def test_what_is_done_before_a_call_is_over_on_all_ranks_when_it_begins():
+    ready = []
+
+    def timed(channel):
+        seen = []
+        clock = RankClock(Scripted([1.0, 1.0]), channel)
+        own = clock.own.time
+        clock.own.time = lambda call, inner, before=None: seen.append(len(ready)) or own(call, inner)
+        clock.time(lambda: None, 2, before=lambda: ready.append(channel.rank))
+        return seen
+
+    for seen in on_ranks(TWO, timed):
+        assert seen[0] >= 2
+        assert seen[1] >= 4
+
+
+def test_ranks_whose_own_clocks_differ_time_the_same_blocks():
+    def measured(channel):
+        own = FakeClock(jitter=0.05, seed=channel.rank, time_now=1000.0 * channel.rank)
+        plan = rounds.plan_of(QUICK, "eager", ["eager", "packed"])
+        times = {name: seconds * (1 + channel.rank) for name, seconds in TIMES.items()}
+        clock = RankClock(own, channel)
+        return rounds.measure(0, CASE.key, placing(own, times), clock, FakeCounters(), plan)
+
+    first, second = on_ranks(TWO, measured)
+    assert first.blocks == second.blocks
+    assert (first.inner, first.reached, first.spent) == (second.inner, second.reached, second.spent)
+    eager = [block.per_call for block in first.blocks if block.kernel == "eager"]
+    assert sum(eager) / len(eager) == pytest.approx(2e-3, rel=0.1)  # rank 1 takes twice as long
+
+
+def test_on_the_way_out_of_an_error_nobody_is_waited_for():
+    def broken(channel):
+        clock = RankClock(FakeClock(time_now=7.0), channel)
+        if channel.rank:
+            return "elsewhere"
+        try:
+            raise ValueError
+        except ValueError:
+            return clock.now()
+
+    assert on_ranks(TWO, broken) == [7.0, "elsewhere"]
+
+
+def test_a_rank_that_breaks_its_call_raises():
+    def timed(channel):
+        def call():
+            raise ZeroDivisionError
+
+        own = FakeClock()
+        own.time = lambda call, inner, before=None: call()
+        return RankClock(own, channel).time(call, 1)
+
+    assert [type(error) for error in on_ranks(TWO, timed)] == [ZeroDivisionError] * 2
