@@ -32,11 +32,15 @@ from benchmarks.common import machine
 from benchmarks.kept import Kept, read
 from ffncli.system.packages import installed
 
-CASES = ("64x256", "--tokens", ",".join(map(str, range(1, 31))), "--dtype", "fp32,fp64", "--kernel", "eager,numpy",
-         "--processes", "1", "--max-time", "200ms", "--device", "cpu", "--threads", "1")  # fmt: skip
 KERNELS, SHARDS, KILLED = 2, 8, (3, 6)
-MIDDLE = 20  # finished cases, of 60
 _WAIT = 900.0  # s
+
+
+def grid(cases: int) -> tuple[str, ...]:
+    """The options of a grid of so many cases, an even number."""
+    tokens = ",".join(map(str, range(1, cases // 2 + 1)))
+    return ("64x256", "--tokens", tokens, "--dtype", "fp32,fp64", "--kernel", "eager,numpy", "--processes", "1",
+            "--max-time", "200ms", "--device", "cpu", "--threads", "1")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -108,21 +112,21 @@ def wait_for(path: Path, cases: int, process: subprocess.Popen[str]) -> None:
 # --- the ways ---------------------------------------------------------------------------------------------------------
 
 
-def measure_whole(folder: Path, there: str | None) -> tuple[Way, set[str]]:
+def measure_whole(folder: Path, words: Sequence[str], there: str | None) -> tuple[Way, set[str]]:
     """One run, and its set of cases; `there` is its result if it was measured before."""
     path = Path(there or folder / "whole.csv")
-    code = 0 if there else ended(bench(*CASES, "--save", str(path)))[0]
+    code = 0 if there else ended(bench(*words, "--save", str(path)))[0]
     rows = read(path)
     cases = {row["case"] for row in rows}
     return compared("whole", rows, cases, finished(code)), cases
 
 
-def measure_shards(folder: Path, whole: set[str]) -> Way:
+def measure_shards(folder: Path, words: Sequence[str], whole: set[str]) -> Way:
     """Eight parts, of which two are killed."""
     parts = [folder / f"part-{index}.csv" for index in range(1, SHARDS + 1)]
     codes = []
     for index, path in enumerate(parts, 1):
-        process = bench(*CASES, "--shard", f"{index}/{SHARDS}", "--save", str(path))
+        process = bench(*words, "--shard", f"{index}/{SHARDS}", "--save", str(path))
         if index in KILLED:
             wait_for(path, 2, process)
             process.kill()
@@ -139,8 +143,8 @@ def measure_shards(folder: Path, whole: set[str]) -> Way:
 
 def merged(parts: Sequence[Path], into: Path) -> tuple[int, int]:
     """(exit code of `ffn merge`, how many cases it names as missing)."""
-    words = command("merge", *map(str, parts), "-o", str(into), "--json")
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment(), check=False)
+    merge = command("merge", *map(str, parts), "-o", str(into), "--json")
+    done = subprocess.run(merge, capture_output=True, text=True, cwd=ROOT, env=environment(), check=False)
     return done.returncode, len(json.loads(done.stdout)["missing"])
 
 
@@ -160,24 +164,24 @@ def two_nodes() -> Iterator[tuple[str, Callable[[], None]]]:
         cluster.shutdown()
 
 
-def measure_ray(folder: Path, whole: set[str]) -> Way:
+def measure_ray(folder: Path, words: Sequence[str], whole: set[str]) -> Way:
     """Two nodes, one of which is killed."""
     path = folder / "ray.csv"
     with two_nodes() as (address, kill_node):
-        process = bench(*CASES, "--launcher", "ray", "--launcher-option", f"address={address}", "--save", str(path))
-        wait_for(path, MIDDLE, process)
+        process = bench(*words, "--launcher", "ray", "--launcher-option", f"address={address}", "--save", str(path))
+        wait_for(path, len(whole) // 3, process)
         kill_node()
         code, errors = ended(process)
     way = compared("ray", read(path), whole, finished(code))
     return replace(way, losses=errors.count(" was lost with "))
 
 
-def measure_slurm(folder: Path, whole: set[str]) -> Way:
+def measure_slurm(folder: Path, words: Sequence[str], whole: set[str]) -> Way:
     """submitit's local executor, two jobs at once; the run is interrupted once."""
     path = folder / "slurm.csv"
-    process = bench(*CASES, "--launcher", "slurm", "--launcher-option", "cluster=local", "--slots", "2",
+    process = bench(*words, "--launcher", "slurm", "--launcher-option", "cluster=local", "--slots", "2",
                     "--save", str(path))  # fmt: skip
-    wait_for(path, MIDDLE, process)
+    wait_for(path, len(whole) // 3, process)
     process.send_signal(signal.SIGINT)
     before, _ = ended(process)
     code, errors = ended(bench("--resume", str(path)))
@@ -185,7 +189,7 @@ def measure_slurm(folder: Path, whole: set[str]) -> Way:
     return replace(way, before=before, losses=errors.count(" was lost with "))
 
 
-WAYS: dict[str, Callable[[Path, set[str]], Way]] = {
+WAYS: dict[str, Callable[[Path, Sequence[str], set[str]], Way]] = {
     "shards": measure_shards,
     "ray": measure_ray,
     "slurm": measure_slurm,
@@ -207,14 +211,16 @@ def main() -> None:
     parser.add_argument("--save", metavar="FILE", help="write the figures as CSV, or add those of other ways to it")
     parser.add_argument("--only", metavar="WAY,...", default=",".join(WAYS), help=f"of {', '.join(WAYS)}")
     parser.add_argument("--whole", metavar="FILE.csv", help="a whole run that is there already; else it is measured")
+    parser.add_argument("--cases", metavar="N", type=int, default=60, help="of the grid, an even number [default: 60]")
     asked = parser.parse_args()
+    words = grid(asked.cases)
     kept = Kept(asked.save, (*(field.name for field in fields(Way)), "holds"), machine("torch") | _launchers())
     ways: list[Way] = []
     with tempfile.TemporaryDirectory(prefix="ffn-grid-") as folder:
-        whole, cases = _timed(lambda: measure_whole(Path(folder), asked.whole))
+        whole, cases = _timed(lambda: measure_whole(Path(folder), words, asked.whole))
         ways.append(whole)
         for name in asked.only.split(","):
-            ways.append(_timed(lambda name=name: (WAYS[name](Path(folder), cases), cases))[0])
+            ways.append(_timed(lambda name=name: (WAYS[name](Path(folder), words, cases), cases))[0])
             print(page(ways[-1:]), flush=True)
             kept.add(vars(ways[-1]) | {"holds": ways[-1].holds})
     if not kept.has(way=whole.way):
