@@ -155,7 +155,7 @@ def in_step(channel: RankChannel, act: Callable[[], Result]) -> Result:
 
 
 def part_of(steps: Sequence[Step], channel: RankChannel) -> tuple[Step, ...]:
-    """The steps of one rank, up to the all-reduce of the output. Raises Skipped where it has other collectives.
+    """The steps of one rank, up to the all-reduce of the output. Raises Skipped if it has other collectives.
 
     Where rank 0 alone adds a bias, every rank has that bias, of zeros on the others: a kernel is the same on all ranks.
     """
