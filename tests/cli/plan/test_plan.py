@@ -40,10 +40,8 @@ def test_what_does_not_fit_says_by_how_much(call):
     first = call("plan", "llama-2-7b", "--device", "apple-m1", "--tp", "1", "--tokens", "1")[1].splitlines()[0]
     assert "on 1 × Apple M1: whether it fits is not known" in first
     first = call("plan", "4096x11008:swiglu", "--dtype", "bf16", "--device", "v100,h100")[1].splitlines()[0]
-    assert (
-        first
-        == "4096x11008:swiglu (FFN weights alone) has no figures on V100 SXM2: no rate of V100 SXM2 is known in bf16"
-    )
+    why = "no rate of V100 SXM2 is known in bf16; known: fp32, fp16, int8"
+    assert first == f"4096x11008:swiglu (FFN weights alone) has no figures on V100 SXM2: {why}"
 
 
 def test_rows_of_json_csv_and_library_are_one(call):
@@ -80,6 +78,7 @@ def test_assumptions_are_shown_and_change_the_time(call):
     assert "0.40 of the peak" in page
     assert "pcie5 (63 GB/s)" in page
     assert "options --gemm-efficiency, --link" in page
+    assert "0.90 of the memory; 0.80 of ndr (50 GB/s) between nodes;" in call("plan", *words, "--per-node", "1")[1]
 
 
 @pytest.mark.parametrize(
@@ -137,6 +136,11 @@ def test_a_cpu_by_what_was_measured_on_it(call, measured):
     page = call("plan", "768x3072:gelu", "--measured", measured, "--tp", "1")[1]
     assert "error, either sign: median" in page
     assert "no times of H100" in call("plan", "gpt2", "--device", "h100", "--measured", measured)[2]
+    split = call("plan", "768x3072:gelu", "--measured", measured, "--tp", "1,2", "-n", "1")[1]
+    assert "no figures for tp2: no link of cpu is known\n" in split
+    of_sheet = ("plan", "768x3072:gelu", "--memory-efficiency", "0.5", "--measured", measured, "-n", "1", "--device")
+    assert "--memory-efficiency contradicts --measured" in call(*of_sheet, "cpu")[2]
+    assert "0.50 of the bandwidth" in call(*of_sheet, "cpu,h100", "--tp", "1")[1]
 
 
 @pytest.mark.parametrize("part", [{"kernel": "step gate"}, {"world_size": 2, "layout": "tp2"}])
