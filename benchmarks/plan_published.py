@@ -33,7 +33,7 @@ from ffncli.block.dtypes import activation_dtype, storage
 from ffncli.block.floor import time_floor
 from ffncli.block.ranks import Ranks
 from ffncli.block.traffic import Traffic
-from ffncli.models.counting.cluster import Assumptions, Cluster, assumed, cluster_of
+from ffncli.models.counting.cluster import Accelerators, Assumptions, assumed, cluster_of
 from ffncli.models.counting.plan import Planner
 from ffncli.models.counting.traffic import model_traffic
 from ffncli.models.dimensions import Dimensions
@@ -151,7 +151,7 @@ def all_predictions() -> tuple[Prediction, ...]:
     return tuple(predicted(figure) for figure in figures())
 
 
-def _product(figure: Figure, device: Device, cluster: Cluster) -> Prediction:
+def _product(figure: Figure, device: Device, cluster: Accelerators) -> Prediction:
     rates = cluster.speeds.rates(storage(figure.dtype), figure.work)
     assert rates is not None, f"{figure.device} has no rate in {figure.dtype}"
     moved = figure.work.moved(fused=True)

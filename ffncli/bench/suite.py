@@ -31,6 +31,7 @@ from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
 from ffncli.system.child import KILLED, ending
 from ffncli.system.child_output import PrintedBytes
 from ffncli.system.files import results_folder
+from ffncli.version import __version__
 
 # Seconds between looks at a silent worker. A look takes a core for a moment, so there are few while blocks are timed;
 # before, memory may grow by a gigabyte a second.
@@ -86,7 +87,9 @@ def begun(path: Path, request: BenchRequest, force: bool = False, part: GridPart
     grid = None if part is None else whole_grid(request, part.count)
     mine = request if grid is None or part is None else grid.request_of(part)
     with locked(path):
-        opened = journals.begin(path, mine, run, software(), summarise, force, grid_bytes(grid) if grid else None)
+        same = software() if mine.cluster is None else {"ffncli": __version__}  # the machines that measure may differ
+        stored = None if grid is None else grid_bytes(grid)
+        opened = journals.begin(path, mine, run, same, summarise, force, stored)
         try:
             yield opened
         finally:

@@ -46,6 +46,14 @@ def require_installed(*names: str) -> None:
             raise FFNError(f"{name} is not installed", install_command(name), ExitCode.ENVIRONMENT)
 
 
+def require_extra(package: str, extra: str) -> None:
+    """Raises FFNError (exit 3) if a package of one of ffn's extras is missing; it is not loaded."""
+    from importlib.util import find_spec
+
+    if find_spec(package) is None:
+        raise FFNError(f"{package} is not installed", f"pip install 'ffncli[{extra}]'", ExitCode.ENVIRONMENT)
+
+
 def package_error(error: BaseException) -> FFNError | None:
     """The error for the user (exit 3) if `error` comes from a required package: missing, or failing to load.
 

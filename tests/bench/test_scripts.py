@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
-from benchmarks import bench_method, certificates, conv1x1, demo, known, sweep, timers
+from benchmarks import bench_method, certificates, conv1x1, demo, grid_over_machines, known, sweep, timers
 from benchmarks.benched import Answer, marks
 from benchmarks.claims import MEASURED, why
 from benchmarks.kept import Kept, read
@@ -469,3 +470,27 @@ def test_the_table_of_certificates():
         "| `b` | fp32 | certified | fp32-true | 1 thread: yes, 2 threads: no (2.0e-07) |",
         "| `c` | fp32 | refused: shapes, 1 token: error 1 | fp32-true |  |",
     ]
+
+
+# --- grids over machines ----------------------------------------------------------------------------------------------
+
+
+def test_what_a_grid_in_pieces_lacks_or_has_too_often_is_counted():
+    def row(case: str, kernel: str, run: str = "r1", host: str = "h1") -> dict[str, str]:
+        return {"case": case, "kernel": kernel, "run_id": run, "host": host}
+
+    good = [row(case, kernel) for case in "abc" for kernel in ("eager", "numpy")]
+    whole = {"a", "b", "c"}
+    assert grid_over_machines.compared("w", good, whole, 0).holds
+    bad = [
+        *good[:3],  # numpy of b, and all of c, are missing
+        row("a", "eager"),  # twice
+        row("d", "eager"),
+        row("d", "numpy", host="h2"),  # on another machine
+        row("d", "numpy", run="r2", host="h2"),
+    ]
+    way = grid_over_machines.compared("w", bad, whole, 0)
+    assert (way.cases, way.rows, way.missing, way.doubled, way.other, way.mixed) == (3, 7, 2, 2, 1, 1)
+    for change in ({"missing": 1}, {"doubled": 1}, {"other": 1}, {"mixed": 1}, {"exit": 3}):
+        assert not replace(grid_over_machines.compared("w", good, whole, 0), **change).holds
+    assert "| w | 3 | 7 | 2 | 2 | 1 | 1 | 0 |  | 0 | 0 | **no** |" in grid_over_machines.page([way])

@@ -37,12 +37,16 @@ EXTRAS = {
     "plots": {"matplotlib": "3.9"},
     "quant": {"torchao": "0.18"},
     "gpu": {"triton": "3.4", "nvidia-ml-py": "12"},
+    "slurm": {"submitit": "1.5"},
+    "ray": {"ray": "2.40"},
 }
 _FOR = {
     "models": "traces of real models, hf:// and GGUF files",
     "plots": "plots into files",
     "quant": "quantized kernels",
     "gpu": "Triton kernels; clocks and power of the GPU",
+    "slurm": "ffn bench --launcher slurm",
+    "ray": "ffn bench --launcher ray",
 }
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ffncli.bench.machine.devices import default_device, require_gpu
 from ffncli.bench.records import BLOCK, Case, Method
 from ffncli.bench.request.certificate import named_certificates
+from ffncli.bench.request.cluster import Cluster, require_named_places
 from ffncli.bench.request.grid import BenchRequest, Grid, cases
 from ffncli.bench.request.kernel_arguments import require_arguments
 from ffncli.bench.request.kernel_names import ChosenKernels, choose_kernels
@@ -26,25 +27,30 @@ def build_request(
     strict: bool = False,
     asked: Mapping[str, str] | None = None,
     certificates: Sequence[str] = (),
+    cluster: Cluster | None = None,
 ) -> tuple[BenchRequest, tuple[str, ...]]:
     """(the request with defaults filled in; notes about it). `kernels` and `baseline` are as on the command line.
 
-    `asked` are the options with their values, `certificates` the files of --certificate. Raises FFNError for an
+    `asked` are the options with their values, `certificates` the files of --certificate. With
+    a `cluster`, whose machines need not be like this one, its slots look for their GPUs. Raises FFNError for an
     impossible request, before anything is measured.
     """
     if method.by_step:
         _require_steps_alone(grid, kernels, baseline, method)
+    if cluster is not None:
+        require_named_places(grid.devices, grid.threads)
     devices = grid.devices or (default_device(),)
     require_possible(grid.ranks, grid.passes, devices, method)
     chosen = ChosenKernels((), BLOCK, {}) if method.by_step else choose_kernels(kernels, baseline, grid.ranks)
     _require_graphs_possible(devices, method)
-    require_gpu(devices, method.sustained)
+    if cluster is None:
+        require_gpu(devices, method.sustained)
     notes = list(chosen.notes)
     points = cases(replace(grid, devices=devices, seed=method.seed), notes.append)
     require_arguments(chosen, points)
     request = BenchRequest(
         points, chosen.kernels, chosen.baseline, method, fail_if_slower, strict, asked or {},
-        {**chosen.files, **_data_files(points)}, os.getcwd(), named_certificates(certificates, chosen, points),
+        {**chosen.files, **_data_files(points)}, os.getcwd(), named_certificates(certificates, chosen, points), cluster,
     )  # fmt: skip
     require_gate(request)
     return request, tuple(notes)

@@ -20,6 +20,7 @@ from ffncli.bench.request.grid import BenchRequest, from_json, to_json
 from ffncli.bench.results.csv_file import HEADER, ROUNDS_HEADER, block_lines, parse_rounds, row_lines
 from ffncli.bench.results.growing_file import append, cut, first_bytes
 from ffncli.bench.results.row import ResultRow
+from ffncli.bench.results.unit_checks import require_unit_of
 from ffncli.errors import ExitCode, FFNError, clean, shown_path
 from ffncli.models.files.json_records import Count, record_of
 from ffncli.models.files.strict_json import parse_object
@@ -193,6 +194,16 @@ class Journal:
             raise FFNError(f"{where} is damaged: blocks of one unit are where another's should be", _ANEW)
         return replace(unit, blocks=tuple(block for _, block in blocks))
 
+    def units_of(self, case: str) -> tuple[tuple[TimedUnit, bool], ...]:
+        """(unit with its blocks, whether the case ended a worker) of a case, in the order of its processes."""
+        mine = self.units.get(case, {})
+        last = max(mine, default=None)
+        return tuple((self._whole(mine[p]), case in self.died and p == last) for p in sorted(mine))
+
+    def complete(self, case: str) -> bool:
+        """Whether all processes of a case are finished."""
+        return case in self.died or len(self.units.get(case, ())) == self.request.method.processes
+
     def finish(self) -> None:
         """The run is complete: delete the journal. Raises FFNError (exit 3) if somebody removed the result."""
         if not self.request.cases:  # of a part without cases
@@ -285,12 +296,18 @@ def resume(path: Path, summarise: Summarise) -> Journal:
         with written_whole(files.rounds) as file:
             file.write(ROUNDS_HEADER.encode())
     there = files.rounds.stat().st_size
+    last, before = "", (kept, size)  # the case that the lines are at, and where its first line and its blocks begin
     for number, one in enumerate(lines[1:], 2):
         line = _line_read(journal, f"{name}, line {number}", one, size)
         if line.rounds_end > there:  # its blocks are incomplete: it is not finished
             break
+        if line.unit.case != last:
+            last, before = line.unit.case, (kept, size)
         journal._take(_Kept(line.unit, size, line.rounds_end), line.died)
         kept, size = kept + len(one) + 1, line.rounds_end
+    if journal.request.cluster is not None and last and not journal.complete(last):
+        del journal.units[last]  # measured again, on one machine: the rest of it may come from another
+        kept, size = before
     cut(files.journal, kept)
     cut(files.rounds, size)
     whole = (HEADER + row_lines(journal.rows)).encode()
@@ -318,29 +335,15 @@ def _head(where: str, first: bytes) -> tuple[_RequestLine, BenchRequest]:
 def _line_read(journal: Journal, where: str, raw: bytes, start: int) -> _UnitLine:
     """A finished unit, whose blocks begin at that byte. Raises FFNError for one that its run cannot have."""
     line: _UnitLine = record_of(_UnitLine, _entry(where, raw), where, _ANEW)
-    unit, request = line.unit, journal.request
-    kernels = [outcome.kernel for outcome in unit.outcomes]
-    named = {*kernels} == {*request.names} or request.method.by_step
+    require_unit_of(journal.request, journal._cases.get(line.unit.case), line.unit, where, _ANEW)
     wrong = {
-        "its case is none of the run's": unit.case not in journal._cases,
-        "its process is none of the run's": unit.process >= request.method.processes,
-        "it is there twice": journal.done(unit.process, unit.case),
-        "its baseline is not the run's": unit.baseline != request.baseline,
-        "its kernels are not the run's": not named or len({*kernels}) != len(kernels),
-        "it holds blocks, which belong in the rounds file": bool(unit.blocks),
+        "it is there twice": journal.done(line.unit.process, line.unit.case),
+        "it holds blocks, which belong in the rounds file": bool(line.unit.blocks),
         "its blocks end before they begin": line.rounds_end < start,
-        "its tokens per expert are not those of its experts": not _counts_experts(journal, unit),
     }
     if why := next((words for words, is_so in wrong.items() if is_so), ""):
         raise FFNError(f"{where} is damaged: {why}", _ANEW)
     return line
-
-
-def _counts_experts(journal: Journal, unit: TimedUnit) -> bool:
-    """Whether there is a number for each expert of the case, or none."""
-    case = journal._cases.get(unit.case)
-    moe = case.spec.moe if case else None
-    return len(unit.tokens_per_expert) in (0, moe.experts if moe else 0)
 
 
 def _entry(where: str, raw: bytes) -> dict[str, Any]:

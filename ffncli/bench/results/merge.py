@@ -189,7 +189,10 @@ def _one_grid(sources: Sequence[_ResultInput]) -> WholeGrid | None:
             raise FFNError(why, "copy that file too, or merge only parts")
         if source.grid is not first.grid and (unlike := difference(first.grid, source.grid)):
             why = f"{first.name} and {source.name} are parts of different grids: {unlike}"
-            raise FFNError(why, "run all parts with the same options; --threads and --device make them the same")
+            raise FFNError(
+                why,
+                "run all parts with the same options, --threads and --device too: their defaults depend on the machine",
+            )
     return first.grid
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from ffncli.bench.judge.resolution import resolvable_difference
@@ -51,4 +52,9 @@ def longer_command(request: BenchRequest, more_processes: bool = False) -> str:
     else:
         seconds = _MORE * request.method.max_time
         options["--max-time"] = f"{seconds:g}s" if seconds < 100 else f"{seconds / 60:.0f}m"
-    return command_line(options)
+    command = command_line(options)
+    if (cluster := request.cluster) is None:
+        return command
+    words = ["--launcher", cluster.launcher, *(["--slots", str(cluster.slots)] if cluster.slots else [])]
+    words += [word for key, value in cluster.options.items() for word in ("--launcher-option", f"{key}={value}")]
+    return f"{command} {shlex.join(words)}"

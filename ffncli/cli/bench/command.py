@@ -7,15 +7,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from typer import Exit
 
 from ffncli.bench.rank_launches import followed, led
 from ffncli.bench.request.build import build_request, require_gate
+from ffncli.bench.request.cluster import Cluster
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results.journal import Journal
 from ffncli.bench.results.row import ResultRow
+from ffncli.cli.bench.launcher_options import LauncherOptions
 from ffncli.cli.bench.options import FIRST_LOOK, GridOptions, MethodOptions, ResultOptions, asked
 from ffncli.cli.common.options import BenchSource, DimensionOptions, OutputOptions, TokenListOptions
 from ffncli.cli.common.plot_options import PlotOptions
@@ -28,6 +31,9 @@ from ffncli.show.parts import Answer
 from ffncli.show.text import plural
 from ffncli.system.packages import require_installed
 
+if TYPE_CHECKING:
+    from ffncli.bench.suite import Result
+
 
 @spread
 def command(
@@ -38,6 +44,7 @@ def command(
     grid: GridOptions,
     method: MethodOptions,
     result: ResultOptions,
+    launcher: LauncherOptions,
     plot: PlotOptions,
     show: OutputOptions,
 ) -> None:
@@ -53,29 +60,35 @@ def command(
     set_load_time(method.load_time)  # of SOURCE; a worker has its parent to watch it load kernels
     options = asked([dimensions, tokens, grid, method], {"source": source})
     plot.check(show.force, show.out)
-    require_installed("torch", "numpy")  # before a word of where results go
+    path, cluster = result.resumed(), launcher.cluster()
+    if cluster is None and path is None:
+        require_installed("torch", "numpy")  # before a word of where results go
     if method.selftest:
-        if grid.tp or grid.ep:
-            raise FFNError("--selftest contradicts --tp and --ep", "it tests the benchmark on one rank")
+        if grid.tp or grid.ep or cluster is not None:
+            option = "--tp and --ep" if cluster is None else "--launcher"
+            raise FFNError(f"--selftest contradicts {option}", "it tests the benchmark on one rank, on this machine")
         if plot.wanted:
             raise FFNError("--selftest has no sweep to plot", "leave out --plot and --plot-file")
         from ffncli.cli.bench.selftest import request_for, show_selftest
 
         show_selftest(request_for(grid.grid(source, dimensions, tokens), grid, method, result), output)
         return
-    path = result.resumed()
+    place = torchrun()
+    if cluster is not None and (place is not None or grid.tp or grid.ep):
+        what = "--tp and --ep" if place is None else "torchrun"
+        raise FFNError(f"--launcher contradicts {what}", "a slot measures on one rank; submit torchrun by yourself")
     ranks = split_asked_for(grid.tp, grid.ep) if path is None else None  # a run that is resumed has its own
-    if (place := torchrun()) is not None and not place.first:
+    if place is not None and not place.first:
         raise Exit(followed(place))
     if path is not None:
-        _resume(path, options, result, plot, output)
+        _resume(path, options, result, cluster, plot, output)
         return
     first_look = not options and result == ResultOptions()
     how = FIRST_LOOK if first_look else method.method()
     request, notes = build_request(
         grid.grid(source, dimensions, tokens, ranks), grid.kernel, grid.baseline, how,
         fail_if_slower=result.fail_if_slower, strict=result.strict, asked=options,
-        certificates=result.certificates(),
+        certificates=result.certificates(), cluster=cluster,
     )  # fmt: skip
     _require_plottable(plot, request)
     require_ranks(ranks)
@@ -109,8 +122,15 @@ def _require_plottable(plot: PlotOptions, request: BenchRequest) -> None:
     require_sweep(request.cases)
 
 
-def _resume(path: Path, options: dict[str, str], result: ResultOptions, plot: PlotOptions, output: Output) -> None:
-    """Go on; options that were given must be those that the run began with, but for what judges it."""
+def _resume(
+    path: Path,
+    options: dict[str, str],
+    result: ResultOptions,
+    cluster: Cluster | None,
+    plot: PlotOptions,
+    output: Output,
+) -> None:
+    """Go on; options that were given must be those that the run began with, but for its judgement and its machines."""
     from ffncli.bench.suite import resumed
 
     with resumed(path) as journal:
@@ -122,8 +142,13 @@ def _resume(path: Path, options: dict[str, str], result: ResultOptions, plot: Pl
                 name = "SOURCE" if option == "--source" else option
                 raise FFNError(f"{name} {value} cannot be resumed: {why}", "leave it out: --resume FILE is enough")
         gate = stored.fail_if_slower if result.fail_if_slower is None else result.fail_if_slower
+        if cluster is not None and stored.cluster is None:
+            raise FFNError("--launcher cannot be resumed: the run began on this machine", "leave it out")
+        if stored.cluster is not None and torchrun() is not None:
+            raise FFNError("a run with --launcher cannot be resumed under torchrun", "resume it without torchrun")
         require_ranks(split_asked_for(stored.ranks.tp, stored.ranks.ep))
-        request = replace(stored, fail_if_slower=gate, strict=stored.strict or result.strict)
+        judged = replace(stored, fail_if_slower=gate, strict=stored.strict or result.strict)
+        request = journal.request = replace(judged, cluster=cluster or stored.cluster)
         require_gate(request)
         _require_plottable(plot, request)
         output.note(f"{journal.count} of {request.units} units are already finished")
@@ -132,19 +157,38 @@ def _resume(path: Path, options: dict[str, str], result: ResultOptions, plot: Pl
 
 def _measure(journal: Journal, request: BenchRequest, plot: PlotOptions, output: Output) -> None:
     """Run what is left, show all of it, and raise what the exit code says."""
-    from ffncli.bench.judge.failure import failure, gated
     from ffncli.bench.suite import run
-    from ffncli.cli.bench.page import answer
     from ffncli.cli.bench.progress import unit_progress
 
+    if request.cluster is not None:
+        _show(_measure_elsewhere(journal, request, output), journal, request, plot, output)
+        return
+    require_installed("torch", "numpy")
     with led(request, torchrun()) as launches:
         with _kept(journal, request), unit_progress(request, journal.count, output) as shown:
             finished = run(journal, shown.finished, watch=shown.at, launches=launches)
-        judged = gated(finished.rows, request)
-        page = answer(finished.rows, request, judged, journal.files, journal.spent)
-        output.show(_with_plots(page, finished.rows, plot, output) if plot.wanted else page)
-        if problem := failure(finished.rows, request, judged):
-            raise problem
+        _show(finished, journal, request, plot, output)
+
+
+def _show(finished: Result, journal: Journal, request: BenchRequest, plot: PlotOptions, output: Output) -> None:
+    """Show the results, and raise what the exit code says."""
+    from ffncli.bench.judge.failure import failure, gated
+    from ffncli.cli.bench.page import answer
+
+    judged = gated(finished.rows, request)
+    page = answer(finished.rows, request, judged, journal.files, journal.spent)
+    output.show(_with_plots(page, finished.rows, plot, output) if plot.wanted else page)
+    if problem := failure(finished.rows, request, judged):
+        raise problem
+
+
+def _measure_elsewhere(journal: Journal, request: BenchRequest, output: Output) -> Result:
+    """Run what is left on the machines of a launcher."""
+    from ffncli.bench.launchers.deal import run_on_cluster
+    from ffncli.cli.bench.cluster_progress import cluster_progress
+
+    with _kept(journal, request), cluster_progress(request, output) as shown:
+        return run_on_cluster(journal, shown)
 
 
 def _with_plots(page: Answer, rows: Sequence[ResultRow], plot: PlotOptions, output: Output) -> Answer:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block import dtypes
-from ffncli.cli.common.devices_page import devices_answer
 from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, Source, TokenListOptions
 from ffncli.cli.common.parsers import flat, joined
@@ -24,7 +23,6 @@ from ffncli.cli.plan.options import (
     devices_of,
 )
 from ffncli.cli.plan.page import parts_of
-from ffncli.cli.plan.simulated import records, require_agreement, simulated_parts
 from ffncli.models.counting.cluster_plan import ClusterPlan, PlanQuestion, plan_model
 from ffncli.models.counting.expert_load import UNIFORM
 from ffncli.models.counting.plan import PlanRow
@@ -74,6 +72,8 @@ def command(
     """
     output = show.output()
     if device == ["list"]:
+        from ffncli.cli.common.devices_page import devices_answer
+
         output.show(devices_answer("plan"))
         return
     load_limit.apply()
@@ -93,10 +93,15 @@ def command(
     )
     model = load(source, dimensions.dimensions())
     plan = plan_model(model, question, speeds)
-    answer, collective_checks = answer_of(plan, speeds), _simulated(model, question, plan) if simulate else None
+    answer, checks = answer_of(plan, speeds), _simulated(model, question, plan) if simulate else []
     output.notes(*model.notes)
-    output.show(answer if collective_checks is None else _with_simulation(answer, collective_checks))
-    require_agreement(collective_checks or [])
+    if not simulate:
+        output.show(answer)
+        return
+    from ffncli.cli.plan.simulated import records, require_agreement, simulated_parts
+
+    output.show(answer.with_section("collectives", records(checks), simulated_parts(checks)))
+    require_agreement(checks)
 
 
 def _simulated(model: Resolved, question: PlanQuestion, plan: ClusterPlan) -> list[CollectiveCheck]:
@@ -106,10 +111,6 @@ def _simulated(model: Resolved, question: PlanQuestion, plan: ClusterPlan) -> li
     possible = {(row.tp, row.ep) for row in plan.rows if row.devices > 1 and not row.refused}
     splits = [ranks for ranks in question.splits if (ranks.tp, ranks.ep) in possible]
     return [one for planner in question.planners(model) for one in collective_checks(planner, splits, question.tokens)]
-
-
-def _with_simulation(answer: Answer, collective_checks: Sequence[CollectiveCheck]) -> Answer:
-    return answer.with_section("collectives", records(collective_checks), simulated_parts(collective_checks))
 
 
 def _measured(path: str) -> dict[str, MeasuredSpeeds]:

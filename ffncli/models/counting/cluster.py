@@ -54,8 +54,8 @@ class SheetSpeeds:
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """As many accelerators of one kind as are needed. `memory_bytes` is what the weights of one may take."""
+class Accelerators:
+    """As many of one kind as are needed. `memory_bytes` is what the weights of one may take."""
 
     device: str
     speeds: Speeds
@@ -122,11 +122,11 @@ def assumed(device: Device, given: Assumptions, measured: bool = False) -> Assum
     )
 
 
-def cluster_of(device: Device, given: Assumed, measured: Speeds | None = None) -> Cluster:
+def cluster_of(device: Device, given: Assumed, measured: Speeds | None = None) -> Accelerators:
     """The device's cluster under these assumptions, at measured speeds if they are given."""
     known = {link.name: link for link in links()}
     largest = max(device.memory_gb, default=None)
-    return Cluster(
+    return Accelerators(
         device=device.name,
         speeds=measured or SheetSpeeds(device, given.gemm_efficiency or 1.0, given.memory_efficiency or 1.0),
         memory_bytes=None if largest is None else round(largest * 1e9 * given.usable_memory),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ffncli.block.dtypes import DType, activation_dtype
 from ffncli.block.ranks import Ranks
 from ffncli.errors import FFNError
-from ffncli.models.counting.cluster import CPU, Assumed, Assumptions, Cluster, Speeds, assumed, cluster_of
+from ffncli.models.counting.cluster import CPU, Accelerators, Assumed, Assumptions, Speeds, assumed, cluster_of
 from ffncli.models.counting.count import ModelCount, count
 from ffncli.models.counting.expert_load import UNIFORM, skew_text
 from ffncli.models.counting.plan import Planner, PlanRow
@@ -97,14 +97,14 @@ def plan_model(resolved: Resolved, question: PlanQuestion, speeds: Mapping[str, 
     taken = tuple(assumed(device, question.assumptions, device.name in speeds) for device in devices)
     clusters = [cluster_of(device, one, speeds.get(device.name)) for device, one in zip(devices, taken, strict=True)]
     if question.cpu:
-        clusters.append(Cluster(CPU, speeds[CPU], None, NO_WIRES))
+        clusters.append(Accelerators(CPU, speeds[CPU], None, NO_WIRES))
     return planned(resolved, planners, clusters, question, taken)
 
 
 def planned(
     resolved: Resolved,
     planners: Sequence[Planner],
-    clusters: Sequence[Cluster],
+    clusters: Sequence[Accelerators],
     question: PlanQuestion,
     taken: tuple[Assumed, ...] = (),
 ) -> ClusterPlan:

@@ -8,7 +8,7 @@ too; a layer waits for the rank with most work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,7 +20,7 @@ from ffncli.block.storage import weight_bytes
 from ffncli.block.traffic import Traffic, launches
 from ffncli.errors import FFNError
 from ffncli.models.counting import expert_parallel, tensor_parallel
-from ffncli.models.counting.cluster import Cluster, Rates
+from ffncli.models.counting.cluster import Accelerators, Rates
 from ffncli.models.counting.expert_load import UNIFORM, ExpertSpread, expert_load
 from ffncli.models.counting.expert_parallel import all_to_all_bytes, exchanged
 from ffncli.models.counting.ranks import steps_of
@@ -135,7 +135,7 @@ class Planner:
     other_bytes: int | None = None
     skew: str = UNIFORM
 
-    def row(self, cluster: Cluster, ranks: Ranks, tokens: int) -> PlanRow:
+    def row(self, cluster: Accelerators, ranks: Ranks, tokens: int) -> PlanRow:
         """The figures of one split; a row without them where the model cannot be split so, or no rate is known."""
         row = PlanRow(cluster.device, self.weights.name, ranks.tp, ranks.ep, ranks.world_size, tokens)
         try:
@@ -143,11 +143,12 @@ class Planner:
             row = self._filled(row, cluster, ranks)
         except FFNError as error:
             return replace(row, refused=str(error))
-        alone = row if ranks.world_size == 1 else self.row(cluster, Ranks(), tokens)
-        share = alone.time_s / (row.time_s * ranks.world_size) if alone.time_s and row.time_s else None
+        time_s = row.time_s or 0.0
+        alone_s = time_s if ranks.world_size == 1 else self._time_s(cluster, Ranks(), tokens)
+        share = alone_s / (time_s * ranks.world_size)
         return self._with_memory(self._with_experts(replace(row, efficiency=share), ranks), cluster, ranks)
 
-    def _filled(self, row: PlanRow, cluster: Cluster, ranks: Ranks) -> PlanRow:
+    def _filled(self, row: PlanRow, cluster: Accelerators, ranks: Ranks) -> PlanRow:
         loads = [(self._load(group, ranks, row.tokens), len(group.layers) * group.runs) for group in self.model.groups]
         times = [(self._times(cluster, load, ranks), n) for load, n in loads]
         time_s = sum(one.seconds * n for one, n in times)
@@ -157,7 +158,7 @@ class Planner:
             row,
             rate=rates.format,
             time_s=time_s,
-            balanced_time_s=self._balanced_s(cluster, ranks, row.tokens),
+            balanced_time_s=time_s if ranks.ep == 1 else self._time_s(cluster, ranks, row.tokens, even=True),
             bound=_bound(times),
             compute_s=sum(one.compute_s * n for one, n in times),
             memory_s=sum(one.memory_s * n for one, n in times),
@@ -171,9 +172,9 @@ class Planner:
             sent_bytes=sum(_sent(load, ranks) * n for load, n in loads),
         )
 
-    def _balanced_s(self, cluster: Cluster, ranks: Ranks, tokens: int) -> float:
-        even = [(self._load(g, ranks, tokens, even=True), len(g.layers) * g.runs) for g in self.model.groups]
-        return sum(self._times(cluster, load, ranks).seconds * n for load, n in even)
+    def _time_s(self, cluster: Accelerators, ranks: Ranks, tokens: int, even: bool = False) -> float:
+        loads = ((self._load(g, ranks, tokens, even), len(g.layers) * g.runs) for g in self.model.groups)
+        return sum(self._times(cluster, load, ranks).seconds * n for load, n in loads)
 
     def _with_experts(self, row: PlanRow, ranks: Ranks) -> PlanRow:
         """Of the mixture that most layers have."""
@@ -188,7 +189,7 @@ class Planner:
             experts_read=spread.touched_rank,
         )
 
-    def _with_memory(self, row: PlanRow, cluster: Cluster, ranks: Ranks) -> PlanRow:
+    def _with_memory(self, row: PlanRow, cluster: Accelerators, ranks: Ranks) -> PlanRow:
         tokens, width = -(-row.tokens // ranks.ep), activation_dtype(self.weights).bytes
         parts = [(steps_of(g, 0, ranks), len(g.layers)) for g in self.model.groups]
         ffn = sum(weight_bytes(steps, self.weights) * n for steps, n in parts)
@@ -233,7 +234,7 @@ class Planner:
         moe = group.spec.moe
         return expert_load(moe.experts, moe.top_k, tokens, ranks.ep, self.skew) if moe else None
 
-    def _times(self, cluster: Cluster, load: Load, ranks: Ranks) -> Times:
+    def _times(self, cluster: Accelerators, load: Load, ranks: Ranks) -> Times:
         rates = self._rates(cluster, load.work, load.mixture)
         wires = cluster.wires
         link_s = [wires.all_reduce_s(size, ranks.tp) for size in load.reduced]
@@ -247,15 +248,11 @@ class Planner:
             sum(filter(None, link_s)),
         )
 
-    def _rates(self, cluster: Cluster, work: Traffic, mixture: bool) -> Rates:
+    def _rates(self, cluster: Accelerators, work: Traffic, mixture: bool) -> Rates:
         rates = cluster.speeds.rates(self.weights, work, mixture)
         if rates is None:
             raise FFNError(f"no rate of {cluster.device} is known in {activation_dtype(self.weights).name}")
         return rates
-
-    def rows(self, clusters: Sequence[Cluster], splits: Sequence[Ranks], tokens: Sequence[int]) -> Iterator[PlanRow]:
-        """A row for every cluster, split and number of tokens, in this order."""
-        return (self.row(one, ranks, number) for one in clusters for ranks in splits for number in tokens)
 
 
 def check_ranks(model: Model, ranks: Ranks, weights: DType) -> None:

@@ -34,6 +34,8 @@ def error_line(place: Place, text: str) -> str | None:
     """
     if text == "interrupted":
         return None
+    if place.first and "MASTER_PORT" in text:  # the port is in use, by whom nobody knows: the ranks never met
+        return text
     ignore_termination()
     from ffncli.run.ranks.store import open_store
 

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ffncli.block.ranks import Ranks
 from ffncli.block.shard import rank_steps
-from ffncli.block.steps import Step, experts_per_token, input_shapes, parameters, tables
+from ffncli.block.steps import Step, experts_per_token, id_inputs, input_shapes, parameters, tables
 from ffncli.errors import FFNError
 from ffncli.models.counting.tensor_parallel import all_gather_bytes, ring_all_reduce_bytes
 from ffncli.run.ranks.exchanges import CollectiveCall, Exchanges
@@ -57,7 +57,8 @@ def simulate(steps: Sequence[Step], ranks: Ranks, tokens: int, dtype: torch.dtyp
         weights = {name: _shape([axis.size for axis in axes], dtype) for name, axes in parameters(steps).items()}
         weights |= {name: _shape([axis.size for axis in axes], torch.int64) for name, axes in tables(steps).items()}
         block = ParallelBlock(steps, weights, group, _Balanced(experts_per_token(steps)))
-        inputs = [_shape(shape, dtype) for shape in input_shapes(steps, (tokens,)).values()]
+        ids, entering = id_inputs(steps), input_shapes(steps, (tokens,))
+        inputs = [_shape(shape, torch.int64 if name in ids else dtype) for name, shape in entering.items()]
         with Exchanges() as exchanges:
             block(*inputs)
     return _simulated(ranks, tokens, dtype, exchanges.done)

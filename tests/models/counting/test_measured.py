@@ -10,7 +10,7 @@ from ffncli.block.dtypes import dtype
 from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError
-from ffncli.models.counting.cluster import Cluster
+from ffncli.models.counting.cluster import Accelerators
 from ffncli.models.counting.cluster_plan import PlanQuestion, plan_model
 from ffncli.models.counting.measured import MeasuredBlock, MeasuredSpeeds, predicted_s
 from ffncli.models.counting.plan import Planner
@@ -59,12 +59,12 @@ def test_a_block_left_out_is_left_out_with_all_its_tokens():
 def test_a_plan_at_measured_rates_takes_the_predicted_time():
     other = block(768, 3072, 32, 0.8)
     row = Planner(block_model(other.spec, "x").model, FP32).row(
-        Cluster("cpu", machine(0.8), None, NO_WIRES), Ranks(), 32
+        Accelerators("cpu", machine(0.8), None, NO_WIRES), Ranks(), 32
     )
     assert row.time_s == pytest.approx(predicted_s(machine(0.8), other))
     assert (row.fits, row.links, row.rate) == (None, "", "fp32")
     bf16 = Planner(block_model(other.spec, "x").model, dtype("bf16"))
-    assert "no rate of cpu" in bf16.row(Cluster("cpu", machine(), None, NO_WIRES), Ranks(), 1).refused
+    assert "no rate of cpu" in bf16.row(Accelerators("cpu", machine(), None, NO_WIRES), Ranks(), 1).refused
 
 
 def test_measured_speeds_take_the_place_of_the_data_sheet():
@@ -93,7 +93,7 @@ def test_a_mixture_is_like_mixtures():
     both, dense = MeasuredSpeeds((*machine().blocks, *mixtures)), machine()
     assert predicted_s(both, other) == pytest.approx(4 * whole, rel=0.03)
     assert predicted_s(dense, other) == pytest.approx(whole, rel=0.03)
-    row = Planner(block_model(other.spec, "o").model, FP32).row(Cluster("cpu", both, None, NO_WIRES), Ranks(), 16)
+    row = Planner(block_model(other.spec, "o").model, FP32).row(Accelerators("cpu", both, None, NO_WIRES), Ranks(), 16)
     assert row.time_s == pytest.approx(4 * whole, rel=0.03)
     assert predicted_s(both, block(768, 3072, 16)) == pytest.approx(block(768, 3072, 16).time_s, rel=0.03)
 

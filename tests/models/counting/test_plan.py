@@ -13,7 +13,7 @@ from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError
 from ffncli.models import catalog
-from ffncli.models.counting.cluster import Assumptions, Cluster, assumed, cluster_of
+from ffncli.models.counting.cluster import Accelerators, Assumptions, assumed, cluster_of
 from ffncli.models.counting.cluster_plan import PlanQuestion, cheapest, plan_model
 from ffncli.models.counting.device_floor import device_floors
 from ffncli.models.counting.expert_load import expert_load
@@ -31,7 +31,7 @@ EXPERT = 3 * 4096 * 14336  # Mixtral's, 8 in each of 32 layers
 PERFECT = Assumptions(gemm_efficiency=1.0, memory_efficiency=1.0, link_efficiency=1.0)
 
 
-def cluster(device: Device, given: Assumptions | None = None) -> Cluster:
+def cluster(device: Device, given: Assumptions | None = None) -> Accelerators:
     return cluster_of(device, assumed(device, given or Assumptions()))
 
 

@@ -1,0 +1,246 @@
+"""Does a grid that is measured in pieces, on machines that fail, have exactly the cases of the whole one?
+
+What: 60 tiny cases of `ffn bench`, in four ways.
+
+- `whole`: one run; its set of cases is what the others must have
+- `8 shards`: `--shard 1/8` to `8/8`; two are killed (SIGKILL) in the middle, merged as they are, resumed, merged again
+- `ray`: `--launcher ray` on a local cluster of two nodes, one of which is killed in the middle
+- `slurm`: `--launcher slurm` with submitit's local executor; interrupted (SIGINT) in the middle, then resumed
+
+Limits: all of it on one machine, and without SLURM itself. Seconds are those of a machine with other work.
+
+    python -m benchmarks.grid_over_machines [--save FILE] [--only WAY,...]   # ray and slurm need the extras
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from benchmarks.benched import ROOT, command, environment
+from benchmarks.common import machine
+from benchmarks.kept import Kept, read
+from ffncli.system.packages import installed
+
+KERNELS, SHARDS, KILLED = 2, 8, (3, 6)
+_WAIT = 900.0  # s
+
+
+def grid(cases: int) -> tuple[str, ...]:
+    """The options of a grid of so many cases, an even number."""
+    tokens = ",".join(map(str, range(1, cases // 2 + 1)))
+    return ("64x256", "--tokens", tokens, "--dtype", "fp32,fp64", "--kernel", "eager,numpy", "--processes", "1",
+            "--max-time", "200ms", "--device", "cpu", "--threads", "1")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Way:
+    """What one way of measuring left: its cases and rows, those that should not be, and how it went.
+
+    `missing` and `other` are cases, against the whole run; `doubled` are rows beyond one for each case and kernel;
+    `mixed` are cases of which rows come from several runs or machines. `before` is the exit code before the resume,
+    `losses` how many cases were lost with a machine and dealt again.
+    """
+
+    way: str
+    cases: int
+    rows: int
+    missing: int
+    doubled: int
+    other: int
+    mixed: int
+    exit: int
+    before: int | None = None
+    losses: int = 0
+    seconds: float = 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has each case of the whole run, once, and nothing else."""
+        return not (self.missing or self.doubled or self.other or self.mixed or self.exit)
+
+
+def compared(way: str, rows: Sequence[Mapping[str, str]], whole: set[str], code: int) -> Way:
+    """The way's rows against the cases of the whole run."""
+    places: dict[str, set[tuple[str, str]]] = {}
+    for row in rows:
+        places.setdefault(row["case"], set()).add((row["run_id"], row["host"]))
+    doubled = sum(count - 1 for count in Counter((row["case"], row["kernel"]) for row in rows).values())
+    missing = {case for case in whole if sum(row["case"] == case for row in rows) < KERNELS}
+    mixed = sum(len(one) > 1 for one in places.values())
+    return Way(way, len(places), len(rows), len(missing), doubled, len(places.keys() - whole), mixed, code)
+
+
+def finished(code: int) -> int:
+    """0 for a run that finished: on a busy machine, verdicts may be inconclusive."""
+    return 0 if code in (0, 4) else code
+
+
+def bench(*words: str) -> subprocess.Popen[str]:
+    """`ffn bench`, in the background."""
+    return subprocess.Popen(
+        command("bench", *words), cwd=ROOT, env=environment(), text=True, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """(exit code, stderr) of a process that is waited for."""
+    _, errors = process.communicate(timeout=_WAIT)
+    return process.returncode, errors
+
+
+def wait_for(path: Path, cases: int, process: subprocess.Popen[str]) -> None:
+    """Wait until so many cases are in a result that is being written."""
+    until = time.monotonic() + _WAIT
+    while len({row["case"] for row in read(path)}) < cases:
+        if process.poll() is not None or time.monotonic() > until:
+            raise SystemExit(f"{path.name} ended before {cases} cases: {ended(process)}")
+        time.sleep(0.05)
+
+
+# --- the ways ---------------------------------------------------------------------------------------------------------
+
+
+def measure_whole(folder: Path, words: Sequence[str], there: str | None) -> tuple[Way, set[str]]:
+    """One run, and its set of cases; `there` is its result if it was measured before."""
+    path = Path(there or folder / "whole.csv")
+    code = 0 if there else ended(bench(*words, "--save", str(path)))[0]
+    rows = read(path)
+    cases = {row["case"] for row in rows}
+    return compared("whole", rows, cases, finished(code)), cases
+
+
+def measure_shards(folder: Path, words: Sequence[str], whole: set[str]) -> Way:
+    """Eight parts, of which two are killed."""
+    parts = [folder / f"part-{index}.csv" for index in range(1, SHARDS + 1)]
+    codes = []
+    for index, path in enumerate(parts, 1):
+        process = bench(*words, "--shard", f"{index}/{SHARDS}", "--save", str(path))
+        if index in KILLED:
+            wait_for(path, 2, process)
+            process.kill()
+            ended(process)
+        else:
+            codes.append(finished(ended(process)[0]))
+    before, missing = merged(parts, folder / "before.csv")
+    print(f"merged before the resume: exit {before}, {missing} cases missing")
+    codes += [finished(ended(bench("--resume", str(parts[index - 1])))[0]) for index in KILLED]
+    after, _ = merged(parts, folder / "all.csv")
+    way = compared(f"{SHARDS} shards", read(folder / "all.csv"), whole, after or max(codes))
+    return replace(way, before=before)
+
+
+def merged(parts: Sequence[Path], into: Path) -> tuple[int, int]:
+    """(exit code of `ffn merge`, how many cases it names as missing)."""
+    merge = command("merge", *map(str, parts), "-o", str(into), "--json")
+    done = subprocess.run(merge, capture_output=True, text=True, cwd=ROOT, env=environment(), check=False)
+    return done.returncode, len(json.loads(done.stdout)["missing"])
+
+
+@contextmanager
+def two_nodes() -> Iterator[tuple[str, Callable[[], None]]]:
+    """(the address of a local Ray cluster of two nodes with a core each, what kills one of them)."""
+    # The nodes' processes load this working tree, at the usual priority.
+    os.environ.update(environment() | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"})
+    from ray.cluster_utils import Cluster
+
+    settings = {"num_cpus": 1, "object_store_memory": 80_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args={**settings, "include_dashboard": False})
+    node = cluster.add_node(**settings)
+    try:
+        yield cluster.address, lambda: cluster.remove_node(node, allow_graceful=False)
+    finally:
+        cluster.shutdown()
+
+
+def measure_ray(folder: Path, words: Sequence[str], whole: set[str]) -> Way:
+    """Two nodes, one of which is killed."""
+    path = folder / "ray.csv"
+    with two_nodes() as (address, kill_node):
+        process = bench(*words, "--launcher", "ray", "--launcher-option", f"address={address}", "--save", str(path))
+        wait_for(path, len(whole) // 3, process)
+        kill_node()
+        code, errors = ended(process)
+    way = compared("ray", read(path), whole, finished(code))
+    return replace(way, losses=errors.count(" was lost with "))
+
+
+def measure_slurm(folder: Path, words: Sequence[str], whole: set[str]) -> Way:
+    """submitit's local executor, two jobs at once; the run is interrupted once."""
+    path = folder / "slurm.csv"
+    process = bench(*words, "--launcher", "slurm", "--launcher-option", "cluster=local", "--slots", "2",
+                    "--save", str(path))  # fmt: skip
+    wait_for(path, len(whole) // 3, process)
+    process.send_signal(signal.SIGINT)
+    before, _ = ended(process)
+    code, errors = ended(bench("--resume", str(path)))
+    way = compared("slurm", read(path), whole, finished(code))
+    return replace(way, before=before, losses=errors.count(" was lost with "))
+
+
+WAYS: dict[str, Callable[[Path, Sequence[str], set[str]], Way]] = {
+    "shards": measure_shards,
+    "ray": measure_ray,
+    "slurm": measure_slurm,
+}
+
+
+def page(ways: Sequence[Way]) -> str:
+    """Every figure, in Markdown."""
+    names = ("cases", "rows", "missing", "doubled", "other", "mixed", "exit", "before", "losses")
+    lines = [f"| way | {' | '.join(names)} | s | holds |", f"| --- {'| ---: ' * (len(names) + 1)}| --- |"]
+    for way in ways:
+        values = ["" if getattr(way, name) is None else str(getattr(way, name)) for name in names]
+        lines.append(f"| {way.way} | {' | '.join(values)} | {way.seconds:.0f} | {'yes' if way.holds else '**no**'} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A grid in pieces, on machines that fail, against the whole one.")
+    parser.add_argument("--save", metavar="FILE", help="write the figures as CSV, or add those of other ways to it")
+    parser.add_argument("--only", metavar="WAY,...", default=",".join(WAYS), help=f"of {', '.join(WAYS)}")
+    parser.add_argument("--whole", metavar="FILE.csv", help="a whole run that is there already; else it is measured")
+    parser.add_argument("--cases", metavar="N", type=int, default=60, help="of the grid, an even number [default: 60]")
+    asked = parser.parse_args()
+    words = grid(asked.cases)
+    kept = Kept(asked.save, (*(field.name for field in fields(Way)), "holds"), machine("torch") | _launchers())
+    ways: list[Way] = []
+    with tempfile.TemporaryDirectory(prefix="ffn-grid-") as folder:
+        whole, cases = _timed(lambda: measure_whole(Path(folder), words, asked.whole))
+        ways.append(whole)
+        for name in asked.only.split(","):
+            ways.append(_timed(lambda name=name: (WAYS[name](Path(folder), words, cases), cases))[0])
+            print(page(ways[-1:]), flush=True)
+            kept.add(vars(ways[-1]) | {"holds": ways[-1].holds})
+    if not kept.has(way=whole.way):
+        kept.add(vars(whole) | {"holds": whole.holds})
+    print(page(ways))
+    print("; ".join(f"{name} {value}" for name, value in kept.about.items()))
+    if not all(way.holds for way in ways):
+        raise SystemExit(1)
+
+
+def _timed(measure: Callable[[], tuple[Way, set[str]]]) -> tuple[Way, set[str]]:
+    start = time.monotonic()
+    way, cases = measure()
+    return replace(way, seconds=time.monotonic() - start), cases
+
+
+def _launchers() -> dict[str, str]:
+    """The launchers' versions; empty for one that is not installed."""
+    return {name: installed(name) or "" for name in ("ray", "submitit")}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""The parent of a grid over machines: deals cases to slots, one at a time each, and stores what comes back.
+
+A case is the smallest piece: all its kernels and processes run in one slot, so every ratio is of one machine. What has
+come back is in the journal; a case that was lost with its machine is dealt again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ffncli.bench.launchers.slot import task_of, units_of
+from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent, Slots
+from ffncli.bench.records import Case, Method, Outcome, TimedUnit
+from ffncli.bench.request.cluster import Cluster, SlotSize, slot_size
+from ffncli.bench.results.journal import Journal
+from ffncli.bench.results.unit_checks import require_unit_of
+from ffncli.bench.suite import Result
+from ffncli.errors import ExitCode, FFNError, clean
+
+MOST_TRIES = 3  # of a case whose machines are lost
+_PATIENCE = 1.0  # s between looks at silent slots
+_LONGEST_REASON = 200  # characters of a launcher's text
+_START = 30.0  # s of a process, in which a busy machine loads torch and verifies the kernels
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """How far a run is: finished cases, where the others run, by place, and `news`: a loss or a refusal."""
+
+    finished: int
+    cases: int
+    running: Mapping[str, Case]
+    news: str = ""
+
+
+def run_on_cluster(journal: Journal, tell: Callable[[Dealt], None] = lambda dealt: None) -> Result:
+    """Measure every unfinished case in the slots of the request's cluster; the journal is deleted at the end.
+
+    Raises FFNError for a cluster that cannot be used; finished cases are kept.
+    """
+    request = journal.request
+    assert request.cluster is not None
+    if all(journal.complete(case.key) for case in request.cases):
+        return _finished(journal)
+    logs = journal.files.csv.with_suffix(f".{request.cluster.launcher}")
+    with open_slots(request.cluster, slot_size(request.cases), longest(request.method), logs) as slots:
+        return run_in_slots(journal, slots, tell)
+
+
+@contextmanager
+def open_slots(cluster: Cluster, size: SlotSize, seconds: float, logs: Path) -> Iterator[Slots]:
+    """The slots of the cluster; a case takes some `seconds`, and `logs` is a folder for a launcher that writes files.
+
+    Raises FFNError (exit 3) if the launcher's package is missing, or if the cluster cannot be reached.
+    """
+    if cluster.launcher == "ray":
+        from ffncli.bench.launchers.ray_slots import ray_slots
+
+        with ray_slots(cluster, size) as slots:
+            yield slots
+    else:
+        from ffncli.bench.launchers.slurm_slots import slurm_slots
+
+        with slurm_slots(cluster, size, seconds, logs) as jobs:
+            yield jobs
+
+
+def longest(method: Method) -> float:
+    """The seconds that a slot may take for a case: three times what is expected, as a first call may compile."""
+    return 3 * (method.max_time + method.processes * _START)
+
+
+def run_in_slots(journal: Journal, slots: Slots, tell: Callable[[Dealt], None] = lambda dealt: None) -> Result:
+    """Deal every unfinished case; the rows in the order of the cases.
+
+    A machine that refuses a case ends the run (FFNError), once the cases that run elsewhere are finished.
+    """
+    todo = deque(case for case in journal.request.cases if not journal.complete(case.key))
+    dealing = _Dealing(journal, tell, {case.key: case for case in todo}, todo)
+    dealing.report()
+    while dealing.goes_on:
+        while dealing.todo and slots.free and dealing.refusal is None:
+            case = dealing.todo.popleft()
+            dealing.submitted.add(case.key)
+            slots.submit(case.key, task_of(journal.request, case))
+        events = slots.events(_PATIENCE)
+        for event in events:
+            dealing.take(event)
+        if events and not (dealing.todo and slots.free):  # else those that are free begin the next case at once
+            dealing.report()
+    if dealing.refusal is not None:
+        raise dealing.refusal
+    return _finished(journal)
+
+
+def _finished(journal: Journal) -> Result:
+    journal.finish()
+    order = {case.key: at for at, case in enumerate(journal.request.cases)}
+    rows = sorted(journal.rows, key=lambda row: order[row.case])
+    return Result(tuple(rows), journal.request, journal.files.csv, journal.files.rounds)
+
+
+@dataclass
+class _Dealing:
+    """A run: what is still to be dealt, what is in a slot or waits for one there, and how often each case was lost."""
+
+    journal: Journal
+    tell: Callable[[Dealt], None]
+    cases: Mapping[str, Case]
+    todo: deque[Case]
+    submitted: set[str] = field(default_factory=set)
+    places: dict[str, str] = field(default_factory=dict)  # case → where it runs
+    losses: Counter[str] = field(default_factory=Counter)
+    refusal: FFNError | None = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is work; after a refusal, only the cases that already run are waited for."""
+        return bool(self.places) if self.refusal is not None else bool(self.todo or self.submitted)
+
+    def take(self, event: SlotEvent) -> None:
+        """Take in one event; one of a case that no slot has any more is passed over."""
+        if event.case not in self.submitted:
+            return
+        match event:
+            case Begun(case, place):
+                self.places[case] = place
+            case Answered(case, place, answer):
+                self._over(case)
+                self._answered(case, place, answer)
+            case Lost(case, place, why):
+                self._over(case)
+                self._lost(case, place, _shortened(why))
+            case Refusal(case, place, why):
+                self._over(case)
+                self._refused(FFNError(f"{clean(place)}: {_shortened(why)}", code=ExitCode.ENVIRONMENT))
+
+    def report(self, news: str = "") -> None:
+        """Tell how far the run is."""
+        cases = self.journal.request.cases
+        finished = sum(self.journal.complete(case.key) for case in cases)
+        running = {place: self.cases[key] for key, place in self.places.items()}
+        self.tell(Dealt(finished, len(cases), running, news))
+
+    def _over(self, case: str) -> None:
+        self.submitted.discard(case)
+        self.places.pop(case, None)
+
+    def _answered(self, key: str, place: str, answer: str) -> None:
+        """Store a case, unless the answer is a refusal, or does not belong to the case."""
+        case, request, where = self.cases[key], self.journal.request, f"the answer of {clean(place)}"
+        try:
+            units = units_of(answer, place)
+            for unit, _ in units:
+                require_unit_of(request, case, unit, where)
+            processes = [unit.process for unit, _ in units]
+            died = [at for at, (_, one) in enumerate(units) if one]
+            if processes != [*range(len(units))] or died not in ([], [len(units) - 1]):
+                raise FFNError(f"{where} is damaged: its processes are not in order")
+            if not died and len(units) != request.method.processes:
+                raise FFNError(f"{where} is damaged: it has {len(units)} of {request.method.processes} processes")
+        except FFNError as error:
+            self._refused(error)
+            return
+        for unit, died_there in units:
+            self.journal.add(unit, died_there)
+
+    def _lost(self, key: str, place: str, why: str) -> None:
+        """Deal the case again; if that has happened too often, its rows say so."""
+        self.losses[key] += 1
+        news = f"{clean(place)} was lost with {key}: {why}"
+        if self.losses[key] < MOST_TRIES:
+            self.todo.append(self.cases[key])
+            self.report(f"{news}; it will be run again")
+            return
+        note = f"lost {self.losses[key]} times with its machine; the last: {why}"
+        self.journal.add(_lost_unit(self.journal, self.cases[key], note), died=True)
+        self.report(f"{news}; it will not be run again")
+
+    def _refused(self, error: FFNError) -> None:
+        self.refusal = self.refusal or error
+        self.report(f"{error.message}; no more cases are dealt")
+
+
+def _lost_unit(journal: Journal, case: Case, why: str) -> TimedUnit:
+    """The unit of a case that no machine could finish; which ones tried is not in its environment."""
+    request = journal.request
+    outcomes = tuple(Outcome(name, "failed", why) for name in request.names)
+    environment = {**journal.software, "device": case.device}
+    return TimedUnit(0, case.key, request.baseline, case.cache, outcomes, (), environment=environment)
+
+
+def _shortened(text: str) -> str:
+    """A launcher's text in one line."""
+    line = " ".join(clean(text.replace("\n", " ")).split())
+    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"

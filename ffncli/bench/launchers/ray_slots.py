@@ -1,0 +1,220 @@
+"""Slots of a Ray cluster: one actor each, which Ray places, and which ends with its machine or with this program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent
+from ffncli.bench.request.cluster import Cluster, SlotSize
+from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.system.packages import require_extra
+
+_MOST_FAILED_STARTS = 3  # in a row
+_ANSWER = 10.0  # s at most, until a cluster's port answers
+_RECOUNT = 2.0  # s between looks at which machines the cluster has
+
+
+class _SlotOnRay:
+    """The actor. ffncli is loaded on its machine, where the class is looked up by its name."""
+
+    def host(self) -> str:
+        """The machine's name."""
+        import platform
+
+        return platform.node()
+
+    def measure(self, task: str) -> str:
+        """The answer to a task, measured at the usual priority: Ray's processes let all others go first (nice 15)."""
+        from ffncli.bench.launchers.slot import measured
+
+        with suppress(OSError):  # only root may; else `RAY_worker_niceness=0 ray start` does it
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
+        return measured(task)
+
+
+@contextmanager
+def ray_slots(cluster: Cluster, size: SlotSize) -> Iterator[RaySlots]:
+    """The slots of a running cluster; at the end its actors are ended. Raises FFNError (exit 3) without one."""
+    require_extra("ray", "ray")
+    import ray  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    from ray.util.scheduling_strategies import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        NodeAffinitySchedulingStrategy,
+    )
+
+    _connect(ray, cluster.options.get("address") or os.environ.get("RAY_ADDRESS") or "auto")
+    try:
+        slots = RaySlots(ray, size, cluster.slots, partial(NodeAffinitySchedulingStrategy, soft=False))
+        slots.require_room()
+        yield slots
+    finally:
+        ray.shutdown()
+
+
+def _connect(ray: Any, address: str) -> None:
+    """Join the cluster. Raises FFNError (exit 3) if nothing answers there: Ray would try for ten minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal():
+        try:
+            socket.create_connection((host.removeprefix("ray://").strip("[]"), int(port)), _ANSWER).close()
+        except (OSError, OverflowError) as error:
+            raise _no_cluster(address) from error
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error", include_dashboard=None)
+    except ConnectionError as error:
+        raise _no_cluster(address) from error
+    except (RuntimeError, ValueError) as error:  # another version of Ray or of Python; not an address
+        text = " ".join(str(error).split())[:200]
+        raise FFNError(f"cannot use the Ray cluster: {text}", code=ExitCode.ENVIRONMENT) from error
+    finally:
+        signal.signal(signal.SIGTERM, before)  # Ray's handler would skip ours
+
+
+def _no_cluster(address: str) -> FFNError:
+    why = "there is no Ray cluster" if address == "auto" else f"no Ray cluster answers at {shown(address)}"
+    hint = "start one (ray start --head), or name one: --launcher-option address=HOST:6379"
+    return FFNError(why, hint, ExitCode.ENVIRONMENT)
+
+
+@dataclass(frozen=True)
+class _Actor:
+    """An actor, its number among all that were started, and the machine that it was started for (empty: any)."""
+
+    handle: Any
+    number: int
+    node: str
+    host: str = ""
+
+    @property
+    def place(self) -> str:
+        """`node7, slot 2`."""
+        return f"{self.host or 'a machine'}, slot {self.number}"
+
+
+@dataclass
+class RaySlots:
+    """One actor for each GPU, or for each machine with enough cores; `count` of them, wherever there is room."""
+
+    ray: Any
+    size: SlotSize
+    count: int | None = None
+    on_node: Callable[[str], Any] = str  # a machine's id → Ray's strategy to be there and nowhere else
+    _starting: dict[Any, _Actor] = field(default_factory=dict)  # by the reference of its first answer
+    _idle: list[_Actor] = field(default_factory=list)
+    _busy: dict[Any, tuple[_Actor, str]] = field(default_factory=dict)
+    _begun: list[SlotEvent] = field(default_factory=list)
+    _started: int = 0
+    _failed_starts: int = 0
+    _counted: float = float("-inf")
+
+    @property
+    def free(self) -> int:
+        """How many actors wait for a case."""
+        return len(self._idle)
+
+    def submit(self, case: str, task: str) -> None:
+        """Give a case to a waiting actor."""
+        actor = self._idle.pop()
+        self._busy[actor.handle.measure.remote(task)] = (actor, case)
+        self._begun.append(Begun(case, actor.place))
+
+    def events(self, patience: float) -> Sequence[SlotEvent]:
+        """What the actors answered, and which of them are gone."""
+        self._refill()
+        events, self._begun = self._begun, []
+        waiting = [*self._busy, *self._starting]
+        if not waiting:
+            time.sleep(0 if events else patience)
+            return events
+        ready, _ = self.ray.wait(waiting, num_returns=1, timeout=0 if events else patience)
+        for reference in ready:
+            if reference in self._busy:
+                events.append(self._answer(reference, *self._busy.pop(reference)))
+            else:
+                self._welcome(reference, self._starting.pop(reference))
+        return events
+
+    def require_room(self) -> None:
+        """Raises FFNError (exit 3) if no machine of the cluster has room for a single slot."""
+        if any(self._room(node) for node in self._nodes()):
+            return
+        what = f"{self.size.gpus} GPU and " if self.size.gpus else ""
+        why = f"no machine of the Ray cluster has {what}{self.size.cores} CPUs"
+        raise FFNError(why, "use fewer --threads, or add machines", ExitCode.ENVIRONMENT)
+
+    def _answer(self, reference: Any, actor: _Actor, case: str) -> SlotEvent:
+        """The event that a busy actor's answer is; one that answered waits for the next case."""
+        try:
+            answer = self.ray.get(reference)
+        except self.ray.exceptions.RayTaskError as error:
+            self.ray.kill(actor.handle)
+            return Refusal(case, actor.place, _last_line(error))
+        except self.ray.exceptions.RayError as error:
+            self.ray.kill(actor.handle)
+            return Lost(case, actor.place, f"its machine or its process has ended ({type(error).__name__})")
+        self._idle.append(actor)
+        return Answered(case, actor.place, str(answer))
+
+    def _welcome(self, reference: Any, actor: _Actor) -> None:
+        """A new actor is there. Raises FFNError (exit 3) if several in a row could not start."""
+        try:
+            host = str(self.ray.get(reference))
+        except self.ray.exceptions.RayError as error:
+            self.ray.kill(actor.handle)
+            self._failed_starts += 1
+            if self._failed_starts < _MOST_FAILED_STARTS:
+                return
+            hint = "every machine of the cluster needs the same ffncli, in the Python that its Ray runs in"
+            raise FFNError(f"no slot can start: {_last_line(error)}", hint, ExitCode.ENVIRONMENT) from None
+        self._failed_starts = 0
+        self._idle.append(_Actor(actor.handle, actor.number, actor.node, host))
+
+    def _refill(self) -> None:
+        """Start the actors that are missing, on the machines that the cluster has now."""
+        if time.monotonic() - self._counted < _RECOUNT:
+            return
+        self._counted = time.monotonic()
+        actors = [*self._starting.values(), *self._idle, *(actor for actor, _ in self._busy.values())]
+        for node, number in (self._wanted() - Counter(actor.node for actor in actors)).items():
+            for _ in range(number):
+                self._start(node)
+
+    def _wanted(self) -> Counter[str]:
+        """How many actors each machine should have, by its id; under the empty id those that may be anywhere."""
+        if self.count is not None:
+            return Counter({"": self.count})
+        return Counter({node["NodeID"]: self._room(node) for node in self._nodes()})
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        return [node for node in self.ray.nodes() if node["Alive"]]
+
+    def _room(self, node: dict[str, Any]) -> int:
+        """How many slots a machine has: one for each GPU; without GPUs one, as two would share its memory's speed."""
+        resources = node["Resources"]
+        if resources.get("CPU", 0) < self.size.cores:
+            return 0
+        return int(resources.get("GPU", 0) // self.size.gpus) if self.size.gpus else 1
+
+    def _start(self, node: str) -> None:
+        where = self.on_node(node) if node else "SPREAD"
+        actor = self.ray.remote(_SlotOnRay).options(
+            num_cpus=self.size.cores, num_gpus=self.size.gpus, max_restarts=0, scheduling_strategy=where
+        )
+        self._started += 1
+        handle = actor.remote()
+        self._starting[handle.host.remote()] = _Actor(handle, self._started, node)
+
+
+def _last_line(error: BaseException) -> str:
+    """What a traceback from another machine ends with."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

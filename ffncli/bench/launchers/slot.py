@@ -1,0 +1,106 @@
+"""What a slot does: one case with all its kernels and all its processes, as `ffn bench` measures it, on its machine.
+
+Task and answer are texts in JSON, so any launcher can carry them; the parent checks an answer like a file.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ffncli.bench.conditions import sha256
+from ffncli.bench.launch import WORKER
+from ffncli.bench.machine.devices import require_gpu
+from ffncli.bench.records import Case, TimedUnit
+from ffncli.bench.request.grid import BenchRequest, from_json, to_json
+from ffncli.bench.suite import begun, run
+from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
+from ffncli.models.files.json_records import record_of
+from ffncli.models.files.strict_json import parse_object
+from ffncli.system.core_locks import locked_cores
+from ffncli.system.packages import require_installed
+from ffncli.version import __version__
+
+
+@dataclass(frozen=True)
+class _MeasuredUnit:
+    """A finished unit, with its blocks; `died`: its case ended a worker, and is over."""
+
+    unit: TimedUnit
+    died: bool
+
+
+@dataclass(frozen=True)
+class _SlotAnswer:
+    """The units of a case; or why the machine cannot measure it, with a hint and the exit code."""
+
+    host: str
+    units: tuple[_MeasuredUnit, ...] = ()
+    refusal: str = ""
+    hint: str = ""
+    code: int = 0
+
+
+def task_of(request: BenchRequest, case: Case) -> str:
+    """The task of a slot: the request with this case alone."""
+    alone = replace(request, cases=(case,), cluster=None, certificates={})  # the parent enters these into the rows
+    return json.dumps({"ffncli": __version__, "request": to_json(alone)}, allow_nan=False)
+
+
+def measured(task: str, command: Sequence[str] = WORKER) -> str:
+    """Measure a task here; the answer. An error of this machine is an answer too."""
+    try:
+        units = _measured(task, command)
+        answer = _SlotAnswer(platform.node(), units)
+    except FFNError as error:
+        answer = _SlotAnswer(platform.node(), (), error.message, error.hint, int(error.code))
+    return json.dumps(asdict(answer), allow_nan=False)
+
+
+def units_of(answer: str, place: str) -> tuple[tuple[TimedUnit, bool], ...]:
+    """(unit, whether its case ended a worker) of an answer. Raises FFNError, with the place, for a refusal and for
+    anything that is not an answer."""
+    where = f"the answer of {clean(place)}"
+    read: _SlotAnswer = record_of(_SlotAnswer, parse_object(answer.encode(), where), where)
+    if read.refusal or not read.units:
+        code = ExitCode(read.code) if read.code in set(ExitCode) else ExitCode.ENVIRONMENT
+        raise FFNError(f"{clean(place)}: {clean(read.refusal) or 'nothing was measured'}", clean(read.hint), code)
+    return tuple((one.unit, one.died) for one in read.units)
+
+
+def _measured(task: str, command: Sequence[str]) -> tuple[_MeasuredUnit, ...]:
+    read = record_of(Mapping[str, Any], json.loads(task), "the task")
+    if read.get("ffncli") != __version__:
+        why = f"ffn {__version__} is installed here, and {shown(read.get('ffncli'))} deals the cases"
+        raise FFNError(why, "install the same version on every machine", ExitCode.ENVIRONMENT)
+    request = from_json(read.get("request"), "the task")
+    (case,) = request.cases
+    if command is WORKER:
+        require_installed("torch", "numpy")
+    _require_files(request)
+    require_gpu((case.device,), request.method.sustained)
+    cores = locked_cores(case.threads) if case.device == "cpu" else nullcontext()
+    with cores, tempfile.TemporaryDirectory(prefix="ffn-slot-") as folder:
+        if not request.files:  # the user's folder need not exist here
+            request = replace(request, directory=folder)
+        with begun(Path(folder, "case.csv"), request) as journal:
+            run(journal, command=command)
+            return tuple(_MeasuredUnit(unit, died) for unit, died in journal.units_of(case.key))
+
+
+def _require_files(request: BenchRequest) -> None:
+    """Raises FFNError if a file of the user's is missing on this machine, or has another content."""
+    share = "put it where every machine sees it under the same path"
+    for name, digest in request.files.items():
+        here = sha256(Path(name))
+        if here != digest:
+            state = "has another content than where the run began" if here else "is missing"
+            raise FFNError(f"{shown_path(Path(name))} {state}", share, ExitCode.ENVIRONMENT)
+    if request.files and request.directory and not Path(request.directory).is_dir():
+        raise FFNError(f"the folder {shown_path(Path(request.directory))} is missing", share, ExitCode.ENVIRONMENT)

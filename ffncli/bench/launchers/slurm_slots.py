@@ -1,0 +1,153 @@
+"""Slots of SLURM: one job for each case, through submitit, which also runs jobs on this machine (cluster=local)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ffncli.bench.launchers.slot import measured
+from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent
+from ffncli.bench.request.cluster import Cluster, SlotSize
+from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.system.packages import require_extra
+
+_JOBS = 16  # at most at once, waiting or running, unless --slots says another number
+_CLUSTERS = ("slurm", "local")
+
+
+@contextmanager
+def slurm_slots(cluster: Cluster, size: SlotSize, seconds: float, logs: Path) -> Iterator[SlurmSlots]:
+    """The jobs of a run, `logs` their folder, which every machine must see; at the end those that are left are ended.
+
+    Raises FFNError for an option that sbatch does not have, and (exit 3) without SLURM.
+    """
+    require_extra("submitit", "slurm")
+    import submitit  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    where = cluster.options.get("cluster", "slurm")
+    if where not in _CLUSTERS:
+        why = f"--launcher-option cluster: unknown value {shown(where)}"
+        raise FFNError(why, f"use one of {', '.join(_CLUSTERS)}")
+    try:
+        executor = submitit.AutoExecutor(folder=logs.absolute(), cluster=where)
+    except RuntimeError:
+        hint = "run it where sbatch works, or try it on this machine: --launcher-option cluster=local"
+        raise FFNError("SLURM is not here: there is no srun", hint, ExitCode.ENVIRONMENT) from None
+    except OSError as error:
+        raise FFNError(f"cannot create {logs}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
+    known = set(submitit.SlurmExecutor._valid_parameters())
+    executor.update_parameters(**parameters(cluster.options, size, seconds, known))
+    slots = SlurmSlots(executor, cluster.slots or _JOBS)
+    try:
+        yield slots
+    finally:
+        slots.cancel()
+
+
+def parameters(options: Mapping[str, str], size: SlotSize, seconds: float, known: set[str]) -> dict[str, Any]:
+    """submitit's parameters of a job. `known` are sbatch's options that submitit names; others are passed on as they
+    are. Raises FFNError for a time that is not in minutes."""
+    minutes = options.get("time", str(max(10, math.ceil(seconds / 60))))
+    if not minutes.isdecimal() or not int(minutes):
+        raise FFNError(f"--launcher-option time: {shown(minutes)} is not a number of minutes", "as in time=60")
+    given = {key: _value(value) for key, value in options.items() if key not in ("cluster", "time")}
+    if "setup" in options:
+        given["setup"] = [options["setup"]]  # the shell's commands before the job
+    more = {key: value for key, value in given.items() if key not in known}
+    settings = {f"slurm_{key}": value for key, value in given.items() if key in known}
+    if more:
+        settings["slurm_additional_parameters"] = more
+    gpus = size.gpus if size.gpus and not {"gpus", "gres", "gpus_per_node", "gpus_per_task"} & given.keys() else None
+    return {
+        "name": "ffn", "timeout_min": int(minutes), "cpus_per_task": size.cores, "gpus_per_node": gpus, **settings,
+    }  # fmt: skip
+
+
+def _value(text: str) -> Any:
+    """A number or a flag as submitit expects it."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return int(text) if text.isdecimal() else text
+
+
+@dataclass
+class SlurmSlots:
+    """Up to `count` jobs at once."""
+
+    executor: Any
+    count: int
+    _jobs: dict[str, Any] = field(default_factory=dict)  # case → its job
+    _begun: set[str] = field(default_factory=set)
+
+    @property
+    def free(self) -> int:
+        """How many more jobs may wait or run."""
+        return self.count - len(self._jobs)
+
+    def submit(self, case: str, task: str) -> None:
+        """Submit the case's job. Raises FFNError (exit 3) if SLURM refuses it."""
+        from submitit.core.utils import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
+            FailedJobError,
+            FailedSubmissionError,
+        )
+
+        try:
+            self._jobs[case] = self.executor.submit(measured, task)
+        except (FailedJobError, FailedSubmissionError, OSError) as error:
+            text = " ".join(str(error).split())[-200:]
+            raise FFNError(f"SLURM did not take the job: {text}", code=ExitCode.ENVIRONMENT) from None
+
+    def events(self, patience: float) -> Sequence[SlotEvent]:
+        """Which jobs have begun, and which are over."""
+        events = list(self._look())
+        if not events:
+            time.sleep(patience)
+            events = list(self._look())
+        return events
+
+    def cancel(self) -> None:
+        """End the jobs that are left."""
+        for job in self._jobs.values():
+            with suppress(Exception):  # it is over already, or SLURM does not answer: nothing else can be done here
+                job.cancel(check=False)
+        self._jobs.clear()
+
+    def _look(self) -> Iterator[SlotEvent]:
+        for case, job in list(self._jobs.items()):
+            over = job.done()
+            if case not in self._begun and (over or job.state.upper() == "RUNNING"):
+                self._begun.add(case)
+                yield Begun(case, _place(job))
+            if over:
+                del self._jobs[case]
+                self._begun.discard(case)
+                yield _ended(case, job)
+
+
+def _ended(case: str, job: Any) -> SlotEvent:
+    """What a finished job's end means for its case."""
+    from submitit.core.utils import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        FailedJobError,
+        UncompletedJobError,
+    )
+
+    place = _place(job)
+    try:
+        return Answered(case, place, str(job.result()))
+    except FailedJobError as error:  # the job's Python raised: its traceback, then where the logs are
+        trace = str(error).split("-" * 22)
+        lines = (trace[1] if len(trace) > 2 else trace[0]).strip().splitlines()
+        return Refusal(case, place, f"{lines[-1] if lines else 'failed'} (logs: {job.paths.folder})")
+    except UncompletedJobError:
+        return Lost(case, place, f"its job ended ({job.state}); logs: {job.paths.folder}")
+
+
+def _place(job: Any) -> str:
+    """`node7, job 4711`."""
+    info = job.get_info()
+    return f"{info.get('NodeList') or 'this machine'}, job {job.job_id}"

@@ -1,0 +1,77 @@
+"""The machines that the cases of a grid are dealt to, as requested: a launcher, its slots, its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, TypeAlias, get_args
+
+from ffncli.bench.records import Case
+from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.models.files.json_records import Range
+
+LauncherName: TypeAlias = Literal["slurm", "ray"]
+MOST_SLOTS = 10_000
+RAY_OPTIONS = ("address",)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Whose machines, how many cases at once (None: the launcher's default), and the options of the launcher."""
+
+    launcher: LauncherName
+    slots: Annotated[int, Range(1, MOST_SLOTS)] | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SlotSize:
+    """What a slot reserves on its machine: a core for each thread of a case, and a GPU if one computes there."""
+
+    cores: int
+    gpus: int
+
+
+def cluster_of(launcher: str | None, slots: int | None, options: Sequence[str]) -> Cluster | None:
+    """The cluster of --launcher, --slots and --launcher-option KEY=VALUE; None without the first.
+
+    Raises FFNError for an unknown launcher, and for options that it cannot have.
+    """
+    known = get_args(LauncherName)
+    if launcher is None:
+        if slots is not None or options:
+            name = "--launcher-option" if options else "--slots"
+            raise FFNError(f"{name} needs --launcher", f"use --launcher {' or --launcher '.join(known)}")
+        return None
+    if launcher not in known:
+        near = did_you_mean(launcher, list(known), f"use one of {', '.join(known)}")
+        raise FFNError(f"--launcher: unknown value {shown(launcher)}", near)
+    pairs = dict(_pair(text) for text in options)
+    if launcher == "ray" and (unknown := [key for key in pairs if key not in RAY_OPTIONS]):
+        why = f"--launcher-option: ray has no option {shown(unknown[0])}"
+        raise FFNError(why, f"its options are {', '.join(RAY_OPTIONS)}; --slots and --threads say what a slot reserves")
+    return Cluster("ray" if launcher == "ray" else "slurm", slots, pairs)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (key.strip() and equals):
+        raise FFNError(f"--launcher-option: {shown(text)} is not KEY=VALUE", "as in --launcher-option partition=gpu")
+    return key.strip().removeprefix("--").replace("-", "_"), value.strip()
+
+
+def require_named_places(devices: Sequence[str], threads: Sequence[int]) -> None:
+    """Raises FFNError if a case for other machines would take its device or its threads from this one."""
+    why = "the other machines need not be like this one"
+    if not threads:
+        raise FFNError("--launcher needs --threads", f"{why}; each case reserves a core for each thread")
+    if not devices:
+        raise FFNError("--launcher needs --device", f"{why}: --device cpu or --device cuda")
+    if numbered := [device for device in devices if device.startswith("cuda:")]:
+        why = f"--device {numbered[0]} contradicts --launcher"
+        raise FFNError(why, "a slot has one GPU, which the launcher chooses: --device cuda")
+
+
+def slot_size(cases: Sequence[Case]) -> SlotSize:
+    """What a slot needs in order to run any of these cases."""
+    return SlotSize(max(case.threads for case in cases), int(any(case.device != "cpu" for case in cases)))

@@ -1,0 +1,199 @@
+"""Slots of a Ray that is made up: machines come and go, actors start, answer, and are lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ffncli.bench.launchers import ray_slots
+from ffncli.bench.launchers.ray_slots import RaySlots
+from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent
+from ffncli.bench.request.cluster import Cluster, SlotSize
+from ffncli.errors import FFNError
+
+
+class RayError(Exception): ...
+
+
+class RayTaskError(RayError): ...
+
+
+class ActorDiedError(RayError): ...
+
+
+@dataclass
+class FakeRay:
+    """Machines by name with their resources; an actor is on the machine of its strategy, else on the first."""
+
+    machines: dict[str, dict[str, float]]
+    answers: dict[object, Callable[[], str]] = field(default_factory=dict)
+    killed: list[object] = field(default_factory=list)
+    options: list[dict[str, Any]] = field(default_factory=list)
+    start_error: RayError | None = None
+    exceptions: Any = field(default_factory=lambda: SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError))
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": name, "Alive": True, "Resources": has} for name, has in self.machines.items()]
+
+    def remote(self, actor: type) -> Any:
+        assert actor.__name__ == "_SlotOnRay"
+        return SimpleNamespace(options=self._options)
+
+    def _options(self, **options: Any) -> Any:
+        self.options.append(options)
+        node = options["scheduling_strategy"]
+        return SimpleNamespace(remote=lambda: self._actor(next(iter(self.machines)) if node == "SPREAD" else node))
+
+    def _actor(self, node: str) -> Any:
+        def call(result: Callable[[], str]) -> Any:
+            def answer() -> str:
+                if node not in self.machines:
+                    raise ActorDiedError("a long text of Ray's")
+                return result()
+
+            reference = object()
+            self.answers[reference] = answer
+            return reference
+
+        def host() -> str:
+            if self.start_error is not None:
+                raise self.start_error
+            return f"host-{node}"
+
+        def measure(task: str) -> str:
+            if task == "raises":
+                raise RayTaskError("Traceback:\n  line\nModuleNotFoundError: No module named 'ffncli'\n")
+            return f"answer to {task}"
+
+        return SimpleNamespace(
+            host=SimpleNamespace(remote=lambda: call(host)),
+            measure=SimpleNamespace(remote=lambda task: call(lambda: measure(task))),
+        )
+
+    def wait(self, references: list[object], num_returns: int, timeout: float) -> tuple[list[object], list[object]]:
+        return references[:num_returns], references[num_returns:]
+
+    def get(self, reference: object) -> str:
+        return self.answers[reference]()
+
+    def kill(self, handle: object) -> None:
+        self.killed.append(handle)
+
+
+@pytest.fixture(autouse=True)
+def _counted_each_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ray_slots, "_RECOUNT", 0.0)
+
+
+def until_free(slots: RaySlots, free: int) -> list[SlotEvent]:
+    events: list[SlotEvent] = []
+    for _ in range(20):
+        if slots.free == free:
+            return events
+        events += slots.events(0.0)
+    raise AssertionError(f"{slots.free} slots are free")
+
+
+def test_one_actor_for_each_gpu():
+    ray = FakeRay({"a": {"CPU": 8, "GPU": 2}, "b": {"CPU": 8, "GPU": 4}, "head": {"CPU": 64}})
+    slots = RaySlots(ray, SlotSize(4, 1))
+    until_free(slots, 6)
+    assert [one["scheduling_strategy"] for one in ray.options] == ["a", "a", "b", "b", "b", "b"]
+    assert {(one["num_cpus"], one["num_gpus"], one["max_restarts"]) for one in ray.options} == {(4, 1, 0)}
+
+
+def test_one_actor_for_each_machine_that_has_the_cores():
+    ray = FakeRay({"a": {"CPU": 8}, "small": {"CPU": 2}, "b": {"CPU": 4}})
+    slots = RaySlots(ray, SlotSize(4, 0))
+    until_free(slots, 2)
+    assert [one["scheduling_strategy"] for one in ray.options] == ["a", "b"]
+
+
+def test_as_many_as_requested_wherever_there_is_room():
+    ray = FakeRay({"a": {"CPU": 8}})
+    slots = RaySlots(ray, SlotSize(2, 0), 3)
+    until_free(slots, 3)
+    assert [one["scheduling_strategy"] for one in ray.options] == ["SPREAD"] * 3
+
+
+def test_no_machine_with_room_is_refused():
+    for size, words in ((SlotSize(16, 0), "has 16 CPUs"), (SlotSize(1, 1), "has 1 GPU and 1 CPUs")):
+        with pytest.raises(FFNError, match=words) as error:
+            RaySlots(FakeRay({"a": {"CPU": 8}}), size).require_room()
+        assert error.value.code == 3
+    RaySlots(FakeRay({"a": {"CPU": 8}}), SlotSize(8, 0)).require_room()
+
+
+def test_an_answer_makes_its_actor_free_again():
+    slots = RaySlots(FakeRay({"a": {"CPU": 1}}), SlotSize(1, 0))
+    until_free(slots, 1)
+    slots.submit("case 1", "task 1")
+    assert slots.free == 0
+    place = "host-a, slot 1"
+    assert until_free(slots, 1) == [Begun("case 1", place), Answered("case 1", place, "answer to task 1")]
+
+
+def test_a_machine_that_is_gone_loses_its_case_and_one_that_comes_has_a_slot():
+    ray = FakeRay({"a": {"CPU": 1}})
+    slots = RaySlots(ray, SlotSize(1, 0))
+    until_free(slots, 1)
+    slots.submit("case 1", "task 1")
+    ray.machines = {"b": {"CPU": 1}}
+    events = until_free(slots, 1)
+    why = "its machine or its process has ended (ActorDiedError)"
+    assert [one for one in events if not isinstance(one, Begun)] == [Lost("case 1", "host-a, slot 1", why)]
+    assert len(ray.killed) == 1
+    slots.submit("case 1", "task 1")
+    assert until_free(slots, 1)[-1] == Answered("case 1", "host-b, slot 2", "answer to task 1")
+
+
+def test_an_actor_that_raises_refuses():
+    slots = RaySlots(FakeRay({"a": {"CPU": 1}}), SlotSize(1, 0))
+    until_free(slots, 1)
+    slots.submit("case 1", "raises")
+    events = [*slots.events(0.0), *slots.events(0.0)]
+    why = "ModuleNotFoundError: No module named 'ffncli'"
+    assert [one for one in events if isinstance(one, Refusal)] == [Refusal("case 1", "host-a, slot 1", why)]
+
+
+def test_slots_that_never_start_are_an_error():
+    ray = FakeRay({"a": {"CPU": 1}}, start_error=RayTaskError("Traceback\nModuleNotFoundError: ffncli"))
+    slots = RaySlots(ray, SlotSize(1, 0))
+    with pytest.raises(FFNError, match=r"no slot can start: ModuleNotFoundError: ffncli") as error:
+        until_free(slots, 1)
+    assert error.value.code == 3
+    assert len(ray.options) == 3
+
+
+def test_an_address_where_nothing_listens_is_an_error_at_once():
+    class NoRay:
+        def init(self, **settings: Any) -> None:
+            raise AssertionError("Ray would try for minutes")
+
+    with pytest.raises(FFNError, match=r"no Ray cluster answers at '127.0.0.1:1'"):
+        ray_slots._connect(NoRay(), "127.0.0.1:1")
+
+
+def test_without_ray_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(FFNError, match=r"ray is not installed; pip install 'ffncli\[ray\]'") as error:
+        ray_slots.ray_slots(Cluster("ray"), SlotSize(1, 0)).__enter__()
+    assert error.value.code == 3
+
+
+def test_an_actor_measures_at_the_usual_priority_where_it_may(monkeypatch: pytest.MonkeyPatch):
+    calls: list[tuple[int, int, int]] = []
+
+    def refused(*arguments: int) -> None:
+        calls.append(arguments)  # type: ignore[arg-type]
+        raise PermissionError
+
+    monkeypatch.setattr("os.setpriority", refused)
+    monkeypatch.setattr("ffncli.bench.launchers.slot.measured", lambda task: f"answer to {task}")
+    assert ray_slots._SlotOnRay().measure("task") == "answer to task"
+    assert calls == [(os.PRIO_PROCESS, 0, 0)]
