@@ -30,12 +30,16 @@ SAMPLES = {
         "4x8:relu --input nan,0,1,2", f"./my-model --layer 2 {PROMPT} --unembed", f"./my-model --layer all {PROMPT}",
         "./my-model --layer 1 --unembed --neuron 3", "gpt2 --d-model 4 --d-ff 8 --layer all",
         "mixtral-8x7b --d-model 4 --d-ff 8 --layer all",
-        "8x16:swiglu --experts 4 --explain route[0,0] --depth 2",
+        "8x16:swiglu --experts 4 --explain route[0,0] --depth 2", "8x16:swiglu --experts 4 --tp 2 --ep 2", "4x8 --tp 2",
     ],
     "params": [
         "gpt2", "mixtral-8x7b --tokens 1,32", "deepseek-v3 --tp 8 --ridge 100", "mixtral-8x7b --ep 4",
         "gpt2 --sweep d_ff=1x,2x", "gpt2 --iso-params", "./my-model", "4x8:relu", "./edited", "./unknown",
         "t5-v1.1-xxl", "gpt2 --ridge h100,apple-m1", "--ridge list", "tables.json",
+    ],
+    "plan": [
+        "mixtral-8x7b --device h100,v100 --tp 1,3 --ep 1,8 --simulate", "4x8:relu", "--device list",
+        "768x3072:gelu --tp 1 --measured a.csv",
     ],
     "activations": [
         "gelu relu", "gelu_tanh --against gelu", "gelu --rounding --dtype bf16", "swiglu swiglu_oai --iso-params",
@@ -178,7 +182,7 @@ def main() -> None:
     SCHEMAS.mkdir(exist_ok=True)
     with page_folder() as run:
         run(_PREPARE.strip())
-        if "compare" in names:
+        if {"compare", "plan"} & {*names}:
             run("ffn bench 64x256:swiglu --kernel eager,packed --quick --tokens 1,2 --save a.csv -q && cp a.csv b.csv")
         if "merge" in names:
             for part in (1, 2):

@@ -26,6 +26,7 @@ _WHERE = {
     "explain": ("ffncli.run.topics.call", "explain"),
     "load": ("ffncli.run.user.load", "load"),
     "merge": ("ffncli.bench.results.merge", "merge"),
+    "plan": ("ffncli.run.user.plan", "plan"),
     "read_results": ("ffncli.bench.results.csv_file", "read_results"),
     "steps": ("ffncli.block.recipe", "steps"),
     "survey": ("ffncli.run.trace.call", "survey"),
@@ -45,6 +46,7 @@ __all__ = [
     "explain",
     "load",
     "merge",
+    "plan",
     "read_results",
     "steps",
     "survey",
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from ffncli.run.trace.call import survey, trace
     from ffncli.run.user.count import count
     from ffncli.run.user.load import load
+    from ffncli.run.user.plan import plan
     from ffncli.run.verify.call import verify
     from ffncli.version import __version__ as __version__
 

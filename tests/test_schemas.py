@@ -20,6 +20,7 @@ OTHERS = [
     "trace --example conv", "trace --d-model 4 --vocab 9", "params llama-3.1-8b gpt-oss-120b",
     "params qwen3-30b-a3b --tokens 1,8 --tp 4 --dtype bf16", "params my-model --ridge 50",
     "params bert-base --sweep tokens=1,2", "params 64x128:gelu --iso-params", "activations silu quick_gelu",
+    "plan llama-2-7b --device a100,b200 --dtype fp8", "plan 8x16:swiglu --experts 4 --tp 1 --ep 2 --simulate -n 3",
     "activations relu6 --against relu --dtype bf16", "activations geglu --iso-params", "activations silu --rounding",
     "activations relu --expect 1=1", f"activations gelu --source my-model --layer 1 {PROMPT}",
     "approximate --target abs --d-ff 2,4 --activation relu --seeds 2 --steps 10", "verify 6x12:gelu",

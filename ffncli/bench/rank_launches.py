@@ -86,15 +86,15 @@ class RankLaunches:
     def words(self) -> dict[int, tuple[str, str]]:
         """How the other ranks' workers ended, by rank, as (kernel, words); of those that say so in a moment."""
         until, left = time.monotonic() + _REPORTING, set(range(1, self.place.world_size))
-        found: dict[int, tuple[str, str]] = {}
+        endings: dict[int, tuple[str, str]] = {}
         while left and time.monotonic() < until:
             for rank in sorted(left):
                 if self.store.shared.check([f"word/{self.number}/{rank}"]):
                     kernel, words = json.loads(self.store.shared.get(f"word/{self.number}/{rank}"))
-                    found[rank] = str(kernel), clean(str(words))[:_LONGEST_WORD]
+                    endings[rank] = str(kernel), clean(str(words))[:_LONGEST_WORD]
                     left.discard(rank)
             time.sleep(_LOOK / 4 if left else 0)
-        return found
+        return endings
 
     def end(self, code: int) -> None:
         """There are no more launches: the other ranks end with that exit code."""
@@ -127,19 +127,19 @@ def followed(place: Place, command: Sequence[str] = WORKER) -> int:
 
     store, number = open_store(place, _MEETING), 0
     while True:
-        told = _told(store, number)
-        if "end" in told:
-            return record_of(int, told["end"], "the end of the run")  # type: ignore[no-any-return]
-        launch: _Launch = record_of(_Launch, told.get("launch"), "a launch of rank 0")
+        message = _message(store, number)
+        if "end" in message:
+            return record_of(int, message["end"], "the end of the run")  # type: ignore[no-any-return]
+        launch: _Launch = record_of(_Launch, message.get("launch"), "a launch of rank 0")
         store.shared.set(f"word/{number}/{place.rank}", json.dumps(_followed(launch, place, store, number, command)))
         number += 1
 
 
-def _told(store: RankStore, number: int) -> dict[str, Any]:
+def _message(store: RankStore, number: int) -> dict[str, Any]:
     while not store.shared.check([f"launch/{number}"]):
         time.sleep(_LOOK)
-    told = json.loads(store.shared.get(f"launch/{number}"))
-    return told if isinstance(told, dict) else {}
+    message = json.loads(store.shared.get(f"launch/{number}"))
+    return message if isinstance(message, dict) else {}
 
 
 def _followed(launch: _Launch, place: Place, store: RankStore, number: int, command: Sequence[str]) -> tuple[str, str]:

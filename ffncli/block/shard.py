@@ -53,7 +53,7 @@ def shard_experts(steps: Sequence[Step], rank: int, ranks: int) -> tuple[Step, .
         raise FFNError("the block has no experts to split over ranks")
     routed = [step.op for step in steps if _routed(step)]
     _require_divides("experts", [op.experts.size for op in routed if isinstance(op, Experts)], ranks)
-    return tuple(_own_experts(step, rank, ranks) if _routed(step) else step for step in steps)
+    return tuple(_experts_of(step, rank, ranks) if _routed(step) else step for step in steps)
 
 
 def _routed(step: Step) -> bool:
@@ -61,10 +61,10 @@ def _routed(step: Step) -> bool:
     return isinstance(step.op, Experts) and not step.op.always
 
 
-def _own_experts(step: Step, rank: int, ranks: int) -> Step:
+def _experts_of(step: Step, rank: int, ranks: int) -> Step:
     assert isinstance(step.op, Experts)
-    own = _part(step.op.experts, ranks, "experts")
-    return replace(step, op=replace(step.op, experts=own, first=rank * own.size, ranks=ranks))
+    part = _part(step.op.experts, ranks, "experts")
+    return replace(step, op=replace(step.op, experts=part, first=rank * part.size, ranks=ranks))
 
 
 def shard(steps: Sequence[Step], rank: int, ranks: int, axis: str = "d_ff") -> tuple[Step, ...]:

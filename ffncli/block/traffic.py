@@ -6,22 +6,25 @@ that E · (1 - (1 - k/E)^T) of E experts are expected to be touched by T tokens.
 residual too as in `cost`, are counted in two ways: unfused, every step reads its inputs and writes its output; fused,
 only the block's inputs are read and its output written. Dropout moves nothing (a forward pass in eval mode), and a
 collective's bytes are the wire's, not memory's.
+Neither is what usually runs: kernels one after another, each a product (those that read the same tensor together), or
+the elementwise steps between products; what one hands to the next goes through memory. `launches` counts these.
 FLOPs per byte is the arithmetic intensity of the roofline model (Williams, Waterman, Patterson 2009).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, expm1, isfinite, log1p, prod
 
-from ffncli.block.cost import cost
+from ffncli.block.cost import cost, step_costs
 from ffncli.block.dtypes import DType
 from ffncli.block.steps import (
     AllReduce,
     Dropout,
     Experts,
+    Linear,
     Shape,
     Step,
     experts_per_token,
@@ -66,6 +69,14 @@ class Traffic:
         return self.matmul_flops / self.moved(fused)
 
 
+@dataclass(frozen=True)
+class KernelTraffic:
+    """One kernel's work; `routed` where it is that of experts to which tokens are sent."""
+
+    work: Traffic
+    routed: bool = False
+
+
 def traffic(
     steps: Sequence[Step], weights: DType, activations: DType, tokens: int = 1, touched: float | None = None
 ) -> Traffic:
@@ -83,6 +94,17 @@ def traffic(
     )
 
 
+def launches(
+    steps: Sequence[Step], weights: DType, activations: DType, tokens: int = 1, touched: float | None = None
+) -> tuple[KernelTraffic, ...]:
+    """The kernels of one block, one after another.
+
+    FLOPs and weight bytes add up to those of `traffic`, up to a rounded byte. Each step of a mixture's experts is one
+    kernel, on a row for each expert of each token, and mixing their outputs is another.
+    """
+    return tuple(_launches(steps, input_shapes(steps, (tokens,)), weights, activations.block_bytes, touched))
+
+
 def experts_touched(experts: int, top_k: int, tokens: int) -> float:
     """The expected number of distinct experts that `tokens` tokens choose, `top_k` each, all experts equally likely."""
     if tokens == 1 or top_k == experts:
@@ -90,9 +112,9 @@ def experts_touched(experts: int, top_k: int, tokens: int) -> float:
     return -experts * expm1(tokens * log1p(-top_k / experts))
 
 
-def own_experts_touched(own: int, top_k: int, tokens: int, ranks: int) -> float:
-    """How many of a rank's `own` experts are expected to be chosen, if each of `ranks` ranks enters `tokens` tokens."""
-    return experts_touched(own * ranks, top_k, tokens * ranks) / ranks
+def rank_experts_touched(experts: int, top_k: int, tokens: int, ranks: int) -> float:
+    """How many of a rank's `experts` are expected to be chosen, if each of `ranks` ranks enters `tokens` tokens."""
+    return experts_touched(experts * ranks, top_k, tokens * ranks) / ranks
 
 
 def tokens_at(flops_per_byte: float, measure: Callable[[int], Traffic], fused: bool = False) -> int | None:
@@ -125,17 +147,76 @@ def _weight_bytes_read(body: Sequence[Step], dtype: DType, tokens: int, touched:
     total = 0
     for step in body:
         sizes = {name: parameter_bytes(name, axes, dtype) for name, axes in step.parameters().items()}
-        read = sum(sizes.values())
-        if isinstance(step.op, Experts) and not step.op.always:
-            experts = step.op.experts.size
-            if touched is None:
-                expected = own_experts_touched(experts, taken[step.output], tokens, step.op.ranks)
-            else:
-                expected = touched
-            common = sum(size for name, size in sizes.items() if step.op.is_common(name))
-            read = common + round((read - common) * expected / experts)
-        total += read
+        total += _read_of(step, sizes, taken.get(step.output, 0), tokens, touched)
     return total
+
+
+def _read_of(step: Step, sizes: Mapping[str, int], top_k: int, tokens: int, touched: float | None) -> int:
+    """The bytes that are read of parameters of these sizes: of experts to which tokens are sent, those that get any."""
+    read = sum(sizes.values())
+    if not isinstance(step.op, Experts) or step.op.always:
+        return read
+    experts = step.op.experts.size
+    expected = rank_experts_touched(experts, top_k, tokens, step.op.ranks) if touched is None else touched
+    common = sum(size for name, size in sizes.items() if step.op.is_common(name))
+    return common + round((read - common) * expected / experts)
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def _launches(
+    steps: Sequence[Step], inputs: Mapping[str, Shape], dtype: DType, width: int, touched: float | None
+) -> Iterator[KernelTraffic]:
+    known, costs, body = shapes(steps, inputs), step_costs(steps, inputs), ffn_steps(steps)
+    for group in _together(steps):
+        if isinstance(group[0].op, Experts):
+            yield from _expert_launches(group[0], experts_per_token(steps), known, dtype, width, touched)
+            continue
+        made = {step.output for step in group}
+        outside = {name for step in steps if step not in group for name in step.inputs} | {steps[-1].output}
+        read = {name for step in group for name in step.inputs} - made
+        moved = width * sum(prod(known[name]) for name in (*read, *(made & outside)))
+        weights = sum(
+            parameter_bytes(name, axes, dtype)
+            for step in group if step in body for name, axes in step.parameters().items()
+        )  # fmt: skip
+        yield KernelTraffic(Traffic(weights, moved, moved, sum(costs[name].matmul_flops for name in made)))
+
+
+def _together(steps: Sequence[Step]) -> Iterator[list[Step]]:
+    """The steps that one kernel does: products of the same tensor, and runs of elementwise steps."""
+    group: list[Step] = []
+    for step in steps:
+        if isinstance(step.op, (Dropout, AllReduce)):
+            continue
+        alone = isinstance(step.op, Experts) or any(isinstance(other.op, Experts) for other in group)
+        kinds = {isinstance(other.op, Linear) for other in (*group, step)}
+        if group and (alone or len(kinds) > 1 or (True in kinds and step.inputs != group[0].inputs)):
+            yield group
+            group = []
+        group.append(step)
+    if group:
+        yield group
+
+
+def _expert_launches(
+    step: Step, taken: Mapping[str, int], known: Mapping[str, Shape], dtype: DType, width: int, touched: float | None
+) -> Iterator[KernelTraffic]:
+    """The program's kernels on a row for each expert of each token, with the weights of the experts that are read."""
+    op = step.op
+    assert isinstance(op, Experts)
+    top_k, x = taken[step.output], known[step.inputs[0]]
+    tokens, rows = prod(x[:-1]), prod(x[:-1]) * top_k
+    known_in = input_shapes(op.program, (rows,))
+    for group, one in zip(_together(op.program), _launches(op.program, known_in, dtype, width, None), strict=True):
+        names = tuple(f"{step.prefix}{inner.output}." for inner in group)
+        sizes = {n: parameter_bytes(n, axes, dtype) for n, axes in step.parameters().items() if n.startswith(names)}
+        read = _read_of(step, sizes, top_k, tokens, touched)
+        yield KernelTraffic(replace(one.work, weight_bytes_read=read), routed=not op.always)
+    out = prod(known[step.output])
+    mixed = width * (out * top_k + out)
+    yield KernelTraffic(Traffic(0, mixed, mixed), routed=not op.always)
 
 
 def _elements(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> int:

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("ffncli.cli.explain.command", "Explain gelu, gate, 4x, neuron, moe, ... in a few sentences."),
     "trace": ("ffncli.cli.trace.command", "Run a block step by step and print every intermediate."),
     "params": ("ffncli.cli.params.command", "Count parameters, FLOPs and bytes, per layer and in total."),
+    "plan": ("ffncli.cli.plan.command", "Predict time, memory and links on accelerators; what fits."),
     "activations": ("ffncli.cli.activations.command", "Compare activations: values, slopes, extremes, differences."),
     "approximate": (
         "ffncli.cli.approximate.command",

@@ -6,9 +6,10 @@ Rates are dense. Only whole names match: `NVIDIA GeForce RTX 4070 Ti` is not the
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -16,6 +17,7 @@ from typing import Any, Literal
 
 from ffncli.errors import FFNError, did_you_mean, shown
 
+_HEADER = re.compile(r"^\[\[(\w+)\]\]\n", re.MULTILINE)
 _MAKER = re.compile(r"^(nvidia|amd|google)\s+")
 
 
@@ -24,7 +26,9 @@ class Device:
     """One accelerator. `tflops` by class (fp32, tf32, bf16, fp16, fp8, int8, fp4), GB/s of 1e9 bytes.
 
     `approx` names the values that are accurate only to 10 %: rate classes, `memory`, `llc`. `achieved` is the best
-    published measurement of a GEMM, TFLOP/s.
+    published measurement of a GEMM, TFLOP/s. `link` joins it to the others of its node, `per_node` of them together;
+    `network` joins nodes, a usual one: names in `links`, empty where none is known. The efficiencies are planning
+    defaults, for a device on which nothing was measured: shares of the peak and of the bandwidth.
     """
 
     name: str
@@ -37,6 +41,11 @@ class Device:
     achieved: Mapping[str, float]
     approx: frozenset[str]
     source: str
+    link: str
+    per_node: int
+    network: str
+    gemm_efficiency: float
+    memory_efficiency: float
 
     def flops_per_s(self, dtype: str, tf32: bool = False) -> float | None:
         """Peak of products in this dtype, FLOP/s; for fp32 with TF32 on, TF32's. None if it has none."""
@@ -55,32 +64,129 @@ class Device:
         """Memory bandwidth, B/s."""
         return self.gbytes_per_s * 1e9
 
+    @property
+    def link_gbytes_per_s(self) -> float | None:
+        """The link's GB/s in one direction, to all others together; None where none is known."""
+        return next((link.gbytes_per_s for link in links() if link.name == self.link), None)
+
 
 @dataclass(frozen=True)
 class Link:
-    """One interconnect: GB/s of 1e9 bytes in one direction."""
+    """One interconnect: GB/s of 1e9 bytes of one accelerator in one direction, to all others together.
+
+    `title` is its name in print, `name` as it is typed. `kind`: within a node (over PCIe or otherwise), or a network
+    between nodes. `peers`: how many others have a wire each, which share those GB/s; 0 for a
+    switch, through which all of them can go to any one.
+    """
 
     name: str
+    title: str
     gbytes_per_s: float
+    kind: Literal["node", "pcie", "network"]
+    source: str
+    peers: int = 0
+
+    def bytes_per_s(self, ranks: int) -> float:
+        """B/s of one of `ranks` accelerators to the others among them, in one direction."""
+        share = min(1.0, (ranks - 1) / self.peers) if self.peers else 1.0
+        return self.gbytes_per_s * 1e9 * share
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One of NCCL's: the share of a link's bandwidth that it leaves, and what it costs besides bytes, in microseconds.
+
+    `collective_us` is of any collective, `step_us` of one step of a ring by the kind of link; without a kind, it is not
+    used over such links.
+    """
+
+    name: str
+    bandwidth: float
+    collective_us: float
+    step_us: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class PlanningDefaults:
+    """What to expect where nothing was measured: shares of peak, bandwidth and link, and their source."""
+
+    gemm_efficiency: float
+    memory_efficiency: float
+    link_efficiency: float
     source: str
 
 
 @cache
+def _sections() -> tuple[str, Mapping[str, Sequence[str]]]:
+    """The text before the first row, and the rows' texts by kind; they are parsed one by one, as all take 20 ms."""
+    text = files("ffncli.system").joinpath("hardware.toml").read_text("utf-8")
+    headers = list(_HEADER.finditer(text))
+    ends = [*(header.start() for header in headers[1:]), len(text)]
+    rows: dict[str, list[str]] = {}
+    for header, end in zip(headers, ends, strict=True):
+        rows.setdefault(header[1], []).append(text[header.end() : end])
+    return text[: headers[0].start()], rows
+
+
+@cache
+def _head() -> Mapping[str, Any]:
+    """The tables before the rows: sources, planning, short."""
+    return tomllib.loads(_sections()[0])
+
+
+def _rows(kind: str) -> Iterator[Mapping[str, Any]]:
+    return map(tomllib.loads, _sections()[1][kind])
+
+
+@cache
 def table() -> Mapping[str, Any]:
-    """The parsed file: sources, devices, cpus, links."""
-    return tomllib.loads(files("ffncli.system").joinpath("hardware.toml").read_text("utf-8"))
+    """The whole file: sources, planning defaults, short names, and lists of rows: devices, cpus, links, protocols."""
+    return {**_head(), **{kind: list(_rows(kind)) for kind in _sections()[1]}}
+
+
+@cache
+def _devices_by_name() -> Mapping[str, str]:
+    """Every accelerator's name → its row's text."""
+    return {json.loads(text.split("=", 1)[1].split("\n", 1)[0]): text for text in _sections()[1]["devices"]}
+
+
+@cache
+def _device_of(name: str) -> Device:
+    return _device(tomllib.loads(_devices_by_name()[name]))
 
 
 @cache
 def devices() -> tuple[Device, ...]:
     """Every accelerator, in the file's order."""
-    return tuple(_device(row) for row in table()["devices"])
+    return tuple(map(_device_of, _devices_by_name()))
 
 
 @cache
 def links() -> tuple[Link, ...]:
     """Every interconnect."""
-    return tuple(Link(**row) for row in table()["links"])
+    return tuple(map(_link, _rows("links")))
+
+
+@cache
+def planning_defaults() -> PlanningDefaults:
+    """The efficiencies that a plan uses where nothing was measured."""
+    row = _head()["planning"]
+    return PlanningDefaults(**(row | {"source": _head()["sources"][row["source"]]}))
+
+
+@cache
+def protocols() -> tuple[Protocol, ...]:
+    """NCCL's, from the one for few bytes to the one for many."""
+    return tuple(Protocol(**row) for row in _rows("protocols"))
+
+
+def link_named(text: str, field: str) -> Link:
+    """The link that a user means. Raises FFNError with the nearest names; `field` is the option."""
+    known = {_letters(link.name): link for link in links()}
+    if (key := _letters(text)) in known:
+        return known[key]
+    names = [link.name for link in links()]
+    raise FFNError(f"{field}: unknown link {shown(text)}", did_you_mean(text, names, "known: " + ", ".join(names)))
 
 
 def find(device_name: str) -> Device | None:
@@ -93,25 +199,28 @@ def named(text: str, field: str) -> Device:
 
     Case, spaces and hyphens do not matter. Raises FFNError with the nearest names; `field` is the option.
     """
-    key, names = _letters(text), {_letters(name): device for name, device in typed_names().items()}
+    key, typed = _letters(text), _names_by_typed()
+    names = {_letters(name): full for name, full in typed.items()}
     if key in names:
-        return names[key]
-    begin = [device.name for device in devices() if key and _letters(device.name).startswith(key)]
+        return _device_of(names[key])
+    begin = [name for name in _devices_by_name() if key and _letters(name).startswith(key)]
     if len(begin) == 1:
-        return names[_letters(begin[0])]
+        return _device_of(begin[0])
     if begin:
         listed = ", ".join(begin[:4]) + (" ..." if len(begin) > 4 else "")
         raise FFNError(f"{field}: {shown(text)} is the beginning of {listed}", "type more of the name")
     otherwise = f"for example h100, mi300x, rtx-4090 or tpu-v5e; {field} list shows all"
-    raise FFNError(f"{field}: unknown device {shown(text)}", did_you_mean(text, [*typed_names()], otherwise))
+    raise FFNError(f"{field}: unknown device {shown(text)}", did_you_mean(text, [*typed], otherwise))
 
 
-@cache
 def typed_names() -> Mapping[str, Device]:
     """What a shell completes → its device: the short names, then every name in small letters with hyphens."""
-    whole = {device.name: device for device in devices()}
-    short = {name: whole[full] for name, full in table()["short"].items()}
-    return short | {re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"): device for name, device in whole.items()}
+    return {typed: _device_of(name) for typed, name in _names_by_typed().items()}
+
+
+def _names_by_typed() -> dict[str, str]:
+    every = {re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"): name for name in _devices_by_name()}
+    return {**_head()["short"], **every}
 
 
 def _letters(text: str) -> str:
@@ -120,7 +229,7 @@ def _letters(text: str) -> str:
 
 @cache
 def _names() -> Mapping[str, Device]:
-    pairs = zip(table()["devices"], devices(), strict=True)
+    pairs = zip(_rows("devices"), devices(), strict=True)
     return {_key(name): device for row, device in pairs for name in row["names"]}
 
 
@@ -139,5 +248,21 @@ def _device(row: Mapping[str, Any]) -> Device:
         llc_mib=row.get("llc_mib"),
         achieved=row.get("achieved", {}),
         approx=frozenset(row.get("approx", ())),
-        source=table()["sources"][row["source"]],
+        source=_head()["sources"][row["source"]],
+        link=row.get("link", ""),
+        per_node=row.get("per_node", 1),
+        network=row.get("network", ""),
+        gemm_efficiency=row.get("gemm_efficiency", planning_defaults().gemm_efficiency),
+        memory_efficiency=planning_defaults().memory_efficiency,
+    )
+
+
+def _link(row: Mapping[str, Any]) -> Link:
+    return Link(
+        name=row["name"],
+        title=row["title"],
+        gbytes_per_s=row["gbytes_per_s"],
+        kind=row["kind"],
+        source=_head()["sources"][row["source"]],
+        peers=row.get("peers", 0),
     )

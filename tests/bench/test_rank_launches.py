@@ -124,7 +124,7 @@ def test_a_job_survives_the_store(store):
     gone = ((asked.cases[0].key, Outcome("packed", "failed", "a note", error_rel=0.5)),)
     job = Job(1, asked.cases[1:], asked.kernels, asked.baseline, asked.method, gone, (("a case", "why"),))
     RankLaunches(FIRST, asked, store).begin(job, 1)
-    told = rank_launches._told(store, 0)
+    told = rank_launches._message(store, 0)
     launch = rank_launches.record_of(rank_launches._Launch, told["launch"], "a launch")
     assert launch.job() == job
 

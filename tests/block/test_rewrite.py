@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from ffncli.block.cost import cost
-from ffncli.block.flow import flow
 from ffncli.block.limits import hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.rewrite import final_layer, merged_first, with_biases, without_nonlinearity
@@ -26,6 +25,7 @@ from ffncli.block.steps import (
     walk,
 )
 from ffncli.errors import FFNError
+from ffncli.run.trace.flow import flow
 
 GATED = FFNSpec(8, 16, "silu", gated=True, limits=hard_limits(7.0))
 

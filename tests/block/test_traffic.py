@@ -16,8 +16,10 @@ from ffncli.block.cost import cost
 from ffncli.block.dtypes import activation_dtype, storage
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.shard import shard
-from ffncli.block.traffic import Traffic, experts_touched, tokens_at, traffic
+from ffncli.block.steps import Axis, Linear, Step
+from ffncli.block.traffic import Traffic, experts_touched, launches, tokens_at, traffic
 from ffncli.errors import FFNError
+from ffncli.models import catalog
 from tests.oracles import modules
 
 sizes = st.integers(1, 200)
@@ -191,3 +193,85 @@ def test_stored_weights_are_read_packed():
     found = traffic(block, packed, activation_dtype(packed), 2)
     assert found.weight_bytes_read == 3 * 64 * 128 * 18 // 32
     assert found.activation_bytes == traffic(block, BF16, BF16, 2).activation_bytes
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+@given(d_model=sizes, d_ff=sizes, tokens=st.integers(1, 9), gated=st.booleans())
+def test_kernels_are_a_product_the_elementwise_steps_and_a_product(d_model, d_ff, tokens, gated):
+    """As torch's functions: gate and up in one product, `glu` or `gelu`, down; each reads and writes its tensors."""
+    with torch.device("meta"):
+        up = torch.nn.Linear(d_model, 2 * d_ff if gated else d_ff, bias=False, dtype=torch.bfloat16)
+        down = torch.nn.Linear(d_ff, d_model, bias=False, dtype=torch.bfloat16)
+        x = torch.empty(tokens, d_model, dtype=torch.bfloat16)
+    spec = FFNSpec(d_model, d_ff, activation="sigmoid" if gated else "gelu", gated=gated, bias=False)
+    found = [one.work for one in launches(steps(spec), BF16, BF16, tokens)]
+    middle = torch.nn.functional.glu if gated else torch.nn.functional.gelu
+    value, expected = x, []
+    for function in (up, middle, down):
+        with Moved() as moved:
+            value = function(value)
+        expected.append((moved.weights, moved.activations))
+    assert [(one.weight_bytes_read, one.activation_bytes) for one in found] == expected
+    assert [one.matmul_flops for one in found] == [2 * tokens * up.weight.numel(), 0, 2 * tokens * down.weight.numel()]
+
+
+@given(
+    d_model=sizes,
+    d_ff=sizes,
+    tokens=st.integers(1, 300),
+    experts=st.integers(1, 9),
+    top_k=st.integers(1, 9),
+    shared=st.integers(0, 2),
+    norm=st.sampled_from(["none", "rmsnorm"]),
+)
+def test_kernels_do_the_work_of_the_block(d_model, d_ff, tokens, experts, top_k, shared, norm):
+    """FLOPs and weights are the block's; activations more than its ends, not more than every step's."""
+    moe = MoE(experts, min(top_k, experts), shared_experts=shared)
+    body = steps(FFNSpec(d_model, d_ff, gated=True, bias=False, moe=moe, norm=norm, residual=norm != "none"))
+    whole, found = traffic(body, BF16, BF16, tokens), launches(body, BF16, BF16, tokens)
+    total = sum((one.work for one in found), Traffic())
+    assert total.matmul_flops == whole.matmul_flops
+    assert total.weight_bytes_read == pytest.approx(whole.weight_bytes_read, abs=len(found))
+    assert whole.activation_bytes_fused <= total.activation_bytes <= whole.activation_bytes
+
+
+def test_the_kernels_of_a_mixture_by_hand():
+    """4 experts of 5 -> 3, 2 a token, 7 tokens: 14 rows; all experts' weights if each is touched."""
+    body = steps(FFNSpec(5, 3, gated=True, bias=False, moe=MoE(4, 2)))
+    router, route, up, act, down, mixed = launches(body, BF16, BF16, 7, touched=4)
+    assert [one.routed for one in (router, route, up, act, down, mixed)] == [False, False, True, True, True, True]
+    assert up.work == Traffic(2 * 4 * 2 * 3 * 5, 2 * 14 * (5 + 6), 2 * 14 * (5 + 6), 2 * 14 * 5 * 6)
+    assert act.work == Traffic(0, 2 * 14 * (6 + 3), 2 * 14 * (6 + 3), 0)
+    assert down.work == Traffic(2 * 4 * 3 * 5, 2 * 14 * (3 + 5), 2 * 14 * (3 + 5), 2 * 14 * 3 * 5)
+    assert mixed.work == Traffic(0, 2 * (14 * 5 + 7 * 5), 2 * (14 * 5 + 7 * 5), 0)
+    assert launches(body, BF16, BF16, 7, touched=1)[2].work.weight_bytes_read == 2 * 1 * 2 * 3 * 5
+
+
+def test_a_rank_has_its_part_of_every_kernel_and_a_collective_is_none():
+    """Split over two, the products and the hidden values halve; the ends do not."""
+    body = steps(FFNSpec(6, 8, gated=True, bias=False))
+    whole, half = (launches(shard(body, 0, n), BF16, BF16, 3) for n in (1, 2))
+    assert len(half) == len(whole) == 3
+    assert [2 * one.work.matmul_flops for one in half] == [one.work.matmul_flops for one in whole]
+    assert [2 * one.work.weight_bytes_read for one in half] == [one.work.weight_bytes_read for one in whole]
+    assert half[0].work.activation_bytes == 2 * 3 * (6 + 8)
+
+
+def test_products_one_after_another_are_kernels_of_their_own():
+    """Only products of the same tensor can be one."""
+    wide, narrow = Axis("d_ff", 8), Axis("d_model", 6)
+    body = (Step("up", Linear(narrow, wide), ("x",)), Step("down", Linear(wide, narrow), ("up",)))
+    assert [one.work.activation_bytes for one in launches(body, BF16, BF16, 3)] == [2 * 3 * 14, 2 * 3 * 14]
+
+
+def test_the_kernels_of_every_known_model_do_its_work():
+    """Latent experts, shared ones, identities, norms between: whatever the catalog has."""
+    for name in catalog.names():
+        for group in catalog.find(name).model.groups:
+            whole, kernels = traffic(group.steps, BF16, BF16, 37), launches(group.steps, BF16, BF16, 37)
+            total = sum((one.work for one in kernels), Traffic())
+            assert total.matmul_flops == whole.matmul_flops, name
+            assert total.weight_bytes_read == pytest.approx(whole.weight_bytes_read, abs=len(kernels))
+            assert whole.activation_bytes_fused <= total.activation_bytes <= whole.activation_bytes

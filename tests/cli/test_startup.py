@@ -18,6 +18,8 @@ LIGHT_COMMANDS = (
     "--help",
     "--version",
     "params llama-2-7b",
+    "plan llama-2-7b",
+    "plan --help",
     "models",
     "activations",
     "activations --plot",

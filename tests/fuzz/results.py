@@ -166,7 +166,7 @@ def no_workers() -> Iterator[None]:
             return None
 
     @contextmanager
-    def started(job: Job, *_: Any) -> Iterator[Answers]:
+    def started(_running: Any, job: Job, *_: Any) -> Iterator[Answers]:
         yield Answers(job)
 
     with patch.object(suite, "_started", started), patch("os.fsync", lambda handle: None):

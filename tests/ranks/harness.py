@@ -12,7 +12,7 @@ import torch
 
 from tests.ranks.records import Answer, RankCase
 
-LIMIT_S = 240  # for all cases of a world size; then its ranks are killed
+LIMIT_S = 480  # for all cases of a world size; then its ranks are killed
 
 
 def answers_of(cases: Sequence[RankCase], world_size: int, folder: Path) -> list[dict[str, Answer]]:

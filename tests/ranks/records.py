@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ffncli.block.ranks import Ranks
 from ffncli.block.steps import Step
+from ffncli.run.ranks.exchanges import CollectiveCall
 
 
 @dataclass(frozen=True, repr=False)  # a failing test would print every tensor
@@ -36,3 +37,4 @@ class Answer:
     gradients: dict[str, Tensor] = field(default_factory=dict)
     forward: dict[str, int] = field(default_factory=dict)
     both: dict[str, int] = field(default_factory=dict)
+    calls: list[CollectiveCall] = field(default_factory=list)

@@ -15,6 +15,8 @@ from ffncli.models.counting.expert_parallel import exchange
 from ffncli.models.counting.tensor_parallel import split
 from ffncli.models.model import Group, Model
 from ffncli.run.ranks.simulate import Simulated, simulate
+from tests.ranks.cases import CASES
+from tests.ranks.test_parallel import of_ranks
 
 BF16 = storage("bf16")
 
@@ -78,6 +80,29 @@ def test_one_rank_exchanges_nothing_and_the_process_group_is_left():
         alone = simulate(steps(spec), Ranks(), 5, torch.float32)
         assert alone == Simulated(Ranks(), 5, torch.float32, *([0] * 9))
         assert not distributed.is_initialized()
+
+
+@pytest.mark.parametrize("key", [key for key in CASES if "mixture-one-busy" not in key])
+def test_the_simulated_rank_calls_what_real_ranks_call(answers, key):
+    """As many collectives with as many bytes, but for the experts' rows: a real routing is not balanced."""
+    case, ranks = of_ranks(answers, key)
+    found = simulate(case.steps, case.ranks, case.tokens[0], case.upstream.dtype)
+    calls = ranks[0].calls
+    reduced = sum(call.bytes for call in calls if call.name == "all-reduce")
+    counted = sum(call.bytes for call in calls if call.name == "all-gather")
+    assert found.all_reduces == sum(call.name == "all-reduce" for call in calls)
+    assert found.all_to_alls == sum(call.name == "all-to-all" for call in calls)
+    assert (found.all_gathers, found.all_gather_bytes) == (sum(call.name == "all-gather" for call in calls), counted)
+    if not (case.ranks.ep > 1 and case.name.startswith("mixture-normed")):
+        assert found.all_reduce_bytes == reduced  # inside experts, what is reduced are rows too
+    for call in calls:
+        assert call.ranks == (case.ranks.tp if call.name == "all-reduce" else case.ranks.ep)
+
+
+def test_token_ids_that_choose_are_whole_numbers():
+    """DeepSeek-V4's first layers: a table lists the experts of each token id."""
+    block = steps(FFNSpec(6, 8, "swiglu", moe=MoE(4, 2, lookup=5)))
+    assert simulate(block, Ranks(1, 2), 8).all_to_all_bytes == 2 * 8 * 2 * 6 * 2
 
 
 def test_rows_that_do_not_divide_differ_by_one():

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from ffncli.block.ranks import Ranks
+from ffncli.run.ranks.exchanges import Exchanges
 from ffncli.run.ranks.group import RankGroup
 from ffncli.run.ranks.parallel import ParallelBlock
 from tests.ranks.records import Answer, RankCase
@@ -32,16 +33,16 @@ def answer(case: RankCase, group: RankGroup) -> Answer:
     place = group.ranks.place(group.rank)[0]
     entered = {name: tensor.split(case.tokens)[place] for name, tensor in case.inputs.items()}
     block = ParallelBlock(case.steps, case.weights, group)
-    with CommDebugMode() as forward, torch.no_grad():
-        output = block(**entered)
+    with Exchanges() as forward, torch.no_grad():
+        output = block(*entered.values())
     block.requires_grad_()
     x = entered["x"].clone().requires_grad_()
     with CommDebugMode() as both:
-        block(**{**entered, "x": x}).backward(case.upstream.split(case.tokens)[place])
+        block(*{**entered, "x": x}.values()).backward(case.upstream.split(case.tokens)[place])
     gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in block.parts.named_parameters()}
     local = {n: g.to_local() if isinstance(g, DTensor) else g for n, g in gradients.items()}
     assert x.grad is not None
-    return Answer("", output, x.grad, block.local_weights, local, counts(forward), counts(both))
+    return Answer("", output, x.grad, block.local_weights, local, counts(forward), counts(both), forward.done)
 
 
 def main(folder: Path, rank: int, world_size: int) -> None:

@@ -6,6 +6,7 @@ from math import isclose
 
 import pytest
 
+from ffncli.errors import FFNError
 from ffncli.system import hardware
 
 ROWS = {row["name"]: row for row in hardware.table()["devices"]}
@@ -201,6 +202,84 @@ def test_an_h200_has_the_cache_that_torch_reports():
     assert hardware.find("NVIDIA H100 80GB HBM3").llc_bytes == 50 << 20
 
 
-def test_links_are_one_direction():
-    found = {link.name: link.gbytes_per_s for link in hardware.links()}
-    assert found["NVLink 4 (H100, H200)"] == 450  # printed as 900, both directions
+# --- links and planning defaults --------------------------------------------------------------------------------------
+
+
+LINKS = {row["name"]: row for row in hardware.table()["links"]}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_link_is_what_its_lanes_give_in_one_direction(name):
+    """Both directions together, as vendors print them, would be twice that."""
+    row = LINKS[name]
+    if chip := row.get("derive"):
+        lanes = chip["units"] * chip["gbits"] * chip.get("share", 1) / 8
+        assert row["gbytes_per_s"] == pytest.approx(lanes, rel=0.02)
+    else:
+        assert name in {"nvlink6", "ici-v7x"}  # half of what is printed; their lanes are not
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [  # both directions together, as the vendors print it, GB/s
+        ("nvlink2", 300), ("nvlink3", 600), ("nvlink4", 900), ("nvlink5", 1800), ("nvlink6", 3600),
+        ("xgmi-mi250x", 700), ("xgmi-mi300x", 896), ("xgmi-mi355x", 1071), ("ici-v5e", 400), ("ici-v6e", 800),
+        ("ici-v5p", 1200), ("ici-v7x", 1200),
+    ],
+)  # fmt: skip
+def test_a_link_is_half_of_what_is_printed(name, printed):
+    assert LINKS[name]["gbytes_per_s"] == pytest.approx(printed / 2)
+
+
+@pytest.mark.parametrize(("name", "node"), [("ndr", 400), ("xdr", 800), ("efa-p4d", 50), ("efa-p5", 400)])
+def test_eight_ports_are_a_nodes_network(name, node):
+    """DGX H100, DGX B300, EFA of P4d and P5: GB/s of a node of eight."""
+    assert 8 * LINKS[name]["gbytes_per_s"] == node
+
+
+def test_a_device_names_links_that_are_there():
+    for device in hardware.devices():
+        within = next((link for link in hardware.links() if link.name == device.link), None)
+        between = next((link for link in hardware.links() if link.name == device.network), None)
+        assert (within is None) == (device.link == "")
+        assert (between is None) == (device.network == "")
+        assert within is None or within.kind != "network"
+        assert between is None or between.kind == "network"
+        assert device.link_gbytes_per_s == (within.gbytes_per_s if within else None)
+        assert device.per_node >= 1
+    assert [(d.link, d.per_node) for d in hardware.devices() if d.name in ("H100 SXM5", "GB200")] == [
+        ("nvlink4", 8),
+        ("nvlink5", 72),
+    ]
+
+
+@pytest.mark.parametrize("device", [d for d in hardware.devices() if "bf16" in d.achieved], ids=lambda d: d.name)
+def test_the_efficiency_to_plan_with_is_near_what_was_measured(device):
+    """The best product that others measured, as a share of the peak: a family's default is within a tenth of each."""
+    assert device.gemm_efficiency == pytest.approx(device.achieved["bf16"] / device.tflops["bf16"], rel=0.10)
+
+
+def test_the_other_planning_defaults_are_their_sources_shares():
+    defaults = hardware.planning_defaults()
+    assert defaults.memory_efficiency == pytest.approx(3.055e12 / 3.35e12, rel=0.02)  # H100, sustained copy
+    assert defaults.link_efficiency == pytest.approx(366 / 450, rel=0.02)  # the ring of 8 H200
+
+
+def test_a_protocol_that_waits_more_sends_more():
+    """Of few bytes over NVLink LL is the fastest, of many Simple; what NCCL calls LL128 sends 120 bytes of 128."""
+    few = [one.collective_us + 14 * one.step_us["node"] for one in hardware.protocols()]
+    many = [one.bandwidth for one in hardware.protocols()]
+    assert few == sorted(few)
+    assert many == sorted(many)
+    assert many[-1] == 1
+    assert many[1] == pytest.approx(120 / 128, rel=0.02)
+    for one in hardware.protocols():
+        waits = [one.step_us[kind] for kind in ("node", "pcie", "network") if kind in one.step_us]
+        assert waits == sorted(waits)
+
+
+def test_links_are_found_as_they_are_typed():
+    assert hardware.link_named("NVLink 4", "--link").gbytes_per_s == 450
+    with pytest.raises(FFNError, match="--link: unknown link 'nvlink44'") as caught:
+        hardware.link_named("nvlink44", "--link")
+    assert "nvlink4" in caught.value.hint

@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.bench.records import Case
-from ffncli.bench.request.case_data import UNIFORM, traced_routes, zipf_exponent
+from ffncli.bench.request.case_data import traced_routes
 from ffncli.block.steps import Axis, Route, Step
 from ffncli.errors import FFNError
+from ffncli.models.counting.expert_load import UNIFORM, zipf_exponent
 from ffncli.run.engine.functions import function
 from ffncli.run.engine.reference import output_and_experts, routing_steps
 from ffncli.show.text import percent

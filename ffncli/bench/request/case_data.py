@@ -6,12 +6,12 @@ The workers read them again, by the same functions.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
+from ffncli.models.counting.expert_load import UNIFORM, skew_text, zipf_exponent
 from ffncli.models.files.checkpoint import PLAIN
 from ffncli.models.files.headers import read_header
 from ffncli.show.text import plural
@@ -20,33 +20,19 @@ from ffncli.system.files import TENSOR_SUFFIXES, sha256_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-UNIFORM = "uniform"
 SCALED = 0.02  # rows of a file are scaled by up to this share, so that hardly any content repeats
-_ZIPF = re.compile(r"zipf:([0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
-_MOST_EXPONENT = 20.0
 _HOW = "use uniform, zipf:1.2, or a file of ffn trace --save FILE.safetensors"
 
 
 def routing_text(option: str, text: str) -> str:
     """A value of --routing, a file with its home folder written out. Raises FFNError for anything else."""
-    if text == UNIFORM:
-        return text
-    if (exponent := zipf_exponent(text)) is not None:
-        return f"zipf:{exponent:g}"
-    if text.partition(":")[0] == "zipf":
-        most = f"a number from 0 to {_MOST_EXPONENT:g}"
-        raise FFNError(f"{option}: {shown(text)} needs an exponent, {most}", "as in zipf:1.2")
+    if text == UNIFORM or text.partition(":")[0] == "zipf":
+        return skew_text(option, text)
     if "/" in text and not text.endswith(TENSOR_SUFFIXES):
         raise FFNError(f"{option}: {shown_path(Path(text))} is not a file of tensors", _HOW)
     if not text.endswith(TENSOR_SUFFIXES):
         raise FFNError(f"{option}: unknown value {shown(text)}", did_you_mean(text, [UNIFORM], _HOW))
     return os.path.expanduser(text)
-
-
-def zipf_exponent(text: str) -> float | None:
-    """The S of `zipf:S`; None for another text."""
-    match = _ZIPF.fullmatch(text)
-    return float(match[1]) if match and float(match[1]) <= _MOST_EXPONENT else None
 
 
 def is_file(routing: str) -> bool:

@@ -126,15 +126,17 @@ def unknown_column(path: Path) -> str:
     return next((name for name in next(csv.reader([first]), []) if name not in _FIELDS), "")
 
 
-def rounds_lines(path: Path, of: Container[tuple[str, str]], growing: bool = False) -> Iterator[str]:
-    """The lines, with their ends, of the blocks of these (run_id, case) in a rounds file.
+def rounds_lines(
+    path: Path, of: Container[tuple[str, str]], growing: bool = False
+) -> Iterator[tuple[tuple[str, str], str]]:
+    """((run_id, case), line with its end) of every block of these (run_id, case) in a rounds file.
 
     Raises FFNError with file and line.
     """
     for where, text in _lines(path, growing):
         for _, record in _records([(where, text)], ROUNDS, list(ROUNDS)):
-            if (_text(record["run_id"]), _text(record["case"])) in of:
-                yield text + "\n"
+            if (key := (_text(record["run_id"]), _text(record["case"]))) in of:
+                yield key, text + "\n"
 
 
 def parse_rounds(raw: bytes, name: str) -> tuple[tuple[str, TimedBlock], ...]:

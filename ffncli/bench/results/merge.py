@@ -8,10 +8,11 @@ refused by name. The merged files are written completely or not at all, and can 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results.csv_file import (
@@ -133,7 +134,7 @@ def merge(paths: Sequence[str | Path], out: str | Path, *, force: bool = False, 
     with locked(files.csv):
         for one in (files.csv, files.rounds, files.grid):
             check_writable(str(one), force, "-o")
-        notes += _write(files, rows, sources, chosen, grid)
+        notes += _write(files, rows, sources, grid)
     inputs = tuple(_merged_file(source, chosen) for source in sources)
     missing = tuple(_missing(sources, grid, chosen))
     return Merged(files.csv, files.rounds, rows, inputs, missing, grid, tuple(notes))
@@ -188,7 +189,10 @@ def _one_grid(sources: Sequence[_ResultInput]) -> WholeGrid | None:
             raise FFNError(why, "copy that file too, or merge only parts")
         if source.grid is not first.grid and (unlike := difference(first.grid, source.grid)):
             why = f"{first.name} and {source.name} are parts of different grids: {unlike}"
-            raise FFNError(why, "run all parts with the same options; --threads and --device make them the same")
+            raise FFNError(
+                why,
+                "run all parts with the same options, --threads and --device too: their defaults depend on the machine",
+            )
     return first.grid
 
 
@@ -264,17 +268,12 @@ def _merged_file(source: _ResultInput, chosen: Mapping[str, _CaseRows]) -> Merge
 
 
 def _write(
-    files: ResultFiles,
-    rows: Sequence[ResultRow],
-    sources: Sequence[_ResultInput],
-    chosen: Mapping[str, _CaseRows],
-    grid: WholeGrid | None,
+    files: ResultFiles, rows: Sequence[ResultRow], sources: Sequence[_ResultInput], grid: WholeGrid | None
 ) -> list[str]:
-    """Write the merged files; returns a note for every input without rounds.
+    """Write the merged files; returns a note if cases are without rounds.
 
     All are complete before the first takes its place, the CSV last. Raises FFNError (exit 3) if the system refuses.
     """
-    notes = []
     with ExitStack() as stack:
         result, rounds = (stack.enter_context(written_whole(one)) for one in (files.csv, files.rounds))
         if grid is not None:
@@ -283,23 +282,23 @@ def _write(
         for row in rows:
             result.write(row_lines([row]).encode())
         rounds.write(ROUNDS_HEADER.encode())
-        taken: dict[Path, set[tuple[str, str]]] = {source.files.csv: set() for source in sources}
-        for case, one in chosen.items():
-            taken[one.source.files.csv].add((one.rows[0].run_id, case))
-        for source in sources:
-            mine = taken[source.files.csv]
-            if mine and not source.files.rounds.exists():
-                name = shown_path(source.files.rounds)
-                notes.append(
-                    f"there is no {name}: the merged rounds file lacks its {len(mine)} {plural('case', len(mine))}"
-                )
-                continue
-            rounds.writelines(_encoded(source, mine))
+        lacking = _copy_rounds(rounds, rows, sources)
     if grid is None:
         files.grid.unlink(missing_ok=True)  # of what was replaced
-    return notes
+    if not lacking:
+        return []
+    gone = [one for one in sources if not one.files.rounds.exists() and any(row.case in lacking for row in one.rows)]
+    why = f": there is no {shown_path(gone[0].files.rounds)}" if gone else ""
+    return [f"the merged rounds file lacks {len(lacking)} {plural('case', len(lacking))}{why}"]
 
 
-def _encoded(source: _ResultInput, of: set[tuple[str, str]]) -> Iterable[bytes]:
-    """The lines of the input's rounds file that are of these (run_id, case)."""
-    return (line.encode() for line in rounds_lines(source.files.rounds, of, growing=source.begun is not None) if of)
+def _copy_rounds(file: BinaryIO, rows: Sequence[ResultRow], sources: Sequence[_ResultInput]) -> set[str]:
+    """Copy the blocks of these rows, of each case from the first input that has them; returns the cases without any."""
+    left = {(row.run_id, row.case) for row in rows}
+    for source in sources:
+        mine = left & {(row.run_id, row.case) for row in source.rows}
+        if mine and source.files.rounds.exists():
+            for key, line in rounds_lines(source.files.rounds, mine, growing=source.begun is not None):
+                file.write(line.encode())
+                left.discard(key)
+    return {row.case for row in rows if (row.run_id, row.case) in left and row.time_s is not None}

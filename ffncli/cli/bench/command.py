@@ -53,7 +53,7 @@ def command(
     Examples:
       ffn bench 512x2048:swiglu --quick                  # the built-in kernels
       ffn bench 512x2048:swiglu -k eager,mine.py:mlp     # your kernel
-      ffn bench llama-2-7b -n 1,32 --dtype bf16          # a known model
+      ffn bench llama-2-7b -n 1,32 --shard 1/2           # half of a grid
       ffn bench --save new.csv                           # for ffn compare
     """
     output = show.output()

@@ -24,11 +24,17 @@ ExpertParallel = Annotated[
 
 
 @dataclass(frozen=True)
-class RankOptions:
-    """--tp and --ep over real processes, and how long each waits for the others."""
+class SplitOptions:
+    """--tp and --ep."""
 
     tp: TensorParallel = None
     ep: ExpertParallel = None
+
+
+@dataclass(frozen=True)
+class RankOptions(SplitOptions):
+    """--tp and --ep over real processes, and how long each waits for the others."""
+
     rank_timeout: Annotated[
         float | None,
         _split("--rank-timeout", metavar="TIME", parser=duration("--rank-timeout"),

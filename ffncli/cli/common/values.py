@@ -20,6 +20,13 @@ def devices() -> Iterable[str]:
     return typed_names()
 
 
+def links() -> Iterable[str]:
+    """Interconnects, as they are typed."""
+    from ffncli.system.hardware import links
+
+    return [link.name for link in links()]
+
+
 def activations() -> Iterable[str]:
     """Activations and gated units, each by its usual name."""
     from ffncli.block.activations import GATED, TABLE

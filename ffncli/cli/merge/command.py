@@ -47,10 +47,10 @@ def command(*, files: Files, allow_mismatch: AllowMismatch = False, show: Merged
     the grid are missing: the others are merged.
 
     Examples:
-      ffn merge part-*.csv -o all.csv           # the parts of ffn bench --shard
-      ffn merge part-*.csv -o all.csv --force   # again, with more parts
-      ffn merge all.csv more.csv -o new.csv     # merged results too
-      ffn merge part-*.csv -o all.csv --json    # what is missing, for a script
+      ffn merge part-1.csv part-2.csv -o all.csv          # or part-*.csv
+      ffn merge part-1.csv part-2.csv -o all.csv --force  # replaces all.csv
+      ffn merge all.csv part-2.csv -o new.csv             # what was merged too
+      ffn merge part-1.csv part-2.csv -o a.csv --json     # for a script
     """
     from ffncli.bench.results.merge import merge
     from ffncli.cli.merge.page import answer, missing_text

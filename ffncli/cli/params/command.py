@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.block import dtypes, shard, storage, traffic
 from ffncli.block.cost import CONVENTIONS
+from ffncli.cli.common.devices_page import devices_answer
 from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, TokenListOptions
 from ffncli.cli.common.parsers import joined
 from ffncli.cli.common.rank_options import ExpertParallel, TensorParallel
 from ffncli.cli.common.spread import spread
-from ffncli.cli.params.devices_page import devices_answer
 from ffncli.cli.params.options import (
     Asserted,
     AssertFile,
@@ -81,7 +81,7 @@ def command(
     """
     output = show.output()
     if ridge == ["list"]:
-        output.show(devices_answer())
+        output.show(devices_answer("params"))
         return
     load_limit.apply()
     conditions = assertions.parse([*(asserted or []), *_lines_of(assert_file)], KEYS)

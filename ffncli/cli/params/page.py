@@ -16,7 +16,7 @@ from ffncli.show.text import bytes_text, plural
 
 if TYPE_CHECKING:
     from ffncli.models.counting.count import GroupCount, ModelCount, TensorCount
-    from ffncli.models.counting.expert_parallel import Exchange
+    from ffncli.models.counting.expert_parallel import ExpertExchange
     from ffncli.models.counting.figures import CostReport, Ridge
     from ffncli.models.counting.sweep import Point
     from ffncli.models.counting.tensor_parallel import Split
@@ -290,7 +290,7 @@ def _over(split: Split) -> str:
     return f"over {split.ranks * split.expert_ranks} ranks{grid}"
 
 
-def _exchange(exchange: Exchange, several: bool) -> Table:
+def _exchange(exchange: ExpertExchange, several: bool) -> Table:
     """The experts of a rank, and the bytes of its two all-to-alls."""
     name = f"{exchange.name}: " if several else ""
     rows: list[Row] = [

@@ -6,7 +6,7 @@ from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, RunOptions, Source, TokenOptions
 from ffncli.cli.common.parsers import joined
 from ffncli.cli.common.prompt_options import PromptOptions
-from ffncli.cli.common.rank_options import ExpertParallel, TensorParallel
+from ffncli.cli.common.rank_options import SplitOptions
 from ffncli.cli.common.spread import spread
 from ffncli.cli.trace.example_options import ExampleOptions
 from ffncli.cli.trace.explain_options import ExplainOptions
@@ -27,8 +27,7 @@ def command(
     view: ViewOptions,
     explain: ExplainOptions,
     insight: InsightOptions,
-    tp: TensorParallel = None,
-    ep: ExpertParallel = None,
+    split: SplitOptions,
     texts: ExampleOptions,
     prompt: PromptOptions,
     dimensions: DimensionOptions,
@@ -50,8 +49,7 @@ def command(
     question = Question(
         source, dimensions.dimensions(), **vars(run), **vars(tokens), **prompt.values(), **vars(texts), **vars(explain),
         **vars(save), expert=joined(view.expert), show=view.values(), keep=view.kept(), top_units=insight.top_units,
-        force=show.force, tp=tp, ep=ep,
-    )  # fmt: skip
+        force=show.force, **vars(split))  # fmt: skip
     output.notes(*prompt.notes)
     if run.layer == "all":
         survey = survey_for(question, output.note)

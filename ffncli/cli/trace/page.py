@@ -51,7 +51,7 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True) -> Answ
     }
     names = [name for name in steps[0] if name not in _NOT_IN_CSV]
     rows = Table(tuple(names), [tuple(step[name] for name in names) for step in steps])
-    rows = rows if session.ranks is None else ranks_rows(session.ranks)
+    rows = rows if session.over_ranks is None else ranks_rows(session.over_ranks)
     parts = [*_head(session)]
     for record in session.steps if with_steps else ():
         parts += _step(record, session.trace, digits, labels(session.tokens))
@@ -65,7 +65,7 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True) -> Answ
         .with_section("aliases", None if session.facts is None else session.aliases)
         .with_section("facts", _records(session.facts), facts_table(session.facts or ()))
         .with_section("explain", _records(session.explain), explanation_parts(session, digits))
-        .with_section("ranks", ranks_json(session.ranks), ranks_parts(session, digits))
+        .with_section("over_ranks", ranks_json(session.over_ranks), ranks_parts(session, digits))
     )
 
 

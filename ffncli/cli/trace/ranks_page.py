@@ -42,7 +42,7 @@ def ranks_rows(ranks: RankTrace) -> Table:
 
 def ranks_parts(session: Session, digits: int) -> list[Part]:
     """What a rank computes on which slices, the parts of every collective and their result, what is sent."""
-    ranks = session.ranks
+    ranks = session.over_ranks
     if ranks is None:
         return []
     world = ranks.tp * ranks.ep
@@ -52,7 +52,8 @@ def ranks_parts(session: Session, digits: int) -> list[Part]:
     for one in ranks.collectives:
         parts += _collective(one, ranks, digits)
     parts.append(Heading(f"{_counts(ranks)}"))
-    parts.append(Line(f"{ranks.output} against that of the whole: {_apart(ranks.agreement)}"))
+    if all(one.step != ranks.output for one in ranks.collectives):
+        parts.append(Line(f"{ranks.output} against that of the whole: {_apart(ranks.agreement)}"))
     return [*parts, *_wire(ranks)]
 
 

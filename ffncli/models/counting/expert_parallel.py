@@ -31,7 +31,7 @@ class GroupExchange:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExpertExchange:
     """A model's mixtures over `ranks` expert-parallel ranks, each of which enters `tokens` tokens.
 
     `experts`, `top_k` and the bytes `*_per_token` are of one layer with experts, of the commonest kind; `layers` counts
@@ -55,7 +55,7 @@ class Exchange:
     groups: tuple[GroupExchange, ...]
 
 
-def exchange(model: Model, ranks: int, weights: DType, tokens: int = 1) -> Exchange:
+def exchange(model: Model, ranks: int, weights: DType, tokens: int = 1) -> ExpertExchange:
     """What is sent between the ranks of the model's experts.
 
     Raises FFNError as `check` does, and where nothing says how many experts a token chooses.
@@ -67,7 +67,7 @@ def exchange(model: Model, ranks: int, weights: DType, tokens: int = 1) -> Excha
     groups = [_group(group, ranks, activation_dtype(weights)) for group in mixed]
     times = [len(group.layers) * group.runs for group in mixed]
     main = groups[times.index(max(times))]
-    return Exchange(
+    return ExpertExchange(
         name=model.name,
         ranks=ranks,
         activation_dtype=activation_dtype(weights).name,

@@ -17,7 +17,7 @@ from ffncli.models.model import Model, Resolved
 from ffncli.system.hardware import Device
 
 if TYPE_CHECKING:
-    from ffncli.models.counting.expert_parallel import Exchange  # both are imported only for a requested split
+    from ffncli.models.counting.expert_parallel import ExpertExchange  # both are imported only for a requested split
     from ffncli.models.counting.tensor_parallel import Split
 
 _ADDED = ("model_weight_bytes",)  # new columns go at the end, where readers of older files do not expect others
@@ -69,7 +69,7 @@ class CostReport:
     ridges: tuple[Ridge, ...] = ()
     floors: tuple[DeviceFloor, ...] = ()
     devices: tuple[str, ...] = ()
-    exchange: Exchange | None = None
+    exchange: ExpertExchange | None = None
 
     @property
     def count(self) -> ModelCount:

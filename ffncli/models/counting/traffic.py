@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ffncli.block.dtypes import DType, activation_dtype
 from ffncli.block.ranks import Ranks
-from ffncli.block.traffic import Traffic, own_experts_touched, tokens_at, traffic
+from ffncli.block.traffic import Traffic, rank_experts_touched, tokens_at, traffic
 from ffncli.models.counting.ranks import steps_of
 from ffncli.models.model import Model
 
@@ -55,7 +55,7 @@ def token_costs(
                 weights.name,
                 activation_dtype(weights).name,
                 ranks * ep,
-                own_experts_touched(moe.experts // ep, moe.top_k, number, ep) if moe else None,
+                rank_experts_touched(moe.experts // ep, moe.top_k, number, ep) if moe else None,
                 moved.weight_bytes_read,
                 moved.activation_bytes,
                 moved.activation_bytes_fused,

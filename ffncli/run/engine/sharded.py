@@ -37,7 +37,7 @@ def execute_ranks(
 ) -> Iterator[RankEvent]:
     """Yield every step's output on all ranks, as `execute` does on one; in eval mode.
 
-    Expert-parallel ranks share the tokens (`own_tokens`); their tensors are [tokens, d]. Raises FFNError as
+    Expert-parallel ranks share the tokens (`tokens_of_rank`); their tensors are [tokens, d]. Raises FFNError as
     `rank_steps` does.
     """
     programs = [rank_steps(steps, rank, ranks) for rank in range(ranks.world_size)]
@@ -45,7 +45,7 @@ def execute_ranks(
     for rank, program in enumerate(programs):
         expert_place, tensor_place = ranks.place(rank)
         shares.append(share_of(weights, steps, program, tensor_place, expert_place))
-        entering.append({name: own_tokens(x, expert_place, ranks.ep) for name, x in inputs.items()})
+        entering.append({name: tokens_of_rank(x, expert_place, ranks.ep) for name, x in inputs.items()})
     yield from _execute(programs, shares, entering, ranks)
 
 
@@ -56,7 +56,7 @@ def summed(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping
     return joined(last.tensors, ranks).reshape(*next(iter(inputs.values())).shape[:-1], -1)
 
 
-def own_tokens(x: Tensor, place: int, ranks: int) -> Tensor:
+def tokens_of_rank(x: Tensor, place: int, ranks: int) -> Tensor:
     """The tokens that an expert-parallel rank enters: of x [..., d] flattened, the first ranks one more if need be."""
     return x if ranks == 1 else x.flatten(0, -2).tensor_split(ranks)[place]
 
@@ -129,7 +129,7 @@ def _experts(
     flat = [(x.flatten(0, -2), route.flatten(0, -2)) for x, route in arguments]
     sizes = [len(x) for x, _ in flat[:: ranks.tp]]
     exchanged = isinstance(steps[0].op, Experts) and steps[0].op.ranks > 1
-    own: list[Tensor] = []
+    by_rank: list[Tensor] = []
     for start in range(0, len(steps), ranks.tp):
         group = slice(start, start + ranks.tp)
         entering = flat[group]
@@ -138,22 +138,22 @@ def _experts(
                 tuple(torch.cat(parts) for parts in zip(*flat[place :: ranks.tp], strict=True))  # type: ignore[misc]
                 for place in range(ranks.tp)
             ]
-        own += yield from _own_results(steps[group], entering, weights[group])
+        by_rank += yield from _group_results(steps[group], entering, weights[group])
     results = []
     for rank, (step, (x, route)) in enumerate(zip(steps, flat, strict=True)):
         assert isinstance(step.op, Experts)
         expert_place, tensor_place = ranks.place(rank)
         alone = unmixed(step.op, x, route)
         if exchanged:  # the combine
-            parts = [torch.split(one, sizes)[expert_place] for one in own[tensor_place :: ranks.tp]]
+            parts = [torch.split(one, sizes)[expert_place] for one in by_rank[tensor_place :: ranks.tp]]
             results.append(torch.stack([alone, *parts]).sum(0))
         else:
-            results.append(alone + own[rank])
+            results.append(alone + by_rank[rank])
     shaped = [one.reshape(*x.shape[:-1], one.shape[-1]) for one, (x, _) in zip(results, arguments, strict=True)]
-    return shaped, tuple(own) if exchanged else ()
+    return shaped, tuple(by_rank) if exchanged else ()
 
 
-def _own_results(
+def _group_results(
     steps: Sequence[Step], entering: Sequence[tuple[Tensor, Tensor]], weights: Sequence[Mapping[str, Tensor]]
 ) -> Generator[RankEvent, None, list[Tensor]]:
     """The results of one group's experts for all rows, on each of its tensor-parallel ranks."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ffncli.block.ranks import Ranks
 from ffncli.errors import ExitCode, FFNError, clean, shown
 
+RANK_TIMEOUT = 120.0  # s that a rank waits for another by default
 _NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
 
 
@@ -48,7 +49,7 @@ class RanksNeeded(FFNError):
 def split_asked_for(tp: int | None, ep: int | None) -> Ranks | None:
     """The split of a call: over the whole world under torchrun, as --tp and --ep say elsewhere; None for a whole block.
 
-    Raises FFNError where tp × ep is not the world size.
+    Raises FFNError if tp × ep is not the world size.
     """
     if place := torchrun():
         return split_over(tp, ep, place.world_size)
@@ -57,7 +58,7 @@ def split_asked_for(tp: int | None, ep: int | None) -> Ranks | None:
 
 
 def require_ranks(ranks: Ranks | None) -> None:
-    """Raises RanksNeeded where the split takes several processes, and this is not one of several."""
+    """Raises RanksNeeded if the split takes several processes, and this is not one of several."""
     if ranks is not None and torchrun() is None:
         raise RanksNeeded(ranks)
 
@@ -92,7 +93,7 @@ def split_over(tp: int | None, ep: int | None, world_size: int) -> Ranks:
     >>> split_over(None, None, 4), split_over(None, 2, 8)
     (Ranks(tp=4, ep=1), Ranks(tp=4, ep=2))
 
-    Raises FFNError where tp × ep is another number.
+    Raises FFNError if tp × ep is another number.
     """
     ranks = Ranks(tp or (max(1, world_size // (ep or 1))), ep or 1)
     if ranks.world_size != world_size:
@@ -107,10 +108,10 @@ def device_of(place: Place, device: str) -> str:
 
     Raises FFNError for another GPU.
     """
-    own = f"cuda:{place.local_rank}"
-    if device not in ("cpu", "cuda", own):
-        raise FFNError(f"--device {device}: every rank uses the GPU of its number, here {own}", "use --device cuda")
-    return device if device == "cpu" else own
+    named = f"cuda:{place.local_rank}"
+    if device not in ("cpu", "cuda", named):
+        raise FFNError(f"--device {device}: every rank uses the GPU of its number, here {named}", "use --device cuda")
+    return device if device == "cpu" else named
 
 
 def _number(name: str, text: str) -> int:

@@ -30,8 +30,8 @@ _WAITED = re.compile(r"[Tt]imed out|[Tt]imeout")
 def joined(ranks: Ranks, device: str, timeout: float) -> Iterator[RankGroup]:
     """This process as one of `ranks`, in a process group with a mesh (gloo for CPUs, NCCL for GPUs), until it leaves.
 
-    `timeout`: seconds to wait for the other ranks, to join and in every collective. Raises FFNError where the process
-    is no rank (exit 2), and where a rank is lost or does not come (exit 3).
+    `timeout`: seconds to wait for the other ranks, to join and in every collective. Raises FFNError if the process
+    is not a rank (exit 2), and if a rank is lost or does not come (exit 3).
     """
     place = torchrun()
     if place is None:

@@ -21,7 +21,7 @@ def run_ranks(count: int, command: Sequence[str]) -> int:
     """Run the command (a program and its arguments) in `count` processes, and return their common exit code.
 
     Their output passes through as it comes. Every rank computes with its share of the cores, unless OMP_NUM_THREADS
-    is set. Raises FFNError (exit 3) where a rank is killed by a signal, and what Ctrl-C and SIGTERM raise, once all
+    is set. Raises FFNError (exit 3) if a rank is killed by a signal, and what Ctrl-C and SIGTERM raise, once all
     ranks have ended.
     """
     _require_memory(count)
@@ -53,15 +53,15 @@ def common_exit_code(codes: Mapping[int, int]) -> int:
     """The exit code of a run from those of its ranks that failed; a negative one is a signal.
 
     A rank that exits with a code has said why, or knows that another has. The one that names the cause is not 143, with
-    which ranks end after another has failed, and 3 where others only lost that rank. Raises FFNError (exit 3) where
+    which ranks end after another has failed, and 3 where others only lost that rank. Raises FFNError (exit 3) if
     none has said anything: all ended by signals.
     """
-    said = sorted((code for code in codes.values() if code > 0), key=lambda c: (c == ExitCode.TERMINATED, c == 3))
+    exits = sorted((code for code in codes.values() if code > 0), key=lambda c: (c == ExitCode.TERMINATED, c == 3))
     killed = {rank: code for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM}
-    if killed and all(code == ExitCode.TERMINATED for code in said):
+    if killed and all(code == ExitCode.TERMINATED for code in exits):
         rank = min(killed)
         raise FFNError(f"rank {rank} {ending(killed[rank])}", code=ExitCode.ENVIRONMENT)
-    return said[0] if said else ExitCode.TERMINATED
+    return exits[0] if exits else ExitCode.TERMINATED
 
 
 def _require_memory(count: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -28,7 +28,7 @@ from ffncli.block.steps import (
 )
 from ffncli.models.counting.expert_parallel import all_to_all_bytes, exchanged
 from ffncli.models.counting.tensor_parallel import Slice, all_gather_bytes, ring_all_reduce_bytes, slices
-from ffncli.run.engine.sharded import RankEvent, execute_ranks, joined, own_tokens
+from ffncli.run.engine.sharded import RankEvent, execute_ranks, joined, tokens_of_rank
 from ffncli.run.engine.trace import excerpt
 from ffncli.run.measure.gap import Agreement, agreement
 
@@ -151,9 +151,9 @@ class RankTrace:
 
 def compared_steps(steps: Sequence[Step], ranks: Ranks) -> frozenset[str]:
     """The steps of the whole block whose tensors are compared with those over ranks."""
-    own = rank_steps(steps, 0, ranks)
-    reduced = {step.inputs[0] for step in own if isinstance(step.op, AllReduce)}
-    return frozenset(reduced | {step.output for step in own if _exchanged(step)} | {steps[-1].output})
+    first = rank_steps(steps, 0, ranks)
+    reduced = {step.inputs[0] for step in first if isinstance(step.op, AllReduce)}
+    return frozenset(reduced | {step.output for step in first if _exchanged(step)} | {steps[-1].output})
 
 
 def rank_trace(
@@ -163,16 +163,17 @@ def rank_trace(
     ranks: Ranks,
     whole: Mapping[str, Tensor],
     show: int | None = 8,
+    events: Iterable[RankEvent] | None = None,
 ) -> RankTrace:
     """Run the block over ranks; `whole` are the tensors of `compared_steps`, `show` values per axis are recorded.
 
-    Raises FFNError as `rank_steps` does.
+    `events` are those of a run over processes; by default all ranks are run here. Raises FFNError as `rank_steps` does.
     """
     seen = _Seen(steps, ranks, inputs)
     with torch.no_grad():
-        for event in execute_ranks(steps, weights, inputs, ranks):
+        for event in execute_ranks(steps, weights, inputs, ranks) if events is None else events:
             seen.take(event)
-    x, last, own = next(iter(inputs.values())), steps[-1].output, rank_steps(steps, 0, ranks)
+    x, last, first = next(iter(inputs.values())), steps[-1].output, rank_steps(steps, 0, ranks)
     tokens, width = prod(x.shape[:-1]), x.element_size()
     reduced = seen.reduced[0] * width
     return RankTrace(
@@ -182,12 +183,12 @@ def rank_trace(
         steps=_rank_steps(steps, ranks, seen.shapes),
         shares=_shares(steps, ranks, seen, width, tokens),
         collectives=tuple(_collective(event, ranks, whole, show) for event in seen.collectives),
-        all_reduces=sum(isinstance(step.op, AllReduce) for _, step in walk(own)),
-        all_to_alls=2 * sum(_exchanged(step) for step in own),
+        all_reduces=sum(isinstance(step.op, AllReduce) for _, step in walk(first)),
+        all_to_alls=2 * sum(_exchanged(step) for step in first),
         output=last,
         agreement=agreement(joined(seen.output, ranks).reshape(whole[last].shape), whole[last]),
         reduced_bytes=reduced,
-        unneeded_all_gather_bytes=all_gather_bytes(_entering_down(own, tokens) * width, ranks.tp),
+        unneeded_all_gather_bytes=all_gather_bytes(_entering_down(first, tokens) * width, ranks.tp),
         wire=tuple(
             WireBytes(n, ring_all_reduce_bytes(reduced, n), all_gather_bytes(reduced, n)) for n in WIRE_RANKS if reduced
         ),
@@ -239,18 +240,18 @@ def _exchanged(step: Step) -> bool:
 
 def _rank_steps(steps: Sequence[Step], ranks: Ranks, shapes: Mapping[str, tuple[int, ...]]) -> tuple[RankStep, ...]:
     """The FFN's steps on rank 0, those inside experts before the step that mixes them."""
-    own, other = (rank_steps(steps, rank, ranks) for rank in (0, ranks.tp - 1))
-    cut = {one.name: one for one in slices(steps, own, other, dtype("fp32"), ranks)}
-    reduced = {step.inputs[0] for step in own if isinstance(step.op, AllReduce)}
+    first, other = (rank_steps(steps, rank, ranks) for rank in (0, ranks.tp - 1))
+    cut = {one.name: one for one in slices(steps, first, other, dtype("fp32"), ranks)}
+    reduced = {step.inputs[0] for step in first if isinstance(step.op, AllReduce)}
     out = []
-    for step in ffn_steps(own):
+    for step in ffn_steps(first):
         program = step.op.program if isinstance(step.op, Experts) else ()
         for inner in program:
             weights = _weights(inner, program, cut, step.prefix)
             name = f"{step.output}[e].{inner.output}"
             out.append(RankStep(name, right_hand_side(inner, program), weights, None, False))
-        weights = () if isinstance(step.op, Experts) else _weights(step, own, cut)
-        formula = right_hand_side(next((one for one in steps if one.output == step.output), step), own)
+        weights = () if isinstance(step.op, Experts) else _weights(step, first, cut)
+        formula = right_hand_side(next((one for one in steps if one.output == step.output), step), first)
         shape = shapes[step.output]
         out.append(RankStep(step.output, formula, weights, shape, step.output in reduced))
     return tuple(out)
@@ -276,10 +277,10 @@ def _shares(steps: Sequence[Step], ranks: Ranks, seen: _Seen, width: int, tokens
     entered = [len(part) for part in torch.arange(tokens).tensor_split(ranks.ep)]
     out = []
     for rank in range(ranks.world_size):
-        own, (expert_rank, tensor_rank) = rank_steps(steps, rank, ranks), ranks.place(rank)
+        program, (expert_rank, tensor_rank) = rank_steps(steps, rank, ranks), ranks.place(rank)
         experts: list[int] = []
         rows = sent = back = 0
-        for step in filter(_exchanged, own):
+        for step in filter(_exchanged, program):
             op, into = step.op, tuple(seen.routes[step.inputs[1]][:: ranks.tp])
             assert isinstance(op, Experts)
             experts += range(op.experts.size * ranks.ep)[op.entries]
@@ -291,7 +292,7 @@ def _shares(steps: Sequence[Step], ranks: Ranks, seen: _Seen, width: int, tokens
         ring = ring_all_reduce_bytes(seen.reduced[rank] * width, ranks.tp)
         out.append(
             RankShare(
-                rank, tensor_rank, expert_rank, cost(own).params, entered[expert_rank], tuple(experts),
+                rank, tensor_rank, expert_rank, cost(program).params, entered[expert_rank], tuple(experts),
                 rows if experts else None, ring, sent * width, back * width,
             )
         )  # fmt: skip
@@ -309,7 +310,7 @@ def _collective(event: RankEvent, ranks: Ranks, whole: Mapping[str, Tensor], sho
     index, values = excerpt(result, show)
     parts = []
     for rank, part in enumerate(event.parts):
-        tokens = own_tokens(torch.arange(result[..., 0].numel())[:, None], ranks.place(rank)[0], ranks.ep)
+        tokens = tokens_of_rank(torch.arange(result[..., 0].numel())[:, None], ranks.place(rank)[0], ranks.ep)
         at, shown = excerpt(part, show)
         numbers = tuple(tokens.flatten().tolist()) if reduces and ranks.ep > 1 else None
         parts.append(RankTensor(rank, tuple(part.shape), shown, at, numbers))
@@ -324,11 +325,11 @@ def _reduced_inside(step: Step) -> bool:
     return isinstance(step.op, Experts) and any(isinstance(one.op, AllReduce) for one in step.op.program)
 
 
-def _entering_down(own: Sequence[Step], tokens: int) -> int:
+def _entering_down(program: Sequence[Step], tokens: int) -> int:
     """The values of one rank that enter its row-parallel matrices, in experts those of all that the tokens chose."""
-    taken = experts_per_token(own)
+    taken = experts_per_token(program)
     out = 0
-    for step in own:
+    for step in program:
         if isinstance(step.op, Experts):
             out += taken[step.output] * _entering_down(step.op.program, tokens)
         elif isinstance(step.op, Linear) and step.op.into.name == "d_ff":

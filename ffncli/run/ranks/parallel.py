@@ -29,7 +29,8 @@ class ParallelBlock(nn.Module):
     After one all-reduce over the dimension `tp` all its ranks have the output; backward has one for the input's
     gradient. Over `ep` every rank enters its own tokens, as many as it likes: the gradients of copied weights are then
     those of its tokens, to be summed over `ep` as in data parallelism. `weights` are the whole block's, on any device;
-    each rank keeps a copy of its part. Raises FFNError for a block that cannot be split so.
+    each rank keeps its part of them. `reduce` may be replaced, to leave the all-reduces out, for example. Raises
+    FFNError for a block that cannot be split so.
     """
 
     def __init__(
@@ -55,9 +56,9 @@ class ParallelBlock(nn.Module):
             self._add(name, weights[name].to(group.device))
         self.eval()
 
-    def forward(self, x: Tensor, **others: Tensor) -> Tensor:
-        """x [..., d_model] → the block's output; `others` are its further inputs, by name."""
-        tensors = {block_inputs(self.steps)[0]: x, **others}
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """x [..., d_model], and a block's further inputs in the order of `block_inputs` → the block's output."""
+        tensors = dict(zip(block_inputs(self.steps), inputs, strict=True))
         last_use = {name: at for at, step in enumerate(self.steps) for name in step.inputs}
         entered: dict[str, DTensor] = {}
         for at, step in enumerate(self.steps):
@@ -90,7 +91,7 @@ class ParallelBlock(nn.Module):
         if style := self.styles.get(step.output):
             return self._product(step, style, tensors[step.inputs[0]], entered)
         params = {name: self._local(name) for name in (*step.parameters(), *step.tables())}
-        for name in params:  # in the order of all ranks: so come the all-reduces of their gradients
+        for name in params:  # in the same order on all ranks, which is that of their gradients' all-reduces
             if name in self.spread_parameters:
                 params[name] = self.spread(params[name])
         inputs = [tensors[name] for name in step.inputs]
@@ -115,11 +116,7 @@ class ParallelBlock(nn.Module):
     def _add_linear(self, step: Step, style: ParallelStyle, weights: Mapping[str, Tensor]) -> None:
         """A Linear that is split, with torch's own style; what it holds is this rank's part."""
         params = {name.rpartition(".")[2]: weights[name] for name in step.parameters()}
-        bias = (
-            params.pop("bias").to(self.group.device)
-            if isinstance(style, RowwiseParallel) and "bias" in params
-            else None
-        )
+        bias = params.pop("bias", None) if isinstance(style, RowwiseParallel) else None  # rank 0 adds it
         out, into = params["weight"].shape
         kind = nn.Linear if isinstance(style, ColwiseParallel) else _RowLinear
         linear = kind(into, out, "bias" in params, device="meta")

@@ -14,7 +14,7 @@ from ffncli.system.child import end_with_parent
 from ffncli.system.files import remove_process_folders
 
 _HEAD_START = 1.0  # s that rank 0 has to report an error that every rank has
-_PATIENCE = 2.0  # s to reach the common store
+_PATIENCE, _LONGER = 2.0, 10.0  # s to reach the common store: an agent's, or rank 0's, which may still be starting
 
 
 def follow(place: Place) -> None:
@@ -34,11 +34,14 @@ def error_line(place: Place, text: str) -> str | None:
     """
     if text == "interrupted":
         return None
+    if place.first and "MASTER_PORT" in text:  # the port is in use, by whom nobody knows: the ranks never met
+        return text
     ignore_termination()
     from ffncli.run.ranks.store import open_store
 
     try:
-        store = open_store(place, _PATIENCE, opens=False)
+        patience = _PATIENCE if place.has_agent or place.first else _LONGER
+        store = open_store(place, patience, opens=False)
         if not (place.first or store.reported()):
             time.sleep(_HEAD_START)
         mine = store.may_report()

@@ -16,10 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ffncli.block.ranks import Ranks
 from ffncli.block.shard import rank_steps
-from ffncli.block.steps import Step, experts_per_token, input_shapes, parameters, tables
+from ffncli.block.steps import Step, experts_per_token, id_inputs, input_shapes, parameters, tables
 from ffncli.errors import FFNError
 from ffncli.models.counting.tensor_parallel import all_gather_bytes, ring_all_reduce_bytes
-from ffncli.run.ranks.exchanges import Exchange, Exchanges
+from ffncli.run.ranks.exchanges import CollectiveCall, Exchanges
 from ffncli.run.ranks.experts import Choices, Dispatch, gathered
 from ffncli.run.ranks.group import RankGroup
 from ffncli.run.ranks.parallel import ParallelBlock
@@ -57,9 +57,10 @@ def simulate(steps: Sequence[Step], ranks: Ranks, tokens: int, dtype: torch.dtyp
         weights = {name: _shape([axis.size for axis in axes], dtype) for name, axes in parameters(steps).items()}
         weights |= {name: _shape([axis.size for axis in axes], torch.int64) for name, axes in tables(steps).items()}
         block = ParallelBlock(steps, weights, group, _Balanced(experts_per_token(steps)))
-        x, *others = (_shape(shape, dtype) for shape in input_shapes(steps, (tokens,)).values())
+        ids, entering = id_inputs(steps), input_shapes(steps, (tokens,))
+        inputs = [_shape(shape, torch.int64 if name in ids else dtype) for name, shape in entering.items()]
         with Exchanges() as exchanges:
-            block(x, **dict(zip(list(input_shapes(steps, (tokens,)))[1:], others, strict=True)))
+            block(*inputs)
     return _simulated(ranks, tokens, dtype, exchanges.done)
 
 
@@ -98,7 +99,7 @@ def _fake_ranks(ranks: Ranks) -> Iterator[RankGroup]:
         distributed.destroy_process_group()
 
 
-def _simulated(ranks: Ranks, tokens: int, dtype: torch.dtype, done: Sequence[Exchange]) -> Simulated:
+def _simulated(ranks: Ranks, tokens: int, dtype: torch.dtype, done: Sequence[CollectiveCall]) -> Simulated:
     reduced, exchanged, counted = (
         [one for one in done if one.name == name] for name in ("all-reduce", "all-to-all", "all-gather")
     )

@@ -69,7 +69,7 @@ class RankStore:
 def open_store(place: Place, limit: float, opens: bool = True) -> RankStore:
     """The store of the ranks; rank 0 opens it where no agent has, if it `opens` one at all.
 
-    Raises FFNError (exit 3) where the port is in use or nobody answers within `limit` s.
+    Raises FFNError (exit 3) if the port is in use or nobody answers within `limit` s.
     """
     master = opens and place.first and not place.has_agent
     try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Unpack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ffncli.errors import FFNError
 from ffncli.run.engine.threads import set_threads, sleep_while_waiting
+from ffncli.run.ranks.environment import device_of, split_over, torchrun
 from ffncli.run.trace.question import Question
 from ffncli.run.trace.question_checks import check, check_survey
 from ffncli.run.user.arguments import DimensionNames, Input, Number, Source, converted
@@ -117,6 +119,7 @@ def session_for(question: Question, note: Note = lambda text: None) -> Session:
 
     `note` gets every remark when it arises. Raises FFNError for what cannot be, and (exit 3) without torch.
     """
+    question = of_this_rank(question)
     with sleep_while_waiting():  # a module of the user's own imports torch
         checked = check(question)
     set_threads(question.threads)
@@ -128,9 +131,28 @@ def session_for(question: Question, note: Note = lambda text: None) -> Session:
 @package_errors()
 def survey_for(question: Question, note: Note = lambda text: None) -> Survey:
     """The same of a question about all layers."""
+    if torchrun() is not None:
+        raise FFNError("--layer all runs in one process", "give --layer I, or start it without torchrun")
     with sleep_while_waiting():
         checked = check_survey(question)
     set_threads(question.threads)
     from ffncli.run.trace.survey import survey_of
 
     return survey_of(checked, note)
+
+
+def of_this_rank(question: Question) -> Question:
+    """The question as this process answers it: under torchrun over all ranks, on the device of this one.
+
+    Raises FFNError for what several processes cannot do.
+    """
+    place = torchrun()
+    if place is None:
+        return question
+    ranks = split_over(question.tp, question.ep, place.world_size)
+    if ranks.ep > 1:
+        raise FFNError("ffn trace splits experts in one process only", "leave out torchrun, or --ep")
+    if question.input == "-":
+        raise FFNError("--input -: several ranks cannot read one standard input", "write it to a file")
+    saves: dict[str, Any] = {} if place.first else {"save": None, "save_weights": None}
+    return replace(question, tp=ranks.tp, ep=1, device=device_of(place, question.device), **saves)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ffncli.block.flow import flow
 from ffncli.block.steps import Step, ffn_span, routes
 from ffncli.errors import FFNError
 from ffncli.models.model import Resolved
@@ -23,6 +22,8 @@ from ffncli.run.engine.prepare import LayerRequest, Prepared, Token, prepare
 from ffncli.run.engine.trace import StepRecord, Trace, find_not_finite, trace
 from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.not_finite import NotFinite
+from ffncli.run.ranks.environment import follows, torchrun
+from ffncli.run.trace.flow import flow
 from ffncli.run.trace.frame import step_frame
 from ffncli.run.trace.question import TERMS, CheckedQuestion, Question
 from ffncli.run.trace.routes import Chosen, chosen_experts
@@ -75,7 +76,7 @@ class Session:
     aliases: Mapping[str, str] = field(default_factory=dict)
     facts: tuple[Fact, ...] | None = None
     explain: tuple[Explanation, ...] | None = None
-    ranks: RankTrace | None = None
+    over_ranks: RankTrace | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -189,7 +190,7 @@ def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Sess
         flow=flow(prepared.steps, checked.example.aliases if checked.example else {}),
         **_text(checked, prepared),
         explain=_explain(checked, prepared, result) if checked.places else None,
-        ranks=_over_ranks(question, prepared, result),
+        over_ranks=_over_ranks(question, prepared, result),
         notes=tuple(notes),
     )  # fmt: skip
 
@@ -302,7 +303,14 @@ def _over_ranks(question: Question, prepared: Prepared, result: Trace) -> RankTr
         return None
     from ffncli.run.ranks.one_process import rank_trace
 
-    return rank_trace(prepared.steps, prepared.weights, prepared.inputs, question.ranks, result.tensors, question.show)
+    block, events = (prepared.steps, prepared.weights, prepared.inputs, question.ranks), None
+    if torchrun() is not None:
+        from ffncli.run.ranks.over_processes import gathered_events
+
+        events = gathered_events(*block, question.device)
+        if follows():
+            return None
+    return rank_trace(*block, result.tensors, question.show, events)
 
 
 def _unembed(

@@ -49,12 +49,12 @@ def converted(arguments: Mapping[str, Any], call: str) -> dict[str, Any]:
         candidates = [name for name in (*options, *names) if name != "source"]
         raise FFNError(f"no argument {shown(unknown)}", did_you_mean(unknown, candidates, f"see help(ffncli.{call})"))
     chosen = Dimensions(**{name: _converted(name, value) for name, value in sizes.items()})
-    return {name: _converted(name, value) for name, value in options.items()} | {"dimensions": chosen}
+    return {name: _converted(name, value, call) for name, value in options.items()} | {"dimensions": chosen}
 
 
-def _converted(name: str, value: object) -> Any:
+def _converted(name: str, value: object, call: str = "") -> Any:
     """One argument as its option's value. Raises FFNError that says what is accepted."""
-    convert, accepted = _ARGUMENTS[name]
+    convert, accepted = _OF_PLAN.get(name, _ARGUMENTS[name]) if call == "plan" else _ARGUMENTS[name]
     if value is None and name != "show":
         return _DEFAULTS.get(name)
     try:
@@ -122,6 +122,10 @@ def _numbers(value: Any) -> str:
     return _number(value) if isinstance(value, str) or not _several(value) else ",".join(_number(one) for one in value)
 
 
+def _counts(value: Any) -> tuple[int, ...]:
+    return tuple(_COUNT[0](one) for one in (value if _several(value) else (value,)))
+
+
 def _several(value: Any) -> bool:
     return isinstance(value, Iterable) and getattr(value, "ndim", 1) != 0  # an array without axes is one number
 
@@ -185,6 +189,8 @@ _MODEL = (_source, "text such as '512x2048:gelu', a path, a model from ffncli.lo
 _TEXT, _FLAG = (_text, "text"), (_flag, "True or False")
 _COUNT, _NATURAL = (_from(1, MAX_SIZE), "a whole number from 1"), (_from(0), "a whole number from 0")
 _SIZE = (_number, "a whole number or text such as '4x'")
+_PART = (_share, "a number above 0 and at most 1")
+_COUNTS = (_counts, "a whole number from 1, or several of them")
 _SEVERAL = (_numbers, "a whole number, several of them, or text as it is typed in a shell")
 _DEFAULTS: Mapping[str, Any] = {
     "device": "cpu",
@@ -222,4 +228,11 @@ _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "d_model": _SIZE, "d_ff": _SIZE, "activation": _TEXT, "gated": _FLAG, "bias": _FLAG, "norm": _TEXT,
     "norm_position": _TEXT, "residual": _FLAG, "dropout": (_probability, "a number from 0 and below 1"),
     "experts": _COUNT, "top_k": _COUNT, "shared_experts": _NATURAL,
+    "skew": _TEXT,
+    "gemm_efficiency": _PART, "memory_efficiency": _PART, "link_efficiency": _PART, "usable_memory": _PART,
+    "link": _TEXT, "network": _TEXT, "per_node": _COUNT,
+}  # fmt: skip
+_OF_PLAN: Mapping[str, tuple[Callable[[Any], Any], str]] = {  # lists where other calls take one
+    "device": (_texts, "names such as 'h100', or several of them"), "tokens": _COUNTS,
+    "dtype": (_texts, "formats such as 'fp8', or several of them"), "tp": _COUNTS, "ep": _COUNTS,
 }  # fmt: skip

@@ -71,7 +71,7 @@ def verify(
     chosen, seed = options["dimensions"], options["seed"] or 0
     names, compared = _names(options["check"], options["kernel"]), choices(options["kernel"])
     leading = leading_axes(tokens, batch, seq_len)
-    ranks = split_of(options)
+    ranks = split_of(options, names)
     example = notebook() if source is None and chosen.d_model is None else None
     with sleep_while_waiting():  # a user's module imports torch
         if example:

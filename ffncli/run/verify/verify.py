@@ -116,16 +116,11 @@ def verify_layer(
 
 
 def _names(question: VerifyQuestion) -> tuple[str, ...]:
-    """The checks to run, in the table's order: on rank 0 all that are asked for, on the others that over the ranks."""
-    names, split = check_names(question.checks), question.split
-    if split is None:
-        if question.checks and "ranks" in names:
-            raise FFNError("--check ranks needs several processes", "add --tp N or --ep N, or start it with torchrun")
+    """The checks to run, in the table's order: on rank 0 all that are requested, on the others that over the ranks."""
+    names = check_names(question.checks)
+    if question.split is None:
         return tuple(name for name in names if name != "ranks")
-    if "ranks" not in names:
-        asked_for = ",".join(question.checks or ())
-        raise FFNError(f"--check {shown(asked_for)} runs nothing over several ranks", "add ranks to --check")
-    return names if split.rank == 0 else ("ranks",)
+    return names if question.split.rank == 0 else ("ranks",)
 
 
 def check_names(names: Sequence[str] | None) -> tuple[str, ...]:

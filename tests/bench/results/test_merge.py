@@ -205,13 +205,18 @@ def test_without_grids_results_that_do_not_collide_are_merged_with_a_note():
     assert not Path("x.grid.json").exists()
 
 
-def test_a_missing_rounds_file_is_a_note():
+def test_a_missing_rounds_file_is_a_note_until_it_is_there():
     part(1)
     part(2)
-    Path("p2.rounds.csv").unlink()
+    Path("p2.rounds.csv").rename("elsewhere")
     merged = merge(["p1.csv", "p2.csv"], "all.csv")
-    assert merged.notes == ("there is no p2.rounds.csv: the merged rounds file lacks its 3 cases",)
+    assert merged.notes == ("the merged rounds file lacks 3 cases: there is no p2.rounds.csv",)
     assert {run_id for run_id, _ in blocks_in(Path("all.rounds.csv"))} == {read_rows("p1.csv")[0].run_id}
+    assert merge(["all.csv", "p2.csv"], "again.csv").notes == merged.notes
+    Path("elsewhere").rename("p2.rounds.csv")
+    assert merge(["all.csv", "p2.csv"], "again.csv", force=True).notes == ()
+    merge(["p1.csv", "p2.csv"], "whole.csv")
+    assert Path("again.rounds.csv").read_bytes() == Path("whole.rounds.csv").read_bytes()
 
 
 # --- what does not belong together ------------------------------------------------------------------------------------

@@ -180,6 +180,8 @@ def place(tmp_path: Path, monkeypatch) -> Path:
     )
     for name in ("main", "branch"):
         write(tmp_path / f"{name}.csv", table([1.0] * 6, name))
+    for at, row in enumerate(table([1.0] * 2, "part"), 1):
+        write(tmp_path / f"part-{at}.csv", [row])
     return tmp_path
 
 
@@ -212,7 +214,7 @@ def test_the_examples_of_bench_are_read(call, place, monkeypatch):
     quick, own, known, saved = requests
     assert (quick.method.processes, quick.method.precision) == (3, 0.03)
     assert [choice.label for choice in own.kernels] == ["eager", "mine.py:mlp"]
-    assert [(case.tokens, case.dtype) for case in known.cases] == [(1, "bf16"), (32, "bf16")]
+    assert [case.label for case in known.cases] == ["llama-2-7b"]  # one of two
     assert len(saved.cases) == 1
 
 

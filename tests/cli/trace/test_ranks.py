@@ -38,7 +38,7 @@ def test_the_page_shows_slices_that_multiply_partial_sums_and_bytes(call):
 @pytest.mark.parametrize(
     "words",
     [
-        ["4096x11008:swiglu", "-n", "1", "--tp", "4"],
+        ["1024x11008:swiglu", "-n", "1", "--tp", "16"],
         ["deepseek-v3", "--layer", "5", "--d-model", "32", "--d-ff", "16", "--tp", "2", "--ep", "8"],
         ["gpt-oss-20b", "--d-model", "32", "--d-ff", "16", "--ep", "4"],
     ],
@@ -51,8 +51,8 @@ def test_the_part_about_ranks_fits_80_columns(words, call):
 
 def test_json_is_the_librarys_record_and_csv_a_row_for_each_rank(call):
     words = ["trace", "8x16:swiglu", "--experts", "4", "--tp", "2", "--ep", "2"]
-    found = json.loads(call(*words, "--json")[1])["ranks"]
-    expected = asdict(ffncli.trace("8x16:swiglu", experts=4, tp=2, ep=2).ranks)
+    found = json.loads(call(*words, "--json")[1])["over_ranks"]
+    expected = asdict(ffncli.trace("8x16:swiglu", experts=4, tp=2, ep=2).over_ranks)
     assert found == json.loads(json.dumps(expected))
     rows = list(csv.DictReader(io.StringIO(call(*words, "--csv")[1])))
     assert [row["rank"] for row in rows] == ["0", "1", "2", "3"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ffncli.block.cost import cost
 from ffncli.block.dtypes import storage
 from ffncli.block.recipe import FFNSpec, MoE
-from ffncli.block.traffic import own_experts_touched
+from ffncli.block.traffic import rank_experts_touched
 from ffncli.errors import FFNError
 from ffncli.models import catalog
 from ffncli.models.counting.expert_parallel import exchange, exchanged, expert_rank_counts
@@ -111,7 +111,7 @@ def test_touched_experts_of_a_rank_are_those_of_all_routings(experts, top_k, ran
         touched = {e for at in range(ranks * tokens) for e in choices[code // len(choices) ** at % len(choices)]}
         total += len(touched & set(range(own)))
     expected = total / comb(experts, top_k) ** (ranks * tokens)
-    assert own_experts_touched(own, top_k, tokens, ranks) == pytest.approx(expected)
+    assert rank_experts_touched(own, top_k, tokens, ranks) == pytest.approx(expected)
 
 
 def test_a_ranks_traffic_is_its_own_experts():

@@ -31,7 +31,7 @@ def _names(session: Session) -> set[str]:
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_partial_sums_are_those_of_slices_by_hand(ranks):
     session = ffncli.trace("16x64:swiglu", tokens=3, tp=ranks, show=None)
-    found, by_hand = session.ranks, partial_sums(session, ranks)
+    found, by_hand = session.over_ranks, partial_sums(session, ranks)
     if ranks == 1:
         assert (found.collectives, found.all_reduces, found.wire) == ((), 0, ())
         return
@@ -50,7 +50,7 @@ def test_partial_sums_are_those_of_slices_by_hand(ranks):
 
 def test_the_engines_slices_and_bytes():
     """4096 × 11008 over 4 nodes, one token: [4096, 2752] and [2752, 4096], the figures of a calculation by hand."""
-    found = ffncli.trace("4096x11008:swiglu", tokens=1, tp=4, dtype="bf16", show=2).ranks
+    found = ffncli.trace("4096x11008:swiglu", tokens=1, tp=4, dtype="bf16", show=2).over_ranks
     weights = {one.symbol: one for step in found.steps for one in step.weights}
     assert {name: (one.shape, one.place) for name, one in weights.items()} == {
         "W1": ((4096, 2752), "column"), "W3": ((4096, 2752), "column"), "W2": ((2752, 4096), "row"),
@@ -75,12 +75,12 @@ def test_biases_and_the_residual_are_in_the_sum_once():
         up = linear(x, weights["up.weight"][cut], weights["up.bias"][cut])
         bias = weights["down.bias"] if rank == 0 else None
         parts.append(linear(torch.nn.functional.gelu(up), weights["down.weight"][:, cut], bias))
-    (one,) = session.ranks.collectives
+    (one,) = session.over_ranks.collectives
     torch.testing.assert_close(torch.tensor([p.values for p in one.parts]), torch.stack(parts), rtol=1e-5, atol=1e-6)
-    assert session.ranks.output == "out"
-    assert session.ranks.agreement.relative_error < 1e-6
-    assert [share.params for share in session.ranks.shares] == [(2 * 8 * 4 + 4) + 8, *[2 * 8 * 4 + 4] * 3]
-    (bias,) = [w for step in session.ranks.steps for w in step.weights if w.name == "down.bias"]
+    assert session.over_ranks.output == "out"
+    assert session.over_ranks.agreement.relative_error < 1e-6
+    assert [share.params for share in session.over_ranks.shares] == [(2 * 8 * 4 + 4) + 8, *[2 * 8 * 4 + 4] * 3]
+    (bias,) = [w for step in session.over_ranks.steps for w in step.weights if w.name == "down.bias"]
     assert (bias.place, bias.symbol) == ("rank 0", "b2")
 
 
@@ -90,7 +90,7 @@ def test_experts_over_ranks(tp, tokens):
     """Rows, bytes and results of every rank's experts from the route alone, one choice after the other."""
     ep, own = 4, 2
     session = ffncli.trace("8x16:swiglu", experts=8, top_k=3, tokens=tokens, tp=tp, ep=ep, show=None)
-    found, route, weights = session.ranks, session["route"], session.prepared.weights
+    found, route, weights = session.over_ranks, session["route"], session.prepared.weights
     parts = torch.zeros(ep, tp, tokens, 8)
     rows, dispatched, combined = [0] * ep, [0] * ep, [0] * ep
     home = [
@@ -144,10 +144,10 @@ def test_a_checkpoint(tmp_path):
     path = folder(tmp_path, LLAMA, tensors("llama"))
     session = ffncli.trace(path, layer=1, tp=2, show=None)
     torch.testing.assert_close(
-        torch.tensor([part.values for part in session.ranks.collectives[0].parts]),
+        torch.tensor([part.values for part in session.over_ranks.collectives[0].parts]),
         torch.stack(partial_sums(session, 2)), rtol=1e-5, atol=1e-6,
     )  # fmt: skip
-    assert session.ranks.agreement.relative_error < 1e-6
+    assert session.over_ranks.agreement.relative_error < 1e-6
 
 
 def test_files_are_cut_between_blocks(tmp_path):
@@ -158,7 +158,7 @@ def test_files_are_cut_between_blocks(tmp_path):
     ):
         ffncli.trace(path, layer=0, tp=2)
     session = ffncli.trace(path, layer=0, tp=3)
-    assert session.ranks.agreement.relative_error < 1e-6
+    assert session.over_ranks.agreement.relative_error < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_refusals_before_anything_runs(source, options, message):
 
 def test_one_layer_is_asked_what_it_can_do():
     """DeepSeek-V3's dense layers are 18,432 wide, its experts 2,048."""
-    found = ffncli.trace("deepseek-v3", layer=0, d_model=8, d_ff=18, tp=9, tokens=1).ranks
+    found = ffncli.trace("deepseek-v3", layer=0, d_model=8, d_ff=18, tp=9, tokens=1).over_ranks
     assert found.agreement.relative_error < 1e-6
     with pytest.raises(FFNError, match="nearest: 8 and 16"):
         ffncli.trace("deepseek-v3", layer=5, d_model=8, d_ff=16, tp=9)

@@ -18,23 +18,23 @@ from ffncli.bench.timing.fresh_inputs import Source, in_turn
 from ffncli.bench.timing.outcomes import BrokenArm, WrongResult, verdict_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.bench.timing.ranks.channel import RankChannel
-from ffncli.bench.timing.ranks.kernels import Split
+from ffncli.bench.timing.ranks.kernels import KernelOverRanks
 from ffncli.bench.timing.rounds import Arm
 
 
 class RankSource:
     """What another source writes on the first of the ranks that enter the same tokens, on all of them."""
 
-    def __init__(self, own: Source, channel: RankChannel) -> None:
-        self.own, self._channel = own, channel
+    def __init__(self, source: Source, channel: RankChannel) -> None:
+        self.source, self._channel = source, channel
 
     def draw(self) -> None:
         """Other numbers in the source."""
-        self.own.draw()
+        self.source.draw()
 
     def write(self, x: Tensor) -> None:
         """Other contents into x, the same on these ranks."""
-        self.own.write(x)
+        self.source.write(x)
         self._channel.enter_alike(x)
 
     def write_gradient(self, g: Tensor) -> None:
@@ -49,9 +49,9 @@ class RankArms(Arms):
     """
 
     channel: RankChannel
-    splits: Mapping[str, Split]
+    splits: Mapping[str, KernelOverRanks]
 
-    def over(self, channel: RankChannel, splits: Mapping[str, Split]) -> RankArms:
+    def over(self, channel: RankChannel, splits: Mapping[str, KernelOverRanks]) -> RankArms:
         """These arms over the ranks of `channel`, their kernels split as in `splits`."""
         self.channel, self.splits, self.chain = channel, splits, None
         for name in splits:

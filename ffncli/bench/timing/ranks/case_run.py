@@ -31,7 +31,7 @@ from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.bench.timing.ranks.arms import RankArms, RankSource
 from ffncli.bench.timing.ranks.channel import RankChannel
 from ffncli.bench.timing.ranks.clock import RankClock
-from ffncli.bench.timing.ranks.kernels import Split, in_step, split_kernels
+from ffncli.bench.timing.ranks.kernels import KernelOverRanks, in_step, split_kernels
 from ffncli.bench.timing.settings import settle
 from ffncli.errors import FFNError
 from ffncli.kernels.kernel import Kernel
@@ -65,9 +65,9 @@ def measure_over_ranks(
     inspector = _RankInspector(job)
     settle(mine, job)
     inspector.settle()
-    own = clock or clock_for(mine.device)
-    counters = _RankCounters(GpuCounters(own, None) if isinstance(own, CudaClock) else SystemCounters())
-    in_turn = RankClock(own, channel, each_call=not isinstance(own, CudaClock))
+    here = clock or clock_for(mine.device)
+    counters = _RankCounters(GpuCounters(here, None) if isinstance(here, CudaClock) else SystemCounters())
+    in_turn = RankClock(here, channel, each_call=not isinstance(here, CudaClock))
     run = _RankRun(mine, job, in_turn, counters, {"start": start}, inspector, referee, tell=tell, roofs=0)
     unit = run.over(channel).unit()
     blocks = tuple(replace(block, case=case.key) for block in unit.blocks)
@@ -79,7 +79,7 @@ class _RankRun(CaseRun):
     """The state of a case on one rank."""
 
     channel: RankChannel = field(init=False)
-    splits: dict[str, Split] = field(init=False, default_factory=dict)
+    splits: dict[str, KernelOverRanks] = field(init=False, default_factory=dict)
 
     def over(self, channel: RankChannel) -> _RankRun:
         """This run as one of the ranks of `channel`."""
@@ -91,8 +91,8 @@ class _RankRun(CaseRun):
         gone = self.job.gone_in(self.case)
         splits = split_kernels(self.job.kernels, self.case, self.channel, gone, self.tell, self.inspector.replaced)
         self.tell("starting", "")  # loading is over
-        self.splits = {name: one for name, one in splits.items() if isinstance(one, Split)}
-        return {name: one.whole if isinstance(one, Split) else one for name, one in splits.items()}
+        self.splits = {name: one for name, one in splits.items() if isinstance(one, KernelOverRanks)}
+        return {name: one.whole if isinstance(one, KernelOverRanks) else one for name, one in splits.items()}
 
     def _problem(self) -> Problem:
         problem = in_step(self.channel, super()._problem)
@@ -110,16 +110,17 @@ class _RankRun(CaseRun):
 
     def _agree(self, name: str) -> None:
         """Every rank has the gravest outcome of all, with the largest errors."""
-        told: list[Outcome] = self.channel.all(self.outcomes[name])
-        rank, gravest = min(enumerate(told), key=lambda one: _GRAVEST.index(one[1].status))
+        outcomes: list[Outcome] = self.channel.all(self.outcomes[name])
+        rank, gravest = min(enumerate(outcomes), key=lambda one: _GRAVEST.index(one[1].status))
         note = self.outcomes[name].note
         if gravest.status != self.outcomes[name].status:
             note = f"rank {rank}: {gravest.note}"
         self.outcomes[name] = replace(
             self.outcomes[name], status=gravest.status, note=note,
-            error_max=_largest(one.error_max for one in told), error_rel=_largest(one.error_rel for one in told),
-            compile_s=_largest(one.compile_s for one in told),
-            peak_memory_bytes=max((one.peak_memory_bytes or 0 for one in told), default=0) or None,
+            error_max=_largest(one.error_max for one in outcomes),
+            error_rel=_largest(one.error_rel for one in outcomes),
+            compile_s=_largest(one.compile_s for one in outcomes),
+            peak_memory_bytes=max((one.peak_memory_bytes or 0 for one in outcomes), default=0) or None,
         )  # fmt: skip
         if gravest.status != "ok":
             self.placed.pop(name, None)
@@ -170,65 +171,65 @@ class _RankCounters:
     """This rank's counters. Its processor time is not judged, as a rank that waits for others is not busy; nor is how
     long its threads wait for a core, which those of its collectives want too."""
 
-    def __init__(self, own: Counters) -> None:
-        self._own = own
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
 
     def read(self) -> Snapshot:
         """The counts now."""
-        return self._own.read()
+        return self._counters.read()
 
     def flags(self, before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
         """What happened in a block, but for `preempted`."""
-        return tuple(flag for flag in self._own.flags(before, after, seconds, 0) if flag != "preempted")
+        return tuple(flag for flag in self._counters.flags(before, after, seconds, 0) if flag != "preempted")
 
 
 class _RankReferee:
     """Each rank's own referee, whose rulings count on all of them."""
 
-    def __init__(self, own: Referee, channel: RankChannel) -> None:
-        self._own, self._channel = own, channel
+    def __init__(self, referee: Referee, channel: RankChannel) -> None:
+        self._referee, self._channel = referee, channel
 
     def inputs(self, number: int) -> Inputs:
         """The same on all ranks."""
-        return self._own.inputs(number)
+        return self._referee.inputs(number)
 
     def declare(self, kernel: str, computes: str) -> None:
         """To this rank's referee."""
-        self._own.declare(kernel, computes)
+        self._referee.declare(kernel, computes)
 
     def limit(self, kernel: str) -> float:
         """This rank's."""
-        return self._own.limit(kernel)
+        return self._referee.limit(kernel)
 
     def ruling(self, kernel: str, number: int, given: Mapping[str, Tensor]) -> Ruling:
         """The gravest of any rank's answer."""
-        return _gravest(self._channel.all(self._own.ruling(kernel, number, given)), self._channel.rank)
+        return _gravest(self._channel.all(self._referee.ruling(kernel, number, given)), self._channel.rank)
 
     def show(self, sample: CallSample) -> None:
         """To this rank's referee."""
-        self._own.show(sample)
+        self._referee.show(sample)
 
     def timed(self) -> dict[str, Ruling]:
         """Of each kernel the gravest of any rank."""
-        told: list[dict[str, Ruling]] = self._channel.all(self._own.timed())
-        names = dict.fromkeys(name for one in told for name in one)
-        return {name: _gravest([one.get(name, Ruling()) for one in told], self._channel.rank) for name in names}
+        rulings: list[dict[str, Ruling]] = self._channel.all(self._referee.timed())
+        names = dict.fromkeys(name for one in rulings for name in one)
+        return {name: _gravest([one.get(name, Ruling()) for one in rulings], self._channel.rank) for name in names}
 
     def accuse(self, kernel: str, note: str) -> None:
         """To this rank's referee."""
-        self._own.accuse(kernel, note)
+        self._referee.accuse(kernel, note)
 
     def sampled(self, samples: Sequence[CallSample]) -> list[Error | None]:
         """By this rank's referee."""
-        return self._own.sampled(samples)
+        return self._referee.sampled(samples)
 
     def clock_started(self) -> None:
         """Of this rank."""
-        self._own.clock_started()
+        self._referee.clock_started()
 
     def clock_stopped(self, seconds: float) -> str:
         """Of this rank."""
-        return self._own.clock_stopped(seconds)
+        return self._referee.clock_stopped(seconds)
 
 
 def _gravest(rulings: Sequence[Ruling], here: int) -> Ruling:

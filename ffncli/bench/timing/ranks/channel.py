@@ -41,21 +41,21 @@ class RankChannel:
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """The largest of all ranks' values, place by place."""
-        told = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(told, dist.ReduceOp.MAX, group=self._control)
-        return [float(value) for value in told]
+        shared = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(shared, dist.ReduceOp.MAX, group=self._control)
+        return [float(value) for value in shared]
 
     def first(self, value: float) -> float:
         """The value of rank 0."""
-        told = torch.tensor([value], dtype=torch.float64)
-        dist.broadcast(told, 0, group=self._control)
-        return float(told)
+        shared = torch.tensor([value], dtype=torch.float64)
+        dist.broadcast(shared, 0, group=self._control)
+        return float(shared)
 
     def all(self, value: Any) -> list[Any]:
         """The values of all ranks, in their order."""
-        told: list[Any] = [None] * self.size
-        dist.all_gather_object(told, value, group=self._control)
-        return told
+        shared: list[Any] = [None] * self.size
+        dist.all_gather_object(shared, value, group=self._control)
+        return shared
 
     def enter_alike(self, x: Tensor) -> None:
         """Give x the numbers that it has on the first of the ranks which enter the same tokens."""

@@ -17,27 +17,27 @@ class RankClock:
     it starts at a barrier of its own, and is timed by itself: ranks that prepare for longer are not waited for inside.
     """
 
-    def __init__(self, own: Clock, channel: RankChannel, each_call: bool = True) -> None:
-        self.own, self._channel, self._each_call = own, channel, each_call
+    def __init__(self, clock: Clock, channel: RankChannel, each_call: bool = True) -> None:
+        self.clock, self._channel, self._each_call = clock, channel, each_call
 
     def time(self, call: Call, inner: int, before: Call | None = None) -> float:
         """Seconds of `inner` calls on the slowest rank; of each call, where they are timed one by one."""
         if before is None or not self._each_call:
             self._channel.barrier()
-            return self._channel.largest([self.own.time(call, inner, before)])[0]
+            return self._channel.largest([self.clock.time(call, inner, before)])[0]
         seconds = []
         for _ in range(inner):
             before()
             self._channel.barrier()
-            seconds.append(self.own.time(call, 1))
+            seconds.append(self.clock.time(call, 1))
         return sum(self._channel.largest(seconds))
 
     def now(self) -> float:
         """Seconds of rank 0's clock; on the way out of an error, when the others are elsewhere, of this rank's."""
         if sys.exc_info()[0] is not None:
-            return self.own.now()
-        return self._channel.first(self.own.now())
+            return self.clock.now()
+        return self._channel.first(self.clock.now())
 
     def finish(self) -> None:
         """Wait until this rank's device has finished all its work."""
-        self.own.finish()
+        self.clock.finish()

@@ -34,7 +34,7 @@ from ffncli.run.ranks.parallel import ParallelBlock
 Result = TypeVar("Result")
 
 
-class Split:
+class KernelOverRanks:
     """A kernel over ranks as a Kernel of the whole block: `whole.prepare` takes the whole block's weights.
 
     `alone` is the call without its collectives, where that can be called; it is known once the kernel is built. Until
@@ -47,7 +47,7 @@ class Split:
         self.alone: Computes | None = None
 
 
-class SplitKernel(Split):
+class SplitKernel(KernelOverRanks):
     """A kernel of any block, on this rank's part of one."""
 
     def __init__(self, kernel: Kernel, channel: RankChannel) -> None:
@@ -61,7 +61,7 @@ class SplitKernel(Split):
             reason = self.kernel.refuses(part_of(steps, self.channel))
         except Skipped as skipped:
             reason = str(skipped)
-        return next((told for told in self.channel.all(reason) if told), None)
+        return next((reasons for reasons in self.channel.all(reason) if reasons), None)
 
     def _prepare(self, steps: Steps, weights: Mapping[str, Tensor]) -> Params:
         program = part_of(steps, self.channel)
@@ -108,7 +108,7 @@ def split_kernels(
     without: Collection[str] = (),
     tell: Callable[[Doing, str], None] = lambda doing, name: None,
     changed: Callable[[], WrongResult | None] = lambda: None,
-) -> dict[str, Split | FFNError | WrongResult]:
+) -> dict[str, KernelOverRanks | FFNError | WrongResult]:
     """The kernels by label, in order, as `kernels_by_label` has them, each on this rank's part.
 
     In place of one that some rank cannot have, why.
@@ -121,11 +121,11 @@ def split_kernels(
     spec = narrow if _same(kernel_steps(steps_of(narrow)), part) else case.spec
     plain = [choice for choice in choices if choice.kernel != DTENSOR]
     loaded = kernels_by_label(plain, part, spec, without, tell, changed)
-    told = channel.all({name: verdict_of(one)[1] for name, one in loaded.items() if isinstance(one, Exception)})
-    out: dict[str, Split | FFNError | WrongResult] = {}
+    reasons = channel.all({name: verdict_of(one)[1] for name, one in loaded.items() if isinstance(one, Exception)})
+    out: dict[str, KernelOverRanks | FFNError | WrongResult] = {}
     for choice in choices:
         name, one = choice.label, loaded.get(choice.label)
-        failed = next((f"rank {rank}: {texts[name]}" for rank, texts in enumerate(told) if name in texts), "")
+        failed = next((f"rank {rank}: {texts[name]}" for rank, texts in enumerate(reasons) if name in texts), "")
         if one is None:
             out[name] = DTensorKernel(channel)
         elif isinstance(one, Exception):
@@ -146,10 +146,10 @@ def in_step(channel: RankChannel, act: Callable[[], Result]) -> Result:
         result = act()
     except BaseException as raised:  # SystemExit too: it is a user's code
         error = raised
-    told = channel.all(None if error is None else verdict_of(error)[1])
+    reasons = channel.all(None if error is None else verdict_of(error)[1])
     if error is not None:
         raise error
-    if failed := next((f"rank {rank}: {text}" for rank, text in enumerate(told) if text is not None), None):
+    if failed := next((f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text is not None), None):
         raise FFNError(failed)
     return result
 
@@ -195,7 +195,7 @@ def _without_bias(program: Sequence[Step]) -> list[Step]:
     return [plain(step) for step in program]
 
 
-class DTensorKernel(Split):
+class DTensorKernel(KernelOverRanks):
     """`run/ranks/parallel.py` as a kernel: torch's DTensor splits the weights, and its collectives complete the output.
 
     `alone` leaves every rank's part as it is; there is none where experts are on other ranks.

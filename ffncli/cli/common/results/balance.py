@@ -45,8 +45,9 @@ def _named(bound: str, rows: Sequence[ResultRow], names: Mapping[str, str]) -> s
 
 
 def _ridge(rows: Sequence[ResultRow]) -> str:
-    """`ridge 13.2 to 14.1 FLOP/byte, measured in this run`."""
+    """`ridge 13.2 to 14.1 FLOP/byte, measured in this run`; of a merged result, in these runs."""
     ridges = [row.ridge_flops_per_byte for row in rows if row.ridge_flops_per_byte]
     texts = list(dict.fromkeys(f"{ridge:.3g}" for ridge in (min(ridges), max(ridges))))
     measured = any(row.roof_fraction is not None for row in rows)
-    return f"ridge {' to '.join(texts)} FLOP/byte, {'measured in this run' if measured else 'by the data sheet'}"
+    runs = "this run" if len({row.run_id for row in rows}) == 1 else "these runs"
+    return f"ridge {' to '.join(texts)} FLOP/byte, {f'measured in {runs}' if measured else 'by the data sheet'}"

@@ -14,7 +14,7 @@ from ffncli.block.ranks import Ranks
 from ffncli.block.shard import rank_steps
 from ffncli.block.steps import AllReduce, Experts, walk
 from ffncli.run.engine.execute import run
-from ffncli.run.ranks.exchanges import Exchange, Exchanges, in_words
+from ffncli.run.ranks.exchanges import CollectiveCall, Exchanges, in_words
 from ffncli.run.ranks.group import RankGroup
 from ffncli.run.ranks.join import joined
 from ffncli.run.ranks.parallel import ParallelBlock
@@ -36,29 +36,28 @@ def over_ranks(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def _of_this_rank(case: CheckedBlock, group: RankGroup) -> list[CheckRow]:
-    judge, inputs = case.judge("ranks"), _own_tokens(case.inputs, group)
+    judge, inputs = case.judge("ranks"), _tokens_of_rank(case.inputs, group)
     block = ParallelBlock(case.steps, case.weights, group)
-    where = f"{group.ranks}, {group.ranks.world_size} processes"
     with torch.enable_grad():
         entered = {name: tensor.detach().clone().requires_grad_() for name, tensor in inputs.items()}
         with Exchanges() as forward:
             out = block(*entered.values())
         upstream = _upstream(case, out)
         with Exchanges() as backward:
-            out.backward(upstream)  # type: ignore[no-untyped-call]
+            out.backward(upstream)
         whole_inputs = {name: tensor.detach().clone().requires_grad_() for name, tensor in inputs.items()}
         whole = run(case.steps, case.weights, whole_inputs)
         whole.backward(upstream)  # type: ignore[no-untyped-call]
-    rows = [judge.equal(f"output, {where}", out.detach(), whole.detach(), _parts(case, block))]
+    rows = [judge.equal(f"{group.ranks}, output", out.detach(), whole.detach(), _parts(case, block))]
     for name, tensor in entered.items():
         right = whole_inputs[name].grad
         assert tensor.grad is not None
         assert right is not None
-        rows.append(judge.equal(f"gradient of {name}, {where}", tensor.grad, right, in_words(backward.done)))
+        rows.append(judge.equal(f"{group.ranks}, gradient of {name}", tensor.grad, right, in_words(backward.done)))
     return [*rows, _collectives(case, group, forward.done)]
 
 
-def _own_tokens(inputs: Mapping[str, Tensor], group: RankGroup) -> dict[str, Tensor]:
+def _tokens_of_rank(inputs: Mapping[str, Tensor], group: RankGroup) -> dict[str, Tensor]:
     """This rank's tokens: all under tensor parallelism; over expert-parallel ranks they are divided."""
     place = group.ranks.place(group.rank)[0]
     return {name: tensor.tensor_split(group.ranks.ep)[place] for name, tensor in inputs.items()}
@@ -71,16 +70,16 @@ def _upstream(case: CheckedBlock, out: Tensor) -> Tensor:
 
 def _parts(case: CheckedBlock, block: ParallelBlock) -> str:
     """`each rank has 24,576 of 49,152 parameters`; of a rank that has more or fewer than others, its number."""
-    own = sum(tensor.numel() for tensor in block.local_weights.values())
+    here = sum(tensor.numel() for tensor in block.local_weights.values())
     whole = sum(tensor.numel() for tensor in case.weights.values())
-    return f"a rank has {own:,} of {whole:,} parameters"
+    return f"a rank has {here:,} of {whole:,} parameters"
 
 
-def _collectives(case: CheckedBlock, group: RankGroup, done: list[Exchange]) -> CheckRow:
+def _collectives(case: CheckedBlock, group: RankGroup, done: list[CollectiveCall]) -> CheckRow:
     """Whether the forward pass ran exactly the collectives that the steps have."""
     needed = expected_collectives(case, group.ranks)
     counts = Counter(one.name for one in done)
-    row = CheckRow("ranks", f"collectives, {group.ranks}", passed=counts == needed, note=in_words(done))
+    row = CheckRow("ranks", f"{group.ranks}, collectives", passed=counts == needed, note=in_words(done))
     if row.passed:
         return row
     return replace(row, note=f"{row.note}; expected {', '.join(f'{n} {name}' for name, n in needed.items()) or 'none'}")

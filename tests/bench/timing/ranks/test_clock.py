@@ -56,8 +56,8 @@ def test_what_is_done_before_a_call_is_over_on_all_ranks_when_it_begins():
     def timed(channel):
         seen = []
         clock = RankClock(Scripted([1.0, 1.0]), channel)
-        own = clock.own.time
-        clock.own.time = lambda call, inner, before=None: seen.append(len(ready)) or own(call, inner)
+        own = clock.clock.time
+        clock.clock.time = lambda call, inner, before=None: seen.append(len(ready)) or own(call, inner)
         clock.time(lambda: None, 2, before=lambda: ready.append(channel.rank))
         return seen
 

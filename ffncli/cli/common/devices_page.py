@@ -1,4 +1,4 @@
-"""`ffn params --ridge list`: the known accelerators, by the names that `--ridge` takes."""
+"""`ffn params --ridge list`, `ffn plan --device list`: the known accelerators, by the names that both take."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ffncli.system.hardware import devices, typed_names
 _CLASSES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")
 
 
-def devices_answer() -> Answer:
+def devices_answer(command: str) -> Answer:
     """A row for each accelerator, named as it is typed; `devices` in JSON."""
     records = list(_records())
     lines = [{**one, **{f"{name}_tflops": one["tflops"].get(name) for name in _CLASSES}} for one in records]
@@ -21,7 +21,7 @@ def devices_answer() -> Answer:
     rows = [(one["device"], _half(one), one["gbytes_per_s"], _sizes(one), _ridge(one)) for one in records]
     table = Table(("device", "TFLOP/s", "GB/s", "GB", "FLOPs/byte"), rows, labels=1)
     note = Line("TFLOP/s: dense, in bf16, or fp16 if bf16 is missing; FLOPs/byte: the ridge", quiet=True)
-    return Answer("params", {"rows": [], "devices": records}, flat, [table, note], {})
+    return Answer(command, {"rows": [], "devices": records}, flat, [table, note], {})
 
 
 def _records() -> Iterator[dict[str, Any]]:
@@ -38,6 +38,9 @@ def _records() -> Iterator[dict[str, Any]]:
             "memory_gb": list(device.memory_gb),
             "approximate": sorted(device.approx),
             "source": device.source,
+            "link": device.link or None,
+            "per_node": device.per_node,
+            "network": device.network or None,
         }
 
 

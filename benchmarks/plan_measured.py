@@ -1,0 +1,178 @@
+"""How well does `ffn plan --device cpu --measured FILE` predict this CPU, for blocks that were not measured?
+
+What: `ffn bench` of some blocks (plain, gated, a mixture; 1 to 512 tokens; float32 and bfloat16) into one file. From it
+`ffn plan` predicts other blocks, with other numbers of tokens in between, and these are benched too. The error is
+predicted over measured, less 1; the mark is a median of 25 %.
+
+How: one kernel, eager, so that a row is a block; 78 cases, about 6 minutes. All is measured in one run of this script:
+a machine that another job slows down in one half and not in the other shows as an error.
+
+    python -m benchmarks.plan_measured [--save FILE] [--max-time 2] [--quick]
+    python -m benchmarks.plan_measured --summary FILE
+
+The exit code is 1 where the median of the error's size is above 25 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.benched import ROOT, Asked, about_line, command, environment, marks, number
+from benchmarks.common import machine
+from benchmarks.kept import Kept, read
+from benchmarks.timers import now
+
+MARK = 0.25
+TYPES = "fp32,bf16"
+COLUMNS = ("date", "part", "source", "kind", "tokens", "dtype", "cache", "time_s", "predicted_s", "error", "processes")
+
+
+@dataclass(frozen=True)
+class Block:
+    """What is typed for a block, and which numbers of tokens are measured of it."""
+
+    kind: str
+    words: tuple[str, ...]
+    tokens: str
+
+    @property
+    def source(self) -> str:
+        """As in the rows."""
+        return " ".join(self.words)
+
+
+# Up to 16 tokens `ffn bench` reads weights from memory, above that from where they are: both ends of both are measured.
+TOKENS, OTHER_TOKENS = "1,4,16,32,128,512", "1,8,64,256,512"
+SEEN = (
+    Block("plain", ("512x2048:gelu",), TOKENS),
+    Block("plain", ("1024x4096:gelu",), TOKENS),
+    Block("gated", ("1024x2816:swiglu",), TOKENS),
+    Block("mixture", ("384x1024:swiglu", "--experts", "8", "--top-k", "2"), TOKENS),
+)
+NEW = (
+    Block("plain", ("768x3072:gelu",), OTHER_TOKENS),
+    Block("gated", ("896x2432:swiglu",), OTHER_TOKENS),
+    Block("mixture", ("512x1152:swiglu", "--experts", "6", "--top-k", "2"), OTHER_TOKENS),
+)
+Rows = Sequence[Mapping[str, str]]
+
+
+def benched(block: Block, asked: Asked, path: Path) -> Rows:
+    """The rows of one invocation, which stay in that file."""
+    words = command(
+        "bench", *block.words, "-n", block.tokens, "--dtype", TYPES, "--device", "cpu", "-k", "eager",
+        *asked.options(), "--save", str(path), "--json", "-q",
+    )  # fmt: skip
+    _run(words, (0, 4))
+    return read(path)
+
+
+def predictions(block: Block, path: Path) -> dict[tuple[str, str], float]:
+    """(dtype, tokens) → seconds, as `ffn plan` predicts from that file."""
+    words = command(
+        "plan", *block.words, "-n", block.tokens, "--dtype", TYPES, "--tp", "1", "--device", "cpu", "--measured",
+        str(path), "--json", "-q",
+    )  # fmt: skip
+    return {(row["dtype"], str(row["tokens"])): row["time_s"] for row in json.loads(_run(words))["rows"]}
+
+
+def _run(words: Sequence[str], right: Sequence[int] = (0,)) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment(), check=False)
+    if done.returncode not in right:
+        raise SystemExit(f"{' '.join(words[2:])}: exit {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
+def joined(paths: Sequence[Path], into: Path) -> Path:
+    """One result of several."""
+    into.write_text("".join(path.read_text("utf-8") for path in paths), "utf-8")
+    return into
+
+
+def row_of(block: Block, part: str, row: Mapping[str, str], predicted_s: float | None = None) -> dict[str, object]:
+    """As the results have it."""
+    time_s = number(row, "time_s")
+    error = None if predicted_s is None or not time_s else predicted_s / time_s - 1
+    return {
+        "date": now(), "part": part, "source": block.source, "kind": block.kind, "tokens": row["tokens"],
+        "dtype": row["dtype"], "cache": row["cache"], "time_s": time_s, "predicted_s": predicted_s, "error": error,
+        "processes": row["processes"],
+    }  # fmt: skip
+
+
+def measure(kept: Kept, asked: Asked, folder: Path, seen: Sequence[Block] = SEEN, new: Sequence[Block] = NEW) -> None:
+    """Bench the blocks to learn from, then the others, each next to its prediction."""
+    paths = [folder / f"seen{number}.csv" for number in range(len(seen))]
+    for block, path in zip(seen, paths, strict=True):
+        print(f"{block.kind} {block.source}", file=sys.stderr, flush=True)
+        kept.add_all([row_of(block, "seen", row) for row in benched(block, asked, path)])
+    known = joined(paths, folder / "seen.csv")
+    for block in new:
+        print(f"{block.kind} {block.source}", file=sys.stderr, flush=True)
+        expected = predictions(block, known)
+        rows = benched(block, asked, folder / "new.csv")
+        kept.add_all([row_of(block, "new", row, expected[row["dtype"], row["tokens"]]) for row in rows])
+        (folder / "new.csv").unlink()
+
+
+def errors_of(rows: Rows) -> list[float]:
+    """The errors of what was predicted."""
+    return [error for row in rows if (error := number(row, "error")) is not None]
+
+
+def summary(rows: Rows) -> str:
+    """The mark, then the medians and the worst by kind, dtype and few or many tokens."""
+    whole = _middle(errors_of(rows))
+    found: list[tuple[str, str, str, bool | None]] = [
+        ("median of error, either sign", _text(rows), f"{100 * MARK:.0f} %", None if whole is None else whole <= MARK)
+    ]
+    for name in ("kind", "dtype"):
+        values = dict.fromkeys(row[name] for row in rows)
+        found += [(value, _text([row for row in rows if row[name] == value]), "", True) for value in values]
+    few = [row for row in rows if int(row["tokens"]) <= 16]
+    found += [("up to 16 tokens", _text(few), "", True), ("more", _text([r for r in rows if r not in few]), "", True)]
+    return "\n".join([about_line(rows, "cpu", "torch", "ffncli"), "", marks(found)])
+
+
+def _middle(errors: Sequence[float]) -> float | None:
+    return statistics.median(map(abs, errors)) if errors else None
+
+
+def _text(rows: Rows) -> str:
+    errors = errors_of(rows)
+    if not errors:
+        return "no prediction"
+    middle, worst = statistics.median(map(abs, errors)), max(errors, key=abs)
+    return f"{100 * middle:.1f} % of {len(errors)}, worst {100 * worst:+.0f} %"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, or read what was measured; print the summary."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--save", metavar="FILE", help="add the rows to this CSV")
+    parser.add_argument("--summary", metavar="FILE", help="only read this CSV")
+    parser.add_argument("--max-time", type=float, default=2.0, metavar="S", help="time limit per case [default: 2]")
+    parser.add_argument("--quick", action="store_true", help="two processes, half a second a case")
+    chosen = parser.parse_args(arguments)
+    if chosen.summary:
+        rows: Rows = read(chosen.summary)
+    else:
+        kept = Kept(chosen.save, COLUMNS, machine("ffncli", "torch"))
+        asked = Asked(processes=2, max_time=0.5) if chosen.quick else Asked(processes=3, max_time=chosen.max_time)
+        with tempfile.TemporaryDirectory() as folder:
+            measure(kept, asked, Path(folder))
+        rows = kept.rows
+    print(summary(rows))
+    return int((_middle(errors_of(rows)) or 0) > MARK)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""How well does `ffn plan` predict what others measured? Its defaults against published times, rates and bandwidths.
+
+What: `plan_published.toml` has the figures, the rule by which they were chosen before any was predicted, those from
+which the defaults come, and those that were found and left out, with the reason. Here each is a time: of an FFN or a
+mixture what `ffn plan` says of that block on one device, of a single product the same roofline with its own FLOPs and
+bytes, of an all-reduce the plan's ring. The error is predicted over measured, less 1. What is bound by memory and fits
+in the device's last-level cache is listed, but not counted.
+
+Limits: the sources' figures are as good as they are; most are kernels in a loop, of which the fastest is taken.
+
+    python -m benchmarks.plan_published [--save FILE]
+
+The exit code is 1 where the median of the error's size is above 20 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import statistics
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from benchmarks.benched import marks
+from benchmarks.kept import cell
+from ffncli.block.dtypes import activation_dtype, storage
+from ffncli.block.floor import time_floor
+from ffncli.block.ranks import Ranks
+from ffncli.block.traffic import Traffic
+from ffncli.models.counting.cluster import Assumptions, Cluster, assumed, cluster_of
+from ffncli.models.counting.plan import Planner
+from ffncli.models.counting.traffic import model_traffic
+from ffncli.models.dimensions import Dimensions
+from ffncli.models.source import load
+from ffncli.system.hardware import Device, devices
+
+FIGURES = Path(__file__).with_suffix(".toml")
+RESULTS = Path(__file__).parent / "results" / "plan_published.csv"
+MARK = 0.20
+CLASSES = ("product", "FFN", "mixture", "all-reduce")
+COLUMNS = (
+    "source", "device", "what", "shape", "tokens", "dtype", "ranks", "reported", "unit", "measured_us", "predicted_us",
+    "error", "bound", "counted", "note",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One published figure. `tokens` are an all-reduce's bytes; `shape` is a product's (d_in, d_out), else a block."""
+
+    source: str
+    device: str
+    what: str
+    shape: tuple[int, int] | str
+    tokens: int
+    dtype: str
+    reported: float
+    unit: str
+    note: str = ""
+    ranks: int = 1
+    experts: int | None = None
+    top_k: int | None = None
+
+    @property
+    def work(self) -> Traffic:
+        """FLOPs and bytes of a single product."""
+        assert isinstance(self.shape, tuple)
+        weights, (k, n) = storage(self.dtype), self.shape
+        ends = self.tokens * (k + n) * activation_dtype(weights).block_bytes
+        return Traffic(weights.matrix_bytes((n, k)), ends, ends, 2 * self.tokens * n * k)
+
+    @property
+    def planner(self) -> Planner:
+        """The block, planned."""
+        options = Dimensions(experts=self.experts, top_k=self.top_k)
+        return Planner(load(str(self.shape), options).model, storage(self.dtype))
+
+    @property
+    def measured_s(self) -> float:
+        """The time that the figure says."""
+        match self.unit:
+            case "us":
+                return self.reported * 1e-6
+            case "ms":
+                return self.reported * 1e-3
+            case "tflops":
+                return self.work.matmul_flops / (self.reported * 1e12)
+        return 2 * (self.ranks - 1) / self.ranks * self.tokens / (self.reported * 1e9)  # as nccl-tests defines busbw
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the plan says of a figure; `cached`: bound by memory, and all bytes fit in the last-level cache."""
+
+    figure: Figure
+    seconds: float
+    bound: str
+    cached: bool = False
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.seconds / self.figure.measured_s - 1
+
+
+def figures(path: Path = FIGURES) -> Iterator[Figure]:
+    """Every figure of the file."""
+    for part in tomllib.loads(path.read_text("utf-8"))["figures"]:
+        for series in part["series"]:
+            for tokens, reported in series["values"].items():
+                yield _figure(part, series, int(tokens), float(reported))
+
+
+def _figure(part: Mapping[str, Any], series: Mapping[str, Any], tokens: int, reported: float) -> Figure:
+    what = {"gemm": "product", "square": "product", "ffn": "FFN"}.get(series["what"], series["what"])
+    if what == "product":
+        shape: tuple[int, int] | str = (series.get("k", tokens), series.get("n", tokens))
+    else:
+        shape = series.get("block", "")
+    return Figure(
+        source=part["source"], device=part["device"], what=what, shape=shape, tokens=tokens,
+        dtype=series.get("dtype", ""), reported=reported, unit=part["unit"], note=part.get("note", ""),
+        ranks=series.get("ranks", 1), experts=series.get("experts"), top_k=series.get("top_k"),
+    )  # fmt: skip
+
+
+def predicted(figure: Figure) -> Prediction:
+    """The plan's time with its defaults."""
+    device = next(one for one in devices() if one.name == figure.device)
+    cluster = cluster_of(device, assumed(device, Assumptions()))
+    if figure.what == "all-reduce":
+        seconds = cluster.wires.all_reduce_s(figure.tokens, figure.ranks)
+        assert seconds is not None
+        return Prediction(figure, seconds, "link")
+    if figure.what == "product":
+        return _product(figure, device, cluster)
+    row = figure.planner.row(cluster, Ranks(), figure.tokens)
+    assert row.time_s is not None, row.refused
+    moved = model_traffic(figure.planner.model, figure.planner.weights, figure.tokens).moved(fused=True)
+    return Prediction(figure, row.time_s, str(row.bound), row.bound == "memory" and moved <= device.llc_bytes)
+
+
+def all_predictions() -> tuple[Prediction, ...]:
+    """Of every figure."""
+    return tuple(predicted(figure) for figure in figures())
+
+
+def _product(figure: Figure, device: Device, cluster: Cluster) -> Prediction:
+    rates = cluster.speeds.rates(storage(figure.dtype), figure.work)
+    assert rates is not None, f"{figure.device} has no rate in {figure.dtype}"
+    moved = figure.work.moved(fused=True)
+    floor = time_floor(figure.work.matmul_flops, moved, rates.flops_per_s, rates.bytes_per_s)
+    return Prediction(figure, floor.seconds, floor.bound, floor.bound == "memory" and moved <= device.llc_bytes)
+
+
+def row(prediction: Prediction) -> dict[str, str]:
+    """As the CSV has it."""
+    figure = prediction.figure
+    shape = "x".join(map(str, figure.shape)) if isinstance(figure.shape, tuple) else figure.shape
+    experts = f" {figure.experts} experts, {figure.top_k} a token" if figure.experts else ""
+    values = {
+        "source": figure.source, "device": figure.device, "what": figure.what, "shape": shape + experts,
+        "tokens": figure.tokens, "dtype": figure.dtype, "ranks": figure.ranks, "reported": figure.reported,
+        "unit": figure.unit, "measured_us": 1e6 * figure.measured_s, "predicted_us": 1e6 * prediction.seconds,
+        "error": prediction.error, "bound": prediction.bound, "counted": not prediction.cached, "note": figure.note,
+    }  # fmt: skip
+    return {name: f"{v:.4g}" if isinstance(v := values[name], float) else cell(v) for name in COLUMNS}
+
+
+def csv_of(predictions: Sequence[Prediction]) -> str:
+    """The file of the results."""
+    text = io.StringIO()
+    out = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    out.writeheader()
+    out.writerows(row(one) for one in predictions)
+    return text.getvalue()
+
+
+def median_error(predictions: Sequence[Prediction]) -> float:
+    """The median of the error's size over what counts."""
+    return statistics.median(abs(one.error) for one in predictions if not one.cached)
+
+
+def median_of_sources(predictions: Sequence[Prediction]) -> float:
+    """The same with each source and device counted once: the median of their medians."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for one in predictions:
+        if not one.cached:
+            groups.setdefault((one.figure.source, one.figure.device), []).append(abs(one.error))
+    return statistics.median(statistics.median(errors) for errors in groups.values())
+
+
+def summary(predictions: Sequence[Prediction]) -> str:
+    """The mark, then the median and the worst by class."""
+    counted = [one for one in predictions if not one.cached]
+    whole, by_source = median_error(predictions), median_of_sources(predictions)
+    lines: list[tuple[str, str, str, bool | None]] = [
+        (
+            "median of error, either sign",
+            f"{100 * whole:.1f} % of {len(counted)}",
+            f"{100 * MARK:.0f} %",
+            whole <= MARK,
+        ),
+        ("median of the sources' medians", f"{100 * by_source:.1f} %", "", True),
+    ]
+    for name, bound in product(CLASSES, ("memory", "compute", "link")):
+        group = [one for one in counted if (one.figure.what, one.bound) == (name, bound)]
+        if group:
+            worst = max(group, key=lambda one: abs(one.error))
+            at = f"{worst.figure.device}, {worst.figure.tokens}"
+            figure = f"{100 * median_error(group):.1f} % of {len(group)}, worst {100 * worst.error:+.0f} % ({at})"
+            lines.append((f"{name}, bound by {bound}", figure, "", True))
+    return marks(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Predict all, print the summary, write the rows."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--save", metavar="FILE", help="write every figure with its prediction to this CSV")
+    chosen = parser.parse_args(arguments)
+    predictions = all_predictions()
+    if chosen.save:
+        Path(chosen.save).write_text(csv_of(predictions), "utf-8")
+    print(summary(predictions))
+    return int(median_error(predictions) > MARK)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

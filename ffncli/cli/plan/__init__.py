@@ -1,0 +1,1 @@
+"""`ffn plan`: its options, its command, its pages."""

@@ -1,0 +1,119 @@
+"""The page of `ffn plan`: a sentence for each device, a table for each device and format, what was assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ffncli.block.ranks import Ranks
+from ffncli.show.parts import Heading, Line, Part
+from ffncli.show.tables import Table
+from ffncli.show.text import bytes_text, percent, plural, time_text
+
+if TYPE_CHECKING:
+    from ffncli.models.counting.cluster import Assumed
+    from ffncli.models.counting.cluster_plan import ClusterPlan
+    from ffncli.models.counting.plan import PlanRow
+
+LABELS = ("tp", "ep", "tokens")
+
+
+def parts_of(plan: ClusterPlan) -> list[Part]:
+    """The sentences first."""
+    devices = {row.device: [one for one in plan.rows if one.device == row.device] for row in plan.rows}
+    lines = [Heading(sentence(plan, rows)) for rows in devices.values()]
+    tables = [table for rows in devices.values() for table in _tables(rows)]
+    return [*lines, *tables, *map(Line, _refusals(devices)), *(Line(text, quiet=True) for text in _notes(plan))]
+
+
+def _refusals(devices: Mapping[str, Sequence[PlanRow]]) -> Iterator[str]:
+    """Each reason once, with its splits; the sentence of a device without any figure has its reason."""
+    splits: dict[str, dict[str, None]] = {}
+    for rows in devices.values():
+        if not all(row.refused for row in rows):
+            for row in rows:
+                if row.refused:
+                    splits.setdefault(row.refused, {})[str(Ranks(row.tp, row.ep))] = None
+    return (f"no figures for {', '.join(names)}: {why}" for why, names in splits.items())
+
+
+def sentence(plan: ClusterPlan, rows: Sequence[PlanRow]) -> str:
+    """`fits on 2 × H100 SXM5; memory-bound; 4.2 ms a token`: one device's cheapest split; else what is missing."""
+    device = rows[0].device
+    best = next((row for row in plan.cheapest if row.device == device), None)
+    what = plan.name if plan.whole else f"{plan.name} (FFN weights alone)"
+    if best is not None:
+        layout = f" as {Ranks(best.tp, best.ep)}" if best.devices > 1 else ""
+        return f"{what} fits on {best.devices} × {device}{layout} in {best.dtype}; {_speed(best)}"
+    known = [row for row in rows if not row.refused]
+    if not known:
+        return f"{what} has no figures on {device}: {rows[0].refused}"
+    least = min(known, key=lambda row: (row.needed_bytes or 0, row.tokens))
+    if least.memory_bytes is None:
+        return f"{what} on {least.devices} × {device}: whether it fits is not known; {_speed(least)}"
+    room = f"needs {bytes_text(least.needed_bytes or 0)} of {bytes_text(least.memory_bytes)} each"
+    return f"{what} does not fit on {least.devices} × {device} in {least.dtype}: {room}"
+
+
+def _speed(row: PlanRow) -> str:
+    time = "a token" if row.tokens == 1 else f"for {row.tokens:,} tokens"
+    return f"{row.bound}-bound; {time_text(row.time_s)} {time}"
+
+
+def _tables(rows: Sequence[PlanRow]) -> Iterator[Table]:
+    """One device's: a table for each format."""
+    for dtype in dict.fromkeys(row.dtype for row in rows):
+        alike = [row for row in rows if row.dtype == dtype and not row.refused]
+        if not alike:
+            continue
+        mixture = alike[0].tokens_per_expert is not None
+        columns = [*LABELS, "time", "bound by", "link time", "of ideal", "tokens/s", "needs", "fits"]
+        columns += ["per expert", "busiest"] if mixture else []
+        first = alike[0]
+        rate = "" if first.rate == dtype else f" computed in {first.rate}"
+        title = f"{first.device}, {dtype}{rate}: ridge {first.ridge_flops_per_byte:.4g} FLOPs/byte"
+        cells = [(*_labels(row), *_cells(row), *(_experts(row) if mixture else ())) for row in alike]
+        yield Table(tuple(columns), cells, title, labels=3)
+
+
+def _labels(row: PlanRow) -> tuple[object, ...]:
+    return (row.tp, row.ep, row.tokens)
+
+
+def _cells(row: PlanRow) -> tuple[object, ...]:
+    return (
+        time_text(row.time_s), row.bound, time_text(row.link_s) if row.link_s else None,
+        None if row.efficiency is None else percent(row.efficiency, 2), round(row.tokens_per_s or 0),
+        bytes_text(row.needed_bytes or 0), row.fits,
+    )  # fmt: skip
+
+
+def _experts(row: PlanRow) -> tuple[object, ...]:
+    return (row.tokens_per_expert, row.busiest_expert_tokens)
+
+
+def _notes(plan: ClusterPlan) -> Iterator[str]:
+    for one in plan.assumed:
+        yield _assumption(one)
+    yield from dict.fromkeys(one.source for one in plan.assumed)
+    yield "time: all layers' FFNs, forward; of each kernel the longer of arithmetic and traffic, plus collectives"
+    if any(row.devices > 1 for row in plan.rows):
+        yield "of ideal: the share of n times the speed of one device"
+    what = "the whole model's weights, tp splits those outside the FFNs too" if plan.whole else "the FFNs' weights"
+    yield f"needs: {what}, and one layer's activations; caches need room too"
+    if any(row.tokens_per_expert is not None for row in plan.rows):
+        yield f"busiest: expected tokens of the expert that gets most, skew {plan.skew}"
+
+
+def _assumption(one: Assumed) -> str:
+    """`H100 SXM5: 0.80 of the peak, 0.90 of the bandwidth and of the memory; ...`."""
+    text = f"{one.device}: measured rates"
+    if one.gemm_efficiency is not None and one.memory_efficiency is not None:
+        text = f"{one.device}: {one.gemm_efficiency:.2f} of the peak, {one.memory_efficiency:.2f} of the bandwidth"
+    text += f", {one.usable_memory:.2f} of the memory"
+    if one.link and one.per_node > 1:
+        text += f"; {one.link_efficiency:.2f} of {one.link} ({one.link_gbytes_per_s:g} GB/s) among {one.per_node}"
+    if one.network:
+        text += f", of {one.network} ({one.network_gbytes_per_s:g} GB/s) between nodes"
+    given = ", ".join(f"--{name.replace('_', '-')}" for name in one.changed)
+    return text + (f"; {plural('option', len(one.changed))} {given}" if given else "")

@@ -1,0 +1,139 @@
+"""Accelerators of one kind as a plan sees them: how fast they compute and read, what they hold, what connects them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ffncli.block.dtypes import DType
+from ffncli.block.traffic import Traffic
+from ffncli.models.counting.device_floor import rate_format
+from ffncli.models.counting.wires import Wires
+from ffncli.system.hardware import Device, link_named, links, planning_defaults
+
+CPU = "cpu"  # a device without a data sheet: what is known of it was measured
+USABLE_MEMORY = 0.90  # vLLM's gpu_memory_utilization was 0.90 by default for years; the rest is the runtime's
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What some work may expect: FLOP/s in `format`, and B/s of memory."""
+
+    format: str
+    flops_per_s: float
+    bytes_per_s: float
+
+    @property
+    def ridge(self) -> float:
+        """FLOPs per byte at which arithmetic and memory take the same time."""
+        return self.flops_per_s / self.bytes_per_s
+
+
+class Speeds(Protocol):
+    """Where rates come from: a data sheet and what is usually reached of it, or a measurement."""
+
+    def rates(self, weights: DType, work: Traffic, mixture: bool = False) -> Rates | None:
+        """The rates of one block's products with these weights, of experts in a mixture; None where none is known."""
+
+
+@dataclass(frozen=True)
+class SheetSpeeds:
+    """Shares of the rates on a data sheet."""
+
+    device: Device
+    gemm_efficiency: float
+    memory_efficiency: float
+
+    def rates(self, weights: DType, work: Traffic, mixture: bool = False) -> Rates | None:
+        """The same shares for any work."""
+        name = rate_format(self.device, weights)
+        peak = self.device.flops_per_s(name or "")
+        if name is None or peak is None:
+            return None
+        return Rates(name, peak * self.gemm_efficiency, self.device.bytes_per_s * self.memory_efficiency)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """As many accelerators of one kind as are needed. `memory_bytes` is what the weights of one may take."""
+
+    device: str
+    speeds: Speeds
+    memory_bytes: int | None
+    wires: Wires
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What a plan takes for granted in place of a device's defaults; None: the default. Links by name."""
+
+    gemm_efficiency: float | None = None
+    memory_efficiency: float | None = None
+    link_efficiency: float | None = None
+    usable_memory: float | None = None
+    link: str | None = None
+    network: str | None = None
+    per_node: int | None = None
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What a plan took for granted of one device. Shares of peak, bandwidth, link and memory; links by name.
+
+    The first two are None where measured rates are in their place.
+    `source` is that of the defaults; `changed` names the values that were given.
+    """
+
+    device: str
+    gemm_efficiency: float | None
+    memory_efficiency: float | None
+    link_efficiency: float
+    usable_memory: float
+    link: str | None
+    link_gbytes_per_s: float | None
+    network: str | None
+    network_gbytes_per_s: float | None
+    per_node: int
+    source: str
+    changed: tuple[str, ...]
+
+
+def assumed(device: Device, given: Assumptions, measured: bool = False) -> Assumed:
+    """The device's defaults with what was given in their place. Raises FFNError for an unknown link."""
+    gemm = device.gemm_efficiency if given.gemm_efficiency is None else given.gemm_efficiency
+    memory = device.memory_efficiency if given.memory_efficiency is None else given.memory_efficiency
+    defaults = planning_defaults()
+    known = {link.name: link for link in links()}
+    link = known.get(device.link) if given.link is None else link_named(given.link, "--link")
+    network = known.get(device.network) if given.network is None else link_named(given.network, "--network")
+    return Assumed(
+        device=device.name,
+        gemm_efficiency=None if measured else gemm,
+        memory_efficiency=None if measured else memory,
+        link_efficiency=defaults.link_efficiency if given.link_efficiency is None else given.link_efficiency,
+        usable_memory=USABLE_MEMORY if given.usable_memory is None else given.usable_memory,
+        link=link.name if link else None,
+        link_gbytes_per_s=link.gbytes_per_s if link else None,
+        network=network.name if network else None,
+        network_gbytes_per_s=network.gbytes_per_s if network else None,
+        per_node=given.per_node or device.per_node,
+        source=defaults.source,
+        changed=tuple(name for name, value in vars(given).items() if value is not None),
+    )
+
+
+def cluster_of(device: Device, given: Assumed, measured: Speeds | None = None) -> Cluster:
+    """The device's cluster under these assumptions, at measured speeds if they are given."""
+    known = {link.name: link for link in links()}
+    largest = max(device.memory_gb, default=None)
+    return Cluster(
+        device=device.name,
+        speeds=measured or SheetSpeeds(device, given.gemm_efficiency or 1.0, given.memory_efficiency or 1.0),
+        memory_bytes=None if largest is None else round(largest * 1e9 * given.usable_memory),
+        wires=Wires(
+            known.get(given.link or ""),
+            known.get(given.network or ""),
+            given.per_node,
+            given.link_efficiency,
+        ),
+    )

@@ -1,0 +1,283 @@
+"""How long a model's FFNs take on accelerators that share them, what binds them, and whether they fit: no measurement.
+
+A layer runs as kernels one after another (`launches` in `block/traffic.py`). Each takes the longer of its arithmetic
+and its memory traffic, by the roofline (`block/floor.py`) of one rank's part at the rates that a cluster may expect;
+collectives wait for that and add to it. Under expert parallelism (ep) the tokens are split over the ep groups of ranks
+too; a layer waits for the rank with most work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ffncli.block.cost import cost
+from ffncli.block.dtypes import DType, activation_dtype
+from ffncli.block.floor import TimeFloor, time_floor
+from ffncli.block.ranks import Ranks
+from ffncli.block.storage import weight_bytes
+from ffncli.block.traffic import Traffic, launches
+from ffncli.errors import FFNError
+from ffncli.models.counting import expert_parallel, tensor_parallel
+from ffncli.models.counting.cluster import Cluster, Rates
+from ffncli.models.counting.expert_load import UNIFORM, ExpertSpread, expert_load
+from ffncli.models.counting.expert_parallel import all_to_all_bytes, exchanged
+from ffncli.models.counting.ranks import steps_of
+from ffncli.models.counting.tensor_parallel import reduced_bytes, ring_all_reduce_bytes
+from ffncli.models.model import Group, Model
+
+Resource = Literal["compute", "memory", "link"]
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """All layers' FFNs (the one block of bare dimensions), forward, on `tokens` tokens, over tp × ep devices.
+
+    `compute_s` and `memory_s` are those of one rank, `link_s` its collectives'; `time_s` is the sum over layers of the
+    longer of the first two, and `link_s`; `balanced_time_s` is what it would be with the experts' tokens spread evenly
+    over ranks. `bound` is the resource that takes most of that. `efficiency` is the share of
+    the speed of tp × ep devices without communication that each work as fast as one does alone. Bytes are those of the
+    rank that has most: `needed_bytes` are its weights (of the whole model where those are known, split over tp alike)
+    and the activations of one layer, all intermediates kept; `memory_bytes` is what they may take. `experts_read` are
+    the experts of a layer that a rank is expected to read, `busiest_expert_tokens` the expected most of one expert.
+    `refused` is why there is no figure; then all are None.
+    """
+
+    device: str
+    dtype: str
+    tp: int
+    ep: int
+    devices: int
+    tokens: int
+    rate: str | None = None
+    time_s: float | None = None
+    balanced_time_s: float | None = None
+    bound: Resource | None = None
+    compute_s: float | None = None
+    memory_s: float | None = None
+    link_s: float | None = None
+    flops_per_byte: float | None = None
+    ridge_flops_per_byte: float | None = None
+    efficiency: float | None = None
+    tokens_per_s: float | None = None
+    links: str | None = None
+    all_reduces: int | None = None
+    all_to_alls: int | None = None
+    sent_bytes: float | None = None
+    tokens_per_expert: float | None = None
+    busiest_expert_tokens: float | None = None
+    experts_read: float | None = None
+    ffn_weight_bytes: int | None = None
+    model_weight_bytes: int | None = None
+    activation_bytes: int | None = None
+    needed_bytes: int | None = None
+    memory_bytes: int | None = None
+    fits: bool | None = None
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """Of one layer, on one rank: how many, the bytes that enter them, and those that the rings send."""
+
+    all_reduces: int
+    all_reduce_bytes: int
+    ring_all_reduce_bytes: float
+    all_to_alls: int
+    all_to_all_bytes: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """One rank's part of a layer: its kernels, and the bytes that it enters into each all-reduce and all-to-all."""
+
+    kernels: tuple[Traffic, ...]
+    reduced: tuple[int, ...]
+    exchanged: tuple[int, ...]
+    mixture: bool
+
+    @property
+    def work(self) -> Traffic:
+        """All kernels together."""
+        return sum(self.kernels, Traffic())
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one layer on one rank: of its kernels, and of its collectives, which wait for them."""
+
+    kernels: tuple[TimeFloor, ...]
+    link_s: float
+
+    @property
+    def compute_s(self) -> float:
+        """All arithmetic."""
+        return sum(kernel.compute_s for kernel in self.kernels)
+
+    @property
+    def memory_s(self) -> float:
+        """All traffic."""
+        return sum(kernel.memory_s for kernel in self.kernels)
+
+    @property
+    def seconds(self) -> float:
+        """The layer's time."""
+        return sum(kernel.seconds for kernel in self.kernels) + self.link_s
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans one model in one format of its weights; `other_bytes` are those of everything outside the FFNs."""
+
+    model: Model
+    weights: DType
+    other_bytes: int | None = None
+    skew: str = UNIFORM
+
+    def row(self, cluster: Cluster, ranks: Ranks, tokens: int) -> PlanRow:
+        """The figures of one split; a row without them where the model cannot be split so, or no rate is known."""
+        row = PlanRow(cluster.device, self.weights.name, ranks.tp, ranks.ep, ranks.world_size, tokens)
+        try:
+            check_ranks(self.model, ranks, self.weights)
+            row = self._filled(row, cluster, ranks)
+        except FFNError as error:
+            return replace(row, refused=str(error))
+        time_s = row.time_s or 0.0
+        alone_s = time_s if ranks.world_size == 1 else self._time_s(cluster, Ranks(), tokens)
+        share = alone_s / (time_s * ranks.world_size)
+        return self._with_memory(self._with_experts(replace(row, efficiency=share), ranks), cluster, ranks)
+
+    def _filled(self, row: PlanRow, cluster: Cluster, ranks: Ranks) -> PlanRow:
+        loads = [(self._load(group, ranks, row.tokens), len(group.layers) * group.runs) for group in self.model.groups]
+        times = [(self._times(cluster, load, ranks), n) for load, n in loads]
+        time_s = sum(one.seconds * n for one, n in times)
+        work = sum((load.work.times(n) for load, n in loads), Traffic())
+        rates = self._rates(cluster, work, any(load.mixture for load, _ in loads))
+        return replace(
+            row,
+            rate=rates.format,
+            time_s=time_s,
+            balanced_time_s=time_s if ranks.ep == 1 else self._time_s(cluster, ranks, row.tokens, even=True),
+            bound=_bound(times),
+            compute_s=sum(one.compute_s * n for one, n in times),
+            memory_s=sum(one.memory_s * n for one, n in times),
+            link_s=sum(one.link_s * n for one, n in times),
+            flops_per_byte=work.flops_per_byte(fused=True),
+            ridge_flops_per_byte=rates.ridge,
+            tokens_per_s=row.tokens / time_s,
+            links=" + ".join(cluster.wires.names(ranks.world_size) or ()),
+            all_reduces=sum(len(load.reduced) * n for load, n in loads),
+            all_to_alls=sum(len(load.exchanged) * n for load, n in loads),
+            sent_bytes=sum(_sent(load, ranks) * n for load, n in loads),
+        )
+
+    def _time_s(self, cluster: Cluster, ranks: Ranks, tokens: int, even: bool = False) -> float:
+        loads = ((self._load(g, ranks, tokens, even), len(g.layers) * g.runs) for g in self.model.groups)
+        return sum(self._times(cluster, load, ranks).seconds * n for load, n in loads)
+
+    def _with_experts(self, row: PlanRow, ranks: Ranks) -> PlanRow:
+        """Of the mixture that most layers have."""
+        mixtures = sorted((g for g in self.model.groups if g.spec.moe), key=lambda group: -len(group.layers))
+        spread = self._spread(mixtures[0], ranks, row.tokens) if mixtures else None
+        if spread is None:
+            return row
+        return replace(
+            row,
+            tokens_per_expert=spread.per_expert,
+            busiest_expert_tokens=spread.busiest,
+            experts_read=spread.touched_rank,
+        )
+
+    def _with_memory(self, row: PlanRow, cluster: Cluster, ranks: Ranks) -> PlanRow:
+        tokens, width = -(-row.tokens // ranks.ep), activation_dtype(self.weights).bytes
+        parts = [(steps_of(g, 0, ranks), len(g.layers)) for g in self.model.groups]
+        ffn = sum(weight_bytes(steps, self.weights) * n for steps, n in parts)
+        whole = None if self.other_bytes is None else ffn + -(-self.other_bytes // ranks.tp)
+        activations = max(cost(steps, tokens).activation_bytes(width) for steps, _ in parts)
+        needed = (ffn if whole is None else whole) + activations
+        return replace(
+            row,
+            ffn_weight_bytes=ffn,
+            model_weight_bytes=whole,
+            activation_bytes=activations,
+            needed_bytes=needed,
+            memory_bytes=cluster.memory_bytes,
+            fits=None if cluster.memory_bytes is None else needed <= cluster.memory_bytes,
+        )
+
+    def _load(self, group: Group, ranks: Ranks, tokens: int, even: bool = False) -> Load:
+        """One layer's part of the rank that has most; `even`: if all ranks' experts got as many tokens."""
+        steps, entered = steps_of(group, 0, ranks), -(-tokens // ranks.ep)
+        activations, spread = activation_dtype(self.weights), self._spread(group, ranks, tokens)
+        touched, share = None, 1.0  # of the expert work of `entered` tokens: all tokens' over the ranks, unevenly
+        if spread:
+            touched = spread.touched / ranks.ep if even else spread.touched_rank
+            share = tokens / (ranks.ep * entered) * (1.0 if even else spread.imbalance)
+        kernels = launches(steps, self.weights, activations, entered, touched)
+        crossing = exchanged(steps) if spread and ranks.ep > 1 else ()
+        rows = round(max(share, 1.0) * entered)  # sent or received, whichever is more
+        return Load(
+            kernels=tuple(_of_share(kernel.work, share) if kernel.routed else kernel.work for kernel in kernels),
+            reduced=tuple(entered * size for size in reduced_bytes(steps, activations)),
+            exchanged=tuple(rows * values * activations.block_bytes for values in crossing),
+            mixture=spread is not None,
+        )
+
+    def collectives(self, group: Group, ranks: Ranks, tokens: int) -> Collectives:
+        """Those of one layer of the group, the experts' tokens spread evenly."""
+        load = self._load(group, ranks, tokens, even=True)
+        rings = sum(ring_all_reduce_bytes(size, ranks.tp) for size in load.reduced)
+        return Collectives(len(load.reduced), sum(load.reduced), rings, len(load.exchanged), sum(load.exchanged))
+
+    def _spread(self, group: Group, ranks: Ranks, tokens: int) -> ExpertSpread | None:
+        moe = group.spec.moe
+        return expert_load(moe.experts, moe.top_k, tokens, ranks.ep, self.skew) if moe else None
+
+    def _times(self, cluster: Cluster, load: Load, ranks: Ranks) -> Times:
+        rates = self._rates(cluster, load.work, load.mixture)
+        wires = cluster.wires
+        link_s = [wires.all_reduce_s(size, ranks.tp) for size in load.reduced]
+        link_s += [wires.all_to_all_s(size, ranks.ep, ranks.tp) for size in load.exchanged]
+        if None in link_s:
+            raise FFNError(f"no link of {cluster.device} is known", "name one with --link and --network")
+        return Times(
+            tuple(
+                time_floor(one.matmul_flops, one.moved(), rates.flops_per_s, rates.bytes_per_s) for one in load.kernels
+            ),
+            sum(filter(None, link_s)),
+        )
+
+    def _rates(self, cluster: Cluster, work: Traffic, mixture: bool) -> Rates:
+        rates = cluster.speeds.rates(self.weights, work, mixture)
+        if rates is None:
+            raise FFNError(f"no rate of {cluster.device} is known in {activation_dtype(self.weights).name}")
+        return rates
+
+
+def check_ranks(model: Model, ranks: Ranks, weights: DType) -> None:
+    """Raises FFNError for a split that is impossible, with the nearest numbers that would do."""
+    tensor_parallel.check(model, ranks.tp, weights)
+    expert_parallel.check(model, ranks.ep)
+
+
+def _bound(layers: Sequence[tuple[Times, int]]) -> Resource:
+    """The resource that takes most of the time; a kernel's is that of arithmetic and memory which takes longer."""
+    shares: dict[Resource, float] = {"compute": 0.0, "memory": 0.0, "link": 0.0}
+    for times, n in layers:
+        for kernel in times.kernels:
+            shares[kernel.bound] += kernel.seconds * n
+        shares["link"] += times.link_s * n
+    return max(shares, key=lambda name: shares[name])
+
+
+def _sent(load: Load, ranks: Ranks) -> float:
+    """The bytes that a rank sends in one layer."""
+    rings = sum(ring_all_reduce_bytes(size, ranks.tp) for size in load.reduced)
+    return rings + sum(all_to_all_bytes(size, ranks.ep) for size in load.exchanged)
+
+
+def _of_share(work: Traffic, share: float) -> Traffic:
+    """A kernel of the experts with that share of the rows; it reads the same weights."""
+    moved = round(share * work.activation_bytes)
+    return Traffic(work.weight_bytes_read, moved, moved, round(share * work.matmul_flops))

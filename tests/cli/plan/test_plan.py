@@ -1,0 +1,146 @@
+"""`ffn plan` as a user asks it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import fields
+
+import pytest
+
+import ffncli
+from ffncli.bench.results.csv_file import HEADER, row_lines
+from ffncli.bench.results.row import ResultRow
+from ffncli.models.counting.plan import PlanRow
+from tests.models.counting.test_measured import SHAPES, block
+
+
+def body(call, *arguments: str) -> dict:
+    code, out, err = call("plan", *arguments, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_the_sentence_comes_first(call):
+    lines = call("plan", "llama-2-70b", "--device", "h100,mi300x", "-n", "1,16")[1].splitlines()
+    assert re.fullmatch(r"llama-2-70b fits on 2 × H100 SXM5 as tp2 in fp16; memory-bound; [\d.]+ ms a token", lines[0])
+    assert re.fullmatch(r"llama-2-70b fits on 1 × MI300X in fp16; memory-bound; [\d.]+ ms a token", lines[2])
+    many = call("plan", "llama-2-7b", "--tp", "1", "--tokens", "8192")[1].splitlines()[0]
+    assert re.fullmatch(r"llama-2-7b fits on 1 × H100 SXM5 in fp16; compute-bound; [\d.]+ ms for 8,192 tokens", many)
+
+
+def test_what_does_not_fit_says_by_how_much(call):
+    first = call("plan", "llama-2-70b", "--tp", "1", "--tokens", "1")[1].splitlines()[0]
+    assert first == "llama-2-70b does not fit on 1 × H100 SXM5 in fp16: needs 138.0 GB of 72.00 GB each"
+    first = call("plan", "llama-2-7b", "--device", "apple-m1", "--tp", "1", "--tokens", "1")[1].splitlines()[0]
+    assert "on 1 × Apple M1: whether it fits is not known" in first
+    first = call("plan", "4096x11008:swiglu", "--dtype", "bf16", "--device", "v100,h100")[1].splitlines()[0]
+    assert (
+        first
+        == "4096x11008:swiglu (FFN weights alone) has no figures on V100 SXM2: no rate of V100 SXM2 is known in bf16"
+    )
+
+
+def test_rows_of_json_csv_and_library_are_one(call):
+    words = ("mixtral-8x7b", "--device", "h100,a100", "--tp", "1,2", "--ep", "1,8", "-n", "1,64", "--dtype", "bf16,fp8")
+    answer = body(call, *words)
+    plan = ffncli.plan("mixtral-8x7b", ["h100", "a100"], (1, 2), (1, 8), (1, 64), ["bf16", "fp8"])
+    assert len(answer["rows"]) == len(plan.rows) == 2 * 2 * 2 * 2 * 2
+    assert answer["rows"] == [json.loads(json.dumps(vars(row))) for row in plan.rows]
+    assert [row["device"] for row in answer["cheapest"]] == ["H100 SXM5", "A100 80GB SXM"]
+    lines = list(csv.DictReader(io.StringIO(call("plan", *words, "--csv")[1])))
+    assert list(lines[0]) == ["name", *(field.name for field in fields(PlanRow))]
+    assert [float(line["time_s"]) for line in lines] == [row.time_s for row in plan.rows]
+
+
+def test_a_table_for_each_device_and_format(call):
+    code, out, err = call("plan", "llama-2-7b", "--device", "h100,a100", "--dtype", "bf16,fp8", "--tp", "1,3")
+    assert (code, err) == (0, "")
+    titles = [line for line in out.splitlines() if "FLOPs/byte" in line]
+    assert [title.partition(":")[0] for title in titles] == [
+        "H100 SXM5, bf16", "H100 SXM5, fp8", "A100 80GB SXM, bf16", "A100 80GB SXM, fp8 computed in bf16",
+    ]  # fmt: skip
+    assert out.count("no figures for tp3: d_ff = 11008 does not divide over 3 ranks; nearest: 2 and 4") == 1
+    assert "0.80 of the peak" in out
+    assert "0.85 of the peak" in out
+
+
+def test_assumptions_are_shown_and_change_the_time(call):
+    words = ("llama-2-7b", "--tp", "2", "--tokens", "4096", "--dtype", "bf16")
+    slow = body(call, *words, "--gemm-efficiency", "0.4", "--link", "pcie5", "--network", "hdr", "--per-node", "4")
+    fast = body(call, *words)
+    assert slow["rows"][0]["compute_s"] == pytest.approx(2 * fast["rows"][0]["compute_s"])
+    assert slow["assumed"][0]["changed"] == ["gemm_efficiency", "link", "network", "per_node"]
+    page = call("plan", *words, "--gemm-efficiency", "0.4", "--link", "pcie5")[1]
+    assert "0.40 of the peak" in page
+    assert "pcie5 (63 GB/s)" in page
+    assert "options --gemm-efficiency, --link" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--device h1000", "did you mean"), ("--device cpu", "needs --measured FILE"), ("--tp 0", "--tp"),
+        ("--tp 3", "nearest: 2 and 4"), ("--dtype f23", "unknown dtype"), ("--skew zipf", "zipf:1.2"),
+        ("--ep 8", "has no experts"), ("--link nv", "unknown link"), ("--gemm-efficiency 1.5", "at most 1"),
+        ("--measured nowhere.csv", "nowhere.csv"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(call, words, says):
+    code, out, err = call("plan", "llama-2-7b", *words.split())
+    assert (code, out) == (2, "")
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_the_list_of_devices_is_that_of_params(call):
+    plan, params = (
+        json.loads(call(*words, "list", "--json")[1]) for words in (("plan", "--device"), ("params", "--ridge"))
+    )
+    assert plan["devices"] == params["devices"]
+    h100 = next(one for one in plan["devices"] if one["device"] == "h100")
+    assert (h100["link"], h100["per_node"], h100["network"]) == ("nvlink4", 8, "ndr")
+
+
+# --- measured ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """A file of a made-up CPU, the times of two kernels each, the second slower."""
+    rows = [
+        ResultRow(
+            device="cpu", d_model=d, d_ff=f, activation="gelu", gated=False, bias=True, experts=0, tokens=n,
+            dtype="fp32", passes="forward", kernel=kernel, status="ok", time_s=slower * block(d, f, n, 0.5).time_s,
+            case=f"{d}x{f}:gelu, {n} tokens, fp32",
+        )
+        for d, f in SHAPES for n in (1, 8, 64, 512) for kernel, slower in (("eager", 1.0), ("slow", 3.0))
+    ]  # fmt: skip
+    path = tmp_path / "a.csv"
+    path.write_text(HEADER + row_lines(rows), "utf-8")
+    return str(path)
+
+
+def test_a_cpu_by_what_was_measured_on_it(call, measured):
+    answer = body(call, "768x3072:gelu", "--device", "cpu", "--measured", measured, "--tp", "1", "-n", "32")
+    (row,) = answer["rows"]
+    assert row["time_s"] == pytest.approx(block(768, 3072, 32, 0.5).time_s, rel=0.03)
+    assert answer["assumed"] == []
+    assert len(answer["measured"]) == 12
+    assert {one["kernel"] for one in answer["measured"]} == {"eager"}
+    assert max(abs(one["error"]) for one in answer["measured"]) < 0.1
+    page = call("plan", "768x3072:gelu", "--measured", measured, "--tp", "1")[1]
+    assert "error, either sign: median" in page
+    assert "no times of H100" in call("plan", "gpt2", "--device", "h100", "--measured", measured)[2]
+
+
+def test_a_file_without_a_forward_time_is_refused(call, measured):
+    with open(measured, encoding="utf-8") as file:
+        text = file.read().replace(",forward,", ",forward+backward,")
+    with open(measured, "w", encoding="utf-8") as file:
+        file.write(text)
+    code, _, err = call("plan", "gpt2", "--measured", measured)
+    assert code == 2
+    assert "no forward time of a block in it" in err
