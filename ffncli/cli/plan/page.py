@@ -48,10 +48,12 @@ def sentence(plan: ClusterPlan, rows: Sequence[PlanRow]) -> str:
     known = [row for row in rows if not row.refused]
     if not known:
         return f"{what} has no figures on {device}: {rows[0].refused}"
-    least = min(known, key=lambda row: (row.needed_bytes or 0, row.tokens))
-    if least.memory_bytes is None:
-        return f"{what} on {least.devices} × {device}: whether it fits is not known; {_speed(least)}"
-    room = f"needs {bytes_text(least.needed_bytes or 0)} of {bytes_text(least.memory_bytes)} each"
+    one = known[0]
+    if one.memory_bytes is None:
+        return f"{what} on {one.devices} × {device}: whether it fits is not known; {_speed(one)}"
+    least = min((row for row in known if not row.fits), key=lambda row: (row.needed_bytes or 0, row.tokens))
+    room = f"needs {bytes_text(least.needed_bytes or 0)} of {bytes_text(one.memory_bytes)} each"
+    room += "" if least.tokens == 1 else f" for {least.tokens:,} tokens"
     return f"{what} does not fit on {least.devices} × {device} in {least.dtype}: {room}"
 
 
