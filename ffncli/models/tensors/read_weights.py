@@ -18,7 +18,7 @@ from ffncli.models.files.bytes import OpenFiles
 from ffncli.models.files.checkpoint import Checkpoint
 from ffncli.models.files.dequantize import integers, shaped, stored
 from ffncli.models.files.rows import StoredTensor
-from ffncli.models.tensors.layout import Located, squeezed, wrong_shape
+from ffncli.models.tensors.layout import Located, wrong_shape
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +79,7 @@ def _fitting(tensor: StoredTensor, name: str, item: Located) -> StoredTensor:
     Raises FFNError if it has another, ignoring axes of size one.
     """
     expected = item.stored_shape()
-    if squeezed(tensor.shape) != squeezed(expected):
+    if not item.fits(tensor.shape):
         raise wrong_shape(tensor.place.path, name, tensor.shape, item)
     return tensor if tensor.shape == expected else shaped(tensor, expected)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Op, of_norm, walk
+from ffncli.models.files import image_experts
 from ffncli.models.tensors.arrangement import Arrangement, arrangement, norm_modules
 from ffncli.models.tensors.ffns import FFNLocation, Projections, ffn_locations, members, projections, role
 from ffncli.models.tensors.shapes import Item, matrix
@@ -175,14 +176,19 @@ _PARAMETERS = {
     "router_fc2": "router_fc2.weight",
 }  # fmt: skip
 
+# Next to a router for image tokens.
+_ABOVE_IMAGES = {"router.weight": StoredSlice("", transposed=True), "route.correction": StoredSlice("", parts=2)}
+
 
 def _vectors(layer: LayerTensors, location: FFNLocation, inner: Mapping[str, Item]) -> dict[str, StoredSlice]:
     """The router with its bias, the correction, the shared experts' gate, the latent pair, activation parameters."""
     matrices = {p.name(leaf) for p in location.all for leaf in p.naming.names}
     out: dict[str, StoredSlice] = {}
+    with_images = any(f"{layer.stem}{root}{image_experts.ROUTER}" in layer.stored for root in location.roots)
 
     def add(parameter: str, tensor: str) -> None:
-        out.setdefault(parameter, layer.slice(tensor, StoredSlice(""), f"named {tensor}"))
+        how = _ABOVE_IMAGES.get(parameter, StoredSlice("")) if with_images else StoredSlice("")
+        out.setdefault(parameter, layer.slice(tensor, how, f"named {tensor}"))
 
     for name in inner:
         if name in matrices:
