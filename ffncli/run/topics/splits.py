@@ -47,9 +47,9 @@ def tensor_parallel_topic(line: TopicLine) -> Topic:
 
 def expert_parallel_topic(line: TopicLine) -> Topic:
     """What expert parallelism is."""
-    source, experts, ranks = "4x8:swiglu", 4, 2
+    source, experts, tokens, ranks = "4x8:swiglu", 6, 6, 2
     each = experts // ranks
-    rows = _journeys(tiny_run(source, experts=experts), ranks, each)
+    rows = _journeys(tiny_run(source, tokens=tokens, experts=experts), ranks, each)
     sent = sum(row[-1] for row in rows)
     choices = sum(len(row[2].split(",")) for row in rows)
     mixtral = exchange(catalog_model("mixtral-8x7b").model, _RANKS, dtypes.dtype("bf16"))
@@ -67,7 +67,7 @@ def expert_parallel_topic(line: TopicLine) -> Topic:
             "(Lepikhin et al. 2020).",
         ),
         NumberTable(
-            f"ffn trace {source} --experts {experts} --ep {ranks}",
+            f"ffn trace {source} --experts {experts} --tokens {tokens} --ep {ranks}",
             ("token", "on rank", "experts", "on ranks", "sent"),
             tuple(rows),
         ),

@@ -288,12 +288,12 @@ def test_tensor_parallelism():
 
 def test_expert_parallelism():
     topic = ffncli.explain("expert-parallel")
-    chosen = ffncli.trace("4x8:swiglu", experts=4)["router"].topk(2, dim=-1).indices.tolist()
+    chosen = ffncli.trace("4x8:swiglu", experts=6, tokens=6)["router"].topk(2, dim=-1).indices.tolist()
     for token, (row, experts) in enumerate(zip(topic.example.rows, chosen, strict=True)):
-        home, places = token // 2, [expert // 2 for expert in experts]
+        home, places = token // 3, [expert // 3 for expert in experts]
         assert row == (token, home, ", ".join(map(str, experts)), ", ".join(map(str, places)), 2 - places.count(home))
-    sent = sum(expert // 2 != token // 2 for token, experts in enumerate(chosen) for expert in experts)
-    assert f"has experts 0-1 and rank 1 has 2-3: {sent} of 8 chosen experts are on the other rank" in text(topic)
+    sent = sum(expert // 3 != token // 3 for token, experts in enumerate(chosen) for expert in experts)
+    assert f"has experts 0-2 and rank 1 has 3-5: {sent} of 12 chosen experts are on the other rank" in text(topic)
     assert f"in mixtral-8x7b on 8 ranks {7 * 2 * 4096 * 2 // 8:,} bytes per token and layer" in text(topic)
 
 
