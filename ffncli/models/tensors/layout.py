@@ -54,16 +54,7 @@ class Located:
             shape[-1], shape[-2] = shape[-2], shape[-1]
         if self.slice.stacked:
             shape[:2] = [shape[0] * shape[1]]
-        return tuple(shape)
-
-    def fits(self, shape: Iterable[int]) -> bool:
-        """Whether a tensor of that shape holds the parameter; axes of size one do not matter.
-
-        Such are a correction [1, experts], a convolution [out, in, 1]. Concatenated vectors may be rows of a matrix.
-        """
-        rows = [self.slice.parts, *(axis.size for axis in self.axes)]
-        as_rows = len(self.axes) == 1 and not self.slice.interleaved and _squeezed(shape) == _squeezed(rows)
-        return as_rows or _squeezed(shape) == _squeezed(self.stored_shape())
+        return (self.slice.rows, *shape) if self.slice.rows > 1 else tuple(shape)
 
 
 def locate(layer: LayerTensors, spec: FFNSpec) -> tuple[Located, ...]:
@@ -150,15 +141,17 @@ def check_shapes(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
     Tensors of packed formats are skipped too: their shapes differ from the matrices'.
     """
     for item in located:
+        expected = item.stored_shape()
         for name in item.names:
             if name not in checkpoint.files or not os.path.exists(path := checkpoint.path(name)):
                 continue
             info = checkpoint.info(name)
-            if info.dtype in PLAIN and not item.fits(info.shape):
+            if info.dtype in PLAIN and squeezed(info.shape) != squeezed(expected):
                 raise wrong_shape(path, name, info.shape, item)
 
 
-def _squeezed(shape: Iterable[int]) -> list[int]:
+def squeezed(shape: Iterable[int]) -> list[int]:
+    """A shape without its axes of size one: a correction may be [1, experts], a convolution [out, in, 1]."""
     return [size for size in shape if size != 1]
 
 
@@ -176,6 +169,8 @@ def canonical(stored: Tensor, item: Located) -> Tensor:
     if stored.dim() == len(shape) == 3 and stored.shape[0] > shape[0]:
         stored = stored[: shape[0]]  # in memory LongCat's identity experts have unused rows
     stored = stored.reshape(shape)
+    if part.rows > 1:
+        return stored[0]
     if part.stacked:
         stored = stored.reshape(item.axes[0].size, -1, stored.shape[-1])
     if part.transposed:

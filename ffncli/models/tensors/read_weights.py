@@ -18,7 +18,7 @@ from ffncli.models.files.bytes import OpenFiles
 from ffncli.models.files.checkpoint import Checkpoint
 from ffncli.models.files.dequantize import integers, shaped, stored
 from ffncli.models.files.rows import StoredTensor
-from ffncli.models.tensors.layout import Located, wrong_shape
+from ffncli.models.tensors.layout import Located, squeezed, wrong_shape
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +79,7 @@ def _fitting(tensor: StoredTensor, name: str, item: Located) -> StoredTensor:
     Raises FFNError if it has another, ignoring axes of size one.
     """
     expected = item.stored_shape()
-    if not item.fits(tensor.shape):
+    if squeezed(tensor.shape) != squeezed(expected):
         raise wrong_shape(tensor.place.path, name, tensor.shape, item)
     return tensor if tensor.shape == expected else shaped(tensor, expected)
 
@@ -175,6 +175,8 @@ class _Destination:
             block = (
                 block[:, piece.part :: piece.parts] if piece.interleaved else block.narrow(1, piece.part * width, width)
             )
+        if piece.rows > 1:
+            block = block[: max(0, 1 - start)]
         place[start : start + len(block)].copy_(block)
 
     def _rows_of_part(self, start: int, block: Tensor) -> tuple[Tensor, int]:

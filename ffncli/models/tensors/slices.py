@@ -25,8 +25,9 @@ class StoredSlice:
 
     The stored matrix holds `parts` parameters along its output axis, of which this is number `part`, either
     concatenated or `interleaved`; `transposed` means stored as `[in, out]`; `stacked`: the experts' matrices are
-    stacked in a single one. `format` is how the tensor is stored (`F32`, `gptq-4bit`); `evidence` is why it is read
-    this way, `assumed` a usual property that neither the file nor its family confirms.
+    stacked in a single one; `rows`: a vector is the first of so many rows. `format` is how the tensor is stored (`F32`,
+    `gptq-4bit`); `evidence` is why it is read this way, `assumed` a usual property that neither the file nor its family
+    confirms.
     """
 
     tensor: str
@@ -35,6 +36,7 @@ class StoredSlice:
     parts: int = 1
     interleaved: bool = False
     stacked: bool = False
+    rows: int = 1
     format: str = field(default="", compare=False)
     evidence: str = field(default="", compare=False)
     assumed: str = field(default="", compare=False)
@@ -50,6 +52,7 @@ class StoredSlice:
         how = [] if self.parts == 1 else ["interleaved" if self.interleaved else "concatenated"]
         how = [f"{h} {self.part + 1} of {self.parts}" for h in how]
         how += ["experts one below the other"] if self.stacked else []
+        how += [f"row 1 of {self.rows}"] if self.rows > 1 else []
         return ", ".join(
             (["transposed"] if self.transposed else []) + how + (["per expert"] if self.per_expert else [])
         )
@@ -177,7 +180,7 @@ _PARAMETERS = {
 }  # fmt: skip
 
 # Next to a router for image tokens.
-_ABOVE_IMAGES = {"router.weight": StoredSlice("", transposed=True), "route.correction": StoredSlice("", parts=2)}
+_ABOVE_IMAGES = {"router.weight": StoredSlice("", transposed=True), "route.correction": StoredSlice("", rows=2)}
 
 
 def _vectors(layer: LayerTensors, location: FFNLocation, inner: Mapping[str, Item]) -> dict[str, StoredSlice]:
