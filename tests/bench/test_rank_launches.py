@@ -145,13 +145,13 @@ SAYS = "from multiprocessing.connection import Connection; Connection(int(sys.ar
     ("first", "second", "words"),
     [
         ("import time; time.sleep(120)", "import os; os.kill(os.getpid(), 9)", "rank 1: its worker was killed (signal"),
-        (SAYS.format("another reports an error"), SAYS.format("no GPU"), "another reports an error; rank 1: no GPU"),
+        (SAYS.format("another reports an error"), SAYS.format("no GPU"), "rank 1: no GPU"),
     ],
 )
 def test_what_ends_another_rank_before_all_have_met_is_said_at_once(store, tmp_path, first, second, words):
     found, code = over_workers(tmp_path, [script(first), script(second)], request())
     assert isinstance(found, FFNError)
-    assert str(found).startswith(words)
+    assert words in str(found)
     assert (found.code, code) == (3, 3)
 
 
