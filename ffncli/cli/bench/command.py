@@ -13,7 +13,7 @@ from typer import Exit
 
 from ffncli.bench.rank_launches import followed, led
 from ffncli.bench.request.build import build_request, require_gate
-from ffncli.bench.request.cluster import Cluster
+from ffncli.bench.request.cluster import LauncherChoice
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results.journal import Journal
@@ -126,7 +126,7 @@ def _resume(
     path: Path,
     options: dict[str, str],
     result: ResultOptions,
-    cluster: Cluster | None,
+    cluster: LauncherChoice | None,
     plot: PlotOptions,
     output: Output,
 ) -> None:
