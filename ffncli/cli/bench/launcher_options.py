@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, get_args
+from typing import Annotated
 
-from ffncli.bench.request.cluster import MOST_SLOTS, LauncherChoice, LauncherName, cluster_of
+from ffncli.bench.request.cluster import MOST_SLOTS, LauncherChoice, cluster_of
+from ffncli.cli.common import values
 from ffncli.cli.common.option import option
 from ffncli.cli.common.options import Count, Text
 from ffncli.cli.common.parsers import positive
@@ -19,7 +20,7 @@ class LauncherOptions:
     """Which machines measure the cases; by default this one."""
 
     launcher: Annotated[
-        Text, _machines("--launcher", metavar="NAME", values=lambda: get_args(LauncherName),
+        Text, _machines("--launcher", metavar="NAME", values=values.launchers,
                         help="Measure on other machines, a case at a time on each: slurm submits jobs (extra slurm),"
                              " ray uses a running cluster (extra ray). Needs --device and --threads."),
     ] = None  # fmt: skip

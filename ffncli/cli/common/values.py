@@ -98,6 +98,13 @@ def norm_positions() -> Iterable[str]:
     return get_args(NormPosition)
 
 
+def launchers() -> Iterable[str]:
+    """Who starts the cases on other machines."""
+    from ffncli.bench.request.cluster import LauncherName
+
+    return get_args(LauncherName)
+
+
 def formats() -> Iterable[str]:
     """Output formats."""
     from ffncli.show.output import Format

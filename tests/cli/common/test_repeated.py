@@ -58,6 +58,11 @@ LISTS = [
     (("approximate", "--d-ff", "1", "--seeds", "1", "--steps", "1"), "--activation", "relu", "gelu"),
     (("approximate", "--activation", "relu", "--seeds", "1", "--steps", "1"), "--d-ff", "1", "2"),
     (("verify", "4x8"), "--check", "module", "tokens"),
+    (("plan", "gpt2"), "--device", "h100", "b200"),
+    (("plan", "gpt2"), "--dtype", "bf16", "fp8"),
+    (("plan", "gpt2"), "--tokens", "1", "32"),
+    (("plan", "gpt2"), "--tensor-parallel", "1", "2"),
+    (("plan", "mixtral-8x7b"), "--expert-parallel", "1", "2"),
     (("verify", "4x8", "--check", "kernels"), "--kernel", "eager", "packed"),
 ]
 ADDED = {  # each repeated value is one of its own
@@ -67,7 +72,7 @@ BELOW = {  # asked of the records below, since a run takes long
     ("trace", "--input-ids"), ("trace", "--position"), ("activations", "--input-ids"),
     ("activations", "--position"), ("bench", "--tokens"), ("bench", "--dtype"), ("bench", "--pass"),
     ("bench", "--cache"), ("bench", "--device"), ("bench", "--threads"), ("bench", "--kernel"),
-    ("bench", "--certificate"), ("bench", "--routing"),
+    ("bench", "--certificate"), ("bench", "--routing"), ("bench", "--launcher-option"),
 }  # fmt: skip
 
 

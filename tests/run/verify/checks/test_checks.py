@@ -58,7 +58,9 @@ def subjects(verdict: Verdict, passed: bool | None) -> list[str]:
 def test_what_is_right_passes(name, dtype):
     found = verified(SPECS[name], dtype=dtype)
     assert [(row.check, row.subject, row.note) for row in found.failed] == []
-    assert list(dict.fromkeys(row.check for row in found.rows)) == list(CHECKS)
+    assert list(dict.fromkeys(row.check for row in found.rows)) == [
+        name for name in CHECKS if name != "ranks"
+    ]  # which takes several processes
     assert len(subjects(found, True)) > 30
 
 
