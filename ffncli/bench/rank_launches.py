@@ -85,20 +85,27 @@ class RankLaunches:
 
     def words(self) -> dict[int, tuple[str, str]]:
         """How the other ranks' workers ended, by rank, as (kernel, words); of those that say so in a moment."""
-        until, left = time.monotonic() + _REPORTING, set(range(1, self.place.world_size))
+        until, others = time.monotonic() + _REPORTING, self.place.world_size - 1
+        while len(endings := self.words_now()) < others and time.monotonic() < until:
+            time.sleep(_LOOK / 4)
+        return endings
+
+    def words_now(self) -> dict[int, tuple[str, str]]:
+        """The same, of those that have said so already."""
         endings: dict[int, tuple[str, str]] = {}
-        while left and time.monotonic() < until:
-            for rank in sorted(left):
-                if self.store.shared.check([f"word/{self.number}/{rank}"]):
-                    kernel, words = json.loads(self.store.shared.get(f"word/{self.number}/{rank}"))
-                    endings[rank] = str(kernel), clean(str(words))[:_LONGEST_WORD]
-                    left.discard(rank)
-            time.sleep(_LOOK / 4 if left else 0)
+        for rank in range(1, self.place.world_size):
+            if self.store.shared.check([f"word/{self.number}/{rank}"]):
+                kernel, words = json.loads(self.store.shared.get(f"word/{self.number}/{rank}"))
+                endings[rank] = str(kernel), clean(str(words))[:_LONGEST_WORD]
         return endings
 
     def end(self, code: int) -> None:
-        """There are no more launches: the other ranks end with that exit code."""
+        """There are no more launches: the other ranks end with that exit code. A store that no agent keeps is open until
+        they have read it."""
         self.store.shared.set(f"launch/{self.number + 1}", json.dumps({"end": code}))
+        until, left = time.monotonic() + 2 * _LEAVING, [f"left/{rank}" for rank in range(1, self.place.world_size)]
+        while not (self.place.has_agent or self.store.shared.check(left)) and time.monotonic() < until:
+            time.sleep(_LOOK / 4)
 
 
 @contextmanager
@@ -122,13 +129,25 @@ def led(request: BenchRequest, place: Place | None) -> Iterator[RankLaunches | N
 
 
 def followed(place: Place, command: Sequence[str] = WORKER) -> int:
-    """What every rank but the first does: start a worker for each of rank 0's launches. Returns rank 0's exit code."""
-    from ffncli.run.ranks.store import open_store
+    """What every rank but the first does: start a worker for each of rank 0's launches. Returns rank 0's exit code.
 
-    store, number = open_store(place, _MEETING), 0
+    Raises FFNError (exit 3) if the store is lost, with rank 0 or its agent.
+    """
+    from ffncli.run.ranks.store import STORE_ERRORS, absent, open_store
+
+    store = open_store(place, _MEETING)
+    try:
+        return _follow(place, store, command)
+    except STORE_ERRORS as error:
+        raise absent([0], "ended before the others") from error
+
+
+def _follow(place: Place, store: RankStore, command: Sequence[str]) -> int:
+    number = 0
     while True:
         message = _message(store, number)
         if "end" in message:
+            store.shared.set(f"left/{place.rank}", "1")
             return record_of(int, message["end"], "the end of the run")  # type: ignore[no-any-return]
         launch: _Launch = record_of(_Launch, message.get("launch"), "a launch of rank 0")
         store.shared.set(f"word/{number}/{place.rank}", json.dumps(_followed(launch, place, store, number, command)))

@@ -16,7 +16,8 @@ from ffncli.run.topics.call import explain, topics
 def command(
     *,
     topic: Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="ffn, gate, 4x, neuron, moe, gelu, ... [default: list all]")
+        str | None,
+        typer.Argument(metavar="TOPIC", help="ffn, gate, 4x, moe, tensor-parallel, gelu, ... [default: list all]"),
     ] = None,
     show: OutputOptions,
 ) -> None:

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, steps
-from ffncli.models.demo import demo
-from ffncli.models.dimensions import Dimensions
+from ffncli.run.topics.tiny import TinyRun, catalog_model, routes, tiny_run
 from ffncli.run.topics.topic import NumberTable, Topic, TopicLine, fixed
 from ffncli.show.text import percent
 
 if TYPE_CHECKING:
     from ffncli.models.counting.count import ModelCount
-    from ffncli.run.engine.prepare import Prepared
-    from ffncli.run.engine.trace import StepRecord, Trace
 
 _ATTENTION_IS_ALL = "Vaswani et al. 2017, arXiv:1706.03762"
 
 
 def block_topic(line: TopicLine) -> Topic:
     """What a feed-forward network is."""
-    run, llama = _run(tokens=1), _model("llama-2-7b")
+    run, llama = tiny_run(tokens=1), _model("llama-2-7b")
     return line.explained(
         (
             "A transformer layer has two halves: attention mixes tokens; the feed-forward network (FFN, MLP) works on "
@@ -76,7 +72,7 @@ def width_topic(line: TopicLine) -> Topic:
 def gate_topic(line: TopicLine) -> Topic:
     """What a gate is."""
     source = "4x6:swiglu"
-    run = _run(source, tokens=1)
+    run = tiny_run(source, tokens=1)
     names = ("gate", "act", "up", "hidden")
     units = _columns(run, names)
     models = _known_models()
@@ -101,7 +97,7 @@ def gate_topic(line: TopicLine) -> Topic:
 
 def neuron_topic(line: TopicLine) -> Topic:
     """What one hidden unit does."""
-    run, gpt2 = _run(tokens=1), _model("gpt2")
+    run, gpt2 = tiny_run(tokens=1), _model("gpt2")
     weights = {name: tensor.tolist() for name, tensor in run.prepared.weights.items()}
     strength, out, width = run["act"].values[0], run["down"].values[0], gpt2.d_ff
     written = [[fires * row[unit] for row in weights["down.weight"]] for unit, fires in enumerate(strength)]
@@ -132,7 +128,7 @@ def neuron_topic(line: TopicLine) -> Topic:
 def moe_topic(line: TopicLine) -> Topic:
     """What a mixture of experts is."""
     source = "4x8:swiglu"
-    run, mixtral = _run(source, experts=4), _model("mixtral-8x7b")
+    run, mixtral = tiny_run(source, experts=4), _model("mixtral-8x7b")
     total, active = mixtral.ffn_params_total, mixtral.ffn_params_active or 0
     return line.explained(
         (
@@ -144,7 +140,7 @@ def moe_topic(line: TopicLine) -> Topic:
             "The price is memory: all experts stay loaded, because the next token may choose others.",
             "Some models add shared experts, which every token uses besides the chosen ones.",
         ),
-        NumberTable(f"ffn trace {source} --experts 4", ("token", "experts", "weights"), tuple(_routes(run))),
+        NumberTable(f"ffn trace {source} --experts 4", ("token", "experts", "weights"), tuple(routes(run))),
         "ffn params mixtral-8x7b deepseek-v3",
         ("Shazeer et al. 2017, arXiv:1701.06538", "Jiang et al. 2024, arXiv:2401.04088"),
     )
@@ -154,7 +150,7 @@ def norm_topic(line: TopicLine) -> Topic:
     """What a norm does."""
     x = (1.0, 2.0, 3.0, 4.0)
     text = ",".join(f"{value:g}" for value in x)
-    layer, rms = (_run("4x8", norm=kind, input=text)["norm"].values[0] for kind in ("layernorm", "rmsnorm"))
+    layer, rms = (tiny_run("4x8", norm=kind, input=text)["norm"].values[0] for kind in ("layernorm", "rmsnorm"))
     mean, rms_of_x = sum(x) / len(x), sqrt(sum(value * value for value in x) / len(x))
     return line.explained(
         (
@@ -177,7 +173,7 @@ def norm_topic(line: TopicLine) -> Topic:
 
 def residual_topic(line: TopicLine) -> Topic:
     """What the residual connection is."""
-    run = _run("4x8", tokens=1, residual=True, norm="rmsnorm")
+    run = tiny_run("4x8", tokens=1, residual=True, norm="rmsnorm")
     names = ("x", "down", "out")
     lengths = {name: sqrt(sum(value * value for value in run[name].values[0])) for name in names}
     return line.explained(
@@ -199,7 +195,7 @@ def residual_topic(line: TopicLine) -> Topic:
 def dropout_topic(line: TopicLine) -> Topic:
     """What dropout does."""
     p = 0.5
-    run = _run("4x8:gelu", tokens=1, dropout=p, train=True)
+    run = tiny_run("4x8:gelu", tokens=1, dropout=p, train=True)
     record = run["dropout"]
     return line.explained(
         (
@@ -219,44 +215,9 @@ def dropout_topic(line: TopicLine) -> Topic:
     )
 
 
-def _columns(run: _TinyRun, names: Sequence[str]) -> list[tuple[Any, ...]]:
+def _columns(run: TinyRun, names: Sequence[str]) -> list[tuple[Any, ...]]:
     """The first token's numbers at these steps, a row for each."""
     return [(i, *row) for i, row in enumerate(zip(*(run[name].values[0] for name in names), strict=True))]
-
-
-@dataclass(frozen=True)
-class _TinyRun:
-    """A small block that ran: its inputs and weights, and the record of each step by name."""
-
-    prepared: Prepared
-    trace: Trace
-
-    def __getitem__(self, name: str) -> StepRecord:
-        return self.trace.step(name)
-
-
-def _run(
-    source: str | None = None, tokens: int | None = None, input: str | None = None, train: bool = False, **options: Any
-) -> _TinyRun:
-    """The run of `ffn trace` with the same options, with all its values kept."""
-    from ffncli.run.engine.prepare import LayerRequest, prepare
-    from ffncli.run.engine.trace import trace
-    from ffncli.run.user.load import load
-
-    example = demo(Dimensions()) if source is None else None
-    model = example.model if example else load(source, Dimensions(**options))
-    leading = None if tokens is None else (tokens,)
-    ready = prepare(model, LayerRequest(input=input, leading=leading, train=train), example)
-    return _TinyRun(ready, trace(ready.steps, ready.weights, ready.inputs, ready.mode))
-
-
-def _routes(run: _TinyRun) -> list[tuple[int, str, str]]:
-    """(token, its experts, their weights), the heaviest expert first."""
-    rows = []
-    for token, weights in enumerate(run["route"].values):
-        order = sorted((e for e, weight in enumerate(weights) if weight), key=lambda e: -weights[e])
-        rows.append((token, ", ".join(map(str, order)), ", ".join(fixed(weights[e]) for e in order)))
-    return rows
 
 
 def _known_models() -> list[ModelCount]:
@@ -268,9 +229,6 @@ def _known_models() -> list[ModelCount]:
 
 def _model(name: str) -> ModelCount:
     """A model of the catalog, counted."""
-    from ffncli.models import catalog
     from ffncli.models.counting.count import count
 
-    model = catalog.find(name)
-    assert model is not None, name
-    return count(model)
+    return count(catalog_model(name))

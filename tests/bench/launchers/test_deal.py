@@ -15,7 +15,7 @@ from ffncli.bench.judge.failure import failure
 from ffncli.bench.launchers.deal import MOST_TRIES, Dealt, run_in_slots
 from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent
 from ffncli.bench.records import Job
-from ffncli.bench.request.cluster import Cluster
+from ffncli.bench.request.cluster import LauncherChoice
 from ffncli.bench.request.grid import BenchRequest, from_json
 from ffncli.bench.results.csv_file import read_rows
 from ffncli.bench.results.journal import ResultFiles
@@ -28,7 +28,7 @@ TOKENS = (1, 2, 3, 4, 5)
 
 
 def over_machines(tokens: Sequence[int] = TOKENS) -> BenchRequest:
-    return replace(request(tokens=tokens), cluster=Cluster("ray", 2))
+    return replace(request(tokens=tokens), cluster=LauncherChoice("ray", 2))
 
 
 def answer(task: str, place: str = "here", **changes: Any) -> str:

@@ -18,7 +18,19 @@ from ffncli.run.topics.topic import Topic
 from tests.oracles.activations import ORACLES
 from tests.oracles.counts import MOE
 
-PARTS = ["ffn", "activation", "gate", "4x", "neuron", "moe", "norm", "residual", "dropout"]
+PARTS = [
+    "ffn",
+    "activation",
+    "gate",
+    "4x",
+    "neuron",
+    "moe",
+    "tensor-parallel",
+    "expert-parallel",
+    "norm",
+    "residual",
+    "dropout",
+]
 
 
 def text(topic: Topic) -> str:
@@ -71,7 +83,18 @@ def test_every_name_of_an_activation_is_a_topic():
     assert ffncli.explain(" GELU-new ").topic == "gelu_tanh"
 
 
-@pytest.mark.parametrize(("alias", "topic"), [("mlp", "ffn"), ("router", "moe"), ("rmsnorm", "norm"), ("d_ff", "4x")])
+@pytest.mark.parametrize(
+    ("alias", "topic"),
+    [
+        ("mlp", "ffn"),
+        ("router", "moe"),
+        ("rmsnorm", "norm"),
+        ("d_ff", "4x"),
+        ("TP", "tensor-parallel"),
+        ("all-reduce", "tensor-parallel"),
+        ("expert parallelism", "expert-parallel"),
+    ],
+)
 def test_other_names_lead_there(alias, topic):
     assert ffncli.explain(alias).topic == topic
 
@@ -245,6 +268,33 @@ def test_a_mixture_of_experts():
     for token, row in enumerate(topic.example.rows):
         assert row[:2] == (token, ", ".join(map(str, best.indices[token].tolist())))
         assert row[2] == ", ".join(f"{w:.4f}" for w in weights[token].tolist())
+
+
+def test_tensor_parallelism():
+    topic = ffncli.explain("tensor-parallel")
+    (gate, up, down), x = drawn((4, 8), (4, 8), (8, 4))
+    with torch.no_grad():
+        hidden = torch.nn.functional.silu(gate(x)) * up(x)
+        sums = [(hidden[0, half] @ down.weight[:, half].T).tolist() for half in (slice(4), slice(4, 8))]
+        whole = down(hidden)[0].tolist()
+    assert column(topic, "down") == ["rank 0", "rank 1", "sum", "without a split"]
+    assert [row[1:] for row in topic.example.rows] == [pytest.approx(v, abs=1e-6) for v in (*sums, whole, whole)]
+    said = f"out 0 is {sums[0][0]:.4f} from rank 0 and {sums[1][0]:.4f} from rank 1, together {whole[0]:.4f}, as"
+    assert said in text(topic)
+    params, per_token = 32 * 3 * 4096 * 11008, 2 * 7 * (4096 // 8) * 2  # 7 rounds twice, an eighth of bf16's 2 bytes
+    assert f"On 8 ranks each has {params / 8e9:.2f} of llama-2-7b's {params / 1e9:.2f} billion" in text(topic)
+    assert f"sends {per_token:,} bytes per token and layer" in text(topic)
+
+
+def test_expert_parallelism():
+    topic = ffncli.explain("expert-parallel")
+    chosen = ffncli.trace("4x8:swiglu", experts=6, tokens=6)["router"].topk(2, dim=-1).indices.tolist()
+    for token, (row, experts) in enumerate(zip(topic.example.rows, chosen, strict=True)):
+        home, places = token // 3, [expert // 3 for expert in experts]
+        assert row == (token, home, ", ".join(map(str, experts)), ", ".join(map(str, places)), 2 - places.count(home))
+    sent = sum(expert // 3 != token // 3 for token, experts in enumerate(chosen) for expert in experts)
+    assert f"has experts 0-2 and rank 1 has 3-5: {sent} of 12 chosen experts are on the other rank" in text(topic)
+    assert f"in mixtral-8x7b on 8 ranks {7 * 2 * 4096 * 2 // 8:,} bytes per token and layer" in text(topic)
 
 
 def test_norms():
