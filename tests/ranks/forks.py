@@ -23,7 +23,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
 IMPORTED = (
-    "torch.distributed.run",
+    "torch.distributed.launcher.api",
     "ffncli.cli.verify.command",
     "ffncli.cli.trace.command",
     "ffncli.run.trace.session",
