@@ -16,20 +16,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
-from torch.distributed.launcher import api as _launcher  # noqa: F401  # to have it imported
 
-from ffncli.run.ranks import join as _join  # noqa: F401
-from ffncli.run.ranks import parallel as _parallel  # noqa: F401
-
+IMPORTED = (
+    "torch.distributed.launcher.api",
+    "ffncli.cli.verify.command",
+    "ffncli.cli.trace.command",
+    "ffncli.run.trace.session",
+    "ffncli.run.verify.verify",
+    "ffncli.run.ranks.collective_check",
+    "ffncli.run.ranks.over_processes",
+)
 _LONGEST = 1 << 17  # bytes of an order
-_waiting: list[Rank] = []
+_waiting: list[WaitingRank] = []
 
 
-class Rank:
+class WaitingRank:
     """A child that waits to become a rank: forked before its parent has threads. To torch's launcher it is a Popen."""
 
     def __init__(self) -> None:
@@ -62,7 +68,7 @@ class Rank:
         return code
 
 
-def start_rank(_: SubprocessHandler, args: Sequence[str], env: Mapping[str, str]) -> Rank:
+def start_rank(_: SubprocessHandler, args: Sequence[str], env: Mapping[str, str]) -> WaitingRank:
     """In place of the launcher's own start of a process."""
     rank = _waiting.pop(0)
     rank.args = args
@@ -79,7 +85,7 @@ def become(order: Mapping[str, Any]) -> None:
     os.environ.update(order["env"])
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     for _ in range(order["ranks"]):
-        _waiting.append(Rank())  # noqa: PERF401  # each closes the sockets of those before it
+        _waiting.append(WaitingRank())  # noqa: PERF401  # each closes the sockets of those before it
     SubprocessHandler._popen = start_rank  # type: ignore[method-assign,assignment]
     sys.argv = words[1:]
     runpy.run_module(words[1], run_name="__main__", alter_sys=True)
@@ -104,6 +110,8 @@ def attended(order: Mapping[str, Any], out: int, err: int, report: int) -> None:
 
 def main(orders: socket.socket) -> None:
     """Take orders until the tests end."""
+    for name in IMPORTED:
+        import_module(name)
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked safely"
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:

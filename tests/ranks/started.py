@@ -39,15 +39,20 @@ class Started:
     """
 
     def __init__(
-        self, command: tuple[str, ...], env: Mapping[str, str] | None = None, ranks: int = 0, new: bool = False
+        self,
+        command: tuple[str, ...],
+        env: Mapping[str, str] | None = None,
+        ranks: int = 0,
+        new: bool = False,
+        folder: Path = ROOT,
     ) -> None:
         variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(env or {})}
         self._out, self._err = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115  # closed with this
         self.process: subprocess.Popen[bytes] | Forked
         if new:
-            self.process = subprocess.Popen(command, stdout=self._out, stderr=self._err, cwd=ROOT, env=variables)
+            self.process = subprocess.Popen(command, stdout=self._out, stderr=self._err, cwd=folder, env=variables)
         else:
-            order = {"command": command, "env": variables, "folder": str(ROOT), "ranks": ranks}
+            order = {"command": command, "env": variables, "folder": str(folder), "ranks": ranks}
             self.process = Forked(order, self._out.fileno(), self._err.fileno())
 
     def ended(self) -> Ended:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import socket
-import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests import ROOT
-from tests.ranks.started import agent
+from tests.ranks.started import Ended, Started, agent
 
 _KERNELS = """
 import os, signal, time
@@ -51,25 +49,24 @@ _TORCHRUN = (*agent(2), "bench")
 _SHORT = ("32x64:swiglu", "--device", "cpu", "--threads", "1", "--processes", "1", "--max-time", "200ms")
 
 
-def ran(folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """A run in that folder, all of whose processes are marked by the folder's name."""
+def ran(folder: Path, *command: str, ranks: int = 2, **more: str) -> Ended:
+    """A run in that folder. Its ranks are forked, their workers are not."""
     (folder / "k.py").write_text(_KERNELS)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "FFN_TEST_MARK": str(folder), "COLUMNS": "80", **more}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+    env = {"FFN_TEST_MARK": str(folder), "COLUMNS": "80", **more}
+    return Started(command, env, ranks, folder=folder).ended()
 
 
 def left_over(folder: Path) -> list[str]:
-    """The processes of that run which are still there, a moment later."""
+    """The processes of that run which are still there, a moment later: with its mark, or forked and in its folder."""
     mark, found = f"FFN_TEST_MARK={folder}".encode(), ["?"]
     until = time.monotonic() + 15
     while found and time.monotonic() < until:
         found = []
         for process in Path("/proc").glob("[0-9]*"):
-            try:
-                if mark in (process / "environ").read_bytes().split(b"\0"):
+            with suppress(OSError):
+                marked = mark in (process / "environ").read_bytes().split(b"\0")
+                if marked or (process / "cwd").readlink() == folder:
                     found.append(process.name)
-            except OSError:
-                continue
     return found
 
 
@@ -81,14 +78,14 @@ def rows_in(path: Path) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def test_under_torchrun_rank_0_prints_one_page_whose_rows_show_both_parts(tmp_path):
-    kernels = "eager,dtensor,right=k.py:right,wrong=k.py:wrong,raises=k.py:raises"
+    kernels = "eager,dtensor,wrong=k.py:wrong,raises=k.py:raises"
     run = ran(tmp_path, *_TORCHRUN, *_SHORT, "-n", "8", "-k", kernels, "--save", "a.csv", "--json")
-    assert run.returncode == 1, run.stderr
-    rows = {row["kernel"]: row for row in json.loads(run.stdout)["rows"]}
+    assert run.code == 1, run.err
+    rows = {row["kernel"]: row for row in json.loads(run.out)["rows"]}
     assert {name: row["status"] for name, row in rows.items()} == {
-        "eager": "ok", "dtensor": "ok", "right": "ok", "wrong": "wrong", "raises": "failed"
+        "eager": "ok", "dtensor": "ok", "wrong": "wrong", "raises": "failed"
     }  # fmt: skip
-    for name in ("eager", "dtensor", "right"):
+    for name in ("eager", "dtensor"):
         row = rows[name]
         assert (row["world_size"], row["layout"]) == (2, "tp2")
         assert row["communication_bytes"] == 2 * (1 / 2) * 8 * 32 * 4
@@ -98,14 +95,14 @@ def test_under_torchrun_rank_0_prints_one_page_whose_rows_show_both_parts(tmp_pa
         assert row["overlap"] == pytest.approx((apart - row["time_s"]) / row["communication_s"], rel=1e-6)
     assert "out of luck" in rows["raises"]["note"]
     assert "rank 1" in rows["raises"]["note"]
-    assert run.stderr.count("wrong results: wrong") == 1
+    assert run.err.count("wrong results: wrong") == 1
     assert left_over(tmp_path) == []
 
 
 def test_a_rank_that_dies_ends_the_run_whose_finished_rows_are_kept_and_can_be_resumed(tmp_path):
     run = ran(tmp_path, *_FFN, *_SHORT, "--tp", "2", "-n", "4,6", "-k", "eager,dies=k.py:dies", "--save", "a.csv")
-    assert run.returncode == 3, run.stderr
-    (line,) = [line for line in run.stderr.splitlines() if line.startswith("error")]
+    assert run.code == 3, run.err
+    (line,) = [line for line in run.err.splitlines() if line.startswith("error")]
     assert "rank 1" in line
     assert "killed (signal 9)" in line
     assert "1 of 2 units kept in a.csv; resume with" in line
@@ -114,18 +111,18 @@ def test_a_rank_that_dies_ends_the_run_whose_finished_rows_are_kept_and_can_be_r
     before = rows_in(tmp_path / "a.csv")
     (tmp_path / "mended").touch()
     again = ran(tmp_path, *_FFN, "--resume", "a.csv")
-    assert again.returncode == 0, again.stderr
+    assert again.code == 0, again.err
     after = rows_in(tmp_path / "a.csv")
     assert set(after) == {(tokens, kernel) for tokens in ("4", "6") for kernel in ("eager", "dies")}
     assert all(after[key] == row for key, row in before.items())
-    assert {row["layout"] for row in after.values()} == {"tp2"}
+    assert {(row["layout"], row["status"]) for row in after.values()} == {("tp2", "ok")}
 
 
 def test_a_rank_that_hangs_ends_the_run_within_the_time_of_a_call(tmp_path):
     kernels = ("-k", "eager,hangs=k.py:hangs", "--call-time", "5s")
     run = ran(tmp_path, *_FFN, *_SHORT, "--tp", "2", "-n", "4", *kernels, "--save", "a.csv")
-    assert run.returncode == 3, run.stderr
-    (line,) = [line for line in run.stderr.splitlines() if line.startswith("error")]
+    assert run.code == 3, run.err
+    (line,) = [line for line in run.err.splitlines() if line.startswith("error")]
     assert "did not answer within" in line or "a call took more than 5 s" in line
     assert left_over(tmp_path) == []
 
@@ -136,10 +133,10 @@ def test_a_port_in_use_is_named(tmp_path):
         taken.listen()
         port = str(taken.getsockname()[1])
         place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        run = ran(tmp_path, *_FFN, *_SHORT, "-n", "4", "--save", "a.csv", **place)
-    wrong = ran(tmp_path, *_FFN, *_SHORT, "-n", "4", "--tp", "3", "--save", "a.csv", **place)
-    assert run.returncode == 3, run.stderr
-    assert f"error: port {port} is in use" in run.stderr
-    assert wrong.returncode == 2
-    assert "3 ranks, but there are 2" in wrong.stderr
+        run = ran(tmp_path, *_FFN, *_SHORT, "-n", "4", "--save", "a.csv", ranks=0, **place)
+    wrong = ran(tmp_path, *_FFN, *_SHORT, "-n", "4", "--tp", "3", "--save", "a.csv", ranks=0, **place)
+    assert run.code == 3, run.err
+    assert f"error: port {port} is in use" in run.err
+    assert wrong.code == 2
+    assert "3 ranks, but there are 2" in wrong.err
     assert not (tmp_path / "a.csv").exists()

@@ -21,7 +21,7 @@ from ffncli.run.ranks.parallel import ParallelBlock
 
 
 @dataclass
-class StepRecord:
+class StepOnRank:
     """A step on one rank, on the CPU: its tensor, and what the rank gave to its all-reduces.
 
     `choices` and `results` [rows, d]: for experts that are split over ranks, those of this rank's tokens.
@@ -37,7 +37,7 @@ class RecordingBlock(ParallelBlock):
     """A block on one rank that records every step."""
 
     def __init__(self, steps: Sequence[Step], weights: Mapping[str, Tensor], group: RankGroup) -> None:
-        self.recorded: list[StepRecord] = []
+        self.recorded: list[StepOnRank] = []
         super().__init__(steps, weights, group, _RecordingDispatch(self.recorded))
 
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class RecordingBlock(ParallelBlock):
         return super().summed(part)
 
     def _result(self, step: Step, tensors: Mapping[str, Tensor], entered: dict[str, DTensor]) -> Tensor:
-        self.recorded.append(StepRecord())
+        self.recorded.append(StepOnRank())
         out = super()._result(step, tensors, entered)
         self.recorded[-1].tensor = out.detach().cpu()
         return out
@@ -60,7 +60,7 @@ class RecordingBlock(ParallelBlock):
 class _RecordingDispatch(Dispatch):
     """The same rows, with what came back from other ranks' experts kept in the last record."""
 
-    def __init__(self, recorded: list[StepRecord]) -> None:
+    def __init__(self, recorded: list[StepOnRank]) -> None:
         self.recorded = recorded
 
     def combined(self, step: Step, out: Tensor, choices: Choices, results: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def gathered_events(
     Expert-parallel ranks share the tokens (`tokens_of_rank`). On other ranks than the first the list is empty. Raises
     FFNError as `joined` does.
     """
-    every: list[list[StepRecord] | None] = [None] * ranks.world_size
+    every: list[list[StepOnRank] | None] = [None] * ranks.world_size
     with joined(ranks, device, RANK_TIMEOUT) as group, torch.no_grad():
         block, place = RecordingBlock(steps, weights, group), ranks.place(group.rank)[0]
         block(*(tokens_of_rank(inputs[name], place, ranks.ep) for name in block_inputs(steps)))
@@ -89,7 +89,7 @@ def gathered_events(
     return [event for step, *of_step in zip(program, *records, strict=True) for event in _events(step, of_step, ranks)]
 
 
-def _events(step: Step, records: Sequence[StepRecord], ranks: Ranks) -> list[RankEvent]:
+def _events(step: Step, records: Sequence[StepOnRank], ranks: Ranks) -> list[RankEvent]:
     """A step on all ranks, by their records, after the all-reduces inside its experts."""
     tensors = tuple(one.tensor for one in records)
     together = list(zip(*(one.given for one in records), strict=True))
@@ -110,7 +110,7 @@ def _inside(step: Step, parts: tuple[Tensor, ...], first_rank: int) -> RankEvent
     return RankEvent(f"{step.output}.{expert}.sum", reduces, (summed,) * len(parts), parts)
 
 
-def _results_by_rank(step: Step, records: Sequence[StepRecord], ranks: Ranks) -> tuple[Tensor, ...]:
+def _results_by_rank(step: Step, records: Sequence[StepOnRank], ranks: Ranks) -> tuple[Tensor, ...]:
     """The results [tokens, d] of each rank's experts for the tokens of all ranks, from those of each rank's choices."""
     if not (isinstance(step.op, Experts) and step.op.ranks > 1):
         return ()
