@@ -201,7 +201,7 @@ def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...])
                 return
             if served.stage is None:
                 served.require_others()
-            elif (excess := served.excess(look=message is None)):
+            elif excess := served.excess(look=message is None):
                 running.lost(process, served.stage, excess)
                 return
         code, culprit = busy.ended(), served.culprit
