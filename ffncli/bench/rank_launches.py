@@ -100,8 +100,8 @@ class RankLaunches:
         return endings
 
     def end(self, code: int) -> None:
-        """There are no more launches: the other ranks end with that exit code. A store that no agent keeps is open until
-        they have read it."""
+        """There are no more launches: the other ranks end with that exit code. A store that no agent keeps stays open
+        until they have read it."""
         self.store.shared.set(f"launch/{self.number + 1}", json.dumps({"end": code}))
         until, left = time.monotonic() + 2 * _LEAVING, [f"left/{rank}" for rank in range(1, self.place.world_size)]
         while not (self.place.has_agent or self.store.shared.check(left)) and time.monotonic() < until:

@@ -114,7 +114,8 @@ def experts_touched(experts: int, top_k: int, tokens: int) -> float:
 
 def rank_experts_touched(experts: int, top_k: int, tokens: int, ranks: int) -> float:
     """How many of a rank's `experts` are expected to be chosen, if each of `ranks` ranks enters `tokens` tokens."""
-    return experts_touched(experts * ranks, top_k, tokens * ranks) / ranks
+    everywhere = experts_touched(experts * ranks, top_k, tokens * ranks)
+    return everywhere if ranks == 1 else everywhere / ranks  # a whole number of experts stays one
 
 
 def tokens_at(flops_per_byte: float, measure: Callable[[int], Traffic], fused: bool = False) -> int | None:

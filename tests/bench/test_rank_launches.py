@@ -117,7 +117,7 @@ def test_a_rank_whose_store_is_lost_says_that_rank_0_has_ended(store, monkeypatc
         raise DistNetworkError("Failed to recv, got 0 bytes")
 
     monkeypatch.setattr(store.shared, "check", lost)
-    with pytest.raises(FFNError, match="^rank 0 ended before the others$") as caught:
+    with pytest.raises(FFNError, match=r"^rank 0 ended before the others$") as caught:
         followed(SECOND)
     assert caught.value.code == 3
 

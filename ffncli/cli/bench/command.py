@@ -205,7 +205,7 @@ def _with_plots(page: Answer, rows: Sequence[ResultRow], plot: PlotOptions, outp
 
 @contextmanager
 def _kept(journal: Journal, request: BenchRequest, output: Output) -> Iterator[None]:
-    """Reports what is kept when a run ends early: in its error, or in a note where the launcher of the ranks has that."""
+    """Reports what is kept when a run ends early: in its error, or in a note where the launcher of ranks has one."""
 
     def kept() -> str:
         if not journal.count:

@@ -135,6 +135,9 @@ def save(
         write(file, path.suffix, tensors, about)
 
 
+_OF_A_RANK = ("first", "ranks")
+
+
 def fingerprint(steps: Sequence[Step]) -> str:
     """An identifier of the block: a sha256 over its steps as text, sizes included."""
     text = "\n".join(f"{s.output} = {right_hand_side(s, steps)} {s.inputs} {_fields(s)}" for s in steps)
@@ -146,8 +149,10 @@ def _details(steps: Sequence[Step]) -> dict[str, dict[str, str]]:
 
 
 def _fields(step: Step) -> dict[str, str]:
-    """An op's fields in words: `{"into": "d_model 4", "out": "d_ff 8", "bias": "True"}`."""
-    return {f.name: _field_text(getattr(step.op, f.name)) for f in fields(step.op)}  # type: ignore[arg-type]
+    """An op's fields in words: `{"into": "d_model 4", "out": "d_ff 8", "bias": "True"}`; without those of a rank's
+    experts, as in files of earlier versions: a saved block is whole."""
+    named = [f.name for f in fields(step.op) if f.name not in _OF_A_RANK]  # type: ignore[arg-type]
+    return {name: _field_text(getattr(step.op, name)) for name in named}
 
 
 def _field_text(value: Any) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ffncli.block.cost import cost
 from ffncli.block.dtypes import storage
 from ffncli.block.recipe import FFNSpec, MoE
-from ffncli.block.traffic import rank_experts_touched
+from ffncli.block.traffic import experts_touched, rank_experts_touched
 from ffncli.errors import FFNError
 from ffncli.models import catalog
 from ffncli.models.counting.expert_parallel import exchange, exchanged, expert_rank_counts
@@ -113,6 +113,10 @@ def test_touched_experts_of_a_rank_are_those_of_all_routings(experts, top_k, ran
         total += len(touched & set(range(own)))
     expected = total / comb(experts, top_k) ** (ranks * tokens)
     assert rank_experts_touched(own, top_k, tokens, ranks) == pytest.approx(expected)
+
+
+def test_a_whole_number_of_experts_is_printed_as_one():
+    assert [repr(rank_experts_touched(8, 2, tokens, 1)) for tokens in (1, 2)] == ["2", repr(experts_touched(8, 2, 2))]
 
 
 def test_a_ranks_traffic_is_its_own_experts():

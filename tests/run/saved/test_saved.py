@@ -100,6 +100,11 @@ def test_blocks_have_fingerprints_of_their_own():
     assert len({fingerprint(steps(spec)) for spec in specs}) == len(specs)
 
 
+def test_the_fingerprint_of_a_mixture_is_that_of_files_from_before_experts_could_be_split():
+    block = steps(FFNSpec(8, 16, "swiglu", moe=MoE(4, 2)))
+    assert fingerprint(block).startswith("717a600bc7f5e4a8")
+
+
 def test_nothing_is_copied_whole_for_writing(tmp_path, monkeypatch):
     """What reaches the file are the tensor's own bytes, in .safetensors and .npz alike."""
     tensor = torch.arange(6.0)

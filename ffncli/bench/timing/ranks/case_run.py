@@ -100,7 +100,7 @@ class _RankRun(CaseRun):
         return replace(problem, referee=_RankReferee(problem.rules, self.channel))
 
     def _llc_and_room(self) -> tuple[int, int | None]:
-        """A rank's share of a CPU's cache and memory; the smallest room of any, so that all place their copies alike."""
+        """A rank's share of a CPU's cache and memory; the smallest room of any, so that all place copies alike."""
         llc, room = super()._llc_and_room()
         sharing = ranks_here(self.case.ranks) if self.case.device == "cpu" else 1  # a GPU has its own
         largest, *least = self.channel.largest([llc / sharing, -(room or 0) / sharing])
