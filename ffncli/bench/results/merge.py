@@ -258,7 +258,7 @@ def _step_fault(names: Sequence[str], case: Case, ran: bool) -> str:
     steps = [BLOCK, *(f"{STEP}{name}" for name, _ in walk(kernel_steps(recipe.steps(case.spec))))]
     unlike = sorted({*steps} ^ {*names}) if ran else sorted({*names} - {*steps})
     if unlike:
-        return f"{shown(unlike[0])} {'is missing' if unlike[0] in steps else 'is no step'}"
+        return f"{shown(unlike[0])} {'is missing' if unlike[0] in steps else 'is not a step'}"
     return "" if len({*names}) == len(names) else "a step is there twice"
 
 

@@ -333,7 +333,7 @@ def test_the_rows_of_a_case_by_step_are_its_block_and_all_its_steps():
 
     assert merge([written(*names)], "all.csv").complete
     assert "'step down' is missing" in refused([written(*names[:-1])], "all.csv", force=True)
-    assert "'eager' is no step" in refused([written(*names, "eager")], "all.csv", force=True)
+    assert "'eager' is not a step" in refused([written(*names, "eager")], "all.csv", force=True)
 
 
 def test_a_cut_rounds_file_is_refused_and_nothing_is_written():
