@@ -52,7 +52,17 @@ def sentence(plan: ClusterPlan, rows: Sequence[PlanRow]) -> str:
     if least.memory_bytes is None:
         return f"{what} on {least.devices} × {device}: whether it fits is not known; {_speed(least)}"
     room = f"needs {bytes_text(least.needed_bytes or 0)} of {bytes_text(least.memory_bytes)} each"
-    return f"{what} does not fit on {least.devices} × {device} in {least.dtype}: {room}"
+    return f"{what} does not fit on {least.devices} × {device} in {least.dtype}: {room}{_would_fit(plan, least)}"
+
+
+def _would_fit(plan: ClusterPlan, least: PlanRow) -> str:
+    """`; fits on 16 with --tp 16`: the options for what was not asked for; nothing where that is not known."""
+    row = next((one for one in plan.would_fit if one.device == least.device), None)
+    if row is None:
+        return ""
+    options = [f"--tp {row.tp}"] + [f"--ep {row.ep}"] * (row.ep > 1)
+    options += [f"--dtype {row.dtype}"] * (row.dtype != least.dtype)
+    return f"; fits on {row.devices} with {' '.join(options)}"
 
 
 def _speed(row: PlanRow) -> str:
