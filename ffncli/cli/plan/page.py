@@ -56,7 +56,7 @@ def sentence(plan: ClusterPlan, rows: Sequence[PlanRow]) -> str:
 
 
 def _would_fit(plan: ClusterPlan, least: PlanRow) -> str:
-    """`; fits on 16 with --tp 16`: the options for what was not asked for; nothing where that is not known."""
+    """`; fits on 16 with --tp 16`: the options of the smallest split that does; empty if none is known."""
     row = next((one for one in plan.would_fit if one.device == least.device), None)
     if row is None:
         return ""

@@ -27,7 +27,7 @@ class ClusterPlan:
 
     `cheapest` has a row for each device on which the model fits: of the splits that fit with every number of tokens,
     that on fewest devices, of these the fastest, with the first number of tokens. `would_fit` has the same of all
-    splits in powers of two, up to 1,024 devices, for each device on which none of those asked for fits. `whole`: what
+    splits in powers of two, up to 1,024 devices, for each device on which no requested split fits. `whole`: what
     fits is the whole model, not its FFNs alone.
     """
 
