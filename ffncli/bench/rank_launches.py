@@ -85,15 +85,18 @@ class RankLaunches:
 
     def words(self) -> dict[int, tuple[str, str]]:
         """How the other ranks' workers ended, by rank, as (kernel, words); of those that say so in a moment."""
-        until, left = time.monotonic() + _REPORTING, set(range(1, self.place.world_size))
+        until, others = time.monotonic() + _REPORTING, self.place.world_size - 1
+        while len(endings := self.words_now()) < others and time.monotonic() < until:
+            time.sleep(_LOOK / 4)
+        return endings
+
+    def words_now(self) -> dict[int, tuple[str, str]]:
+        """The same, of those that have said so already."""
         endings: dict[int, tuple[str, str]] = {}
-        while left and time.monotonic() < until:
-            for rank in sorted(left):
-                if self.store.shared.check([f"word/{self.number}/{rank}"]):
-                    kernel, words = json.loads(self.store.shared.get(f"word/{self.number}/{rank}"))
-                    endings[rank] = str(kernel), clean(str(words))[:_LONGEST_WORD]
-                    left.discard(rank)
-            time.sleep(_LOOK / 4 if left else 0)
+        for rank in range(1, self.place.world_size):
+            if self.store.shared.check([f"word/{self.number}/{rank}"]):
+                kernel, words = json.loads(self.store.shared.get(f"word/{self.number}/{rank}"))
+                endings[rank] = str(kernel), clean(str(words))[:_LONGEST_WORD]
         return endings
 
     def end(self, code: int) -> None:

@@ -199,7 +199,9 @@ def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...])
         for message in _messages(busy, served):
             if served.hear(message):
                 return
-            if served.stage is not None and (excess := served.excess(look=message is None)):
+            if served.stage is None:
+                served.require_others()
+            elif excess := served.excess(look=message is None):
                 running.lost(process, served.stage, excess)
                 return
         code, culprit = busy.ended(), served.culprit
@@ -268,7 +270,7 @@ class _Served:
                 self._broke(kernel, why)
                 return True
             case ("refused", str(text), str(hint), int(code)):
-                if self.running.launches is not None and self.stage is not None:
+                if self.running.launches is not None:
                     return self._heard_from_others(FFNError(text, hint, ExitCode(code)))
                 raise FFNError(text, hint, ExitCode(code))
             case ("finished",):
@@ -289,11 +291,18 @@ class _Served:
         says of it."""
         words = self.running.launches.words() if self.running.launches else {}
         for rank, (kernel, why) in words.items():
-            if kernel in self.running.journal.request.names:
+            if self.stage is not None and kernel in self.running.journal.request.names:
                 self._broke(kernel, f"saw it raise on rank {rank}: {why}")
                 return True
         more = "; ".join(f"rank {rank}: {why}" for rank, (_, why) in words.items() if why)
         raise FFNError(error.message, "; ".join(filter(None, (error.hint, more))), error.code)
+
+    def require_others(self) -> None:
+        """Raises FFNError if a worker of another rank has ended before all have met: this one waits for it in vain."""
+        launches = self.running.launches
+        for rank, (_, why) in launches.words_now().items() if launches else ():
+            if why:
+                raise FFNError(f"rank {rank}: {why}", code=ExitCode.ENVIRONMENT)
 
     def excess(self, look: bool) -> Excess | None:
         """What it takes too much of, if anything. Its memory is read on a `look`, and at each stage before timing."""

@@ -17,7 +17,7 @@ from tests.oracles.architectures.saved import COLUMNS
 from tests.oracles.architectures.walk import walk
 
 FILE = ROOT / "benchmarks" / "results" / "architectures.csv"
-LEAST = 458  # how many architectures agreed when the table was last made (`make architectures`)
+LEAST = 459  # how many architectures agreed when the table was last made (`make architectures`)
 
 
 def _table() -> Mapping[str, Mapping[str, str]]:

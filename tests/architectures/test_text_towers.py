@@ -86,7 +86,7 @@ def test_a_thinkers_text_model_lies_two_levels_deep(name: str) -> None:
         assert _read({"model_type": name, "thinker_config": {**said, **inner}}, name).groups == _read(values, "").groups
 
 
-@pytest.mark.parametrize("name", ["ernie4_5_vl_moe", "diffusion_gemma"])
+@pytest.mark.parametrize("name", ["diffusion_gemma"])
 def test_what_no_block_says_is_refused_with_its_reason(name: str) -> None:
     with pytest.raises(FFNError, match="is not covered; it"):
         _read({"model_type": name, "text_config": {"model_type": f"{name}_text", "hidden_size": 16}}, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -64,6 +65,11 @@ def over_ranks(store, tmp_path, first=(), second=(), asked=None):
     (tmp_path / "0").mkdir()
     (tmp_path / "1").mkdir()
     commands = [worker_with(tmp_path / str(rank), *faults)[0] for rank, faults in enumerate((first, second))]
+    return over_workers(tmp_path, commands, asked)
+
+
+def over_workers(tmp_path, commands, asked):
+    """The same with these workers of the ranks."""
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(followed, SECOND, commands[1])
         try:
@@ -104,6 +110,28 @@ def test_a_worker_that_is_killed_ends_the_run_and_no_kernel_is_blamed(store, tmp
     kept = resume(tmp_path / "a.csv", summarise)
     assert kept.count == 1  # what was finished before; the rest is still to be done
     assert not kept.died
+
+
+def script(text):
+    """A worker that does this."""
+    return (sys.executable, "-c", f"import sys; {text}")
+
+
+SAYS = "from multiprocessing.connection import Connection; Connection(int(sys.argv[1])).send(('refused', {!r}, '', 3))"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ("import time; time.sleep(120)", "import os; os.kill(os.getpid(), 9)", "rank 1: its worker was killed (signal"),
+        (SAYS.format("another reports an error"), SAYS.format("no GPU"), "another reports an error; rank 1: no GPU"),
+    ],
+)
+def test_what_ends_another_rank_before_all_have_met_is_said_at_once(store, tmp_path, first, second, words):
+    found, code = over_workers(tmp_path, [script(first), script(second)], request())
+    assert isinstance(found, FFNError)
+    assert str(found).startswith(words)
+    assert (found.code, code) == (3, 3)
 
 
 def test_a_kernel_that_another_rank_saw_raise_is_left_out_of_the_next_launch(store):

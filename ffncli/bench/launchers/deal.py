@@ -15,7 +15,7 @@ from pathlib import Path
 from ffncli.bench.launchers.slot import task_of, units_of
 from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent, Slots
 from ffncli.bench.records import Case, Method, Outcome, TimedUnit
-from ffncli.bench.request.cluster import Cluster, SlotSize, slot_size
+from ffncli.bench.request.cluster import LauncherChoice, SlotSize, slot_size
 from ffncli.bench.results.journal import Journal
 from ffncli.bench.results.unit_checks import require_unit_of
 from ffncli.bench.suite import Result
@@ -52,7 +52,7 @@ def run_on_cluster(journal: Journal, tell: Callable[[Dealt], None] = lambda deal
 
 
 @contextmanager
-def open_slots(cluster: Cluster, size: SlotSize, seconds: float, logs: Path) -> Iterator[Slots]:
+def open_slots(cluster: LauncherChoice, size: SlotSize, seconds: float, logs: Path) -> Iterator[Slots]:
     """The slots of the cluster; a case takes some `seconds`, and `logs` is a folder for a launcher that writes files.
 
     Raises FFNError (exit 3) if the launcher's package is missing, or if the cluster cannot be reached.

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent
-from ffncli.bench.request.cluster import Cluster, SlotSize
+from ffncli.bench.request.cluster import LauncherChoice, SlotSize
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.system.packages import require_extra
 
@@ -42,7 +42,7 @@ class _SlotOnRay:
 
 
 @contextmanager
-def ray_slots(cluster: Cluster, size: SlotSize) -> Iterator[RaySlots]:
+def ray_slots(cluster: LauncherChoice, size: SlotSize) -> Iterator[RaySlots]:
     """The slots of a running cluster; at the end its actors are ended. Raises FFNError (exit 3) without one."""
     require_extra("ray", "ray")
     import ray  # type: ignore[import-not-found,import-untyped,unused-ignore]

@@ -12,7 +12,7 @@ from typing import Any
 
 from ffncli.bench.launchers.slot import measured
 from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent
-from ffncli.bench.request.cluster import Cluster, SlotSize
+from ffncli.bench.request.cluster import LauncherChoice, SlotSize
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.system.packages import require_extra
 
@@ -21,7 +21,7 @@ _CLUSTERS = ("slurm", "local")
 
 
 @contextmanager
-def slurm_slots(cluster: Cluster, size: SlotSize, seconds: float, logs: Path) -> Iterator[SlurmSlots]:
+def slurm_slots(cluster: LauncherChoice, size: SlotSize, seconds: float, logs: Path) -> Iterator[SlurmSlots]:
     """The jobs of a run, `logs` their folder, which every machine must see; at the end those that are left are ended.
 
     Raises FFNError for an option that sbatch does not have, and (exit 3) without SLURM.

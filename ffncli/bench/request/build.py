@@ -9,7 +9,7 @@ from dataclasses import replace
 from ffncli.bench.machine.devices import default_device, require_gpu
 from ffncli.bench.records import BLOCK, Case, Method
 from ffncli.bench.request.certificate import named_certificates
-from ffncli.bench.request.cluster import Cluster, require_named_places
+from ffncli.bench.request.cluster import LauncherChoice, require_named_places
 from ffncli.bench.request.grid import BenchRequest, Grid, cases
 from ffncli.bench.request.kernel_arguments import require_arguments
 from ffncli.bench.request.kernel_names import ChosenKernels, choose_kernels
@@ -27,7 +27,7 @@ def build_request(
     strict: bool = False,
     asked: Mapping[str, str] | None = None,
     certificates: Sequence[str] = (),
-    cluster: Cluster | None = None,
+    cluster: LauncherChoice | None = None,
 ) -> tuple[BenchRequest, tuple[str, ...]]:
     """(the request with defaults filled in; notes about it). `kernels` and `baseline` are as on the command line.
 

@@ -16,7 +16,7 @@ RAY_OPTIONS = ("address",)
 
 
 @dataclass(frozen=True)
-class Cluster:
+class LauncherChoice:
     """Whose machines, how many cases at once (None: the launcher's default), and the options of the launcher."""
 
     launcher: LauncherName
@@ -32,7 +32,7 @@ class SlotSize:
     gpus: int
 
 
-def cluster_of(launcher: str | None, slots: int | None, options: Sequence[str]) -> Cluster | None:
+def cluster_of(launcher: str | None, slots: int | None, options: Sequence[str]) -> LauncherChoice | None:
     """The cluster of --launcher, --slots and --launcher-option KEY=VALUE; None without the first.
 
     Raises FFNError for an unknown launcher, and for options that it cannot have.
@@ -50,7 +50,7 @@ def cluster_of(launcher: str | None, slots: int | None, options: Sequence[str]) 
     if launcher == "ray" and (unknown := [key for key in pairs if key not in RAY_OPTIONS]):
         why = f"--launcher-option: ray has no option {shown(unknown[0])}"
         raise FFNError(why, f"its options are {', '.join(RAY_OPTIONS)}; --slots and --threads say what a slot reserves")
-    return Cluster("ray" if launcher == "ray" else "slurm", slots, pairs)
+    return LauncherChoice("ray" if launcher == "ray" else "slurm", slots, pairs)
 
 
 def _pair(text: str) -> tuple[str, str]:

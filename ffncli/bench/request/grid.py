@@ -12,7 +12,7 @@ from typing import Any, get_args
 from ffncli.bench.records import BLOCK, Above, Cache, Case, Method, Pass
 from ffncli.bench.request.case_data import check_input, check_routing, digest, is_file, routing_note, routing_text
 from ffncli.bench.request.certificate import NamedCertificate
-from ffncli.bench.request.cluster import Cluster
+from ffncli.bench.request.cluster import LauncherChoice
 from ffncli.bench.request.split import check_split, threads_of_rank
 from ffncli.block.activations import unit_name
 from ffncli.block.dtypes import dtype
@@ -72,7 +72,7 @@ class BenchRequest:
     files: Mapping[str, str] = field(default_factory=dict)
     directory: str | None = None
     certificates: Mapping[str, NamedCertificate] = field(default_factory=dict)
-    cluster: Cluster | None = None
+    cluster: LauncherChoice | None = None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -13,13 +13,17 @@ from ffncli.models.counting import expert_parallel, tensor_parallel
 from ffncli.models.model import Model
 
 
+def ranks_here(ranks: Ranks) -> int:
+    """How many of them share this machine: all, unless the launcher says otherwise."""
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(here) if here.isdigit() and 0 < int(here) < ranks.world_size else ranks.world_size
+
+
 def threads_of_rank(ranks: Ranks) -> int:
     """The default for each rank: its share of a machine's cores."""
     from ffncli.system.host import default_threads
 
-    here = os.environ.get("LOCAL_WORLD_SIZE", "")
-    local = int(here) if here.isdigit() and 0 < int(here) < ranks.world_size else ranks.world_size
-    return max(1, default_threads() // local)
+    return max(1, default_threads() // ranks_here(ranks))
 
 
 def check_split(model: Model, ranks: Ranks, tokens: Sequence[int]) -> None:

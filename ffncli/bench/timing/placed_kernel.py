@@ -331,7 +331,8 @@ def shared_weights(problem: Problem, kernels: Iterable[object], llc: int, free: 
 
 
 def touched(problem: Problem) -> int:
-    """Bytes of the weights that one call reads: for experts, only those that receive tokens."""
+    """Bytes of the weights that one call reads: for experts, only those that receive tokens; over ranks, on each, in
+    the mean."""
     total, used = 0, problem.experts
     for step in problem.steps:
         sizes = {name: problem.weights[name].nbytes for name in step.parameters()}
@@ -341,7 +342,7 @@ def touched(problem: Problem) -> int:
             total += common + (sum(sizes.values()) - common) * running // step.op.experts.size
         else:
             total += sum(sizes.values())
-    return total
+    return total // problem.case.ranks.world_size
 
 
 def arm_sizes(kernels: Sequence[PlacedKernel]) -> list[int]:

@@ -13,7 +13,7 @@ from typer import Exit
 
 from ffncli.bench.rank_launches import followed, led
 from ffncli.bench.request.build import build_request, require_gate
-from ffncli.bench.request.cluster import Cluster
+from ffncli.bench.request.cluster import LauncherChoice
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results.journal import Journal
@@ -126,7 +126,7 @@ def _resume(
     path: Path,
     options: dict[str, str],
     result: ResultOptions,
-    cluster: Cluster | None,
+    cluster: LauncherChoice | None,
     plot: PlotOptions,
     output: Output,
 ) -> None:
@@ -165,7 +165,7 @@ def _measure(journal: Journal, request: BenchRequest, plot: PlotOptions, output:
         return
     require_installed("torch", "numpy")
     with led(request, torchrun()) as launches:
-        with _kept(journal, request), unit_progress(request, journal.count, output) as shown:
+        with _kept(journal, request, output), unit_progress(request, journal.count, output) as shown:
             finished = run(journal, shown.finished, watch=shown.at, launches=launches)
         _show(finished, journal, request, plot, output)
 
@@ -187,7 +187,7 @@ def _measure_elsewhere(journal: Journal, request: BenchRequest, output: Output) 
     from ffncli.bench.launchers.deal import run_on_cluster
     from ffncli.cli.bench.cluster_progress import cluster_progress
 
-    with _kept(journal, request), cluster_progress(request, output) as shown:
+    with _kept(journal, request, output), cluster_progress(request, output) as shown:
         return run_on_cluster(journal, shown)
 
 
@@ -204,8 +204,8 @@ def _with_plots(page: Answer, rows: Sequence[ResultRow], plot: PlotOptions, outp
 
 
 @contextmanager
-def _kept(journal: Journal, request: BenchRequest) -> Iterator[None]:
-    """Reports what is kept when a run ends early."""
+def _kept(journal: Journal, request: BenchRequest, output: Output) -> Iterator[None]:
+    """Reports what is kept when a run ends early: in its error, or in a note where the launcher of the ranks has that."""
 
     def kept() -> str:
         if not journal.count:
@@ -217,10 +217,14 @@ def _kept(journal: Journal, request: BenchRequest) -> Iterator[None]:
 
     try:
         yield
-    except KeyboardInterrupt:
-        raise FFNError(f"interrupted: {kept()}", code=ExitCode.INTERRUPTED) from None
-    except Terminated:
-        raise FFNError(f"terminated: {kept()}", code=ExitCode.TERMINATED) from None
+    except (KeyboardInterrupt, Terminated) as stop:
+        place = torchrun()
+        if place is not None and place.has_agent:
+            output.note(kept())
+            raise
+        interrupted = isinstance(stop, KeyboardInterrupt)
+        what, code = ("interrupted", ExitCode.INTERRUPTED) if interrupted else ("terminated", ExitCode.TERMINATED)
+        raise FFNError(f"{what}: {kept()}", code=code) from None
     except FFNError as error:
         if not journal.count:
             raise

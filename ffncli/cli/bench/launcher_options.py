@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, get_args
 
-from ffncli.bench.request.cluster import MOST_SLOTS, Cluster, LauncherName, cluster_of
+from ffncli.bench.request.cluster import MOST_SLOTS, LauncherChoice, LauncherName, cluster_of
 from ffncli.cli.common.option import option
 from ffncli.cli.common.options import Count, Text
 from ffncli.cli.common.parsers import positive
@@ -36,6 +36,6 @@ class LauncherOptions:
                        " address=HOST:6379."),
     ] = None  # fmt: skip
 
-    def cluster(self) -> Cluster | None:
+    def cluster(self) -> LauncherChoice | None:
         """The requested machines; None for this one."""
         return cluster_of(self.launcher, self.slots, self.launcher_option or ())

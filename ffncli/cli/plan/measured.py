@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from ffncli.bench.records import STEP
 from ffncli.bench.results.csv_file import read_rows
 from ffncli.bench.results.row import ResultRow
 from ffncli.block import dtypes
@@ -50,7 +51,9 @@ def measured_speeds(paths: str) -> dict[str, MeasuredSpeeds]:
         if key not in best or block.time_s < best[key][1].time_s:
             best[key] = (device, block)
     if not best:
-        raise FFNError(f"--measured {shown(paths)}: no forward time of a block in it", "use a CSV of ffn bench --save")
+        raise FFNError(
+            f"--measured {shown(paths)}: no forward time of a block on one device", "use a CSV of ffn bench --save"
+        )
     names = dict.fromkeys(device for device, _ in best.values())
     return {name: MeasuredSpeeds(tuple(block for device, block in best.values() if device == name)) for name in names}
 
@@ -61,8 +64,11 @@ def _device(row: ResultRow) -> str:
 
 
 def _block(row: ResultRow) -> MeasuredBlock | None:
-    """The row's block; None for a backward pass, a row without a time, and shared experts, whose width it lacks."""
+    """The row's block; None for a backward pass, a row without a time, one step of a block, a block over ranks, and
+    shared experts, whose width it lacks."""
     if row.status != "ok" or row.passes != "forward" or not row.time_s or row.shared_experts:
+        return None
+    if row.kernel.startswith(STEP) or (row.world_size or 1) > 1:
         return None
     if not (row.d_model and row.d_ff and row.tokens):
         return None

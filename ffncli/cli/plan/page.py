@@ -48,10 +48,12 @@ def sentence(plan: ClusterPlan, rows: Sequence[PlanRow]) -> str:
     known = [row for row in rows if not row.refused]
     if not known:
         return f"{what} has no figures on {device}: {rows[0].refused}"
-    least = min(known, key=lambda row: (row.needed_bytes or 0, row.tokens))
-    if least.memory_bytes is None:
-        return f"{what} on {least.devices} × {device}: whether it fits is not known; {_speed(least)}"
-    room = f"needs {bytes_text(least.needed_bytes or 0)} of {bytes_text(least.memory_bytes)} each"
+    one = known[0]
+    if one.memory_bytes is None:
+        return f"{what} on {one.devices} × {device}: whether it fits is not known; {_speed(one)}"
+    least = min((row for row in known if not row.fits), key=lambda row: (row.needed_bytes or 0, row.tokens))
+    room = f"needs {bytes_text(least.needed_bytes or 0)} of {bytes_text(one.memory_bytes)} each"
+    room += "" if least.tokens == 1 else f" for {least.tokens:,} tokens"
     return f"{what} does not fit on {least.devices} × {device} in {least.dtype}: {room}{_would_fit(plan, least)}"
 
 
@@ -108,6 +110,7 @@ def _notes(plan: ClusterPlan) -> Iterator[str]:
     yield from dict.fromkeys(one.source for one in plan.assumed)
     yield "time: all layers' FFNs, forward; of each kernel the longer of arithmetic and traffic, plus collectives"
     if any(row.devices > 1 for row in plan.rows):
+        yield "link time: by the fastest of NCCL's protocols, with the latencies of its src/graph/tuning.cc"
         yield "of ideal: the share of n times the speed of one device"
     what = "the whole model's weights, tp splits those outside the FFNs too" if plan.whole else "the FFNs' weights"
     yield f"needs: {what}, and one layer's activations; caches need room too"
@@ -121,9 +124,10 @@ def _assumption(one: Assumed) -> str:
     if one.gemm_efficiency is not None and one.memory_efficiency is not None:
         text = f"{one.device}: {one.gemm_efficiency:.2f} of the peak, {one.memory_efficiency:.2f} of the bandwidth"
     text += f", {one.usable_memory:.2f} of the memory"
-    if one.link and one.per_node > 1:
-        text += f"; {one.link_efficiency:.2f} of {one.link} ({one.link_gbytes_per_s:g} GB/s) among {one.per_node}"
-    if one.network:
-        text += f", of {one.network} ({one.network_gbytes_per_s:g} GB/s) between nodes"
+    wires = (
+        [f"{one.link} ({one.link_gbytes_per_s:g} GB/s) among {one.per_node}"] if one.link and one.per_node > 1 else []
+    )
+    wires += [f"{one.network} ({one.network_gbytes_per_s:g} GB/s) between nodes"] if one.network else []
+    text += f"; {one.link_efficiency:.2f} of {', of '.join(wires)}" if wires else ""
     given = ", ".join(f"--{name.replace('_', '-')}" for name in one.changed)
     return text + (f"; {plural('option', len(one.changed))} {given}" if given else "")

@@ -32,6 +32,10 @@ class Rates:
 class Speeds(Protocol):
     """Where rates come from: a data sheet and what is usually reached of it, or a measurement."""
 
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The formats in which a rate is known."""
+
     def rates(self, weights: DType, work: Traffic, mixture: bool = False) -> Rates | None:
         """The rates of one block's products with these weights, of experts in a mixture; None where none is known."""
 
@@ -43,6 +47,11 @@ class SheetSpeeds:
     device: Device
     gemm_efficiency: float
     memory_efficiency: float
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Those of the data sheet."""
+        return tuple(self.device.tflops)
 
     def rates(self, weights: DType, work: Traffic, mixture: bool = False) -> Rates | None:
         """The same shares for any work."""

@@ -19,6 +19,7 @@ from ffncli.models.model import Resolved
 from ffncli.system.hardware import Device
 
 _MOST_DEVICES = 1024
+_OF_THE_SHEET = ("gemm_efficiency", "memory_efficiency")  # assumptions about its rates
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,10 @@ def plan_model(resolved: Resolved, question: PlanQuestion, speeds: Mapping[str, 
         raise FFNError("--device cpu needs --measured FILE", "times of that CPU, by ffn bench --save FILE")
     if speeds and not set(speeds) & set(names):
         raise FFNError(f"--measured has no times of {', '.join(names)}", f"it has those of {', '.join(speeds)}")
+    given = [name for name in _OF_THE_SHEET if getattr(question.assumptions, name) is not None]
+    if given and set(names) <= set(speeds):
+        option = f"--{given[0].replace('_', '-')}"
+        raise FFNError(f"{option} contradicts --measured", "measured rates take the place of the data sheet's")
     taken = tuple(assumed(device, question.assumptions, device.name in speeds) for device in devices)
     clusters = [cluster_of(device, one, speeds.get(device.name)) for device, one in zip(devices, taken, strict=True)]
     if question.cpu:

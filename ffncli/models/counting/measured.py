@@ -61,6 +61,11 @@ class MeasuredSpeeds:
 
     blocks: tuple[MeasuredBlock, ...]
 
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Those that were measured."""
+        return tuple(dict.fromkeys(block.weights.name for block in self.blocks))
+
     def rates(self, weights: DType, work: Traffic, mixture: bool = False) -> Rates | None:
         """The roofline's rates times the share that the measured blocks most like it reached in this format."""
         fitting = [block for block in self.blocks if block.weights == weights]

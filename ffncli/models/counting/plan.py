@@ -25,6 +25,7 @@ from ffncli.models.counting.expert_load import UNIFORM, ExpertSpread, expert_loa
 from ffncli.models.counting.expert_parallel import all_to_all_bytes, exchanged
 from ffncli.models.counting.ranks import steps_of
 from ffncli.models.counting.tensor_parallel import reduced_bytes, ring_all_reduce_bytes
+from ffncli.models.counting.wires import NO_WIRES
 from ffncli.models.model import Group, Model
 
 Resource = Literal["compute", "memory", "link"]
@@ -245,7 +246,8 @@ class Planner:
         link_s = [wires.all_reduce_s(size, ranks.tp) for size in load.reduced]
         link_s += [wires.all_to_all_s(size, ranks.ep, ranks.tp) for size in load.exchanged]
         if None in link_s:
-            raise FFNError(f"no link of {cluster.device} is known", "name one with --link and --network")
+            hint = "" if wires == NO_WIRES else "name one with --link and --network"
+            raise FFNError(f"no link of {cluster.device} is known", hint)
         return Times(
             tuple(
                 time_floor(one.matmul_flops, one.moved(), rates.flops_per_s, rates.bytes_per_s) for one in load.kernels
@@ -256,7 +258,8 @@ class Planner:
     def _rates(self, cluster: Accelerators, work: Traffic, mixture: bool) -> Rates:
         rates = cluster.speeds.rates(self.weights, work, mixture)
         if rates is None:
-            raise FFNError(f"no rate of {cluster.device} is known in {activation_dtype(self.weights).name}")
+            why = f"no rate of {cluster.device} is known in {activation_dtype(self.weights).name}"
+            raise FFNError(why, f"known: {', '.join(cluster.speeds.formats)}")
         return rates
 
 

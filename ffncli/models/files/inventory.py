@@ -1,19 +1,21 @@
 """Inventory: all tensors of a checkpoint by name, shape and bytes, small even for 90,000 of them.
 
 Tensors that differ only in their expert's number are one entry, `…experts.#.up_proj.weight`, with a count; headers are
-read one after the other. Memory grows with the number of layers.
+read one after the other. Memory grows with the number of layers. Experts of image tokens (`image_experts`) are entries
+of their own.
 """
 
 from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ffncli.models.files.headers import Columns, TensorInfo
+from ffncli.models.files.image_experts import first_numbers, set_apart
 
 if TYPE_CHECKING:  # it imports names from this file
     from ffncli.models.files.checkpoint import Checkpoint
@@ -50,21 +52,28 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
             else:
                 yield columns
 
-    tensors, counts = collect(present())
+    of_images = first_numbers(checkpoint.files)
+    tensors, counts = collect(present(), of_images)
     gone = set(missing)
-    for name in _shared_names([n for n, file in checkpoint.files.items() if file in gone]) if gone else ():
+    absent = [name for name, file in checkpoint.files.items() if file in gone] if gone else []
+    for name in _shared_names(set_apart(absent, of_images)):
         tensors.setdefault(name, UNSEEN)
         counts[name] = counts.get(name, 0) + 1
     return Inventory(checkpoint.where, tensors, counts, tuple(missing), files)
 
 
-def collect(headers: Iterable[Columns]) -> tuple[dict[str, TensorInfo], dict[str, int]]:
-    """The entries of some headers: (name with `#` for an expert's number → one tensor, name → how many)."""
+def collect(
+    headers: Iterable[Columns], of_images: Mapping[str, int] | None = None
+) -> tuple[dict[str, TensorInfo], dict[str, int]]:
+    """The entries of some headers: (name with `#` for an expert's number → one tensor, name → how many).
+
+    `of_images`: where experts of image tokens start, from the names of the whole checkpoint.
+    """
     entries: dict[str, list[Any]] = {}
     with _no_garbage_collection():
         for columns in headers:
-            shared_names = _shared_names(columns.names)
-            rows = zip(shared_names, columns.dtypes, columns.shapes, columns.bytes, columns.names, strict=True)
+            names = set_apart(columns.names, of_images or {})
+            rows = zip(_shared_names(names), columns.dtypes, columns.shapes, columns.bytes, names, strict=True)
             for shared, dtype, shape, size, name in rows:
                 entry = entries.get(shared)
                 if entry is None:
@@ -82,7 +91,7 @@ def shared_name(name: str) -> str:
     return _EXPERT.sub("experts.#.", name)
 
 
-def _shared_names(names: list[str]) -> Iterable[str]:
+def _shared_names(names: Sequence[str]) -> Iterable[str]:
     """Every name with `#` in the place of its expert's number, in one pass over all of them."""
     if not names:
         return ()

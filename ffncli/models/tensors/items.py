@@ -9,6 +9,7 @@ from typing import Any
 from ffncli.errors import FFNError
 from ffncli.models.files.checkpoint import Checkpoint
 from ffncli.models.files.headers import Columns
+from ffncli.models.files.image_experts import corrections, first_numbers
 from ffncli.models.files.inventory import Inventory, collect, shared_name
 from ffncli.models.files.quantized import logical
 from ffncli.models.model import Resolved, Spot
@@ -25,6 +26,9 @@ def items_of(inventory: Inventory, quantization: Mapping[str, Any] | None) -> di
     for name, means in logical(present, quantization, inventory.where).items():
         count = inventory.counts[means.anchor]
         item = Item(means.shape, means.params, means.bytes * count, count, means.format)
+        if of_images := corrections(name, present, means.shape or ()):
+            item = replace(item, shape=means.shape[1:], params=item.params // 2, bytes=item.bytes // 2)
+            items[of_images] = item
         alike = items.get(shared := shared_name(name))
         if alike and (alike.shape, alike.params) == (item.shape, item.params):  # an expert of another dtype
             items[shared] = replace(alike, bytes=alike.bytes + item.bytes, count=alike.count + count)
@@ -66,7 +70,8 @@ def _in_files(
     names = [name for name in checkpoint.files if name.startswith(begins)]
     infos = [checkpoint.info(name) for name in names]
     columns = Columns(names, [i.dtype for i in infos], [i.shape for i in infos], [i.bytes for i in infos])
-    items = items_of(Inventory(checkpoint.where, *collect([columns])), resolved.quantization)
+    inventory = Inventory(checkpoint.where, *collect([columns], first_numbers(names)))
+    items = items_of(inventory, resolved.quantization)
     return layer_tensors(items, spot, family, checkpoint.files, checkpoint.where, alike)
 
 

@@ -54,7 +54,7 @@ class Located:
             shape[-1], shape[-2] = shape[-2], shape[-1]
         if self.slice.stacked:
             shape[:2] = [shape[0] * shape[1]]
-        return tuple(shape)
+        return (self.slice.rows, *shape) if self.slice.rows > 1 else tuple(shape)
 
 
 def locate(layer: LayerTensors, spec: FFNSpec) -> tuple[Located, ...]:
@@ -169,6 +169,8 @@ def canonical(stored: Tensor, item: Located) -> Tensor:
     if stored.dim() == len(shape) == 3 and stored.shape[0] > shape[0]:
         stored = stored[: shape[0]]  # in memory LongCat's identity experts have unused rows
     stored = stored.reshape(shape)
+    if part.rows > 1:
+        return stored[0]
     if part.stacked:
         stored = stored.reshape(item.axes[0].size, -1, stored.shape[-1])
     if part.transposed:

@@ -175,6 +175,8 @@ class _Destination:
             block = (
                 block[:, piece.part :: piece.parts] if piece.interleaved else block.narrow(1, piece.part * width, width)
             )
+        if piece.rows > 1:
+            block = block[: max(0, 1 - start)]
         place[start : start + len(block)].copy_(block)
 
     def _rows_of_part(self, start: int, block: Tensor) -> tuple[Tensor, int]:

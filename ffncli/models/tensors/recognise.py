@@ -36,7 +36,7 @@ _SENSES = re.compile(
 )
 # Inside a text layer: an FFN for tokens that are not text (models/config/other_tokens.py).
 _OTHER_TOKENS = re.compile(r"(?:^|\.)(?:audio_mlp|vision_moe|layout_(?:intermediate|output)|visn_(?:inter|output)"
-                           r"|(?:intermediate|output)_query)\.|(?:^|\.)r_layers\b")  # fmt: skip
+                           r"|(?:intermediate|output)_query)\.|(?:^|\.)(?:r_layers\b|gate\.weight_1$)")  # fmt: skip
 _NOT_FFN = re.compile(r"att(?:n|ention)|adapter", re.IGNORECASE)
 _NOT_PARAMETER = re.compile(r"lora_|_integer$|scaling_factor$|\.(?:x_min|x_max|beta|eps|tid2eid)$")
 _LEARNED = {frozenset(row.learned): name for name, row in activations.TABLE.items() if row.learned}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Op, of_norm, walk
+from ffncli.models.files import image_experts
 from ffncli.models.tensors.arrangement import Arrangement, arrangement, norm_modules
 from ffncli.models.tensors.ffns import FFNLocation, Projections, ffn_locations, members, projections, role
 from ffncli.models.tensors.shapes import Item, matrix
@@ -24,8 +25,9 @@ class StoredSlice:
 
     The stored matrix holds `parts` parameters along its output axis, of which this is number `part`, either
     concatenated or `interleaved`; `transposed` means stored as `[in, out]`; `stacked`: the experts' matrices are
-    stacked in a single one. `format` is how the tensor is stored (`F32`, `gptq-4bit`); `evidence` is why it is read
-    this way, `assumed` a usual property that neither the file nor its family confirms.
+    stacked in a single one; `rows`: a vector is the first of so many rows. `format` is how the tensor is stored (`F32`,
+    `gptq-4bit`); `evidence` is why it is read this way, `assumed` a usual property that neither the file nor its family
+    confirms.
     """
 
     tensor: str
@@ -34,6 +36,7 @@ class StoredSlice:
     parts: int = 1
     interleaved: bool = False
     stacked: bool = False
+    rows: int = 1
     format: str = field(default="", compare=False)
     evidence: str = field(default="", compare=False)
     assumed: str = field(default="", compare=False)
@@ -49,6 +52,7 @@ class StoredSlice:
         how = [] if self.parts == 1 else ["interleaved" if self.interleaved else "concatenated"]
         how = [f"{h} {self.part + 1} of {self.parts}" for h in how]
         how += ["experts one below the other"] if self.stacked else []
+        how += [f"row 1 of {self.rows}"] if self.rows > 1 else []
         return ", ".join(
             (["transposed"] if self.transposed else []) + how + (["per expert"] if self.per_expert else [])
         )
@@ -175,14 +179,19 @@ _PARAMETERS = {
     "router_fc2": "router_fc2.weight",
 }  # fmt: skip
 
+# Next to a router for image tokens.
+_ABOVE_IMAGES = {"router.weight": StoredSlice("", transposed=True), "route.correction": StoredSlice("", rows=2)}
+
 
 def _vectors(layer: LayerTensors, location: FFNLocation, inner: Mapping[str, Item]) -> dict[str, StoredSlice]:
     """The router with its bias, the correction, the shared experts' gate, the latent pair, activation parameters."""
     matrices = {p.name(leaf) for p in location.all for leaf in p.naming.names}
     out: dict[str, StoredSlice] = {}
+    with_images = any(f"{layer.stem}{root}{image_experts.ROUTER}" in layer.stored for root in location.roots)
 
     def add(parameter: str, tensor: str) -> None:
-        out.setdefault(parameter, layer.slice(tensor, StoredSlice(""), f"named {tensor}"))
+        how = _ABOVE_IMAGES.get(parameter, StoredSlice("")) if with_images else StoredSlice("")
+        out.setdefault(parameter, layer.slice(tensor, how, f"named {tensor}"))
 
     for name in inner:
         if name in matrices:

@@ -15,7 +15,7 @@ from ffncli.bench.judge.failure import failure
 from ffncli.bench.launchers.deal import MOST_TRIES, Dealt, run_in_slots
 from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent
 from ffncli.bench.records import Job
-from ffncli.bench.request.cluster import Cluster
+from ffncli.bench.request.cluster import LauncherChoice
 from ffncli.bench.request.grid import BenchRequest, from_json
 from ffncli.bench.results.csv_file import read_rows
 from ffncli.bench.results.journal import ResultFiles
@@ -28,7 +28,7 @@ TOKENS = (1, 2, 3, 4, 5)
 
 
 def over_machines(tokens: Sequence[int] = TOKENS) -> BenchRequest:
-    return replace(request(tokens=tokens), cluster=Cluster("ray", 2))
+    return replace(request(tokens=tokens), cluster=LauncherChoice("ray", 2))
 
 
 def answer(task: str, place: str = "here", **changes: Any) -> str:
@@ -52,10 +52,10 @@ def well(case: str, attempt: int, task: str, place: str) -> SlotEvent:
 
 
 class FakeSlots:
-    """`count` slots; those that run end in the opposite order, all at once."""
+    """`count` slots; those that run end in the opposite order, all at once, or each by itself in their order."""
 
-    def __init__(self, behave: Behave = well, count: int = 2) -> None:
-        self.behave, self.count = behave, count
+    def __init__(self, behave: Behave = well, count: int = 2, at_once: bool = True) -> None:
+        self.behave, self.count, self.at_once = behave, count, at_once
         self.tries: Counter[str] = Counter()
         self.running: list[tuple[str, str]] = []
         self.begun: list[SlotEvent] = []
@@ -79,7 +79,7 @@ class FakeSlots:
             self.places = {event.case: event.place for event in events} | getattr(self, "places", {})
             self.places |= {event.case: event.place for event in events}
             return events
-        ended, self.running = self.running[::-1], []
+        ended, self.running = (self.running[::-1], []) if self.at_once else (self.running[:1], self.running[1:])
         return [self.behave(case, self.tries[case], task, self.places[case]) for case, task in ended]
 
 
@@ -147,7 +147,7 @@ def test_a_refusal_ends_the_run_when_the_others_are_finished_and_it_is_resumed(t
             return Answered(case, place, refusal)
         return well(case, attempt, task, place)
 
-    asked, path, slots = over_machines(), tmp_path / "a.csv", FakeSlots(behave)
+    asked, path, slots = over_machines(), tmp_path / "a.csv", FakeSlots(behave, at_once=False)
     with pytest.raises(FFNError, match=r"node1: /k.py is missing; share it") as error, begun(path, asked) as journal:
         run_in_slots(journal, slots)
     assert error.value.code == 3

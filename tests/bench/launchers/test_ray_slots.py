@@ -13,7 +13,7 @@ import pytest
 from ffncli.bench.launchers import ray_slots
 from ffncli.bench.launchers.ray_slots import RaySlots
 from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent
-from ffncli.bench.request.cluster import Cluster, SlotSize
+from ffncli.bench.request.cluster import LauncherChoice, SlotSize
 from ffncli.errors import FFNError
 
 
@@ -182,7 +182,7 @@ def test_an_address_where_nothing_listens_is_an_error_at_once():
 def test_without_ray_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(FFNError, match=r"ray is not installed; pip install 'ffncli\[ray\]'") as error:
-        ray_slots.ray_slots(Cluster("ray"), SlotSize(1, 0)).__enter__()
+        ray_slots.ray_slots(LauncherChoice("ray"), SlotSize(1, 0)).__enter__()
     assert error.value.code == 3
 
 

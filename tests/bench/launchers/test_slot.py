@@ -13,7 +13,7 @@ import pytest
 from ffncli.bench.conditions import sha256
 from ffncli.bench.launchers.slot import measured, task_of, units_of
 from ffncli.bench.records import Job
-from ffncli.bench.request.cluster import Cluster, slot_size
+from ffncli.bench.request.cluster import LauncherChoice, slot_size
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.errors import ExitCode, FFNError
 from tests import ROOT
@@ -29,7 +29,7 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 
 def asked(**more: Any) -> BenchRequest:
-    return replace(request(), cluster=Cluster("slurm"), **more)
+    return replace(request(), cluster=LauncherChoice("slurm"), **more)
 
 
 def test_a_slot_measures_its_case_and_leaves_nothing(tmp_path: Path):
@@ -85,7 +85,7 @@ def test_the_slot_and_not_the_parent_looks_for_the_gpu(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("ffncli.bench.launchers.slot.require_gpu", missing)
     run = request()
-    run = replace(run, cases=tuple(replace(case, device="cuda") for case in run.cases), cluster=Cluster("ray"))
+    run = replace(run, cases=tuple(replace(case, device="cuda") for case in run.cases), cluster=LauncherChoice("ray"))
     with pytest.raises(FFNError, match=r"node7: cuda: there is no GPU") as error:
         units_of(measured(task_of(run, run.cases[0]), FAKE), "node7")
     assert error.value.code == 3

@@ -14,7 +14,7 @@ import pytest
 from ffncli.bench.launchers import deal
 from ffncli.bench.launchers.deal import Dealt
 from ffncli.bench.launchers.slots import Lost, SlotEvent, Slots
-from ffncli.bench.request.cluster import Cluster, cluster_of
+from ffncli.bench.request.cluster import LauncherChoice, cluster_of
 from ffncli.bench.results.csv_file import read_rows
 from ffncli.bench.suite import begun
 from ffncli.cli.bench.closing import longer_command
@@ -39,7 +39,7 @@ def bench(call: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         return call(*arguments)
 
     @contextmanager
-    def opened(cluster: Cluster, size: Any, seconds: float, logs: Path) -> Iterator[Slots]:
+    def opened(cluster: LauncherChoice, size: Any, seconds: float, logs: Path) -> Iterator[Slots]:
         run.opened = (cluster, size, logs.name)  # type: ignore[attr-defined]
         yield run.slots  # type: ignore[attr-defined]
 
@@ -51,7 +51,11 @@ def bench(call: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 def test_a_grid_over_machines_has_the_page_the_file_and_the_exit_code_of_any_other(bench: Any, tmp_path: Path):
     code, out, err = bench(*WORDS, "-n", "1,2,3", *RAY, "--slots", "2", "--launcher-option", "address=h:1")
     assert code == 0, err
-    assert bench.opened == (Cluster("ray", 2, {"address": "h:1"}), deal.slot_size(over_machines().cases), "a.ray")
+    assert bench.opened == (
+        LauncherChoice("ray", 2, {"address": "h:1"}),
+        deal.slot_size(over_machines().cases),
+        "a.ray",
+    )
     rows = [line.split() for line in out.splitlines() if "0.950 [0.950, 0.950]" in line]
     hosts = {row.case: row.host for row in read_rows(tmp_path / "a.csv")}
     assert [row[:2] for row in rows] == [
@@ -78,7 +82,7 @@ def test_a_loss_is_news_and_an_interrupted_run_goes_on_where_it_ended(bench: Any
                                     "resume with `ffn bench --resume a.csv`")  # fmt: skip
     bench.slots = FakeSlots()
     code, _, err = bench("bench", "--resume", "a.csv", "--launcher", "slurm", "--launcher-option", "cluster=local")
-    assert (code, bench.opened[0]) == (0, Cluster("slurm", None, {"cluster": "local"}))
+    assert (code, bench.opened[0]) == (0, LauncherChoice("slurm", None, {"cluster": "local"}))
     assert sorted(bench.slots.tries.values()) == [1, 1]
     assert len(read_rows(tmp_path / "a.csv")) == 6
 
@@ -125,13 +129,13 @@ def test_under_torchrun_it_is_refused(bench: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_value_may_have_an_equals_sign_and_a_key_dashes():
-    assert cluster_of("slurm", None, ["gpu-bind=map_gpu:0=1", "--mem=4G"]) == Cluster(
+    assert cluster_of("slurm", None, ["gpu-bind=map_gpu:0=1", "--mem=4G"]) == LauncherChoice(
         "slurm", None, {"gpu_bind": "map_gpu:0=1", "mem": "4G"}
     )
 
 
 def test_the_longer_command_is_for_the_same_machines():
-    request = replace(over_machines(), cluster=Cluster("slurm", 4, {"partition": "long one"}))
+    request = replace(over_machines(), cluster=LauncherChoice("slurm", 4, {"partition": "long one"}))
     assert longer_command(request).endswith("--launcher slurm --slots 4 --launcher-option 'partition=long one'")
 
 

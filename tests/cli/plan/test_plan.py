@@ -6,12 +6,12 @@ import csv
 import io
 import json
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
 import ffncli
-from ffncli.bench.results.csv_file import HEADER, row_lines
+from ffncli.bench.results.csv_file import HEADER, read_rows, row_lines
 from ffncli.bench.results.row import ResultRow
 from ffncli.models.counting.plan import PlanRow
 from tests.models.counting.test_measured import SHAPES, block
@@ -37,13 +37,16 @@ def test_what_does_not_fit_says_by_how_much(call):
         first
         == "llama-2-70b does not fit on 1 × H100 SXM5 in fp16: needs 138.0 GB of 72.00 GB each; fits on 2 with --tp 2"
     )
+    first = call("plan", "llama-2-7b", "--tp", "1,2", "--tokens", "1,2097152")[1].splitlines()[0]
+    needs = "needs 167.8 GB of 72.00 GB each for 2,097,152 tokens"  # 6.738 GB, and 4 (4096 + 5504) values a token
+    assert (
+        first == f"llama-2-7b does not fit on 2 × H100 SXM5 in fp16: {needs}; fits on 64 with --tp 64"
+    )  # 4 · 4096 values a token are on all
     first = call("plan", "llama-2-7b", "--device", "apple-m1", "--tp", "1", "--tokens", "1")[1].splitlines()[0]
     assert "on 1 × Apple M1: whether it fits is not known" in first
     first = call("plan", "4096x11008:swiglu", "--dtype", "bf16", "--device", "v100,h100")[1].splitlines()[0]
-    assert (
-        first
-        == "4096x11008:swiglu (FFN weights alone) has no figures on V100 SXM2: no rate of V100 SXM2 is known in bf16"
-    )
+    why = "no rate of V100 SXM2 is known in bf16; known: fp32, fp16, int8"
+    assert first == f"4096x11008:swiglu (FFN weights alone) has no figures on V100 SXM2: {why}"
 
 
 def test_what_would_fit_is_the_smallest_split_that_does(call):
@@ -64,7 +67,7 @@ def test_what_would_fit_is_the_smallest_split_that_does(call):
     assert body(call, "llama-3.1-405b", "--tp", "16")["would_fit"] == []
     never = call("plan", "4096x11008:swiglu", "--device", "t4", "--dtype", "fp16", "-n", "99999999")[1].splitlines()[0]
     assert "does not fit on 8 × T4" in never
-    assert never.endswith(" each")
+    assert "; fits on" not in never
     first = call("plan", "llama-3.1-405b", "--tp", "2", "--dtype", "bf16,q4_0")[1].splitlines()[0]
     assert first.endswith("in q4_0: needs 168.8 GB of 72.00 GB each; fits on 8 with --tp 8")
 
@@ -103,6 +106,7 @@ def test_assumptions_are_shown_and_change_the_time(call):
     assert "0.40 of the peak" in page
     assert "pcie5 (63 GB/s)" in page
     assert "options --gemm-efficiency, --link" in page
+    assert "0.90 of the memory; 0.80 of ndr (50 GB/s) between nodes;" in call("plan", *words, "--per-node", "1")[1]
 
 
 @pytest.mark.parametrize(
@@ -160,6 +164,24 @@ def test_a_cpu_by_what_was_measured_on_it(call, measured):
     page = call("plan", "768x3072:gelu", "--measured", measured, "--tp", "1")[1]
     assert "error, either sign: median" in page
     assert "no times of H100" in call("plan", "gpt2", "--device", "h100", "--measured", measured)[2]
+    split = call("plan", "768x3072:gelu", "--measured", measured, "--tp", "1,2", "-n", "1")[1]
+    assert "no figures for tp2: no link of cpu is known\n" in split
+    of_sheet = ("plan", "768x3072:gelu", "--memory-efficiency", "0.5", "--measured", measured, "-n", "1", "--device")
+    assert "--memory-efficiency contradicts --measured" in call(*of_sheet, "cpu")[2]
+    assert "0.50 of the bandwidth" in call(*of_sheet, "cpu,h100", "--tp", "1")[1]
+
+
+@pytest.mark.parametrize("part", [{"kernel": "step gate"}, {"world_size": 2, "layout": "tp2"}])
+def test_steps_and_ranks_are_no_times_of_a_block_on_one_device(call, measured, part):
+    words = ("plan", "768x3072:gelu", "--tp", "1", "--json", "--measured")
+    whole = call(*words, measured)[1]
+    rows = [replace(row, time_s=0.1 * (row.time_s or 1), **part) for row in read_rows(measured)]
+    with open(measured, "a", encoding="utf-8") as file:
+        file.write(row_lines(rows))
+    assert call(*words, measured)[1] == whole
+    with open(measured, "w", encoding="utf-8") as file:
+        file.write(HEADER + row_lines(rows))
+    assert "no forward time of a block on one device" in call(*words, measured)[2]
 
 
 def test_a_file_without_a_forward_time_is_refused(call, measured):
@@ -169,4 +191,4 @@ def test_a_file_without_a_forward_time_is_refused(call, measured):
         file.write(text)
     code, _, err = call("plan", "gpt2", "--measured", measured)
     assert code == 2
-    assert "no forward time of a block in it" in err
+    assert "no forward time of a block on one device" in err

@@ -172,7 +172,10 @@ def test_what_cannot_be_split_says_why():
     assert refused.refused == "d_ff = 11008 does not divide over 3 ranks; nearest: 2 and 4"
     assert "has no experts" in planner(LLAMA).row(where, Ranks(1, 2), 1).refused
     assert "experts = 8" in planner(MIXTRAL).row(where, Ranks(1, 3), 1).refused
-    assert planner(LLAMA).row(cluster(V100), Ranks(), 1).refused == "no rate of V100 SXM2 is known in bf16"
+    assert (
+        planner(LLAMA).row(cluster(V100), Ranks(), 1).refused
+        == "no rate of V100 SXM2 is known in bf16; known: fp32, fp16, int8"
+    )
     lonely = replace(cluster(H100), wires=replace(where.wires, link=None))
     assert "no link of H100 SXM5 is known" in planner(LLAMA).row(lonely, Ranks(2), 1).refused
 

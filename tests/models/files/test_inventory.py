@@ -92,6 +92,27 @@ def test_files_together_and_one_that_is_not_here(tmp_path: Path):
     assert half.tensors == {**whole.tensors, "l.1.experts.#.up": UNSEEN}
 
 
+@pytest.mark.parametrize("width", [3, 2], ids=["as_wide", "narrower"])
+@pytest.mark.parametrize("images_first", [False, True])
+def test_experts_of_image_tokens_are_entries_of_their_own(images_first: bool, width: int, tmp_path: Path):
+    """The second half of a list with two routers, wherever its files put them; a list with one router is all text's."""
+    text = {f"l.{i}.mlp.experts.{e}.up": torch.zeros(3, 2) for i in range(2) for e in range(3)}
+    text |= {"l.0.mlp.gate.weight": torch.zeros(2, 3), "l.1.mlp.gate.weight": torch.zeros(2, 3)}
+    images = {f"l.0.mlp.experts.{e}.up": torch.zeros(width, 2) for e in range(3, 6)}
+    images["l.0.mlp.gate.weight_1"] = torch.zeros(2, 3)
+    files = dict(zip((ONE, TWO), (images, text) if images_first else (text, images), strict=True))
+    index = {name: file for file, stored in files.items() for name in stored}
+    inventory = taken(tmp_path, files, index)
+    ups = {name: (inventory.counts[name], info.shape) for name, info in inventory.tensors.items() if "experts" in name}
+    assert ups == {
+        "l.0.mlp.experts.#.up": (3, (3, 2)), "l.0.mlp.vision_moe.experts.#.up": (3, (width, 2)),
+        "l.1.mlp.experts.#.up": (3, (3, 2)),
+    }  # fmt: skip
+    check_sums(inventory, tmp_path)
+    (tmp_path / (ONE if images_first else TWO)).unlink()
+    assert taken(tmp_path, {}).counts == inventory.counts
+
+
 def test_a_tensor_that_the_index_does_not_name_is_there_all_the_same(tmp_path: Path):
     stored = {"a": torch.zeros(2), "b": torch.zeros(3)}
     inventory = taken(tmp_path, {ONE: stored}, {"a": ONE})

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -21,7 +22,7 @@ from ffncli.models.files import bytes as reading
 from ffncli.models.files.checkpoint import open_checkpoint
 from ffncli.models.source import load
 from ffncli.models.tensors import read_weights as values
-from ffncli.models.tensors.layout import Located
+from ffncli.models.tensors.layout import Located, canonical
 from ffncli.models.tensors.read_weights import read_weights
 from ffncli.models.tensors.slices import StoredSlice
 from ffncli.run.engine.weights import stored_weights
@@ -101,6 +102,20 @@ def test_axes_of_one_may_be_elsewhere(shape: tuple[int, ...], axes: tuple[Axis, 
     assert checkpoint is not None
     found = read_weights(checkpoint, (Located("w.weight", axes, StoredSlice("w"), ("w",)),), torch.float32)["w.weight"]
     assert torch.equal(found, tensor.view([axis.size for axis in axes]))
+
+
+@pytest.mark.usefixtures("block")
+def test_the_first_of_several_rows(tmp_path: Path):
+    """Corrections for text and for images in one tensor."""
+    tensor = torch.randn(2, 3)
+    save_file({"w": tensor, "long": torch.zeros(3, 3)}, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint is not None
+    item = Located("w", (E,), StoredSlice("w", rows=2), ("w",))
+    assert torch.equal(read_weights(checkpoint, (item,), torch.float32)["w"], tensor[0])
+    assert torch.equal(canonical(tensor, item), tensor[0])
+    with pytest.raises(FFNError, match=r"\[3, 3\], expected \[2, 3\] \(experts = 3\)"):
+        read_weights(checkpoint, (replace(item, names=("long",)),), torch.float32)
 
 
 def test_both_halves_must_fit(tmp_path: Path):

@@ -108,8 +108,13 @@ def composite(name: str) -> Architecture:
     of_its_kind = [path for path, said in inner.items() if said.model_type == kind]
     at = min(of_its_kind, key=lambda path: inner[path] is not text)  # the first, unless another has this very config
     inside = tower(kind)
-    ffn, norm = (re.escape(at) + r"\." + _ROOT + _OUTER.sub("", pattern) for pattern in (inside.ffn, inside.norm))
-    return replace(case, ffn=ffn, norm=norm if inside.norm != r"(?!)" else inside.norm)
+    names = {"ffn": inside.ffn, "norm": inside.norm, "second": inside.second}
+    return replace(case, **{part: _within(at, pattern) for part, pattern in names.items()})
+
+
+def _within(at: str, pattern: str) -> str:
+    """What the tower's pattern is for names of the whole, where the tower is `at`."""
+    return pattern if pattern == r"(?!)" else re.escape(at) + r"\." + _ROOT + _OUTER.sub("", pattern)
 
 
 def _alone(config: PretrainedConfig, kind: str, values: Mapping[str, Any]) -> Architecture:

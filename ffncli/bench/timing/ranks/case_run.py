@@ -18,6 +18,7 @@ from ffncli.bench.referee.errors import Error, Ruling
 from ffncli.bench.referee.problem import Inputs, Problem, Referee
 from ffncli.bench.referee.process import RefereeProcess
 from ffncli.bench.referee.samples import CallSample
+from ffncli.bench.request.split import ranks_here
 from ffncli.bench.timing import arms as one_rank
 from ffncli.bench.timing.arms import Arms
 from ffncli.bench.timing.cheating.inspector import Inspector
@@ -99,9 +100,10 @@ class _RankRun(CaseRun):
         return replace(problem, referee=_RankReferee(problem.rules, self.channel))
 
     def _llc_and_room(self) -> tuple[int, int | None]:
-        """The smallest room of any rank, so that all place their copies alike."""
+        """A rank's share of a CPU's cache and memory; the smallest room of any, so that all place their copies alike."""
         llc, room = super()._llc_and_room()
-        largest, *least = self.channel.largest([float(llc), -float(room or 0)])
+        sharing = ranks_here(self.case.ranks) if self.case.device == "cpu" else 1  # a GPU has its own
+        largest, *least = self.channel.largest([llc / sharing, -(room or 0) / sharing])
         return int(largest), None if room is None else int(-least[0])
 
     def _verify(self, name: str, kernel: Kernel | FFNError | WrongResult, problem: Problem) -> None:

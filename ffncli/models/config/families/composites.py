@@ -60,7 +60,7 @@ _TEXT_TOWERS = {
 # Composites whose text model has the same name.
 _ENDING = {
     "_text": (
-        "cohere_compass cosmos3_edge deepseek_ocr2 embedding_gemma2 gemma3 gemma3n gemma4 gemma4_unified glm4v "
+        "cohere_compass cosmos3_edge deepseek_ocr2 embedding_gemma2 ernie4_5_vl_moe gemma3 gemma3n gemma4 gemma4_unified glm4v "
         "glm4v_moe glm5_next glm_image glm_ocr granite4_vision granite_docling hunyuan_vl mistral_large4 molmo2 "
         "muse_glimmer muse_spark paddleocr_vl pp_formulanet qwen2_5_omni qwen2_5_vl qwen2_vl qwen3_5 "
         "qwen3_omni_moe qwen3_vl qwen3_vl_moe unlimited_ocr voxtral_realtime"
@@ -74,10 +74,7 @@ TEXT_TYPES: Mapping[str, str] = {
     **{name: text for text, names in _TEXT_TOWERS.items() for name in names.split()},
     **{name: name + ending for ending, names in _ENDING.items() for name in names.split()},
 }
-REFUSED: Mapping[str, str] = {
-    "ernie4_5_vl_moe": "its files number the experts of text and of image tokens as one list of two widths (its text "
-    "model alone, ernie4_5_vl_moe_text, is covered)",
-} | dict.fromkeys(
+REFUSED: Mapping[str, str] = dict.fromkeys(
     ("diffusion_gemma_text", "diffusion_gemma"),
     "its MLP and its experts run side by side, each between its own norms",
 )
