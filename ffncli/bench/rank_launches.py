@@ -100,8 +100,12 @@ class RankLaunches:
         return endings
 
     def end(self, code: int) -> None:
-        """There are no more launches: the other ranks end with that exit code."""
+        """There are no more launches: the other ranks end with that exit code. A store that no agent keeps is open until
+        they have read it."""
         self.store.shared.set(f"launch/{self.number + 1}", json.dumps({"end": code}))
+        until, left = time.monotonic() + 2 * _LEAVING, [f"left/{rank}" for rank in range(1, self.place.world_size)]
+        while not (self.place.has_agent or self.store.shared.check(left)) and time.monotonic() < until:
+            time.sleep(_LOOK / 4)
 
 
 @contextmanager
@@ -125,13 +129,25 @@ def led(request: BenchRequest, place: Place | None) -> Iterator[RankLaunches | N
 
 
 def followed(place: Place, command: Sequence[str] = WORKER) -> int:
-    """What every rank but the first does: start a worker for each of rank 0's launches. Returns rank 0's exit code."""
-    from ffncli.run.ranks.store import open_store
+    """What every rank but the first does: start a worker for each of rank 0's launches. Returns rank 0's exit code.
 
-    store, number = open_store(place, _MEETING), 0
+    Raises FFNError (exit 3) if the store is lost, with rank 0 or its agent.
+    """
+    from ffncli.run.ranks.store import STORE_ERRORS, absent, open_store
+
+    store = open_store(place, _MEETING)
+    try:
+        return _follow(place, store, command)
+    except STORE_ERRORS as error:
+        raise absent([0], "ended before the others") from error
+
+
+def _follow(place: Place, store: RankStore, command: Sequence[str]) -> int:
+    number = 0
     while True:
         message = _message(store, number)
         if "end" in message:
+            store.shared.set(f"left/{place.rank}", "1")
             return record_of(int, message["end"], "the end of the run")  # type: ignore[no-any-return]
         launch: _Launch = record_of(_Launch, message.get("launch"), "a launch of rank 0")
         store.shared.set(f"word/{number}/{place.rank}", json.dumps(_followed(launch, place, store, number, command)))

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.ranks.started import agent
 
 _KERNELS = """
 import os, signal, time
@@ -46,7 +47,7 @@ def hangs(x, gate, up, down, calls=[]):
     return right(x, gate, up, down)
 """
 _FFN = (sys.executable, "-m", "ffncli", "bench")
-_TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ffncli", "bench")
+_TORCHRUN = (*agent(2), "bench")
 _SHORT = ("32x64:swiglu", "--device", "cpu", "--threads", "1", "--processes", "1", "--max-time", "200ms")
 
 

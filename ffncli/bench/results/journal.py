@@ -41,7 +41,7 @@ class ResultFiles:
 
     def __post_init__(self) -> None:
         if self.csv.suffix != ".csv" or self.csv.name.endswith(".rounds.csv"):
-            raise FFNError(f"{shown_path(self.csv)} must end in .csv", "as in --save results/mine.csv")
+            raise FFNError(f"{shown_path(self.csv)} must end in .csv", "as in results/mine.csv")
 
     @property
     def rounds(self) -> Path:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from ffncli.bench.records import BLOCK, STEP, Case
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results.csv_file import (
     HEADER,
@@ -26,7 +27,10 @@ from ffncli.bench.results.csv_file import (
 from ffncli.bench.results.grid_file import WholeGrid, difference, grid_bytes, parse_grid, stored_grid
 from ffncli.bench.results.journal import ResultFiles, begun_run, locked, unfinished
 from ffncli.bench.results.row import ResultRow
+from ffncli.block import recipe
+from ffncli.block.steps import walk
 from ffncli.errors import FFNError, shown, shown_path
+from ffncli.kernels.kernel import kernel_steps
 from ffncli.show.text import plural
 from ffncli.system.files import check_writable, written_whole
 
@@ -242,9 +246,21 @@ def _fault(rows: Sequence[ResultRow], request: BenchRequest) -> str:
     unlike = next((row.baseline for row in rows if row.baseline != request.baseline), None)
     if unlike is not None:
         return f"the baseline is {shown(unlike)}, not {shown(request.baseline)}"
-    if not request.method.by_step and sorted(kernels) != sorted(request.names):
+    if request.method.by_step:
+        case = next((case for case in request.cases if case.key == rows[0].case), None)
+        return _step_fault(kernels, case, rows[0].status == "ok") if case else ""
+    if sorted(kernels) != sorted(request.names):
         return f"the kernels are {', '.join(kernels)}, not {', '.join(request.names)}"
     return ""
+
+
+def _step_fault(names: Sequence[str], case: Case, ran: bool) -> str:
+    """The same of --by-step: the rows of a case that `ran` are its block and all its steps."""
+    steps = [BLOCK, *(f"{STEP}{name}" for name, _ in walk(kernel_steps(recipe.steps(case.spec))))]
+    unlike = sorted({*steps} ^ {*names}) if ran else sorted({*names} - {*steps})
+    if unlike:
+        return f"{shown(unlike[0])} {'is missing' if unlike[0] in steps else 'is no step'}"
+    return "" if len({*names}) == len(names) else "a step is there twice"
 
 
 def _missing(

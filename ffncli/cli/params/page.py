@@ -299,8 +299,8 @@ def _exchange(exchange: ExpertExchange, several: bool) -> Table:
         (f"both, {exchange.layers} layers, {exchange.tokens:,} {plural('token', exchange.tokens)} of the rank",
          ceil(exchange.dispatch_bytes_total + exchange.combine_bytes_total)),
     ]  # fmt: skip
-    each = f"{exchange.experts} {plural('expert', exchange.experts)}"
-    title = f"{name}two all-to-alls between {exchange.ranks} ranks of {each}, routing even"
+    count = f"{exchange.experts} {plural('expert', exchange.experts)}"
+    title = f"{name}two all-to-alls between {exchange.ranks} ranks of {count}, routing even"
     return Table((f"sends ({exchange.activation_dtype})", "each rank"), rows, title)
 
 

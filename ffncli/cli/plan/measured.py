@@ -42,7 +42,7 @@ def measured_speeds(paths: str) -> dict[str, MeasuredSpeeds]:
     Raises FFNError if it cannot be read, and if nothing in it was measured.
     """
     best: dict[tuple[str, str, int, str], tuple[str, MeasuredBlock]] = {}
-    for row in (row for path in paths.split(",") for row in read_rows(os.path.expanduser(path))):
+    for row in (row for path in filter(None, paths.split(",")) for row in read_rows(os.path.expanduser(path))):
         block = _block(row)
         if block is None:
             continue

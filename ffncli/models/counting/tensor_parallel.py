@@ -209,8 +209,10 @@ def slices(
         part = parts[name]
         sizes = _sizes(part)
         place = _place(axes) if name in elsewhere else "rank 0"
+        if grid.tp == 1 and grid.ep > 1:  # d_ff is whole
+            place = "copied"
         if grid.ep > 1 and axes[0].size != part[0].size and axes[0].name == "experts":
-            place = "experts" if grid.tp == 1 or place == "copied" else f"experts, {place}"
+            place = "experts" if place == "copied" else f"experts, {place}"
         out.append(Slice(name, _sizes(axes), sizes, place, prod(sizes), parameter_bytes(name, part, dtype)))
     return tuple(out)
 

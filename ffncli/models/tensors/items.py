@@ -26,8 +26,9 @@ def items_of(inventory: Inventory, quantization: Mapping[str, Any] | None) -> di
     for name, means in logical(present, quantization, inventory.where).items():
         count = inventory.counts[means.anchor]
         item = Item(means.shape, means.params, means.bytes * count, count, means.format)
-        if of_images := corrections(name, present, means.shape or ()):
-            item = replace(item, shape=means.shape[1:], params=item.params // 2, bytes=item.bytes // 2)
+        shape = means.shape or ()
+        if of_images := corrections(name, present, shape):
+            item = replace(item, shape=shape[1:], params=item.params // 2, bytes=item.bytes // 2)
             items[of_images] = item
         alike = items.get(shared := shared_name(name))
         if alike and (alike.shape, alike.params) == (item.shape, item.params):  # an expert of another dtype

@@ -42,6 +42,10 @@ class Dispatch:
         rows = torch.bincount(choices.experts, minlength=experts)
         return (rows[None] if ep is None else gathered(rows, ep)).cpu()
 
+    def combined(self, step: Step, out: Tensor, choices: Choices, results: Tensor) -> Tensor:
+        """`out` [tokens, d] with the weighed results [rows, d] of a step's choices added to their tokens."""
+        return out.index_add(0, choices.tokens, results)
+
 
 def gathered(rows: Tensor, ep: DeviceMesh) -> Tensor:
     """All ranks' `rows` [experts] as [ranks, experts]: the all-gather before the rows are sent."""
@@ -76,7 +80,7 @@ class ExpertStep:
         rows, factor = flat[choices.tokens], share[choices.tokens, choices.experts, None]
         rows = rows * factor if op.weigh == "input" else rows
         results = self._results(rows, counts[0].tolist()) if ep is None else self._sent(rows, counts, ep)
-        out = out.index_add(0, choices.tokens, results if op.weigh == "input" else results * factor)
+        out = dispatch.combined(self.step, out, choices, results if op.weigh == "input" else results * factor)
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
     def _sent(self, rows: Tensor, counts: Tensor, ep: DeviceMesh) -> Tensor:

@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ffncli.errors import ExitCode, FFNError
 from ffncli.run.ranks.environment import Place
 
+STORE_ERRORS = (DistNetworkError, DistStoreError)  # of a store that cannot be reached, or no longer
 _BETWEEN = 0.02  # s between two looks
 _ANSWERING = 1.5  # s in which a rank that runs answers the others, after an error that all of them see
 LEFT, FAILED, STOPPED, TIMED_OUT, CLOSED = "left", "failed", "stopped", "timed out", "closed"
@@ -76,7 +77,7 @@ def open_store(place: Place, limit: float, opens: bool = True) -> RankStore:
         store = TCPStore(
             place.address, place.port, place.world_size, master, timedelta(seconds=limit), wait_for_workers=False
         )
-    except (DistNetworkError, DistStoreError, RuntimeError, ValueError) as error:
+    except (*STORE_ERRORS, RuntimeError, ValueError) as error:
         where, text = f"{place.address}:{place.port}", str(error)
         if master and ("EADDRINUSE" in text or "in use" in text):
             raise FFNError(f"port {place.port} is in use", "choose another MASTER_PORT", ExitCode.ENVIRONMENT) from None

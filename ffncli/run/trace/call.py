@@ -150,9 +150,7 @@ def of_this_rank(question: Question) -> Question:
     if place is None:
         return question
     ranks = split_over(question.tp, question.ep, place.world_size)
-    if ranks.ep > 1:
-        raise FFNError("ffn trace splits experts in one process only", "leave out torchrun, or --ep")
     if question.input == "-":
         raise FFNError("--input -: several ranks cannot read one standard input", "write it to a file")
     saves: dict[str, Any] = {} if place.first else {"save": None, "save_weights": None}
-    return replace(question, tp=ranks.tp, ep=1, device=device_of(place, question.device), **saves)
+    return replace(question, tp=ranks.tp, ep=ranks.ep, device=device_of(place, question.device), **saves)

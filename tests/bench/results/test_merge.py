@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from ffncli import merge, read_results
+from ffncli.bench.records import BLOCK, STEP
 from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results.csv_file import HEADER, ROUNDS_HEADER, read_rows, row_lines
-from ffncli.bench.results.grid_file import WholeGrid, parse_grid
+from ffncli.bench.results.grid_file import WholeGrid, grid_bytes, parse_grid
 from ffncli.bench.results.journal import ResultFiles
 from ffncli.bench.suite import begun, resumed, run
+from ffncli.block.recipe import FFNSpec
 from ffncli.errors import ExitCode, FFNError
 from tests.bench.stored import blocks_in
 from tests.bench.test_suite import FAKE, in_process, request
@@ -321,6 +323,23 @@ def test_a_damaged_part_is_refused(change, words):
     path = part(1)
     path.write_text(change(path.read_text()))
     assert words in refused(["p1.csv"], "all.csv")
+
+
+def test_the_rows_of_a_case_by_step_are_its_block_and_all_its_steps():
+    case = replace(WHOLE.cases[0], spec=FFNSpec(64, 256, "silu", gated=True))
+    grid = replace(WHOLE, cases=(case,), kernels=(), baseline=BLOCK, method=replace(WHOLE.method, by_step=True))
+    Path("a.grid.json").write_bytes(grid_bytes(WholeGrid(grid, 1)))
+    blank = replace(read_rows(part(1))[0], case=case.key, baseline=BLOCK, status="ok")
+    names = [BLOCK, *(f"{STEP}{name}" for name in ("gate", "up", "act", "hidden", "down"))]
+
+    def written(*kernels: str) -> Path:
+        rows = [replace(blank, kernel=kernel) for kernel in kernels]
+        Path("a.csv").write_text(HEADER + row_lines(rows), "utf-8")
+        return Path("a.csv")
+
+    assert merge([written(*names)], "all.csv").complete
+    assert "'step down' is missing" in refused([written(*names[:-1])], "all.csv", force=True)
+    assert "'eager' is no step" in refused([written(*names, "eager")], "all.csv", force=True)
 
 
 def test_a_cut_rounds_file_is_refused_and_nothing_is_written():

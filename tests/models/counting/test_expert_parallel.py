@@ -53,7 +53,8 @@ def test_places_of_a_grid():
     }  # fmt: skip
     assert (slices["down.weight"].shape, slices["down.weight"].rank_shape) == ((8, 64, 96), (2, 64, 48))
     alone = split(one_block(MIXTURE), 1, BF16, ep=4).groups[0].slices
-    assert {one.place for one in alone if "experts" in one.place} == {"experts"}
+    assert {one.place for one in alone if one.shape != one.rank_shape} == {"experts"}
+    assert {one.place for one in alone if one.shape == one.rank_shape} == {"copied"}
 
 
 def rows_sent(experts: int, top_k: int, ranks: int) -> float:
