@@ -131,8 +131,10 @@ def merge(paths: Sequence[str | Path], out: str | Path, *, force: bool = False, 
     grid = _one_grid(sources)
     notes = list(_mismatches(sources, allow_mismatch))
     chosen = _chosen(sources, grid)
+    missing = tuple(_missing(sources, grid, chosen))
     if grid is None:
-        notes.append("no file is a part of a grid: nothing shows whether cases are missing")
+        more = "other cases are" if missing else "cases are"  # those of unfinished runs are known
+        notes.append(f"no file is a part of a grid: nothing shows whether {more} missing")
     order = chosen if grid is None else [case.key for case in grid.request.cases if case.key in chosen]
     rows = tuple(row for case in order for row in chosen[case].rows)
     with locked(files.csv):
@@ -140,7 +142,6 @@ def merge(paths: Sequence[str | Path], out: str | Path, *, force: bool = False, 
             check_writable(str(one), force, "-o")
         notes += _write(files, rows, sources, grid)
     inputs = tuple(_merged_file(source, chosen) for source in sources)
-    missing = tuple(_missing(sources, grid, chosen))
     return Merged(files.csv, files.rounds, rows, inputs, missing, grid, tuple(notes))
 
 

@@ -76,7 +76,7 @@ def command(
     place = torchrun()
     if cluster is not None and (place is not None or grid.tp or grid.ep):
         what = "--tp and --ep" if place is None else "torchrun"
-        raise FFNError(f"--launcher contradicts {what}", "a slot measures on one rank; submit torchrun by yourself")
+        raise FFNError(f"--launcher contradicts {what}", "a slot measures on one rank; submit torchrun yourself")
     ranks = split_asked_for(grid.tp, grid.ep) if path is None else None  # a run that is resumed has its own
     if place is not None and not place.first:
         raise Exit(followed(place))

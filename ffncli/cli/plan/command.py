@@ -129,6 +129,7 @@ def answer_of(plan: ClusterPlan, speeds: dict[str, MeasuredSpeeds] | None = None
         "skew": plan.skew,
         "rows": [asdict(row) for row in plan.rows],
         "cheapest": [asdict(row) for row in plan.cheapest],
+        "would_fit": [asdict(row) for row in plan.would_fit],
         "assumed": [asdict(one) for one in plan.assumed],
     }
     answer = Answer("plan", body, flat, parts_of(plan), CONVENTIONS)

@@ -54,7 +54,17 @@ def sentence(plan: ClusterPlan, rows: Sequence[PlanRow]) -> str:
     least = min((row for row in known if not row.fits), key=lambda row: (row.needed_bytes or 0, row.tokens))
     room = f"needs {bytes_text(least.needed_bytes or 0)} of {bytes_text(one.memory_bytes)} each"
     room += "" if least.tokens == 1 else f" for {least.tokens:,} tokens"
-    return f"{what} does not fit on {least.devices} × {device} in {least.dtype}: {room}"
+    return f"{what} does not fit on {least.devices} × {device} in {least.dtype}: {room}{_would_fit(plan, least)}"
+
+
+def _would_fit(plan: ClusterPlan, least: PlanRow) -> str:
+    """`; fits on 16 with --tp 16`: the options of the smallest split that does; empty if none is known."""
+    row = next((one for one in plan.would_fit if one.device == least.device), None)
+    if row is None:
+        return ""
+    options = [f"--tp {row.tp}"] + [f"--ep {row.ep}"] * (row.ep > 1)
+    options += [f"--dtype {row.dtype}"] * (row.dtype != least.dtype)
+    return f"; fits on {row.devices} with {' '.join(options)}"
 
 
 def _speed(row: PlanRow) -> str:

@@ -101,7 +101,7 @@ def _shares(ranks: RankTrace) -> list[Part]:
     rows = list(zip(*columns.values(), strict=True))
     more = len(ranks.shares) - len(some)
     left = [Line(f"{more} more ranks: --json has all", quiet=True)] if more else []
-    return [Table(tuple(columns), rows, f"each rank stores, and sends ({ranks.dtype})"), *left]
+    return [Table(tuple(columns), rows, f"parameters of each rank, and bytes that it sends ({ranks.dtype})"), *left]
 
 
 def _numbers(numbers: Sequence[int]) -> str:

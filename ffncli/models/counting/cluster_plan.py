@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from ffncli.block.dtypes import DType, activation_dtype
 from ffncli.block.ranks import Ranks
@@ -17,6 +18,7 @@ from ffncli.models.counting.wires import NO_WIRES
 from ffncli.models.model import Resolved
 from ffncli.system.hardware import Device
 
+_MOST_DEVICES = 1024
 _OF_THE_SHEET = ("gemm_efficiency", "memory_efficiency")  # assumptions about its rates
 
 
@@ -25,8 +27,9 @@ class ClusterPlan:
     """`rows` by device, format, split and tokens; `assumed` has one record a device.
 
     `cheapest` has a row for each device on which the model fits: of the splits that fit with every number of tokens,
-    that on fewest devices, of these the fastest, with the first number of tokens. `whole`: what fits is the whole
-    model, not its FFNs alone.
+    that on fewest devices, of these the fastest, with the first number of tokens. `would_fit` has the same of all
+    splits in powers of two, up to 1,024 devices, for each device on which no requested split fits. `whole`: what
+    fits is the whole model, not its FFNs alone.
     """
 
     name: str
@@ -34,6 +37,7 @@ class ClusterPlan:
     whole: bool
     rows: tuple[PlanRow, ...]
     cheapest: tuple[PlanRow, ...]
+    would_fit: tuple[PlanRow, ...]
     assumed: tuple[Assumed, ...]
 
 
@@ -125,9 +129,17 @@ def planned(
     )
     if all(row.refused for row in rows):
         raise FFNError(rows[0].refused)
-    best = (cheapest([row for row in rows if row.device == cluster.device]) for cluster in clusters)
-    whole = any(planner.other_bytes is not None for planner in planners)
-    return ClusterPlan(resolved.name, question.skew, whole, rows, tuple(row for row in best if row), taken)
+    best = [cheapest([row for row in rows if row.device == cluster.device]) for cluster in clusters]
+    others = (would_fit(planners, cluster, tokens) for cluster, row in zip(clusters, best, strict=True) if row is None)
+    return ClusterPlan(
+        resolved.name,
+        question.skew,
+        whole=any(planner.other_bytes is not None for planner in planners),
+        rows=rows,
+        cheapest=tuple(filter(None, best)),
+        would_fit=tuple(filter(None, others)),
+        assumed=taken,
+    )
 
 
 def cheapest(rows: Sequence[PlanRow]) -> PlanRow | None:
@@ -137,3 +149,19 @@ def cheapest(rows: Sequence[PlanRow]) -> PlanRow | None:
         splits.setdefault((row.dtype, row.tp, row.ep), []).append(row)
     fitting = [alike[0] for alike in splits.values() if all(row.fits for row in alike)]
     return min(fitting, key=lambda row: (row.devices, row.time_s or 0.0), default=None)
+
+
+def would_fit(planners: Sequence[Planner], cluster: Accelerators, tokens: Sequence[int]) -> PlanRow | None:
+    """The cheapest split in powers of two, up to 1,024 devices; None where none fits or the memory is not known."""
+    if cluster.memory_bytes is None:
+        return None
+    splits = {ranks for planner in planners for ranks in planner.splits() if ranks.world_size <= _MOST_DEVICES}
+    for _, alike in groupby(sorted(splits, key=_devices), key=_devices):
+        rows = [planner.row(cluster, ranks, n) for ranks in alike for planner in planners for n in tokens]
+        if best := cheapest(rows):
+            return best
+    return None
+
+
+def _devices(ranks: Ranks) -> int:
+    return ranks.world_size

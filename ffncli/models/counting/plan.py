@@ -136,6 +136,11 @@ class Planner:
     other_bytes: int | None = None
     skew: str = UNIFORM
 
+    def splits(self) -> list[Ranks]:
+        """Every possible split in powers of two, which heads and nodes divide into too."""
+        tp, ep = tensor_parallel.rank_counts(self.model, self.weights), expert_parallel.expert_rank_counts(self.model)
+        return [Ranks(t, e) for t in tp for e in ep if t.bit_count() == e.bit_count() == 1]
+
     def row(self, cluster: Accelerators, ranks: Ranks, tokens: int) -> PlanRow:
         """The figures of one split; a row without them where the model cannot be split so, or no rate is known."""
         row = PlanRow(cluster.device, self.weights.name, ranks.tp, ranks.ep, ranks.world_size, tokens)

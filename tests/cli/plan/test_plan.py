@@ -33,15 +33,43 @@ def test_the_sentence_comes_first(call):
 
 def test_what_does_not_fit_says_by_how_much(call):
     first = call("plan", "llama-2-70b", "--tp", "1", "--tokens", "1")[1].splitlines()[0]
-    assert first == "llama-2-70b does not fit on 1 × H100 SXM5 in fp16: needs 138.0 GB of 72.00 GB each"
+    assert (
+        first
+        == "llama-2-70b does not fit on 1 × H100 SXM5 in fp16: needs 138.0 GB of 72.00 GB each; fits on 2 with --tp 2"
+    )
     first = call("plan", "llama-2-7b", "--tp", "1,2", "--tokens", "1,2097152")[1].splitlines()[0]
     needs = "needs 167.8 GB of 72.00 GB each for 2,097,152 tokens"  # 6.738 GB, and 4 (4096 + 5504) values a token
-    assert first == f"llama-2-7b does not fit on 2 × H100 SXM5 in fp16: {needs}"
+    assert (
+        first == f"llama-2-7b does not fit on 2 × H100 SXM5 in fp16: {needs}; fits on 64 with --tp 64"
+    )  # 4 · 4096 values a token are on all
     first = call("plan", "llama-2-7b", "--device", "apple-m1", "--tp", "1", "--tokens", "1")[1].splitlines()[0]
     assert "on 1 × Apple M1: whether it fits is not known" in first
     first = call("plan", "4096x11008:swiglu", "--dtype", "bf16", "--device", "v100,h100")[1].splitlines()[0]
     why = "no rate of V100 SXM2 is known in bf16; known: fp32, fp16, int8"
     assert first == f"4096x11008:swiglu (FFN weights alone) has no figures on V100 SXM2: {why}"
+
+
+def test_what_would_fit_is_the_smallest_split_that_does(call):
+    for words, options in (("llama-3.1-405b", "--tp 16"), ("deepseek-v3 --device rtx-4090 --tp 1", "--tp 8 --ep 8")):
+        first = call("plan", *words.split())[1].splitlines()[0]
+        assert first.endswith(f"with {options}")
+        devices = int(re.search(r"fits on (\d+) with", first)[1])
+        (best,) = body(call, *words.split())["would_fit"]
+        (found,) = body(call, *words.split(), *options.split())["cheapest"]
+        assert found == best
+        assert devices == best["devices"]
+        powers = ",".join(str(2**n) for n in range(9))
+        rows = body(call, *words.split(), "--tp", powers, *(["--ep", powers] if "--ep" in options else []))["rows"]
+        fits: dict = {}
+        for row in rows:
+            fits.setdefault((row["devices"], row["tp"]), []).append(row["fits"])
+        assert min(n for (n, _), every in fits.items() if all(every)) == devices
+    assert body(call, "llama-3.1-405b", "--tp", "16")["would_fit"] == []
+    never = call("plan", "4096x11008:swiglu", "--device", "t4", "--dtype", "fp16", "-n", "99999999")[1].splitlines()[0]
+    assert "does not fit on 8 × T4" in never
+    assert "; fits on" not in never
+    first = call("plan", "llama-3.1-405b", "--tp", "2", "--dtype", "bf16,q4_0")[1].splitlines()[0]
+    assert first.endswith("in q4_0: needs 168.8 GB of 72.00 GB each; fits on 8 with --tp 8")
 
 
 def test_rows_of_json_csv_and_library_are_one(call):
