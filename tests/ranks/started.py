@@ -116,7 +116,8 @@ class Meeting(Started):
         line = folder / f"line-{mode}"
         if not line.exists():
             os.mkfifo(line)
-        self._reading = os.open(line, os.O_RDONLY | os.O_NONBLOCK)
+        # Opened for writing too: else a rank that has written and closed makes it readable, with nothing to read.
+        self._reading = os.open(line, os.O_RDWR | os.O_NONBLOCK)
         command = (sys.executable, "-m", "tests.ranks.meets", mode, str(line))
         super().__init__(command, env, 2 if mode.startswith("launch") else 0, new)
 
