@@ -89,7 +89,7 @@ test-hub: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(HUB)
 
 test-ranks: $(VENV)/.installed-test
-	@$(BIN)/python -m pytest $(RANKS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(RANKS)
 
 fuzz: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(FUZZ)
