@@ -85,11 +85,12 @@ test-runs: $(VENV)/.installed-test
 test-architectures: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARCHITECTURES)
 
+# Its tests wait more than they compute.
 test-hub: $(VENV)/.installed-test
-	@$(BIN)/python -m pytest -n 2 --dist worksteal $(HUB)
+	@$(BIN)/python -m pytest -n 4 --dist worksteal $(HUB)
 
 test-ranks: $(VENV)/.installed-test
-	@$(BIN)/python -m pytest -n 2 --dist loadfile $(RANKS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(RANKS)
 
 fuzz: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(FUZZ)

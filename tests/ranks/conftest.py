@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.ranks.cases import CASES
 from tests.ranks.harness import answers_of
@@ -14,8 +17,18 @@ from tests.ranks.records import Answer
 
 @pytest.fixture(scope="session")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, list[dict[str, Answer]]]:
-    def folder(world: int) -> Path:
-        return tmp_path_factory.mktemp(f"world{world}")
+    """By world size and rank, by the names of the cases; of pytest's processes the first that needs them asks."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    with (shared / "answers.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return {world: _answers(world, shared / f"world{world}") for world in (2, 4)}
 
-    asked = {world: [case for w, case in CASES.values() if w == world] for world in (2, 4)}
-    return {world: answers_of(cases, world, folder(world)) for world, cases in asked.items()}
+
+def _answers(world: int, folder: Path) -> list[dict[str, Answer]]:
+    file = folder / "answers.pt"
+    if not file.exists():
+        folder.mkdir()
+        torch.save(answers_of([case for w, case in CASES.values() if w == world], world, folder), file)
+    return torch.load(file, weights_only=False)
