@@ -4,8 +4,8 @@ What: `ffn bench` of some blocks (plain, gated, a mixture; 1 to 512 tokens; floa
 `ffn plan` predicts other blocks, with other numbers of tokens in between, and these are benched too. The error is
 predicted over measured, less 1; the mark is a median of 25 %.
 
-How: one kernel, eager, so that a row is a block; 78 cases, about 6 minutes. All is measured in one run of this script:
-a machine that another job slows down in one half and not in the other shows as an error.
+How: one kernel, eager, so that a row is a block; 78 cases, about 10 minutes; blocks to learn from and others in turn.
+All is measured in one run of this script: a machine that another job slows down for a part of it shows as an error.
 
     python -m benchmarks.plan_measured [--save FILE] [--max-time 2] [--quick]
     python -m benchmarks.plan_measured --summary FILE
@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from benchmarks.benched import ROOT, Asked, about_line, command, environment, marks, number
@@ -109,18 +110,22 @@ def row_of(block: Block, part: str, row: Mapping[str, str], predicted_s: float |
 
 
 def measure(kept: Kept, asked: Asked, folder: Path, seen: Sequence[Block] = SEEN, new: Sequence[Block] = NEW) -> None:
-    """Bench the blocks to learn from, then the others, each next to its prediction."""
-    paths = [folder / f"seen{number}.csv" for number in range(len(seen))]
-    for block, path in zip(seen, paths, strict=True):
+    """Bench the blocks to learn from and the others in turn, as a machine's speed drifts; then predict the others."""
+    rows: dict[Block, Rows] = {}
+    turns = [block for pair in zip_longest(seen, new) for block in pair if block is not None]
+    for block in turns:
         print(f"{block.kind} {block.source}", file=sys.stderr, flush=True)
-        kept.add_all([row_of(block, "seen", row) for row in benched(block, asked, path)])
-    known = joined(paths, folder / "seen.csv")
+        rows[block] = benched(block, asked, _file(block, folder))
+    known = joined([_file(block, folder) for block in seen], folder / "seen.csv")
+    for block in seen:
+        kept.add_all([row_of(block, "seen", row) for row in rows[block]])
     for block in new:
-        print(f"{block.kind} {block.source}", file=sys.stderr, flush=True)
         expected = predictions(block, known)
-        rows = benched(block, asked, folder / "new.csv")
-        kept.add_all([row_of(block, "new", row, expected[row["dtype"], row["tokens"]]) for row in rows])
-        (folder / "new.csv").unlink()
+        kept.add_all([row_of(block, "new", row, expected[row["dtype"], row["tokens"]]) for row in rows[block]])
+
+
+def _file(block: Block, folder: Path) -> Path:
+    return folder / f"{block.words[0].partition(':')[0]}.csv"
 
 
 def errors_of(rows: Rows) -> list[float]:

@@ -90,20 +90,22 @@ def test_blocks_are_predicted_from_the_file_of_the_others(monkeypatch, tmp_path)
             plans.append(Path(words[words.index("--measured") + 1]).read_text("utf-8"))
             return json.dumps({"rows": [{"dtype": "fp32", "tokens": 4, "time_s": 0.006}]})
         path, tokens = Path(words[words.index("--save") + 1]), words[words.index("-n") + 1]
-        source = words[words.index("bench") + 1]
+        source, rounds = words[words.index("bench") + 1], path.with_suffix(".rounds.csv")
+        rounds.touch(exist_ok=False)  # `ffn bench` refuses to replace either file
         path.write_text(f"tokens,dtype,cache,time_s,processes,source\n{tokens},fp32,warm,0.004,3,{source}\n", "utf-8")
         return ""
 
     monkeypatch.setattr(plan_measured, "_run", run)
     kept = Kept(None, plan_measured.COLUMNS, {"cpu": "c"})
     seen = [plan_measured.Block("plain", (f"{width}x8:gelu",), "1") for width in (2, 4)]
-    new = [plan_measured.Block("gated", ("3x8:swiglu", "--experts", "2"), "4")]
+    new = [plan_measured.Block("gated", (f"{width}x8:swiglu", "--experts", "2"), "4") for width in (3, 5)]
     plan_measured.measure(kept, Asked(), tmp_path, seen, new)
     assert [(row["part"], row["source"], row["error"]) for row in kept.rows] == [
         ("seen", "2x8:gelu", ""), ("seen", "4x8:gelu", ""), ("new", "3x8:swiglu --experts 2", "0.5"),
+        ("new", "5x8:swiglu --experts 2", "0.5"),
     ]  # fmt: skip
-    assert [text.count("x8:gelu") for text in plans] == [2]
-    assert "swiglu" not in plans[0]
+    assert [text.count("x8:gelu") for text in plans] == [2, 2]
+    assert not any("swiglu" in text for text in plans)
 
 
 def test_the_summary_of_this_cpu():

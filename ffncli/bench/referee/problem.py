@@ -248,6 +248,12 @@ class Problem:
         rounding = self._rounding(x[rows], out[rows])
         return Inputs(x, out[rows], None if len(rows) == len(x) else rows, g, grads, remark, rounding=rounding)
 
+    def rounding_of(self, samples: Sequence[CallSample]) -> float:
+        """The rms error of an execution that rounds every step to the dtype, of these samples' own x."""
+        outs = torch.split(_references(self, samples)[0], [len(sample.x) for sample in samples])
+        every = [self._rounding(sample.x, out) for sample, out in zip(samples, outs, strict=True)]
+        return math.sqrt(sum(one**2 for one in every) / len(every))
+
     @torch.no_grad()
     def _rounding(self, x: Tensor, out: Tensor) -> float:
         if self.dtype.itemsize != 2 or not len(x):

@@ -13,8 +13,9 @@ from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Ruling
 from ffncli.bench.referee.rulings import TIMES, Rulings, allowed
 from ffncli.bench.referee.samples import CallSample
 from ffncli.bench.wrong_codes import WrongCode
-from ffncli.block.recipe import FFNSpec
+from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError
+from ffncli.run.engine.reference import output_and_experts
 from ffncli.system.files import sha256_of
 from tests.bench.referee.test_problem import SWIGLU, problem_of
 
@@ -148,3 +149,24 @@ def test_an_input_that_comes_twice_is_a_user_s_doing(kernel, wide, wrong):
         (ruling,) = rulings.timed().values()
         expected = "patched-ffn: an input of its timed calls comes twice" if wrong and block else ""
         assert ruling.note == expected
+
+
+def test_rounding_is_that_of_the_samples_own_tokens():
+    """The first x may round less than others: of a single token, the router's rounding is in every value."""
+    problem = problem_of(FFNSpec(256, 512, "silu", gated=True, bias=False, moe=MoE(4, 2)), dtype="bf16", tokens=1)
+    problem.__dict__["first"] = replace(problem.first, rounding=problem.first.rounding / 4)  # as if it did
+    weights = {name: w if "router" in name else in_8_bits(w) for name, w in problem.weights.items()}
+    rulings = Rulings(problem, "eager")
+    for kernel, used in (("honest", problem.weights), ("8 bits", weights)):
+        for block in range(40):
+            x = torch.randn(1, 256, generator=torch.Generator().manual_seed(block)).mul(3).bfloat16()
+            out, _ = output_and_experts(problem.steps, used, {problem.entry: x})
+            rulings.show(CallSample(kernel, x, out, block=block))
+    found = rulings.timed()
+    assert not found["honest"].wrong
+    assert found["8 bits"].code == WrongCode.LOWER_PRECISION
+
+
+def in_8_bits(weights: torch.Tensor) -> torch.Tensor:
+    scale = weights.float().abs().amax(-1, keepdim=True) / 127
+    return ((weights / scale).round() * scale).to(weights.dtype)
