@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import bench_method, certificates, conv1x1, plan_published, timers
+from benchmarks import bench_method, certificates, conv1x1, plan_measured, plan_published, timers
 from benchmarks.kept import read
 from docs.blocks import in_process
 from ffncli.cli.main import COMMANDS
@@ -76,7 +76,10 @@ SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
         "bench_method": lambda: bench_method.summary(read(RESULTS / "bench_method.csv"))[0],
         "timers": lambda: timers.summary(read(RESULTS / "timers.csv"))[0],
     },
-    "plan.md": {"plan_published": lambda: plan_published.summary(plan_published.all_predictions())},
+    "plan.md": {
+        "plan_published": lambda: plan_published.summary(plan_published.all_predictions()),
+        "plan_measured": lambda: plan_measured.summary(read(RESULTS / "plan_measured.csv")),
+    },
     "verify.md": {"certificates": lambda: certificates.summary(read(RESULTS / "certificates.csv"))},
     "findings.md": {"claims": claims, "conv1x1": lambda: conv1x1.summary(read(RESULTS / "conv1x1.csv"))},
 }
