@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Annotated, Literal, TypeAlias
 
 from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import MAX_SIZE, FFNSpec
+from ffncli.dataclass import dataclass
 from ffncli.kernels.choice import KernelChoice
 from ffncli.models.files.json_records import Count, Form, Positive, Range
 from ffncli.show.text import plural

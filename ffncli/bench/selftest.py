@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ffncli.bench.judge.gate import gate
@@ -14,6 +14,7 @@ from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import BenchRequest, Grid
 from ffncli.bench.results.row import ResultRow
 from ffncli.bench.suite import Tell, Watch, begun, run
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.dimensions import Dimensions
 

@@ -10,7 +10,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -27,6 +27,7 @@ from ffncli.bench.results import journal as journals
 from ffncli.bench.results.grid_file import grid_bytes, whole_grid
 from ffncli.bench.results.journal import Journal, locked
 from ffncli.bench.results.row import ResultRow
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
 from ffncli.system.child import KILLED, ending
 from ffncli.system.child_output import PrintedBytes

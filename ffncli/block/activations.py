@@ -9,12 +9,13 @@ a kink are torch's. Learned parameters reach `f` as attributes of `m` through `s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ffncli.block import activation_formulas as formulas
 from ffncli.block.activation_formulas import Function, zero
 from ffncli.block.limits import NO_LIMITS, UNITS_WITH_LIMITS, Limits
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 
 

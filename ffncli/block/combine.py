@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ffncli.block.op import ONE, Axis, Op, Shape, Symbols, require_axis
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 
 

@@ -10,7 +10,6 @@ parameters; norms are counted separately, and only if no other branch reads them
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 from ffncli.block.steps import (
@@ -30,6 +29,7 @@ from ffncli.block.steps import (
     of_norm,
     shapes,
 )
+from ffncli.dataclass import dataclass
 
 CONVENTIONS: Mapping[str, str] = {
     "ffn_params": "weights, FFN biases, router (bias, choice correction, shared-expert gate), learned activation"

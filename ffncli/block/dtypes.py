@@ -8,10 +8,10 @@ stored format packs only the projection matrices; biases, norms, routers and lea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, prod
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 
 

@@ -6,8 +6,9 @@ the same time, FLOPs per byte equal the hardware's ridge, its peak rate over its
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from ffncli.dataclass import dataclass
 
 Bound = Literal["compute", "memory"]
 

@@ -7,7 +7,7 @@ into the fields of `steps.Activation`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ffncli.dataclass import dataclass
 
 
 @dataclass(frozen=True)

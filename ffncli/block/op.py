@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 
 Shape: TypeAlias = tuple[int, ...]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import isqrt
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from sys import float_info
 from typing import Any, Literal, get_args
 
@@ -13,6 +13,7 @@ from ffncli.block.op import ONE, Axis
 from ffncli.block.route import Order, Score
 from ffncli.block.router import router_steps
 from ffncli.block.steps import NORM_GATE, Activation, Dropout, Experts, Linear, Norm, Route, Step
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 
 MAX_SIZE = 2**31 - 1  # no tensor axis in use is larger; beyond it torch overflows in places

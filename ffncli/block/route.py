@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ffncli.block.op import ONE, Axis, Op, Shape, Symbols, require_axis
+from ffncli.dataclass import dataclass
 
 Score: TypeAlias = Literal["softmax", "sigmoid", "sqrtsoftplus"]
 Order: TypeAlias = Literal["score_first", "choose_first", "one_by_one"]

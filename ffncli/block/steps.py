@@ -12,7 +12,6 @@ separate file with one arm per op. A name that no step produces is an input of t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from ffncli.block import activations
@@ -25,6 +24,7 @@ from ffncli.block.op import Shape as Shape
 from ffncli.block.op import Symbols as Symbols
 from ffncli.block.op import require_axis
 from ffncli.block.route import Route as Route
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 
 

@@ -14,7 +14,7 @@ FLOPs per byte is the arithmetic intensity of the roofline model (Williams, Wate
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil, expm1, isfinite, log1p, prod
 
@@ -33,6 +33,7 @@ from ffncli.block.steps import (
     shapes,
 )
 from ffncli.block.storage import parameter_bytes
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 
 CONVENTIONS: Mapping[str, str] = {

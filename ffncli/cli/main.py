@@ -79,10 +79,11 @@ def _takes_part(args: list[str]) -> bool:
     global _place
     _place = None
     from ffncli.run.ranks.environment import torchrun
-    from ffncli.run.ranks.process import follow
 
     _place = torchrun()
     if _place is not None:
+        from ffncli.run.ranks.process import follow
+
         follow(_place)
     return _place is None or _place.first or _asked_for(args) in OVER_RANKS
 

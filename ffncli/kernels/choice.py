@@ -13,9 +13,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.kernels import BUILT_IN, OVER_RANKS, full_name, unknown_kernel
 

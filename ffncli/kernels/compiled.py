@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.kernels import eager
 from ffncli.kernels.kernel import Computes, Params, Steps, cxx, register

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ffncli.block.steps import Activation, Add, Experts, Norm, Op, Step
+from ffncli.dataclass import dataclass
 
 _STEPS = ("gate", "up", "gate_scaled", "act", "lift", "hidden", "sub_norm", "down")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
 from ffncli.block import activations
 from ffncli.block.recipe import MAX_SIZE, FFNSpec, MoE, NormKind, NormPosition, one_of, size
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.models.model import Resolved, block_model, unknown_note
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from importlib.resources import files
 from typing import Any
 
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.rewrite import final_layer, merged_first
 from ffncli.block.steps import Step
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models.model import Resolved, block_model
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
+
+from ffncli.dataclass import dataclass
 
 # Why a part of a model is in none of its numbers (`NotCounted`), where config and tensors both may say so.
 OTHER_TOWERS = "the numbers are the text model's"

@@ -12,14 +12,13 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, clean, shown
 from ffncli.show.color import ColorChoice, Paint, curve_style, is_colored, painted, sign_style, unpainted
 from ffncli.show.parts import Answer, Fold, Heading, Line, Part
-from ffncli.show.plots.braille import drawn
 from ffncli.show.plots.plot import Plot
 from ffncli.show.tables import Table, csv_text
 from ffncli.show.tensors import Excerpt
@@ -174,6 +173,8 @@ def _plain(parts: Sequence[Part], encoding: str, paint: Paint = unpainted) -> st
 
 
 def _plain_plot(plot: Plot, encoding: str, paint: Paint = unpainted) -> list[str]:
+    from ffncli.show.plots.braille import drawn  # here: most pages have no plot, and this takes 2 ms
+
     lines = drawn(plot, encoding=encoding)
     return ["".join(paint(text, curve_style(style)) for text, style in line).rstrip() for line in lines]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeAlias
 
+from ffncli.dataclass import dataclass
 from ffncli.show.plots.plot import Plot
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt

@@ -6,9 +6,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ffncli.dataclass import dataclass
 from ffncli.show.color import ColorChoice, is_colored
 
 if TYPE_CHECKING:

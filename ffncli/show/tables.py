@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import clean
 
 Cell = Any  # int, float, bool, str, None, or a sequence of those

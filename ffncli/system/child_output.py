@@ -8,7 +8,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from ffncli.dataclass import dataclass
 
 MOST_OUTPUT = 64 << 10  # bytes of one source
 _CHUNK = 1 << 16

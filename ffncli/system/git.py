@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, did_you_mean, shown, shown_path
 
 _PATIENCE = 30.0  # s, for a repository on a slow disk

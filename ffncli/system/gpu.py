@@ -12,10 +12,10 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, shown
 from ffncli.system.cgroup import ROOT
 

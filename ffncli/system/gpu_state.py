@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
+
+from ffncli.dataclass import dataclass
 
 NEEDS = "clocks and power were not read: pip install 'ffncli[gpu]'"
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}  # nvmlComputeMode_t

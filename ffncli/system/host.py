@@ -11,11 +11,11 @@ import platform
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from math import floor
 from pathlib import Path
 
+from ffncli.dataclass import dataclass
 from ffncli.system.cgroup import ROOT, cpu_quota, memory_left, text
 
 _LLC_FALLBACK = 32 << 20  # if no cache size is known: most server and desktop chips have this or less per thread

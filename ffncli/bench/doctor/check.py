@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from ffncli.dataclass import dataclass
 
 CheckStatus = Literal["ok", "note", "missing", "bad"]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ffncli.bench.records import Case
 from ffncli.block.dtypes import dtype
 from ffncli.block.recipe import steps as steps_of
 from ffncli.block.shard import rank_steps
+from ffncli.dataclass import dataclass
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.counting.expert_parallel import all_to_all_bytes, exchanged
 from ffncli.models.counting.tensor_parallel import reduced_bytes, ring_all_reduce_bytes

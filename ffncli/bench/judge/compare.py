@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from ffncli.bench.judge.environment_match import (
@@ -27,6 +27,7 @@ from ffncli.bench.judge.statistics import Interval, exp_or_inf, holm, log_or_inf
 from ffncli.bench.judge.warnings import Code, has
 from ffncli.bench.judge.welch import Shift, mean_ratio, welch
 from ffncli.bench.results.row import ResultRow
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.show.text import percent
 

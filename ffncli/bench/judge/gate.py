@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp, inf, log, log1p
 
 from ffncli.bench.judge import statistics, warnings
@@ -12,6 +11,7 @@ from ffncli.bench.judge.statistics import Interval
 from ffncli.bench.judge.warnings import Code
 from ffncli.bench.records import Method
 from ffncli.bench.results.row import ResultRow
+from ffncli.dataclass import dataclass
 
 LEVEL = 0.05  # the chance of any false alarm among all rows
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import log, log1p
 
 from ffncli.bench.judge import statistics
 from ffncli.bench.judge.statistics import Interval
 from ffncli.bench.records import TimedBlock, Verdict
+from ffncli.dataclass import dataclass
 
 _LEAST = 1e-12  # s; a time of zero has no logarithm
 Nested = dict[int, dict[int, list[float]]]  # process → placement → one value per round

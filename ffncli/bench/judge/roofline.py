@@ -17,7 +17,6 @@ bound. The columns `bytes` and `gbytes_per_s` cover all compulsory bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 from ffncli.bench.records import Case, Roof
@@ -38,6 +37,7 @@ from ffncli.block.steps import (
     shapes,
 )
 from ffncli.block.traffic import traffic
+from ffncli.dataclass import dataclass
 from ffncli.system import hardware
 
 

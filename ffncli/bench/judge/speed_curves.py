@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ffncli.bench.judge.environment_match import block_of
 from ffncli.bench.records import Case
 from ffncli.bench.results.row import ResultRow
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 
 SIZES = ("tokens", "d_ff", "d_model", "threads")  # what may be swept, the first of equals in front

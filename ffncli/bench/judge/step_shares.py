@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ffncli.bench.records import BLOCK, STEP, Case
 from ffncli.bench.results.row import ResultRow
 from ffncli.block.cost import step_costs
 from ffncli.block.recipe import steps
 from ffncli.block.steps import Experts, Shape, Step, experts_per_token, input_shapes
+from ffncli.dataclass import dataclass
 from ffncli.kernels.kernel import kernel_steps
 
 _INSIDE = "[e]."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from math import exp
 from statistics import median
 from typing import Any
@@ -30,6 +30,7 @@ from ffncli.bench.records import (
     TimedUnit,
 )
 from ffncli.bench.results.row import BenchWarning, ResultRow
+from ffncli.dataclass import dataclass
 from ffncli.show.text import finite
 
 _GRAVEST: tuple[Status, ...] = ("wrong", "oom", "failed", "skipped", "ok")

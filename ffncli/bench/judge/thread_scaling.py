@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log
 
 from ffncli.bench.judge.statistics import exp_or_inf
 from ffncli.bench.judge.welch import mean_ratio, welch
 from ffncli.bench.records import Case
 from ffncli.bench.results.row import ResultRow
+from ffncli.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ffncli.bench.judge.statistics import Interval, exp_or_inf, mean, standard_error, t_quantile, t_sf
+from ffncli.dataclass import dataclass
 
 CONFIDENCE = 0.95
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from ffncli.bench.launchers.slot import task_of, units_of
@@ -19,6 +19,7 @@ from ffncli.bench.request.cluster import LauncherChoice, SlotSize, slot_size
 from ffncli.bench.results.journal import Journal
 from ffncli.bench.results.unit_checks import require_unit_of
 from ffncli.bench.suite import Result
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean
 
 MOST_TRIES = 3  # of a case whose machines are lost

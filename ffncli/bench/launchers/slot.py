@@ -10,7 +10,7 @@ import platform
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from ffncli.bench.machine.devices import require_gpu
 from ffncli.bench.records import Case, TimedUnit
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
 from ffncli.bench.suite import begun, run
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
 from ffncli.models.files.json_records import record_of
 from ffncli.models.files.strict_json import parse_object

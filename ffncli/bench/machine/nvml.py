@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from ffncli.bench.machine.counters import CLOCK
+from ffncli.dataclass import dataclass
 from ffncli.system.gpu_state import GpuHandles, answer, open_gpu, uuid_of
 
 _SHARE = 0.05  # of the time that readings may take

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from random import Random, SystemRandom
 from typing import Protocol
@@ -24,6 +24,7 @@ from ffncli.block.analysis.gated import factor
 from ffncli.block.cost import cost
 from ffncli.block.recipe import steps as steps_of
 from ffncli.block.steps import Activation, Route, Step, block_inputs, walk
+from ffncli.dataclass import dataclass
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.prepare import dtype_of
 from ffncli.run.engine.reference import events_in_float64, in_float64, output_and_experts, steady_tokens

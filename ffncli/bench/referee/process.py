@@ -18,7 +18,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from math import log
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -34,6 +34,7 @@ from ffncli.bench.referee.problem import Inputs, Problem, seed_of, weight_bytes
 from ffncli.bench.referee.rulings import Rulings
 from ffncli.bench.referee.samples import CallSample
 from ffncli.bench.wrong_codes import WrongCode
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.run.engine.weights import require_memory
 from ffncli.system.child import require_original

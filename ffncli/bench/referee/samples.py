@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
+
+from ffncli.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ffncli.bench.records import Case
 from ffncli.bench.request.kernel_names import ChosenKernels
 from ffncli.block import activations
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.kernels.choice import KernelChoice
 from ffncli.models.files.strict_json import read_object

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from ffncli.bench.records import Case
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models.files.json_records import Range
 

@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any, get_args
 
 from ffncli.bench.records import BLOCK, Above, Cache, Case, Method, Pass
@@ -17,6 +17,7 @@ from ffncli.bench.request.split import check_split, threads_of_rank
 from ffncli.block.activations import unit_name
 from ffncli.block.dtypes import dtype
 from ffncli.block.ranks import Ranks
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.choice import KernelChoice, parse
 from ffncli.models.dimensions import Dimensions

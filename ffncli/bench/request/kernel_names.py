@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ffncli.bench.records import OWN_ARMS
 from ffncli.block.ranks import Ranks
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, did_you_mean, shown, shown_path
 from ffncli.kernels import BUILT_IN, BY_DEFAULT, COMPILING, OVER_RANKS
 from ffncli.kernels.choice import KernelChoice, choices, parse, require_unlike

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ffncli.bench.records import Case
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 
 MOST_PARTS = 10_000  # as many as a grid may have cases

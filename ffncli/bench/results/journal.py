@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ffncli.bench.results.csv_file import HEADER, ROUNDS_HEADER, block_lines, pa
 from ffncli.bench.results.growing_file import append, cut, first_bytes
 from ffncli.bench.results.row import ResultRow
 from ffncli.bench.results.unit_checks import require_unit_of
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, shown_path
 from ffncli.models.files.json_records import Count, record_of
 from ffncli.models.files.strict_json import parse_object

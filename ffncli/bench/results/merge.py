@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,6 +28,7 @@ from ffncli.bench.results.journal import ResultFiles, begun_run, locked, unfinis
 from ffncli.bench.results.row import ResultRow
 from ffncli.block import recipe
 from ffncli.block.steps import walk
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.show.text import plural

@@ -3,10 +3,10 @@ its warnings."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, get_args
 
 from ffncli.bench.records import Above, Share, Status, Verdict
+from ffncli.dataclass import dataclass
 from ffncli.models.files.json_records import Count, OneOf
 
 SCHEMA_VERSION = 1

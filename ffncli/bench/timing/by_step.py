@@ -9,7 +9,6 @@ weights in another cache state than in the block; and the block's time includes 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from ffncli.bench.records import BLOCK
 from ffncli.block.cost import step_costs
 from ffncli.block.steps import Activation, Experts, Step, block_inputs
+from ffncli.dataclass import dataclass
 from ffncli.kernels.activations import activation
 from ffncli.run.engine.execute import Received, apply, execute, received, run
 

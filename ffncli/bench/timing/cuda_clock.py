@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from itertools import repeat
 from math import ceil
@@ -27,6 +26,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ffncli.bench.timing.clock import Call, Clock, CpuClock
+from ffncli.dataclass import dataclass
 
 Cuda: TypeAlias = Any  # torch.cuda, or a stand-in: Event, _sleep, synchronize
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 
 from ffncli.bench.machine.counters import Counters, Snapshot, SystemCounters
 from ffncli.bench.machine.nvml import GpuProbe, Sample, clock_flags
 from ffncli.bench.records import HOST_SECONDS, OTHER_STREAM
 from ffncli.bench.timing.cuda_clock import CudaClock
+from ffncli.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 
 import torch
@@ -41,6 +41,7 @@ from ffncli.bench.timing.settings import settle
 from ffncli.bench.timing.sustained import sustained_remarks
 from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.recipe import steps as steps_of
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.kernels.compiled import cache as compile_cache
 from ffncli.kernels.compiled import on_compiling, recompiles

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle
 
 import torch
@@ -20,6 +20,7 @@ from ffncli.bench.timing.outcomes import BrokenArm, Skipped, WrongResult
 from ffncli.bench.timing.placement import Arena, Caching, Params, nbytes, placeable, sharing
 from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.steps import Experts
+from ffncli.dataclass import dataclass
 from ffncli.kernels.kernel import Computes, Kernel
 from ffncli.run.user.kernels import located, unguarded
 

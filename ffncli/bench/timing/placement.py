@@ -10,13 +10,14 @@ import math
 import os
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from ffncli.bench.records import Cache
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 
 Params: TypeAlias = tuple[Tensor, ...]

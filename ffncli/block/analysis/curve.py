@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from ffncli.block.activations import TABLE, ActivationRow
 from ffncli.block.scalar import SCALAR, with_learned
+from ffncli.dataclass import dataclass
 
 
 @dataclass(frozen=True)

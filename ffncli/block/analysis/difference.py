@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
@@ -11,6 +10,7 @@ from ffncli.block.activations import ActivationRow
 from ffncli.block.analysis.curve import Curve, curve
 from ffncli.block.analysis.quadrature import expectation
 from ffncli.block.analysis.shape import bisect, golden, shape
+from ffncli.dataclass import dataclass
 
 SHOWN = 10.0  # an unbounded difference is evaluated on [-10, 10]
 _SAME = 1e-9  # relative: |difference| at x and at -x

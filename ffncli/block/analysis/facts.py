@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ffncli.block.activations import resolve
 from ffncli.block.analysis.curve import curve
 from ffncli.block.analysis.quadrature import expectation
 from ffncli.block.analysis.shape import Shape, exact_zero_share, near_zero_share, shape
 from ffncli.block.units import NEAR_ZERO
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 
 NARROWEST, WIDEST = 1e-6, 1e6  # of the normal input: beyond, every activation is one of its asymptotes

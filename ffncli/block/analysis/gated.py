@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ffncli.block.activations import CANONICAL, GATED, LIMITED, TABLE, ActivationRow, known_names, spelled
@@ -19,6 +18,7 @@ from ffncli.block.limits import UNITS_WITH_LIMITS
 from ffncli.block.recipe import FFNSpec, unit_ops
 from ffncli.block.scalar import SCALAR
 from ffncli.block.steps import Activation
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 
 _IDENTITY = Activation("identity")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ffncli.block.analysis.curve import Curve
 from ffncli.block.analysis.gated import UNITS, factor
 from ffncli.block.analysis.quadrature import expectation
 from ffncli.block.analysis.shape import bisect
+from ffncli.dataclass import dataclass
 
 _OUTWARD = tuple(i / 8 for i in range(1, 321)) + tuple(40.0 * 2.0**i for i in range(1, 20))
 _NARROWEST = 1e-3  # two functions that part before this are nowhere the same

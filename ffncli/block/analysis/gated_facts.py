@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from ffncli.block.activations import ActivationRow
@@ -20,6 +19,7 @@ from ffncli.block.analysis.quadrature import expectation, normal_share
 from ffncli.block.analysis.shape import Shape, bisect, exact_zero_share, shape
 from ffncli.block.steps import Activation
 from ffncli.block.units import NEAR_ZERO
+from ffncli.dataclass import dataclass
 
 _INF = math.inf
 _FAR = 2.0**20

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 
 from ffncli.block.analysis.curve import Curve
 from ffncli.block.analysis.quadrature import normal_share
 from ffncli.block.units import NEAR_ZERO
+from ffncli.dataclass import dataclass
 
 _GRID = tuple(i / 8 for i in range(-160, 161))  # -20 ... 20: outside, every activation equals its asymptote
 _FAR, _FARTHER = 2.0**20, 2.0**40

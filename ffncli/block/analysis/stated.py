@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 
 from ffncli.block.analysis.curve import curve
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from ffncli.block.analysis.curve import curve
 from ffncli.block.analysis.difference import Difference, difference
 from ffncli.block.analysis.formats import NumberFormat, inputs, shares
+from ffncli.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,7 @@ from ffncli.cli.common import values
 from ffncli.cli.common.option import option
 from ffncli.cli.common.options import Text
 from ffncli.cli.common.parsers import from_zero, joined
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, shown
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ from ffncli.cli.common import values
 from ffncli.cli.common.option import SOURCE, option
 from ffncli.cli.common.options import InputOptions, Text, TokenOptions
 from ffncli.cli.common.prompt_options import GivenOptions
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 
 if TYPE_CHECKING:

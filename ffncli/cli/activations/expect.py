@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from decimal import Decimal
 from typing import Annotated
 
 from ffncli.block.analysis.stated import Checked, Claim, check, claim
 from ffncli.cli.common.option import option
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.show.parts import Answer
 from ffncli.show.tables import Fixed, Table

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from ffncli.cli.activations.points import MOST, points
 from ffncli.cli.common.option import option
 from ffncli.cli.common.parsers import joined
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 
 if TYPE_CHECKING:

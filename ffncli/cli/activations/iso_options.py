@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,7 @@ from ffncli.block.analysis.gated import UNITS
 from ffncli.cli.common.option import option
 from ffncli.cli.common.options import Count, Text
 from ffncli.cli.common.parsers import positive
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.dimensions import whole, width
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from ffncli.cli.activations.against_options import AgainstOptions, difference_option
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.run.engine.threads import set_threads
 

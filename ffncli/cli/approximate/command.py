@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +13,7 @@ from ffncli.cli.common.options import Count, OutputOptions
 from ffncli.cli.common.parsers import from_zero, natural, positive
 from ffncli.cli.common.plot_options import PlotOptions
 from ffncli.cli.common.spread import spread
+from ffncli.dataclass import dataclass
 from ffncli.errors import Terminated
 from ffncli.run.approximate.question import (
     ACTIVATIONS,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ffncli.bench.launchers.deal import Dealt
 from ffncli.bench.records import Case
 from ffncli.bench.request.grid import BenchRequest
+from ffncli.dataclass import dataclass
 from ffncli.show.output import Output, print_error
 from ffncli.show.progress import Advance, progress, shows_bar
 from ffncli.show.text import plural

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -11,6 +10,7 @@ from ffncli.cli.common import values
 from ffncli.cli.common.option import option
 from ffncli.cli.common.options import Count, Text
 from ffncli.cli.common.parsers import positive
+from ffncli.dataclass import dataclass
 
 _machines = partial(option, "Other machines")
 

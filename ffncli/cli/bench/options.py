@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -19,6 +19,7 @@ from ffncli.cli.common.option import COMPUTE, option
 from ffncli.cli.common.options import Count, DimensionOptions, Text, TokenListOptions
 from ffncli.cli.common.parsers import byte_count, duration, flat, natural, numbers, percentage, positive
 from ffncli.cli.common.rank_options import ExpertParallel, TensorParallel
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 
 _what = partial(option, "What to measure")

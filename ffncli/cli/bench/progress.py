@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from time import monotonic
 
 from ffncli.bench.records import Case, Stage
 from ffncli.bench.request.grid import BenchRequest
+from ffncli.dataclass import dataclass
 from ffncli.show.output import Output, print_error
 from ffncli.show.progress import Advance, progress, shows_bar
 from ffncli.show.text import plural, seconds_text

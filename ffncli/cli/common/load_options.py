@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from ffncli.cli.common.option import SOURCE, option
 from ffncli.cli.common.parsers import duration
+from ffncli.dataclass import dataclass
 from ffncli.run.user.time_limit import set_load_time
 
 

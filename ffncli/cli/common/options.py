@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ from ffncli.cli.common.parsers import (
     positive,
     probability,
 )
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import Dimensions, leading_axes
 from ffncli.run.ranks.environment import follows

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 from ffncli.cli.common.option import OUTPUT, option
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer

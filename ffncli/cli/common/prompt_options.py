@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from ffncli.cli.common.option import INPUT, option
 from ffncli.cli.common.parsers import flat, joined, natural, positive
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, clean, shown
 from ffncli.run.pretrained.prompt import Prompt, prompt_of
 from ffncli.system.files import open_to_read

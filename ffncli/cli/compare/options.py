@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from ffncli.cli.common.option import option
 from ffncli.cli.common.parsers import percentage
+from ffncli.dataclass import dataclass
 
 if TYPE_CHECKING:
     from ffncli.bench.judge.compare import Rules

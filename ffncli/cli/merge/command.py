@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -11,6 +11,7 @@ import typer
 from ffncli.cli.common.option import OUTPUT, option
 from ffncli.cli.common.options import OutputOptions, Text
 from ffncli.cli.common.spread import spread
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.show.output import Output
 

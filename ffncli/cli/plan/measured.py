@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from ffncli.bench.records import STEP
@@ -12,6 +11,7 @@ from ffncli.bench.results.csv_file import read_rows
 from ffncli.bench.results.row import ResultRow
 from ffncli.block import dtypes
 from ffncli.block.recipe import FFNSpec, MoE
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.models.counting.measured import MeasuredBlock, MeasuredSpeeds, predicted_s
 from ffncli.show.parts import Line, Part

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ffncli.cli.common import values
 from ffncli.cli.common.option import COMPUTE, option
 from ffncli.cli.common.parsers import numbers, positive, share
+from ffncli.dataclass import dataclass
 from ffncli.models.counting.cluster import CPU, Assumptions
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -10,6 +9,7 @@ from ffncli.cli.common import values
 from ffncli.cli.common.option import SOURCE, option
 from ffncli.cli.common.options import Count, Text
 from ffncli.cli.common.parsers import positive, share
+from ffncli.dataclass import dataclass
 from ffncli.models.examples import EXAMPLES
 from ffncli.run.trace.question import TOP_K, TOP_P
 

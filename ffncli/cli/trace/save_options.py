@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
 from ffncli.cli.common.option import OUTPUT, option
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 
 _save = partial(option, OUTPUT)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from ffncli.cli.common.option import option
 from ffncli.cli.common.options import Count
 from ffncli.cli.common.parsers import natural, positive
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from ffncli.cli.common.rank_options import RankOptions
 from ffncli.cli.common.spread import spread
 from ffncli.cli.verify.page import answer, failure
 from ffncli.cli.verify.referee_page import referee_answer, refusal
+from ffncli.dataclass import dataclass
 from ffncli.run.verify.call import verify
 from ffncli.run.verify.names import CHECK_STATEMENTS
 

@@ -6,9 +6,9 @@ Facts: transformers 5.23 `modeling_*.py`. A fused projection holds as many numbe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from ffncli.dataclass import dataclass
 from ffncli.models.files.fields import Fields
 
 Flag = bool | tuple[str, bool]  # a value fixed by the family's code, or a field's name with its default

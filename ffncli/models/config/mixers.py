@@ -7,8 +7,9 @@ implementations of it list them (ggml-org/llama.cpp#26185, lablup/mlxcel#1334).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ffncli.dataclass import dataclass
 from ffncli.models.config.attention import Attention, Heads, Latent
 from ffncli.models.config.memories import ngram_matrices, per_layer_matrices, per_layer_projection
 from ffncli.models.files.fields import Fields

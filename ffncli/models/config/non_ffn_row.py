@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ffncli.dataclass import dataclass
 from ffncli.models.config.attention import Attention, Flag, Heads
 from ffncli.models.files.fields import Fields
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from fractions import Fraction
 from typing import Any
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, did_you_mean, shown
 from ffncli.models.counting.device_floor import DeviceFloor
 from ffncli.models.counting.labels import LABELS, key_of

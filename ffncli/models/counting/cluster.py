@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from ffncli.block.dtypes import DType
 from ffncli.block.traffic import Traffic
+from ffncli.dataclass import dataclass
 from ffncli.models.counting.device_floor import rate_format
 from ffncli.models.counting.wires import Wires
 from ffncli.system.hardware import Device, link_named, links, planning_defaults

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 
 from ffncli.block.dtypes import DType, activation_dtype
 from ffncli.block.ranks import Ranks
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.counting.cluster import CPU, Accelerators, Assumed, Assumptions, Speeds, assumed, cluster_of
 from ffncli.models.counting.count import ModelCount, count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -11,6 +10,7 @@ from ffncli.block import dtypes
 from ffncli.block.cost import Cost, cost
 from ffncli.block.steps import Axis, Norm, Step, of_norm, parameters, walk
 from ffncli.block.storage import weight_bytes
+from ffncli.dataclass import dataclass
 from ffncli.models.counting.not_counted import not_counted
 from ffncli.models.counting.weight_format import storage_of
 from ffncli.models.model import Group, Model, NotCounted, Resolved, StoredSize

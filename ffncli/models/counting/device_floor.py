@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ffncli.block.dtypes import DType, activation_dtype
 from ffncli.block.floor import Bound, time_floor
+from ffncli.dataclass import dataclass
 from ffncli.models.counting.traffic import TokenCost
 from ffncli.system.hardware import Device
 

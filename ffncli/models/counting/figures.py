@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block.dtypes import DType
 from ffncli.block.ranks import Ranks
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.counting.count import ModelCount, count
 from ffncli.models.counting.device_floor import DeviceFloor, device_floors, ridge_of

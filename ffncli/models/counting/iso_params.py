@@ -5,10 +5,11 @@ The rule is Shazeer's (2020, arXiv:2002.05202); Llama's code does the same and r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, size, steps
+from ffncli.dataclass import dataclass
 from ffncli.models.model import Resolved
 
 

@@ -10,7 +10,6 @@ experts run one after another, and a dense block like dense ones, where the file
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import log2
 
@@ -18,6 +17,7 @@ from ffncli.block.dtypes import DType, activation_dtype
 from ffncli.block.floor import time_floor
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.traffic import Traffic, launches
+from ffncli.dataclass import dataclass
 from ffncli.models.counting.cluster import Rates
 
 _CLOSE = 0.5  # octaves: as near as it matters

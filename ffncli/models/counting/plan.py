@@ -9,7 +9,7 @@ too; a layer waits for the rank with most work.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from ffncli.block.cost import cost
@@ -18,6 +18,7 @@ from ffncli.block.floor import TimeFloor, time_floor
 from ffncli.block.ranks import Ranks
 from ffncli.block.storage import weight_bytes
 from ffncli.block.traffic import Traffic, launches
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.counting import expert_parallel, tensor_parallel
 from ffncli.models.counting.cluster import Accelerators, Rates

@@ -11,7 +11,6 @@ rows, so that in a format with blocks each rank's part of d_ff has to be a whole
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import gcd, prod
 
 from ffncli.block.cost import Cost, cost
@@ -19,6 +18,7 @@ from ffncli.block.dtypes import DType, activation_dtype
 from ffncli.block.ranks import Ranks
 from ffncli.block.steps import AllReduce, Axis, Experts, Route, Step, input_shapes, parameters, shapes
 from ffncli.block.storage import parameter_bytes, weight_bytes
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.counting import expert_parallel
 from ffncli.models.counting.ranks import divisors, nearest, steps_of

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ffncli.block.dtypes import DType, activation_dtype
 from ffncli.block.ranks import Ranks
 from ffncli.block.traffic import Traffic, rank_experts_touched, tokens_at, traffic
+from ffncli.dataclass import dataclass
 from ffncli.models.counting.ranks import steps_of
 from ffncli.models.model import Model
 

@@ -12,8 +12,8 @@ wires among them: of two, one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ffncli.dataclass import dataclass
 from ffncli.models.counting.tensor_parallel import ring_all_reduce_bytes
 from ffncli.system.hardware import Link, protocols
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from typing import Any
 
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, steps
+from ffncli.dataclass import dataclass
 from ffncli.errors import shown
 from ffncli.models.model import IN_ALL, UNEVEN, Disagreement, Group, Layer, Model, NotCounted, Spot, StoredSize, grouped
 from ffncli.models.non_ffn import MORE_TOKENS

@@ -8,8 +8,8 @@ compared, because its image or sound tokens may have rows that its text_config d
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import shown
 from ffncli.models.model import Disagreement, Model, NotCounted
 from ffncli.models.non_ffn import OTHER_TOWERS, Embedding, MeasuredNonFFN, NonFFN

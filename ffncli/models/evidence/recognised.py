@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ffncli.block import dtypes
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.evidence.agreement import TensorBlocks
 from ffncli.models.evidence.non_ffn_agreement import NonFFNAgreement, non_ffn_agreement

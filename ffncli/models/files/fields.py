@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ffncli.block.recipe import MAX_SIZE
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 
 REQUIRED: Any = object()  # no default: the field is required

@@ -8,9 +8,10 @@ happens to be cached. Weights are never fetched.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.files.checkpoint import INDEX, open_checkpoint
 from ffncli.models.files.headers import MOST_HEADER_BYTES, check_length

@@ -17,13 +17,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import UNSAFE, ExitCode, FFNError, shown
 
 AT_ONCE = 16  # simultaneous requests

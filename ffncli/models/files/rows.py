@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from math import ldexp, nan, prod
 from typing import TYPE_CHECKING, Any
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.files.bytes import OpenFiles
 from ffncli.models.files.checkpoint import PLAIN, ByteLocation, Checkpoint

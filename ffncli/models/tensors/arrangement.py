@@ -6,9 +6,10 @@ Facts: the modeling code of transformers 5.23; a test reads every architecture a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ffncli.block.recipe import FFNSpec
+from ffncli.dataclass import dataclass
 from ffncli.models.config.families import BY_TYPE, family_of
 from ffncli.models.tensors.names import Naming
 

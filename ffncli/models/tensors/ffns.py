@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from ffncli.dataclass import dataclass
 from ffncli.models.tensors.names import BY_LAST, Naming, last
 from ffncli.models.tensors.shapes import Item
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Axis, Step, of_norm, parameters, tables, walk
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.checkpoint import PLAIN, Checkpoint
 from ffncli.models.tensors.slices import LayerTensors, StoredSlice, slices

@@ -7,10 +7,11 @@ Nothing here reads a value; `run/verify/checks/layouts.py` computes what each wo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 
+from ffncli.dataclass import dataclass
 from ffncli.models.tensors.layout import Located
 
 Readings = tuple[Located, ...]

@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 
 from ffncli.block import activations
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.models.files.inventory import shared_name
 from ffncli.models.tensors.arrangement import EXPERT_NORMS

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from ffncli.dataclass import dataclass
 
 Misfit: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # matrices, name and shape, that do not fit one another
 

@@ -9,10 +9,11 @@ names and shapes do not show is in `arrangement.py`, family by family; otherwise
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Op, of_norm, walk
+from ffncli.dataclass import dataclass
 from ffncli.models.files import image_experts
 from ffncli.models.tensors.arrangement import Arrangement, arrangement, norm_modules
 from ffncli.models.tensors.ffns import FFNLocation, Projections, ffn_locations, members, projections, role

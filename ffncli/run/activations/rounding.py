@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from ffncli.block import dtypes
 from ffncli.block.activations import TABLE
 from ffncli.block.scalar import with_learned
+from ffncli.dataclass import dataclass
 from ffncli.run.engine.functions import NAMESPACE, function
 from ffncli.run.engine.threads import one_thread
 from ffncli.run.measure.ulp import ulp, ulp_each

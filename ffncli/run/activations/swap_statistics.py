@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf, isfinite, sqrt
 
 import torch
 from torch import Tensor
 
 from ffncli.block.steps import Activation, Step, right_hand_side
+from ffncli.dataclass import dataclass
 from ffncli.run.measure.distribution import Distribution, Moments, Sampler
 from ffncli.run.measure.statistics import near_zero
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ffncli.block import activations
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, size, steps
 from ffncli.block.steps import Axis, Linear, Step
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import width
 from ffncli.run.approximate.targets import Domain, Target, find

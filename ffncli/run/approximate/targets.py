@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 
 Domain = tuple[float, float]

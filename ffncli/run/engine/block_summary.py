@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from ffncli.block.steps import Dropout, Linear, walk
+from ffncli.dataclass import dataclass
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.prepare import RANDOM, Prepared
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -27,6 +26,7 @@ from ffncli.block.steps import (
     tables,
     walk,
 )
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.models.examples import Example
 from ffncli.models.model import Layer, Resolved

@@ -7,7 +7,7 @@ rank: its weights are views of the whole.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from ffncli.block.ranks import Ranks
 from ffncli.block.shard import rank_steps
 from ffncli.block.steps import AllReduce, Experts, Step, block_inputs, parameters, tables
+from ffncli.dataclass import dataclass
 from ffncli.run.engine.execute import apply, mix, possible, received, unmixed
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import prod
 from typing import Any
 
@@ -22,6 +22,7 @@ from ffncli.block.steps import (
     weight_symbol,
 )
 from ffncli.block.units import unit_steps
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.run.engine.execute import EVAL, Event, Mode, execute
 from ffncli.run.measure.not_finite import NotFinite, where_not_finite

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -23,6 +23,7 @@ from ffncli.block.steps import (
     Experts,
     Norm,
 )
+from ffncli.dataclass import dataclass
 from ffncli.run.engine.functions import NAMESPACE
 from ffncli.run.explain.scene import Read, Scene, TensorPlace, written
 from ffncli.run.measure.ulp import exact_sum

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ffncli.block.steps import (
     Activation,
@@ -18,6 +18,7 @@ from ffncli.block.steps import (
     Route,
     right_hand_side,
 )
+from ffncli.dataclass import dataclass
 from ffncli.run.explain import arithmetic
 from ffncli.run.explain.arithmetic import Choice, Derivation, Quantity, Term
 from ffncli.run.explain.router import route

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 
 import torch
 from torch import Tensor
 
+from ffncli.dataclass import dataclass
 from ffncli.run.measure.statistics import Counts, histogram, near_zero, stride_of
 
 PERCENTS = (1, 5, 50, 95, 99)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.run.measure.ulp import ulp
 

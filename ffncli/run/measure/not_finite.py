@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from torch import Tensor
 
+from ffncli.dataclass import dataclass
 from ffncli.run.measure.statistics import not_finite
 
 

@@ -10,7 +10,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
-from dataclasses import dataclass
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
 from ffncli.models.model import Resolved

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 
 

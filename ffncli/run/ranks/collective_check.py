@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import gcd
 
 import torch
 
 from ffncli.block.dtypes import activation_dtype
 from ffncli.block.ranks import Ranks
+from ffncli.dataclass import dataclass
 from ffncli.models.counting.plan import Collectives, Planner
 from ffncli.models.model import Group
 from ffncli.run.ranks.simulate import simulate

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.distributed.tensor.debug import CommDebugMode
 
+from ffncli.dataclass import dataclass
 from ffncli.show.text import bytes_text, plural
 
 _NAMES = {"all_reduce": "all-reduce", "all_to_all_single": "all-to-all", "all_gather_into_tensor": "all-gather"}

@@ -8,7 +8,6 @@ beforehand from a small all-gather, of one integer per expert and rank. No row i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import torch
@@ -18,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from ffncli.block.steps import AllReduce, Experts, Step, block_inputs
+from ffncli.dataclass import dataclass
 from ffncli.run.engine.execute import run, unmixed
 
 

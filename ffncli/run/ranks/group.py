@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from ffncli.block.ranks import Ranks
+from ffncli.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor, distributed
@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from ffncli.block.ranks import Ranks
 from ffncli.block.shard import rank_steps
 from ffncli.block.steps import AllReduce, Experts, Step, block_inputs
+from ffncli.dataclass import dataclass
 from ffncli.run.engine.sharded import RankEvent, tokens_of_rank
 from ffncli.run.ranks.environment import RANK_TIMEOUT
 from ffncli.run.ranks.experts import Choices, Dispatch

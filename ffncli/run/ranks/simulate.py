@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, distributed
@@ -17,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ffncli.block.ranks import Ranks
 from ffncli.block.shard import rank_steps
 from ffncli.block.steps import Step, experts_per_token, id_inputs, input_shapes, parameters, tables
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.counting.tensor_parallel import all_gather_bytes, ring_all_reduce_bytes
 from ffncli.run.ranks.exchanges import CollectiveCall, Exchanges

@@ -6,12 +6,12 @@ All of it is in the store (torch's TCPStore) that torchrun's agent, or rank 0, h
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.run.ranks.environment import Place
 

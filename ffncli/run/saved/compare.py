@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ffncli.block import dtypes
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.run.explain.scene import written
 from ffncli.run.measure.gap import gap

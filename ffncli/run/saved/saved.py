@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ffncli.block.steps import Axis, Experts, Step, right_hand_side
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.json_records import Count, record_of
 from ffncli.run.engine.trace import Trace

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ffncli.dataclass import dataclass
 from ffncli.models.examples import find
 from ffncli.run.engine.prepare import prepare
 from ffncli.run.texts import TEXTS, facts

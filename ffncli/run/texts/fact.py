@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ffncli.block.steps import Step, block_inputs
+from ffncli.dataclass import dataclass
 from ffncli.run.engine.execute import EVAL, Mode, execute, run
 from ffncli.run.engine.prepare import Prepared
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ffncli.dataclass import dataclass
 from ffncli.models.demo import demo
 from ffncli.models.dimensions import Dimensions
 from ffncli.run.topics.topic import fixed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ffncli.dataclass import dataclass
 
 Value = float | int | str | None
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ffncli.block.ranks import Ranks
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.dimensions import Dimensions, leading_axes
 from ffncli.models.examples import Example

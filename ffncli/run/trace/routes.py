@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from ffncli.block.steps import Step, routes
+from ffncli.dataclass import dataclass
 from ffncli.show.tensors import edges
 
 

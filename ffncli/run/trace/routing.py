@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import log2
 
 from torch import Tensor
 
 from ffncli.block.steps import Step, routes
+from ffncli.dataclass import dataclass
 
 
 @dataclass(frozen=True)

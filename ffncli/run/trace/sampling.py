@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
 
 from torch import Tensor
 
+from ffncli.dataclass import dataclass
 from ffncli.show.tensors import edges
 
 

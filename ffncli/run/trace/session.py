@@ -6,7 +6,7 @@ Modules that few questions need are imported where needed: a plain trace starts 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ffncli.block.steps import Step, ffn_span, routes
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.model import Resolved
 from ffncli.run.engine.block_summary import BlockSummary, block_summary

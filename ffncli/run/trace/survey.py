@@ -6,12 +6,13 @@ One layer's weights are in memory at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import torch
 from torch import Tensor
 
 from ffncli.block.steps import Step, ffn_span, routes
+from ffncli.dataclass import dataclass
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import EVAL, execute
 from ffncli.run.engine.prepare import LayerRequest, Token, prepare

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from inspect import Parameter
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from ffncli.block import activations
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.dimensions import Dimensions, whole, width
 from ffncli.run.engine.functions import function

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import product
 from math import inf
 
@@ -14,6 +14,7 @@ from torch.nn import functional
 from ffncli.block.activations import TABLE
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Axis, Norm
+from ffncli.dataclass import dataclass
 from ffncli.run.engine.execute import norm, run
 from ffncli.run.engine.functions import function
 from ffncli.run.user.wiring import Norms, Wiring, norms, wirings

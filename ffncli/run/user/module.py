@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ffncli.block import activations, dtypes
 from ffncli.block.recipe import steps
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown_path
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Resolved, block_model

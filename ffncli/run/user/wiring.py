@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import permutations, product
 
 from torch import Tensor
 
 from ffncli.block.recipe import NormKind, NormPosition, NormWeight
 from ffncli.block.steps import Shape
+from ffncli.dataclass import dataclass
 
 MOST_MATRICES = 6  # more are not a dense block; the arrangements of three grow with the cube
 _MOST_VECTORS = 4

@@ -7,13 +7,13 @@ import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown_path
 from ffncli.kernels.choice import KernelChoice
 from ffncli.run.verify.checks.row import CheckRow

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import torch
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.choice import KernelChoice
 from ffncli.models.examples import Example

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import torch
 
 from ffncli.block.cost import cost
 from ffncli.block.recipe import steps
 from ffncli.block.steps import block_inputs, id_inputs
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import kernel_steps

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
+
+from ffncli.dataclass import dataclass
 
 Tick = tuple[float, str]  # where, as a share of the axis; its label
 _HIGHEST = 308.25  # the power of ten of the largest float

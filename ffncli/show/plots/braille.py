@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal
 
+from ffncli.dataclass import dataclass
 from ffncli.errors import clean
 from ffncli.show.plots.axes import PlotAxis, Tick, axis
 from ffncli.show.plots.canvas import Place, dots, letters, place_of

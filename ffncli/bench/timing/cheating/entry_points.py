@@ -23,7 +23,6 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any, TypeAlias
 
@@ -32,6 +31,7 @@ import torch
 
 from ffncli.bench.timing.cheating.settings import settings
 from ffncli.bench.wrong_codes import WrongCode
+from ffncli.dataclass import dataclass
 from ffncli.kernels import BUILT_IN, built_in
 from ffncli.kernels.kernel import REGISTERED
 from ffncli.show.text import plural

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch.nn.modules import module as torch_module
 
 from ffncli.bench.wrong_codes import WrongCode
+from ffncli.dataclass import dataclass
 
 _VARIABLES = ("OMP_", "GOMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "MALLOC_", "ATEN_", "LD_")
 _SUMS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction", "allow_fp16_accumulation")

@@ -7,7 +7,7 @@ only one rank meets while the others wait for it in a collective ends its proces
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 
 from torch import Tensor
@@ -34,6 +34,7 @@ from ffncli.bench.timing.ranks.channel import RankChannel
 from ffncli.bench.timing.ranks.clock import RankClock
 from ffncli.bench.timing.ranks.kernels import KernelOverRanks, in_step, split_kernels
 from ffncli.bench.timing.settings import settle
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.kernels.kernel import Kernel
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from ffncli.block.ranks import Ranks
 from ffncli.block.steps import Experts, Route, Step, block_inputs, ffn_span, ffn_steps
+from ffncli.dataclass import dataclass
 from ffncli.kernels.kernel import Kernel, kernel_steps
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import execute

@@ -8,7 +8,7 @@ misreading is named.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import inf
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ffncli.block.recipe import FFNSpec
 from ffncli.block.steps import Norm, parameters
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.model import Resolved

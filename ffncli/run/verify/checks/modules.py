@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Dropout, ffn_steps, shapes
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.run.engine.execute import Mode, run
 from ffncli.run.engine.reference import steady_tokens

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ffncli.dataclass import dataclass
 from ffncli.run.measure import statistics
 from ffncli.run.measure.gap import gap
 from ffncli.run.measure.not_finite import in_words

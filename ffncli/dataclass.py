@@ -1,0 +1,89 @@
+"""`dataclasses.dataclass` in a third of its time, with the same meaning: a command defines 60 to 100 of them at start.
+
+The standard library compiles six methods for each frozen class, 1 ms a class, a quarter of `ffn plan`'s time in Python
+3.11. Here it compiles `__init__` alone; the others are functions that all classes share in form. For a type checker it
+is the library's own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as dataclass
+else:
+    import dataclasses
+    from operator import attrgetter
+    from reprlib import recursive_repr
+
+    def dataclass(cls=None, /, *, frozen=False, repr=True, eq=True, **options):
+        """As `dataclasses.dataclass`, whose other `options` are passed on.
+
+        A field of a frozen class can be assigned once, which `__init__` does; then dataclasses.FrozenInstanceError.
+        """
+
+        def define(cls):
+            body = vars(cls).copy()
+            cls = dataclasses.dataclass(repr=False, eq=False, **options)(cls)
+            fields = dataclasses.fields(cls)
+            methods = {}
+            if repr:
+                methods["__repr__"] = _repr_of([field.name for field in fields if field.repr])
+            if eq:
+                methods["__eq__"] = _eq_of(cls, _values_of([field.name for field in fields if field.compare]))
+                methods["__hash__"] = None
+            if eq and frozen:
+                hashed = [field.name for field in fields if (field.compare if field.hash is None else field.hash)]
+                methods["__hash__"] = _hash_of(_values_of(hashed))
+            if frozen:
+                methods |= _frozen(cls, frozenset(field.name for field in fields))
+            if body.get("__hash__") is None and "__eq__" in body:  # Python's own mark of a class with __eq__ alone
+                body.pop("__hash__", None)
+            for name, method in methods.items():
+                if name not in body:
+                    setattr(cls, name, method)
+            return cls
+
+        return define if cls is None else define(cls)
+
+    def _values_of(names):
+        return attrgetter(*names) if names else lambda instance: ()
+
+    def _repr_of(names):
+        @recursive_repr()
+        def __repr__(self):
+            shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+            return f"{type(self).__qualname__}({shown})"
+
+        return __repr__
+
+    def _eq_of(cls, values):
+        def __eq__(self, other):
+            return values(self) == values(other) if type(other) is type(self) else NotImplemented
+
+        return __eq__
+
+    def _hash_of(values):
+        def __hash__(self):
+            return hash(values(self))
+
+        return __hash__
+
+    def _frozen(cls, names):
+        def __setattr__(self, name, value):
+            values = self.__dict__
+            if name in names:
+                if name in values:
+                    raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+                values[name] = value
+            elif type(self) is cls:
+                raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+            else:
+                super(cls, self).__setattr__(name, value)
+
+        def __delattr__(self, name):
+            if type(self) is cls or name in names:
+                raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+            super(cls, self).__delattr__(name)
+
+        return {"__setattr__": __setattr__, "__delattr__": __delattr__}
