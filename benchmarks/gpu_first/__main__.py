@@ -10,6 +10,7 @@ needs no GPU. Exit code 1: a probe gave no answer, whatever the others say; 3: n
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -62,7 +63,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--save", metavar="FOLDER", type=Path, help="where the CSV and the logs go")
     options = parser.parse_args(words)
     if options.list:
-        print(listing())
+        with contextlib.suppress(BrokenPipeError):  # `| head`
+            print(listing(), flush=True)
         return 0
     if options.part is None:
         parser.error(f"name a part: {', '.join(PARTS)} or all")

@@ -65,10 +65,14 @@ class PlanQuestion:
         return tuple(sorted(grid, key=lambda ranks: (ranks.world_size, ranks.ep)))
 
     def planners(self, resolved: Resolved) -> list[Planner]:
-        """One for each format. Raises FFNError for a format that is unknown or does not fit the weights' rows."""
+        """One for each format. Raises FFNError for a format that is unknown or does not fit the weights' rows, and for
+        a skew of a model without experts.
+        """
         if "top_k" in resolved.model.unknown:
             raise FFNError(f"{resolved.name} does not say its top_k, so its work is not known", "pass --top-k 2")
         skew = skew_text("--skew", self.skew)
+        if skew != UNIFORM and not any(group.spec.moe for group in resolved.model.groups):
+            raise FFNError(f"--skew needs a mixture of experts, and {resolved.name} is not one")
         planners = []
         for name in dict.fromkeys(self.formats):
             weights = storage_of(resolved, name)

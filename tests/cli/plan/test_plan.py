@@ -115,7 +115,7 @@ def test_assumptions_are_shown_and_change_the_time(call):
         ("--device h1000", "did you mean"), ("--device cpu", "needs --measured FILE"), ("--tp 0", "--tp"),
         ("--tp 3", "nearest: 2 and 4"), ("--dtype f23", "unknown dtype"), ("--skew zipf", "zipf:1.2"),
         ("--ep 8", "has no experts"), ("--link nv", "unknown link"), ("--gemm-efficiency 1.5", "at most 1"),
-        ("--measured nowhere.csv", "nowhere.csv"),
+        ("--measured nowhere.csv", "nowhere.csv"), ("--skew zipf:1", "--skew needs a mixture of experts"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(call, words, says):
