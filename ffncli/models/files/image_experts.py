@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 ROUTER = "gate.weight_1"  # the text's is `gate.weight`; both are stored [in, out]
+_ITS_END = f".{ROUTER}"
 MODULE = "vision_moe."
 _CORRECTIONS = "moe_statics.e_score_correction_bias"  # one row for text, one for images
 _NUMBERED = re.compile(r"(.*?\.)experts\.(\d+)\.", re.DOTALL)
@@ -18,7 +19,7 @@ _NUMBERED = re.compile(r"(.*?\.)experts\.(\d+)\.", re.DOTALL)
 def first_numbers(names: Iterable[str]) -> Mapping[str, int]:
     """Module with two routers → the number of its first expert for images; empty for any other checkpoint."""
     every = [*names]
-    experts: dict[str, set[int]] = {n.removesuffix(ROUTER): set() for n in every if n.endswith(f".{ROUTER}")}
+    experts: dict[str, set[int]] = {n.removesuffix(ROUTER): set() for n in every if n.endswith(_ITS_END)}
     for match in map(_NUMBERED.match, every) if experts else ():
         if match and match[1] in experts:
             experts[match[1]].add(int(match[2]))
