@@ -1,8 +1,8 @@
-"""`dataclasses.dataclass` in a third of its time, with the same meaning: a command defines 60 to 100 of them at start.
+"""`dataclasses.dataclass` with the same meaning, a few times quicker to define: a command defines 60 to 100 at start.
 
-The standard library compiles six methods for each frozen class, 1 ms a class, a quarter of `ffn plan`'s time in Python
-3.11. Here it compiles `__init__` alone; the others are functions that all classes share in form. For a type checker it
-is the library's own.
+For each frozen class the standard library compiles six methods, which takes 1 ms in Python 3.11, a quarter of the time
+of `ffn plan`. Here only `__init__` is compiled; the other methods are closures over the names of the fields. Type
+checkers see the library's own.
 """
 
 from __future__ import annotations
