@@ -24,13 +24,15 @@ else:
 
         def define(cls):
             body = vars(cls).copy()
-            cls = dataclasses.dataclass(repr=False, eq=False, **options)(cls)
+            inherits = any(map(dataclasses.is_dataclass, cls.__mro__[1:]))  # the library compares it with its bases
+            cls = dataclasses.dataclass(repr=False, eq=False, frozen=frozen and inherits, **options)(cls)
+            cls.__dataclass_params__.frozen = frozen
             fields = dataclasses.fields(cls)
             methods = {}
             if repr:
                 methods["__repr__"] = _repr_of([field.name for field in fields if field.repr])
             if eq:
-                methods["__eq__"] = _eq_of(cls, _values_of([field.name for field in fields if field.compare]))
+                methods["__eq__"] = _eq_of(_values_of([field.name for field in fields if field.compare]))
                 methods["__hash__"] = None
             if eq and frozen:
                 hashed = [field.name for field in fields if (field.compare if field.hash is None else field.hash)]
@@ -47,7 +49,10 @@ else:
         return define if cls is None else define(cls)
 
     def _values_of(names):
-        return attrgetter(*names) if names else lambda instance: ()
+        """A function that returns an instance's values as a tuple, which compares without asking NaN or a tensor."""
+        if len(names) > 1:
+            return attrgetter(*names)
+        return lambda instance: tuple([getattr(instance, name) for name in names])
 
     def _repr_of(names):
         @recursive_repr()
@@ -57,7 +62,7 @@ else:
 
         return __repr__
 
-    def _eq_of(cls, values):
+    def _eq_of(values):
         def __eq__(self, other):
             return values(self) == values(other) if type(other) is type(self) else NotImplemented
 

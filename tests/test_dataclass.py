@@ -13,6 +13,7 @@ import pytest
 
 from ffncli import dataclass as ours
 
+NAN = float("nan")
 ROOT = Path(__file__).parents[1]
 DECORATORS = {"ours": ours.dataclass, "library": dataclasses.dataclass}
 
@@ -69,7 +70,11 @@ def defined(decorator: Any) -> dict[str, Any]:
     class Child(Point):
         pass
 
-    return {**{name: made for name, made in vars().items() if isinstance(made, type)}}
+    @decorator(frozen=True)
+    class Single:
+        x: Any
+
+    return {"decorator": decorator, **{name: made for name, made in vars().items() if isinstance(made, type)}}
 
 
 def attempt(action: Any) -> Any:
@@ -93,6 +98,11 @@ QUESTIONS: dict[str, Any] = {
         c["Empty"]() == c["Empty"](),
         c["Open"](1) != c["Open"](1),
     ),
+    "equal without asking its only value": lambda c: c["Single"](NAN) == c["Single"](NAN),
+    "a library's class that inherits": lambda c: repr(dataclasses.dataclass(frozen=True)(subclass(c["Point"]))(1, w=2)),
+    "a library's class that opens a frozen one": lambda c: dataclasses.dataclass(subclass(c["Point"])),
+    "a class that freezes an open one": lambda c: c["decorator"](frozen=True)(subclass(c["Open"])),
+    "a class that opens a frozen one": lambda c: c["decorator"](subclass(c["Point"])),
     "same class alone": lambda c: c["Point"](1).__eq__(3),
     "hash by value": lambda c: len({c["Point"](1, note="a"), c["Point"](1, names=["b"]), c["Point"](3), c["Child"](1)}),
     "hashes differ": lambda c: hash(c["Point"](1)) != hash(c["Point"](3)),
@@ -115,6 +125,11 @@ QUESTIONS: dict[str, Any] = {
     "by position": lambda c: c["Solid"](1, 2, "", [], 4),
     "documented": lambda c: (c["Point"].__doc__, c["Point"].__name__, c["Point"](1).cached),
 }
+
+
+def subclass(base: type) -> type:
+    """A class with one more field."""
+    return type("Sub", (base,), {"__annotations__": {"w": int}, "w": 0, "__module__": __name__})
 
 
 def ring(instance: Any) -> Any:

@@ -7,12 +7,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from ffncli.bench.opening import begun
 from ffncli.bench.records import Method
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import Grid
 from ffncli.bench.request.parts import grid_part
 from ffncli.bench.results.row import ResultRow
-from ffncli.bench.suite import begun, run
+from ffncli.bench.suite import run
 from ffncli.models.dimensions import Dimensions
 
 

@@ -32,15 +32,15 @@ class MoE:
     `shared_d_ff` is the width of all shared experts together (None: shared_experts × d_ff); `shared_gate` multiplies
     them by a sigmoid of one logit per token (Qwen2-MoE), `shared_scale` by a number (Cohere 2 takes the mean).
     `identity_experts` are routed to like the others and return the token unchanged (LongCat-Flash); active parameters
-    assume that no token is routed to them.
-    `latent` is the width of a narrower space in which the routed experts work, with a projection into it and one back
-    (Nemotron-H); `latent_norm` normalises what enters it, `mixed_norm` the experts' sum before it is widened (Kimi-K3).
-    `expert_norm` normalises the output of every expert, with one weight for all (Muse-Spark); `mixed_bias` is added to
-    the experts' sum (JetMoE). `router_scale` multiplies the logits (Muse-Spark). `eps` is added to the sum of the
-    chosen weights that renormalises them (LFM2). `shared_routed`: the router weighs every shared expert too, as wide as
-    the others, in one renormalisation (Inkling). `lookup` is the vocabulary of a table that lists the experts of each
-    token id (DeepSeek-V4). `router_width` makes the router an MLP of that width, and `router_carries` adds the state of
-    the router in the layer before to its own; a token for one of the `skip_experts` gets nothing (ZAYA).
+    assume that no token is routed to them. `latent` is the width of a narrower space in which the routed experts work,
+    with a projection into it and one back (Nemotron-H); `latent_norm` normalises what enters it, `mixed_norm` the
+    experts' sum before it is widened (Kimi-K3). `expert_norm` normalises the output of every expert, with one weight
+    for all (Muse-Spark); `mixed_bias` is added to the experts' sum (JetMoE). `router_scale` multiplies the logits
+    (Muse-Spark). `eps` is added to the sum of the chosen weights that renormalises them (LFM2). `shared_routed`: the
+    router weighs every shared expert too, as wide as the others, in one renormalisation (Inkling). `lookup` is the
+    vocabulary of a table that lists the experts of each token id (DeepSeek-V4). `router_width` makes the router an MLP
+    of that width, and `router_carries` adds the state of the router in the layer before to its own; a token for one of
+    the `skip_experts` gets nothing (ZAYA).
     """
 
     experts: int

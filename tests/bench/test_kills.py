@@ -19,13 +19,14 @@ from random import Random
 
 import pytest
 
-from ffncli.bench import suite
+from ffncli.bench import opening
 from ffncli.bench.judge.summary import summarise
+from ffncli.bench.opening import begun, resumed
 from ffncli.bench.records import TimedUnit
 from ffncli.bench.results.csv_file import read_rows
 from ffncli.bench.results.journal import Journal, ResultFiles, begin
 from ffncli.bench.results.row import ResultRow
-from ffncli.bench.suite import begun, resumed, run
+from ffncli.bench.suite import run
 from ffncli.errors import FFNError
 from tests import ROOT
 from tests.bench.stored import blocks_in
@@ -39,8 +40,8 @@ UNITS = 2 * len(TOKENS)
 PAUSE = 0.04  # s, of the worker at each case
 _PARENT = f"""
 import sys
-from ffncli.bench import suite
-suite.software = lambda: {SOFTWARE}
+from ffncli.bench import opening, suite
+opening.software = lambda: {SOFTWARE}
 suite.run.__defaults__ = (suite.run.__defaults__[0], tuple(sys.argv[1].split(",")))
 from ffncli.cli.main import main
 sys.argv = ["ffn", *sys.argv[2:]]
@@ -51,7 +52,7 @@ main()
 @pytest.fixture(autouse=True)
 def _surroundings(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(suite, "software", lambda: SOFTWARE)
+    monkeypatch.setattr(opening, "software", lambda: SOFTWARE)
 
 
 def unstopped(tmp_path: Path) -> tuple[dict[tuple[str, str], ResultRow], Counter]:

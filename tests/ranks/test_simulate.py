@@ -27,8 +27,8 @@ def layers_of(name: str) -> tuple[Model, list[Group]]:
     return resolved.model, list(resolved.model.groups)
 
 
-def tensor_parallel(name: str, tp: int, tokens: int) -> None:
-    """Every kind of layer of a model: the simulated rank, the closed form, and the sums on paper."""
+def tensor_parallel(name: str, tp: int, tokens: int) -> int:
+    """Every kind of layer of a model: the simulated rank, the closed form, and the sums on paper. How many they are."""
     model, layers = layers_of(name)
     for group, expected in zip(layers, split(model, tp, BF16).groups, strict=True):
         found = simulate(group.steps, Ranks(tp), tokens)
@@ -37,9 +37,11 @@ def tensor_parallel(name: str, tp: int, tokens: int) -> None:
         assert found.all_reduce_bytes == expected.reduced_bytes * tokens == 2 * group.spec.d_model * tokens
         assert found.ring_all_reduce_bytes == pytest.approx(expected.ring_all_reduce_bytes * tokens, rel=1e-14)
         assert found.ring_all_reduce_bytes == 2 * (tp - 1) * 2 * group.spec.d_model * tokens / tp
+    return len(layers)
 
 
-def expert_parallel(name: str, ranks: Ranks, tokens: int) -> None:
+def expert_parallel(name: str, ranks: Ranks, tokens: int) -> int:
+    """Every kind of layer with experts, likewise."""
     model, layers = layers_of(name)
     mixtures = [group for group in layers if group.spec.moe]
     for group, expected in zip(mixtures, exchange(model, ranks.ep, BF16, tokens).groups, strict=True):
@@ -53,12 +55,13 @@ def expert_parallel(name: str, ranks: Ranks, tokens: int) -> None:
         sent = (expected.dispatch_bytes + expected.combine_bytes) * tokens
         assert found.sent_all_to_all_bytes == pytest.approx(sent, rel=1e-14)
         assert found.all_gather_bytes == 8 * moe.experts
+    return len(mixtures)
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 64])
 @pytest.mark.parametrize("name", ["llama-2-7b", "llama-3.1-405b", "gpt3-175b", "mixtral-8x7b"])
 def test_tensor_parallel_is_the_closed_form(name, ranks):
-    tensor_parallel(name, ranks, 192)
+    assert tensor_parallel(name, ranks, 192) == 1
 
 
 @pytest.mark.parametrize(
@@ -66,13 +69,13 @@ def test_tensor_parallel_is_the_closed_form(name, ranks):
 )
 @pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-235b-a22b"])
 def test_expert_parallel_is_the_closed_form(name, ranks):
-    expert_parallel(name, ranks, 256)
+    assert expert_parallel(name, ranks, 256) == 1
 
 
 def test_1024_ranks():
     """Llama 3.1 405B's layer needs no memory; DeepSeek-V3's experts over 256 places, each of four ranks."""
-    tensor_parallel("llama-3.1-405b", 1024, 65536)
-    expert_parallel("deepseek-v3", Ranks(4, 256), 4096)
+    assert tensor_parallel("llama-3.1-405b", 1024, 65536) == 1
+    assert expert_parallel("deepseek-v3", Ranks(4, 256), 4096) == 1
 
 
 def test_one_rank_exchanges_nothing_and_the_process_group_is_left():

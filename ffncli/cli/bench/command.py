@@ -63,17 +63,13 @@ def command(
     path, cluster = result.resumed(), launcher.cluster()
     if cluster is None and path is None:
         require_installed("torch", "numpy")  # before a word of where results go
+    place = torchrun()
     if method.selftest:
-        if grid.tp or grid.ep or cluster is not None:
-            option = "--tp and --ep" if cluster is None else "--launcher"
-            raise FFNError(f"--selftest contradicts {option}", "it tests the benchmark on one rank, on this machine")
-        if plot.wanted:
-            raise FFNError("--selftest has no sweep to plot", "leave out --plot and --plot-file")
+        _require_selftest_alone(grid, cluster, plot)
         from ffncli.cli.bench.selftest import request_for, show_selftest
 
         show_selftest(request_for(grid.grid(source, dimensions, tokens), grid, method, result), output)
         return
-    place = torchrun()
     if cluster is not None and (place is not None or grid.tp or grid.ep):
         what = "--tp and --ep" if place is None else "torchrun"
         raise FFNError(f"--launcher contradicts {what}", "a slot measures on one rank; submit torchrun yourself")
@@ -92,7 +88,7 @@ def command(
     )  # fmt: skip
     _require_plottable(plot, request)
     require_ranks(ranks)
-    from ffncli.bench.suite import begun, default_path
+    from ffncli.bench.opening import begun, default_path
 
     target = default_path(grid.shard) if result.save is None else Path(os.path.expanduser(result.save))
     with begun(target, request, show.force, grid.shard) as journal:
@@ -102,6 +98,15 @@ def command(
             output.note("a first look, shorter than other runs; ffn bench --max-time 60s takes its time")
         output.notes(*notes, f"results go to {shown_path(target)}")
         _measure(journal, journal.request, plot, output)
+
+
+def _require_selftest_alone(grid: GridOptions, cluster: LauncherChoice | None, plot: PlotOptions) -> None:
+    """Raises FFNError for options that --selftest cannot follow."""
+    if grid.tp or grid.ep or cluster is not None:
+        option = "--tp and --ep" if cluster is None else "--launcher"
+        raise FFNError(f"--selftest contradicts {option}", "it tests the benchmark on one rank, on this machine")
+    if plot.wanted:
+        raise FFNError("--selftest has no sweep to plot", "leave out --plot and --plot-file")
 
 
 def _part_note(part: GridPart, cases: int, all_cases: int) -> str:
@@ -131,7 +136,7 @@ def _resume(
     output: Output,
 ) -> None:
     """Go on; options that were given must be those that the run began with, but for its judgement and its machines."""
-    from ffncli.bench.suite import resumed
+    from ffncli.bench.opening import resumed
 
     with resumed(path) as journal:
         stored = journal.request

@@ -1,8 +1,7 @@
 """GGUF files: metadata and tensors from the header alone, in the form that a config reader and a counter need.
 
 The `gguf` library lists the tensor formats and the sizes of their blocks. The header is read by checked code of our
-own: `GGUFReader` makes two arrays for every token of a vocabulary (9 s and 700 MB for Llama 3's), and trusts counts: 45
-bytes that promise an array of 2^40 numbers keep it busy forever.
+own: `GGUFReader` makes two arrays a token (9 s, 700 MB for Llama 3), and 45 bytes that promise 2^40 numbers hang it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.kernels.choice import KernelChoice, choices
 from ffncli.models.dimensions import Dimensions, leading_axes, with_dimensions
-from ffncli.models.examples import notebook
+from ffncli.models.examples import Example, notebook
 from ffncli.models.model import Resolved
 from ffncli.models.source import is_user_module
 from ffncli.run.engine.threads import set_threads, sleep_while_waiting
@@ -60,26 +60,20 @@ def verify(
     ((), 'torch.nn, eval')
 
     The arguments are the command line's options by their names, and mean the same (`ffn verify --help`); `source`, the
-    dimensions and `threads` are those of `ffncli.trace`. Where `source` is a module in a
-    Python file, `my.py:Class`, that module is run and compared too. With `referee` the verdict is on the one kernel,
-    and has a `certificate`; times are in seconds. With `tp` and `ep` the block also runs over the processes that
-    torchrun has started, each of which makes this call; rank 0's verdict has the rows. Raises FFNError for what the
-    command line refuses, and for an argument of another type.
+    dimensions and `threads` are those of `ffncli.trace`. Where `source` is a module in a Python file, `my.py:Class`,
+    that module is run and compared too. With `referee` the verdict is on the one kernel, and has a `certificate`; times
+    are in seconds. With `tp` and `ep` the block also runs over the processes that torchrun has started, each of which
+    makes this call; rank 0's verdict has the rows. Raises FFNError for what the command line refuses and other types.
     """
     options = converted(locals(), "verify")
     _require_referee(options)
-    chosen, seed = options["dimensions"], options["seed"] or 0
     names, compared = _names(options["check"], options["kernel"]), choices(options["kernel"])
     leading = leading_axes(tokens, batch, seq_len)
     ranks = split_of(options, names)
-    example = notebook() if source is None and chosen.d_model is None else None
+    example = notebook() if source is None and options["dimensions"].d_model is None else None
     with sleep_while_waiting():  # a user's module imports torch
-        if example:
-            resolved, user_module = _built_in(with_dimensions(example.model, chosen)), None
-        else:
-            resolved, user_module = _model(options["source"], chosen, seed)
-            _require_tensors(resolved)
-        other = None if against is None else _reference(options["against"], resolved, seed)
+        resolved, user_module = _block(options, example)
+        other = None if against is None else _reference(options["against"], resolved, options["seed"] or 0)
         require_split(resolved, options["layer"], ranks)
 
     # From here on torch is needed; every error that can be raised without it has been raised.
@@ -93,6 +87,15 @@ def verify(
         return _certified(resolved, compared[0], request, options, example)
     question = VerifyQuestion(request, names, compared, options["tolerance"], user_module, other, split)
     return verify_layer(resolved, question, example)
+
+
+def _block(options: Mapping[str, Any], example: Example | None) -> tuple[Resolved, UserModule | None]:
+    """The block to verify, and the user's module that it was identified from."""
+    if example:
+        return _built_in(with_dimensions(example.model, options["dimensions"])), None
+    resolved, user_module = _model(options["source"], options["dimensions"], options["seed"] or 0)
+    _require_tensors(resolved)
+    return resolved, user_module
 
 
 def _certified(

@@ -14,12 +14,12 @@ import pytest
 from ffncli.bench.judge.failure import failure
 from ffncli.bench.launchers.deal import MOST_TRIES, Dealt, run_in_slots
 from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent
+from ffncli.bench.opening import begun, resumed
 from ffncli.bench.records import Job
 from ffncli.bench.request.cluster import LauncherChoice
 from ffncli.bench.request.grid import BenchRequest, from_json
 from ffncli.bench.results.csv_file import read_rows
 from ffncli.bench.results.journal import ResultFiles
-from ffncli.bench.suite import begun, resumed
 from ffncli.errors import FFNError
 from tests.bench import fake_worker
 from tests.bench.test_suite import in_process, request
