@@ -14,11 +14,15 @@ BUILT_IN: Mapping[str, str] = {
     "packed": "ffncli.kernels.packed",
     "inplace": "ffncli.kernels.inplace",
     "conv1x1": "ffncli.kernels.conv1x1",
+    "onednn": "ffncli.kernels.onednn",
+    "onednn_packed": "ffncli.kernels.onednn",
     "numpy": "ffncli.kernels.numpy_kernel",
     "compiled": "ffncli.kernels.compiled",
+    "max_autotune": "ffncli.kernels.compiled",
+    "gemv": "ffncli.kernels.gemv",
     "triton_act": "ffncli.kernels.triton_act",
 }
-COMPILING = ("compiled", "triton_act")  # take seconds to minutes before their first answer: run only when named
+COMPILING = ("compiled", "max_autotune", "gemv", "triton_act")  # take seconds to minutes before their first answer: run only when named
 BY_DEFAULT = tuple(name for name in BUILT_IN if name not in COMPILING)  # timed when no kernel is named
 OVER_RANKS = ("dtensor",)  # of blocks that are split over ranks alone: `ffn bench --tp N` has them
 ALIASES: Mapping[str, str] = {"conv": "conv1x1"}  # former names

@@ -1,10 +1,12 @@
-"""compiled: torch.compile of eager's function, one graph per shape; and counters of compilations."""
+"""compiled, max_autotune: torch.compile of eager's function, one graph per shape; and counters of compilations."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import update_wrapper
+from types import FunctionType
 
 import torch
 from torch import Tensor
@@ -18,19 +20,31 @@ from ffncli.kernels.pattern import refuses_all_but_dense
 
 @register("compiled", needs=("compiler",), refuses=refuses_all_but_dense, compiles=True)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """eager's function, compiled as one graph for the shapes of its first call, which takes seconds.
+    """eager's function, compiled as one graph for the shapes of its first call, which takes seconds."""
+    return graph(eager.build(steps, device, dtype), device)
 
-    It discards all earlier graphs: after several shapes of one function torch would silently run the next one
-    uncompiled. So only the function built last may be called. Another shape or grad mode compiles again, which
-    `recompiles` counts. f raises FFNError if the function cannot be one graph, or the compiler fails.
+
+@register("max_autotune", needs=("compiler",), refuses=refuses_all_but_dense, compiles=True)
+def build_tuned(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """As compiled, after torch has timed its ways to compute each product and chosen the fastest, which takes longer.
+
+    Without CUDA graphs of its own: a benchmark makes them of every kernel.
+    """
+    return graph(eager.build(steps, device, dtype), device, "max-autotune-no-cudagraphs")
+
+
+def graph(function: Computes, device: str, mode: str | None = None) -> Computes:
+    """The function as one compiled graph. Another shape or grad mode compiles again, which `recompiles` counts.
+
+    Every call makes a graph of code of its own: torch counts the graphs of a function's code, and of one that many
+    blocks share it would refuse the ninth. Raises FFNError if the function cannot be one graph, or the compiler fails.
     """
     import torch._dynamo  # takes a second, so only if something is compiled
     import torch._inductor.config as inductor
 
-    torch._dynamo.reset()
     if not device.startswith("cuda") and (compiler := cxx()):
         inductor.cpp.cxx = (None, compiler)  # by default it looks only for g++
-    call: Computes = torch.compile(eager.build(steps, device, dtype), fullgraph=True, dynamic=False)
+    call: Computes = torch.compile(_with_code(function), fullgraph=True, dynamic=False, mode=mode)
     failures = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
 
     def run(x: Tensor, params: Params) -> Tensor:
@@ -41,6 +55,13 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
             raise FFNError(f"torch.compile: {first[:200]}", "TORCHDYNAMO_VERBOSE=1 says more") from error
 
     return run
+
+
+def _with_code(function: Computes) -> Computes:
+    """The same function with a copy of its code."""
+    assert isinstance(function, FunctionType)
+    copy = FunctionType(function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__)
+    return update_wrapper(copy, function)
 
 
 def recompiles() -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ffncli.block.dtypes import find
 from ffncli.block.steps import Dropout, Experts, Op, Step, ffn_steps, parameters
 from ffncli.dataclass import dataclass
+from ffncli.show.text import plural
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,7 @@ Computes: TypeAlias = "Callable[[Tensor, Params], Tensor]"
 Prepare: TypeAlias = "Callable[[Steps, Mapping[str, Tensor]], Params]"
 Build: TypeAlias = "Callable[[Steps, str, torch.dtype], Computes]"
 Refuses: TypeAlias = Callable[[Steps], str | None]
+DTypes: TypeAlias = "tuple[str, ...] | Callable[[], tuple[str, ...]] | None"
 
 
 def canonical(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
@@ -45,14 +47,16 @@ class Kernel:
 
     `steps` run from ffn_input to ffn_output in eval mode (`kernel_steps`); `weights` are canonical, contiguous, on the
     device, in the dtype, and read-only. `f` maps x [tokens, d_model], also read-only, to a tensor of the same shape and
-    dtype. `needs` names its requirements: `cuda`, `compiler`, or a module (`triton`
+    dtype. `needs` names its requirements: `cuda`, `cpu`, `compiler`, `onednn`, or a module (`triton`
     also needs a GPU, or Triton's interpreter). `refuses(steps)` returns why it cannot compute a block, or None.
     `origin` is the file of a user's kernel.
 
     `trains`: gradients flow from f's output to x and to the params, and through `prepare` to the weights.
     `compiles`: the first call with a shape compiles, which is reported separately. `dtypes`: those it computes in, by
-    our names (`fp32`); None is all of them. `computes` declares fewer bits than the case's dtype has: a format and, if
-    it helps, how (`fp8-rowwise`); such a kernel has a wider bound, and is compared with its like only.
+    our names (`fp32`), or a function that returns those of this machine; None is all of them. `computes` declares fewer
+    bits than the case's dtype has: a format and, if it helps, how (`fp8-rowwise`); such a kernel has a wider bound, and
+    is compared with its like only. `most_tokens`: f computes any number of tokens, but was made for so many at most, so
+    a benchmark of more leaves it out; None: no limit.
     """
 
     name: str
@@ -63,8 +67,9 @@ class Kernel:
     origin: str = ""
     trains: bool = True
     compiles: bool = False
-    dtypes: tuple[str, ...] | None = None
+    dtypes: DTypes = None
     computes: str = ""
+    most_tokens: int | None = None
 
     def missing(self, device: str) -> str | None:
         """What it needs and this machine lacks, in words; None if nothing is missing."""
@@ -77,27 +82,44 @@ class Kernel:
                 return "runs on a GPU only; with TRITON_INTERPRET=1 in the environment, ffn verify checks it on a CPU"
             if need == "compiler" and not device.startswith("cuda") and cxx() is None:
                 return "no C++ compiler: install g++, or name one in CXX"
+            if need == "onednn" and not _has_onednn():
+                return "this build of torch has no oneDNN"
             module = "triton" if need == "compiler" and device.startswith("cuda") else need
             if module not in _NO_MODULES and find_spec(module) is None:
                 return f"needs the module {module}"
         return None
 
-    def refusal(self, steps: Steps, device: str, dtype: object, passes: str = "forward") -> str | None:
+    def refusal(
+        self, steps: Steps, device: str, dtype: object, passes: str = "forward", tokens: int | None = None
+    ) -> str | None:
         """Every reason why it cannot run this case, joined by `; `; None if it can.
 
-        `dtype` is torch's or one of our names, `passes` forward or forward+backward.
+        `dtype` is torch's or one of our names, `passes` forward or forward+backward. Without `tokens` their number is
+        no reason.
         """
         row = find(str(dtype))
         name = row.name if row else str(dtype)
-        reasons = [self.missing(device), self.refuses(steps)]
-        if self.dtypes is not None and name not in self.dtypes:
-            reasons.append(f"computes in {' and '.join(self.dtypes)} only, not in {name}")
+        missing = self.missing(device)
+        reasons = [missing, self.refuses(steps)]
+        dtypes = self.dtypes() if callable(self.dtypes) and not missing else self.dtypes
+        if isinstance(dtypes, tuple) and name not in dtypes:
+            here = " on this processor" if callable(self.dtypes) else ""
+            reasons.append(f"computes in {' and '.join(dtypes)} only{here}, not in {name}")
         if not self.trains and passes != "forward":
             reasons.append("computes forward only")
+        if tokens is not None and self.most_tokens is not None and tokens > self.most_tokens:
+            reasons.append(f"is for {self.most_tokens} {plural('token', self.most_tokens)} at most")
         return "; ".join(reason for reason in reasons if reason) or None
 
 
-_NO_MODULES = ("cuda", "cpu", "compiler")
+_NO_MODULES = ("cuda", "cpu", "compiler", "onednn")
+
+
+def _has_onednn() -> bool:
+    """Whether torch's CPU build has oneDNN's products with reordered weights."""
+    import torch
+
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def cxx() -> str | None:
@@ -122,12 +144,15 @@ def register(
     refuses: Refuses = any_block,
     trains: bool = True,
     compiles: bool = False,
-    dtypes: tuple[str, ...] | None = None,
+    dtypes: DTypes = None,
+    computes: str = "",
+    most_tokens: int | None = None,
 ) -> Callable[[Build], Build]:
     """Decorates the `build` of a kernel that comes with the package."""
 
     def add(build: Build) -> Build:
-        REGISTERED[name] = Kernel(name, build, prepare, needs, refuses, "", trains, compiles, dtypes)
+        how = (trains, compiles, dtypes, computes, most_tokens)
+        REGISTERED[name] = Kernel(name, build, prepare, needs, refuses, "", *how)
         return build
 
     return add

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -22,11 +22,17 @@ def refuses(steps: Steps) -> str | None:
 
 def _names(steps: Steps) -> tuple[list[str], list[str]]:
     """(the packed parameters: weight, and bias if there is one; the other parameters in step order)."""
-    names = list(parameters(steps))
+    every = list(parameters(steps))
     return (
-        [name.removeprefix("gate.") for name in names if name.startswith("gate.")],
-        [name for name in names if not name.startswith(("gate.", "up."))],
+        [name.removeprefix("gate.") for name in every if name.startswith("gate.")],
+        [name for name in every if not name.startswith(("gate.", "up."))],
     )
+
+
+def names(steps: Steps) -> list[str]:
+    """What `prepare` returns, by name: `weight` and `bias` are the packed ones."""
+    together, rest = _names(steps)
+    return [*together, *rest]
 
 
 def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
@@ -39,13 +45,18 @@ def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
 @register("packed", prepare=prepare, refuses=refuses)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """One product, two halves, the gate, and down."""
-    shape, (packed, rest) = dense(steps), _names(steps)
+    return computing(steps, functional.linear)
+
+
+def computing(steps: Steps, linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Computes:
+    """The packed block, whose products are `linear(x, weight, bias)`."""
+    shape, of_params = dense(steps), names(steps)
     assert shape is not None
-    middle, names = between(shape), [*packed, *rest]
+    middle = between(shape)
 
     def run(x: Tensor, params: Params) -> Tensor:
-        w = dict(zip(names, params, strict=True))
-        gate, up = functional.linear(x, w["weight"], w.get("bias")).chunk(2, -1)
-        return functional.linear(normed(shape, middle(gate, up, w), w), w["down.weight"], w.get("down.bias"))
+        w = dict(zip(of_params, params, strict=True))
+        gate, up = linear(x, w["weight"], w.get("bias")).chunk(2, -1)
+        return linear(normed(shape, middle(gate, up, w), w), w["down.weight"], w.get("down.bias"))
 
     return run

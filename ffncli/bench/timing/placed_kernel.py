@@ -48,7 +48,7 @@ def build_kernel(kernel: Kernel, problem: Problem, memory: KernelMemory | None =
     Raises Skipped if unsupported, WrongResult if its prepare changes the weights, and its own exceptions.
     """
     case = problem.case
-    reason = kernel.refusal(problem.steps, case.device, problem.dtype, case.passes)
+    reason = kernel.refusal(problem.steps, case.device, problem.dtype, case.passes, case.tokens)
     if reason:
         raise Skipped(reason)
     weights = problem.weights
@@ -322,7 +322,7 @@ def shared_weights(problem: Problem, kernels: Iterable[object], llc: int, free: 
     running = [
         kernel
         for kernel in kernels
-        if isinstance(kernel, Kernel) and not kernel.refusal(problem.steps, case.device, problem.dtype, case.passes)
+        if isinstance(kernel, Kernel) and not kernel.refusal(problem.steps, case.device, problem.dtype, case.passes, case.tokens)
     ]
     users = sum(bool(kernel.origin) for kernel in running)
     need = (len(running) + users + _OURS) * weights

@@ -132,7 +132,9 @@ def _bytes(storage: torch.UntypedStorage, low: int, size: int) -> Tensor:
 
 def nbytes(params: Params) -> int:
     """Bytes of a copy of them."""
-    return sum(size for _, _, size in _spans(params, 1))
+    reordered = [t for t in params if t.is_mkldnn]
+    plain = tuple(t for t in params if not t.is_mkldnn)
+    return sum(size for _, _, size in _spans(plain, 1)) + sum(map(torch.ops.mkldnn._nbytes, reordered))
 
 
 # --- cache modes ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,115 @@
+"""onednn, onednn_packed: weights reordered once into oneDNN's layout of blocks, so that a call reorders nothing.
+
+F.linear multiplies float32 by MKL, and has oneDNN reorder 16-bit weights in every call. torch.compile reorders the
+weights once too if it may freeze them, for 16-bit dtypes; in float32 it asks MKL all the same. Forward only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffncli.block.dtypes import find
+from ffncli.block.steps import Activation, parameters
+from ffncli.kernels import packed
+from ffncli.kernels.between import Weights, between, normed
+from ffncli.kernels.kernel import REGISTERED, Computes, Params, Steps, register
+from ffncli.kernels.pattern import Dense, dense, refuses_all_but_dense
+
+_TOKENS = 128  # oneDNN chooses the layout for so many; with it, any number is computed
+_NOTHING: tuple[str, list[float], str] = ("none", [], "")
+# What oneDNN can do to a product while it writes it: a function's name, numbers, variant.
+_WHILE_WRITING: Mapping[str, tuple[str, list[float], str]] = {
+    "identity": _NOTHING,
+    "relu": ("relu", [], ""),
+    "sigmoid": ("sigmoid", [], ""),
+    "silu": ("swish", [], ""),
+    "gelu": ("gelu", [], "none"),
+    "gelu_tanh": ("gelu", [], "tanh"),
+    "leaky_relu": ("leaky_relu", [0.01], ""),
+}
+
+
+def dtypes() -> tuple[str, ...]:
+    """Those in which oneDNN multiplies on this processor."""
+    ops = torch.ops.mkldnn
+    sixteen = {"bf16": ops._is_mkldnn_bf16_supported(), "fp16": ops._is_mkldnn_fp16_supported()}
+    return ("fp32", *(name for name, supported in sixteen.items() if supported))
+
+
+def multiplies(device: str, dtype: torch.dtype) -> bool:
+    """Whether `linear` works there in that dtype."""
+    row = find(str(dtype))
+    return row is not None and not REGISTERED["onednn"].missing(device) and row.name in dtypes()
+
+
+def _reordered(names: list[str], tensors: Params) -> Params:
+    """The matrices among the tensors as oneDNN's own; the rest unchanged."""
+    matrices = ("weight", "gate.weight", "up.weight", "down.weight")
+    reorder = torch.ops.mkldnn._reorder_linear_weight
+    return tuple(
+        reorder(tensor, _TOKENS) if name in matrices else tensor for name, tensor in zip(names, tensors, strict=True)
+    )
+
+
+def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
+    """Each matrix in oneDNN's layout, in step order."""
+    names = list(parameters(steps))
+    return _reordered(names, tuple(weights[name] for name in names))
+
+
+def prepare_packed(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
+    """gate and up as one matrix, then all matrices in oneDNN's layout."""
+    return _reordered(packed.names(steps), packed.prepare(steps, weights))
+
+
+@register(
+    "onednn", prepare=prepare, needs=("cpu", "onednn"), refuses=refuses_all_but_dense, trains=False, dtypes=dtypes
+)
+def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """Two or three products; oneDNN applies the activation, and multiplies by the gate, as it writes them."""
+    shape, names = dense(steps), tuple(parameters(steps))
+    assert shape is not None
+    middle, writes = between(shape), _while_writing(shape)
+
+    def product(name: str, x: Tensor, w: Weights, then: tuple[Any, ...] = _NOTHING) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, w[f"{name}.weight"], w.get(f"{name}.bias"), *then)
+        return out
+
+    def run(x: Tensor, params: Params) -> Tensor:
+        w = dict(zip(names, params, strict=True))
+        if writes is None:
+            hidden = middle(product("gate", x, w) if shape.gated else None, product("up", x, w), w)
+        elif shape.gated:
+            gate = product("gate", x, w, writes)
+            multiplied = torch.ops.mkldnn._linear_pointwise.binary
+            hidden = multiplied(x, gate, w["up.weight"], w.get("up.bias"), "mul")
+        else:
+            hidden = product("up", x, w, writes)
+        return product("down", normed(shape, hidden, w), w)
+
+    return run
+
+
+def _while_writing(shape: Dense) -> tuple[Any, ...] | None:
+    """The activation in oneDNN's words; None where the block does more between its products."""
+    plain = shape.act == Activation(shape.act.function) and shape.gate_scale == 1 and shape.lift is None
+    return _WHILE_WRITING.get(shape.act.function) if plain else None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x · weightᵀ + bias, with a reordered weight."""
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, *_NOTHING)
+    return out
+
+
+@register(
+    "onednn_packed", prepare=prepare_packed, needs=("cpu", "onednn"), refuses=packed.refuses, trains=False,
+    dtypes=dtypes,
+)  # fmt: skip
+def build_packed(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """As `packed`, with oneDNN's products."""
+    return packed.computing(steps, linear)
