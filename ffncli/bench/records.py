@@ -24,6 +24,7 @@ Status: TypeAlias = Literal["ok", "skipped", "failed", "wrong", "oom"]
 Verdict: TypeAlias = Literal["faster", "slower", "same", "inconclusive"]
 Launch: TypeAlias = Literal["auto", "graphs", "plain"]
 Launched: TypeAlias = Literal["", "graphs", "plain"]
+Calibrate: TypeAlias = Literal["quick", "full"]
 Doing: TypeAlias = Literal["starting", "loading", "compiling", "checking", "timing"]
 
 Above: TypeAlias = Annotated[float, Range(0, above=True)]
@@ -129,6 +130,7 @@ class Method:
     load_time: Time = 180.0  # at most, for loading a user's file; a C++ extension compiles then
     call_time: Time | None = None  # at most, for a call (FIRST_CALL times for the first); None: by the block's size
     memory_limit: Positive | None = None  # bytes at most, of a worker; None: most of what is free
+    calibrate: Calibrate = "quick"  # how `auto` chooses: without kernels that would have to compile first, or with all
 
     def refereed_apart(self, case: Case) -> bool:
         """Whether the right answers of a case are in a process of their own: where one can be forked, unless on a GPU
@@ -151,7 +153,8 @@ class Job:
     """The job of one worker process: every case with every kernel.
 
     `gone` has, with the case's key, the outcome of kernels that have ended a worker in that case: they are not run
-    in it again. `plain` has, with a case's key, why an earlier worker found that it cannot be replayed.
+    in it again. `plain` has, with a case's key, why an earlier worker found that it cannot be replayed. `chosen` has,
+    with a case's key, the name of a kernel that is `auto` and the one that an earlier worker chose for it.
     """
 
     process: int
@@ -161,6 +164,11 @@ class Job:
     method: Method
     gone: tuple[tuple[str, Outcome], ...] = ()
     plain: tuple[tuple[str, str], ...] = ()
+    chosen: tuple[tuple[str, str, str], ...] = ()
+
+    def chosen_in(self, case: Case) -> dict[str, str]:
+        """The names of kernels that are `auto` → the kernel that each stands for in this case."""
+        return {name: kernel for key, name, kernel in self.chosen if key == case.key}
 
     def gone_in(self, case: Case) -> dict[str, Outcome]:
         """The outcomes of the kernels that have ended a worker in this case."""
@@ -208,7 +216,7 @@ class Outcome:
 
     `error_max` = max|a−b| / max|b|, `error_rel` = ‖a−b‖ / ‖b‖. `compile_s` are the seconds of its build where that
     compiles. A kernel whose status is not ok in any process is not timed in the result. `computes` is what it declares
-    to compute in; empty: the case's dtype.
+    to compute in; empty: the case's dtype. `chosen` is the kernel that `auto` stands for.
     """
 
     kernel: str
@@ -219,6 +227,7 @@ class Outcome:
     compile_s: Seconds | None = None
     peak_memory_bytes: Count | None = None
     computes: str = ""
+    chosen: str = ""
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,8 @@ def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...])
     request = running.journal.request
     out = tuple((case, outcome) for (case, _), outcome in running.gone.items())
     plain = tuple({**_plain(running.journal), **running.plain}.items())
-    job = Job(process, todo, request.kernels, request.baseline, request.method, out, plain)
+    chosen = tuple((case, name, kernel) for (case, name), kernel in _chosen(running.journal).items())
+    job = Job(process, todo, request.kernels, request.baseline, request.method, out, plain, chosen)
     with _started(running, job, threads, request.directory) as busy:
         served = _Served(running, process, busy, {case.key: case for case in todo}, dict(plain), running.now())
         for message in _messages(busy, served):
@@ -317,6 +318,12 @@ def _gone(journal: Journal) -> Gone:
     """Kernels that have ended a worker, according to the finished units."""
     units = (kept.unit for by_process in journal.units.values() for kept in by_process.values())
     return {(u.case, o.kernel): o for u in units for o in u.outcomes if o.note.startswith(LOST)}
+
+
+def _chosen(journal: Journal) -> dict[tuple[str, str], str]:
+    """(case, name of a kernel that is auto) → the kernel that it stands for, in all processes of a run."""
+    units = (kept.unit for by_process in journal.units.values() for kept in by_process.values())
+    return {(u.case, outcome.kernel): outcome.chosen for u in units for outcome in u.outcomes if outcome.chosen}
 
 
 def _plain(journal: Journal) -> dict[str, str]:

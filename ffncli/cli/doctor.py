@@ -46,6 +46,10 @@ Seconds = Annotated[
         help=f"Length of the noise test. [default: {_SECONDS:g}]",
     ),
 ]
+Clear = Annotated[
+    bool,
+    option(COMPUTE, "--clear-cache", help="Forget which kernels ffn bench --kernel auto has chosen on this machine."),
+]
 Threads = Annotated[
     int | None,
     option(
@@ -57,7 +61,12 @@ Threads = Annotated[
 
 @spread
 def command(
-    *, no_noise: Without = False, seconds: Seconds = None, threads: Threads = None, show: OutputOptions
+    *,
+    no_noise: Without = False,
+    seconds: Seconds = None,
+    threads: Threads = None,
+    clear_cache: Clear = False,
+    show: OutputOptions,
 ) -> None:
     """Show what this machine can do, and how small a difference it can measure: versions, processor, caches,
     compiler, GPU, extras with the command that installs them, and a noise test of 10 seconds.
@@ -72,6 +81,9 @@ def command(
     if no_noise and (seconds is not None or threads is not None):
         option = "--seconds" if seconds is not None else "--threads"
         raise FFNError(f"{option} contradicts --no-noise", "it is an option of the noise test")
+    if clear_cache:
+        count = doctor.clear_choices()
+        output.note(f"{count} {plural('choice', count)} of auto removed")
     checks = list(doctor.checks())
     lacking = doctor.lacking(checks)
     noise = None

@@ -22,8 +22,10 @@ BUILT_IN: Mapping[str, str] = {
     "gemv": "ffncli.kernels.gemv",
     "triton_act": "ffncli.kernels.triton_act",
 }
-COMPILING = ("compiled", "max_autotune", "gemv", "triton_act")  # take seconds to minutes before their first answer: run only when named
+# Take seconds to minutes before their first answer: run only when named.
+COMPILING = ("compiled", "max_autotune", "gemv", "triton_act")
 BY_DEFAULT = tuple(name for name in BUILT_IN if name not in COMPILING)  # timed when no kernel is named
+AUTO = "auto"  # the fastest of them for a case on this machine, as `ffn bench` finds it
 OVER_RANKS = ("dtensor",)  # of blocks that are split over ranks alone: `ffn bench --tp N` has them
 ALIASES: Mapping[str, str] = {"conv": "conv1x1"}  # former names
 
@@ -44,6 +46,8 @@ def built_in(name: str) -> Kernel:
     name = full_name(name)
     if name in OVER_RANKS:
         raise FFNError(f"--kernel: {name} computes blocks that are split over ranks", "time it: ffn bench --tp N")
+    if name == AUTO:
+        raise FFNError("--kernel: auto chooses a kernel for a case that is timed", "time it: ffn bench --kernel auto")
     if name not in BUILT_IN:
         raise unknown_kernel(name)
     import_module(BUILT_IN[name])

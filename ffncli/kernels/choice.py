@@ -1,6 +1,7 @@
 """`--kernel`: one grammar parses a text into a KernelChoice, once; every later process uses the KernelChoice.
 
-    NAME                           a kernel of the package: eager, packed, ...; `all`: all of them
+    NAME                           a kernel of the package: eager, packed, ...; `all`: all of them; `auto`: the
+                                   fastest of them for the case on this machine
     [LABEL=]FILE.py[:NAME]         a function, an nn.Module or a Kernel in a user's file
     [LABEL=]REF:FILE.py[:NAME]     the same in that file at a git commit, of a branch, a tag or `HEAD~1`
     [LABEL=]slowed:FACTOR:KERNEL   one of these, slower by a known factor, which a self-test must detect
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
-from ffncli.kernels import BUILT_IN, OVER_RANKS, full_name, unknown_kernel
+from ffncli.kernels import AUTO, BUILT_IN, OVER_RANKS, full_name, unknown_kernel
 
 _FORM = re.compile(r"(?:(?P<label>[^=:/]+)=)?(?:slowed:(?P<factor>[^:]*):)?(?P<kernel>.*)", re.DOTALL)
 _FILE = re.compile(r"(?:(?P<ref>[^:\n-][^:\n]*):)?(?P<path>[^:\n]+\.py)(?::(?P<attribute>\w+))?")
@@ -91,11 +92,11 @@ def parse(text: str) -> KernelChoice:
         if not file:
             raise FFNError(f"--kernel: {shown(text)} is not a kernel", "write it as file.py:name or label=file.py:name")
         kernel, attribute, ref = file.group("path", "attribute", "ref")
-    elif full_name(kernel) not in (*BUILT_IN, *OVER_RANKS) or (label and factor is None):
+    elif full_name(kernel) not in (*BUILT_IN, *OVER_RANKS, AUTO) or (label and factor is None):
         raise unknown_kernel(text if factor is None else kernel)
     else:
         kernel = full_name(kernel)
-    if label in BUILT_IN:
+    if label in (*BUILT_IN, AUTO):
         raise FFNError(f"--kernel: {shown(label)} is one of ffn's own kernels", "give another label")
     choice = KernelChoice("", kernel, attribute, factor, ref)
     return replace(choice, label=label or choice._default_label)

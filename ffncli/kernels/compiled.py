@@ -60,8 +60,8 @@ def graph(function: Computes, device: str, mode: str | None = None) -> Computes:
 def _with_code(function: Computes) -> Computes:
     """The same function with a copy of its code."""
     assert isinstance(function, FunctionType)
-    copy = FunctionType(function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__)
-    return update_wrapper(copy, function)
+    code = function.__code__.replace()
+    return update_wrapper(FunctionType(code, function.__globals__, closure=function.__closure__), function)
 
 
 def recompiles() -> int:

@@ -15,9 +15,7 @@ from ffncli.kernels.kernel import Computes, Params, Steps, register
 from ffncli.kernels.pattern import dense, refuses_all_but_dense
 
 
-@register(
-    "gemv", needs=("cpu", "compiler"), refuses=refuses_all_but_dense, trains=False, compiles=True, most_tokens=1
-)
+@register("gemv", needs=("cpu", "compiler"), refuses=refuses_all_but_dense, trains=False, compiles=True, most_tokens=1)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """The block of one token, compiled; more tokens are computed as eager does."""
     shape, names = dense(steps), tuple(parameters(steps))

@@ -119,7 +119,7 @@ def _has_onednn() -> bool:
     """Whether torch's CPU build has oneDNN's products with reordered weights."""
     import torch
 
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def cxx() -> str | None:

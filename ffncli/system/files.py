@@ -151,6 +151,12 @@ def results_folder(here: Path) -> Path:
     return root / "ffn" / "results"
 
 
+def cache_folder() -> Path:
+    """The user's folder for what can be computed again: $XDG_CACHE_HOME/ffn, by default ~/.cache/ffn."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if os.path.isabs(cache) else Path("~/.cache").expanduser()) / "ffn"
+
+
 def process_folder() -> Path:
     """A new private folder of this process, removed when it ends; see `remove_process_folders` where it is killed."""
     import atexit

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ffncli.bench.doctor.check import DoctorCheck, size_text
 from ffncli.bench.doctor.gpus import gpu_checks
 from ffncli.bench.records import Method
+from ffncli.bench.timing.auto import kept
 from ffncli.errors import shown_path
 from ffncli.show.text import percent, plural
 from ffncli.system import host
@@ -60,6 +61,17 @@ def checks() -> Iterator[DoctorCheck]:
     yield from (_extra(name) for name in EXTRAS)
     yield from _quiet(ROOT)
     yield _results(Path.cwd())
+    yield _choices()
+
+
+def clear_choices() -> int:
+    """Forget what auto has chosen; how many choices there were. Raises FFNError (exit 3) if that fails."""
+    return kept.clear()
+
+
+def _choices() -> DoctorCheck:
+    count = kept.count()
+    return DoctorCheck("auto", f"{count} {plural('choice', count)} in {shown_path(kept.folder())}")
 
 
 # --- software ---------------------------------------------------------------------------------------------------------

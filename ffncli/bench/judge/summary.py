@@ -222,6 +222,8 @@ def _with_figures(row: ResultRow, whole: _CaseUnits, time_s: float | None) -> Re
         tf32=" tf32=on" in row.math_mode,
         experts_touched=whole.experts_touched,
     )
+    if row.computes:  # the roof is that of the case's dtype
+        figures = replace(figures, roof_fraction=None, datasheet_fraction=None)
     return replace(row, **asdict(figures))
 
 
@@ -257,7 +259,9 @@ def _with_ratio(row: ResultRow, whole: _CaseUnits, notes: list[str]) -> tuple[Re
     """The ratio, its verdict, and reasons to trust it less."""
     is_baseline = row.kernel == whole.baseline
     ratio, gemm = whole.ratio(row.kernel, whole.baseline), whole.ratio(row.kernel, GEMM)
-    row = replace(row, gemm_ratio=exp(gemm.interval.value) if gemm else None)
+    if gemm:
+        bare = gemm.interval.map(exp_or_inf)
+        row = replace(row, gemm_ratio=bare.value, gemm_low=finite(bare.low), gemm_high=finite(bare.high))
     blocks = whole.blocks(row.kernel, whole.baseline)
     warned = [
         *whole.warnings,

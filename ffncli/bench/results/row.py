@@ -135,6 +135,8 @@ class ResultRow:
     communication_s: Share | None = None  # of a call's collectives alone, on the slowest rank
     communication_bytes: Share | None = None  # that each rank sends for a call, by the ring's closed form
     overlap: float | None = None  # the share of communication_s that time_s hides behind compute_s
+    gemm_low: Share | None = None  # the interval of gemm_ratio
+    gemm_high: Share | None = None
 
     @property
     def hardware(self) -> str:

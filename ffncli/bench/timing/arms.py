@@ -8,31 +8,28 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-import torch
-from torch import Tensor
-
 from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.judge import roofline
 from ffncli.bench.machine import machine
-from ffncli.bench.records import ANCHOR, BLOCK, GEMM, STEP, TWIN, Case, Doing, Job, Launched
+from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Doing, Job, Launched
 from ffncli.bench.referee.errors import Error, Ruling
 from ffncli.bench.referee.prescribed_routing import ExpertLoad
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.anchor import anchor, gpu_anchor
 from ffncli.bench.timing.bare_products import Chain
-from ffncli.bench.timing.by_step import step_arms
 from ffncli.bench.timing.clock import monotonic_seconds
 from ffncli.bench.timing.cuda_graphs import Capturable, Launching, by_graphs
 from ffncli.bench.timing.fresh_inputs import FreshInputs, RoutedSource, Source, drawn, in_turn, source_of
 from ffncli.bench.timing.outcomes import BrokenArm, WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel, shuffle_buffers
-from ffncli.bench.timing.placement import Arena, Caching, flusher
+from ffncli.bench.timing.placement import Caching, flusher
 from ffncli.bench.timing.rounds import Arm
 from ffncli.bench.timing.slowed import slowed_kernel
 from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
+from ffncli.kernels import AUTO
 from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import Kernel, Steps
 from ffncli.run.user.kernels import kernel_of, unguarded
@@ -49,12 +46,15 @@ def kernels_by_label(
     """The kernels by label, in order; in place of one that cannot be had, why.
 
     Each by itself, so that a file that does not run costs its own rows alone; `tell` hears of each file before it runs.
-    Those `without` which it is to go are not loaded. `changed` is asked after each file what it replaced of others.
+    Those `without` which it is to go are not loaded, and `auto` is chosen later. `changed` is asked after each file
+    what it replaced of others.
     """
 
     def one(choice: KernelChoice) -> Kernel | FFNError | WrongResult:
         if choice.label in without:
             return FFNError(f"{choice.label} is left out")
+        if choice.kernel == AUTO:
+            return FFNError(f"{choice.label} stands for no kernel yet")
         if choice.file is not None:
             tell("loading", choice.label)
         try:
@@ -292,34 +292,3 @@ def twin_of(baseline: PlacedKernel, problem: Problem, draw: random.Random) -> Pl
 def anchor_of(device: str, draw: random.Random) -> Arm:
     """The machine anchor; on a GPU, work on that GPU."""
     return Arm(ANCHOR, gpu_anchor(device)) if device.startswith("cuda") else anchor(draw)
-
-
-class StepArms:
-    """The arms of --by-step: the whole block and its steps, as `engine.execute` computes them, and the machine anchor.
-
-    Their caches are warm, or emptied before every call.
-    """
-
-    def __init__(self, problem: Problem, caching: Caching, llc: int) -> None:
-        self._problem, self._draw = problem, random.Random(problem.seed)
-        self._flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
-
-    def place(self, number: int) -> list[Arm]:
-        """All arms with new buffers."""
-        arms = step_arms(self._problem.steps, self._problem.weights, self._problem.first.x, self._placed_copy)
-        named = {arm.name if arm.name == BLOCK else STEP + arm.name: arm.call for arm in arms}
-        return [
-            *(Arm(name, call, self._flush, flushes=self._flush is not None) for name, call in named.items()),
-            anchor_of(self._problem.case.device, self._draw),
-        ]
-
-    @property
-    def load(self) -> ExpertLoad:
-        """Where the tokens of the one input go, if a routing is prescribed."""
-        routing = self._problem.routing
-        return ExpertLoad() if routing is None else routing.counted(self._problem.first.x)
-
-    def _placed_copy(self, tensor: Tensor) -> Tensor:
-        with torch.inference_mode(False):
-            ((copy,),) = Arena(self._problem.case.device, self._draw).place([(tensor,)])
-        return copy

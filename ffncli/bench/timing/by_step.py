@@ -8,18 +8,29 @@ weights in another cache state than in the block; and the block's time includes 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ffncli.bench.records import BLOCK
+from ffncli.bench.records import BLOCK, STEP, Outcome
+from ffncli.bench.referee.prescribed_routing import ExpertLoad
+from ffncli.bench.referee.problem import Problem
+from ffncli.bench.timing.arms import anchor_of
+from ffncli.bench.timing.placed_kernel import touched
+from ffncli.bench.timing.placement import Arena, Caching, caching, flusher
+from ffncli.bench.timing.rounds import Arm, measure, plan_of
 from ffncli.block.cost import step_costs
 from ffncli.block.steps import Activation, Experts, Step, block_inputs
 from ffncli.dataclass import dataclass
 from ffncli.kernels.activations import activation
 from ffncli.run.engine.execute import Received, apply, execute, received, run
+
+if TYPE_CHECKING:
+    from ffncli.bench.timing.measure_case import CaseRun
 
 Weights = Mapping[str, Tensor]
 CopyTensor = Callable[[Tensor], Tensor]
@@ -156,3 +167,54 @@ def _weight_bytes(step: Step, weights: Weights, tensors: Weights) -> int:
 
 def _word(step: Step) -> str:
     return type(step.op).__name__.lower()
+
+
+class StepArms:
+    """The arms of --by-step: the whole block and its steps, as `engine.execute` computes them, and the machine anchor.
+
+    Their caches are warm, or emptied before every call.
+    """
+
+    def __init__(self, problem: Problem, caching: Caching, llc: int) -> None:
+        self._problem, self._draw = problem, random.Random(problem.seed)
+        self._flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
+
+    def place(self, number: int) -> list[Arm]:
+        """All arms with new buffers."""
+        arms = step_arms(self._problem.steps, self._problem.weights, self._problem.first.x, self._placed_copy)
+        named = {arm.name if arm.name == BLOCK else STEP + arm.name: arm.call for arm in arms}
+        return [
+            *(Arm(name, call, self._flush, flushes=self._flush is not None) for name, call in named.items()),
+            anchor_of(self._problem.case.device, self._draw),
+        ]
+
+    @property
+    def load(self) -> ExpertLoad:
+        """Where the tokens of the one input go, if a routing is prescribed."""
+        routing = self._problem.routing
+        return ExpertLoad() if routing is None else routing.counted(self._problem.first.x)
+
+    def _placed_copy(self, tensor: Tensor) -> Tensor:
+        with torch.inference_mode(False):
+            ((copy,),) = Arena(self._problem.case.device, self._draw).place([(tensor,)])
+        return copy
+
+
+def time_steps(run: CaseRun, problem: Problem) -> None:
+    """Time the block's steps, each alone; they are the reference, so they are only checked to run."""
+    case, (llc, room) = run.case, run.llc_and_room()
+    size = touched(problem) + problem.first.x.nbytes  # of the block, and of its steps again
+    run.mode = caching("flush" if case.cache == "flush" else "warm", [2 * size], size, llc, room)
+    if case.cache == "cold-weights":
+        run.notes.append(f"steps have one copy of their weights: {run.mode.mode} instead of cold-weights")
+    arms = StepArms(problem, run.mode, llc)
+    try:
+        names, run.load = [arm.name for arm in arms.place(0)[:-1]], arms.load
+        run.outcomes = {name: Outcome(name) for name in names}
+        plan = plan_of(run.job.method, BLOCK, tuple(names), case.device, case.threads)
+        run.tell("timing", "")
+        with torch.inference_mode():
+            run.measured = measure(run.job.process, case.key, arms.place, run.clock, run.counters, plan)
+        run.launch = "plain" if case.device.startswith("cuda") else ""
+    except Exception as error:
+        run.end_all(run.outcomes or {BLOCK: None}, error)

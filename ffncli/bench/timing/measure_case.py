@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
-from functools import cache
-
-import torch
+from functools import cache, partial
 
 from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.judge.memory_need import explained, holders
@@ -26,7 +24,10 @@ from ffncli.bench.referee.process import RefereeGone, RefereeProcess
 from ffncli.bench.referee.rulings import refereed
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing import outcomes as ends
-from ffncli.bench.timing.arms import Arms, StepArms, arms_of, kernels_by_label
+from ffncli.bench.timing.arms import Arms, arms_of, kernels_by_label
+from ffncli.bench.timing.auto.choose import kernel_of_auto
+from ffncli.bench.timing.auto.kept import Choice
+from ffncli.bench.timing.by_step import time_steps
 from ffncli.bench.timing.cheating.entry_points import EntryPoints
 from ffncli.bench.timing.cheating.inspector import Inspector
 from ffncli.bench.timing.clock import Clock
@@ -43,12 +44,14 @@ from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.recipe import steps as steps_of
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
+from ffncli.kernels import AUTO
 from ffncli.kernels.compiled import cache as compile_cache
 from ffncli.kernels.compiled import on_compiling, recompiles
 from ffncli.kernels.kernel import Kernel, kernel_steps
 
 _ROOFS = 2  # processes that measure the roof, once each; it takes half a second, and the best one counts
 _roof = cache(measured_roof)
+_NOTHING_CHOSEN = Choice("", "")
 
 
 def measure_case(
@@ -104,6 +107,7 @@ class CaseRun:
     without: set[str] = field(default_factory=set)  # own arms that could not be made
     load: ExpertLoad = field(default_factory=ExpertLoad)
     roofs: int = _ROOFS
+    choices: dict[str, Choice] = field(default_factory=dict)  # of `auto`, by name
 
     def unit(self) -> TimedUnit:
         """The case, verified and timed."""
@@ -119,10 +123,10 @@ class CaseRun:
             problem = self._problem()
         except Exception as error:
             require_device(self.clock, "", error)
-            self._all(kernels or {BLOCK: None}, error)
+            self.end_all(kernels or {BLOCK: None}, error)
             return self._answer(Roof())
         if self.job.method.by_step:
-            self._by_step(problem)
+            time_steps(self, problem)
         else:
             try:
                 self._verify_all(kernels, problem)
@@ -131,7 +135,7 @@ class CaseRun:
                 if self.referee:
                     self.referee.report()
             except RefereeGone as gone:
-                self._all(self.outcomes, gone)
+                self.end_all(self.outcomes, gone)
                 self.measured = None
         with self._spending("roof"):
             roof, note = Roof(), ""
@@ -159,11 +163,12 @@ class CaseRun:
             _ = problem.first
         return problem
 
-    def _llc_and_room(self) -> tuple[int, int | None]:
+    def llc_and_room(self) -> tuple[int, int | None]:
         """Bytes of the last-level cache, and of memory that may be used."""
         return machine.llc_and_room(self.case.device, self.job.method.memory_limit)
 
-    def _all(self, names: Mapping[str, object], error: BaseException) -> None:
+    def end_all(self, names: Mapping[str, object], error: BaseException) -> None:
+        """These kernels' outcome is this error."""
         status, note = verdict_of(error)
         self.outcomes = {name: Outcome(name, status, note) for name in names}
 
@@ -202,20 +207,33 @@ class CaseRun:
 
     def _verify_all(self, kernels: Mapping[str, Kernel | FFNError | WrongResult], problem: Problem) -> None:
         """Verify the baseline first: its error, if it is correct, raises the limit of the others."""
-        llc, room = self._llc_and_room()
+        llc, room = self.llc_and_room()
         self.mode = shared_weights(problem, kernels.values(), llc, room) or self.mode
         order = {name: at for at, name in enumerate(kernels)}  # of the options
         self.outcomes = {name: Outcome(name) for name in kernels}
         gone = self.job.gone_in(self.case)
         self.outcomes |= {name: outcome for name, outcome in gone.items() if name in kernels}
-        for name in sorted(kernels.keys() - gone.keys(), key=lambda name: (name != self.baseline, order[name])):
-            self._verify(name, kernels[name], problem)
+        autos = {choice.label for choice in self.job.kernels if choice.kernel == AUTO}  # after those that may be chosen
+        turns = {name: (name != self.baseline, name in autos, at) for name, at in order.items()}
+        for name in sorted(kernels.keys() - gone.keys(), key=lambda name: turns[name]):
+            self._verify(name, self._chosen(name, problem) if name in autos else kernels[name], problem)
         skipped = self.outcomes.get(self.baseline, Outcome("", "skipped")).status == "skipped"
         if self.job.baseline is None and skipped:
             self.baseline = next((name for name in kernels if name in self.placed), self.baseline)
         self.tell("timing", "")
         self.notes.append(problem.first.remark)
         self._say_baseline()
+
+    def _chosen(self, name: str, problem: Problem) -> Kernel | FFNError:
+        """The kernel that `auto` stands for in this case."""
+        compiled = [one.built.kernel.name for one in self.placed.values() if one.built.kernel.compiles]
+        try:
+            with self._spending("warm_up"):
+                tell = partial(self.tell, "compiling", name)
+                kernel, self.choices[name] = kernel_of_auto(name, self.job, problem, compiled, tell)
+        except FFNError as error:
+            return error
+        return kernel
 
     def _say_baseline(self) -> None:
         """Notes that without a baseline there is no ratio."""
@@ -260,8 +278,9 @@ class CaseRun:
             ACTIVITY.rests()
         cached = f"torch.compile's cache was {how}" if (how := compile_cache().since(cache_before)) else ""
         largest, rel = numeric_error.largest, numeric_error.rel
-        outcome = Outcome(name, "ok", "", largest, rel, compile_s, peak, kernel.computes)
-        self.outcomes[name] = ends.noted(outcome, kernel.origin, cached, numeric_error.remark)
+        choice = self.choices.get(name, _NOTHING_CHOSEN)
+        outcome = Outcome(name, "ok", "", largest, rel, compile_s, peak, kernel.computes, choice.kernel)
+        self.outcomes[name] = ends.noted(outcome, choice.note, kernel.origin, cached, numeric_error.remark)
         self.placed[name] = placed
 
     def _broken(self, name: str, error: BaseException) -> None:
@@ -341,7 +360,7 @@ class CaseRun:
                 ACTIVITY.first_call(placed.name)
                 with self._spending("warm_up"), correct.computing(problem.backward):
                     placed.call()
-        llc, room = self._llc_and_room()
+        llc, room = self.llc_and_room()
         if not self.mode.shared:
             self.mode = caching(self.case.cache, arm_sizes(kernels), touched(problem), llc, room)
         self.notes.append(self.mode.note)
@@ -380,22 +399,3 @@ class CaseRun:
                 if "compiler" in placed.built.kernel.needs:  # triton_act compiles without torch
                     raise BrokenArm(name) from RuntimeError("torch compiled during timing")
         return measured
-
-    def _by_step(self, problem: Problem) -> None:
-        """Time the block's steps, each alone; they are the reference, so they are only checked to run."""
-        llc, room = self._llc_and_room()
-        size = touched(problem) + problem.first.x.nbytes  # of the block, and of its steps again
-        self.mode = caching("flush" if self.case.cache == "flush" else "warm", [2 * size], size, llc, room)
-        if self.case.cache == "cold-weights":
-            self.notes.append(f"steps have one copy of their weights: {self.mode.mode} instead of cold-weights")
-        arms = StepArms(problem, self.mode, llc)
-        try:
-            names, self.load = [arm.name for arm in arms.place(0)[:-1]], arms.load
-            self.outcomes = {name: Outcome(name) for name in names}
-            plan = plan_of(self.job.method, BLOCK, tuple(names), self.case.device, self.case.threads)
-            self.tell("timing", "")
-            with torch.inference_mode():
-                self.measured = measure(self.job.process, self.case.key, arms.place, self.clock, self.counters, plan)
-            self.launch = "plain" if self.case.device.startswith("cuda") else ""
-        except Exception as error:
-            self._all(self.outcomes or {BLOCK: None}, error)

@@ -48,8 +48,7 @@ def build_kernel(kernel: Kernel, problem: Problem, memory: KernelMemory | None =
     Raises Skipped if unsupported, WrongResult if its prepare changes the weights, and its own exceptions.
     """
     case = problem.case
-    reason = kernel.refusal(problem.steps, case.device, problem.dtype, case.passes, case.tokens)
-    if reason:
+    if reason := refusal(kernel, problem):
         raise Skipped(reason)
     weights = problem.weights
     if kernel.origin:  # a user's prepare may write to them
@@ -63,6 +62,12 @@ def build_kernel(kernel: Kernel, problem: Problem, memory: KernelMemory | None =
         compute = kernel.build(problem.steps, case.device, problem.dtype)  # guarded: errors name the place; `unguard`
     took = time.perf_counter() - start if kernel.compiles else None
     return BuiltKernel(kernel, compute, params, took)
+
+
+def refusal(kernel: Kernel, problem: Problem) -> str | None:
+    """Why it cannot run the case; None if it can."""
+    case = problem.case
+    return kernel.refusal(problem.steps, case.device, problem.dtype, case.passes, case.tokens)
 
 
 class PlacedKernel:
@@ -319,11 +324,7 @@ def shared_weights(problem: Problem, kernels: Iterable[object], llc: int, free: 
     `kernels` that refuse the case need none; a user's gets a copy in any case, and keeps what it was given to prepare.
     """
     case, weights = problem.case, nbytes(tuple(problem.weights.values()))
-    running = [
-        kernel
-        for kernel in kernels
-        if isinstance(kernel, Kernel) and not kernel.refusal(problem.steps, case.device, problem.dtype, case.passes, case.tokens)
-    ]
+    running = [kernel for kernel in kernels if isinstance(kernel, Kernel) and not refusal(kernel, problem)]
     users = sum(bool(kernel.origin) for kernel in running)
     need = (len(running) + users + _OURS) * weights
     if free is None or need <= free:

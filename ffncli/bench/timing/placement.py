@@ -134,7 +134,7 @@ def nbytes(params: Params) -> int:
     """Bytes of a copy of them."""
     reordered = [t for t in params if t.is_mkldnn]
     plain = tuple(t for t in params if not t.is_mkldnn)
-    return sum(size for _, _, size in _spans(plain, 1)) + sum(map(torch.ops.mkldnn._nbytes, reordered))
+    return sum(size for _, _, size in _spans(plain, 1)) + sum(int(torch.ops.mkldnn._nbytes(t)) for t in reordered)
 
 
 # --- cache modes ------------------------------------------------------------------------------------------------------

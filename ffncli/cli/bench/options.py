@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from ffncli.bench.judge.limits import LEAST_MEMORY
-from ffncli.bench.records import FIRST_CALL, Launch, Method, Pass
+from ffncli.bench.records import FIRST_CALL, Calibrate, Launch, Method, Pass
 from ffncli.bench.request.grid import DECODE, Grid
 from ffncli.bench.request.parts import GridPart, grid_part
 from ffncli.block.ranks import Ranks
@@ -30,7 +30,12 @@ _Texts = list[str] | None
 FIRST_LOOK = Method(processes=3, precision=0.03, max_time=12.0)  # `ffn bench` alone: some 30 s, quiet
 
 
-_NAMED = {"allocator": ("fixed", "system"), "math_mode": ("highest", "high", "medium"), "launch": get_args(Launch)}
+_NAMED = {
+    "allocator": ("fixed", "system"),
+    "math_mode": ("highest", "high", "medium"),
+    "launch": get_args(Launch),
+    "calibrate": get_args(Calibrate),
+}
 
 
 def _choice(*words: str) -> Callable[[], tuple[str, ...]]:
@@ -79,9 +84,9 @@ class GridOptions:
     ] = None  # fmt: skip
     kernel: Annotated[
         _Texts, _what("-k", "--kernel", metavar="NAME,...", daily=True, values=values.kernels,
-                      help="Kernels to time: eager, packed, ..., all, or your [label=]file.py:name (runs that file);"
-                           " main:file.py:name is the file at a git commit."
-                           " [default: all but compiled and triton_act]"),
+                      help="Kernels to time: eager, packed, ..., all, auto (the fastest here), or your"
+                           " [label=]file.py:name (runs that file); main:file.py:name is the file at a git commit."
+                           " [default: all that need not compile]"),
     ] = None  # fmt: skip
     baseline: Annotated[
         Text, _what("--baseline", metavar="NAME", daily=True, values=values.kernels,
@@ -155,6 +160,11 @@ class MethodOptions:
         Text, _how("--launch", metavar="NAME", values=_choice(*get_args(Launch)),
                    help="How calls reach a GPU: graphs replays them from CUDA graphs, plain launches each call by"
                         " itself. [default: auto, which is graphs for small cases whose kernels can all be captured]"),
+    ] = None  # fmt: skip
+    calibrate: Annotated[
+        Text, _how("--calibrate", metavar="NAME", values=_choice(*get_args(Calibrate)),
+                   help="How --kernel auto chooses: quick leaves out kernels that would have to compile first, full has"
+                        " them all. [default: quick]"),
     ] = None  # fmt: skip
     sustained: Annotated[
         bool, _how("--sustained", help="On a GPU, time blocks of 300 ms too, at the clock of sustained work.")

@@ -36,10 +36,10 @@ def activations() -> Iterable[str]:
 
 
 def kernels() -> Iterable[str]:
-    """The package's kernels."""
-    from ffncli.kernels import BUILT_IN
+    """The package's kernels, and the choice among them."""
+    from ffncli.kernels import AUTO, BUILT_IN
 
-    return BUILT_IN
+    return [*BUILT_IN, AUTO]
 
 
 def examples() -> Iterable[str]:

@@ -100,9 +100,9 @@ class _RankRun(CaseRun):
         problem = in_step(self.channel, super()._problem)
         return replace(problem, referee=_RankReferee(problem.rules, self.channel))
 
-    def _llc_and_room(self) -> tuple[int, int | None]:
+    def llc_and_room(self) -> tuple[int, int | None]:
         """A rank's share of a CPU's cache and memory; the smallest room of any, so that all place copies alike."""
-        llc, room = super()._llc_and_room()
+        llc, room = super().llc_and_room()
         sharing = ranks_here(self.case.ranks) if self.case.device == "cpu" else 1  # a GPU has its own
         largest, *least = self.channel.largest([llc / sharing, -(room or 0) / sharing])
         return int(largest), None if room is None else int(-least[0])

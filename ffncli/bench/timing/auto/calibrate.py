@@ -1,0 +1,175 @@
+"""Candidates timed in turn on one case, for a few seconds: which is the fastest?
+
+In rounds, as a benchmark: every candidate once in each, in an order drawn anew. One that is clearly slower drops out,
+so the time goes to those that may win. Nothing is verified here: whoever uses the choice does that.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
+from math import exp, log, log1p
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from ffncli.bench.judge.statistics import Interval, t_interval
+from ffncli.bench.records import Case
+from ffncli.bench.timing.auto.kept import Choice
+from ffncli.bench.timing.clock import Call, Clock
+from ffncli.dataclass import dataclass
+from ffncli.errors import FFNError
+from ffncli.kernels.kernel import Kernel, Params, Steps
+from ffncli.run.engine.prepare import dtype_of
+
+EAGER = "eager"
+_SECONDS = 5.0  # of timing, at most
+_BLOCK = 2e-3  # s of a block's calls, at least
+_SHORT = 0.05  # s of a call that can be repeated
+_SLOWER = 1.3  # times the fastest: out of the race
+_ROUNDS = 3  # before one is judged by its median, if there is time for them
+_PRECISE = 0.005  # half the width of an interval that is narrow enough
+_BY_ONE_CALL = 0.03  # by which a kernel must be faster where there was time for one call each
+_LEAST = 1e-9  # s
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A kernel built for a case: its call, which takes the next copy of the weights each time."""
+
+    name: str
+    call: Call
+
+
+def calibrate(
+    case: Case, steps: Steps, copies: Sequence[Mapping[str, Tensor]], x: Tensor, kernels: Sequence[Kernel],
+    clock: Clock, tell: Callable[[str], None] = lambda name: None, before: Call | None = None,
+    seconds: float = _SECONDS,
+) -> Choice:  # fmt: skip
+    """The fastest of the kernels for `x` [tokens, d_model]; `copies` of the weights are used in turn.
+
+    `tell` hears the name of each before it is built; `before` runs ahead of every call, untimed. The choice is eager
+    unless another is certainly faster. Kernels that raise are left out. Raises FFNError if none is left.
+    """
+    with torch.enable_grad() if case.passes != "forward" else torch.inference_mode():
+        race = Race(clock, seconds, before)
+        for candidate in _built(case, steps, copies, x, kernels, tell):
+            race.enter(candidate)
+        race.run()
+    if not race.logs:
+        raise FFNError("no kernel of the package computes this block here")
+    return race.choice(len(kernels))
+
+
+def _built(
+    case: Case, steps: Steps, copies: Sequence[Mapping[str, Tensor]], x: Tensor, kernels: Sequence[Kernel],
+    tell: Callable[[str], None],
+) -> Iterator[Candidate]:  # fmt: skip
+    for kernel in kernels:
+        tell(kernel.name)
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                params = [tuple(kernel.prepare(steps, copy)) for copy in copies]
+            call = _call(kernel, steps, case, x, params)
+            call()  # compiles, allocates
+        except (RuntimeError, MemoryError, FFNError):
+            continue
+        yield Candidate(kernel.name, call)
+
+
+def _call(kernel: Kernel, steps: Steps, case: Case, x: Tensor, params: Sequence[Params]) -> Call:
+    compute, turn = kernel.build(steps, case.device, dtype_of(case.dtype)), cycle(params)
+    if case.passes == "forward":
+        return lambda: compute(x, next(turn))
+    entering, g = x.detach().clone().requires_grad_(), torch.ones_like(x)
+    leaves = [tuple(t.detach().requires_grad_() for t in one) for one in params]
+    taken = cycle(leaves)
+
+    def both() -> object:
+        weights = next(taken)
+        return torch.autograd.grad(compute(entering, weights), (entering, *weights), g, allow_unused=True)
+
+    return both
+
+
+class Race:
+    """Candidates and the logarithms of their seconds per call, one for each round."""
+
+    def __init__(self, clock: Clock, seconds: float, before: Call | None = None) -> None:
+        self.logs: dict[str, list[float]] = {}
+        self._clock, self._most, self._before = clock, seconds, before
+        self._in: dict[str, tuple[Candidate, int]] = {}  # with the calls of a block
+        self._draw = random.Random(0)
+        self.seconds = 0.0  # of timing
+
+    def enter(self, candidate: Candidate) -> None:
+        """Time a candidate's first call. Where calls are long, those after the first few may find no time left."""
+        if self.seconds > self._most / 2 and len(self._in) > 1:
+            return
+        once = self._timed(candidate, 1)
+        inner = max(1, round(_BLOCK / max(once, _LEAST)))
+        if once < _SHORT:  # other work spoils one block, hardly the best of three
+            once = min(self._timed(candidate, inner) for _ in range(3))
+        self._in[candidate.name] = candidate, inner
+        self.logs[candidate.name] = [log(max(once, _LEAST))]
+        self._drop()
+
+    def run(self) -> None:
+        """Rounds until the fastest is known well, or the time is over."""
+        rounds = 0
+        while len(self._in) > 1 and self.seconds + self._round_seconds() <= self._most:
+            if not rounds:  # the calls before were the first, and not in turn
+                self.logs |= {name: [] for name in self._in}
+            order = list(self._in)
+            self._draw.shuffle(order)
+            for name in order:
+                candidate, inner = self._in[name]
+                self._timed(candidate, 1)
+                self.logs[name].append(log(max(self._timed(candidate, inner), _LEAST)))
+            rounds += 1
+            if rounds >= _ROUNDS:
+                self._drop()
+                if rounds % 4 == 0 and self._known():
+                    return
+
+    def choice(self, count: int) -> Choice:
+        """The fastest one; eager, unless another is certainly faster."""
+        means = {name: median(self.logs[name]) for name in self._in}
+        best = min(means, key=lambda name: means[name])
+        among = f"of {count} kernels, timed for {max(0.1, self.seconds):.1f} s"
+        if EAGER not in self.logs or best == EAGER:
+            return Choice(best, f"{best}, the fastest {among}")
+        ratio = self._ratio(best, EAGER)
+        if (ratio.high if ratio.bounded else ratio.value + log1p(_BY_ONE_CALL)) >= 0:
+            return Choice(EAGER, f"{EAGER}, because none {among}, is certainly faster")
+        low, high = (f"{exp(end):.3f}" for end in (ratio.low, ratio.high))
+        ends = f" [{low}, {high}]" if ratio.bounded else ""
+        return Choice(best, f"{best}, in {exp(ratio.value):.3f}{ends} of {EAGER}'s time the fastest {among}")
+
+    def _timed(self, candidate: Candidate, inner: int) -> float:
+        """Seconds of one call, over so many."""
+        seconds = self._clock.time(candidate.call, inner, self._before)
+        self.seconds += seconds
+        return seconds / inner
+
+    def _round_seconds(self) -> float:
+        return sum(exp(median(self.logs[name])) * (inner + 1) for name, (_, inner) in self._in.items())
+
+    def _drop(self) -> None:
+        """Leave out who is clearly slower than the fastest; their memory is freed."""
+        fastest = min(median(self.logs[name]) for name in self._in)
+        for name in [name for name in self._in if median(self.logs[name]) > fastest + log(_SLOWER)]:
+            del self._in[name]
+
+    def _known(self) -> bool:
+        """Whether every other one's ratio to the fastest is precise, or it is certainly slower."""
+        best = min(self._in, key=lambda name: median(self.logs[name]))
+        ratios = [self._ratio(name, best) for name in self._in if name != best]
+        return all(ratio.low > 0 or ratio.half_width < _PRECISE for ratio in ratios)
+
+    def _ratio(self, name: str, base: str) -> Interval:
+        """The log ratio of two candidates, paired within rounds as far as both were in them."""
+        pairs = list(zip(self.logs[name], self.logs[base], strict=False))
+        return t_interval([a - b for a, b in pairs])

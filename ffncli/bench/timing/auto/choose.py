@@ -1,0 +1,85 @@
+"""choose: the kernel that `auto` stands for in a case: the one kept from an earlier run, else the winner of a race."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ffncli.bench.machine import machine
+from ffncli.bench.records import Calibrate, Case, Job
+from ffncli.bench.referee.problem import Problem
+from ffncli.bench.timing.auto import kept
+from ffncli.bench.timing.auto.calibrate import calibrate
+from ffncli.bench.timing.auto.kept import Choice
+from ffncli.bench.timing.clock import Call
+from ffncli.bench.timing.cuda_clock import clock_for
+from ffncli.bench.timing.placed_kernel import refusal, touched
+from ffncli.bench.timing.placement import caching, flusher, nbytes
+from ffncli.kernels import BUILT_IN, built_in
+from ffncli.kernels.kernel import Kernel
+
+_SAME_AS_EAGER = ("module",)  # it calls what eager calls
+
+
+def choose(
+    case: Case,
+    problem: Problem | None = None,
+    *,
+    how: Calibrate = "quick",
+    compiled: Collection[str] = (),
+    tell: Callable[[str], None] = lambda name: None,
+) -> Choice:
+    """The fastest kernel of the package for a case, on this machine with the threads and the arithmetic set now.
+
+    `how`: `quick` leaves out kernels that compile, but for those `compiled` already; `full` has all of them. A choice
+    is kept, and a full one taken where there is one. `tell` hears of each candidate before it is built. Without a
+    `problem`, random weights are drawn. Raises FFNError if no kernel computes the block, or the choice cannot be kept.
+    """
+    problem = problem or Problem.of(case, 0)
+    every = [kernel for name in BUILT_IN if _competes(kernel := built_in(name), problem)]
+    few = [kernel for kernel in every if not kernel.compiles or kernel.name in compiled]
+    environment = machine.environment(case.device)
+    keys = [kept.key_of(case, environment, tuple(kernel.name for kernel in group)) for group in (every, few)]
+    for key in keys if how == "quick" else keys[:1]:
+        if choice := kept.read(key):
+            return replace(choice, note=f"{choice.note}, in an earlier run")
+    kernels = few if how == "quick" else every
+    copies, before = _copies(case, problem)
+    x = problem.other(1)
+    choice = calibrate(case, problem.steps, copies, x, kernels, clock_for(case.device), tell, before)
+    kept.keep(keys[1] if how == "quick" else keys[0], choice)
+    return choice
+
+
+def kernel_of_auto(
+    name: str, job: Job, problem: Problem, compiled: Collection[str], tell: Callable[[], None]
+) -> tuple[Kernel, Choice]:
+    """The kernel that `auto` stands for in this run, under its name in results: that of the run's earlier processes.
+
+    `tell` is called before each candidate is built. Raises FFNError as `choose` does.
+    """
+    tell()
+    earlier = job.chosen_in(problem.case).get(name)
+    if earlier is not None:
+        choice = Choice(earlier, "")
+    else:
+        choice = choose(problem.case, problem, how=job.method.calibrate, compiled=compiled, tell=lambda _: tell())
+    return replace(built_in(choice.kernel), name=name), choice
+
+
+def _competes(kernel: Kernel, problem: Problem) -> bool:
+    """Whether a kernel computes the case in its dtype, and differs from those before it."""
+    return not refusal(kernel, problem) and not kernel.computes and kernel.name not in _SAME_AS_EAGER
+
+
+def _copies(case: Case, problem: Problem) -> tuple[list[Mapping[str, Tensor]], Call | None]:
+    """(copies of the weights, more than one where they are to be cold; what empties the caches before each call)."""
+    llc, room = machine.llc_and_room(case.device, None)
+    mode = caching(case.cache, [nbytes(tuple(problem.weights.values()))] * 2, touched(problem), llc, room)
+    more = [{name: tensor.clone() for name, tensor in problem.weights.items()} for _ in range(mode.copies - 1)]
+    with torch.inference_mode(False):
+        before = flusher(llc, case.device) if mode.mode == "flush" else None
+    return [problem.weights, *more], before

@@ -1,0 +1,102 @@
+"""Choices kept from one run to the next, a file each in the user's cache folder. Nothing here needs torch.
+
+A choice is valid for one processor or GPU, one set of versions and one case: all of that is its key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from ffncli.bench.records import Case
+from ffncli.block.recipe import steps
+from ffncli.dataclass import dataclass
+from ffncli.errors import ExitCode, FFNError, shown_path
+from ffncli.kernels.kernel import kernel_steps
+from ffncli.models.files.json_records import record_of
+from ffncli.system.files import cache_folder, read_whole, written_whole
+
+_MOST_BYTES = 100_000  # of a file
+# Columns of an environment on which the fastest kernel depends.
+_DEPENDS_ON = (
+    "cpu", "isa", "device_name", "driver", "torch", "numpy", "blas", "triton", "math_mode", "openmp", "ffncli"
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen kernel, and in a note's words by how much it won."""
+
+    kernel: str
+    note: str
+
+
+def folder() -> Path:
+    """Where choices are kept: `auto` in the user's cache folder."""
+    return cache_folder() / "auto"
+
+
+def key_of(case: Case, environment: Mapping[str, str], candidates: tuple[str, ...]) -> dict[str, str]:
+    """All that a choice depends on, as texts; the block by a digest of its steps, whatever it is called."""
+    block = hashlib.sha256(repr(kernel_steps(steps(case.spec))).encode()).hexdigest()
+    return {
+        **{name: environment.get(name, "") for name in _DEPENDS_ON},
+        "block": block,
+        "tokens": str(case.tokens),
+        "dtype": case.dtype,
+        "pass": case.passes,
+        "cache": case.cache,
+        "device": case.device.partition(":")[0],
+        "threads": str(case.threads),
+        "routing": case.routing_sha256 or case.routing,
+        "candidates": " ".join(candidates),
+    }
+
+
+def read(key: Mapping[str, str]) -> Choice | None:
+    """The choice kept for this key; None if there is none that can be read."""
+    try:
+        stored = json.loads(read_whole(_path(key), _MOST_BYTES))
+        return None if stored.get("key") != dict(key) else record_of(Choice, stored.get("choice"), "choice")
+    except (OSError, ValueError, AttributeError, RecursionError, FFNError):
+        return None
+
+
+def keep(key: Mapping[str, str], choice: Choice) -> None:
+    """Keep a choice, in place of an earlier one. Raises FFNError (exit 3) if it cannot be written."""
+    path = _path(key)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(path) as file:
+            file.write(json.dumps({"key": dict(key), "choice": asdict(choice)}, indent=1).encode())
+    except OSError as error:
+        why = f"auto cannot keep its choice in {shown_path(path.parent)}: {error.strerror}"
+        raise FFNError(why, "set XDG_CACHE_HOME to a folder that can be written", ExitCode.ENVIRONMENT) from None
+
+
+def count() -> int:
+    """How many choices are kept."""
+    return len(_files())
+
+
+def clear() -> int:
+    """Remove all choices; how many there were. Raises FFNError (exit 3) if one cannot be removed."""
+    files = _files()
+    try:
+        for path in files:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise FFNError(f"cannot remove {shown_path(path)}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
+    return len(files)
+
+
+def _files() -> list[Path]:
+    return sorted(folder().glob("*.json"))
+
+
+def _path(key: Mapping[str, str]) -> Path:
+    text = json.dumps(dict(key), sort_keys=True)
+    return folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
