@@ -21,10 +21,13 @@ BUILT_IN: Mapping[str, str] = {
     "max_autotune": "ffncli.kernels.compiled",
     "gemv": "ffncli.kernels.gemv",
     "triton_act": "ffncli.kernels.triton_act",
+    "int8": "ffncli.kernels.weight_only",
+    "int4": "ffncli.kernels.weight_only",
 }
 # Take seconds to minutes before their first answer: run only when named.
 COMPILING = ("compiled", "max_autotune", "gemv", "triton_act")
-BY_DEFAULT = tuple(name for name in BUILT_IN if name not in COMPILING)  # timed when no kernel is named
+IN_FEWER_BITS = ("int8", "int4")  # compared with their like only
+BY_DEFAULT = tuple(name for name in BUILT_IN if name not in (*COMPILING, *IN_FEWER_BITS))  # where none is named
 AUTO = "auto"  # the fastest of them for a case on this machine, as `ffn bench` finds it
 OVER_RANKS = ("dtensor",)  # of blocks that are split over ranks alone: `ffn bench --tp N` has them
 ALIASES: Mapping[str, str] = {"conv": "conv1x1"}  # former names

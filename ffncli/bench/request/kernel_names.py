@@ -12,7 +12,7 @@ from ffncli.bench.records import OWN_ARMS
 from ffncli.block.ranks import Ranks
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, did_you_mean, shown, shown_path
-from ffncli.kernels import BUILT_IN, BY_DEFAULT, COMPILING, OVER_RANKS
+from ffncli.kernels import BUILT_IN, BY_DEFAULT, COMPILING, IN_FEWER_BITS, OVER_RANKS
 from ffncli.kernels.choice import KernelChoice, choices, parse, require_unlike
 from ffncli.kernels.kernel import interprets_triton
 from ffncli.system.files import read_whole
@@ -59,7 +59,8 @@ def choose_kernels(texts: Sequence[str] | None, baseline: str | None, ranks: Ran
         raise FFNError(f"--kernel: {needs} computes blocks that are split over ranks", "add --tp N")
     notes: tuple[str, ...] = ()
     if not texts and not over_ranks:
-        notes = (f"not timed: {', '.join(COMPILING)} (they compile first); --kernel all adds them",)
+        why = f"{', '.join(COMPILING)} (they compile first), {', '.join(IN_FEWER_BITS)} (they round the weights)"
+        notes = (f"not timed: {why}; --kernel all adds them",)
     if baseline is None and len(kernels) == 1 and "eager" not in labels and whole_experts:
         baseline, notes = "eager", ("compared with eager; --baseline NAME chooses another",)
     if baseline is None:

@@ -34,7 +34,7 @@ from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
 from ffncli.bench.timing.cuda_counters import GpuCounters
 from ffncli.bench.timing.outcomes import BrokenArm, WrongResult, require_device, verdict_of
-from ffncli.bench.timing.placed_kernel import PlacedKernel, arm_sizes, build_kernel, shared_weights, touched
+from ffncli.bench.timing.placed_kernel import PlacedKernel, arm_sizes, build_kernel, shared_weights, touched_least
 from ffncli.bench.timing.placement import Caching, caching
 from ffncli.bench.timing.roof import guarded, measured_roof
 from ffncli.bench.timing.rounds import ChangedRecords, Measured, measure, plan_of
@@ -362,7 +362,7 @@ class CaseRun:
                     placed.call()
         llc, room = self.llc_and_room()
         if not self.mode.shared:
-            self.mode = caching(self.case.cache, arm_sizes(kernels), touched(problem), llc, room)
+            self.mode = caching(self.case.cache, arm_sizes(kernels), touched_least(problem, kernels), llc, room)
         self.notes.append(self.mode.note)
         if self.case.cache != "warm" and (llc_note := machine.llc_note(self.case.device)):
             self.notes.append(f"last-level cache: {llc_note}")

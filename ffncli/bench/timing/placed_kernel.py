@@ -332,6 +332,13 @@ def shared_weights(problem: Problem, kernels: Iterable[object], llc: int, free: 
     return sharing(case.cache, weights, touched(problem), llc, need, free)
 
 
+def touched_least(problem: Problem, kernels: Sequence[PlacedKernel]) -> int:
+    """Bytes of the weights that one call of any of the kernels reads: some have them in fewer bits."""
+    whole = nbytes(tuple(problem.weights.values()))
+    least = min((nbytes(one.built.params) for one in kernels), default=whole)
+    return touched(problem) * min(least, whole) // whole
+
+
 def touched(problem: Problem) -> int:
     """Bytes of the weights that one call reads: for experts, only those that receive tokens; over ranks, on each, in
     the mean."""
