@@ -64,19 +64,32 @@ def test_what_it_can_do():
     assert [name for name in ("eager", "module", "numpy", "inplace") if built_in(name).compiles] == []
 
 
-def test_every_build_forgets_and_asks_for_one_graph_of_one_shape(monkeypatch):
-    import torch._dynamo
-
+@pytest.mark.parametrize(("name", "mode"), [("compiled", None), ("max_autotune", "max-autotune-no-cudagraphs")])
+def test_every_build_asks_for_one_graph_of_one_shape(monkeypatch, name, mode):
     said: list[object] = []
-    monkeypatch.setattr(torch._dynamo, "reset", lambda: said.append("reset"))
     monkeypatch.setattr(torch, "compile", lambda call, **options: said.append(options) or call)
-    call = built_in("compiled").build(BLOCK, "cpu", torch.float64)
-    assert said == ["reset", {"fullgraph": True, "dynamic": False}]
+    call = built_in(name).build(BLOCK, "cpu", torch.float64)
+    assert said == [{"fullgraph": True, "dynamic": False, "mode": mode}]
     assert torch._inductor.config.cpp.cxx[1] == cxx()
     weights = random_weights(BLOCK, torch.Generator().manual_seed(0), torch.float64)
     x = torch.randn(5, 8, dtype=torch.float64)
     expected = run(BLOCK, weights, {block_inputs(BLOCK)[0]: x})
     assert torch.allclose(call(x, tuple(weights.values())), expected, rtol=1e-13)
+
+
+def test_many_builds_have_graphs_side_by_side(monkeypatch):
+    """More than torch keeps for one function's code (8), each called again after all were built: none is made twice."""
+    right = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda call, **options: right(call, backend="aot_eager", fullgraph=True))
+    blocks = [kernel_steps(steps(FFNSpec(4, 8 + n, "swiglu"))) for n in range(12)]
+    weights = [random_weights(block, torch.Generator().manual_seed(0), torch.float64) for block in blocks]
+    calls = [built_in("compiled").build(block, "cpu", torch.float64) for block in blocks]
+    x, before = torch.randn(3, 4, dtype=torch.float64), recompiles()
+    for _ in range(2):
+        for block, call, params in zip(blocks, calls, weights, strict=True):
+            expected = run(block, params, {block_inputs(block)[0]: x})
+            assert torch.allclose(call(x, tuple(params.values())), expected, rtol=1e-12)
+    assert recompiles() == before + 12
 
 
 def test_a_graph_break_is_one_line(monkeypatch):

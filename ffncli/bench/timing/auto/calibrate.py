@@ -7,7 +7,7 @@ so the time goes to those that may win. Nothing is verified here: whoever uses t
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from math import exp, log, log1p
 from statistics import median
@@ -27,7 +27,7 @@ from ffncli.run.engine.prepare import dtype_of
 EAGER = "eager"
 _SECONDS = 5.0  # of timing, at most
 _BLOCK = 2e-3  # s of a block's calls, at least
-_SHORT = 0.05  # s of a call that can be repeated
+_SHORT, _LONG = 0.05, 1.0  # s of a call: from the second on, it is not repeated before the rounds
 _SLOWER = 1.3  # times the fastest: out of the race
 _ROUNDS = 3  # before one is judged by its median, if there is time for them
 _PRECISE = 0.005  # half the width of an interval that is narrow enough
@@ -55,8 +55,11 @@ def calibrate(
     """
     with torch.enable_grad() if case.passes != "forward" else torch.inference_mode():
         race = Race(clock, seconds, before)
-        for candidate in _built(case, steps, copies, x, kernels, tell):
-            race.enter(candidate)
+        for kernel in kernels:
+            if race.has_time:
+                tell(kernel.name)
+                if candidate := _built(case, steps, copies, x, kernel):
+                    race.enter(candidate)
         race.run()
     if not race.logs:
         raise FFNError("no kernel of the package computes this block here")
@@ -64,19 +67,18 @@ def calibrate(
 
 
 def _built(
-    case: Case, steps: Steps, copies: Sequence[Mapping[str, Tensor]], x: Tensor, kernels: Sequence[Kernel],
-    tell: Callable[[str], None],
-) -> Iterator[Candidate]:  # fmt: skip
-    for kernel in kernels:
-        tell(kernel.name)
-        try:
-            with torch.inference_mode(False), torch.no_grad():
-                params = [tuple(kernel.prepare(steps, copy)) for copy in copies]
-            call = _call(kernel, steps, case, x, params)
-            call()  # compiles, allocates
-        except (RuntimeError, MemoryError, FFNError):
-            continue
-        yield Candidate(kernel.name, call)
+    case: Case, steps: Steps, copies: Sequence[Mapping[str, Tensor]], x: Tensor, kernel: Kernel
+) -> Candidate | None:
+    """The kernel, ready to be timed; None if it raises."""
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            params = [tuple(kernel.prepare(steps, copy)) for copy in copies]
+        call = _call(kernel, steps, case, x, params)
+        if kernel.compiles:
+            call()
+    except (RuntimeError, MemoryError, FFNError):
+        return None
+    return Candidate(kernel.name, call)
 
 
 def _call(kernel: Kernel, steps: Steps, case: Case, x: Tensor, params: Sequence[Params]) -> Call:
@@ -104,14 +106,21 @@ class Race:
         self._draw = random.Random(0)
         self.seconds = 0.0  # of timing
 
+    @property
+    def has_time(self) -> bool:
+        """Whether another candidate may enter: two in any case, more while they leave time for rounds."""
+        return len(self.logs) < 2 or self.seconds <= self._most / 2
+
     def enter(self, candidate: Candidate) -> None:
-        """Time a candidate's first call. Where calls are long, those after the first few may find no time left."""
-        if self.seconds > self._most / 2 and len(self._in) > 1:
+        """Time a candidate's first calls; a kernel that raises stays out."""
+        try:
+            once = self._timed(candidate, 1)
+            inner = max(1, round(_BLOCK / max(once, _LEAST)))
+            if once < _LONG:  # the first call is slow; other work spoils one block, but hardly the best of three
+                self.seconds -= once
+                once = min(self._timed(candidate, inner) for _ in range(3 if once < _SHORT else 1))
+        except (RuntimeError, MemoryError, FFNError):
             return
-        once = self._timed(candidate, 1)
-        inner = max(1, round(_BLOCK / max(once, _LEAST)))
-        if once < _SHORT:  # other work spoils one block, hardly the best of three
-            once = min(self._timed(candidate, inner) for _ in range(3))
         self._in[candidate.name] = candidate, inner
         self.logs[candidate.name] = [log(max(once, _LEAST))]
         self._drop()
@@ -126,12 +135,13 @@ class Race:
             self._draw.shuffle(order)
             for name in order:
                 candidate, inner = self._in[name]
-                self._timed(candidate, 1)
+                if inner > 1:  # the one before has left the caches full of its weights
+                    self._timed(candidate, 1)
                 self.logs[name].append(log(max(self._timed(candidate, inner), _LEAST)))
             rounds += 1
             if rounds >= _ROUNDS:
                 self._drop()
-                if rounds % 4 == 0 and self._known():
+                if rounds % 6 == 0 and self._known():
                     return
 
     def choice(self, count: int) -> Choice:
@@ -155,7 +165,7 @@ class Race:
         return seconds / inner
 
     def _round_seconds(self) -> float:
-        return sum(exp(median(self.logs[name])) * (inner + 1) for name, (_, inner) in self._in.items())
+        return sum(exp(median(self.logs[name])) * (inner + (inner > 1)) for name, (_, inner) in self._in.items())
 
     def _drop(self) -> None:
         """Leave out who is clearly slower than the fastest; their memory is freed."""

@@ -22,6 +22,8 @@ from ffncli.kernels import BUILT_IN, built_in
 from ffncli.kernels.kernel import Kernel
 
 _SAME_AS_EAGER = ("module",)  # it calls what eager calls
+# Tried in this order, the rest after them: where a call takes seconds, there is time for the first few alone.
+_FIRST = ("eager", "grouped", "onednn_packed", "onednn", "gemv", "packed", "conv1x1")
 
 
 def choose(
@@ -39,7 +41,8 @@ def choose(
     `problem`, random weights are drawn. Raises FFNError if no kernel computes the block, or the choice cannot be kept.
     """
     problem = problem or Problem.of(case, 0)
-    every = [kernel for name in BUILT_IN if _competes(kernel := built_in(name), problem)]
+    order = sorted(BUILT_IN, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+    every = [kernel for name in order if _competes(kernel := built_in(name), problem)]
     few = [kernel for kernel in every if not kernel.compiles or kernel.name in compiled]
     environment = machine.environment(case.device)
     keys = [kept.key_of(case, environment, tuple(kernel.name for kernel in group)) for group in (every, few)]

@@ -1,0 +1,153 @@
+"""The race of `auto` on a simulated clock: who wins, in how much time, and what is not tried."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+import torch
+
+from ffncli.bench.records import Case
+from ffncli.bench.timing.auto.calibrate import calibrate
+from ffncli.block.recipe import FFNSpec, steps
+from ffncli.errors import FFNError
+from ffncli.kernels.kernel import Kernel, kernel_steps
+from ffncli.run.engine.weights import random_weights
+
+SPEC = FFNSpec(4, 8, "swiglu")
+BLOCK = kernel_steps(steps(SPEC))
+WEIGHTS = random_weights(BLOCK, torch.Generator().manual_seed(0))
+CASE = Case("4x8:swiglu", "4x8:swiglu", SPEC, 3)
+
+
+class Time:
+    """A clock whose time passes in kernels alone; `first` calls of each take longer, every call is `noise` off."""
+
+    def __init__(self, noise: float = 0.0, first: float = 1.0) -> None:
+        self.at = 0.0
+        self.calls: dict[str, int] = {}
+        self.noise, self.first, self.draw = noise, first, random.Random(1)
+
+    def kernel(self, name: str, seconds: float, **settings: object) -> Kernel:
+        def build(steps, device, dtype):
+            def run(x, params):
+                self.calls[name] = self.calls.get(name, 0) + 1
+                share = self.first if self.calls[name] == 1 else 1.0
+                self.at += seconds * share * (1 + self.noise * self.draw.uniform(-1, 1))
+                return x * 1.0
+
+            return run
+
+        return Kernel(name, build, **settings)
+
+    def time(self, call, inner, before=None) -> float:
+        start = self.at
+        for _ in range(inner):
+            if before:
+                before()
+            call()
+        return self.at - start
+
+    def now(self) -> float:
+        return self.at
+
+    def finish(self) -> None:
+        pass
+
+
+def race(clock: Time, kernels: list[Kernel], case: Case = CASE, **settings):
+    return calibrate(case, BLOCK, [WEIGHTS], torch.randn(3, 4), kernels, clock, **settings)
+
+
+@pytest.mark.parametrize("scale", [1e-5, 1e-3, 0.03, 0.4])
+def test_the_fastest_wins_by_its_interval(scale):
+    clock = Time(noise=0.03, first=4.0 if scale < 0.1 else 1.5)
+    seconds = {"eager": 1.0, "a": 0.90, "b": 0.84, "c": 1.02, "d": 3.0}
+    choice = race(clock, [clock.kernel(name, share * scale) for name, share in seconds.items()])
+    assert choice.kernel == "b"
+    ratio, *ends = map(float, re.findall(r"0\.\d{3}", choice.note))
+    assert ratio == pytest.approx(0.84, rel=0.03 if scale < 0.1 else 0.06)
+    assert not ends or ends[0] < 0.84 < ends[1]
+    assert bool(ends) == (scale < 0.1)  # of one call each there is no interval
+    assert float(choice.note.split("timed for ")[1].split()[0]) <= 5.0
+    assert clock.calls["d"] < clock.calls["b"]
+
+
+def test_eager_unless_another_is_certainly_faster():
+    clock = Time(noise=0.05)
+    choice = race(clock, [clock.kernel("eager", 1e-3), clock.kernel("a", 0.9999e-3), clock.kernel("b", 1.0001e-3)])
+    assert choice.kernel == "eager"
+    assert race(clock, [clock.kernel("eager", 1e-3), clock.kernel("a", 2e-3)]).note == (
+        "eager, the fastest of 2 kernels, timed for 0.1 s"
+    )
+
+
+def test_five_seconds_of_timing_and_two_candidates_in_any_case():
+    for scale, tried in ((1.0, 3), (2.0, 2), (30.0, 2)):
+        clock = Time()
+        kernels = [clock.kernel("eager", scale), *(clock.kernel(f"k{n}", 0.9 * scale) for n in range(6))]
+        choice = race(clock, kernels)
+        assert len(clock.calls) == tried
+        assert choice.kernel == "k0"
+        assert clock.at <= max(5.0, 2 * scale)
+
+
+def test_one_call_must_be_faster_by_three_per_cent():
+    for share, winner in ((0.98, "eager"), (0.96, "a")):
+        clock = Time()
+        assert race(clock, [clock.kernel("eager", 2.0), clock.kernel("a", 2.0 * share)]).kernel == winner
+
+
+def test_a_kernel_that_raises_is_left_out_and_compiling_is_no_timing():
+    clock, heard = Time(first=1e6), []
+
+    def broken(steps, device, dtype):
+        def run(x, params):
+            raise RuntimeError("no")
+
+        return run
+
+    kernels = [
+        clock.kernel("eager", 1e-3, compiles=True), Kernel("broken", broken), clock.kernel("a", 5e-4, compiles=True),
+    ]  # fmt: skip
+    choice = race(clock, kernels, tell=heard.append)
+    assert (choice.kernel, heard) == ("a", ["eager", "broken", "a"])
+    assert "timed for" in choice.note
+    assert float(choice.note.split("timed for ")[1].split()[0]) <= 5.0
+    with pytest.raises(FFNError, match="no kernel of the package computes this block here"):
+        race(clock, [Kernel("broken", broken)])
+
+
+def test_the_caches_are_emptied_before_every_call():
+    clock, emptied = Time(), []
+    race(clock, [clock.kernel("eager", 0.2), clock.kernel("a", 0.1)], before=lambda: emptied.append(1))
+    assert len(emptied) == sum(clock.calls.values())
+
+
+def test_copies_are_taken_in_turn_and_gradients_asked_for():
+    taken: list[float] = []
+
+    def build(steps, device, dtype):
+        def run(x, params):
+            taken.append(float(params[0].detach().flatten()[0]))
+            return x @ params[0].T @ params[1] * 1.0
+
+        return run
+
+    case = Case("4x8:swiglu", "4x8:swiglu", SPEC, 3, passes="forward+backward")
+    copies = [{name: torch.full_like(t, float(n)) for name, t in WEIGHTS.items()} for n in (1, 2, 3)]
+
+    class Counting(Time):
+        def time(self, call, inner, before=None):
+            for _ in range(inner):
+                gradients = call()
+                assert len(gradients) == 1 + len(WEIGHTS)
+                assert gradients[1].shape == (8, 4)
+            self.at += 0.4 * inner
+            return 0.4
+
+    calibrate(case, BLOCK, copies, torch.randn(3, 4), [Kernel("eager", build)], Counting())
+    assert taken[:1] == [1.0]
+    calibrate(case, BLOCK, copies, torch.randn(3, 4), [Kernel("eager", build), Kernel("a", build)], Counting())
+    assert set(taken) == {1.0, 2.0, 3.0}
