@@ -1,0 +1,264 @@
+"""Which kernel for which shape, and how far is it from what this machine can do?
+
+What: gated blocks (silu), d_model 1024 and 4096, d_ff 4 and 2.6875 times that, 1, 16, 128 and 512 tokens, in float32 on
+one thread and on two, in bfloat16 on one: `ffn bench` of every built-in kernel of that dtype. One token has cold
+weights. Those that torch.compile makes take part in a third of the cases, which a seed draws; gemv at one token always.
+
+Marks, for the fastest kernel of each case:
+
+- its time over that of the three bare products of torch: the interval reaches 1.00 or below;
+- beside `compiled`, where that took part: not slower beyond the interval;
+- float32, from 128 tokens: at least 90 % of the best product measured in the run with as many threads;
+- float32, one token: at least 85 % of the bandwidth measured in the run.
+
+Limits: one machine. Calls of more than a third of a second are timed in fewer rounds, without the kernels that were
+never near the fastest on smaller shapes: packed, conv1x1 and numpy.
+
+    python -m benchmarks.kernel_map [--save FILE]      # continues FILE; about 80 minutes
+    python -m benchmarks.kernel_map --summary FILE     # the tables; --picture FILE.svg draws them
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import ffncli
+from benchmarks.common import machine
+from benchmarks.kept import Kept, read
+from ffncli.bench.judge.statistics import t_interval
+from ffncli.bench.records import Method
+
+RESULTS = Path(__file__).parent / "results" / "kernel_map.csv"
+COLUMNS = (
+    "isa", "blas", "d_model", "d_ff", "tokens", "dtype", "threads", "cache", "kernel", "status", "time_s", "time_low_s",
+    "time_high_s", "ratio", "ratio_low", "ratio_high", "gemm_ratio", "gemm_low", "gemm_high", "tflops", "gbytes_per_s",
+    "roof_fraction", "bound", "aa_low", "aa_high", "error_rel", "compile_s", "processes", "process_ratios", "warnings",
+    "note",
+)  # fmt: skip
+D_MODEL, WIDER, TOKENS = (1024, 4096), (4.0, 2.6875), (1, 16, 128, 512)
+SETTINGS = (("fp32", 1), ("fp32", 2), ("bf16", 1))
+RATE = {"fp32": 60e9, "bf16": 120e9}  # FLOP/s of a core, for estimates only
+LONG = 0.3  # s of a call
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One case of the map."""
+
+    d_model: int
+    d_ff: int
+    tokens: int
+    dtype: str
+    threads: int
+
+    @property
+    def seconds(self) -> float:
+        """Of a call, about."""
+        return 6 * self.tokens * self.d_model * self.d_ff / RATE[self.dtype] / self.threads
+
+    @property
+    def keys(self) -> dict[str, object]:
+        """Its columns."""
+        return dict(vars(self))
+
+
+def shapes() -> list[Shape]:
+    """All cases, those of short calls first."""
+    every = [
+        Shape(d_model, round(d_model * wider), tokens, dtype, threads)
+        for (dtype, threads), d_model, wider, tokens in itertools.product(SETTINGS, D_MODEL, WIDER, TOKENS)
+    ]
+    return sorted(every, key=lambda shape: shape.seconds)
+
+
+def compiled_in(every: Sequence[Shape]) -> set[Shape]:
+    """The third of the cases in which torch.compile's kernels take part."""
+    ordered = sorted(every, key=lambda shape: str(shape.keys))
+    return set(random.Random(19).sample(ordered, len(ordered) // 3))
+
+
+def kernels_of(shape: Shape, with_compiled: bool) -> list[str]:
+    """The kernels that are timed."""
+    names = ["eager", "onednn", "onednn_packed"]
+    if shape.seconds < LONG:
+        names += ["packed", "conv1x1", *(["numpy"] if shape.dtype == "fp32" else [])]
+    if shape.tokens == 1:
+        names.append("gemv")
+    return [*names, *(["compiled", "max_autotune"] if with_compiled else [])]
+
+
+def measured(shape: Shape, with_compiled: bool, processes: int, max_time: float) -> list[dict[str, object]]:
+    """A row for every kernel of a case."""
+    method = Method(processes=processes, max_time=max_time)
+    if shape.seconds >= LONG:
+        method = replace(method, placements=2, rounds=2)
+    rows = ffncli.benchmark(
+        f"{shape.d_model}x{shape.d_ff}:swiglu", tokens=[shape.tokens], dtypes=[shape.dtype], threads=[shape.threads],
+        kernels=kernels_of(shape, with_compiled), method=method,
+    )  # fmt: skip
+    lists = {row.kernel: {"process_ratios": ";".join(f"{r:.6g}" for r in row.process_ratios),
+                          "warnings": ";".join(map(str, row.warnings))} for row in rows}  # fmt: skip
+    return [{name: getattr(row, name) for name in COLUMNS} | lists[row.kernel] for row in rows]
+
+
+# --- judging ----------------------------------------------------------------------------------------------------------
+
+
+def number(row: Row, name: str) -> float | None:
+    """A cell as a number; None for an empty one."""
+    return float(row[name]) if row[name] else None
+
+
+def fastest(rows: Iterable[Row]) -> Row | None:
+    """The kernel of a case with the least time, and all of the dtype's bits."""
+    timed = [row for row in rows if row["status"] == "ok" and row["time_s"]]
+    return min(timed, key=lambda row: float(row["time_s"]), default=None)
+
+
+def beside(row: Row, other: Row) -> tuple[float, float, float]:
+    """The ratio of two kernels of a case with its interval over the processes, both paired with eager in each."""
+    pairs = zip(row["process_ratios"].split(";"), other["process_ratios"].split(";"), strict=True)
+    interval = t_interval([log(float(a) / float(b)) for a, b in pairs]).map(exp)
+    return interval.value, interval.low, interval.high
+
+
+def missed(rows: Sequence[Row]) -> list[str]:
+    """The marks that the fastest kernel of a case misses, in words; `rows` are those of the case."""
+    best = fastest(rows)
+    if best is None:
+        return ["no kernel was timed"]
+    said, roof = [], number(best, "roof_fraction")
+    low = number(best, "gemm_low")
+    if low is None or low > 1.0:
+        said.append(
+            f"{best['kernel']} takes {best['gemm_ratio']} of the bare products' time, at least {best['gemm_low']}"
+        )
+    for other in rows:
+        if other["kernel"] == "compiled" and other["status"] == "ok" and best is not other:
+            ratio, least, _ = beside(best, other)
+            said += [f"{best['kernel']} takes {ratio:.3f} of compiled's time"] if least > 1.0 else []
+    mark = {"1": 0.85, "128": 0.90, "512": 0.90}.get(best["tokens"]) if best["dtype"] == "fp32" else None
+    if mark is not None and (roof is None or roof < mark):
+        what = "bandwidth" if best["tokens"] == "1" else "best product"
+        said.append(f"{best['kernel']} reaches {100 * (roof or 0):.0f} % of the {what}, mark {100 * mark:.0f} %")
+    return said
+
+
+def by_case(rows: Iterable[Row]) -> dict[tuple[str, str, str, str, str], list[Row]]:
+    """The rows by (dtype, threads, d_model, d_ff, tokens), in that order."""
+    cases: dict[tuple[str, str, str, str, str], list[Row]] = {}
+    for row in rows:
+        cases.setdefault((row["dtype"], row["threads"], row["d_model"], row["d_ff"], row["tokens"]), []).append(row)
+    return dict(sorted(cases.items(), key=lambda item: (item[0][0] != "fp32", *map(int, item[0][1:]))))
+
+
+def cell(rows: Sequence[Row]) -> str:
+    """`onednn 0.61 [0.60, 0.62], 93 %`: the fastest kernel, its share of the bare products' time, of the roof."""
+    best = fastest(rows)
+    if best is None:
+        return ""
+    ratio, low, high, roof = (
+        number(best, name) or 0.0 for name in ("gemm_ratio", "gemm_low", "gemm_high", "roof_fraction")
+    )
+    return f"`{best['kernel']}` {ratio:.2f} [{low:.2f}, {high:.2f}], {100 * roof:.0f} %"
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """A table for each dtype and number of threads, the machine, and the marks that are missed."""
+    cases, parts = by_case(rows), []
+    for dtype, threads in dict.fromkeys(key[:2] for key in cases):
+        mine = {key[2:]: group for key, group in cases.items() if key[:2] == (dtype, threads)}
+        tokens = sorted({key[2] for key in mine}, key=int)
+        lines = [f"| {dtype}, {threads} thread{'s' * (threads != '1')} | {' | '.join(f'{t} tokens' for t in tokens)} |"]
+        lines.append("| --- " * (len(tokens) + 1) + "|")
+        for d_model, d_ff in dict.fromkeys(key[:2] for key in mine):
+            cells = [cell(mine.get((d_model, d_ff, count), [])) for count in tokens]
+            lines.append(f"| {d_model} × {d_ff} | {' | '.join(cells)} |")
+        parts.append("\n".join(lines).replace("| 1 tokens |", "| 1 token |"))
+    words = [f"- {', '.join(key)}: {text}" for key, group in cases.items() for text in missed(group)]
+    one = rows[0]
+    parts.append(f"{one['cpu']}; {one['isa']}; torch {one['torch']} ({one['blas']}). {len(cases)} cases.")
+    parts.append("\n".join([f"Marks missed: {len(words) or 'none'}.", *([""] if words else []), *words]))
+    return "\n\n".join(parts)
+
+
+# --- a picture --------------------------------------------------------------------------------------------------------
+
+_COLOURS = {
+    "eager": "#9aa0a6", "packed": "#c58af9", "conv1x1": "#78d9ec", "numpy": "#fdd663", "onednn": "#8ab4f8",
+    "onednn_packed": "#669df6", "gemv": "#81c995", "compiled": "#fcad70", "max_autotune": "#f28b82",
+}  # fmt: skip
+_WIDE, _HIGH, _LEFT, _TOP = 150, 44, 210, 60
+
+
+def picture(rows: Sequence[Row]) -> str:
+    """The map as SVG: a field for each case with its fastest kernel and the share of the roof, coloured by kernel."""
+    cases = by_case(rows)
+    columns = sorted({key[4] for key in cases}, key=int)
+    lines = list(dict.fromkeys(key[:4] for key in cases))
+    width, height = _LEFT + _WIDE * len(columns) + 10, _TOP + _HIGH * len(lines) + 10
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        _text(10, 24, "The fastest kernel, and the share of the machine's measured roof that it reaches", 15),
+    ]
+    out += [_text(_LEFT + _WIDE * n + 8, _TOP - 8, f"{t} token{'s' * (t != '1')}") for n, t in enumerate(columns)]
+    for line, (dtype, threads, d_model, d_ff) in enumerate(lines):
+        y = _TOP + _HIGH * line
+        out.append(_text(10, y + 27, f"{d_model} × {d_ff}, {dtype}, {threads} thread{'s' * (threads != '1')}"))
+        for column, tokens in enumerate(columns):
+            best = fastest(cases.get((dtype, threads, d_model, d_ff, tokens), []))
+            if best is None:
+                continue
+            x, colour = _LEFT + _WIDE * column, _COLOURS.get(best["kernel"], "#dddddd")
+            out.append(
+                f'<rect x="{x + 2}" y="{y + 2}" width="{_WIDE - 4}" height="{_HIGH - 4}" rx="4" fill="{colour}"/>'
+            )
+            out.append(_text(x + 10, y + 19, best["kernel"]))
+            out.append(_text(x + 10, y + 35, f"{100 * (number(best, 'roof_fraction') or 0):.0f} % of the roof"))
+    return "\n".join([*out, "</svg>", ""])
+
+
+def _text(x: int, y: int, text: str, size: int = 13) -> str:
+    return f'<text x="{x}" y="{y}" font-size="{size}" fill="#202124">{escape(text)}</text>'
+
+
+def main() -> int:
+    """Measure what is missing, print the tables."""
+    words = argparse.ArgumentParser(description="Which kernel for which shape.")
+    words.add_argument("--save", metavar="FILE", help="rows go there as they come; an interrupted run goes on")
+    words.add_argument("--summary", metavar="FILE", help="measure nothing, print the tables of FILE")
+    words.add_argument("--picture", metavar="FILE.svg", help="draw the map")
+    words.add_argument("--processes", type=int, default=5)
+    words.add_argument("--max-time", type=float, default=10.0, help="seconds of a case")
+    words.add_argument("--most", type=float, default=1e9, help="leave out cases whose calls take longer, in seconds")
+    words.add_argument("--dtypes", default="fp32,bf16")
+    options = words.parse_args()
+    rows: Sequence[Row] = read(options.summary) if options.summary else []
+    if not options.summary:
+        kept, every = Kept(options.save, COLUMNS, machine("ffncli", "torch", "numpy")), shapes()
+        third = compiled_in(every)
+        for shape in every:
+            wanted = shape.seconds <= options.most and shape.dtype in options.dtypes.split(",")
+            if wanted and not kept.has(**shape.keys):
+                kept.add_all(measured(shape, shape in third, options.processes, options.max_time))
+                group = kept.of(**shape.keys)
+                print(f"{shape}: {cell(group)} {'; '.join(missed(group))}", flush=True)
+        rows = kept.rows
+    if options.picture:
+        Path(options.picture).write_text(picture(rows), "utf-8")
+    print(summary(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
