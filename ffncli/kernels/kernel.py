@@ -94,8 +94,7 @@ class Kernel:
     ) -> str | None:
         """Every reason why it cannot run this case, joined by `; `; None if it can.
 
-        `dtype` is torch's or one of our names, `passes` forward or forward+backward. Without `tokens` their number is
-        no reason.
+        `dtype` is torch's or one of our names, `passes` forward or forward+backward, `tokens` their number if known.
         """
         row = find(str(dtype))
         name = row.name if row else str(dtype)

@@ -10,27 +10,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ffncli.bench.records import BLOCK, STEP, Outcome
+from ffncli.bench.machine.counters import Counters
+from ffncli.bench.records import BLOCK, STEP, Case, Job
 from ffncli.bench.referee.prescribed_routing import ExpertLoad
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.arms import anchor_of
+from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.placed_kernel import touched
 from ffncli.bench.timing.placement import Arena, Caching, caching, flusher
-from ffncli.bench.timing.rounds import Arm, measure, plan_of
+from ffncli.bench.timing.rounds import Arm, Measured, measure, plan_of
 from ffncli.block.cost import step_costs
 from ffncli.block.steps import Activation, Experts, Step, block_inputs
 from ffncli.dataclass import dataclass
 from ffncli.kernels.activations import activation
 from ffncli.run.engine.execute import Received, apply, execute, received, run
-
-if TYPE_CHECKING:
-    from ffncli.bench.timing.measure_case import CaseRun
 
 Weights = Mapping[str, Tensor]
 CopyTensor = Callable[[Tensor], Tensor]
@@ -200,21 +199,28 @@ class StepArms:
         return copy
 
 
-def time_steps(run: CaseRun, problem: Problem) -> None:
+@dataclass(frozen=True)
+class TimedSteps:
+    """How the steps of a case were timed: the arms' names, the blocks, and the error that ended it, if one did."""
+
+    mode: Caching
+    names: tuple[str, ...] = ()
+    load: ExpertLoad = ExpertLoad()
+    measured: Measured | None = None
+    error: Exception | None = None
+
+
+def time_steps(
+    case: Case, job: Job, problem: Problem, clock: Clock, counters: Counters, llc: int, room: int | None
+) -> TimedSteps:
     """Time the block's steps, each alone; they are the reference, so they are only checked to run."""
-    case, (llc, room) = run.case, run.llc_and_room()
     size = touched(problem) + problem.first.x.nbytes  # of the block, and of its steps again
-    run.mode = caching("flush" if case.cache == "flush" else "warm", [2 * size], size, llc, room)
-    if case.cache == "cold-weights":
-        run.notes.append(f"steps have one copy of their weights: {run.mode.mode} instead of cold-weights")
-    arms = StepArms(problem, run.mode, llc)
+    mode = caching("flush" if case.cache == "flush" else "warm", [2 * size], size, llc, room)
+    arms, done = StepArms(problem, mode, llc), TimedSteps(mode)
     try:
-        names, run.load = [arm.name for arm in arms.place(0)[:-1]], arms.load
-        run.outcomes = {name: Outcome(name) for name in names}
-        plan = plan_of(run.job.method, BLOCK, tuple(names), case.device, case.threads)
-        run.tell("timing", "")
+        done = replace(done, names=tuple(arm.name for arm in arms.place(0)[:-1]), load=arms.load)
+        plan = plan_of(job.method, BLOCK, done.names, case.device, case.threads)
         with torch.inference_mode():
-            run.measured = measure(run.job.process, case.key, arms.place, run.clock, run.counters, plan)
-        run.launch = "plain" if case.device.startswith("cuda") else ""
+            return replace(done, measured=measure(job.process, case.key, arms.place, clock, counters, plan))
     except Exception as error:
-        run.end_all(run.outcomes or {BLOCK: None}, error)
+        return replace(done, error=error)

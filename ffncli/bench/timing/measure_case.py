@@ -26,7 +26,7 @@ from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing import outcomes as ends
 from ffncli.bench.timing.arms import Arms, arms_of, kernels_by_label
 from ffncli.bench.timing.auto.choose import kernel_of_auto
-from ffncli.bench.timing.auto.kept import Choice
+from ffncli.bench.timing.auto.kept import AutoChoice
 from ffncli.bench.timing.by_step import time_steps
 from ffncli.bench.timing.cheating.entry_points import EntryPoints
 from ffncli.bench.timing.cheating.inspector import Inspector
@@ -51,7 +51,6 @@ from ffncli.kernels.kernel import Kernel, kernel_steps
 
 _ROOFS = 2  # processes that measure the roof, once each; it takes half a second, and the best one counts
 _roof = cache(measured_roof)
-_NOTHING_CHOSEN = Choice("", "")
 
 
 def measure_case(
@@ -107,7 +106,7 @@ class CaseRun:
     without: set[str] = field(default_factory=set)  # own arms that could not be made
     load: ExpertLoad = field(default_factory=ExpertLoad)
     roofs: int = _ROOFS
-    choices: dict[str, Choice] = field(default_factory=dict)  # of `auto`, by name
+    choices: dict[str, AutoChoice] = field(default_factory=dict)  # of `auto`, by name
 
     def unit(self) -> TimedUnit:
         """The case, verified and timed."""
@@ -126,7 +125,7 @@ class CaseRun:
             self.end_all(kernels or {BLOCK: None}, error)
             return self._answer(Roof())
         if self.job.method.by_step:
-            time_steps(self, problem)
+            self._by_step(problem)
         else:
             try:
                 self._verify_all(kernels, problem)
@@ -174,13 +173,7 @@ class CaseRun:
 
     def _answer(self, roof: Roof) -> TimedUnit:
         measured = self.measured
-        spent = {name: self.spent.get(name, 0.0) for name in ("start", "verify", "warm_up")}
-        for name, seconds in (measured.spent if measured else {}).items():
-            spent[name] = spent.get(name, 0.0) + seconds
-        inside = self.spent.get("inside", 0.0)  # verified during placing
-        spent["placing"] = max(0.0, spent.get("placing", 0.0) - inside)
         arms = holders(self.job.kernels, self.mode.copies, self.referee is not None)
-        spent["rest"] = spent.get("rest", 0.0) + self.spent.get("roof", 0.0)
         return TimedUnit(
             process=self.job.process,
             case=self.case.key,
@@ -191,7 +184,7 @@ class CaseRun:
             roof=roof,
             environment=machine.environment(self.case.device),
             notes=tuple(dict.fromkeys(note for note in (*self.notes, self.load.note, *self.inspector.notes) if note)),
-            spent=spent,
+            spent=ends.all_spent(self.spent, measured.spent if measured else {}),
             launch=self.launch if measured else "",
             tokens_per_expert=self.load.tokens_per_expert,
             experts_touched=self.load.touched,
@@ -227,12 +220,9 @@ class CaseRun:
     def _chosen(self, name: str, problem: Problem) -> Kernel | FFNError:
         """The kernel that `auto` stands for in this case."""
         compiled = [one.built.kernel.name for one in self.placed.values() if one.built.kernel.compiles]
-        try:
-            with self._spending("warm_up"):
-                tell = partial(self.tell, "compiling", name)
-                kernel, self.choices[name] = kernel_of_auto(name, self.job, problem, compiled, tell)
-        except FFNError as error:
-            return error
+        tell = partial(self.tell, "compiling", name)
+        with self._spending("warm_up"):
+            kernel, self.choices[name] = kernel_of_auto(name, self.job, problem, compiled, tell)
         return kernel
 
     def _say_baseline(self) -> None:
@@ -277,10 +267,8 @@ class CaseRun:
         finally:
             ACTIVITY.rests()
         cached = f"torch.compile's cache was {how}" if (how := compile_cache().since(cache_before)) else ""
-        largest, rel = numeric_error.largest, numeric_error.rel
-        choice = self.choices.get(name, _NOTHING_CHOSEN)
-        outcome = Outcome(name, "ok", "", largest, rel, compile_s, peak, kernel.computes, choice.kernel)
-        self.outcomes[name] = ends.noted(outcome, choice.note, kernel.origin, cached, numeric_error.remark)
+        outcome = ends.right(name, kernel, numeric_error, compile_s, peak, self.choices.get(name))
+        self.outcomes[name] = ends.noted(outcome, kernel.origin, cached, numeric_error.remark)
         self.placed[name] = placed
 
     def _broken(self, name: str, error: BaseException) -> None:
@@ -399,3 +387,15 @@ class CaseRun:
                 if "compiler" in placed.built.kernel.needs:  # triton_act compiles without torch
                     raise BrokenArm(name) from RuntimeError("torch compiled during timing")
         return measured
+
+    def _by_step(self, problem: Problem) -> None:
+        """Time the block's steps, each alone."""
+        self.tell("timing", "")
+        done = time_steps(self.case, self.job, problem, self.clock, self.counters, *self.llc_and_room())
+        self.mode, self.load, self.measured = done.mode, done.load, done.measured
+        self.outcomes = {name: Outcome(name) for name in done.names}
+        self.launch = "plain" if self.case.device.startswith("cuda") else ""
+        if self.case.cache == "cold-weights":
+            self.notes.append(f"steps have one copy of their weights: {self.mode.mode} instead of cold-weights")
+        if done.error:
+            self.end_all(self.outcomes or {BLOCK: None}, done.error)

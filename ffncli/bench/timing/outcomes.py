@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 
 from ffncli.bench.records import Outcome, Status
 from ffncli.bench.referee.errors import Error
+from ffncli.bench.timing.auto.kept import AutoChoice
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.wrong_codes import WrongCode
 from ffncli.errors import FFNError
+from ffncli.kernels.kernel import Kernel
 from ffncli.show.text import finite
 
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", "Unable to allocate")
@@ -90,6 +93,24 @@ def after_timing(before: Outcome, error: Error, wrong: WrongResult | None) -> Ou
     largest, rel = (max(a or 0.0, b) for a, b in ((before.error_max, error.largest), (before.error_rel, error.rel)))
     after = replace(before, error_max=finite(largest), error_rel=finite(rel))
     return replace(after, status="wrong", note=verdict_of(wrong)[1]) if wrong else after
+
+
+def right(
+    name: str, kernel: Kernel, error: Error, compile_s: float | None, peak: int | None, choice: AutoChoice | None
+) -> Outcome:
+    """The outcome of a kernel that was right before it was timed; `choice` if it is `auto`."""
+    note, chosen = (choice.note, choice.kernel) if choice else ("", "")
+    return Outcome(name, "ok", note, error.largest, error.rel, compile_s, peak, kernel.computes, chosen)
+
+
+def all_spent(around: Mapping[str, float], measuring: Mapping[str, float]) -> dict[str, float]:
+    """The seconds of a unit, of what is around measuring and of measuring itself. Outputs are verified during placing
+    too, which are the seconds `inside`."""
+    spent = {name: around.get(name, 0.0) + measuring.get(name, 0.0) for name in ("start", "verify", "warm_up")}
+    spent |= {name: seconds for name, seconds in measuring.items() if name not in spent}
+    spent["placing"] = max(0.0, spent.get("placing", 0.0) - around.get("inside", 0.0))
+    spent["rest"] = spent.get("rest", 0.0) + around.get("roof", 0.0)
+    return spent
 
 
 def noted(before: Outcome, *remarks: str) -> Outcome:

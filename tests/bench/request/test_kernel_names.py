@@ -22,6 +22,8 @@ from ffncli.kernels.choice import parse
 from ffncli.kernels.kernel import Kernel, kernel_steps
 from ffncli.run.user.kernels import kernel_of
 from ffncli.system.files import remove_process_folders
+
+DEFAULT = ["eager", "module", "packed", "inplace", "conv1x1", "onednn", "onednn_packed", "numpy"]
 from tests.oracles.repository import Repository
 
 PLAIN = FFNSpec(4, 8, bias=False)
@@ -126,7 +128,7 @@ def test_what_an_earlier_version_stored_is_written_as_a_text_of_the_same_choice(
 @pytest.mark.parametrize(
     ("texts", "baseline", "labels", "base", "note"),
     [
-        (None, None, ["eager", "module", "packed", "inplace", "conv1x1", "numpy"], "eager", "not timed: compiled"),
+        (None, None, DEFAULT, "eager", "not timed: compiled"),
         (["packed"], None, ["eager", "packed"], "eager", "compared with eager"),
         (["packed,module"], None, ["packed", "module"], "packed", ""),
         (["packed,eager"], None, ["packed", "eager"], "eager", ""),

@@ -1,6 +1,6 @@
 """Candidates timed in turn on one case, for a few seconds: which is the fastest?
 
-In rounds, as a benchmark: every candidate once in each, in an order drawn anew. One that is clearly slower drops out,
+In rounds, as a benchmark: every contender once in each, in a drawn order. One that is clearly slower drops out,
 so the time goes to those that may win. Nothing is verified here: whoever uses the choice does that.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ffncli.bench.judge.statistics import Interval, t_interval
 from ffncli.bench.records import Case
-from ffncli.bench.timing.auto.kept import Choice
+from ffncli.bench.timing.auto.kept import AutoChoice
 from ffncli.bench.timing.clock import Call, Clock
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
@@ -36,7 +36,7 @@ _LEAST = 1e-9  # s
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Contender:
     """A kernel built for a case: its call, which takes the next copy of the weights each time."""
 
     name: str
@@ -47,10 +47,10 @@ def calibrate(
     case: Case, steps: Steps, copies: Sequence[Mapping[str, Tensor]], x: Tensor, kernels: Sequence[Kernel],
     clock: Clock, tell: Callable[[str], None] = lambda name: None, before: Call | None = None,
     seconds: float = _SECONDS,
-) -> Choice:  # fmt: skip
+) -> AutoChoice:  # fmt: skip
     """The fastest of the kernels for `x` [tokens, d_model]; `copies` of the weights are used in turn.
 
-    `tell` hears the name of each before it is built; `before` runs ahead of every call, untimed. The choice is eager
+    `tell` gets the name of each before it is built; `before` runs ahead of every call, untimed. The choice is eager
     unless another is certainly faster. Kernels that raise are left out. Raises FFNError if none is left.
     """
     with torch.enable_grad() if case.passes != "forward" else torch.inference_mode():
@@ -58,8 +58,8 @@ def calibrate(
         for kernel in kernels:
             if race.has_time:
                 tell(kernel.name)
-                if candidate := _built(case, steps, copies, x, kernel):
-                    race.enter(candidate)
+                if contender := _built(case, steps, copies, x, kernel):
+                    race.enter(contender)
         race.run()
     if not race.logs:
         raise FFNError("no kernel of the package computes this block here")
@@ -68,7 +68,7 @@ def calibrate(
 
 def _built(
     case: Case, steps: Steps, copies: Sequence[Mapping[str, Tensor]], x: Tensor, kernel: Kernel
-) -> Candidate | None:
+) -> Contender | None:
     """The kernel, ready to be timed; None if it raises."""
     try:
         with torch.inference_mode(False), torch.no_grad():
@@ -78,7 +78,7 @@ def _built(
             call()
     except (RuntimeError, MemoryError, FFNError):
         return None
-    return Candidate(kernel.name, call)
+    return Contender(kernel.name, call)
 
 
 def _call(kernel: Kernel, steps: Steps, case: Case, x: Tensor, params: Sequence[Params]) -> Call:
@@ -102,27 +102,27 @@ class Race:
     def __init__(self, clock: Clock, seconds: float, before: Call | None = None) -> None:
         self.logs: dict[str, list[float]] = {}
         self._clock, self._most, self._before = clock, seconds, before
-        self._in: dict[str, tuple[Candidate, int]] = {}  # with the calls of a block
+        self._in: dict[str, tuple[Contender, int]] = {}  # with the calls of a block
         self._draw = random.Random(0)
         self.seconds = 0.0  # of timing
 
     @property
     def has_time(self) -> bool:
-        """Whether another candidate may enter: two in any case, more while they leave time for rounds."""
+        """Whether another contender may enter: two in any case, more while they leave time for rounds."""
         return len(self.logs) < 2 or self.seconds <= self._most / 2
 
-    def enter(self, candidate: Candidate) -> None:
-        """Time a candidate's first calls; a kernel that raises stays out."""
+    def enter(self, contender: Contender) -> None:
+        """Time a contender's first calls; a kernel that raises stays out."""
         try:
-            once = self._timed(candidate, 1)
+            once = self._timed(contender, 1)
             inner = max(1, round(_BLOCK / max(once, _LEAST)))
             if once < _LONG:  # the first call is slow; other work spoils one block, but hardly the best of three
                 self.seconds -= once
-                once = min(self._timed(candidate, inner) for _ in range(3 if once < _SHORT else 1))
+                once = min(self._timed(contender, inner) for _ in range(3 if once < _SHORT else 1))
         except (RuntimeError, MemoryError, FFNError):
             return
-        self._in[candidate.name] = candidate, inner
-        self.logs[candidate.name] = [log(max(once, _LEAST))]
+        self._in[contender.name] = contender, inner
+        self.logs[contender.name] = [log(max(once, _LEAST))]
         self._drop()
 
     def run(self) -> None:
@@ -134,33 +134,33 @@ class Race:
             order = list(self._in)
             self._draw.shuffle(order)
             for name in order:
-                candidate, inner = self._in[name]
+                contender, inner = self._in[name]
                 if inner > 1:  # the one before has left the caches full of its weights
-                    self._timed(candidate, 1)
-                self.logs[name].append(log(max(self._timed(candidate, inner), _LEAST)))
+                    self._timed(contender, 1)
+                self.logs[name].append(log(max(self._timed(contender, inner), _LEAST)))
             rounds += 1
             if rounds >= _ROUNDS:
                 self._drop()
                 if rounds % 6 == 0 and self._known():
                     return
 
-    def choice(self, count: int) -> Choice:
+    def choice(self, count: int) -> AutoChoice:
         """The fastest one; eager, unless another is certainly faster."""
         means = {name: median(self.logs[name]) for name in self._in}
         best = min(means, key=lambda name: means[name])
         among = f"of {count} kernels, timed for {max(0.1, self.seconds):.1f} s"
         if EAGER not in self.logs or best == EAGER:
-            return Choice(best, f"{best}, the fastest {among}")
+            return AutoChoice(best, f"{best}, the fastest {among}")
         ratio = self._ratio(best, EAGER)
         if (ratio.high if ratio.bounded else ratio.value + log1p(_BY_ONE_CALL)) >= 0:
-            return Choice(EAGER, f"{EAGER}, because none {among}, is certainly faster")
+            return AutoChoice(EAGER, f"{EAGER}, because none {among}, is certainly faster")
         low, high = (f"{exp(end):.3f}" for end in (ratio.low, ratio.high))
         ends = f" [{low}, {high}]" if ratio.bounded else ""
-        return Choice(best, f"{best}, in {exp(ratio.value):.3f}{ends} of {EAGER}'s time the fastest {among}")
+        return AutoChoice(best, f"{best}, in {exp(ratio.value):.3f}{ends} of {EAGER}'s time the fastest {among}")
 
-    def _timed(self, candidate: Candidate, inner: int) -> float:
+    def _timed(self, contender: Contender, inner: int) -> float:
         """Seconds of one call, over so many."""
-        seconds = self._clock.time(candidate.call, inner, self._before)
+        seconds = self._clock.time(contender.call, inner, self._before)
         self.seconds += seconds
         return seconds / inner
 

@@ -13,11 +13,12 @@ from ffncli.bench.records import Calibrate, Case, Job
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.auto import kept
 from ffncli.bench.timing.auto.calibrate import calibrate
-from ffncli.bench.timing.auto.kept import Choice
+from ffncli.bench.timing.auto.kept import AutoChoice
 from ffncli.bench.timing.clock import Call
 from ffncli.bench.timing.cuda_clock import clock_for
 from ffncli.bench.timing.placed_kernel import refusal, touched
 from ffncli.bench.timing.placement import caching, flusher, nbytes
+from ffncli.errors import FFNError
 from ffncli.kernels import BUILT_IN, built_in
 from ffncli.kernels.kernel import Kernel
 
@@ -33,11 +34,11 @@ def choose(
     how: Calibrate = "quick",
     compiled: Collection[str] = (),
     tell: Callable[[str], None] = lambda name: None,
-) -> Choice:
+) -> AutoChoice:
     """The fastest kernel of the package for a case, on this machine with the threads and the arithmetic set now.
 
     `how`: `quick` leaves out kernels that compile, but for those `compiled` already; `full` has all of them. A choice
-    is kept, and a full one taken where there is one. `tell` hears of each candidate before it is built. Without a
+    is kept, and a full one is preferred. `tell` gets each candidate's name before it is built. Without a
     `problem`, random weights are drawn. Raises FFNError if no kernel computes the block, or the choice cannot be kept.
     """
     problem = problem or Problem.of(case, 0)
@@ -59,17 +60,18 @@ def choose(
 
 def kernel_of_auto(
     name: str, job: Job, problem: Problem, compiled: Collection[str], tell: Callable[[], None]
-) -> tuple[Kernel, Choice]:
+) -> tuple[Kernel | FFNError, AutoChoice]:
     """The kernel that `auto` stands for in this run, under its name in results: that of the run's earlier processes.
 
-    `tell` is called before each candidate is built. Raises FFNError as `choose` does.
+    `tell` is called before each candidate is built. In place of a kernel that cannot be had, why.
     """
     tell()
-    earlier = job.chosen_in(problem.case).get(name)
-    if earlier is not None:
-        choice = Choice(earlier, "")
-    else:
+    if earlier := job.chosen_in(problem.case).get(name):
+        return replace(built_in(earlier), name=name), AutoChoice(earlier, "")
+    try:
         choice = choose(problem.case, problem, how=job.method.calibrate, compiled=compiled, tell=lambda _: tell())
+    except FFNError as error:
+        return error, AutoChoice("", "")
     return replace(built_in(choice.kernel), name=name), choice
 
 

@@ -27,7 +27,7 @@ _DEPENDS_ON = (
 
 
 @dataclass(frozen=True)
-class Choice:
+class AutoChoice:
     """The chosen kernel, and in a note's words by how much it won."""
 
     kernel: str
@@ -56,16 +56,16 @@ def key_of(case: Case, environment: Mapping[str, str], candidates: tuple[str, ..
     }
 
 
-def read(key: Mapping[str, str]) -> Choice | None:
+def read(key: Mapping[str, str]) -> AutoChoice | None:
     """The choice kept for this key; None if there is none that can be read."""
     try:
         stored = json.loads(read_whole(_path(key), _MOST_BYTES))
-        return None if stored.get("key") != dict(key) else record_of(Choice, stored.get("choice"), "choice")
+        return None if stored.get("key") != dict(key) else record_of(AutoChoice, stored.get("choice"), "choice")
     except (OSError, ValueError, AttributeError, RecursionError, FFNError):
         return None
 
 
-def keep(key: Mapping[str, str], choice: Choice) -> None:
+def keep(key: Mapping[str, str], choice: AutoChoice) -> None:
     """Keep a choice, in place of an earlier one. Raises FFNError (exit 3) if it cannot be written."""
     path = _path(key)
     try:

@@ -12,7 +12,7 @@ import pytest
 from ffncli.bench.records import Case
 from ffncli.bench.timing.auto import kept
 from ffncli.bench.timing.auto.choose import choose
-from ffncli.bench.timing.auto.kept import Choice
+from ffncli.bench.timing.auto.kept import AutoChoice
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
 
@@ -33,9 +33,9 @@ def key(case: Case = CASE, machine=MACHINE, candidates=("eager", "packed")) -> d
 def test_what_is_kept_is_read_again(cache):
     assert kept.read(key()) is None
     assert (kept.count(), kept.clear()) == (0, 0)
-    kept.keep(key(), Choice("packed", "by 5 %"))
-    kept.keep(key(), Choice("eager", "because"))
-    assert kept.read(key()) == Choice("eager", "because")
+    kept.keep(key(), AutoChoice("packed", "by 5 %"))
+    kept.keep(key(), AutoChoice("eager", "because"))
+    assert kept.read(key()) == AutoChoice("eager", "because")
     assert (kept.count(), kept.folder()) == (1, cache)
     assert kept.clear() == 1
     assert kept.read(key()) is None
@@ -53,7 +53,7 @@ def test_what_is_kept_is_read_again(cache):
     ],
 )  # fmt: skip
 def test_another_machine_version_or_case_has_another_choice(other):
-    kept.keep(key(), Choice("packed", ""))
+    kept.keep(key(), AutoChoice("packed", ""))
     assert kept.read(other) is None
 
 
@@ -66,7 +66,7 @@ def test_the_same_block_by_another_name_has_the_same(cache):
     "text", ["", "[]", "{", '{"key": {}, "choice": {"kernel": "packed", "note": ""}}', "\xff", "[" * 10**5]
 )
 def test_a_file_that_holds_something_else_is_no_choice(cache, text):
-    kept.keep(key(), Choice("packed", ""))
+    kept.keep(key(), AutoChoice("packed", ""))
     (path,) = cache.iterdir()
     path.write_text(text, "latin-1")
     assert kept.read(key()) is None
@@ -78,7 +78,7 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(FFNError, match=r"auto cannot keep its choice in .*: Not a directory") as caught:
-        kept.keep(key(), Choice("packed", ""))
+        kept.keep(key(), AutoChoice("packed", ""))
     assert "XDG_CACHE_HOME" in caught.value.hint
     assert caught.value.code == 3
 
@@ -100,7 +100,7 @@ def test_a_full_choice_is_taken_where_there_is_one(monkeypatch):
 
     def race(case, steps, copies, x, kernels, clock, tell, before):
         heard.append(tuple(kernel.name for kernel in kernels))
-        return Choice(kernels[-1].name, "")
+        return AutoChoice(kernels[-1].name, "")
 
     monkeypatch.setattr("ffncli.bench.timing.auto.choose.calibrate", race)
     quick, full = choose(CASE), choose(CASE, how="full")

@@ -31,7 +31,7 @@ def cold_copies(ranks: Ranks, device: str) -> int:
         job = Job(0, (case,), (), None, Method())
         of_device = Case("s", "s", SPEC, tokens=4, cache="cold-weights", device=device, ranks=ranks)
         run = _RankRun(of_device, job, FakeClock(), _RankCounters(FakeCounters()), {}, None)
-        return run.over(channel)._llc_and_room()
+        return run.over(channel).llc_and_room()
 
     first, *others = on_ranks(ranks, room)
     assert others == [first] * (ranks.world_size - 1)
@@ -60,7 +60,7 @@ def test_the_ranks_of_a_machine_share_its_memory(monkeypatch):
 
     def room(channel):
         run = _RankRun(case, job, FakeClock(), _RankCounters(FakeCounters()), {}, None)
-        return run.over(channel)._llc_and_room()
+        return run.over(channel).llc_and_room()
 
     assert on_ranks(Ranks(2), room) == [(LLC // 2, ROOM // 2)] * 2
     monkeypatch.setattr(machine, "llc_and_room", lambda device, most: (LLC, None))
