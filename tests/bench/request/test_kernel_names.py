@@ -22,9 +22,9 @@ from ffncli.kernels.choice import parse
 from ffncli.kernels.kernel import Kernel, kernel_steps
 from ffncli.run.user.kernels import kernel_of
 from ffncli.system.files import remove_process_folders
+from tests.oracles.repository import Repository
 
 DEFAULT = ["eager", "module", "packed", "inplace", "conv1x1", "onednn", "onednn_packed", "numpy"]
-from tests.oracles.repository import Repository
 
 PLAIN = FFNSpec(4, 8, bias=False)
 STEPS = kernel_steps(steps(PLAIN))
