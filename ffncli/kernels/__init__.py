@@ -17,8 +17,10 @@ BUILT_IN: Mapping[str, str] = {
     "numpy": "ffncli.kernels.numpy_kernel",
     "compiled": "ffncli.kernels.compiled",
     "triton_act": "ffncli.kernels.triton_act",
+    "fused_gate": "ffncli.kernels.fused_gate",
+    "decode": "ffncli.kernels.decode",
 }
-COMPILING = ("compiled", "triton_act")  # take seconds to minutes before their first answer: run only when named
+COMPILING = ("compiled", "triton_act", "fused_gate", "decode")  # run only when named: they take seconds to minutes
 BY_DEFAULT = tuple(name for name in BUILT_IN if name not in COMPILING)  # timed when no kernel is named
 OVER_RANKS = ("dtensor",)  # of blocks that are split over ranks alone: `ffn bench --tp N` has them
 ALIASES: Mapping[str, str] = {"conv": "conv1x1"}  # former names

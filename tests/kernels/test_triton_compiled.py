@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ffncli.block.steps import Activation
+from ffncli.kernels.in_triton.unit import BLOCK, FUNCTIONS, constants
 from ffncli.kernels.pattern import Dense
-from ffncli.kernels.triton_act import BLOCK, FUNCTIONS, constants
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="no triton here: make test-triton installs it"),
@@ -31,7 +31,7 @@ def compiled(function: str, dtype: str):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from ffncli.kernels.triton_functions import act_kernel
+    from ffncli.kernels.in_triton.launched import act_kernel
 
     fixed = constants(Dense(True, Activation(function), None, 1, None))
     fixed |= {"gate_column": 1, "up_column": 1, "WIDE": dtype == "fp64", "BLOCK": BLOCK}

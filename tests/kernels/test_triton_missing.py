@@ -13,8 +13,8 @@ from ffncli.block.activations import TABLE
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.errors import FFNError
 from ffncli.kernels import BY_DEFAULT, built_in
+from ffncli.kernels.in_triton.unit import FUNCTIONS
 from ffncli.kernels.kernel import interprets_triton, kernel_steps
-from ffncli.kernels.triton_act import FUNCTIONS
 
 GATED = kernel_steps(steps(FFNSpec(8, 24, "swiglu")))
 

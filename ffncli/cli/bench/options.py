@@ -81,7 +81,7 @@ class GridOptions:
         _Texts, _what("-k", "--kernel", metavar="NAME,...", daily=True, values=values.kernels,
                       help="Kernels to time: eager, packed, ..., all, or your [label=]file.py:name (runs that file);"
                            " main:file.py:name is the file at a git commit."
-                           " [default: all but compiled and triton_act]"),
+                           " [default: all but those that compile]"),
     ] = None  # fmt: skip
     baseline: Annotated[
         Text, _what("--baseline", metavar="NAME", daily=True, values=values.kernels,
