@@ -109,7 +109,7 @@ $(TRITON)/.installed: $(NEEDS)
 	@touch $@
 
 test-triton: $(TRITON)/.installed
-	@TRITON_INTERPRET=1 $(TRITON)/bin/python -m pytest tests/kernels/test_triton_interpreted.py
+	@TRITON_INTERPRET=1 $(TRITON)/bin/python -m pytest $(addprefix tests/kernels/test_triton_,interpreted.py products.py)
 	@$(TRITON)/bin/python -m pytest tests/kernels/test_triton_compiled.py
 
 lint: $(VENV)/.installed-test

@@ -21,11 +21,13 @@ BUILT_IN: Mapping[str, str] = {
     "max_autotune": "ffncli.kernels.compiled",
     "gemv": "ffncli.kernels.gemv",
     "triton_act": "ffncli.kernels.triton_act",
+    "fused_gate": "ffncli.kernels.fused_gate",
+    "decode": "ffncli.kernels.decode",
     "int8": "ffncli.kernels.weight_only",
     "int4": "ffncli.kernels.weight_only",
 }
 # Take seconds to minutes before their first answer: run only when named.
-COMPILING = ("compiled", "max_autotune", "gemv", "triton_act")
+COMPILING = ("compiled", "max_autotune", "gemv", "triton_act", "fused_gate", "decode")
 IN_FEWER_BITS = ("int8", "int4")  # compared with their like only
 BY_DEFAULT = tuple(name for name in BUILT_IN if name not in (*COMPILING, *IN_FEWER_BITS))  # where none is named
 AUTO = "auto"  # the fastest of them for a case on this machine, as `ffn bench` finds it

@@ -6,34 +6,16 @@ Forward only. It needs a GPU, or Triton's interpreter (TRITON_INTERPRET=1), whic
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ffncli.block.steps import Activation, parameters
+from ffncli.block.steps import parameters
 from ffncli.kernels.between import normed
+from ffncli.kernels.in_triton.unit import BLOCK, constants, refuses
 from ffncli.kernels.kernel import Computes, Params, Steps, register
-from ffncli.kernels.pattern import Dense, dense, refuses_all_but_dense
-
-FUNCTIONS = ("identity", "relu", "relu2", "sigmoid", "silu", "quick_gelu", "gelu_tanh", "gelu")
-BLOCK = 1024  # columns of one program: 8 elements for each of its 128 threads
-_UNCHANGED = Activation("identity")
-
-
-def refuses(steps: Steps) -> str | None:
-    """Why it cannot compute a block: it needs a dense one whose functions are written in Triton."""
-    shape = dense(steps)
-    if shape is None:
-        return refuses_all_but_dense(steps)
-    ops = (shape.act, shape.lift or _UNCHANGED)
-    if any(op.soft_cap is not None for op in ops):
-        return "a soft cap is not written in Triton here"
-    if any(op.most is not None for op in ops):
-        return "a limit after the activation function is not written in Triton here"
-    missing = next((op.function for op in ops if op.function not in FUNCTIONS), None)
-    return missing and f"{missing} is not written in Triton here"
+from ffncli.kernels.pattern import Dense, dense
 
 
 @register("triton_act", needs=("triton",), refuses=refuses, trains=False, compiles=True)
@@ -58,7 +40,7 @@ def launcher(shape: Dense) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
     `gate` and `up` have that shape and any strides; in a plain block both are the same tensor.
     """
-    from ffncli.kernels.triton_functions import act_kernel
+    from ffncli.kernels.in_triton.launched import act_kernel
 
     fixed = constants(shape)
 
@@ -70,13 +52,3 @@ def launcher(shape: Dense) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         return out
 
     return launch
-
-
-def constants(shape: Dense) -> dict[str, Any]:
-    """The Triton kernel's compile-time arguments for a block, but for its dtype and BLOCK."""
-    act, lift = shape.act, shape.lift or _UNCHANGED
-    return {
-        "GATED": shape.gated, "SCALE": float(shape.gate_scale),
-        "ACT": act.function, "LOW": act.low, "HIGH": act.high, "PLUS": float(act.plus),
-        "LIFT": lift.function, "LIFT_LOW": lift.low, "LIFT_HIGH": lift.high, "LIFT_PLUS": float(lift.plus),
-    }  # fmt: skip

@@ -7,15 +7,19 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from ffncli.bench.request.kernel_names import choose_kernels
 from ffncli.block.activations import TABLE
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.errors import FFNError
 from ffncli.kernels import BY_DEFAULT, built_in
+from ffncli.kernels.decode import LEAST, splits
+from ffncli.kernels.in_triton.hidden import tile_for
+from ffncli.kernels.in_triton.unit import FUNCTIONS
 from ffncli.kernels.kernel import interprets_triton, kernel_steps
-from ffncli.kernels.triton_act import FUNCTIONS
 
+KERNELS = ("triton_act", "fused_gate", "decode")
 GATED = kernel_steps(steps(FFNSpec(8, 24, "swiglu")))
 
 
@@ -24,8 +28,9 @@ def plain(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
-def test_what_is_missing(monkeypatch):
-    kernel = built_in("triton_act")
+@pytest.mark.parametrize("name", KERNELS)
+def test_what_is_missing(name, monkeypatch):
+    kernel = built_in(name)
     assert kernel.missing("cpu") == (
         "runs on a GPU only; with TRITON_INTERPRET=1 in the environment, ffn verify checks it on a CPU"
     )
@@ -44,23 +49,43 @@ def test_the_interpreter_is_chosen_as_triton_reads_it(monkeypatch, value, on):
     assert interprets_triton() is on
 
 
-def test_blocks_that_it_refuses():
-    kernel = built_in("triton_act")
-    for name in TABLE:
-        reason = kernel.refuses(kernel_steps(steps(FFNSpec(8, 24, name))))
-        assert reason == (None if name in FUNCTIONS else f"{name} is not written in Triton here")
+@pytest.mark.parametrize("name", KERNELS)
+def test_blocks_that_it_refuses(name):
+    kernel = built_in(name)
+    for function in TABLE:
+        reason = kernel.refuses(kernel_steps(steps(FFNSpec(8, 24, function))))
+        assert reason == (None if function in FUNCTIONS else f"{function} is not written in Triton here")
     assert kernel.refuses(kernel_steps(steps(FFNSpec(8, 24, "swiglu", moe=MoE(4, 2))))) == "cannot compute experts"
-    limited = {"situ": "a soft cap is not", "swiglustep": "a limit after the activation function is not"}
-    for name, reason in limited.items():
-        assert kernel.refuses(kernel_steps(steps(FFNSpec(8, 24, name)))).startswith(reason)
-    assert kernel.refuses(kernel_steps(steps(FFNSpec(8, 24, "deepseek_v4")))) is None
+    for limited in ("situ", "swiglustep", "deepseek_v4"):
+        assert kernel.refuses(kernel_steps(steps(FFNSpec(8, 24, limited)))) is None
+    norm = kernel.refuses(kernel_steps(steps(FFNSpec(8, 24, "relu2", gated=True, norm="rmsnorm", sub_norm=True))))
+    assert norm == ("a norm before down is not written here" if name == "fused_gate" else None)
     assert kernel.refuses(GATED) is None
-    assert kernel.refusal(GATED, "cuda", "bf16", "forward+backward").endswith("computes forward only")
+    forward_only = "computes forward only" in kernel.refusal(GATED, "cuda", "int8", "forward+backward")
+    assert forward_only == (name != "fused_gate")
 
 
-def test_it_is_timed_where_it_is_named_only():
-    assert "triton_act" not in BY_DEFAULT
-    assert choose_kernels(["eager,triton_act"], None).kernels[1].label == "triton_act"
+@pytest.mark.parametrize("name", KERNELS)
+def test_it_is_timed_where_it_is_named_only(name):
+    assert name not in BY_DEFAULT
+    assert choose_kernels([f"eager,{name}"], None).kernels[1].label == name
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_parts_of_down_are_all_of_it(dtype):
+    """Each column is in one part; every part but the last is of whole tiles, and they do not depend on the machine."""
+    for tokens in (1, 2, 16, 17, 4096):
+        tile = tile_for(tokens, dtype)
+        assert tile.tokens >= tokens or tile == tile_for(4096, dtype)
+        assert tile.rows * tile.columns * dtype.itemsize % (16 * 32 * tile.warps) == 0  # 16 bytes for every thread
+        for rows in (1, 512, 4096):
+            for columns in (1, 15, 16, 1023, 2048, 11008, 28672):
+                parts, each = splits(tokens, rows, columns, tile)
+                assert (parts - 1) * each < columns <= parts * each
+                assert each % tile.columns == 0
+                assert parts == 1 or each >= LEAST * tile.columns
+                assert tokens <= 16 or parts == 1
+    assert splits(1, 4096, 11008, tile_for(1, torch.bfloat16)) == (2, 5632)
 
 
 def test_interpreted_kernels_are_not_timed(monkeypatch):
@@ -70,8 +95,9 @@ def test_interpreted_kernels_are_not_timed(monkeypatch):
     assert refused.value.code == 3
 
 
-def test_its_module_imports_no_triton():
-    code = "import sys, ffncli.kernels.triton_act; sys.exit('triton' in sys.modules)"
+def test_their_modules_import_no_triton():
+    code = "import sys\nfrom ffncli.kernels import built_in\n"
+    code += f"for name in {KERNELS}: built_in(name)\nsys.exit('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, env=os.environ).returncode == 0
 
 
