@@ -3,7 +3,7 @@
 Definition, Workload and Solution are the schemas of flashinfer-bench 0.1.2 (`flashinfer_bench.data`), which names axes,
 tensors over them, and a reference whose function `run` takes the inputs in order. SOL-ExecBench reads the same files,
 and demands that arguments have the names of the inputs. Neither has a field for FLOPs, bytes or a tolerance relative to
-the largest value, so these are in `ffn.json` at the root, which both pass over.
+the largest value, so these are in a folder `figures`, which both pass over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 from ffncli.block.op import Axis
-from ffncli.block.steps import block_inputs, feature_axis, id_inputs, parameters, state_inputs
+from ffncli.block.steps import Experts, block_inputs, feature_axis, id_inputs, parameters, state_inputs
 from ffncli.errors import FFNError, clean
 from ffncli.kernels.argument_names import argument
 from ffncli.run.export.problem import CONVENTIONS, Problem, refused
@@ -50,7 +50,7 @@ def trace_files(problem: Problem) -> dict[str, str]:
         f"workloads/{kind}/{name}.jsonl": "".join(f"{json.dumps(one)}\n" for one in _workloads(problem, name)),
         f"solutions/{kind}/{name}/{name}_torch.json": _json(_solution(problem, name)),
     }
-    return files | {"ffn.json": _json(_figures(problem, name))}
+    return files | {f"figures/{kind}/{name}.json": _json(_figures(problem, name))}
 
 
 def notes(problem: Problem) -> tuple[str, ...]:
@@ -81,10 +81,15 @@ def definition(problem: Problem, name: str, kind: str) -> dict[str, Any]:
 
 
 def reference(problem: Problem) -> str:
-    """Source of `run(x, gate, up, down)`, which computes in float64 and rounds its output to the inputs' dtype."""
+    """Source of `run(x, gate, up, down)`, which computes in float64 and rounds its output to the inputs' dtype.
+
+    Of the experts' weights one expert's are widened at a time: all would take four times the memory of bf16.
+    """
+    about = "One assignment for each step of the block."
+    block = _IMPORTS + plain_functions(problem.steps, "block", about, "[e].double()")
+    stacked = {argument(name) for step in problem.steps if isinstance(step.op, Experts) for name in step.parameters()}
     names = list(_Axes(problem).inputs())
-    block = _IMPORTS + plain_functions(problem.steps, "block", "One assignment for each step of the block.")
-    wide = ", ".join(f"{name}.double()" for name in names)
+    wide = ", ".join(name if name in stacked else f"{name}.double()" for name in names)
     return block + _REFERENCE.format(arguments=", ".join(names), wide=wide, first=names[0])
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
+from typing import Any
 
 from ffncli.block.activations import TABLE
 from ffncli.block.steps import (
@@ -35,12 +37,14 @@ _UNICODE = {"×": r"$\times$", "·": r"$\cdot$", "−": "$-$", "√": r"$\surd$"
 
 def latex_text(problem: Problem) -> str:
     """An align* environment with one line for each step, those of an expert after them, then a table."""
-    blocks = [_aligned(problem.steps, problem.steps, input_shapes(problem.steps, ("T",)))]  # type: ignore[arg-type]
+    rows: Any = ("T",), ("T_e",)  # shapes only pass them on
+    blocks = [_aligned(problem.steps, problem.steps, input_shapes(problem.steps, rows[0]))]
     for step in problem.steps:
         if isinstance(step.op, Experts):
             name = _name(step.output)
-            inner = _aligned(step.op.program, problem.steps, input_shapes(step.op.program, ("T_e",)))  # type: ignore[arg-type]
-            blocks.append(f"where $\\operatorname{{expert}}_e$ of ${name}$, on the $T_e$ tokens that chose it, is\n{inner}")
+            inner = _aligned(step.op.program, problem.steps, input_shapes(step.op.program, rows[1]))
+            where = f"where $\\operatorname{{expert}}_e$ of ${name}$, on the $T_e$ tokens that chose it, is"
+            blocks.append(f"{where}\n{inner}")
     head = [
         f"% {clean(problem.title)}",
         f"% Written by ffn {__version__}; needs amsmath and amssymb. T is the number of tokens.",
@@ -64,11 +68,11 @@ def _functions(steps: Sequence[Step]) -> list[str]:
 def _aligned(steps: Sequence[Step], every: Sequence[Step], inputs: Mapping[str, Shape]) -> str:
     known = shapes(steps, inputs)
     given = ",\\quad ".join(f"{_name(name)} \\in {_space(inputs[name])}" for name in block_inputs(steps))
-    lines = [f"  & {given} \\\\"]
+    lines = [f"  & {given}"]
     for step in steps:
         out = f"{_name(step.output)} &= {_formula(step, every)}"
-        lines.append(f"  {out} && \\in {_space(known[step.output])} \\\\")
-    return "\n".join(["\\begin{align*}", *lines, "\\end{align*}"])
+        lines.append(f"  {out} && \\in {_space(known[step.output])}")
+    return "\n".join(["\\begin{align*}", " \\\\\n".join(lines), "\\end{align*}"])
 
 
 def _space(shape: Shape) -> str:
@@ -143,7 +147,8 @@ def _norm(op: Norm, x: str, symbols: Mapping[str, str]) -> str:
     bias = f" + {symbols['bias']}" if "bias" in symbols else ""
     inner = f"{weight} \\odot {x}" if weight and op.weigh == "input" else x
     center = inner if op.kind == "rmsnorm" else f"{inner} - \\operatorname{{mean}}({inner})"
-    spread = f"\\operatorname{{mean}}(({inner})^2)" if op.kind == "rmsnorm" else f"\\operatorname{{var}}({inner})"
+    square = f"({inner})^2" if " " in inner else f"{inner}^2"
+    spread = f"\\operatorname{{mean}}({square})" if op.kind == "rmsnorm" else f"\\operatorname{{var}}({inner})"
     y = f"\\frac{{{center}}}{{\\sqrt{{{spread} + {_number(op.eps)}}}}}"
     return y + (f" \\odot {weight}" if weight and op.weigh == "output" else "") + bias
 
@@ -185,7 +190,8 @@ def _route(op: Route, x: Sequence[str], symbols: Mapping[str, str]) -> str:
 def _experts(op: Experts, x: Sequence[str]) -> str:
     share = f"{x[1]}_e"
     made = f"\\operatorname{{expert}}_e({x[0]})"
-    return f"\\sum_e \\operatorname{{expert}}_e({share} \\, {x[0]})" if op.weigh == "input" else f"\\sum_e {share} \\, {made}"
+    inside = f"\\operatorname{{expert}}_e({share} \\, {x[0]})"
+    return f"\\sum_e {inside if op.weigh == 'input' else f'{share} {made}'}"
 
 
 def _table(problem: Problem) -> str:
@@ -195,7 +201,7 @@ def _table(problem: Problem) -> str:
         for one in problem.workloads
     ]
     return "\n".join([
-        f"% matmul FLOPs: {CONVENTIONS['matmul_flops']}; bytes: {CONVENTIONS['bytes']}",
+        *(f"% {line}" for name in ("matmul_flops", "bytes") for line in wrap(f"{name}: {CONVENTIONS[name]}", 108)),
         "\\begin{tabular}{rrrr}",
         f"  \\multicolumn{{4}}{{l}}{{{escaped(problem.title)}: {_grouped(problem.params)} parameters}} \\\\",
         "  \\hline",

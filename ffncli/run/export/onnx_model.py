@@ -36,7 +36,7 @@ from ffncli.version import __version__
 FORM = "onnx"
 OPSET = 20
 USUAL_BYTES, MOST_BYTES = 200_000_000, 2_000_000_000  # without --large; what protobuf can write
-_OPERATORS: Mapping[str, tuple[str, Mapping[str, object]]] = {
+_OPERATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "relu": ("Relu", {}), "gelu": ("Gelu", {}), "gelu_tanh": ("Gelu", {"approximate": "tanh"}),
     "sigmoid": ("Sigmoid", {}), "tanh": ("Tanh", {}),
 }  # fmt: skip
@@ -107,7 +107,7 @@ class _Graph:
             case _:
                 raise AssertionError(f"onnx has no arm for {type(step.op).__name__}")
 
-    def node(self, kind: str, inputs: Sequence[str], output: str = "", **attributes: object) -> str:
+    def node(self, kind: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
         """One more node; returns the name of its output, a new one if none is given."""
         output = output or f"{kind.lower()}_{len(self.nodes)}"
         self.nodes.append(self.onnx.helper.make_node(kind, list(inputs), [output], **attributes))

@@ -82,7 +82,7 @@ def problem_of(
 
     Raises FFNError for an impossible layer or dtype, and for a source that does not say what its blocks compute.
     """
-    chosen = resolved.layer(layer)
+    chosen = layer_of(resolved, layer)
     block = steps(chosen.spec) if exact is None else exact
     block = kernel_steps(block) if part == "ffn" else block
     kind = _dtype(resolved, dtype_name)
@@ -103,6 +103,14 @@ def problem_of(
         tolerance=block_bound(kind, width, fp32_scores),
         workloads=tuple(_workload(block, kind, count) for count in tokens or DEFAULT_TOKENS),
     )
+
+
+def layer_of(resolved: Resolved, text: str | None) -> Layer:
+    """The layer of that name, else the first of the kind that most layers are."""
+    if text is not None:
+        return resolved.layer(text)
+    group = resolved.main
+    return Layer(group.stack, group.layers[0], group.spec)
 
 
 def _dtype(resolved: Resolved, name: str | None) -> DType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ffncli.block.activations import TABLE
 from ffncli.block.steps import Activation, Add, Dropout, Experts, Linear, Multiply, Norm, Route, Step, block_inputs
@@ -22,13 +23,14 @@ _WRITTEN = {  # shorter than the table's formulas, which are the same functions
 class Spelling:
     """How code names things. `parameters` maps our names to expressions, `modules` a step to the module that computes
     it (none in a plain function), `names` a step to its variable where that is not its name. `training` is the
-    expression that says whether dropout applies.
+    expression that says whether dropout applies, `of_one` what picks an expert's tensor from those of all.
     """
 
     parameters: Mapping[str, str]
     modules: Mapping[str, str]
     names: Mapping[str, str]
     training: str = "False"
+    of_one: str = "[e]"
 
     def variable(self, name: str) -> str:
         """The variable that has a step's output: `shared__gate` for shared.gate."""
@@ -208,7 +210,7 @@ def _experts(step: Step, op: Experts, out: str, x: Sequence[str], spelling: Spel
         call_text = f"self.{expert_name(step)}({{x}}, e)"
     else:
         weights = [
-            spelling.parameters[step.prefix + name] + ("" if op.is_common(name) else "[e]")
+            spelling.parameters[step.prefix + name] + ("" if op.is_common(name) else spelling.of_one)
             for name in expert_arguments(step)
         ]
         call_text = f"{expert_name(step)}({', '.join(['{x}', *weights])})"
@@ -234,13 +236,13 @@ def function_text(name: str, steps: Sequence[Step], spelling: Spelling, argument
     return "\n".join([head, f'    """{doc}"""', *(f"    {line}" for line in body_lines(steps, spelling))]) + "\n"
 
 
-def plain_functions(steps: Sequence[Step], name: str, doc: str) -> str:
+def plain_functions(steps: Sequence[Step], name: str, doc: str, of_one: str = "[e]") -> str:
     """The block as a function `name(x, gate, up, down)`, after a function for one expert where it has experts."""
-    texts = []
+    texts, spelling = [], replace(plain_spelling(steps), of_one=of_one)
     for step in steps:
         if isinstance(step.op, Experts):
             inner = plain_spelling(step.op.program)
             arguments = list(expert_arguments(step).values())
             about = "One expert on the tokens that chose it."
             texts.append(function_text(expert_name(step), step.op.program, inner, arguments, about))
-    return "\n\n".join([*texts, function_text(name, steps, plain_spelling(steps), list(by_argument(steps)), doc)])
+    return "\n\n".join([*texts, function_text(name, steps, spelling, list(by_argument(steps)), doc)])

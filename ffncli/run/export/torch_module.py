@@ -43,7 +43,7 @@ def errors(output, exact):
     """Each token's max|a - b|, relative to the largest |b| of all."""
     return (output.double() - exact).abs().amax(-1) / exact.abs().max()
 '''
-_MAIN = '''
+_MAIN = """
 if __name__ == "__main__":
     torch.manual_seed(0)
     block = Block().to(DTYPE).eval()
@@ -52,7 +52,7 @@ if __name__ == "__main__":
         with torch.no_grad():
             apart = errors(block(*inputs), reference(block, *inputs))
         print(f"{workload['tokens']} tokens: error {apart.max():.2e}, allowed {TOLERANCE:.2e}%s")
-'''
+"""
 _BEYOND = "; {(apart > TOLERANCE).sum()} tokens beyond it"
 _NEAR_TIES = "# Rounding may send a token whose experts are nearly tied to others: it is beyond TOLERANCE, and right.\n"
 _HOLDER = '''
@@ -233,9 +233,7 @@ def _methods(steps: Sequence[Step]) -> Iterator[str]:
 
 
 def _of_one(step: Step, op: Experts) -> Mapping[str, str]:
-    return {
-        name: f"self.{step.prefix}{name}" + ("" if op.is_common(name) else "[e]") for name in op.parameters()
-    }
+    return {name: f"self.{step.prefix}{name}" + ("" if op.is_common(name) else "[e]") for name in op.parameters()}
 
 
 def _method(name: str, arguments: Sequence[str], lines: Sequence[str]) -> Iterator[str]:
