@@ -37,7 +37,8 @@ Large = Annotated[bool, _what("--large", help="With onnx: write a file of more t
 LayerName = Annotated[
     Text,
     option(SOURCE, "-l", "--layer", metavar="N", daily=True,
-           help="Layer, counted from 0; decoder.3 in a model with two stacks. [default: the first of most layers' kind]"),
+           help="Layer, counted from 0; decoder.3 in a model with two stacks."
+           " [default: the first of the most common kind]"),
 ]  # fmt: skip
 DTypeName = Annotated[
     Text,

@@ -101,9 +101,9 @@ def export(
     '% llama-2-7b, decoder layer 0: d_model 4096, d_ff 11008, silu, gated'
 
     `form` is that of `ffn export --as`; `part` is `block`, with its norms and residual, or `ffn` alone (the default of
-    flashinfer-trace, and what `ffn bench` times). `tokens` are the workloads. `seed` draws an ONNX model's weights where
-    the source has none, `large` lets it have more than 200 MB. torch is imported for `onnx` and for a source in a
-    Python file alone. Raises FFNError for whatever the command line refuses, and for an argument of the wrong type.
+    flashinfer-trace, and what `ffn bench` times). `tokens` are the workloads. An ONNX model has the source's weights,
+    or random ones of `seed`; `large` lets it have more than 200 MB. torch is imported for `onnx`, and for a source in a
+    Python file. Raises FFNError for whatever the command line refuses, and for an argument of the wrong type.
     """
     options = converted(locals(), "export")
     form = require_form(options["form"])

@@ -189,17 +189,15 @@ def _route(op: Route, x: Sequence[str], symbols: Mapping[str, str]) -> str:
 
 def _experts(op: Experts, x: Sequence[str]) -> str:
     share = f"{x[1]}_e"
-    made = f"\\operatorname{{expert}}_e({x[0]})"
-    inside = f"\\operatorname{{expert}}_e({share} \\, {x[0]})"
-    return f"\\sum_e {inside if op.weigh == 'input' else f'{share} {made}'}"
+    if op.weigh == "input":
+        return f"\\sum_e \\operatorname{{expert}}_e({share} \\, {x[0]})"
+    return f"\\sum_e {share} \\, \\operatorname{{expert}}_e({x[0]})"
 
 
 def _table(problem: Problem) -> str:
     """Parameters, and FLOPs and bytes for each number of tokens."""
-    rows = [
-        f"  {one.tokens} & {_grouped(one.matmul_flops)} & {_grouped(one.elementwise_flops)} & {_grouped(one.bytes)} \\\\"
-        for one in problem.workloads
-    ]
+    figures = [(one.tokens, one.matmul_flops, one.elementwise_flops, one.bytes) for one in problem.workloads]
+    rows = [f"  {' & '.join(map(_grouped, row))} \\\\" for row in figures]
     return "\n".join([
         *(f"% {line}" for name in ("matmul_flops", "bytes") for line in wrap(f"{name}: {CONVENTIONS[name]}", 108)),
         "\\begin{tabular}{rrrr}",

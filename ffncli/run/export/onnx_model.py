@@ -7,7 +7,7 @@ whose operator is defined with constants in float32. Facts: onnx 1.23.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -48,7 +48,7 @@ _SIGNS = {
 
 
 def check_exportable(problem: Problem, large: bool) -> None:
-    """Raises FFNError for a mixture, for a file that is too large, and without onnx (exit 3): before weights are made."""
+    """Raises FFNError for a mixture, for a file that is too large, and without onnx (exit 3)."""
     if any(isinstance(step.op, (Experts, Route)) for step in problem.steps):
         raise refused(FORM, problem, "is a mixture: which expert computes a token is not known before it runs")
     size = problem.params * problem.dtype.block_bytes
@@ -159,7 +159,10 @@ class _Graph:
         """Its statistics in float32 at least."""
         narrow = self.problem.dtype.block_bytes < 4
         element = self.onnx.TensorProto.FLOAT if narrow else self.element
-        widened: Callable[[str], str] = lambda name: self.node("Cast", [name], to=element) if narrow else name
+
+        def widened(name: str) -> str:
+            return self.node("Cast", [name], to=element) if narrow else name
+
         weight = widened(params["weight"]) if "weight" in params else ""
         if op.weight == "one_plus":
             weight = self.node("Add", [weight, self.number(1.0, element)])
