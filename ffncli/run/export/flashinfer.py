@@ -54,9 +54,11 @@ def trace_files(problem: Problem) -> dict[str, str]:
 
 
 def notes(problem: Problem) -> tuple[str, ...]:
-    """What a user of the arena has to know."""
+    """What a user of the arena has to know: its limits are absolute, and its weights are not a model's."""
     drawn = "the arena draws weights from N(0, 1) too, so that outputs are large"
-    return (f"{drawn}: fp16 may overflow, --dtype bf16 does not",) if problem.dtype.name == "fp16" else ()
+    limit = f"its --atol 0.01 is too strict, {problem.tolerance:.2g} times the largest output is right"
+    overflow = ["fp16 may overflow there, --dtype bf16 does not"] if problem.dtype.name == "fp16" else []
+    return (f"{drawn}: {limit}", *overflow)
 
 
 def definition(problem: Problem, name: str, kind: str) -> dict[str, Any]:

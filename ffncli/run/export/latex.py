@@ -25,7 +25,7 @@ from ffncli.block.steps import (
     weight_symbol,
 )
 from ffncli.errors import clean
-from ffncli.run.export.problem import CONVENTIONS, Problem
+from ffncli.run.export.problem import Problem
 from ffncli.version import __version__
 
 _ESCAPED = {
@@ -80,20 +80,18 @@ def _space(shape: Shape) -> str:
 
 
 def _name(name: str) -> str:
-    """A step's name, upright: `\\mathrm{up}`; x alone stays italic."""
+    """A step's name, upright: `\\mathrm{up}`; a letter or digit stays as it is."""
     return name if len(name) == 1 else "\\mathrm{" + name.replace("_", "\\_") + "}"
 
 
 def _symbol(output: str, parameter: str, steps: Sequence[Step]) -> str:
-    """`W_{1}`, `W^{\\mathrm{shared}}_{1}`, `b_{\\mathrm{router}}`."""
+    """`W_{1}`, `W_{\\mathrm{shared}, 1}`, `b_{\\mathrm{router}}`, `\\mathrm{alpha\\_p}_{\\mathrm{act}}`."""
     prefix, _, rest = weight_symbol(output, parameter, steps).rpartition(".")
-    letter, number = (rest.rstrip("0123456789"), rest[len(rest.rstrip("0123456789")) :])
-    base, _, below = letter.partition("_")
-    if len(base) > 1:  # a parameter that has a name, such as xielu's alphas
-        base, below = "a", f"{base}_{below}"
-    above = f"^{{{_name(prefix)}}}" if prefix else ""
-    under = number or (_name(below.strip("_")) if below else "")
-    return base + above + (f"_{{{under}}}" if under else "")
+    letter, _, name = rest.partition("_") if len(rest.partition("_")[0]) == 1 else (rest[:1], "", rest[1:])
+    if parameter not in ("weight", "bias", "correction", "factor"):  # it has a name, such as xielu's alphas
+        letter, name = _name(parameter), output.rpartition(".")[2]
+    under = [_name(part) for part in (prefix, name) if part]
+    return letter + (f"_{{{', '.join(under)}}}" if under else "")
 
 
 def _formula(step: Step, steps: Sequence[Step]) -> str:
@@ -199,7 +197,7 @@ def _table(problem: Problem) -> str:
     figures = [(one.tokens, one.matmul_flops, one.elementwise_flops, one.bytes) for one in problem.workloads]
     rows = [f"  {' & '.join(map(_grouped, row))} \\\\" for row in figures]
     return "\n".join([
-        *(f"% {line}" for name in ("matmul_flops", "bytes") for line in wrap(f"{name}: {CONVENTIONS[name]}", 108)),
+        *(f"% {line}" for name, text in problem.conventions.items() for line in wrap(f"{name}: {text}", 108)),
         "\\begin{tabular}{rrrr}",
         f"  \\multicolumn{{4}}{{l}}{{{escaped(problem.title)}: {_grouped(problem.params)} parameters}} \\\\",
         "  \\hline",

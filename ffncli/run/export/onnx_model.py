@@ -70,7 +70,8 @@ def onnx_bytes(problem: Problem, weights: Mapping[str, Tensor], origin: str) -> 
     made = graph.model(weights)
     figures = {
         "tolerance": repr(problem.tolerance), "weights": origin, "parameters": str(problem.params),
-        "flops_per_token": str(problem.workloads[0].matmul_flops // problem.workloads[0].tokens), **CONVENTIONS,
+        "matmul_flops_per_token": str(problem.workloads[0].matmul_flops // problem.workloads[0].tokens),
+        **{f"conventions.{name}": text for name, text in CONVENTIONS.items()},
     }  # fmt: skip
     onnx.helper.set_model_props(made, figures)
     onnx.checker.check_model(made, full_check=True)

@@ -22,8 +22,8 @@ DEFAULT_TOKENS = (1, 32, 1024)
 CONVENTIONS = {
     "matmul_flops": COST_CONVENTIONS["matmul_flops"],
     "elementwise_flops": COST_CONVENTIONS["elementwise_flops"],
-    "bytes": "every used weight of the FFN and the input read once, the output written once; of E experts, the"
-    " E · (1 - (1 - top_k/E)^tokens) that uniform routing is expected to touch",
+    "bytes": "every used weight of the FFN and the input read once, the output written once",
+    "bytes_of_experts": "of E experts, the E · (1 - (1 - top_k/E)^tokens) that uniform routing is expected to touch",
     "tolerance": "max|a - b| / max|b| against the block in float64, from the same rounded numbers",
 }
 
@@ -58,6 +58,17 @@ class Problem:
     def spec(self) -> FFNSpec:
         """The block's choices."""
         return self.layer.spec
+
+    @property
+    def routed(self) -> bool:
+        """Whether it has a router."""
+        return any(isinstance(step.op, Route) for step in self.steps)
+
+    @property
+    def conventions(self) -> dict[str, str]:
+        """What the figures of its workloads mean, by their names."""
+        names = ("matmul_flops", "elementwise_flops", "bytes", *(("bytes_of_experts",) if self.routed else ()))
+        return {name: CONVENTIONS[name] for name in names}
 
     @property
     def formulas(self) -> tuple[str, ...]:

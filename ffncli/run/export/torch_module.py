@@ -13,7 +13,6 @@ from ffncli.block.steps import (
     Experts,
     Linear,
     Norm,
-    Route,
     Step,
     block_inputs,
     id_inputs,
@@ -94,8 +93,7 @@ def torch_file(problem: Problem) -> str:
         *(f"        {line}" for line in made),
         *_methods(problem.steps),
     ]
-    routed = any(isinstance(step.op, Route) for step in problem.steps)
-    main = f"\n{_NEAR_TIES if routed else ''}{_MAIN.lstrip() % (_BEYOND if routed else '')}"
+    main = f"\n{_NEAR_TIES if problem.routed else ''}{_MAIN.lstrip() % (_BEYOND if problem.routed else '')}"
     text = "\n".join([*body, "", _REFERENCE, _inputs(problem), main])
     return re.sub(r"\n{4,}", "\n\n\n", text)
 
@@ -119,9 +117,7 @@ def _constants(problem: Problem) -> list[str]:
         f"DTYPE = torch.{problem.dtype.torch}",
         f"TOLERANCE = {problem.tolerance!r}  # {CONVENTIONS['tolerance']}",
         f"PARAMETERS = {problem.params}  # learned numbers, norms included",
-        f"# matmul_flops: {CONVENTIONS['matmul_flops']}.",
-        *_wrapped(f"elementwise_flops: {CONVENTIONS['elementwise_flops']}."),
-        *_wrapped(f"bytes: {CONVENTIONS['bytes']}."),
+        *(line for name, text in problem.conventions.items() for line in _wrapped(f"{name}: {text}.")),
         "WORKLOADS = (",
         *(f"    {{{row}}}," for row in rows),
         ")",
