@@ -7,10 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
+import typer
+
 from ffncli.cli.common import values
 from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.option import COMPUTE, INPUT, OUTPUT, SOURCE, option
-from ffncli.cli.common.options import DimensionOptions, OutputOptions, Source, Text, TokenListOptions
+from ffncli.cli.common.options import KINDS_OF_SOURCE, DimensionOptions, OutputOptions, Text, TokenListOptions
 from ffncli.cli.common.parsers import natural, numbers
 from ffncli.cli.common.spread import spread
 from ffncli.cli.export.page import answer
@@ -22,18 +24,26 @@ from ffncli.system.files import check_writable
 
 _what = partial(option, "What to write")
 
+ExportSource = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SOURCE",
+        help=f"{KINDS_OF_SOURCE} [default: a block of --d-model]",
+        autocompletion=values.models,
+    ),
+]
 As = Annotated[
     str | None,
     _what("--as", metavar="FORM", daily=True, values=values.forms,
-          help="torch (a Python file), flashinfer-trace (a folder of JSON), onnx or latex."),
+          help="Form: torch (a Python file), flashinfer-trace (a folder), onnx or latex."),
 ]  # fmt: skip
 WhichPart = Annotated[
     Text,
     _what("--part", metavar="NAME", values=values.parts,
-          help="block, with its norms and residual, or ffn alone, which `ffn bench` times."
+          help="Part to write: block, with its norms and residual, or ffn alone, as in `ffn bench`."
           " [default: block; flashinfer-trace: ffn]"),
 ]  # fmt: skip
-Large = Annotated[bool, _what("--large", help="With onnx: write a file of more than 200 MB.")]
+Large = Annotated[bool, _what("--large", help="With onnx: write a file of more than 200 MB too.")]
 LayerName = Annotated[
     Text,
     option(SOURCE, "-l", "--layer", metavar="N", daily=True,
@@ -43,7 +53,7 @@ LayerName = Annotated[
 DTypeName = Annotated[
     Text,
     option(COMPUTE, "--dtype", metavar="NAME", daily=True, values=values.dtypes,
-           help="fp32, fp64, bf16 or fp16. [default: as released or stored, else fp32]"),
+           help="Format of weights and inputs: fp32, fp64, bf16 or fp16. [default: as released, else fp32]"),
 ]  # fmt: skip
 Seed = Annotated[
     int | None,
@@ -97,7 +107,7 @@ class ExportedOutputOptions(OutputOptions):
 @spread
 def command(
     *,
-    source: Source = None,
+    source: ExportSource = None,
     form: As = None,
     part: WhichPart = None,
     large: Large = False,
@@ -109,14 +119,13 @@ def command(
     load_limit: LoadOptions,
     show: ExportedOutputOptions,
 ) -> None:
-    """Write a block for other programs, with its reference, tolerance, FLOPs and bytes: torch, FlashInfer-Bench, ONNX,
-    LaTeX.
+    """Write a block for torch, FlashInfer-Bench, ONNX or LaTeX, with its reference, tolerance, FLOPs and bytes.
 
     Examples:
-      ffn export 512x2048:swiglu --as torch               # a module with its reference
-      ffn export llama-2-7b --as latex -o llama.tex       # formulas and a table
-      ffn export mixtral-8x7b --as flashinfer-trace -o arena  # --tokens: its workloads
-      ffn export ./my-model -l 3 --as onnx -o ffn.onnx    # with the layer's weights
+      ffn export llama-2-7b --as torch                  # a module and its reference
+      ffn export llama-2-7b --as latex -o llama.tex     # formulas and a table
+      ffn export gpt2 --as flashinfer-trace -o arena    # a folder that it loads
+      ffn export ./my-model -l 1 --as torch -n 1,4096   # its workloads
     """
     output = show.output()
     load_limit.apply()

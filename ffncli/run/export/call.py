@@ -12,7 +12,7 @@ from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, did_you_mean, shown, shown_path
 from ffncli.models.model import Resolved
 from ffncli.models.runnable import require_runnable
-from ffncli.run.export.problem import Part, Problem, problem_of
+from ffncli.run.export.problem import ExportProblem, Part, problem_of
 from ffncli.run.user.arguments import DimensionNames, Source, converted
 from ffncli.run.user.load import load
 from ffncli.system.files import check_writable, written_whole
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Form:
+class ExportForm:
     """One way to write a block: the suffix of its file, or none where it is a folder; whether it is text."""
 
     suffix: str
@@ -31,11 +31,11 @@ class Form:
     part: Part = "block"
 
 
-FORMS: Mapping[str, Form] = {
-    "torch": Form(".py"),
-    "flashinfer-trace": Form("", part="ffn"),
-    "onnx": Form(".onnx", text=False),
-    "latex": Form(".tex"),
+FORMS: Mapping[str, ExportForm] = {
+    "torch": ExportForm(".py"),
+    "flashinfer-trace": ExportForm("", part="ffn"),
+    "onnx": ExportForm(".onnx", text=False),
+    "latex": ExportForm(".tex"),
 }
 
 
@@ -44,7 +44,7 @@ class Export:
     """A block in another form: path → contents of its files, of which all but `flashinfer-trace` have one."""
 
     form: str
-    problem: Problem
+    problem: ExportProblem
     files: Mapping[str, str | bytes]
     notes: tuple[str, ...] = ()
 
@@ -129,30 +129,30 @@ def require_form(form: str | None) -> str:
     return form
 
 
-def _torch(problem: Problem) -> tuple[dict[str, str], tuple[str, ...]]:
+def _torch(problem: ExportProblem) -> tuple[dict[str, str], tuple[str, ...]]:
     from ffncli.run.export.torch_module import torch_file
 
     return {"block.py": torch_file(problem)}, ()
 
 
-def _flashinfer(problem: Problem) -> tuple[dict[str, str], tuple[str, ...]]:
+def _flashinfer(problem: ExportProblem) -> tuple[dict[str, str], tuple[str, ...]]:
     from ffncli.run.export.flashinfer import notes, trace_files
 
     return trace_files(problem), notes(problem)
 
 
-def _latex(problem: Problem) -> tuple[dict[str, str], tuple[str, ...]]:
+def _latex(problem: ExportProblem) -> tuple[dict[str, str], tuple[str, ...]]:
     from ffncli.run.export.latex import latex_text
 
     return {"block.tex": latex_text(problem)}, ()
 
 
-_WRITERS: Mapping[str, Callable[[Problem], tuple[dict[str, str], tuple[str, ...]]]] = {
+_WRITERS: Mapping[str, Callable[[ExportProblem], tuple[dict[str, str], tuple[str, ...]]]] = {
     "torch": _torch, "flashinfer-trace": _flashinfer, "latex": _latex,
 }  # fmt: skip
 
 
-def _onnx(resolved: Resolved, problem: Problem, options: Mapping[str, Any]) -> Export:
+def _onnx(resolved: Resolved, problem: ExportProblem, options: Mapping[str, Any]) -> Export:
     """With the weights of the source, else with random ones."""
     from ffncli.run.engine.prepare import LayerRequest, prepare
     from ffncli.run.export.onnx_model import check_exportable, onnx_bytes

@@ -18,7 +18,7 @@ from ffncli.block.op import Axis
 from ffncli.block.steps import Experts, block_inputs, feature_axis, id_inputs, parameters, state_inputs
 from ffncli.errors import FFNError, clean
 from ffncli.kernels.argument_names import argument
-from ffncli.run.export.problem import CONVENTIONS, Problem, refused
+from ffncli.run.export.problem import CONVENTIONS, ExportProblem, refused
 from ffncli.run.export.torch_code import plain_functions
 from ffncli.version import __version__
 
@@ -34,7 +34,7 @@ def run({arguments}):
 """
 
 
-def trace_files(problem: Problem) -> dict[str, str]:
+def trace_files(problem: ExportProblem) -> dict[str, str]:
     """Path in the data set → the file's text.
 
     Raises FFNError for a block whose inputs the arena cannot draw, and for a dtype that its schema does not have.
@@ -53,7 +53,7 @@ def trace_files(problem: Problem) -> dict[str, str]:
     return files | {f"figures/{kind}/{name}.json": _json(_figures(problem, name))}
 
 
-def notes(problem: Problem) -> tuple[str, ...]:
+def notes(problem: ExportProblem) -> tuple[str, ...]:
     """What a user of the arena has to know: its limits are absolute, and its weights are not a model's."""
     drawn = "the arena draws weights from N(0, 1) too, so that outputs are large"
     limit = f"its --atol 0.01 is too strict, {problem.tolerance:.2g} times the largest output is right"
@@ -61,7 +61,7 @@ def notes(problem: Problem) -> tuple[str, ...]:
     return (f"{drawn}: {limit}", *overflow)
 
 
-def definition(problem: Problem, name: str, kind: str) -> dict[str, Any]:
+def definition(problem: ExportProblem, name: str, kind: str) -> dict[str, Any]:
     """The Definition: every axis but `tokens` is constant, the inputs are x and the weights in step order."""
     axes = _Axes(problem)
     inputs = {argument_: {"shape": shape, "dtype": problem.dtype.torch} for argument_, shape in axes.inputs().items()}
@@ -82,7 +82,7 @@ def definition(problem: Problem, name: str, kind: str) -> dict[str, Any]:
     }
 
 
-def reference(problem: Problem) -> str:
+def reference(problem: ExportProblem) -> str:
     """Source of `run(x, gate, up, down)`, which computes in float64 and rounds its output to the inputs' dtype.
 
     Of the experts' weights one expert's are widened at a time: all would take four times the memory of bf16.
@@ -95,14 +95,14 @@ def reference(problem: Problem) -> str:
     return block + _REFERENCE.format(arguments=", ".join(names), wide=wide, first=names[0])
 
 
-def _d_model(problem: Problem) -> Axis:
+def _d_model(problem: ExportProblem) -> Axis:
     return Axis("d_model", problem.spec.d_model)
 
 
 class _Axes:
     """The axes by unique names: a name that a second size or an input has already gets the size added."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: ExportProblem) -> None:
         self.steps = problem.steps
         self.taken = {*block_inputs(self.steps), *map(argument, parameters(self.steps)), "tokens", _OUTPUT}
         self.sizes: dict[str, int] = {}
@@ -124,7 +124,7 @@ class _Axes:
         }
 
 
-def _name(problem: Problem) -> str:
+def _name(problem: ExportProblem) -> str:
     """`ffn_llama_2_7b_d4096_f11008_fp16`; a bare block is named after its activation."""
     spec, moe = problem.spec, problem.spec.moe
     kind = f"{spec.activation}_{'gated' if spec.gated else 'plain'}" if problem.bare else problem.name
@@ -135,16 +135,16 @@ def _name(problem: Problem) -> str:
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
 
 
-def _description(problem: Problem) -> str:
+def _description(problem: ExportProblem) -> str:
     allowed = f"{CONVENTIONS['tolerance']}: at most {problem.tolerance:.3g}"
     return f"{clean(problem.title)}. {'; '.join(map(clean, problem.formulas))}. Right answers: {allowed}."
 
 
-def _tags(problem: Problem) -> list[str]:
+def _tags(problem: ExportProblem) -> list[str]:
     return ["status:draft", *([] if problem.bare else [f"model:{clean(problem.name)}"])]
 
 
-def _workloads(problem: Problem, name: str) -> Sequence[Mapping[str, Any]]:
+def _workloads(problem: ExportProblem, name: str) -> Sequence[Mapping[str, Any]]:
     """Each as a Trace without a solution, which is how the data set stores it."""
     names = list(_Axes(problem).inputs())
     return [
@@ -162,7 +162,7 @@ def _workloads(problem: Problem, name: str) -> Sequence[Mapping[str, Any]]:
     ]
 
 
-def _solution(problem: Problem, name: str) -> dict[str, Any]:
+def _solution(problem: ExportProblem, name: str) -> dict[str, Any]:
     """The same steps in the inputs' dtype, one torch call each: what a kernel has to beat."""
     source = _IMPORTS + plain_functions(problem.steps, "run", "One assignment for each step of the block.")
     return {
@@ -181,7 +181,7 @@ def _solution(problem: Problem, name: str) -> dict[str, Any]:
     }
 
 
-def _figures(problem: Problem, name: str) -> dict[str, Any]:
+def _figures(problem: ExportProblem, name: str) -> dict[str, Any]:
     """What the schemas have no field for."""
     return {
         "schema_version": 1,

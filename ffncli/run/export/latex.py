@@ -25,7 +25,7 @@ from ffncli.block.steps import (
     weight_symbol,
 )
 from ffncli.errors import clean
-from ffncli.run.export.problem import Problem
+from ffncli.run.export.problem import ExportProblem
 from ffncli.version import __version__
 
 _ESCAPED = {
@@ -35,7 +35,7 @@ _ESCAPED = {
 _UNICODE = {"×": r"$\times$", "·": r"$\cdot$", "−": "$-$", "√": r"$\surd$", "≤": r"$\le$"}
 
 
-def latex_text(problem: Problem) -> str:
+def latex_text(problem: ExportProblem) -> str:
     """An align* environment with one line for each step, those of an expert after them, then a table."""
     rows: Any = ("T",), ("T_e",)  # shapes only pass them on
     blocks = [_aligned(problem.steps, problem.steps, input_shapes(problem.steps, rows[0]))]
@@ -192,7 +192,7 @@ def _experts(op: Experts, x: Sequence[str]) -> str:
     return f"\\sum_e {share} \\, \\operatorname{{expert}}_e({x[0]})"
 
 
-def _table(problem: Problem) -> str:
+def _table(problem: ExportProblem) -> str:
     """Parameters, and FLOPs and bytes for each number of tokens."""
     figures = [(one.tokens, one.matmul_flops, one.elementwise_flops, one.bytes) for one in problem.workloads]
     rows = [f"  {' & '.join(map(_grouped, row))} \\\\" for row in figures]

@@ -28,8 +28,8 @@ from ffncli.block.steps import (
     parameters,
 )
 from ffncli.errors import FFNError
-from ffncli.run.export.problem import CONVENTIONS, Problem, refused
-from ffncli.run.export.terms import Term, formula_of, leaf
+from ffncli.run.export.problem import CONVENTIONS, ExportProblem, refused
+from ffncli.run.export.terms import FormulaTerm, formula_of, leaf
 from ffncli.system.packages import require_extra
 from ffncli.version import __version__
 
@@ -47,7 +47,7 @@ _SIGNS = {
 }  # fmt: skip
 
 
-def check_exportable(problem: Problem, large: bool) -> None:
+def check_exportable(problem: ExportProblem, large: bool) -> None:
     """Raises FFNError for a mixture, for a file that is too large, and without onnx (exit 3)."""
     if any(isinstance(step.op, (Experts, Route)) for step in problem.steps):
         raise refused(FORM, problem, "is a mixture: which expert computes a token is not known before it runs")
@@ -61,7 +61,7 @@ def check_exportable(problem: Problem, large: bool) -> None:
     require_extra("onnx", "onnx")
 
 
-def onnx_bytes(problem: Problem, weights: Mapping[str, Tensor], origin: str) -> bytes:
+def onnx_bytes(problem: ExportProblem, weights: Mapping[str, Tensor], origin: str) -> bytes:
     """The model's file. `weights` are canonical, in the problem's dtype; `origin` says where they come from."""
     onnx = import_module("onnx")
     graph = _Graph(onnx, problem)
@@ -82,7 +82,7 @@ def onnx_bytes(problem: Problem, weights: Mapping[str, Tensor], origin: str) -> 
 class _Graph:
     """Nodes, in order; every intermediate has its step's name."""
 
-    def __init__(self, onnx: Any, problem: Problem) -> None:
+    def __init__(self, onnx: Any, problem: ExportProblem) -> None:
         self.onnx, self.problem = onnx, problem
         self.element = getattr(onnx.TensorProto, _ELEMENTS[problem.dtype.name])
         self.nodes: list[Any] = []
@@ -142,7 +142,7 @@ class _Graph:
         y = self.node("Add", [y, self.number(op.plus)]) if op.plus else y
         self.node("Identity", [y], output)
 
-    def _formula(self, term: Term) -> str:
+    def _formula(self, term: FormulaTerm) -> str:
         """The nodes of a formula; log1p, expm1 and erfc are written with what ONNX has."""
         if term.name == "leaf":
             return str(term.value)

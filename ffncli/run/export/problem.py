@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from ffncli.block.analysis.rounding import block_bound
 from ffncli.block.cost import CONVENTIONS as COST_CONVENTIONS
 from ffncli.block.cost import cost
 from ffncli.block.dtypes import DType, activation_dtype, dtype, find_storage
 from ffncli.block.recipe import FFNSpec, steps
-from ffncli.block.rounding import block_bound
 from ffncli.block.steps import Route, Step, right_hand_side, walk
 from ffncli.block.traffic import traffic
 from ffncli.dataclass import dataclass
@@ -39,7 +39,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Problem:
+class ExportProblem:
     """One block to export, or the FFN in it: `part`. `tolerance` is the relative error that `dtype` allows."""
 
     name: str
@@ -88,7 +88,7 @@ class Problem:
 def problem_of(
     resolved: Resolved, part: Part, layer: str | None = None, dtype_name: str | None = None,
     tokens: Sequence[int] = (), exact: tuple[Step, ...] | None = None,
-) -> Problem:  # fmt: skip
+) -> ExportProblem:  # fmt: skip
     """The problem for one layer of a model; `exact` are its steps where its files do not describe all of them.
 
     Raises FFNError for an impossible layer or dtype, and for a source that does not say what its blocks compute.
@@ -101,7 +101,7 @@ def problem_of(
     width = max(spec.d_model, spec.d_ff, spec.shared_width)
     fp32_scores = any(isinstance(step.op, Route) and step.op.score_dtype == "fp32" for step in block)
     total = cost(block)
-    return Problem(
+    return ExportProblem(
         name=resolved.name,
         source=resolved.source,
         citation=resolved.citation,
@@ -139,6 +139,6 @@ def _workload(block: tuple[Step, ...], kind: DType, tokens: int) -> Workload:
     )
 
 
-def refused(form: str, problem: Problem, why: str, instead: str = "torch") -> FFNError:
+def refused(form: str, problem: ExportProblem, why: str, instead: str = "torch") -> FFNError:
     """The error for a block that a form cannot say: named, never approximated."""
     return FFNError(f"--as {form}: {shown(problem.name)} {why}", f"--as {instead} writes it")

@@ -1,4 +1,4 @@
-"""A formula of the activation table as a tree: its `f(x, m)` is called on a Term, over a namespace of Terms.
+"""A formula of the activation table as a tree: its `f(x, m)` is called on a term, over a namespace of terms.
 
 One formula then prints as torch code, and becomes nodes of an ONNX graph.
 """
@@ -18,83 +18,83 @@ _BINARY = {"+": 2, "-": 2, "*": 3, "/": 3, "<": 1, "<=": 1, ">": 1, ">=": 1, "==
 _ATOM = 5
 
 
-class Term:
+class FormulaTerm:
     """A number of a formula: a function's name or a sign, and what it is applied to; `value` for a leaf."""
 
-    def __init__(self, name: str, *of: Term, value: object = None) -> None:
+    def __init__(self, name: str, *of: FormulaTerm, value: object = None) -> None:
         self.name, self.of, self.value = name, of, value
 
-    __hash__ = None  # type: ignore[assignment]  # == makes a Term
+    __hash__ = None  # type: ignore[assignment]  # == makes a term
 
-    def __add__(self, other: Any) -> Term:
-        return Term("+", self, term(other))
+    def __add__(self, other: Any) -> FormulaTerm:
+        return FormulaTerm("+", self, term(other))
 
-    def __radd__(self, other: Any) -> Term:
-        return Term("+", term(other), self)
+    def __radd__(self, other: Any) -> FormulaTerm:
+        return FormulaTerm("+", term(other), self)
 
-    def __sub__(self, other: Any) -> Term:
-        return Term("-", self, term(other))
+    def __sub__(self, other: Any) -> FormulaTerm:
+        return FormulaTerm("-", self, term(other))
 
-    def __rsub__(self, other: Any) -> Term:
-        return Term("-", term(other), self)
+    def __rsub__(self, other: Any) -> FormulaTerm:
+        return FormulaTerm("-", term(other), self)
 
-    def __mul__(self, other: Any) -> Term:
-        return Term("*", self, term(other))
+    def __mul__(self, other: Any) -> FormulaTerm:
+        return FormulaTerm("*", self, term(other))
 
-    def __rmul__(self, other: Any) -> Term:
-        return Term("*", term(other), self)
+    def __rmul__(self, other: Any) -> FormulaTerm:
+        return FormulaTerm("*", term(other), self)
 
-    def __truediv__(self, other: Any) -> Term:
-        return Term("/", self, term(other))
+    def __truediv__(self, other: Any) -> FormulaTerm:
+        return FormulaTerm("/", self, term(other))
 
-    def __neg__(self) -> Term:
-        return Term("-", term(0.0), self)
+    def __neg__(self) -> FormulaTerm:
+        return FormulaTerm("-", term(0.0), self)
 
-    def __lt__(self, other: Any) -> Term:
-        return Term("<", self, term(other))
+    def __lt__(self, other: Any) -> FormulaTerm:
+        return FormulaTerm("<", self, term(other))
 
-    def __le__(self, other: Any) -> Term:
-        return Term("<=", self, term(other))
+    def __le__(self, other: Any) -> FormulaTerm:
+        return FormulaTerm("<=", self, term(other))
 
-    def __gt__(self, other: Any) -> Term:
-        return Term(">", self, term(other))
+    def __gt__(self, other: Any) -> FormulaTerm:
+        return FormulaTerm(">", self, term(other))
 
-    def __ge__(self, other: Any) -> Term:
-        return Term(">=", self, term(other))
+    def __ge__(self, other: Any) -> FormulaTerm:
+        return FormulaTerm(">=", self, term(other))
 
-    def __eq__(self, other: object) -> Term:  # type: ignore[override]
-        return Term("==", self, term(other))
-
-
-def term(value: Any) -> Term:
-    """A Term as it is; a number as a leaf."""
-    return value if isinstance(value, Term) else Term("number", value=float(value))
+    def __eq__(self, other: object) -> FormulaTerm:  # type: ignore[override]
+        return FormulaTerm("==", self, term(other))
 
 
-def leaf(value: object) -> Term:
+def term(value: Any) -> FormulaTerm:
+    """A term as it is; a number as a leaf."""
+    return value if isinstance(value, FormulaTerm) else FormulaTerm("number", value=float(value))
+
+
+def leaf(value: object) -> FormulaTerm:
     """What a printer or a graph knows by this value: the input, or a learned parameter."""
-    return Term("leaf", value=value)
+    return FormulaTerm("leaf", value=value)
 
 
-def _call(name: str, *of: Any) -> Term:
-    return Term(name, *map(term, of))
+def _call(name: str, *of: Any) -> FormulaTerm:
+    return FormulaTerm(name, *map(term, of))
 
 
 _NAMESPACE = SimpleNamespace(**{name: partial(_call, name) for name in vars(SCALAR)})
 
 
-def formula_of(op: Activation, x: Term, learned: Mapping[str, Term]) -> Term:
+def formula_of(op: Activation, x: FormulaTerm, learned: Mapping[str, FormulaTerm]) -> FormulaTerm:
     """What an activation computes without its limits, a soft cap included."""
-    out: Term = limited.unlimited(op, x, with_learned(_NAMESPACE, learned))
+    out: FormulaTerm = limited.unlimited(op, x, with_learned(_NAMESPACE, learned))
     return out
 
 
-def as_torch(node: Term) -> str:
+def as_torch(node: FormulaTerm) -> str:
     """The formula as an expression over torch; leaves print as they are."""
     return _printed(node)[0]
 
 
-def _printed(node: Term) -> tuple[str, int]:
+def _printed(node: FormulaTerm) -> tuple[str, int]:
     """(the text, how tightly it binds)."""
     if node.name == "leaf":
         text = str(node.value)

@@ -19,7 +19,7 @@ from ffncli.block.steps import (
     input_shapes,
 )
 from ffncli.errors import clean
-from ffncli.run.export.problem import CONVENTIONS, Problem
+from ffncli.run.export.problem import CONVENTIONS, ExportProblem
 from ffncli.run.export.torch_code import Spelling, body_lines, expert_name
 from ffncli.version import __version__
 
@@ -71,7 +71,7 @@ def drawn(fan_in, *shape):
 '''
 
 
-def torch_file(problem: Problem) -> str:
+def torch_file(problem: ExportProblem) -> str:
     """The file's text: it needs torch alone, and has no weights."""
     made = list(_initial_lines(problem.steps))
     holder = _HOLDER if any("Parameters(" in line for line in made) else ""
@@ -98,7 +98,7 @@ def torch_file(problem: Problem) -> str:
     return re.sub(r"\n{4,}", "\n\n\n", text)
 
 
-def _header(problem: Problem) -> list[str]:
+def _header(problem: ExportProblem) -> list[str]:
     """Comments, which no text from a file can leave."""
     about = "the whole block" if problem.part == "block" else "the FFN alone: no norm around it, no residual"
     return [
@@ -110,7 +110,7 @@ def _header(problem: Problem) -> list[str]:
     ]
 
 
-def _constants(problem: Problem) -> list[str]:
+def _constants(problem: ExportProblem) -> list[str]:
     names = ("tokens", "matmul_flops", "elementwise_flops", "bytes")
     rows = [", ".join(f'"{name}": {getattr(one, name)}' for name in names) for one in problem.workloads]
     return [
@@ -129,14 +129,14 @@ def _wrapped(text: str) -> list[str]:
     return [f"# {line}" for line in textwrap.wrap(text, 108)]
 
 
-def _shapes(problem: Problem) -> str:
+def _shapes(problem: ExportProblem) -> str:
     """`x [..., 4096] → [..., 4096]`."""
     shapes = input_shapes(problem.steps, ())
     inputs = ", ".join(f"{name} [..., {shape[-1]}]" for name, shape in shapes.items())
     return f"{inputs} → [..., {problem.spec.d_model}]. Weights are [out, in], those of experts [experts, out, in]."
 
 
-def _inputs(problem: Problem) -> str:
+def _inputs(problem: ExportProblem) -> str:
     """A function that draws the block's inputs."""
     ids, drawn = id_inputs(problem.steps), []
     for name, shape in input_shapes(problem.steps, ()).items():

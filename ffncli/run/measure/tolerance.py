@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ffncli.block.rounding import rounding_bound
+from ffncli.block.analysis.rounding import rounding_bound
 from ffncli.errors import FFNError, shown
 
 _MORE_ROUNDINGS = 10

@@ -15,7 +15,7 @@ from ffncli.block.steps import id_inputs, input_shapes
 from ffncli.models.model import block_model
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.weights import random_weights
-from ffncli.run.export.problem import Part, Problem, problem_of
+from ffncli.run.export.problem import ExportProblem, Part, problem_of
 from ffncli.run.verify.module import block_module
 
 _MIX = FFNSpec(8, 12, "swiglu", norm="rmsnorm", residual=True)
@@ -62,11 +62,13 @@ MIXTURES = {
 _NO_MODULE = {"router mlp", "dropout"}  # of the second computation: it has none, or not in this mode
 
 
-def problem(spec: FFNSpec, part: Part = "block", dtype: str = "fp64", tokens: tuple[int, ...] = (2, 5)) -> Problem:
+def problem(
+    spec: FFNSpec, part: Part = "block", dtype: str = "fp64", tokens: tuple[int, ...] = (2, 5)
+) -> ExportProblem:
     return problem_of(block_model(spec, "a block"), part, dtype_name=dtype, tokens=tokens)
 
 
-def drawn(block: Problem) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def drawn(block: ExportProblem) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """(weights in which no norm, bias or correction is trivial, inputs), both in float64."""
     generator = torch.Generator().manual_seed(3)
     weights = {
@@ -80,7 +82,7 @@ def drawn(block: Problem) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return weights, inputs
 
 
-def expected(name: str, block: Problem, weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
+def expected(name: str, block: ExportProblem, weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
     """The output step by step; it agrees with the module that is made from the spec and not from the steps."""
     out = run(block.steps, weights, inputs)
     if block.part == "block" and name not in _NO_MODULE:

@@ -69,8 +69,9 @@ def test_a_gated_block_in_full():
         "\\end{align*}",
         "% matmul_flops: 1 multiply-add = 2 FLOPs; biases are elementwise",
         "% elementwise_flops: 1 per element for bias, activation, multiply, add; RMSNorm 4, LayerNorm 7; dropout 0;",
-        "% routing: 1 per logit for the score and for a choice correction, top_k for a renormalisation and for a",
-        "% scale, and the multiplies and adds that mix the chosen experts",
+        "% routing: 1 per logit for the score and for a choice correction, top_k for a renormalisation and for a"
+        " scale,",
+        "% and the multiplies and adds that mix the chosen experts",
         "% bytes: every used weight of the FFN and the input read once, the output written once",
         "\\begin{tabular}{rrrr}",
         "  \\multicolumn{4}{l}{llama-2-7b, decoder layer 0: d\\_model 4096, d\\_ff 11008, silu, gated:"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ffncli.block.analysis.rounding import block_bound
 from ffncli.block.dtypes import dtype
 from ffncli.block.recipe import FFNSpec, MoE
-from ffncli.block.rounding import block_bound
 from ffncli.errors import FFNError
 from ffncli.models.model import block_model
 from ffncli.models.source import load
