@@ -97,8 +97,8 @@ test-ranks: $(VENV)/.installed-test
 ARENAS := .venv-arenas
 
 test-arenas: $(VENV)/.installed-test
-	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(ARENAS) -c constraints.txt \
-	    flashinfer-bench apache-tvm-ffi docstring-parser
+	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(ARENAS) \
+	    flashinfer-bench==0.1.2 apache-tvm-ffi docstring-parser
 	@PYTHONPATH=$(ARENAS) $(BIN)/python -m pytest tests/run/export/test_flashinfer.py
 
 fuzz: $(VENV)/.installed-test
