@@ -12,6 +12,7 @@
 # make fuzz        input that lies, of every format: FUZZ_CASES=5000 of it beside the tests that make up input
 # make test-wheel    builds the wheel and tries it in a new environment, away from the checkout
 # make test-triton   Triton kernels without a GPU, in an environment of its own (1.8 GB)
+# make test-arenas   what `ffn export` writes for FlashInfer-Bench, loaded by its own loader (30 MB)
 # make test-install  .ci/install on package indexes of its own, with the time and the bytes of each case
 # make docs    the manual as a searchable site, in site/
 # make test-docs    runs every command that README.md and docs/ show; make docs-update writes their output anew
@@ -27,7 +28,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install .ci/install_torch.py
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test fuzz test-runs test-architectures test-hub test-ranks test-kills test-cheats test-wheel test-install test-triton check lint bench bench-timers bench-method bench-sweep bench-conv bench-plan plan-published bench-grids certificates bench-fresh-inputs demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
+.PHONY: run test fuzz test-runs test-architectures test-hub test-ranks test-kills test-cheats test-wheel test-install test-triton test-arenas check lint bench bench-timers bench-method bench-sweep bench-conv bench-plan plan-published bench-grids certificates bench-fresh-inputs demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
     bench-approximate mutations facts catalog architectures trace-architectures claims picture unchanged docs test-docs docs-update clean
 .DEFAULT_GOAL := run
 
@@ -91,6 +92,14 @@ test-hub: $(VENV)/.installed-test
 
 test-ranks: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(RANKS)
+
+# FlashInfer-Bench's own loader on what ffn export writes: without its dependencies, which are CUDA packages.
+ARENAS := .venv-arenas
+
+test-arenas: $(VENV)/.installed-test
+	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(ARENAS) \
+	    flashinfer-bench==0.1.2 apache-tvm-ffi docstring-parser
+	@PYTHONPATH=$(ARENAS) $(BIN)/python -m pytest tests/run/export/test_flashinfer.py
 
 fuzz: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(FUZZ)
@@ -226,4 +235,4 @@ docs-update: $(VENV)/.installed-test
 	@$(BIN)/python -m docs.blocks update $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(TRITON) .pytest_cache .mypy_cache .ruff_cache .hypothesis site
+	rm -rf $(VENV) $(TRITON) $(ARENAS) .pytest_cache .mypy_cache .ruff_cache .hypothesis site

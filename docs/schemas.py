@@ -64,6 +64,10 @@ SAMPLES = {
                 "a.csv --plot"],
     "merge": ["part-1.csv -o one.csv", "part-1.csv part-2.csv -o both.csv"],
     "doctor": ["", "--no-noise"],
+    "export": [
+        "4x8:relu --as torch", "gpt2 --as latex --tokens 1,4", "mixtral-8x7b --as flashinfer-trace",
+        "4x8:gelu --as torch -o block.py",
+    ],
     "explain": ["", "gelu", "swiglu", "4x", "moe", "neuron", "activation"],
 }  # fmt: skip
 _PREPARE = """

@@ -24,6 +24,7 @@ _WHERE = {
     "cost": ("ffncli.block.cost", "cost"),
     "count": ("ffncli.run.user.count", "count"),
     "explain": ("ffncli.run.topics.call", "explain"),
+    "export": ("ffncli.run.export.call", "export"),
     "load": ("ffncli.run.user.load", "load"),
     "merge": ("ffncli.bench.results.merge", "merge"),
     "plan": ("ffncli.run.user.plan", "plan"),
@@ -44,6 +45,7 @@ __all__ = [
     "cost",
     "count",
     "explain",
+    "export",
     "load",
     "merge",
     "plan",
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from ffncli.block.recipe import FFNSpec, MoE, steps
     from ffncli.errors import FFNError
     from ffncli.run.approximate.call import approximate
+    from ffncli.run.export.call import export
     from ffncli.run.topics.call import explain
     from ffncli.run.trace.call import survey, trace
     from ffncli.run.user.count import count

@@ -117,6 +117,7 @@ def keys(value: object) -> set[str]:
         ["trace", "gpt2", "--d-model", "4", "--d-ff", "8", "--layer", "all", "--json"],
         ["trace", "8x16:swiglu", "--experts", "4", "--json", "--explain", "experts[0,1],route[0,0]", "--depth", "2"],
         ["activations", "gelu", "relu", "--expect", "0=0", "--json"],
+        ["export", "gpt2", "--as", "latex", "--json"],
         ["trace", "4x8:relu", "--input", "nan,0,1,2", "--top-units", "1", "--json"],
     ],
 )

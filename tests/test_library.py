@@ -31,7 +31,7 @@ def test_a_call_is_named_without_torch():
     import subprocess
     import sys
 
-    code = "import sys; from ffncli import read_results, benchmark, trace, survey, verify, approximate\n"
+    code = "import sys; from ffncli import read_results, benchmark, trace, survey, verify, approximate, export\n"
     code += "print(sorted({'torch', 'pandas'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 

@@ -25,6 +25,7 @@ OTHERS = [
     "activations relu --expect 1=1", f"activations gelu --source my-model --layer 1 {PROMPT}",
     "approximate --target abs --d-ff 2,4 --activation relu --seeds 2 --steps 10", "verify 6x12:gelu",
     "verify my-model --layer 2", "models qwen", "compare c.json d.json", "doctor --no-noise",
+    "export gpt-oss-20b --as latex", "export 4x8:swiglu --as flashinfer-trace --dtype bf16 --part block",
     "bench 32x64:gelu --kernel eager --quick --threads 1 --save here.csv",
 ]  # fmt: skip
 

@@ -159,10 +159,11 @@ def register(
 
 def kernel_steps(steps: Steps) -> tuple[Step, ...]:
     """The steps that a kernel computes: from ffn_input to ffn_output, without dropout, as in eval mode."""
-    return _without_dropout(ffn_steps(steps))
+    return without_dropout(ffn_steps(steps))
 
 
-def _without_dropout(steps: Steps) -> tuple[Step, ...]:
+def without_dropout(steps: Steps) -> tuple[Step, ...]:
+    """The steps in eval mode."""
     kept: list[Step] = []
     same: dict[str, str] = {}  # a dropout's name → its input
     for step in steps:
@@ -176,4 +177,4 @@ def _without_dropout(steps: Steps) -> tuple[Step, ...]:
 
 def _eval(step: Step) -> Op:
     """The step's op; dropout is removed from experts too."""
-    return replace(step.op, program=_without_dropout(step.op.program)) if isinstance(step.op, Experts) else step.op
+    return replace(step.op, program=without_dropout(step.op.program)) if isinstance(step.op, Experts) else step.op

@@ -1,4 +1,5 @@
-"""Whether transformers can run a source: a directory with a config and safetensors, or a GGUF file."""
+"""Whether a source says enough to run its blocks, and whether transformers can run it: a directory with a config and
+safetensors, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -14,6 +15,19 @@ if TYPE_CHECKING:
     from ffncli.models.files.checkpoint import Checkpoint
 
 _HINT = "give a directory with config.json and safetensors, or a GGUF file"
+
+
+def require_runnable(resolved: Resolved) -> None:
+    """Raises FFNError if the source does not fully describe the model's blocks; an option may add what is missing."""
+    if resolved.model.refused:
+        raise FFNError(f"{shown(resolved.source)} cannot be run: {resolved.model.refused}", "`ffn params` counts it")
+    options = {"activation": "--activation silu", "top_k": "--top-k 2"}
+    if lacking := [name for name in options if name in resolved.model.unknown]:
+        flags = " ".join(options[name] for name in lacking)
+        raise FFNError(
+            f"{shown(resolved.source)} does not say its {' and '.join(lacking)}, so it cannot be run",
+            f"pass {flags}, for example",
+        )
 
 
 def is_runnable(resolved: Resolved) -> bool:

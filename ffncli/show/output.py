@@ -74,6 +74,13 @@ class Output:
             sys.stdout.write(encodable(self._render(answer, encoding, color), encoding))
             sys.stdout.flush()
 
+    def write(self, text: str) -> None:
+        """A text that is the answer, as it is, in UTF-8."""
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
     def _render(self, answer: Answer, encoding: str, color: bool = False) -> str:
         if self.format == "json":
             return _json(answer)

@@ -42,6 +42,20 @@ def kernels() -> Iterable[str]:
     return [*BUILT_IN, AUTO]
 
 
+def forms() -> Iterable[str]:
+    """Forms of `ffn export`."""
+    from ffncli.run.export.call import FORMS
+
+    return FORMS
+
+
+def parts() -> Iterable[str]:
+    """Parts of a block that `ffn export` writes."""
+    from ffncli.run.export.problem import Part
+
+    return get_args(Part)
+
+
 def examples() -> Iterable[str]:
     """Blocks of --example."""
     from ffncli.models.examples import EXAMPLES

@@ -30,6 +30,7 @@ from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.models.examples import Example
 from ffncli.models.model import Layer, Resolved
+from ffncli.models.runnable import require_runnable
 from ffncli.run.engine.execute import Mode
 from ffncli.run.engine.inputs import InputSource, make_input
 from ffncli.run.engine.weights import located_weights, packed_formats, random_weights, read_located, require_memory
@@ -139,19 +140,6 @@ def _require_working_memory(tokens: int, block: tuple[Step, ...], dtype: torch.d
     widest = max(axis.size for axes in parameters(block).values() for axis in axes)
     size = tokens * (2 * widest + 3 * (axis.size if axis else widest)) * dtype.itemsize
     require_memory(size, "the input and its intermediates", "give fewer tokens")
-
-
-def require_runnable(resolved: Resolved) -> None:
-    """Raises FFNError if the source does not fully describe the model's blocks; an option may add what is missing."""
-    if resolved.model.refused:
-        raise FFNError(f"{shown(resolved.source)} cannot be run: {resolved.model.refused}", "`ffn params` counts it")
-    options = {"activation": "--activation silu", "top_k": "--top-k 2"}
-    if lacking := [name for name in options if name in resolved.model.unknown]:
-        flags = " ".join(options[name] for name in lacking)
-        raise FFNError(
-            f"{shown(resolved.source)} does not say its {' and '.join(lacking)}, so it cannot be run",
-            f"pass {flags}, for example",
-        )
 
 
 def steps_with_weights(

@@ -6,9 +6,9 @@ import math
 
 import torch
 
+from ffncli.block.analysis.rounding import rounding_bound
 from ffncli.errors import FFNError, shown
 
-_FACTOR = 4
 _MORE_ROUNDINGS = 10
 # Formats that a kernel may declare, with the spacing of their numbers at 1. Integers are steps of a row's largest
 # value, some four times its rms: their spacing is relative to that.
@@ -23,7 +23,7 @@ def tolerance_for(dtype: torch.dtype, width: int, scores: torch.dtype | None = N
     """The relative error that rounding may cause; `scores` is the dtype of a router that does not use the block's."""
     eps = max(torch.finfo(dtype).eps, torch.finfo(scores).eps if scores else 0.0)
     sums = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
-    return _FACTOR * (eps + sums * math.sqrt(width))
+    return rounding_bound(eps, sums, width)
 
 
 def rms_tolerance(dtype: torch.dtype, rounding: float, values: int) -> float:

@@ -20,9 +20,9 @@ from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.files.dequantize import stored
 from ffncli.models.model import Layer, Resolved
-from ffncli.models.runnable import folder_of
+from ffncli.models.runnable import folder_of, require_runnable
 from ffncli.run.engine.execute import Mode
-from ffncli.run.engine.prepare import LayerRequest, Prepared, Token, device_of, dtype_of, require_runnable, stored_layer
+from ffncli.run.engine.prepare import LayerRequest, Prepared, Token, device_of, dtype_of, stored_layer
 from ffncli.run.engine.weights import located_weights
 from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
 from ffncli.run.pretrained.locate import LiveFFN, live_ffn

@@ -54,7 +54,7 @@ def converted(arguments: Mapping[str, Any], call: str) -> dict[str, Any]:
 
 def _converted(name: str, value: object, call: str = "") -> Any:
     """One argument as its option's value. Raises FFNError that says what is accepted."""
-    convert, accepted = _OF_PLAN.get(name, _ARGUMENTS[name]) if call == "plan" else _ARGUMENTS[name]
+    convert, accepted = _OF_CALL.get(call, {}).get(name, _ARGUMENTS[name])
     if value is None and name != "show":
         return _DEFAULTS.get(name)
     try:
@@ -228,11 +228,15 @@ _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "d_model": _SIZE, "d_ff": _SIZE, "activation": _TEXT, "gated": _FLAG, "bias": _FLAG, "norm": _TEXT,
     "norm_position": _TEXT, "residual": _FLAG, "dropout": (_probability, "a number from 0 and below 1"),
     "experts": _COUNT, "top_k": _COUNT, "shared_experts": _NATURAL,
+    "form": _TEXT, "part": _TEXT, "large": _FLAG,
     "skew": _TEXT,
     "gemm_efficiency": _PART, "memory_efficiency": _PART, "link_efficiency": _PART, "usable_memory": _PART,
     "link": _TEXT, "network": _TEXT, "per_node": _COUNT,
 }  # fmt: skip
-_OF_PLAN: Mapping[str, tuple[Callable[[Any], Any], str]] = {  # lists where other calls take one
-    "device": (_texts, "names such as 'h100', or several of them"), "tokens": _COUNTS,
-    "dtype": (_texts, "formats such as 'fp8', or several of them"), "tp": _COUNTS, "ep": _COUNTS,
+_OF_CALL: Mapping[str, Mapping[str, tuple[Callable[[Any], Any], str]]] = {  # lists where other calls take one
+    "plan": {
+        "device": (_texts, "names such as 'h100', or several of them"), "tokens": _COUNTS,
+        "dtype": (_texts, "formats such as 'fp8', or several of them"), "tp": _COUNTS, "ep": _COUNTS,
+    },
+    "export": {"tokens": _COUNTS},
 }  # fmt: skip

@@ -58,6 +58,7 @@ LISTS = [
     (("approximate", "--d-ff", "1", "--seeds", "1", "--steps", "1"), "--activation", "relu", "gelu"),
     (("approximate", "--activation", "relu", "--seeds", "1", "--steps", "1"), "--d-ff", "1", "2"),
     (("verify", "4x8"), "--check", "module", "tokens"),
+    (("export", "gpt2", "--as", "latex"), "--tokens", "1", "32"),
     (("plan", "gpt2"), "--device", "h100", "b200"),
     (("plan", "gpt2"), "--dtype", "bf16", "fp8"),
     (("plan", "gpt2"), "--tokens", "1", "32"),

@@ -1,0 +1,1 @@
+"""`ffn export`: its command and its page."""

@@ -1,0 +1,1 @@
+"""A block in the form that another program loads."""

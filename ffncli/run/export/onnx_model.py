@@ -1,0 +1,215 @@
+"""--as onnx: the block as a graph of standard operators, its weights inside, the number of tokens open.
+
+Linear is Gemm with torch's [out, in]; norms are written out, because no operator of that name takes float64; an
+activation is the operator of its name where opset 20 has it in every dtype, else its formula. In float64 so is GELU,
+whose operator is defined with constants in float32. Facts: onnx 1.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffncli.block.steps import (
+    Activation,
+    Add,
+    Experts,
+    Linear,
+    Multiply,
+    Norm,
+    Route,
+    Step,
+    block_inputs,
+    input_shapes,
+    parameters,
+)
+from ffncli.errors import FFNError
+from ffncli.run.export.problem import CONVENTIONS, ExportProblem, refused
+from ffncli.run.export.terms import FormulaTerm, formula_of, leaf
+from ffncli.system.packages import require_extra
+from ffncli.version import __version__
+
+FORM = "onnx"
+OPSET = 20
+USUAL_BYTES, MOST_BYTES = 200_000_000, 2_000_000_000  # without --large; what protobuf can write
+_OPERATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "relu": ("Relu", {}), "gelu": ("Gelu", {}), "gelu_tanh": ("Gelu", {"approximate": "tanh"}),
+    "sigmoid": ("Sigmoid", {}), "tanh": ("Tanh", {}),
+}  # fmt: skip
+_SIGNS = {
+    "+": "Add", "-": "Sub", "*": "Mul", "/": "Div", "<": "Less", "<=": "LessOrEqual", ">": "Greater",
+    ">=": "GreaterOrEqual", "==": "Equal", "where": "Where", "exp": "Exp", "erf": "Erf", "tanh": "Tanh",
+    "sqrt": "Sqrt", "sigmoid": "Sigmoid", "abs": "Abs",
+}  # fmt: skip
+
+
+def check_exportable(problem: ExportProblem, large: bool) -> None:
+    """Raises FFNError for a mixture, for a file that is too large, and without onnx (exit 3)."""
+    if any(isinstance(step.op, (Experts, Route)) for step in problem.steps):
+        raise refused(FORM, problem, "is a mixture: which expert computes a token is not known before it runs")
+    size = problem.params * problem.dtype.block_bytes
+    if size > MOST_BYTES:
+        hint = "take a smaller --dtype or block"
+        raise FFNError(f"--as onnx: the file would have {size / 1e9:.1f} GB, and its format ends at 2 GB", hint)
+    if size > USUAL_BYTES and not large:
+        what = f"--as onnx: the file would have {size / 1e6:,.0f} MB, since the weights are in it"
+        raise FFNError(what, "--large writes it")
+    require_extra("onnx", "onnx")
+
+
+def onnx_bytes(problem: ExportProblem, weights: Mapping[str, Tensor], origin: str) -> bytes:
+    """The model's file. `weights` are canonical, in the problem's dtype; `origin` says where they come from."""
+    onnx = import_module("onnx")
+    graph = _Graph(onnx, problem)
+    for step in problem.steps:
+        graph.add(step)
+    made = graph.model(weights)
+    figures = {
+        "tolerance": repr(problem.tolerance), "weights": origin, "parameters": str(problem.params),
+        "matmul_flops_per_token": str(problem.workloads[0].matmul_flops // problem.workloads[0].tokens),
+        **{f"conventions.{name}": text for name, text in CONVENTIONS.items()},
+    }  # fmt: skip
+    onnx.helper.set_model_props(made, figures)
+    onnx.checker.check_model(made, full_check=True)
+    raw: bytes = made.SerializeToString()
+    return raw
+
+
+class _Graph:
+    """Nodes, in order; every intermediate has its step's name."""
+
+    def __init__(self, onnx: Any, problem: ExportProblem) -> None:
+        self.onnx, self.problem = onnx, problem
+        self.element = getattr(onnx.TensorProto, _ELEMENTS[problem.dtype.name])
+        self.nodes: list[Any] = []
+        self.constants: dict[tuple[float, int], Any] = {}
+        self.alias: dict[str, str] = {}
+
+    def add(self, step: Step) -> None:
+        """The nodes of one step."""
+        x = [self.alias.get(name, name) for name in step.inputs]
+        params = {name.rpartition(".")[2]: name for name in step.parameters()}
+        match step.op:
+            case Linear():
+                self.node("Gemm", [x[0], *params.values()], step.output, transB=1)
+            case Activation() as op:
+                self._activation(op, x[0], params, step.output)
+            case Multiply():
+                self._chain("Mul", [*x, *params.values()], step.output)
+            case Add(scale=scale):
+                last = x[-1] if scale == 1 else self.node("Mul", [x[-1], self.number(scale)])
+                self._chain("Add", [*x[:-1], last, *params.values()], step.output)
+            case Norm() as op:
+                self._norm(op, x[0], params, step.output)
+            case _:
+                raise AssertionError(f"onnx has no arm for {type(step.op).__name__}")
+
+    def node(self, kind: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
+        """One more node; returns the name of its output, a new one if none is given."""
+        output = output or f"{kind.lower()}_{len(self.nodes)}"
+        self.nodes.append(self.onnx.helper.make_node(kind, list(inputs), [output], **attributes))
+        return output
+
+    def number(self, value: float, element: int | None = None) -> str:
+        """A constant by its name."""
+        element = self.element if element is None else element
+        tensor = self.onnx.helper.make_tensor(f"constant_{len(self.constants)}", element, [], [value])
+        return str(self.constants.setdefault((value, element), tensor).name)
+
+    def _chain(self, kind: str, inputs: Sequence[str], output: str) -> None:
+        """The same operator between all inputs; a single one is passed through."""
+        if len(inputs) == 1:
+            self.node("Identity", inputs, output)
+            return
+        total = inputs[0]
+        for at, name in enumerate(inputs[1:], 2):
+            total = self.node(kind, [total, name], output if at == len(inputs) else "")
+
+    def _activation(self, op: Activation, x: str, params: Mapping[str, str], output: str) -> None:
+        if op.low is not None or op.high is not None:
+            ends = [self.number(end) if end is not None else "" for end in (op.low, op.high)]
+            x = self.node("Clip", [x, *ends] if ends[1] else [x, ends[0]])
+        kind, attributes = _OPERATORS.get(op.function, ("", {}))
+        if kind and op.soft_cap is None and not (kind == "Gelu" and self.problem.dtype.name == "fp64"):
+            y = self.node(kind, [x], **attributes)
+        else:
+            y = self._formula(formula_of(op, leaf(x), {name: leaf(full) for name, full in params.items()}))
+        y = y if op.most is None else self.node("Clip", [y, "", self.number(op.most)])
+        y = self.node("Add", [y, self.number(op.plus)]) if op.plus else y
+        self.node("Identity", [y], output)
+
+    def _formula(self, term: FormulaTerm) -> str:
+        """The nodes of a formula; log1p, expm1 and erfc are written with what ONNX has."""
+        if term.name == "leaf":
+            return str(term.value)
+        if term.name == "number":
+            assert isinstance(term.value, float)
+            return self.number(term.value)
+        of = [self._formula(part) for part in term.of]
+        if term.name == "log1p":
+            return self.node("Log", [self.node("Add", [of[0], self.number(1.0)])])
+        if term.name == "expm1":
+            return self.node("Sub", [self.node("Exp", of), self.number(1.0)])
+        return self.node(_SIGNS[term.name], of)
+
+    def _norm(self, op: Norm, x: str, params: Mapping[str, str], output: str) -> None:
+        """Its statistics in float32 at least."""
+        narrow = self.problem.dtype.block_bytes < 4
+        element = self.onnx.TensorProto.FLOAT if narrow else self.element
+
+        def widened(name: str) -> str:
+            return self.node("Cast", [name], to=element) if narrow else name
+
+        weight = widened(params["weight"]) if "weight" in params else ""
+        if op.weight == "one_plus":
+            weight = self.node("Add", [weight, self.number(1.0, element)])
+        y = widened(x)
+        y = self.node("Mul", [y, weight]) if weight and op.weigh == "input" else y
+        if op.kind == "layernorm":
+            y = self.node("Sub", [y, self._mean(y)])
+        variance = self._mean(self.node("Mul", [y, y]))
+        spread = self.node("Sqrt", [self.node("Add", [variance, self.number(op.eps, element)])])
+        y = self.node("Div", [y, spread])
+        y = self.node("Mul", [y, weight]) if weight and op.weigh == "output" else y
+        y = self.node("Add", [y, widened(params["bias"])]) if "bias" in params else y
+        self.node("Cast", [y], output, to=self.element)
+
+    def _mean(self, x: str) -> str:
+        """Over the last axis, which stays."""
+        axes = self.constants.setdefault(
+            (-1.0, self.onnx.TensorProto.INT64),
+            self.onnx.helper.make_tensor("last_axis", self.onnx.TensorProto.INT64, [1], [-1]),
+        )
+        return self.node("ReduceMean", [x, axes.name], keepdims=1)
+
+    def model(self, weights: Mapping[str, Tensor]) -> Any:
+        """The model of all nodes, with the weights as initializers under our names."""
+        helper, steps = self.onnx.helper, self.problem.steps
+        shapes = input_shapes(steps, ())
+        inputs = [self._value(name, shapes[name][-1]) for name in block_inputs(steps)]
+        outputs = [self._value(steps[-1].output, self.problem.spec.d_model)]
+        tensors = [self._tensor(name, weights[name]) for name in parameters(steps)]
+        graph = helper.make_graph(
+            self.nodes, "ffn", inputs, outputs, [*tensors, *self.constants.values()], doc_string=self._doc()
+        )
+        return helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9,
+            producer_name="ffn", producer_version=__version__,
+        )  # fmt: skip
+
+    def _doc(self) -> str:
+        return "\n".join([self.problem.title, *self.problem.formulas])
+
+    def _value(self, name: str, width: int) -> Any:
+        return self.onnx.helper.make_tensor_value_info(name, self.element, ["tokens", width])
+
+    def _tensor(self, name: str, tensor: Tensor) -> Any:
+        raw = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        return self.onnx.helper.make_tensor(name, self.element, list(tensor.shape), raw, raw=True)
+
+
+_ELEMENTS = {"fp64": "DOUBLE", "fp32": "FLOAT", "bf16": "BFLOAT16", "fp16": "FLOAT16"}

@@ -1,0 +1,144 @@
+"""What an export is about: the block's steps, its workloads, how exact it must be. It needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from ffncli.block.analysis.rounding import block_bound
+from ffncli.block.cost import CONVENTIONS as COST_CONVENTIONS
+from ffncli.block.cost import cost
+from ffncli.block.dtypes import DType, activation_dtype, dtype, find_storage
+from ffncli.block.recipe import FFNSpec, steps
+from ffncli.block.steps import Route, Step, right_hand_side, walk
+from ffncli.block.traffic import traffic
+from ffncli.dataclass import dataclass
+from ffncli.errors import FFNError, shown
+from ffncli.kernels.kernel import kernel_steps
+from ffncli.models.model import Layer, Resolved
+
+Part = Literal["block", "ffn"]
+DEFAULT_TOKENS = (1, 32, 1024)
+CONVENTIONS = {
+    "matmul_flops": COST_CONVENTIONS["matmul_flops"],
+    "elementwise_flops": COST_CONVENTIONS["elementwise_flops"],
+    "bytes": "every used weight of the FFN and the input read once, the output written once",
+    "bytes_of_experts": "of E experts, the E · (1 - (1 - top_k/E)^tokens) that uniform routing is expected to touch",
+    "tolerance": "max|a - b| / max|b| against the block in float64, from the same rounded numbers",
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One size of the input, and what the block does on it by CONVENTIONS."""
+
+    tokens: int
+    matmul_flops: int
+    elementwise_flops: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ExportProblem:
+    """One block to export, or the FFN in it: `part`. `tolerance` is the relative error that `dtype` allows."""
+
+    name: str
+    source: str
+    citation: str
+    layer: Layer
+    bare: bool
+    part: Part
+    steps: tuple[Step, ...]
+    dtype: DType
+    params: int
+    tolerance: float
+    workloads: tuple[Workload, ...]
+
+    @property
+    def spec(self) -> FFNSpec:
+        """The block's choices."""
+        return self.layer.spec
+
+    @property
+    def routed(self) -> bool:
+        """Whether it has a router."""
+        return any(isinstance(step.op, Route) for step in self.steps)
+
+    @property
+    def conventions(self) -> dict[str, str]:
+        """What the figures of its workloads mean, by their names."""
+        names = ("matmul_flops", "elementwise_flops", "bytes", *(("bytes_of_experts",) if self.routed else ()))
+        return {name: CONVENTIONS[name] for name in names}
+
+    @property
+    def formulas(self) -> tuple[str, ...]:
+        """`up = x · W1 + b1`, one line for each step."""
+        return tuple(f"{name} = {right_hand_side(step, self.steps)}" for name, step in walk(self.steps))
+
+    @property
+    def title(self) -> str:
+        """`llama-2-7b, decoder layer 0: d_model 4096, d_ff 11008, silu, gated`."""
+        spec, moe = self.spec, self.spec.moe
+        where = "" if self.bare else f", {self.layer.stack} layer {self.layer.index}"
+        kind = "gated" if spec.gated else "plain"
+        experts = f", {moe.experts} experts, top {moe.top_k}" if moe else ""
+        return f"{self.name}{where}: d_model {spec.d_model}, d_ff {spec.d_ff}, {spec.activation}, {kind}{experts}"
+
+
+def problem_of(
+    resolved: Resolved, part: Part, layer: str | None = None, dtype_name: str | None = None,
+    tokens: Sequence[int] = (), exact: tuple[Step, ...] | None = None,
+) -> ExportProblem:  # fmt: skip
+    """The problem for one layer of a model; `exact` are its steps where its files do not describe all of them.
+
+    Raises FFNError for an impossible layer or dtype, and for a source that does not say what its blocks compute.
+    """
+    chosen = layer_of(resolved, layer)
+    block = steps(chosen.spec) if exact is None else exact
+    block = kernel_steps(block) if part == "ffn" else block
+    kind = _dtype(resolved, dtype_name)
+    spec = chosen.spec
+    width = max(spec.d_model, spec.d_ff, spec.shared_width)
+    fp32_scores = any(isinstance(step.op, Route) and step.op.score_dtype == "fp32" for step in block)
+    total = cost(block)
+    return ExportProblem(
+        name=resolved.name,
+        source=resolved.source,
+        citation=resolved.citation,
+        layer=chosen,
+        bare=resolved.bare,
+        part=part,
+        steps=block,
+        dtype=kind,
+        params=total.params + total.norm_params,
+        tolerance=block_bound(kind, width, fp32_scores),
+        workloads=tuple(_workload(block, kind, count) for count in tokens or DEFAULT_TOKENS),
+    )
+
+
+def layer_of(resolved: Resolved, text: str | None) -> Layer:
+    """The layer of that name, else the first of the kind that most layers are."""
+    if text is not None:
+        return resolved.layer(text)
+    group = resolved.main
+    return Layer(group.stack, group.layers[0], group.spec)
+
+
+def _dtype(resolved: Resolved, name: str | None) -> DType:
+    """The requested dtype, else the one that the model was released or is stored in, else fp32."""
+    if name is not None:
+        return dtype(name)
+    stored = find_storage(resolved.model.dtype)
+    return dtype("fp32") if stored is None else activation_dtype(stored)
+
+
+def _workload(block: tuple[Step, ...], kind: DType, tokens: int) -> Workload:
+    work = cost(block, tokens)
+    return Workload(
+        tokens, work.matmul_flops, work.elementwise_flops, traffic(block, kind, kind, tokens).moved(fused=True)
+    )
+
+
+def refused(form: str, problem: ExportProblem, why: str, instead: str = "torch") -> FFNError:
+    """The error for a block that a form cannot say: named, never approximated."""
+    return FFNError(f"--as {form}: {shown(problem.name)} {why}", f"--as {instead} writes it")
