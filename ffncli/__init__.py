@@ -24,10 +24,13 @@ _WHERE = {
     "cost": ("ffncli.block.cost", "cost"),
     "count": ("ffncli.run.user.count", "count"),
     "explain": ("ffncli.run.topics.call", "explain"),
+    "kernel": ("ffncli.bench.in_model.call", "kernel"),
+    "kernel_names": ("ffncli.kernels", "kernel_names"),
     "load": ("ffncli.run.user.load", "load"),
     "merge": ("ffncli.bench.results.merge", "merge"),
     "plan": ("ffncli.run.user.plan", "plan"),
     "read_results": ("ffncli.bench.results.csv_file", "read_results"),
+    "replace": ("ffncli.bench.in_model.call", "replace"),
     "steps": ("ffncli.block.recipe", "steps"),
     "survey": ("ffncli.run.trace.call", "survey"),
     "trace": ("ffncli.run.trace.call", "trace"),
@@ -44,10 +47,13 @@ __all__ = [
     "cost",
     "count",
     "explain",
+    "kernel",
+    "kernel_names",
     "load",
     "merge",
     "plan",
     "read_results",
+    "replace",
     "steps",
     "survey",
     "trace",
@@ -56,12 +62,14 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ffncli.bench.benchmark import benchmark
+    from ffncli.bench.in_model.call import kernel, replace
     from ffncli.bench.results.csv_file import read_results
     from ffncli.bench.results.merge import merge
     from ffncli.block.analysis.facts import activation
     from ffncli.block.cost import cost
     from ffncli.block.recipe import FFNSpec, MoE, steps
     from ffncli.errors import FFNError
+    from ffncli.kernels import kernel_names
     from ffncli.run.approximate.call import approximate
     from ffncli.run.topics.call import explain
     from ffncli.run.trace.call import survey, trace

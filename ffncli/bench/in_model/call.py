@@ -74,17 +74,12 @@ def replace(
     if not counts:
         raise FFNError("tokens must be a whole number from 1, or several of them")
     chosen = None if kernel == AUTO else _parsed(kernel)
-    notes: dict[str, None] = {}
 
-    def choose(spec: FFNSpec, dtype: torch.dtype, device: str) -> KernelChoice:
-        if chosen is not None:
-            return chosen
-        choice, note = fastest(spec, max(counts), dtype, device)
-        notes[note] = None
-        return choice
+    def choose(spec: FFNSpec, dtype: torch.dtype, device: str) -> tuple[KernelChoice, str]:
+        return fastest(spec, max(counts), dtype, device) if chosen is None else (chosen, "")
 
     several = layers if layers is None or isinstance(layers, (int, str)) else [*layers]
-    return replace_ffns(model, choose, counts, several, notes)
+    return replace_ffns(model, choose, counts, several)
 
 
 def fastest(spec: FFNSpec, tokens: int, dtype: torch.dtype | None, device: str) -> tuple[KernelChoice, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -27,7 +27,7 @@ from ffncli.run.user.kernels import kernel_of
 from ffncli.show.text import plural
 
 TOKENS = (1, 16)  # of the inputs that a kernel is verified on, unless others are asked for
-Choose = Callable[[FFNSpec, torch.dtype, str], KernelChoice]
+Choose = Callable[[FFNSpec, torch.dtype, str], tuple[KernelChoice, str]]  # (the kernel, a note on the choice or "")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Replaced:
     """
 
     def __init__(
-        self, ffns: Sequence[ReplacedFFN], kept: Sequence[KeptFFN], swaps: Sequence[FFNSwap], notes: Sequence[str]
+        self, ffns: Sequence[ReplacedFFN], kept: Sequence[KeptFFN], swaps: Sequence[FFNSwap], notes: Iterable[str]
     ) -> None:
         self.ffns, self.kept, self.notes, self._swaps = tuple(ffns), tuple(kept), tuple(notes), tuple(swaps)
 
@@ -121,7 +121,6 @@ def replace_ffns(
     choose: Choose,
     tokens: Sequence[int] = TOKENS,
     layers: int | str | Sequence[int | str] | None = None,
-    notes: Sequence[str] = (),
 ) -> Replaced:
     """Every FFN of the model by the kernel that `choose` names for its block, verified on so many random tokens.
 
@@ -151,7 +150,7 @@ def replace_ffns(
         raise FFNError(f"no FFN of {type(model).__name__} was replaced: {first.reason}", f"layer {first.layer}")
     for swap in swaps:
         swap.turn_on()
-    return Replaced(ffns, kept, swaps, notes)
+    return Replaced(ffns, kept, swaps, work.notes)
 
 
 class _Work:
@@ -159,6 +158,7 @@ class _Work:
 
     def __init__(self, model: nn.Module, resolved: Resolved, choose: Choose, tokens: tuple[int, ...]) -> None:
         self.model, self.resolved, self.choose, self.tokens = model, resolved, choose, tokens
+        self.notes: dict[str, None] = {}
         self._built: dict[tuple[FFNSpec, torch.dtype, str], BuiltKernel] = {}
 
     def replaced(
@@ -180,7 +180,7 @@ class _Work:
         if found.modules in places:
             return found, None, None
         ready = self._kernel(layer.spec, found.block, like)
-        swap = FFNSwap(self.model, found, ready)
+        swap = FFNSwap(self.model, found, ready, self.tokens)
         error = max(_kernel_error(case, ready, swap, name) for case in cases)
         made = ReplacedFFN(
             found.label, name, ready.kernel.name, error, model_error, cases[0].tolerance, swap.weights.copied_bytes
@@ -204,7 +204,8 @@ class _Work:
     def _kernel(self, spec: FFNSpec, block: Sequence[Step], like: Tensor) -> BuiltKernel:
         key = (spec, like.dtype, str(like.device))
         if key not in self._built:
-            choice = self.choose(spec, like.dtype, str(like.device))
+            choice, note = self.choose(spec, like.dtype, str(like.device))
+            self.notes |= {note: None} if note else {}
             if choice.factor is not None:
                 raise FFNError(f"{shown(choice.text)} can only be timed", f"name {shown(choice.kernel)} itself")
             try:
@@ -294,7 +295,7 @@ def _kernel_error(case: _Case, ready: BuiltKernel, swap: FFNSwap, name: str) -> 
 def _in_eval(model: nn.Module) -> Iterator[None]:
     """The model in eval mode and without autocast; every module's own mode is put back."""
     modes = [(part, part.training) for part in model.modules()]
-    kind = next((p.device.type for p in model.parameters()), "cpu")
+    kind = next((p.device.type for p in model.parameters() if not p.is_meta), "cpu")
     try:
         model.eval()
         with torch.autocast(kind, enabled=False):

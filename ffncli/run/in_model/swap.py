@@ -22,8 +22,9 @@ class FFNSwap:
     `calls` counts the FFN's calls by who computed them: the kernel (`kernel`), or the model, with the reason.
     """
 
-    def __init__(self, model: nn.Module, found: FoundFFN, built: BuiltKernel) -> None:
+    def __init__(self, model: nn.Module, found: FoundFFN, built: BuiltKernel, tokens: tuple[int, ...]) -> None:
         self.found, self.built = found, built
+        self._tokens = tokens if built.kernel.compiles else ()
         self.weights = PreparedWeights(model, found, built)
         self.calls: Counter[str] = Counter()
         self._links = [_link(model, path) for path in found.modules]
@@ -33,6 +34,7 @@ class FFNSwap:
         self._forwards = self._replacements()
         kind = f"{dtype_text(built.dtype)} on {built.device}"
         self._elsewhere = f"its parameters are no longer {kind}, for which the kernel was verified"
+        self._compiled_for = f"the kernel was compiled for {' and '.join(map(str, tokens))} tokens"
         self._other_input = f"its input is not {kind}"
 
     @property
@@ -73,8 +75,9 @@ class FFNSwap:
         if torch.compiler.is_compiling():  # what is traced must be the model
             return None
         why, params = self._obstacle(x), None
-        if not why and (params := self.weights.now()) is None:
-            why = self._elsewhere
+        if not why:
+            params = self.weights.now()
+            why = self._elsewhere if params is None else self._obstacle_of_input(x)
         self.calls[why or "kernel"] += 1
         if why or params is None or x is None:
             return None
@@ -91,11 +94,14 @@ class FFNSwap:
             return "gradients are on: call the model under torch.no_grad()"
         if torch.is_autocast_enabled(x.device.type):
             return "autocast"
-        if x.dtype != self.built.dtype or str(x.device) != self.built.device or x.shape[-1] != self.found.width:
-            return self._other_input
         if any(home.get(leaf) is not part for home, leaf, part in self._links):
             return "its modules were replaced"
         return self._obstacle_inside()
+
+    def _obstacle_of_input(self, x: Tensor) -> str:
+        if x.dtype != self.built.dtype or str(x.device) != self.built.device or x.shape[-1] != self.found.width:
+            return self._other_input
+        return self._compiled_for if self._tokens and x.numel() // x.shape[-1] not in self._tokens else ""
 
     def _obstacle_inside(self) -> str:
         """The same among the modules inside: a hook there would not be called, and another module be left out."""
