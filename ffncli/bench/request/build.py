@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ffncli.bench.machine.devices import default_device, require_gpu
-from ffncli.bench.records import BLOCK, Case, Method
+from ffncli.bench.records import BLOCK, MODEL, Case, Method
 from ffncli.bench.request.certificate import named_certificates
 from ffncli.bench.request.cluster import LauncherChoice, require_named_places
 from ffncli.bench.request.grid import BenchRequest, Grid, cases
+from ffncli.bench.request.in_model import IN_MODEL, choices_in_model, require_model
 from ffncli.bench.request.kernel_arguments import require_arguments
 from ffncli.bench.request.kernel_names import ChosenKernels, choose_kernels
 from ffncli.bench.request.split import require_possible
@@ -37,6 +38,9 @@ def build_request(
     """
     if method.by_step:
         _require_steps_alone(grid, kernels, baseline, method)
+    if method.in_model:
+        require_model(grid, baseline, method)
+        kernels, grid = kernels or IN_MODEL, replace(grid, caches=("warm",))
     if cluster is not None:
         require_named_places(grid.devices, grid.threads)
     devices = grid.devices or (default_device(),)
@@ -45,6 +49,8 @@ def build_request(
     _require_graphs_possible(devices, method)
     if cluster is None:
         require_gpu(devices, method.sustained)
+    if method.in_model:
+        chosen = replace(chosen, kernels=tuple(choices_in_model(chosen, kernels)), baseline=MODEL, notes=())
     notes = list(chosen.notes)
     points = cases(replace(grid, devices=devices, seed=method.seed), notes.append)
     require_arguments(chosen, points)

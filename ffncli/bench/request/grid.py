@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from typing import Any, get_args
 
-from ffncli.bench.records import BLOCK, Above, Cache, Case, Method, Pass
+from ffncli.bench.records import BLOCK, MODEL, Above, Cache, Case, Method, Pass, model_with
 from ffncli.bench.request.case_data import check_input, check_routing, digest, is_file, routing_note, routing_text
 from ffncli.bench.request.certificate import NamedCertificate
 from ffncli.bench.request.cluster import LauncherChoice
@@ -77,8 +77,11 @@ class BenchRequest:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The kernels' names in results; only the block if its steps are timed."""
-        return (BLOCK,) if self.method.by_step else tuple(kernel.label for kernel in self.kernels)
+        """The kernels' names in results; only the block if its steps are timed; the model, alone and with each."""
+        labels = tuple(kernel.label for kernel in self.kernels)
+        if self.method.in_model:
+            return MODEL, *map(model_with, labels)
+        return (BLOCK,) if self.method.by_step else labels
 
     @property
     def ranks(self) -> Ranks:
@@ -256,6 +259,8 @@ def from_json(stored: Any, where: str = "the request") -> BenchRequest:
     texts, labels = (record_of(tuple[str, ...], whole.get(name), f"{where}: {name}") for name in ("kernels", "names"))
     rest = {name: value for name, value in whole.items() if name not in ("kernels", "names")}
     request: BenchRequest = record_of(BenchRequest, {**rest, "kernels": []}, where)
+    if request.method.in_model:
+        labels = tuple(label.removeprefix(model_with("")) for label in labels[1:])
     if not request.method.by_step:
         if len(texts) != len(labels):
             raise FFNError(f"{where}: {len(texts)} kernels have {len(labels)} names")

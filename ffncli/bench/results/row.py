@@ -135,6 +135,9 @@ class ResultRow:
     communication_s: Share | None = None  # of a call's collectives alone, on the slowest rank
     communication_bytes: Share | None = None  # that each rank sends for a call, by the ring's closed form
     overlap: float | None = None  # the share of communication_s that time_s hides behind compute_s
+    logits_error: Share | None = None  # of a model with kernels, against the model alone
+    logits_limit: Share | None = None  # what rounding may cause
+    tokens_per_s: Share | None = None  # of a whole model
 
     @property
     def hardware(self) -> str:

@@ -30,6 +30,10 @@ TOKENS = (1, 16)  # of the inputs that a kernel is verified on, unless others ar
 Choose = Callable[[FFNSpec, torch.dtype, str], tuple[KernelChoice, str]]  # (the kernel, a note on the choice or "")
 
 
+class NothingReplaced(FFNError):
+    """No FFN of a model could be replaced; the text gives the first reason."""
+
+
 @dataclass(frozen=True)
 class ReplacedFFN:
     """One FFN that a kernel computes: its place in the model, and the kernel's name.
@@ -147,7 +151,7 @@ def replace_ffns(
                 ffns.append(made)
     if not ffns:
         first = kept[0] if kept else KeptFFN("", "it has none")
-        raise FFNError(f"no FFN of {type(model).__name__} was replaced: {first.reason}", f"layer {first.layer}")
+        raise NothingReplaced(f"no FFN of {type(model).__name__} was replaced: {first.reason}", f"layer {first.layer}")
     for swap in swaps:
         swap.turn_on()
     return Replaced(ffns, kept, swaps, work.notes)
