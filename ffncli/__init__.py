@@ -24,13 +24,13 @@ _WHERE = {
     "cost": ("ffncli.block.cost", "cost"),
     "count": ("ffncli.run.user.count", "count"),
     "explain": ("ffncli.run.topics.call", "explain"),
-    "kernel": ("ffncli.bench.in_model.call", "kernel"),
+    "kernel": ("ffncli.bench.in_model", "kernel"),
     "kernel_names": ("ffncli.kernels", "kernel_names"),
     "load": ("ffncli.run.user.load", "load"),
     "merge": ("ffncli.bench.results.merge", "merge"),
     "plan": ("ffncli.run.user.plan", "plan"),
     "read_results": ("ffncli.bench.results.csv_file", "read_results"),
-    "replace": ("ffncli.bench.in_model.call", "replace"),
+    "replace": ("ffncli.bench.in_model", "replace"),
     "steps": ("ffncli.block.recipe", "steps"),
     "survey": ("ffncli.run.trace.call", "survey"),
     "trace": ("ffncli.run.trace.call", "trace"),
@@ -62,7 +62,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ffncli.bench.benchmark import benchmark
-    from ffncli.bench.in_model.call import kernel, replace
+    from ffncli.bench.in_model import kernel, replace
     from ffncli.bench.results.csv_file import read_results
     from ffncli.bench.results.merge import merge
     from ffncli.block.analysis.facts import activation

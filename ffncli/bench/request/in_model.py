@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ffncli.bench.records import MODEL, Method
 from ffncli.bench.request.grid import Grid, load_block
@@ -16,7 +16,7 @@ IN_MODEL = ("packed", "inplace")  # if no kernel is named
 
 
 def require_model(grid: Grid, baseline: str | None, method: Method) -> None:
-    """Raises FFNError for a source that is no model which transformers can load, and for options of a single block."""
+    """Raises FFNError for a source that transformers cannot load as a model, and for options of a single block."""
     other = {
         "--by-step": method.by_step, "--sustained": method.sustained, "--launch graphs": method.launch == "graphs",
         "--pass": set(grid.passes) - {"forward"}, "--cache": set(grid.caches) - {"warm"}, "--routing": grid.routings,
@@ -24,7 +24,9 @@ def require_model(grid: Grid, baseline: str | None, method: Method) -> None:
         "dimension options": grid.overrides != Dimensions(),
     }  # fmt: skip
     if wrong := next((name for name, given in other.items() if given), None):
-        raise FFNError(f"--in-model contradicts {wrong}", "it times the forward of a whole model, as its directory has it")
+        raise FFNError(
+            f"--in-model contradicts {wrong}", "it times the forward of a whole model, as its directory has it"
+        )
     if baseline not in (None, MODEL):
         raise FFNError(f"--in-model: the baseline is the model alone, not {shown(baseline)}", "leave out --baseline")
     if grid.source is None:
@@ -32,11 +34,12 @@ def require_model(grid: Grid, baseline: str | None, method: Method) -> None:
     folder_of(load_block(grid.source, Dimensions()), "--in-model")
 
 
-def choices_in_model(chosen: ChosenKernels, texts: Sequence[str]) -> Iterator[KernelChoice]:
-    """The kernels that were named: no baseline is added to them. Raises FFNError for one that can only be timed alone."""
-    named = [(choice.kernel, choice.attribute, choice.factor) for choice in choices(texts)]
-    for choice in chosen.kernels:
-        if choice.factor is not None:
-            raise FFNError(f"--in-model: {shown(choice.text)} can only be timed by itself", "leave it out")
-        if any(choice.kernel == kernel and attribute in (None, choice.attribute) for kernel, attribute, _ in named):
-            yield choice
+def named_kernels(chosen: ChosenKernels, texts: Sequence[str]) -> tuple[KernelChoice, ...]:
+    """The kernels that were named, without a baseline that was put before them.
+
+    Raises FFNError for one that can only be timed by itself.
+    """
+    kernels = chosen.kernels[len(chosen.kernels) - len(choices(texts)) :]
+    if slow := next((choice for choice in kernels if choice.factor is not None), None):
+        raise FFNError(f"--in-model: {shown(slow.text)} can only be timed by itself", "leave it out")
+    return kernels

@@ -123,7 +123,7 @@ def _measure_all(job: Job, connection: Connection, referee: RefereeProcess | Non
 def _measure_models(job: Job, connection: Connection) -> bool:
     """Every case in turn: a whole model, alone and with kernels in place of its FFNs."""
     from ffncli.bench.machine.devices import use_in_worker
-    from ffncli.bench.timing.in_model import measure_model
+    from ffncli.bench.timing.in_model.measure_model import measure_model
 
     start = time.perf_counter() - _BEGAN
     for case in job.cases:

@@ -18,8 +18,8 @@ _COLUMNS = ("", "time", "tokens/s", "ratio", "verdict", "logits differ by", "at 
 def in_model_parts(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
     """One case: a line for the model alone and one with each kernel, then remarks in words."""
     where = f"{case.device}, {case.threads} {plural('thread', case.threads)}" if case.device == "cpu" else case.device
-    told = f"one forward of {case.tokens} {plural('token', case.tokens)}, {case.dtype}, {where}"
-    return [Heading(case.label, told), Table(_COLUMNS, [_line(row) for row in rows]), *remarks(rows)]
+    what = f"one forward of {case.tokens} {plural('token', case.tokens)}, {case.dtype}, {where}"
+    return [Heading(case.label, what), Table(_COLUMNS, [_line(row) for row in rows]), *remarks(rows)]
 
 
 def _line(row: ResultRow) -> tuple[str | None, ...]:

@@ -1,4 +1,4 @@
-"""The FFNs of a loaded transformers model: which modules compute them, and which of its parameters are their weights."""
+"""The FFNs of a loaded transformers model: their modules, and which parameters are their weights."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class FoundFFN:
 def described(model: nn.Module) -> Resolved:
     """The blocks of a transformers model, by its config. Raises FFNError for another module, or an unknown family."""
     config = getattr(model, "config", None)
-    if not isinstance(model, nn.Module) or not hasattr(config, "to_dict"):
+    if not isinstance(model, nn.Module) or config is None or not hasattr(config, "to_dict"):
         raise FFNError(f"{type(model).__name__} is not a transformers model", "a single block is ffncli.kernel's")
     values = json.loads(json.dumps(config.to_dict(), default=str))
     return from_config(values, type(model).__name__, f"the config of {type(model).__name__}")
@@ -72,7 +72,7 @@ def chosen_layers(resolved: Resolved, wanted: int | str | Sequence[int | str] | 
 
 
 def find_ffn(model: nn.Module, resolved: Resolved, layer: Layer) -> FoundFFN:
-    """Where a layer's FFN is. Raises NotReplaced where no module, and no row of modules, computes it."""
+    """Where a layer's FFN is. Raises NotReplaced if no module, and no row of modules, computes it."""
     block = kernel_steps(steps(layer.spec))
     wanted = {**parameters(block), **tables(block)}
     try:
@@ -89,17 +89,17 @@ def find_ffn(model: nn.Module, resolved: Resolved, layer: Layer) -> FoundFFN:
     return FoundFFN(layer, block, located, _row(model, block, owners, at))
 
 
-def row_of(model: nn.Module, found: FoundFFN) -> FoundFFN:
+def row_of(model: nn.Module, ffn: FoundFFN) -> FoundFFN:
     """The same FFN as the modules of up, activation and down, for one whose module computes more than it."""
-    owners = {item.parameter: item.names[0].rpartition(".")[0] for item in found.located}
-    row = _row(model, found.block, owners, found.modules[0])
-    return FoundFFN(found.layer, found.block, found.located, row)
+    owners = {item.parameter: item.names[0].rpartition(".")[0] for item in ffn.located}
+    row = _row(model, ffn.block, owners, ffn.modules[0])
+    return FoundFFN(ffn.layer, ffn.block, ffn.located, row)
 
 
-def live_weights(model: nn.Module, found: FoundFFN) -> dict[str, Tensor]:
+def live_weights(model: nn.Module, ffn: FoundFFN) -> dict[str, Tensor]:
     """The canonical weights [out, in], contiguous: the model's own tensors where these are stored so, else copies."""
     with torch.no_grad():
-        return {item.parameter: _canonical(model, item).contiguous() for item in found.located}
+        return {item.parameter: _canonical(model, item).contiguous() for item in ffn.located}
 
 
 def _canonical(model: nn.Module, item: Located) -> Tensor:
@@ -119,16 +119,16 @@ def _row(model: nn.Module, block: Sequence[Step], owners: Mapping[str, str], at:
     shape = dense(block)
     if shape is None or shape.gated or shape.prefix:
         raise NotReplaced(f"no module of {at} computes its FFN and nothing else")
-    if shape.act.function in ("identity",):
-        acts: list[str] = []
-    else:
-        weights = {name: tensor_at(model, f"{owner}.{name.rpartition('.')[2]}").detach() for name, owner in owners.items()
-                   if name.startswith("act.")}  # fmt: skip
-        acts = [f"{at}.{name}" for name, part in model.get_submodule(at).named_modules()
-                if name and computes(part, shape.act, weights)]  # fmt: skip
-        if not acts:
-            raise NotReplaced(f"the activation {shape.act.function} between {owners['up.weight']} and"
-                              f" {owners['down.weight']} is not a module, so nothing can stand in its place")  # fmt: skip
+    learned_ones = {
+        name: tensor_at(model, f"{owner}.{name.rpartition('.')[2]}").detach()
+        for name, owner in owners.items()
+        if name.startswith("act.")
+    }
+    parts = model.get_submodule(at).named_modules()
+    acts = [f"{at}.{name}" for name, part in parts if name and computes(part, shape.act, learned_ones)]
+    if not acts and shape.act.function != "identity":
+        ends = f"{owners['up.weight']} and {owners['down.weight']}"
+        raise NotReplaced(f"between {ends} the activation {shape.act.function} is not a module that could be replaced")
     norms = [owner for name, owner in owners.items() if name.startswith("sub_norm.")]
     return tuple(dict.fromkeys([owners["up.weight"], *acts, *norms, owners["down.weight"]]))
 
@@ -151,13 +151,13 @@ def computes(part: nn.Module, act: Activation, weights: Mapping[str, Tensor]) ->
     return bool((out - expected).abs().max() <= _LEAST * expected.abs().max())
 
 
-def require_plain_forward(model: nn.Module, found: FoundFFN) -> None:
-    """Raises NotReplaced where someone has put something in the place of a module's forward already, or its weights
+def require_plain_forward(model: nn.Module, ffn: FoundFFN) -> None:
+    """Raises NotReplaced if someone has put something in the place of a module's forward already, or its weights
     are not loaded."""
-    for path in found.modules:
+    for path in ffn.modules:
         for part in model.get_submodule(path).modules():
             if "forward" in vars(part):
                 raise NotReplaced(f"the forward of {type(part).__name__} in {path} has been replaced before")
-    for item in found.located:
+    for item in ffn.located:
         if tensor_at(model, item.names[0]).is_meta:
             raise NotReplaced(f"{shown(item.names[0])} is on the meta device: it has no values")

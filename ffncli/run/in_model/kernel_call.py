@@ -22,7 +22,7 @@ Block = FFNSpec | Sequence[Step]
 
 
 @dataclass
-class BuiltKernel:
+class SharedKernel:
     """A kernel's function, safe to call from anywhere: x [tokens, d_model] → the same, which no later call overwrites.
 
     A lock lets one thread in at a time: kernels keep buffers. `reuses` says that the kernel overwrites its last output,
@@ -49,13 +49,13 @@ class BuiltKernel:
             return out.clone() if self.reuses else out
 
 
-def built(kernel: Kernel, block: Sequence[Step], device: str, dtype: torch.dtype) -> BuiltKernel:
+def built(kernel: Kernel, block: Sequence[Step], device: str, dtype: torch.dtype) -> SharedKernel:
     """The kernel, built for kernel steps. Raises FFNError with the reason where it cannot compute them."""
     inputs = block_inputs(block)
     several = f"this block takes {' and '.join(inputs)}" if len(inputs) > 1 else None
     if reason := several or kernel.refusal(block, device, dtype):
         raise FFNError(f"{kernel.name}: {reason}", "ffncli.kernel_names() lists the others")
-    return BuiltKernel(kernel, tuple(block), device, dtype, kernel.build(block, device, dtype))
+    return SharedKernel(kernel, tuple(block), device, dtype, kernel.build(block, device, dtype))
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class KernelFunction:
     Gradients flow to x, if the kernel has any. Raises FFNError for an x of another width, dtype or device.
     """
 
-    built: BuiltKernel
+    built: SharedKernel
     params: Params
     d_model: int
 

@@ -12,14 +12,14 @@ from ffncli.dataclass import dataclass
 from ffncli.kernels.kernel import Params
 from ffncli.run.engine.weights import require_memory
 from ffncli.run.in_model.find import FoundFFN, live_weights
-from ffncli.run.in_model.kernel_call import BuiltKernel
+from ffncli.run.in_model.kernel_call import SharedKernel
 
 _SAMPLES = 64  # values of each copied tensor that are compared at every call, on a CPU: 2 µs
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
-class _Source:
+class _LiveTensor:
     """A tensor of the model as it was when the weights were prepared; `seen` and `kept` are some of its values, now
     and then, where a copy of it is in use."""
 
@@ -40,20 +40,20 @@ class _Source:
 
 
 class PreparedWeights:
-    """A kernel's params for one FFN of a model, prepared anew when the model's tensors have changed."""
+    """A kernel's params for one FFN of a model, prepared again when the model's tensors have changed."""
 
-    def __init__(self, model: nn.Module, found: FoundFFN, built: BuiltKernel) -> None:
-        self._model, self._found, self._built = model, found, built
-        names = dict.fromkeys(name for item in found.located for name in item.names)
+    def __init__(self, model: nn.Module, ffn: FoundFFN, built: SharedKernel) -> None:
+        self._model, self._found, self._built = model, ffn, built
+        names = dict.fromkeys(name for item in ffn.located for name in item.names)
         self._places = [_place(model, name) for name in names]
-        self._sources: tuple[_Source, ...] = ()
+        self._sources: tuple[_LiveTensor, ...] = ()
         self._params: Params = ()
         self._kinds = [_kind(home.get(leaf)) for home, leaf in self._places]
         self.copied_bytes = 0
         self.renew()
 
     def renew(self) -> None:
-        """Prepare them from the model's tensors as they are. Raises FFNError (exit 3) where memory is too small."""
+        """Prepare them from the model's tensors as they are. Raises FFNError (exit 3) if memory is too small."""
         tensors = [home[leaf] for home, leaf in self._places]
         if self._built.device == "cpu":
             require_memory(sum(t.nbytes for t in tensors), "a kernel's copy of an FFN's weights", "leave layers out")
@@ -69,7 +69,7 @@ class PreparedWeights:
         )
 
     def now(self) -> Params | None:
-        """The params of the tensors as they are, prepared anew if these have changed; None if they have been moved to
+        """The params of the tensors as they are, prepared again if these have changed; None if they have been moved to
         another dtype or device, or have another shape: the kernel was verified for what they were.
 
         A write that torch does not count (through `.data`) is seen where the kernel has copies, on a CPU, by 64 values
@@ -91,12 +91,12 @@ def _place(model: nn.Module, name: str) -> tuple[MutableMapping[str, Any], str]:
     return (part._parameters if leaf in part._parameters else part._buffers), leaf
 
 
-def _source(home: MutableMapping[str, Any], leaf: str, tensor: Tensor, copied: bool) -> _Source:
+def _source(home: MutableMapping[str, Any], leaf: str, tensor: Tensor, copied: bool) -> _LiveTensor:
     seen = None
     if copied and tensor.device.type == "cpu" and tensor.is_contiguous():
         flat = tensor.detach().view(-1).view(_BITS.get(tensor.element_size(), tensor.dtype))
         seen = flat[:: max(1, len(flat) // _SAMPLES)]
-    return _Source(
+    return _LiveTensor(
         home, leaf, tensor, tensor.data_ptr(), _version(tensor), seen, None if seen is None else seen.clone()
     )
 

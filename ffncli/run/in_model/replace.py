@@ -19,14 +19,14 @@ from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.reference import in_float64, steady_tokens
 from ffncli.run.in_model import find
 from ffncli.run.in_model.find import FoundFFN, NotReplaced
-from ffncli.run.in_model.kernel_call import BuiltKernel, built, dtype_text
+from ffncli.run.in_model.kernel_call import SharedKernel, built, dtype_text
 from ffncli.run.in_model.swap import FFNSwap
 from ffncli.run.measure.gap import gap
 from ffncli.run.measure.tolerance import tolerance_for
 from ffncli.run.user.kernels import kernel_of
 from ffncli.show.text import plural
 
-TOKENS = (1, 16)  # of the inputs that a kernel is verified on, unless others are asked for
+TOKENS = (1, 16)  # of the inputs that a kernel is verified on, unless others are requested
 Choose = Callable[[FFNSpec, torch.dtype, str], tuple[KernelChoice, str]]  # (the kernel, a note on the choice or "")
 
 
@@ -92,13 +92,13 @@ class Replaced:
     def restore(self) -> None:
         """Give the model its own FFNs back; a second time it does nothing.
 
-        Raises FFNError where something else has replaced a forward since.
+        Raises FFNError if something else has replaced a forward since.
         """
         for swap in self._swaps:
             swap.turn_off()
 
     def refresh(self) -> None:
-        """Prepare the kernels' weights anew, from the model's as they are now.
+        """Prepare the kernels' weights again, from the model's as they are now.
 
         Only a write to single values that torch does not count (through `.data`) makes it necessary.
         """
@@ -132,7 +132,7 @@ def replace_ffns(
     replaced, and (exit 1) if a kernel's output is not the block's.
     """
     resolved = find.described(model)
-    work = _Work(model, resolved, choose, tuple(tokens))
+    work = _Replacing(model, resolved, choose, tuple(tokens))
     swaps: list[FFNSwap] = []
     ffns: list[ReplacedFFN] = []
     kept: list[KeptFFN] = []
@@ -141,11 +141,11 @@ def replace_ffns(
         for layer in find.chosen_layers(resolved, layers):
             name = f"{layer.stack}.{layer.index}"
             try:
-                found, swap, made = work.replaced(layer, name, places)
+                ffn, swap, made = work.replaced(layer, name, places)
             except NotReplaced as reason:
                 kept.append(KeptFFN(name, str(reason)))
                 continue
-            places.add(found.modules)
+            places.add(ffn.modules)
             if swap is not None and made is not None:  # a layer that runs several times is replaced once
                 swaps.append(swap)
                 ffns.append(made)
@@ -157,55 +157,55 @@ def replace_ffns(
     return Replaced(ffns, kept, swaps, work.notes)
 
 
-class _Work:
+class _Replacing:
     """One `replace_ffns`: the kernels that have been built, by block; layers of equal blocks share one."""
 
     def __init__(self, model: nn.Module, resolved: Resolved, choose: Choose, tokens: tuple[int, ...]) -> None:
         self.model, self.resolved, self.choose, self.tokens = model, resolved, choose, tokens
         self.notes: dict[str, None] = {}
-        self._built: dict[tuple[FFNSpec, torch.dtype, str], BuiltKernel] = {}
+        self._built: dict[tuple[FFNSpec, torch.dtype, str], SharedKernel] = {}
 
     def replaced(
         self, layer: Layer, name: str, places: set[tuple[str, ...]]
     ) -> tuple[FoundFFN, FFNSwap | None, ReplacedFFN | None]:
         """One layer's FFN, its kernel verified. Raises NotReplaced with a reason, FFNError for a wrong kernel."""
-        found = find.find_ffn(self.model, self.resolved, layer)
-        if found.modules in places:
-            return found, None, None
-        find.require_plain_forward(self.model, found)
-        weights = find.live_weights(self.model, found)
+        ffn = find.find_ffn(self.model, self.resolved, layer)
+        if ffn.modules in places:
+            return ffn, None, None
+        find.require_plain_forward(self.model, ffn)
+        weights = find.live_weights(self.model, ffn)
         like = weights["down.weight"]
         if not like.is_floating_point():
             raise NotReplaced(f"its weights are {dtype_text(like.dtype)}")
-        cases = [_Case(found.block, weights, _drawn(found, count, like), layer.spec) for count in self.tokens]
+        cases = [_VerifiedInput(ffn.block, weights, _drawn(ffn, count, like), layer.spec) for count in self.tokens]
         if not any(case.steady.any() for case in cases):
             raise NotReplaced("rounding decides which experts compute the tokens, so no output can be verified")
-        found, model_error = self._own(found, cases)
-        if found.modules in places:
-            return found, None, None
-        ready = self._kernel(layer.spec, found.block, like)
-        swap = FFNSwap(self.model, found, ready, self.tokens)
+        ffn, model_error = self._by_modules(ffn, cases)
+        if ffn.modules in places:
+            return ffn, None, None
+        ready = self._kernel(layer.spec, ffn.block, like)
+        swap = FFNSwap(self.model, ffn, ready, self.tokens)
         error = max(_kernel_error(case, ready, swap, name) for case in cases)
         made = ReplacedFFN(
-            found.label, name, ready.kernel.name, error, model_error, cases[0].tolerance, swap.weights.copied_bytes
+            ffn.label, name, ready.kernel.name, error, model_error, cases[0].tolerance, swap.weights.copied_bytes
         )
-        return found, swap, made
+        return ffn, swap, made
 
-    def _own(self, found: FoundFFN, cases: Sequence[_Case]) -> tuple[FoundFFN, float]:
+    def _by_modules(self, ffn: FoundFFN, cases: Sequence[_VerifiedInput]) -> tuple[FoundFFN, float]:
         """(the FFN as modules that compute it and nothing else, their largest error). Raises NotReplaced."""
         try:
-            return found, max(_own_error(self.model, found, case) for case in cases)
+            return ffn, max(_module_error(self.model, ffn, case) for case in cases)
         except NotReplaced:
-            if len(found.modules) > 1:
+            if len(ffn.modules) > 1:
                 raise
             try:
-                row = find.row_of(self.model, found)
-                return row, max(_own_error(self.model, row, case) for case in cases)
+                row = find.row_of(self.model, ffn)
+                return row, max(_module_error(self.model, row, case) for case in cases)
             except NotReplaced:
                 pass
             raise
 
-    def _kernel(self, spec: FFNSpec, block: Sequence[Step], like: Tensor) -> BuiltKernel:
+    def _kernel(self, spec: FFNSpec, block: Sequence[Step], like: Tensor) -> SharedKernel:
         key = (spec, like.dtype, str(like.device))
         if key not in self._built:
             choice, note = self.choose(spec, like.dtype, str(like.device))
@@ -219,7 +219,7 @@ class _Work:
         return self._built[key]
 
 
-class _Case:
+class _VerifiedInput:
     """An FFN's weights and one input, with the answer in float64, and how far rounding may move from it."""
 
     def __init__(self, block: Sequence[Step], weights: dict[str, Tensor], x: Tensor, spec: FFNSpec) -> None:
@@ -233,8 +233,10 @@ class _Case:
         self.tolerance = tolerance_for(x.dtype, width, torch.float32 if fixed else None)
 
     def error(self, out: object, whose: str) -> float:
-        """max|a-b| / max|b| over the tokens that go to the same experts regardless of rounding. Raises NotReplaced for what is not
-        the block's output at all."""
+        """max|a-b| / max|b| over the tokens that go to the same experts regardless of rounding.
+
+        Raises NotReplaced for what is not the block's output at all.
+        """
         if not isinstance(out, Tensor):
             raise NotReplaced(f"{whose} returns a {type(out).__name__}, not one tensor")
         if out.numel() != self.x.numel() or out.dtype != self.x.dtype:
@@ -243,17 +245,17 @@ class _Case:
         return float("inf") if apart.unlike else apart.relative
 
 
-def _drawn(found: FoundFFN, count: int, like: Tensor) -> Tensor:
+def _drawn(ffn: FoundFFN, count: int, like: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(count)
-    return torch.randn(count, found.width, generator=generator).to(like.device, like.dtype)
+    return torch.randn(count, ffn.width, generator=generator).to(like.device, like.dtype)
 
 
-def _own_error(model: nn.Module, found: FoundFFN, case: _Case) -> float:
+def _module_error(model: nn.Module, ffn: FoundFFN, case: _VerifiedInput) -> float:
     """The error of the model's own modules on the case's input. Raises NotReplaced if they do not compute the block."""
-    whose = f"{type(model.get_submodule(found.modules[0])).__name__} ({found.label})"
+    whose = f"{type(model.get_submodule(ffn.modules[0])).__name__} ({ffn.label})"
     out: object = case.x[None]
     try:
-        for path in _called(found):
+        for path in _called(ffn):
             out = model.get_submodule(path)(out)
     except Exception as error:
         text = " ".join(str(error).split())[:120]
@@ -265,18 +267,18 @@ def _own_error(model: nn.Module, found: FoundFFN, case: _Case) -> float:
     return value
 
 
-def _called(found: FoundFFN) -> list[str]:
+def _called(ffn: FoundFFN) -> list[str]:
     """The modules in the order of their calls; of several that could be the activation, one."""
-    if len(found.modules) == 1:
-        return [*found.modules]
-    owners = {item.names[0].rpartition(".")[0] for item in found.located if not item.parameter.startswith("act.")}
-    acts = [path for path in found.modules if path not in owners]
-    return [path for path in found.modules if path in owners or path == acts[0]]
+    if len(ffn.modules) == 1:
+        return [*ffn.modules]
+    owners = {item.names[0].rpartition(".")[0] for item in ffn.located if not item.parameter.startswith("act.")}
+    acts = [path for path in ffn.modules if path not in owners]
+    return [path for path in ffn.modules if path in owners or path == acts[0]]
 
 
-def _kernel_error(case: _Case, ready: BuiltKernel, swap: FFNSwap, name: str) -> float:
+def _kernel_error(case: _VerifiedInput, ready: SharedKernel, swap: FFNSwap, name: str) -> float:
     """The kernel's error on the case's input. Raises FFNError (exit 1) if that is not the block's output."""
-    where = f"{ready.kernel.name} on {swap.found.label}"
+    where = f"{ready.kernel.name} on {swap.ffn.label}"
     params, x = swap.weights.now(), case.x.clone()
     assert params is not None  # they were prepared just now
     before = [tensor._version for tensor in params if not tensor.is_inference()]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ffncli.errors import ExitCode, FFNError
 from ffncli.run.in_model.find import FoundFFN
-from ffncli.run.in_model.kernel_call import BuiltKernel, dtype_text
+from ffncli.run.in_model.kernel_call import SharedKernel, dtype_text
 from ffncli.run.in_model.prepared import PreparedWeights
 
 
@@ -22,12 +22,13 @@ class FFNSwap:
     `calls` counts the FFN's calls by who computed them: the kernel (`kernel`), or the model, with the reason.
     """
 
-    def __init__(self, model: nn.Module, found: FoundFFN, built: BuiltKernel, tokens: tuple[int, ...]) -> None:
-        self.found, self.built = found, built
+    def __init__(self, model: nn.Module, ffn: FoundFFN, built: SharedKernel, tokens: tuple[int, ...]) -> None:
+        self.ffn, self.built = ffn, built
         self._tokens = tokens if built.kernel.compiles else ()
-        self.weights = PreparedWeights(model, found, built)
+        self.weights = PreparedWeights(model, ffn, built)
+        self._device = torch.device(built.device)
         self.calls: Counter[str] = Counter()
-        self._links = [_link(model, path) for path in found.modules]
+        self._links = [_link(model, path) for path in ffn.modules]
         self._modules = [link[2] for link in self._links]
         self._inside = [part for module in self._modules for part in module.modules()]
         self._parameters = [p for part in self._inside for p in part._parameters.values() if p is not None]
@@ -43,13 +44,13 @@ class FFNSwap:
         return any(vars(part).get("forward") is new for part, new in zip(self._modules, self._forwards, strict=True))
 
     def turn_on(self) -> None:
-        """Put the kernel in place. Raises FFNError where another has taken the place meanwhile."""
+        """Put the kernel in place. Raises FFNError if another has taken the place meanwhile."""
         self._require_ours()
         for part, new in zip(self._modules, self._forwards, strict=True):
-            part.forward = new  # type: ignore[method-assign]  # not a module: state_dict and named_modules stay
+            vars(part)["forward"] = new  # no module of its own: state_dict and named_modules stay
 
     def turn_off(self) -> None:
-        """Give the modules their own forwards back. Raises FFNError where another has taken the place meanwhile."""
+        """Give the modules their own forwards back. Raises FFNError if another has taken the place meanwhile."""
         self._require_ours()
         for part in self._modules:
             vars(part).pop("forward", None)
@@ -57,7 +58,7 @@ class FFNSwap:
     def _require_ours(self) -> None:
         for part, new in zip(self._modules, self._forwards, strict=True):
             if vars(part).get("forward", new) is not new:
-                what = f"{self.found.label}: something else has replaced the forward of {type(part).__name__} since"
+                what = f"{self.ffn.label}: something else has replaced the forward of {type(part).__name__} since"
                 raise FFNError(what, "undo that first")
 
     def _replacements(self) -> list[_Forward]:
@@ -77,12 +78,15 @@ class FFNSwap:
         why, params = self._obstacle(x), None
         if not why:
             params = self.weights.now()
-            why = self._elsewhere if params is None else self._obstacle_of_input(x)
+            why = self._elsewhere if params is None or x is None else self._obstacle_of_input(x)
         self.calls[why or "kernel"] += 1
         if why or params is None or x is None:
             return None
+        flat = x.reshape(-1, x.shape[-1]).contiguous()
+        if not torch.is_grad_enabled():
+            return self.built(flat, params).view(x.shape)
         with torch.no_grad():
-            return self.built(x.reshape(-1, x.shape[-1]).contiguous(), params).view(x.shape)
+            return self.built(flat, params).view(x.shape)
 
     def _obstacle(self, x: Any) -> str:
         """Why the model must compute this call itself; empty if nothing is in the way."""
@@ -99,7 +103,7 @@ class FFNSwap:
         return self._obstacle_inside()
 
     def _obstacle_of_input(self, x: Tensor) -> str:
-        if x.dtype != self.built.dtype or str(x.device) != self.built.device or x.shape[-1] != self.found.width:
+        if x.dtype != self.built.dtype or x.device != self._device or x.shape[-1] != self.ffn.width:
             return self._other_input
         return self._compiled_for if self._tokens and x.numel() // x.shape[-1] not in self._tokens else ""
 
@@ -161,7 +165,7 @@ class _Last(_InRow):
             return self.original(*args, **options)
         if args and args[0] is out:
             return out
-        what = f"{self.swap.found.label}: the layer changes its hidden units between these modules"
+        what = f"{self.swap.ffn.label}: the layer changes its hidden units between these modules"
         raise FFNError(what, "restore() the model, or leave this layer out", ExitCode.FAILED)
 
 

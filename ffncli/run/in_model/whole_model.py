@@ -20,8 +20,8 @@ from ffncli.run.pretrained.tokens import with_texts
 def load_whole(resolved: Resolved, dtype: torch.dtype, device: str) -> Pretrained:
     """The model with all layers and its language-model head, if transformers has one for it.
 
-    Its experts are computed as transformers does by default. Raises FFNError for a source that transformers cannot load,
-    and for parameters that its files do not have.
+    Its experts are computed as transformers does by default. Raises FFNError for a source that transformers cannot
+    load, and for parameters that its files do not have.
     """
     path = folder_of(resolved, "--in-model")
     with offline() as transformers:

@@ -28,7 +28,7 @@ def llama(**values: Any) -> Any:
 
 def logits(model: Any, ids: Tensor | None = None, **more: Any) -> Tensor:
     with torch.no_grad():
-        out = model(torch.arange(10)[None] if ids is None else ids, **more).logits
+        out: Tensor = model(torch.arange(10)[None] if ids is None else ids, **more).logits
     return out
 
 
@@ -291,7 +291,7 @@ def test_some_layers_and_what_is_kept(tmp_path):
     with ffncli.replace(model, layers=[2, "decoder.0"]) as replaced:
         assert [(ffn.layer, ffn.kernel) for ffn in replaced.ffns] == [("decoder.2", "eager"), ("decoder.0", "eager")]
         assert replaced.notes  # why auto took it
-    with pytest.raises(FFNError, match="--layer 9|layer 9"):
+    with pytest.raises(FFNError, match="layer 9"):
         ffncli.replace(model, layers=9)
 
 
@@ -329,7 +329,11 @@ def test_a_wrong_kernel_replaces_nothing(tmp_path):
                     "def raises(x):\n    return x[0, 10_000]\n"
                     "def writes(x):\n    return x.zero_()\n")  # fmt: skip
     model = llama()
-    for name, message in (("mlp", "is wrong: .* from float64, more than"), ("raises", "mine.py"), ("writes", "changes its input")):
+    for name, message in (
+        ("mlp", "is wrong: .* from float64, more than"),
+        ("raises", "mine.py"),
+        ("writes", "changes its input"),
+    ):
         with pytest.raises(FFNError, match=message) as caught:
             ffncli.replace(model, f"{file}:{name}")
         assert caught.value.code == 1 or name == "raises"
@@ -353,7 +357,7 @@ def test_a_layer_that_works_between_the_modules_is_not_computed_silently(tmp_pat
 def test_twice_and_again():
     model = llama()
     replaced = ffncli.replace(model, "packed")
-    with pytest.raises(FFNError, match="the forward of LlamaMLP in model.layers.0.mlp has been replaced before"):
+    with pytest.raises(FFNError, match=r"the forward of LlamaMLP in model\.layers\.0\.mlp has been replaced before"):
         ffncli.replace(model, "eager")
     replaced.restore()
     replaced.restore()

@@ -43,9 +43,10 @@ def kernel(
         return kernel_function(_parsed(name), block, weights)
     if not isinstance(block, FFNSpec):
         raise FFNError("auto needs the block as an ffncli.FFNSpec", "name a kernel, as in ffncli.kernel_names()")
-    like = next(iter(weights.values()), None)
-    dtype, device = (like.dtype, str(like.device)) if hasattr(like, "dtype") else (None, "cpu")
-    choice, _ = fastest(block, _count(tokens), dtype, device)
+    like = weights.get("down.weight")
+    if like is None:
+        raise FFNError("weights: down.weight missing", "names are canonical: up.weight, down.weight, ...")
+    choice, _ = fastest(block, _count(tokens), like.dtype, str(like.device))
     return kernel_function(choice, block, weights)
 
 
@@ -58,10 +59,10 @@ def replace(
 ) -> Replaced:
     """The FFNs of a loaded transformers model by a kernel, in place, each verified first; `restore` undoes it.
 
-    Parameters stay where they are: state_dict, parameters(), to(), train() and saving go on as before. A kernel computes
-    in eval mode and without gradients; in train mode, under autograd or autocast, with hooks inside the FFN, or after a
-    move to another dtype or device the model computes as ever. Weights that a kernel keeps in a form of its own are
-    prepared anew when the model's change.
+    Parameters stay where they are: state_dict, parameters(), to(), train() and saving go on as before. A kernel
+    computes in eval mode and without gradients; in train mode, under autograd or autocast, with hooks inside the FFN,
+    or after a move to another dtype or device the model computes as ever. Weights that a kernel keeps in a form of its
+    own are prepared again when the model's change.
 
     `kernel` is as in `ffncli.kernel`; `auto` chooses for the most `tokens`. It is verified on random inputs of so many
     `tokens` (default 1 and 16) against float64; a kernel that compiles computes these counts alone. `layers` are
@@ -82,7 +83,7 @@ def replace(
     return replace_ffns(model, choose, counts, several)
 
 
-def fastest(spec: FFNSpec, tokens: int, dtype: torch.dtype | None, device: str) -> tuple[KernelChoice, str]:
+def fastest(spec: FFNSpec, tokens: int, dtype: torch.dtype, device: str) -> tuple[KernelChoice, str]:
     """(the fastest kernel for a block on this machine, why it is that one)."""
     return KernelChoice("eager", "eager"), "auto: eager, which computes every block; nothing was measured"
 

@@ -1,7 +1,7 @@
 """`ffn bench --in-model`: a whole model's forward, with its own FFNs and with kernels in their place.
 
 Every arm calls the same model; before a call, untimed, the kernels are put in place or taken out. Each placement gives
-all parameters new memory, from which the kernels prepare their weights anew in the untimed calls of the lead-in.
+all parameters new memory, from which the kernels prepare their weights again in the untimed calls of the lead-in.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def measure_model(
     began = time.perf_counter()
     with torch.no_grad(), offline():
         resolved, loaded = _loaded(case.source, case.dtype, case.device)
-        run = _ModelRun(case, job, clock, tell, resolved, loaded)
+        run = _TimedModel(case, job, clock, tell, resolved, loaded)
         with demanding(loaded):
             run.check()
         verified = time.perf_counter()
@@ -80,7 +80,7 @@ def _loaded(source: str, dtype: str, device: str) -> tuple[Resolved, Pretrained]
     return resolved, load_whole(resolved, dtype_of(dtype), device)
 
 
-class _ModelRun:
+class _TimedModel:
     """The state of one `measure_model`: the kernels that are verified, each with what it replaced."""
 
     def __init__(
@@ -131,8 +131,8 @@ class _ModelRun:
             raise WrongResult(f"logits {error:.1e} from the model's, more than {limit:.1e}")
         self.replaced[name] = replaced
         base = self.outcomes[MODEL]
-        own = max(base.error_max or 0.0, *(ffn.model_error for ffn in replaced.ffns))
-        self.outcomes[MODEL] = replace(base, error_max=own)
+        alone_error = max(base.error_max or 0.0, *(ffn.model_error for ffn in replaced.ffns))
+        self.outcomes[MODEL] = replace(base, error_max=alone_error)
         return Outcome(
             name, note=_note(replaced), error_max=max(ffn.error for ffn in replaced.ffns), logits_error=error,
             logits_limit=None if self.mixture else limit,
