@@ -59,7 +59,11 @@ def measure_model(
     began = time.perf_counter()
     with torch.no_grad(), offline():
         resolved, loaded = _loaded(case.source, case.dtype, case.device)
-        run = _TimedModel(case, job, clock, tell, resolved, loaded)
+        try:
+            run = _TimedModel(case, job, clock, tell, resolved, loaded)
+        except FFNError as error:  # more tokens than it has positions
+            failed = (Outcome(name, *verdict_of(error)) for name in (MODEL, *_names(job)))
+            return TimedUnit(job.process, case.key, MODEL, "warm", tuple(failed), ())
         with demanding(loaded):
             run.check()
         verified = time.perf_counter()
@@ -71,6 +75,10 @@ def measure_model(
         blocks=measured.blocks, environment=machine.environment(case.device), notes=run.notes, spent=spent,
         launch="plain" if case.device.startswith("cuda") else "",
     )  # fmt: skip
+
+
+def _names(job: Job) -> list[str]:
+    return [model_with(choice.label) for choice in job.kernels]
 
 
 @cache
