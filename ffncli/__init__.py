@@ -25,10 +25,13 @@ _WHERE = {
     "count": ("ffncli.run.user.count", "count"),
     "explain": ("ffncli.run.topics.call", "explain"),
     "export": ("ffncli.run.export.call", "export"),
+    "kernel": ("ffncli.bench.in_model", "kernel"),
+    "kernel_names": ("ffncli.kernels", "kernel_names"),
     "load": ("ffncli.run.user.load", "load"),
     "merge": ("ffncli.bench.results.merge", "merge"),
     "plan": ("ffncli.run.user.plan", "plan"),
     "read_results": ("ffncli.bench.results.csv_file", "read_results"),
+    "replace": ("ffncli.bench.in_model", "replace"),
     "steps": ("ffncli.block.recipe", "steps"),
     "survey": ("ffncli.run.trace.call", "survey"),
     "trace": ("ffncli.run.trace.call", "trace"),
@@ -46,10 +49,13 @@ __all__ = [
     "count",
     "explain",
     "export",
+    "kernel",
+    "kernel_names",
     "load",
     "merge",
     "plan",
     "read_results",
+    "replace",
     "steps",
     "survey",
     "trace",
@@ -58,12 +64,14 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ffncli.bench.benchmark import benchmark
+    from ffncli.bench.in_model import kernel, replace
     from ffncli.bench.results.csv_file import read_results
     from ffncli.bench.results.merge import merge
     from ffncli.block.analysis.facts import activation
     from ffncli.block.cost import cost
     from ffncli.block.recipe import FFNSpec, MoE, steps
     from ffncli.errors import FFNError
+    from ffncli.kernels import kernel_names
     from ffncli.run.approximate.call import approximate
     from ffncli.run.export.call import export
     from ffncli.run.topics.call import explain

@@ -51,6 +51,7 @@ OTHER_STREAM, HOST_SECONDS = "other-stream", "host"
 
 # Arms of --by-step: the whole block, their baseline, and `step gate` and so on, a step alone.
 BLOCK, STEP = "block", "step "
+MODEL = "model"  # the baseline of --in-model: the whole model with its own FFNs
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ class Method:
     math_mode: Literal["highest", "high", "medium"] = "highest"  # torch's float32 matmul precision
     sustained: bool = False
     by_step: bool = False
+    in_model: bool = False
     launch: Launch = "auto"  # how calls reach a GPU: replayed from CUDA graphs, or each by itself
     load_time: Time = 180.0  # at most, for loading a user's file; a C++ extension compiles then
     call_time: Time | None = None  # at most, for a call (FIRST_CALL times for the first); None: by the block's size
@@ -133,9 +135,9 @@ class Method:
     calibrate: Calibrate = "quick"  # how `auto` chooses: without kernels that would have to compile first, or with all
 
     def refereed_apart(self, case: Case) -> bool:
-        """Whether the right answers of a case are in a process of their own: where one can be forked, unless on a GPU
-        or step by step."""
-        return sys.platform.startswith("linux") and case.device == "cpu" and not self.by_step
+        """Whether the right answers of a case are in a process of their own: where one can be forked, unless on a GPU,
+        step by step or in a model."""
+        return sys.platform.startswith("linux") and case.device == "cpu" and not (self.by_step or self.in_model)
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,9 @@ class Outcome:
     `error_max` = max|a−b| / max|b|, `error_rel` = ‖a−b‖ / ‖b‖. `compile_s` are the seconds of its build where that
     compiles. A kernel whose status is not ok in any process is not timed in the result. `computes` is what it declares
     to compute in; empty: the case's dtype. `chosen` is the kernel that `auto` stands for.
+
+    In a model, `error_max` is the largest over its FFNs, and `logits_error` that of the logits against the model's own;
+    `logits_limit` is what rounding may cause.
     """
 
     kernel: str
@@ -228,6 +233,8 @@ class Outcome:
     peak_memory_bytes: Count | None = None
     computes: str = ""
     chosen: str = ""
+    logits_error: Share | None = None
+    logits_limit: Share | None = None
 
 
 @dataclass(frozen=True)
@@ -291,6 +298,11 @@ class TimedUnit:
     launch: Launched = ""
     tokens_per_expert: tuple[Share, ...] = ()
     experts_touched: Share | None = None
+
+
+def model_with(label: str) -> str:
+    """The name in results of a model with that kernel in place of its FFNs."""
+    return f"{MODEL}+{label}"
 
 
 def not_captured(why: str) -> str:

@@ -40,6 +40,11 @@ def full_name(name: str) -> str:
     return ALIASES.get(name, name)
 
 
+def kernel_names() -> tuple[str, ...]:
+    """The kernels of the package, as `ffncli.kernel` and `--kernel` take them."""
+    return tuple(BUILT_IN)
+
+
 def unknown_kernel(name: str) -> FFNError:
     """The error for an unknown kernel name."""
     hint = did_you_mean(name, list(BUILT_IN), f"known: {', '.join(BUILT_IN)}; a file's: --kernel file.py:name")

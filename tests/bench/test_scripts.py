@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import bench_method, certificates, conv1x1, demo, grid_over_machines, known, sweep, timers
+from benchmarks import bench_method, certificates, conv1x1, demo, grid_over_machines, in_model, known, sweep, timers
 from benchmarks.benched import Answer, marks
 from benchmarks.claims import MEASURED, why
 from benchmarks.kept import Kept, read
@@ -398,6 +398,23 @@ def test_the_claim_is_answered_by_the_ends():
     )
     assert "| 512x2048:relu | 32 | fp32 | 1 | 0.900 (0.890 to 0.910) | faster |" in conv1x1.summary(rows)
     assert conv1x1.sentence([]) == ""
+
+
+def test_models_with_kernels_name_the_best_of_each():
+    shared = {"threads": "2", "dtype": "fp32", "verdict": "faster", "tokens_per_s": "1234.5", "model_tokens_per_s": ""}
+    rows = [
+        conv(tokens, 2, ratio, "faster") | shared | {"model": model, "kernel": kernel}
+        for model, kernel, tokens, ratio in (
+            ("llama", "packed", 32, 0.9), ("llama", "eager", 1, 1.1), ("gpt2", "eager", 1, 1.0),
+        )
+    ]  # fmt: skip
+    assert in_model.sentence(rows) == (
+        "time of a forward over the model's alone, 2026-11-22; a cpu, 2 cores; torch 2.13: llama with packed "
+        "0.900 (0.890 to 0.910) at 32 tokens, fp32, 2 threads; gpt2 with eager "
+        "1.000 (0.990 to 1.010) at 1 tokens, fp32, 2 threads"
+    )
+    assert "| llama | packed | 32 | fp32 | 2 | 1,234 |  | 0.900 (0.890 to 0.910) | faster |" in in_model.summary(rows)
+    assert in_model.sentence([]) == ""
 
 
 def test_the_page_of_claims_quotes_what_was_measured(monkeypatch):

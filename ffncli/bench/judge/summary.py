@@ -201,6 +201,8 @@ def _of_kernel(whole: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:
         error_max=_worst(o.error_max for o in outcomes),
         error_rel=_worst(o.error_rel for o in outcomes),
         computes=gravest.computes,
+        logits_error=_worst(o.logits_error for o in outcomes),
+        logits_limit=_worst(o.logits_limit for o in outcomes),
     )
     time = log_times(whole.blocks(kernel), kernel) if ok else None
     row = _with_figures(row, whole, exp(time.interval.value) if time else None)
@@ -212,6 +214,8 @@ def _of_kernel(whole: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:
 
 def _with_figures(row: ResultRow, whole: _CaseUnits, time_s: float | None) -> ResultRow:
     """FLOPs, bytes and their fraction of the roof; for the whole block, so none for single steps."""
+    if whole.method.in_model:
+        return replace(row, tokens_per_s=whole.case.tokens / time_s if time_s else None)
     if row.kernel.startswith(STEP):
         return row
     figures = roofline.figures(

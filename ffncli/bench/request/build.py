@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ffncli.bench.machine.devices import default_device, require_gpu
-from ffncli.bench.records import BLOCK, Case, Method
+from ffncli.bench.records import BLOCK, MODEL, Case, Method
 from ffncli.bench.request.certificate import named_certificates
 from ffncli.bench.request.cluster import LauncherChoice, require_named_places
 from ffncli.bench.request.grid import BenchRequest, Grid, cases
+from ffncli.bench.request.in_model import IN_MODEL, named_kernels, require_model
 from ffncli.bench.request.kernel_arguments import require_arguments
 from ffncli.bench.request.kernel_names import ChosenKernels, choose_kernels
 from ffncli.bench.request.split import require_possible
@@ -37,14 +38,20 @@ def build_request(
     """
     if method.by_step:
         _require_steps_alone(grid, kernels, baseline, method)
+    if method.in_model:
+        require_model(grid, baseline, method)
+        baseline, grid = None, replace(grid, caches=("warm",))
     if cluster is not None:
         require_named_places(grid.devices, grid.threads)
     devices = grid.devices or (default_device(),)
     require_possible(grid.ranks, grid.passes, devices, method)
-    chosen = ChosenKernels((), BLOCK, {}) if method.by_step else choose_kernels(kernels, baseline, grid.ranks)
+    wanted = kernels or (IN_MODEL if method.in_model else None)
+    chosen = ChosenKernels((), BLOCK, {}) if method.by_step else choose_kernels(wanted, baseline, grid.ranks)
     _require_graphs_possible(devices, method)
     if cluster is None:
         require_gpu(devices, method.sustained)
+    if method.in_model:
+        chosen = replace(chosen, kernels=named_kernels(chosen, wanted or ()), baseline=MODEL, notes=())
     notes = list(chosen.notes)
     points = cases(replace(grid, devices=devices, seed=method.seed), notes.append)
     require_arguments(chosen, points)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from typing import Any, get_args
 
-from ffncli.bench.records import BLOCK, Above, Cache, Case, Method, Pass
+from ffncli.bench.records import BLOCK, MODEL, Above, Cache, Case, Method, Pass, model_with
 from ffncli.bench.request.case_data import check_input, check_routing, digest, is_file, routing_note, routing_text
 from ffncli.bench.request.certificate import NamedCertificate
 from ffncli.bench.request.cluster import LauncherChoice
@@ -77,8 +77,11 @@ class BenchRequest:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The kernels' names in results; only the block if its steps are timed."""
-        return (BLOCK,) if self.method.by_step else tuple(kernel.label for kernel in self.kernels)
+        """The kernels' names in results; only the block if its steps are timed; the model, alone and with each."""
+        labels = tuple(kernel.label for kernel in self.kernels)
+        if self.method.in_model:
+            return MODEL, *map(model_with, labels)
+        return (BLOCK,) if self.method.by_step else labels
 
     @property
     def ranks(self) -> Ranks:
@@ -119,7 +122,7 @@ def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None) -> tuple[
         tell(note)
     cases = [
         Case(
-            _source(source, model), label(model, overrides), model.main.spec, n, t, p, _cached(c, n), device, threads_,
+            _source(source, model), label(model, overrides), model.main.spec, n, t, p, cached(c, n), device, threads_,
             **x, ranks=grid.ranks,
         )
         for (source, model, overrides), n, t, p, c, (device, threads_), x in itertools.product(
@@ -236,7 +239,8 @@ def _device(option: str, text: str) -> str:
     return text
 
 
-def _cached(cache: str, tokens: int) -> Any:
+def cached(cache: str, tokens: int) -> Any:
+    """The state of the caches that is meant: with few tokens `auto` keeps the weights out of them."""
     if cache != "auto":
         return cache
     return "cold-weights" if tokens <= DECODE else "warm"
@@ -256,6 +260,8 @@ def from_json(stored: Any, where: str = "the request") -> BenchRequest:
     texts, labels = (record_of(tuple[str, ...], whole.get(name), f"{where}: {name}") for name in ("kernels", "names"))
     rest = {name: value for name, value in whole.items() if name not in ("kernels", "names")}
     request: BenchRequest = record_of(BenchRequest, {**rest, "kernels": []}, where)
+    if request.method.in_model:
+        labels = tuple(label.removeprefix(model_with("")) for label in labels[1:])
     if not request.method.by_step:
         if len(texts) != len(labels):
             raise FFNError(f"{where}: {len(texts)} kernels have {len(labels)} names")

@@ -137,6 +137,9 @@ class ResultRow:
     overlap: float | None = None  # the share of communication_s that time_s hides behind compute_s
     gemm_low: Share | None = None  # the interval of gemm_ratio
     gemm_high: Share | None = None
+    logits_error: Share | None = None  # of a model with kernels, against the model alone
+    logits_limit: Share | None = None  # what rounding may cause
+    tokens_per_s: Share | None = None  # of a whole model
 
     @property
     def hardware(self) -> str:

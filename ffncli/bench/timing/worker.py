@@ -94,6 +94,8 @@ def _measure_all(job: Job, connection: Connection, referee: RefereeProcess | Non
     from ffncli.bench.timing.measure_case import measure_case
     from ffncli.bench.timing.outcomes import DeviceLost
 
+    if job.method.in_model:
+        return _measure_models(job, connection)
     entry_points = EntryPoints() if any(choice.file for choice in job.kernels) else None
     start = time.perf_counter() - _BEGAN
     for case in job.cases:
@@ -114,6 +116,20 @@ def _measure_all(job: Job, connection: Connection, referee: RefereeProcess | Non
         release(case.device)
         if referee is not None and referee.gone:  # the next worker has one again, and the rest of the cases
             return False
+        start = 0.0
+    return True
+
+
+def _measure_models(job: Job, connection: Connection) -> bool:
+    """Every case in turn: a whole model, alone and with kernels in place of its FFNs."""
+    from ffncli.bench.machine.devices import use_in_worker
+    from ffncli.bench.timing.in_model.measure_model import measure_model
+
+    start = time.perf_counter() - _BEGAN
+    for case in job.cases:
+        use_in_worker(case.device)
+        _send(connection, ("began", case.key))
+        _send(connection, ("unit", measure_model(case, job, start=start, tell=partial(_tell, connection))))
         start = 0.0
     return True
 

@@ -124,6 +124,8 @@ def _require_plottable(plot: PlotOptions, request: BenchRequest) -> None:
 
     if request.method.by_step:
         raise FFNError("--by-step contradicts --plot", "it times steps, not kernels")
+    if request.method.in_model:
+        raise FFNError("--in-model contradicts --plot", "its page has the figures")
     require_sweep(request.cases)
 
 

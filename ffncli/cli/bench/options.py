@@ -170,6 +170,11 @@ class MethodOptions:
         bool, _how("--sustained", help="On a GPU, time blocks of 300 ms too, at the clock of sustained work.")
     ] = False
     by_step: Annotated[bool, _how("--by-step", help="Time every step of the block by itself.")] = False
+    in_model: Annotated[
+        bool,
+        _how("--in-model", help="Time a whole model's forward, SOURCE being its directory: alone, and with kernels in"
+                                " place of its FFNs."),
+    ] = False  # fmt: skip
     selftest: Annotated[
         bool, _how("--selftest", help="Test the benchmark: it must detect a 5 % slowdown, and only that.")
     ] = False
@@ -186,7 +191,7 @@ class MethodOptions:
                     option = f"--{name.replace('_', '-')}"
                     raise FFNError(f"{option}: unknown value {shown(text)}", f"use one of {', '.join(known)}")
                 settings[name] = text
-        return Method(**settings, sustained=self.sustained, by_step=self.by_step)
+        return Method(**settings, sustained=self.sustained, by_step=self.by_step, in_model=self.in_model)
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,11 @@ def answer(
             mine = [row for row in rows if row.case == key]
             parts += by_step_parts(case, _where(case, mine), mine)
         parts += warned(rows)
+    elif request.method.in_model:
+        from ffncli.cli.bench.in_model_page import in_model_parts
+
+        for key, case in cases.items():
+            parts += in_model_parts(case, [row for row in rows if row.case == key])
     elif not cases:
         parts.append(Line("nothing to measure: this part of the grid has no cases"))
     elif len(cases) == 1:
@@ -217,9 +222,7 @@ def _legend(rows: Sequence[ResultRow], request: BenchRequest, files: ResultFiles
         share = f"share of the time: a step's time over the block's in the same rounds, with its 95 % interval ({over})"
         lines = [share, f"results: {shown_path(files.csv)}"]
         return [Heading("how to read this"), *(Line(text, quiet=True) for text in lines)]
-    lines = [
-        f"ratio: time over {request.baseline}'s in the same rounds, with its 95 % confidence interval ({over})",
-    ]
+    lines = [f"ratio: time over {request.baseline}'s in the same rounds, with its 95 % confidence interval ({over})"]
     if any(row.verdict == "inconclusive" for row in rows):
         lines.append("inconclusive: the interval is neither within 2 % of 1 nor wholly beyond, or the machine was busy")
         lines += closing(rows, request)
@@ -228,5 +231,6 @@ def _legend(rows: Sequence[ResultRow], request: BenchRequest, files: ResultFiles
         lines.append("overlap: the share of the communication that does not add to compute; below 0, more is added")
     if len(request.cases) == 1 and any(row.roof_fraction is not None for row in rows):
         lines.append("of roof: share of the best matrix product (or copy) rate that this machine reached in this run")
-    lines.append(f"every kernel was checked against float64 first; results: {shown_path(files.csv)}")
+    checked = "every kernel in every FFN" if method.in_model else "every kernel"
+    lines.append(f"{checked} was checked against float64 first; results: {shown_path(files.csv)}")
     return [Heading("how to read this"), *(Line(text, quiet=True) for text in lines)]

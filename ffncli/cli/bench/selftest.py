@@ -26,7 +26,14 @@ def request_for(grid: Grid, kernels: GridOptions, method: MethodOptions, result:
     """
     from ffncli.bench.selftest import selftest_request
 
-    if kernels.kernel or kernels.baseline or kernels.shard or result != ResultOptions() or method.by_step:
+    if (
+        kernels.kernel
+        or kernels.baseline
+        or kernels.shard
+        or result != ResultOptions()
+        or method.by_step
+        or method.in_model
+    ):
         raise FFNError("--selftest has its own kernels and writes no results", "leave the other options out")
     how = method.method()
     if method.processes is None and not method.quick:

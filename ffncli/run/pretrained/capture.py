@@ -111,7 +111,7 @@ def run_model(
 
         loaded = load(transformers, path, config, dtype, device, shrink)
         live = live or {layer: live_ffn(loaded.module, resolved, layer) for layer in layers}
-        inputs = _forward_arguments(loaded, tokens, tokenizer, layers)
+        inputs = forward_arguments(loaded, tokens, tokenizer, layers)
         idle = _listen(loaded, live, inputs, prompt, receive)
     fault = FAULTS.get(resolved.model_type or "") if any(layer.spec.moe for layer in layers) else None
     return (*inputs.notes, *idle, *([fault] if fault else []))
@@ -162,7 +162,7 @@ def cut(module: Any, layer: str, kept: int) -> None:
 # --- the model's input ------------------------------------------------------------------------------------------------
 
 
-def _forward_arguments(
+def forward_arguments(
     loaded: Pretrained, tokens: tuple[Token, ...], tokenizer: Any, layers: Sequence[Layer]
 ) -> ForwardInput:
     """The arguments of the model's forward. Raises FFNError for tokens without an embedding or position."""

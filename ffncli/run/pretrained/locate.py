@@ -63,11 +63,11 @@ def _boundary(
     routed = [
         n for p, n in owners.items() if not p.startswith(("shared", NORM_GATE)) and p.partition(".")[0] not in norms
     ]
-    whole, root = _common([*routed, *shared]), _common(routed)
+    whole, root = common_module([*routed, *shared]), common_module(routed)
     if not whole.startswith(at) or whole == at:
-        return root, (root, _common(shared))
+        return root, (root, common_module(shared))
     if any(name.startswith(f"{whole}.") for name in norms.values()):  # its output comes after that norm (A.X-K1)
-        return whole, (owners["down.weight"], *([_common(shared)] if shared else []))
+        return whole, (owners["down.weight"], *([common_module(shared)] if shared else []))
     return whole, (whole,)
 
 
@@ -107,7 +107,7 @@ def live_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensors[name].detach() for name in sorted(tensors) if name in kept}
 
 
-def _common(modules: Iterable[str]) -> str:
+def common_module(modules: Iterable[str]) -> str:
     """The innermost module that contains all of these."""
     shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*(name.split(".") for name in modules), strict=False))
     return ".".join(parts[0] for parts in shared)

@@ -1,0 +1,118 @@
+"""`ffncli.kernel` and `ffncli.replace`: kernels for a program of the caller's own, by name or the fastest one."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from ffncli.bench.records import Case
+from ffncli.bench.request.grid import cached
+from ffncli.block.dtypes import find
+from ffncli.block.recipe import FFNSpec
+from ffncli.block.steps import Step
+from ffncli.errors import FFNError, shown
+from ffncli.kernels import AUTO
+from ffncli.kernels.choice import KernelChoice, parse
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from ffncli.run.in_model.kernel_call import KernelFunction
+    from ffncli.run.in_model.replace import Replaced
+
+
+def kernel(
+    name: str, block: FFNSpec | Sequence[Step], weights: Mapping[str, Tensor], *, tokens: int = 1
+) -> KernelFunction:
+    """f(x), by a kernel: x [..., d_model] → the FFN's output, a new tensor of the same shape and dtype.
+
+    `name` is one of `kernel_names()`, a user's `file.py:name` (which is executed), or `auto`, the fastest on this
+    machine for so many `tokens`. `weights` are canonical (`up.weight` [d_ff, d_model], `down.weight`, `gate.weight`,
+    `up.bias`, ...), in one dtype on one device, and must not change while f is used. The block runs from ffn_input to
+    ffn_output, so without norms and residual around it, and as in eval mode. Gradients flow to x where the kernel has
+    any. Raises FFNError for weights that do not fit, and with the reason for a block that the kernel cannot compute.
+    """
+    from ffncli.run.in_model.kernel_call import kernel_function
+
+    if not isinstance(block, FFNSpec) and not (isinstance(block, Sequence) and all(isinstance(s, Step) for s in block)):
+        raise FFNError(f"block must be an ffncli.FFNSpec, or steps, got {shown(block)}")
+    if not isinstance(weights, Mapping):
+        raise FFNError(f"weights must be a mapping of names to tensors, got a {type(weights).__name__}")
+    if name != AUTO:
+        return kernel_function(_parsed(name), block, weights)
+    if not isinstance(block, FFNSpec):
+        raise FFNError("auto needs the block as an ffncli.FFNSpec", "name a kernel, as in ffncli.kernel_names()")
+    like = weights.get("down.weight")
+    if like is None:
+        raise FFNError("weights: down.weight missing", "names are canonical: up.weight, down.weight, ...")
+    choice, _ = fastest(block, _count(tokens), like.dtype, str(like.device))
+    return kernel_function(choice, block, weights)
+
+
+def replace(
+    model: nn.Module,
+    kernel: str = AUTO,
+    *,
+    tokens: int | Iterable[int] | None = None,
+    layers: int | str | Iterable[int | str] | None = None,
+) -> Replaced:
+    """The FFNs of a loaded transformers model by a kernel, in place, each verified first; `restore` undoes it.
+
+    Parameters stay where they are: state_dict, parameters(), to(), train() and saving go on as before. A kernel
+    computes in eval mode and without gradients; in train mode, under autograd or autocast, with hooks inside the FFN,
+    or after a move to another dtype or device the model computes as ever. Weights that a kernel keeps in a form of its
+    own are prepared again when the model's change.
+
+    `kernel` is as in `ffncli.kernel`; `auto` chooses for the most `tokens`. It is verified on random inputs of so many
+    `tokens` (default 1 and 16) against float64; a kernel that compiles computes these counts alone. `layers` are
+    numbers, or `decoder.3`; None is all of them. An FFN that cannot be replaced is `kept`, with the reason. Raises
+    FFNError if all are, and (exit 1) if a kernel is wrong, in which case nothing is replaced.
+    """
+    from ffncli.run.in_model.replace import TOKENS, replace_ffns
+
+    counts = TOKENS if tokens is None else tuple(map(_count, [tokens] if isinstance(tokens, int) else tokens))
+    if not counts:
+        raise FFNError("tokens must be a whole number from 1, or several of them")
+    chosen = None if kernel == AUTO else _parsed(kernel)
+
+    def choose(spec: FFNSpec, dtype: torch.dtype, device: str) -> tuple[KernelChoice, str]:
+        return fastest(spec, max(counts), dtype, device) if chosen is None else (chosen, "")
+
+    several = layers if layers is None or isinstance(layers, (int, str)) else [*layers]
+    return replace_ffns(model, choose, counts, several)
+
+
+def fastest(spec: FFNSpec, tokens: int, dtype: torch.dtype, device: str) -> tuple[KernelChoice, str]:
+    """(the fastest kernel for a block on this machine with the threads set now, why it is that one).
+
+    Up to some tokens the weights are taken not to be in the caches: between two calls of an FFN a model computes others.
+    """
+    import torch
+
+    from ffncli.bench.timing.auto.choose import choose
+
+    row = find(str(dtype))
+    if row is None:
+        raise FFNError(f"auto knows no kernel for {dtype}")
+    cache, threads = cached("auto", tokens), torch.get_num_threads()
+    choice = choose(Case(AUTO, AUTO, spec, tokens, row.name, cache=cache, device=device, threads=threads))
+    return KernelChoice(choice.kernel, choice.kernel), f"auto: {choice.note}"
+
+
+def _parsed(name: str) -> KernelChoice:
+    if not isinstance(name, (str, PurePath)):
+        raise FFNError(f"kernel must be text such as 'packed' or 'mine.py:mlp', got {shown(name)}")
+    return parse(str(name))
+
+
+def _count(tokens: int) -> int:
+    try:
+        number = 0 if isinstance(tokens, bool) else operator.index(tokens)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise FFNError(f"tokens must be a whole number from 1, or several of them, got {shown(tokens)}")
+    return number

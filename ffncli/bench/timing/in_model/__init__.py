@@ -1,0 +1,1 @@
+"""`ffn bench --in-model`: a whole model in the place of a block."""

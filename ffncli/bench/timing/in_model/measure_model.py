@@ -1,0 +1,204 @@
+"""`ffn bench --in-model`: a whole model's forward, with its own FFNs and with kernels in their place.
+
+Every arm calls the same model; before a call, untimed, the kernels are put in place or taken out. Each placement gives
+all parameters new memory, from which the kernels prepare their weights again in the untimed calls of the lead-in.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffncli.bench.activity import ACTIVITY
+from ffncli.bench.machine import machine
+from ffncli.bench.machine.counters import Counters, SystemCounters
+from ffncli.bench.records import MODEL, TWIN, Case, Doing, Job, Outcome, TimedUnit, model_with
+from ffncli.bench.timing.arms import anchor_of
+from ffncli.bench.timing.clock import Clock
+from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
+from ffncli.bench.timing.cuda_counters import GpuCounters
+from ffncli.bench.timing.outcomes import Skipped, WrongResult, verdict_of
+from ffncli.bench.timing.rounds import Arm, Measured, measure, plan_of
+from ffncli.bench.timing.settings import settle
+from ffncli.errors import ExitCode, FFNError
+from ffncli.kernels.choice import KernelChoice
+from ffncli.models.model import Resolved
+from ffncli.run.engine.prepare import dtype_of
+from ffncli.run.in_model.replace import NothingReplaced, Replaced, replace_ffns
+from ffncli.run.in_model.whole_model import answer_of, load_whole, random_tokens
+from ffncli.run.measure.gap import gap
+from ffncli.run.pretrained.loading import Pretrained, demanding, offline
+from ffncli.run.user.load import load
+from ffncli.show.text import bytes_text, plural
+
+_BOTH = 2  # the FFN of the model and that of the kernel may each be as far from float64 as rounding allows
+
+
+def measure_model(
+    case: Case,
+    job: Job,
+    clock: Clock | None = None,
+    start: float = 0.0,
+    tell: Callable[[Doing, str], None] = lambda doing, name: None,
+) -> TimedUnit:
+    """One case in this process: the model on so many random tokens, alone and with every kernel of the job.
+
+    A kernel that cannot be put in place, is wrong or fails is an outcome, as in `measure_case`. Raises FFNError for a
+    model that transformers cannot load or run.
+    """
+    settle(case, job)
+    clock = clock or clock_for(case.device)
+    began = time.perf_counter()
+    with torch.no_grad(), offline():
+        resolved, loaded = _loaded(case.source, case.dtype, case.device)
+        try:
+            run = _TimedModel(case, job, clock, tell, resolved, loaded)
+        except FFNError as error:  # more tokens than it has positions
+            failed = (Outcome(name, *verdict_of(error)) for name in (MODEL, *_names(job)))
+            return TimedUnit(job.process, case.key, MODEL, "warm", tuple(failed), ())
+        with demanding(loaded):
+            run.check()
+        verified = time.perf_counter()
+        tell("timing", "")
+        measured = run.measured()
+    spent = {"start": start, "verify": verified - began, **measured.spent}
+    return TimedUnit(
+        process=job.process, case=case.key, baseline=MODEL, cache="warm", outcomes=tuple(run.outcomes.values()),
+        blocks=measured.blocks, environment=machine.environment(case.device), notes=run.notes, spent=spent,
+        launch="plain" if case.device.startswith("cuda") else "",
+    )  # fmt: skip
+
+
+def _names(job: Job) -> list[str]:
+    return [model_with(choice.label) for choice in job.kernels]
+
+
+@cache
+def _loaded(source: str, dtype: str, device: str) -> tuple[Resolved, Pretrained]:
+    """The model, once for all cases of a process that it is the same in."""
+    resolved = load(source)
+    return resolved, load_whole(resolved, dtype_of(dtype), device)
+
+
+class _TimedModel:
+    """The state of one `measure_model`: the kernels that are verified, each with what it replaced."""
+
+    def __init__(
+        self, case: Case, job: Job, clock: Clock, tell: Callable[[Doing, str], None], resolved: Resolved,
+        loaded: Pretrained,
+    ) -> None:  # fmt: skip
+        self.case, self.job, self.clock, self.tell, self.module = case, job, clock, tell, loaded.module
+        inputs = random_tokens(loaded, resolved, case.tokens, job.method.seed)
+        self.arguments, self.notes = inputs.arguments, inputs.notes
+        self.mixture = any(group.spec.moe for group in resolved.groups)
+        self.outcomes: dict[str, Outcome] = {MODEL: Outcome(MODEL)}
+        self.replaced: dict[str, Replaced] = {}
+        self.place_of: Replaced | None = None  # whose kernels are in place now
+
+    def check(self) -> None:
+        """Verify every kernel in the model, and compare the model's answer with it and without."""
+        alone = answer_of(self.forward())
+        if not alone.isfinite().all():
+            raise FFNError("the model's answer is not finite", "take another --dtype", ExitCode.FAILED)
+        gone = self.job.gone_in(self.case)
+        for choice in self.job.kernels:
+            name = model_with(choice.label)
+            if outcome := gone.get(choice.label):
+                self.outcomes[name] = replace(outcome, kernel=name)
+                continue
+            ACTIVITY.stands_for(name, choice.label)
+            self.tell("checking", choice.label)
+            ACTIVITY.first_call(choice.label)
+            try:
+                self.outcomes[name] = self._checked(name, choice, alone)
+            except Exception as error:  # of a user's kernel, which may raise anything
+                self.outcomes[name] = Outcome(name, *verdict_of(_ruled(error)))
+            finally:
+                ACTIVITY.rests()
+                self.use(None)
+
+    def _checked(self, name: str, choice: KernelChoice, alone: Tensor) -> Outcome:
+        replaced = replace_ffns(self.module, lambda *_: (choice, ""), (1, self.case.tokens))
+        self.place_of = replaced
+        apart = gap(answer_of(self.forward()), alone)
+        others = {reason: count for reason, count in replaced.calls.items() if reason != "kernel"}
+        if others:
+            reason = max(others, key=lambda text: others[text])
+            raise FFNError(f"{sum(others.values())} FFN calls were computed by the model: {reason}")
+        error = float("inf") if apart.unlike else apart.relative
+        limit = _BOTH * max(ffn.tolerance for ffn in replaced.ffns) * sqrt(len(replaced.ffns))
+        if not self.mixture and not error <= limit:
+            raise WrongResult(f"logits {error:.1e} from the model's, more than {limit:.1e}")
+        self.replaced[name] = replaced
+        base = self.outcomes[MODEL]
+        alone_error = max(base.error_max or 0.0, *(ffn.model_error for ffn in replaced.ffns))
+        self.outcomes[MODEL] = replace(base, error_max=alone_error)
+        return Outcome(
+            name, note=_note(replaced), error_max=max(ffn.error for ffn in replaced.ffns), logits_error=error,
+            logits_limit=None if self.mixture else limit,
+        )  # fmt: skip
+
+    def forward(self) -> Any:
+        """One forward pass."""
+        return self.module(**self.arguments)
+
+    def use(self, replaced: Replaced | None) -> None:
+        """Put these kernels in place, or none."""
+        if replaced is self.place_of:
+            return
+        if self.place_of is not None:
+            self.place_of.restore()
+        if replaced is not None:
+            replaced.apply()
+        self.place_of = replaced
+
+    def measured(self) -> Measured:
+        """The arms in turns; alone, the model is timed too."""
+        names = tuple(self.replaced)
+        plan = plan_of(self.job.method, MODEL, names, self.case.device, self.case.threads)
+        draw = random.Random(f"{self.job.method.seed} {self.job.process}")
+        arms = [
+            Arm(MODEL, self.forward, partial(self.use, None)), Arm(TWIN, self.forward, partial(self.use, None)),
+            *(Arm(name, self.forward, partial(self.use, replaced)) for name, replaced in self.replaced.items()),
+            anchor_of(self.case.device, draw),
+        ]  # fmt: skip
+        counters: Counters = GpuCounters(self.clock, None) if isinstance(self.clock, CudaClock) else SystemCounters()
+        try:
+            return measure(self.job.process, self.case.key, partial(self._placed, arms), self.clock, counters, plan)
+        finally:
+            ACTIVITY.rests()
+            self.use(None)
+
+    def _placed(self, arms: Sequence[Arm], number: int) -> Sequence[Arm]:
+        """All parameters in new memory; the arms are the same."""
+        for parameter in self.module.parameters():
+            parameter.data = parameter.data.clone()
+        return arms
+
+
+def _note(replaced: Replaced) -> str:
+    """`24 FFNs; 2 kept: packed: cannot compute experts; 1.2 GB of weights copied`."""
+    count = len(replaced.ffns)
+    words = [f"{count} {plural('FFN', count)} replaced", *replaced.notes]
+    if replaced.kept:
+        words.append(f"{len(replaced.kept)} kept ({replaced.kept[0].reason})")
+    if copied := sum(ffn.copied_bytes for ffn in replaced.ffns):
+        words.append(f"{bytes_text(copied)} of weights copied")
+    return "; ".join(words)
+
+
+def _ruled(error: Exception) -> Exception:
+    """A wrong kernel, and one that can compute none of the FFNs, as the bench rules on them."""
+    if isinstance(error, NothingReplaced):
+        return Skipped(error.message)
+    if isinstance(error, FFNError) and error.code == ExitCode.FAILED:
+        return WrongResult(error.message)
+    return error

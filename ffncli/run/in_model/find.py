@@ -1,0 +1,163 @@
+"""The FFNs of a loaded transformers model: their modules, and which parameters are their weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffncli.block.recipe import steps
+from ffncli.block.steps import Activation, Step, parameters, tables
+from ffncli.dataclass import dataclass
+from ffncli.errors import FFNError, shown
+from ffncli.kernels.activations import activation
+from ffncli.kernels.between import learned
+from ffncli.kernels.kernel import kernel_steps
+from ffncli.kernels.pattern import dense
+from ffncli.models.config.read import from_config
+from ffncli.models.model import Layer, Resolved
+from ffncli.models.tensors.layout import Located, canonical
+from ffncli.run.pretrained.layers import layers_of
+from ffncli.run.pretrained.locate import common_module, live_parameters
+
+_LEAST = 1e-3  # relative distance of two functions of the same name, in any dtype: some write √(2/π) with four digits
+
+
+class NotReplaced(Exception):
+    """An FFN that stays as it is; the text says why."""
+
+
+@dataclass(frozen=True)
+class FoundFFN:
+    """One FFN of a model in memory. `block` are its kernel steps, `located` where their weights are.
+
+    `modules` compute it: a single one; or, where the layer calls its parts one by one, those of up, of the activation
+    (every module that could be it) and of down, whose output is the FFN's.
+    """
+
+    layer: Layer
+    block: tuple[Step, ...]
+    located: tuple[Located, ...]
+    modules: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """The FFN's place in the model: `model.layers.0.mlp`, or `model.layers.0.fc1 to model.layers.0.fc2`."""
+        return self.modules[0] if len(self.modules) == 1 else f"{self.modules[0]} to {self.modules[-1]}"
+
+    @property
+    def width(self) -> int:
+        """Columns of its input."""
+        return self.layer.spec.d_model
+
+
+def described(model: nn.Module) -> Resolved:
+    """The blocks of a transformers model, by its config. Raises FFNError for another module, or an unknown family."""
+    config = getattr(model, "config", None)
+    if not isinstance(model, nn.Module) or config is None or not hasattr(config, "to_dict"):
+        raise FFNError(f"{type(model).__name__} is not a transformers model", "a single block is ffncli.kernel's")
+    values = json.loads(json.dumps(config.to_dict(), default=str))
+    return from_config(values, type(model).__name__, f"the config of {type(model).__name__}")
+
+
+def chosen_layers(resolved: Resolved, wanted: int | str | Sequence[int | str] | None) -> list[Layer]:
+    """The layers meant by `layers`; all that have an FFN for None. Raises FFNError for one that is not there."""
+    if wanted is None:
+        return layers_of(resolved)
+    several = [wanted] if isinstance(wanted, (int, str)) else [*wanted]
+    return list(dict.fromkeys(resolved.layer(str(one)) for one in several))
+
+
+def find_ffn(model: nn.Module, resolved: Resolved, layer: Layer) -> FoundFFN:
+    """Where a layer's FFN is. Raises NotReplaced if no module, and no row of modules, computes it."""
+    block = kernel_steps(steps(layer.spec))
+    wanted = {**parameters(block), **tables(block)}
+    try:
+        at, everything = live_parameters(model, resolved, layer)
+    except FFNError as error:
+        raise NotReplaced(error.message) from None
+    located = tuple(item for item in everything if item.parameter in wanted)
+    if missing := wanted.keys() - {item.parameter for item in located}:
+        raise NotReplaced(f"no tensor is known to contain {min(missing)}")
+    owners = {item.parameter: item.names[0].rpartition(".")[0] for item in located}
+    whole = common_module([*owners.values()])
+    if whole not in ("", at) and whole.startswith(at):
+        return FoundFFN(layer, block, located, (whole,))
+    return FoundFFN(layer, block, located, _row(model, block, owners, at))
+
+
+def row_of(model: nn.Module, ffn: FoundFFN) -> FoundFFN:
+    """The same FFN as the modules of up, activation and down, for one whose module computes more than it."""
+    owners = {item.parameter: item.names[0].rpartition(".")[0] for item in ffn.located}
+    row = _row(model, ffn.block, owners, ffn.modules[0])
+    return FoundFFN(ffn.layer, ffn.block, ffn.located, row)
+
+
+def live_weights(model: nn.Module, ffn: FoundFFN) -> dict[str, Tensor]:
+    """The canonical weights [out, in], contiguous: the model's own tensors where these are stored so, else copies."""
+    with torch.no_grad():
+        return {item.parameter: _canonical(model, item).contiguous() for item in ffn.located}
+
+
+def _canonical(model: nn.Module, item: Located) -> Tensor:
+    parts = [canonical(tensor_at(model, name).detach(), item) for name in item.names]
+    return torch.stack(parts) if item.slice.per_expert else parts[0]
+
+
+def tensor_at(model: nn.Module, name: str) -> Tensor:
+    """A parameter or buffer by its full name."""
+    owner, _, leaf = name.rpartition(".")
+    tensor: Tensor = getattr(model.get_submodule(owner), leaf)
+    return tensor
+
+
+def _row(model: nn.Module, block: Sequence[Step], owners: Mapping[str, str], at: str) -> tuple[str, ...]:
+    """The modules of a plain FFN that are called one after the other: up, the activation, a norm, down."""
+    shape = dense(block)
+    if shape is None or shape.gated or shape.prefix:
+        raise NotReplaced(f"no module of {at} computes its FFN and nothing else")
+    learned_ones = {
+        name: tensor_at(model, f"{owner}.{name.rpartition('.')[2]}").detach()
+        for name, owner in owners.items()
+        if name.startswith("act.")
+    }
+    parts = model.get_submodule(at).named_modules()
+    acts = [f"{at}.{name}" for name, part in parts if name and computes(part, shape.act, learned_ones)]
+    if not acts and shape.act.function != "identity":
+        ends = f"{owners['up.weight']} and {owners['down.weight']}"
+        raise NotReplaced(f"between {ends} the activation {shape.act.function} is not a module that could be replaced")
+    norms = [owner for name, owner in owners.items() if name.startswith("sub_norm.")]
+    return tuple(dict.fromkeys([owners["up.weight"], *acts, *norms, owners["down.weight"]]))
+
+
+def computes(part: nn.Module, act: Activation, weights: Mapping[str, Tensor]) -> bool:
+    """Whether a module without submodules is that activation function."""
+    if next(part.children(), None) is not None or any(p.dim() > 1 for p in part.parameters()):
+        return False
+    ours = learned(weights, "")
+    like = next(iter(ours.values()), torch.zeros(()))
+    x = torch.linspace(-4, 4, 33, dtype=like.dtype, device=like.device)[None]
+    expected = activation(act)(x, ours)
+    try:
+        with torch.no_grad():
+            out: Any = part(x.clone())
+    except Exception:  # whatever else a layer has among its modules
+        return False
+    if not isinstance(out, Tensor) or out.shape != x.shape or torch.equal(out, x):
+        return False
+    return bool((out - expected).abs().max() <= _LEAST * expected.abs().max())
+
+
+def require_plain_forward(model: nn.Module, ffn: FoundFFN) -> None:
+    """Raises NotReplaced if someone has put something in the place of a module's forward already, or its weights
+    are not loaded."""
+    for path in ffn.modules:
+        for part in model.get_submodule(path).modules():
+            if "forward" in vars(part):
+                raise NotReplaced(f"the forward of {type(part).__name__} in {path} has been replaced before")
+    for item in ffn.located:
+        if tensor_at(model, item.names[0]).is_meta:
+            raise NotReplaced(f"{shown(item.names[0])} is on the meta device: it has no values")

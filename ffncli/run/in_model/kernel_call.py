@@ -1,0 +1,135 @@
+"""A kernel as a function f(x): built once, for one block, device and dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from ffncli.block.dtypes import find
+from ffncli.block.recipe import FFNSpec, steps
+from ffncli.block.steps import Step, block_inputs, feature_axis, parameters, tables
+from ffncli.dataclass import dataclass
+from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.kernels.choice import KernelChoice
+from ffncli.kernels.kernel import Computes, Kernel, Params, kernel_steps
+from ffncli.run.user.kernels import kernel_of
+
+Block = FFNSpec | Sequence[Step]
+
+
+@dataclass
+class SharedKernel:
+    """A kernel's function, safe to call from anywhere: x [tokens, d_model] → the same, which no later call overwrites.
+
+    A lock lets one thread in at a time: kernels keep buffers. `reuses` says that the kernel overwrites its last output,
+    which is copied then; None until the first call, which is made twice to see it. A user's kernel may take turns with
+    several buffers, so its output is always copied.
+    """
+
+    kernel: Kernel
+    steps: tuple[Step, ...]
+    device: str
+    dtype: torch.dtype
+    compute: Computes
+    reuses: bool | None = None
+    lock: Lock = field(default_factory=Lock)
+
+    def __call__(self, x: Tensor, params: Params) -> Tensor:
+        """The kernel's output."""
+        with self.lock:
+            out = self.compute(x, params)
+            if self.reuses is None and isinstance(out, Tensor):
+                first, again = out.clone(), self.compute(x, params)
+                same = again.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
+                self.reuses, out = bool(self.kernel.origin) or same, first
+            return out.clone() if self.reuses else out
+
+
+def built(kernel: Kernel, block: Sequence[Step], device: str, dtype: torch.dtype) -> SharedKernel:
+    """The kernel, built for kernel steps. Raises FFNError with the reason where it cannot compute them."""
+    inputs = block_inputs(block)
+    several = f"this block takes {' and '.join(inputs)}" if len(inputs) > 1 else None
+    if reason := several or kernel.refusal(block, device, dtype):
+        raise FFNError(f"{kernel.name}: {reason}", "ffncli.kernel_names() lists the others")
+    return SharedKernel(kernel, tuple(block), device, dtype, kernel.build(block, device, dtype))
+
+
+@dataclass(frozen=True)
+class KernelFunction:
+    """f(x): x [..., d_model] → a new tensor of the same shape, by one kernel, on weights that it was made with.
+
+    Gradients flow to x, if the kernel has any. Raises FFNError for an x of another width, dtype or device.
+    """
+
+    built: SharedKernel
+    params: Params
+    d_model: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The block's output for x."""
+        name, device = self.built.kernel.name, torch.device(self.built.device)
+        if not isinstance(x, Tensor):
+            raise FFNError(f"{name}: x must be a tensor [..., {self.d_model}], got a {type(x).__name__}")
+        if x.dim() == 0 or x.shape[-1] != self.d_model:
+            raise FFNError(f"{name}: x has shape {list(x.shape)}, expected [..., {self.d_model}]")
+        if x.dtype != self.built.dtype or x.device != device:
+            there = f"{dtype_text(self.built.dtype)} on {device}"
+            raise FFNError(f"{name}: x is {dtype_text(x.dtype)} on {x.device}, the weights are {there}", "convert one")
+        if x.requires_grad and torch.is_grad_enabled() and not self.built.kernel.trains:
+            raise FFNError(f"{name} computes forward only, and x requires a gradient", "call it under torch.no_grad()")
+        return self.built(x.reshape(-1, self.d_model).contiguous(), self.params).view(x.shape) if x.numel() else x
+
+
+def kernel_function(choice: KernelChoice, block: Block, weights: Mapping[str, Tensor]) -> KernelFunction:
+    """f(x) for a block's canonical weights [out, in], which are prepared now and must not change while f is used.
+
+    The block runs from ffn_input to ffn_output, without norms around it, as in eval mode. Raises FFNError for weights
+    that are missing, unknown, or of another shape, dtype or device, and for a kernel that cannot compute the block.
+    """
+    whole = steps(block) if isinstance(block, FFNSpec) else tuple(block)
+    inner = kernel_steps(whole)
+    given = _checked(weights, whole, inner)
+    like = given["down.weight" if "down.weight" in given else next(iter(given))]
+    if choice.file is not None and not isinstance(block, FFNSpec):
+        raise FFNError(f"{shown(choice.text)} needs the block as an ffncli.FFNSpec", "steps alone do not name it")
+    chosen = kernel_of(choice, inner, block if isinstance(block, FFNSpec) else FFNSpec(1, 1))
+    ready = built(chosen, inner, str(like.device), like.dtype)
+    axis = feature_axis(whole)
+    return KernelFunction(ready, chosen.prepare(inner, given), axis.size if axis else like.shape[-1])
+
+
+def _checked(weights: Mapping[str, Tensor], whole: Sequence[Step], inner: Sequence[Step]) -> dict[str, Tensor]:
+    """The weights of the inner steps, contiguous and without gradients; norms of the whole block may be among them."""
+    needed = {**parameters(inner), **tables(inner)}
+    known = {**needed, **parameters(whole)}
+    if unknown := next((name for name in weights if name not in known), None):
+        has = f"this block has {', '.join(needed)}"
+        raise FFNError(f"weights: no weight {shown(unknown)}", did_you_mean(str(unknown), list(needed), has))
+    if missing := [name for name in needed if name not in weights]:
+        given = ", ".join(map(str, weights)) or "none"
+        raise FFNError(f"weights: {' and '.join(missing)} missing", f"given: {given}; all are [out, in]")
+    first: tuple[str, Tensor] | None = None
+    for name, axes in needed.items():
+        tensor, shape = weights[name], [axis.size for axis in axes]
+        if not isinstance(tensor, Tensor):
+            raise FFNError(f"weights: {name} must be a tensor, got a {type(tensor).__name__}")
+        if list(tensor.shape) != shape:
+            sizes = ", ".join(f"{axis.name} = {axis.size}" for axis in axes)
+            raise FFNError(f"weights: {name} has shape {list(tensor.shape)}, expected {shape} ({sizes})")
+        if name in tables(inner):
+            continue
+        first = first or (name, tensor)
+        if (tensor.dtype, tensor.device) != (first[1].dtype, first[1].device) or not tensor.is_floating_point():
+            kinds = [f"{n} is {dtype_text(t.dtype)} on {t.device}" for n, t in (first, (name, tensor))]
+            raise FFNError(f"weights: {', '.join(dict.fromkeys(kinds))}", "give all in one float dtype, on one device")
+    return {name: weights[name].detach().contiguous() for name in needed}
+
+
+def dtype_text(dtype: torch.dtype) -> str:
+    """`bf16` as we write it; torch's own name for others."""
+    row = find(str(dtype))
+    return row.name if row else str(dtype).removeprefix("torch.")

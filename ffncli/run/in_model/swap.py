@@ -1,0 +1,176 @@
+"""One FFN of a model, computed by a kernel where that gives what the model would, and by the model everywhere else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from threading import local
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffncli.errors import ExitCode, FFNError
+from ffncli.run.in_model.find import FoundFFN
+from ffncli.run.in_model.kernel_call import SharedKernel, dtype_text
+from ffncli.run.in_model.prepared import PreparedWeights
+
+
+class FFNSwap:
+    """The kernel of one FFN, and what stands in place of the forwards of its modules while it is `on`.
+
+    `calls` counts the FFN's calls by who computed them: the kernel (`kernel`), or the model, with the reason.
+    """
+
+    def __init__(self, model: nn.Module, ffn: FoundFFN, built: SharedKernel, tokens: tuple[int, ...]) -> None:
+        self.ffn, self.built = ffn, built
+        self._tokens = tokens if built.kernel.compiles else ()
+        self.weights = PreparedWeights(model, ffn, built)
+        self._device = torch.device(built.device)
+        self.calls: Counter[str] = Counter()
+        self._links = [_link(model, path) for path in ffn.modules]
+        self._modules = [link[2] for link in self._links]
+        self._inside = [part for module in self._modules for part in module.modules()]
+        self._parameters = [p for part in self._inside for p in part._parameters.values() if p is not None]
+        self._forwards = self._replacements()
+        kind = f"{dtype_text(built.dtype)} on {built.device}"
+        self._elsewhere = f"its parameters are no longer {kind}, for which the kernel was verified"
+        self._compiled_for = f"the kernel was compiled for {' and '.join(map(str, tokens))} tokens"
+        self._other_input = f"its input is not {kind}"
+
+    @property
+    def on(self) -> bool:
+        """Whether the kernel stands in place of the modules' forwards."""
+        return any(vars(part).get("forward") is new for part, new in zip(self._modules, self._forwards, strict=True))
+
+    def turn_on(self) -> None:
+        """Put the kernel in place. Raises FFNError if another has taken the place meanwhile."""
+        self._require_ours()
+        for part, new in zip(self._modules, self._forwards, strict=True):
+            vars(part)["forward"] = new  # no module of its own: state_dict and named_modules stay
+
+    def turn_off(self) -> None:
+        """Give the modules their own forwards back. Raises FFNError if another has taken the place meanwhile."""
+        self._require_ours()
+        for part in self._modules:
+            vars(part).pop("forward", None)
+
+    def _require_ours(self) -> None:
+        for part, new in zip(self._modules, self._forwards, strict=True):
+            if vars(part).get("forward", new) is not new:
+                what = f"{self.ffn.label}: something else has replaced the forward of {type(part).__name__} since"
+                raise FFNError(what, "undo that first")
+
+    def _replacements(self) -> list[_Forward]:
+        if len(self._modules) == 1:
+            return [_Whole(self, self._modules[0])]
+        handed = local()
+        return [_First(self, self._modules[0], handed), *(_Later(self, part, handed) for part in self._modules[1:-1]),
+                _Last(self, self._modules[-1], handed)]  # fmt: skip
+
+    # --- a call -------------------------------------------------------------------------------------------------------
+
+    def output(self, args: tuple[Any, ...], options: dict[str, Any]) -> Tensor | None:
+        """The kernel's output for a call with these arguments; None where the model must compute it."""
+        x = args[0] if len(args) == 1 and not options else None
+        if torch.compiler.is_compiling():  # what is traced must be the model
+            return None
+        why, params = self._obstacle(x), None
+        if not why:
+            params = self.weights.now()
+            why = self._elsewhere if params is None or x is None else self._obstacle_of_input(x)
+        self.calls[why or "kernel"] += 1
+        if why or params is None or x is None:
+            return None
+        flat = x.reshape(-1, x.shape[-1]).contiguous()
+        if not torch.is_grad_enabled():
+            return self.built(flat, params).view(x.shape)
+        with torch.no_grad():
+            return self.built(flat, params).view(x.shape)
+
+    def _obstacle(self, x: Any) -> str:
+        """Why the model must compute this call itself; empty if nothing is in the way."""
+        if type(x) is not Tensor or x.numel() == 0:
+            return "it was called with something else than one tensor"
+        if any(part.training for part in self._inside):
+            return "train mode"
+        if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self._parameters)):
+            return "gradients are on: call the model under torch.no_grad()"
+        if torch.is_autocast_enabled(x.device.type):
+            return "autocast"
+        if any(home.get(leaf) is not part for home, leaf, part in self._links):
+            return "its modules were replaced"
+        return self._obstacle_inside()
+
+    def _obstacle_of_input(self, x: Tensor) -> str:
+        if x.dtype != self.built.dtype or x.device != self._device or x.shape[-1] != self.ffn.width:
+            return self._other_input
+        return self._compiled_for if self._tokens and x.numel() // x.shape[-1] not in self._tokens else ""
+
+    def _obstacle_inside(self) -> str:
+        """The same among the modules inside: a hook there would not be called, and another module be left out."""
+        here = [part for module in self._modules for part in module.modules()]
+        if here != self._inside:
+            return "its modules were replaced"
+        whole = len(self._modules) == 1
+        for part in here[1:] if whole else here:
+            if part._forward_hooks or part._forward_pre_hooks or (whole and "forward" in vars(part)):
+                return "there are hooks on its modules"
+        return ""
+
+
+class _Forward:
+    """Stands in place of a module's forward. A copy of the model, or one that is pickled, has the model's own."""
+
+    def __init__(self, swap: FFNSwap, module: nn.Module) -> None:
+        self.swap, self.module = swap, module
+        self.original: Callable[..., Any] = module.forward
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.module, "forward")
+
+
+class _Whole(_Forward):
+    """Of the one module that computes the FFN."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        out = self.swap.output(args, options)
+        return self.original(*args, **options) if out is None else out
+
+
+class _InRow(_Forward):
+    """Of a module in a row: the first computes the whole FFN, whose output the others hand on as it is."""
+
+    def __init__(self, swap: FFNSwap, module: nn.Module, handed: local) -> None:
+        super().__init__(swap, module)
+        self.handed = handed
+
+
+class _First(_InRow):
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.handed.out = out = self.swap.output(args, options)
+        return self.original(*args, **options) if out is None else out
+
+
+class _Later(_InRow):
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        out = getattr(self.handed, "out", None)
+        return out if out is not None and args and args[0] is out else self.original(*args, **options)
+
+
+class _Last(_InRow):
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        out, self.handed.out = getattr(self.handed, "out", None), None
+        if out is None:
+            return self.original(*args, **options)
+        if args and args[0] is out:
+            return out
+        what = f"{self.swap.ffn.label}: the layer changes its hidden units between these modules"
+        raise FFNError(what, "restore() the model, or leave this layer out", ExitCode.FAILED)
+
+
+def _link(model: nn.Module, path: str) -> tuple[dict[str, Any], str, nn.Module]:
+    """Where a module's parent has it: its dict of modules, the key there, the module."""
+    owner, _, leaf = path.rpartition(".")
+    home: dict[str, Any] = model.get_submodule(owner)._modules
+    return home, leaf, model.get_submodule(path)
