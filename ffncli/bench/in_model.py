@@ -7,9 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from ffncli.bench.records import Case
-from ffncli.bench.request.grid import cached
-from ffncli.block.dtypes import find
 from ffncli.block.recipe import FFNSpec
 from ffncli.block.steps import Step
 from ffncli.errors import FFNError, shown
@@ -48,7 +45,7 @@ def kernel(
     like = weights.get("down.weight")
     if like is None:
         raise FFNError("weights: down.weight missing", "names are canonical: up.weight, down.weight, ...")
-    choice, _ = fastest(block, _count(tokens), like.dtype, str(like.device))
+    choice, _ = _fastest(block, _count(tokens), like.dtype, str(like.device))
     return kernel_function(choice, block, weights)
 
 
@@ -79,27 +76,17 @@ def replace(
     chosen = None if kernel == AUTO else _parsed(kernel)
 
     def choose(spec: FFNSpec, dtype: torch.dtype, device: str) -> tuple[KernelChoice, str]:
-        return fastest(spec, max(counts), dtype, device) if chosen is None else (chosen, "")
+        return _fastest(spec, max(counts), dtype, device) if chosen is None else (chosen, "")
 
     several = layers if layers is None or isinstance(layers, (int, str)) else [*layers]
     return replace_ffns(model, choose, counts, several)
 
 
-def fastest(spec: FFNSpec, tokens: int, dtype: torch.dtype, device: str) -> tuple[KernelChoice, str]:
-    """(the fastest kernel for a block on this machine with the threads set now, why it is that one).
+def _fastest(spec: FFNSpec, tokens: int, dtype: torch.dtype, device: str) -> tuple[KernelChoice, str]:
+    """(the fastest kernel for a block on this machine, in a note's words why it is that one)."""
+    from ffncli.bench.timing.auto.choose import fastest
 
-    Up to some tokens the weights are taken not to be in the caches: between two calls of an FFN a model computes others.
-    """
-    import torch
-
-    from ffncli.bench.timing.auto.choose import choose
-
-    row = find(str(dtype))
-    if row is None:
-        raise FFNError(f"auto knows no kernel for {dtype}")
-    cache, threads = cached("auto", tokens), torch.get_num_threads()
-    choice = choose(Case(AUTO, AUTO, spec, tokens, row.name, cache=cache, device=device, threads=threads))
-    return KernelChoice(choice.kernel, choice.kernel), f"auto: {choice.note}"
+    return fastest(spec, tokens, dtype, device)
 
 
 def _parsed(name: str) -> KernelChoice:

@@ -8,11 +8,12 @@ from ffncli.bench.records import MODEL, Method
 from ffncli.bench.request.grid import Grid, load_block
 from ffncli.bench.request.kernel_names import ChosenKernels
 from ffncli.errors import FFNError, shown
+from ffncli.kernels import AUTO
 from ffncli.kernels.choice import KernelChoice, choices
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.runnable import folder_of
 
-IN_MODEL = ("packed", "inplace")  # if no kernel is named
+IN_MODEL = (AUTO,)  # if no kernel is named
 
 
 def require_model(grid: Grid, baseline: str | None, method: Method) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ffncli.bench.machine import machine
 from ffncli.bench.records import Calibrate, Case, Job
 from ffncli.bench.referee.problem import Problem
+from ffncli.bench.request.grid import cached
 from ffncli.bench.timing.auto import kept
 from ffncli.bench.timing.auto.calibrate import calibrate
 from ffncli.bench.timing.auto.kept import AutoChoice
@@ -18,8 +19,11 @@ from ffncli.bench.timing.clock import Call
 from ffncli.bench.timing.cuda_clock import clock_for
 from ffncli.bench.timing.placed_kernel import refusal, touched
 from ffncli.bench.timing.placement import caching, flusher, nbytes
+from ffncli.block.dtypes import find
+from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
-from ffncli.kernels import BUILT_IN, built_in
+from ffncli.kernels import AUTO, BUILT_IN, built_in
+from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import Kernel
 
 _SAME_AS_EAGER = ("module",)  # it calls what eager calls
@@ -56,6 +60,20 @@ def choose(
     choice = calibrate(case, problem.steps, copies, x, kernels, clock_for(case.device), tell, before)
     kept.keep(keys[1] if how == "quick" else keys[0], choice)
     return choice
+
+
+def fastest(spec: FFNSpec, tokens: int, dtype: torch.dtype, device: str) -> tuple[KernelChoice, str]:
+    """(the fastest kernel for a block with the threads set now, in a note's words why it is that one).
+
+    With few tokens the weights are taken to be outside the caches: between two calls of an FFN a model computes others.
+    Raises FFNError as `choose` does.
+    """
+    row = find(str(dtype))
+    if row is None:
+        raise FFNError(f"auto knows no kernel for {dtype}")
+    cache, threads = cached("auto", tokens), torch.get_num_threads()
+    choice = choose(Case(AUTO, AUTO, spec, tokens, row.name, cache=cache, device=device, threads=threads))
+    return KernelChoice(choice.kernel, choice.kernel), f"auto: {choice.note}"
 
 
 def kernel_of_auto(

@@ -22,13 +22,16 @@ from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
 from ffncli.bench.records import MODEL, TWIN, Case, Doing, Job, Outcome, TimedUnit, model_with
 from ffncli.bench.timing.arms import anchor_of
+from ffncli.bench.timing.auto.choose import fastest
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
 from ffncli.bench.timing.cuda_counters import GpuCounters
 from ffncli.bench.timing.outcomes import Skipped, WrongResult, verdict_of
 from ffncli.bench.timing.rounds import Arm, Measured, measure, plan_of
 from ffncli.bench.timing.settings import settle
+from ffncli.block.recipe import FFNSpec
 from ffncli.errors import ExitCode, FFNError
+from ffncli.kernels import AUTO
 from ffncli.kernels.choice import KernelChoice
 from ffncli.models.model import Resolved
 from ffncli.run.engine.prepare import dtype_of
@@ -126,7 +129,10 @@ class _TimedModel:
                 self.use(None)
 
     def _checked(self, name: str, choice: KernelChoice, alone: Tensor) -> Outcome:
-        replaced = replace_ffns(self.module, lambda *_: (choice, ""), (1, self.case.tokens))
+        def kernel_for(spec: FFNSpec, dtype: torch.dtype, device: str) -> tuple[KernelChoice, str]:
+            return fastest(spec, self.case.tokens, dtype, device) if choice.kernel == AUTO else (choice, "")
+
+        replaced = replace_ffns(self.module, kernel_for, (1, self.case.tokens))
         self.place_of = replaced
         apart = gap(answer_of(self.forward()), alone)
         others = {reason: count for reason, count in replaced.calls.items() if reason != "kernel"}
