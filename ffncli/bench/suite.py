@@ -265,6 +265,7 @@ class _Served:
 
     def _finish(self, unit: TimedUnit) -> None:
         case, running = self.known[unit.case], self.running
+        unit = replace(unit, referee="worker")  # a worker cannot say otherwise
         if running.journal.request.method.refereed_apart(case):
             unit = agreed(unit, self.busy.report(case.key))
         before = running.before.get((case.device, case.threads), {})
