@@ -60,9 +60,9 @@ class Case:
     `source` is the text as typed, `spec` the block that it means, `label` its name in results: different blocks have
     different labels. The weights are random: time does not depend on them.
 
-    `routing` is how a mixture's tokens are spread over its experts: `uniform`, `zipf:1.2`, `text` or a saved trace; empty: as
-    the router happens to choose. `input` is a file of real x; empty: normal random numbers. Of both files there is the
-    sha256.
+    `routing` is how a mixture's tokens are spread over its experts: `uniform`, `zipf:1.2`, `text` or a saved trace;
+    empty: as the router happens to choose. `input` is a file of real x; empty: normal random numbers. Of both files
+    there is the sha256.
 
     `ranks` is how the block is split over processes; `threads` is the number of each of them.
     """

@@ -27,7 +27,7 @@ def agreed(unit: TimedUnit, report: CaseReport | None) -> TimedUnit:
             finding = replace(finding, wrong=twin.wrong)
         return _confirmed(outcome, finding, blocks[outcome.kernel])
 
-    return replace(unit, outcomes=tuple(map(stands, unit.outcomes)), referee="process")
+    return replace(unit, outcomes=tuple(map(stands, unit.outcomes)))
 
 
 def _unconfirmed(outcome: Outcome) -> Outcome:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from ffncli.bench.judge.gate import aa_of
 from ffncli.bench.judge.ratios import differs
-from ffncli.bench.judge.warnings import percent
 from ffncli.bench.public.definition import CPU, PublicSuite, public_suite
 from ffncli.bench.public.recomputed import CHECKED, recomputed
 from ffncli.bench.records import Case, TimedBlock
@@ -22,16 +21,19 @@ from ffncli.bench.results.csv_file import parse_rounds, read_rows
 from ffncli.bench.results.journal import ResultFiles
 from ffncli.bench.results.row import ResultRow, name_of
 from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, shown, shown_path
+from ffncli.errors import FFNError, clean, shown, shown_path
 from ffncli.kernels import BUILT_IN
+from ffncli.show.text import percent
 from ffncli.system.files import read_whole
 
 MOST_OF_ROOF = 1.02
 _SHA256 = re.compile(r"sha256 ([0-9a-f]{64})\b")
 _MOST_ROUNDS_BYTES = 300_000_000
 _CLOSE = 1e-9  # relative: the same numbers by another machine's logarithm
-_ONE_ENVIRONMENT = ("ffncli", "torch", "numpy", "python", "cpu", "isa", "device_name", "driver", "gpu_uuid", "math_mode",
-                    "openmp", "allocator", "host")  # fmt: skip
+_ONE_ENVIRONMENT = (
+    "ffncli", "torch", "numpy", "python", "cpu", "isa", "device_name", "driver", "gpu_uuid", "math_mode", "openmp",
+    "allocator", "host",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class _Judged:
 
 
 def _name(row: ResultRow) -> str:
-    return f"{shown(row.kernel)} ({shown(row.case, 120)})"
+    return f"{clean(row.kernel)[:80]} ({clean(row.case)[:120]})"
 
 
 # --- the conditions ---------------------------------------------------------------------------------------------------
@@ -140,8 +142,10 @@ def _of_the_suite(judged: _Judged) -> Iterator[str]:
 
 def _all_cases(judged: _Judged) -> Iterator[str]:
     present = dict.fromkeys(row.case for row in judged.rows)
-    yield from (f"the case {shown(key, 120)} is missing" for key in judged.cases if key not in present)
-    yield from (f"{shown(key, 120)} is not a case of the track {judged.track}" for key in present if key not in judged.cases)
+    yield from (f"the case {clean(key)[:120]} is missing" for key in judged.cases if key not in present)
+    yield from (
+        f"{clean(key)[:120]} is not a case of the track {judged.track}" for key in present if key not in judged.cases
+    )
     for row in judged.rows:
         if (case := judged.cases.get(row.case)) and (unlike := next(_unlike(row, case, judged.suite), "")):
             yield f"{_name(row)}: {unlike}"
@@ -182,8 +186,8 @@ def _verified(judged: _Judged) -> Iterator[str]:
     base = {row.case: row for row in judged.rows if row.kernel == judged.suite.baseline}
     for row in judged.rows:
         case = judged.cases.get(row.case)
-        if row.status not in ("ok", "skipped") or (row is base.get(row.case) and row.status != "ok"):
-            yield f"{_name(row)} is {row.status or 'without a status'}: {shown(row.note, 120)}"
+        if row.status == "wrong" or (row is base.get(row.case) and row.status != "ok"):
+            yield f"{_name(row)} is {row.status}: {clean(row.note)[:120]}"
         elif row.status == "ok" and case is not None:
             baseline = base[row.case].error_max if row.case in base and row is not base[row.case] else None
             try:
@@ -214,7 +218,7 @@ def _rounds(judged: _Judged) -> Iterator[str]:
         mine = judged.of(key)
         runs = {row.run_id for row in mine}
         if len(runs) > 1:
-            yield f"{shown(key, 120)}: its rows are of {len(runs)} runs"
+            yield f"{clean(key)[:120]}: its rows are of {len(runs)} runs"
         elif runs:
             yield from _changed(mine, recomputed(case, mine, judged.blocks.get((runs.pop(), key), ())))
 
@@ -246,9 +250,9 @@ def _same_twice(judged: _Judged) -> Iterator[str]:
         if base is None or base.status != "ok":
             continue
         if base.aa_low is None or base.aa_high is None:
-            yield f"{shown(key, 120)}: no interval of the same code twice"
+            yield f"{clean(key)[:120]}: no interval of the same code twice"
         elif differs(aa_of(base), judged.suite.method(judged.track).margin):
-            yield f"{shown(key, 120)}: the same code twice reads {base.aa_low:.3f} to {base.aa_high:.3f}"
+            yield f"{clean(key)[:120]}: the same code twice reads {base.aa_low:.3f} to {base.aa_high:.3f}"
 
 
 def _below_the_roof(judged: _Judged) -> Iterator[str]:
@@ -278,6 +282,7 @@ def _one_machine(judged: _Judged) -> Iterator[str]:
             yield f"{name} is {' and '.join(shown(value, 60) for value in values)}"
 
 
+# A kernel that is `skipped`, `failed` or `oom` in a case has no time there: it is not in that case's table.
 _CONDITIONS: dict[str, tuple[str, Callable[[_Judged], Iterator[str]]]] = {
     "suite": ("the result names the suite and the sha256 of its definition", _of_the_suite),
     "cases": ("every case of one track, as defined, and no other", _all_cases),

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from ffncli.bench.records import Above, Cache, Case, Method, Pass, Time
 from ffncli.bench.request.build import build_request
-from ffncli.bench.request.cluster import LauncherChoice
 from ffncli.bench.request.grid import BenchRequest, Grid
 from ffncli.block.recipe import FFNSpec
 from ffncli.dataclass import dataclass
@@ -87,7 +87,7 @@ def public_suite(name: str) -> PublicSuite:
     """The suite of that name. Raises FFNError, with the names of all, for any other."""
     if name not in SUITES:
         known = f"the public suites are: {', '.join(SUITES)}"
-        raise FFNError(f"--suite: there is no suite {shown(name)}", did_you_mean(name, SUITES, known))
+        raise FFNError(f"--suite: there is no suite {shown(name)}", did_you_mean(name, [*SUITES], known))
     raw = files("ffncli.bench.public").joinpath(f"{name}.json").read_bytes()
     suite: PublicSuite = record_of(PublicSuite, parse_object(raw, name), name)
     return replace(suite, digest=hashlib.sha256(raw).hexdigest())
@@ -105,23 +105,12 @@ def track_of(devices: Sequence[str]) -> str:
 
 
 def suite_request(
-    suite: PublicSuite,
-    track: str,
-    kernels: Sequence[str] | None,
-    method: Method,
-    *,
-    fail_if_slower: float | None = None,
-    strict: bool = False,
-    asked: Mapping[str, str] | None = None,
-    certificates: Sequence[str] = (),
-    cluster: LauncherChoice | None = None,
+    suite: PublicSuite, track: str, kernels: Sequence[str] | None, method: Method, **more: Any
 ) -> tuple[BenchRequest, tuple[str, ...]]:
-    """(the request for a track, notes about it); kernels are compared with the suite's baseline. Raises FFNError."""
+    """(the request for a track, notes about it), with `more` of `build_request`; kernels are compared with the suite's
+    baseline. Raises FFNError as that does."""
     grid = Grid(devices=(track,), threads=(suite.threads,))
-    request, notes = build_request(
-        grid, kernels, suite.baseline, method, fail_if_slower=fail_if_slower, strict=strict, asked=asked,
-        certificates=certificates, cluster=cluster, frozen=suite.cases(track),
-    )  # fmt: skip
+    request, notes = build_request(grid, kernels, suite.baseline, method, frozen=suite.cases(track), **more)
     return replace(request, suite=suite.tag), (*notes, *_trial(suite, method))
 
 

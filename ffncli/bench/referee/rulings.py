@@ -52,8 +52,10 @@ def allowed(problem: Problem, math_mode: str = "highest") -> float:
 
 
 def error_limit(case: Case, computes: str, baseline_error: float | None) -> float:
-    """The largest `error_max` of a stored row that is right, in the default math mode; `baseline_error` is its baseline's,
-    None for the baseline itself."""
+    """The largest `error_max` of a stored row that is right, in the default math mode.
+
+    `baseline_error` is that of its baseline, None for the baseline itself.
+    """
     problem = Problem(case, kernel_steps(steps(case.spec)), {}, dtype_of(case.dtype), 0)
     limit = max(allowed(problem), TIMES * (baseline_error or 0.0))
     return max(limit, declared_tolerance(computes)[0]) if computes else limit

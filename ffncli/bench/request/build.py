@@ -33,9 +33,9 @@ def build_request(
     """(the request with defaults filled in; notes about it). `kernels` and `baseline` are as on the command line.
 
     `asked` are the options with their values, `certificates` the files of --certificate. With
-    a `cluster`, whose machines need not be like this one, its slots look for their GPUs. `frozen` cases, all on the grid's
-    devices and threads, take the place of the grid's. Raises FFNError for an impossible request, before anything is
-    measured.
+    a `cluster`, whose machines need not be like this one, its slots look for their GPUs. `frozen` cases, all on the
+    grid's devices and threads, take the place of the grid's. Raises FFNError for an impossible request, before anything
+    is measured.
     """
     if method.by_step:
         _require_steps_alone(grid, kernels, baseline, method)

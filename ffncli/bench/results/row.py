@@ -126,7 +126,7 @@ class ResultRow:
     mig: str = ""  # the profile of a GPU's part: 1g.10gb
     persistence: str = ""  # on or off: whether the driver stays loaded between processes
     launch: str = ""  # how calls reached a GPU: graphs or plain; empty on a CPU
-    routing: str = ""  # as prescribed: uniform, zipf:1.2, text, or the sha256 of a saved trace; empty: the router's choice
+    routing: str = ""  # uniform, zipf:1.2, text, or the sha256 of a saved trace; empty: the router's choice
     tokens_per_expert: tuple[Share, ...] = ()  # with a prescribed routing: of one call, the mean over calls
     input: str = ""  # the sha256 of the file that x was drawn from; empty: random numbers
     world_size: Count | None = None  # ranks that the block is split over

@@ -9,7 +9,7 @@ from ffncli.show.parts import Answer, Heading, Part
 from ffncli.show.tables import Table
 from ffncli.show.text import plural
 
-_MOST_FAULTS = 5  # lines of one condition; JSON has all
+_MOST_FAULTS = 3  # lines of one condition; JSON has all
 
 
 def admission_answer(admission: Admission) -> Answer:

@@ -92,7 +92,7 @@ def command(
         return
     first_look = not options and result == ResultOptions()
     how = FIRST_LOOK if first_look else method.method()
-    more = {
+    more: dict[str, Any] = {
         "fail_if_slower": result.fail_if_slower, "strict": result.strict, "asked": options,
         "certificates": result.certificates(), "cluster": cluster,
     }  # fmt: skip

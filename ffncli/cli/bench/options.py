@@ -71,7 +71,8 @@ class GridOptions:
     routing: Annotated[
         _Texts, _what("--routing", metavar="NAME,...", values=_choice("uniform", "zipf:1.2", "text"),
                       help="Tokens per expert of a mixture: uniform, zipf:1.2 (by popularity), text (by the words of"
-                           " one), or FILE from ffn trace --save; several make a grid. [default: as the router sends random tokens]"),
+                           " one), or FILE from ffn trace --save; several make a grid. [default: as the router"
+                           " sends random tokens]"),
     ] = None  # fmt: skip
     input: Annotated[
         Text, _what("--input", metavar="FILE",

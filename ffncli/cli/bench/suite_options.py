@@ -66,7 +66,8 @@ def require_of_suite(options: Mapping[str, str], name: str) -> None:
     unlike = next((option for option in options if option not in _TAKEN), None)
     if unlike is not None:
         named = "a SOURCE" if unlike == "--source" else unlike
-        raise FFNError(f"--suite {name} contradicts {named}", "a suite's cases, seed and baseline are fixed: leave it out")
+        hint = "a suite's cases, seed and baseline are fixed: leave it out"
+        raise FFNError(f"--suite {name} contradicts {named}", hint)
 
 
 def require_admission_alone(options: Mapping[str, str]) -> None:

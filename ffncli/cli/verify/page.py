@@ -73,6 +73,7 @@ def failure(verdict: Verdict) -> FFNError:
 
 # --- a line per check -------------------------------------------------------------------------------------------------
 
+
 def _lines(name: str, states: str, rows: Sequence[CheckRow]) -> list[ShortLine]:
     """One line for a check: what holds, or why it was skipped; a line for each row that failed.
 
