@@ -47,6 +47,7 @@ def test_a_good_result_is_admitted(tmp_path):
         (changed("fast", 3, time_s=1e-4), "rounds", "time_s is 0.0001"),
         (changed("fast", 3, process_ratios=(0.5,) * 5), "rounds", "process_ratios"),
         (changed("eager", 3, aa_high=1.0), "rounds", "aa_high is 1.0"),
+        (changed("fast", 0, roof_fraction=0.001), "roof", "is of another roof"),
         (changed("fast", 0, roof_fraction=None), "roof", "no roof was measured"),
         (changed("fast", 0, datasheet_fraction=1.03), "roof", "103"),
         (changed("fast", 5, torch="2.12.0"), "environment", "torch is '2.13.0' and '2.12.0'"),
