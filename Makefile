@@ -6,6 +6,7 @@
 # make test-ranks    blocks split over 2 and 4 processes: outputs, gradients, collectives; and over simulated ranks
 # make test-cheats   kernels that cheat, each of which must be caught, honest ones, none of which may be accused, and ones
 #              that hang, flood, eat memory or end their process, which cost their own rows
+# make results       docs/results.md, the public table, from the files in benchmarks/results/ffn-1
 # make bench   creates .venv if needed, runs `ffn bench` (ARGS="512x2048:swiglu --quick")
 # make unchanged   what commands of every kind print, against that of BASE=REV, byte for byte (default HEAD~1: what the
 #              last commit and the working tree changed; BASE=main for all of a branch)
@@ -28,7 +29,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install .ci/install_torch.py
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test fuzz test-runs test-architectures test-hub test-ranks test-kills test-cheats test-wheel test-install test-triton test-arenas check lint bench bench-timers bench-method bench-sweep bench-conv bench-plan plan-published bench-grids certificates bench-fresh-inputs demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
+.PHONY: run test fuzz test-runs test-architectures test-hub test-ranks test-kills test-cheats test-wheel test-install test-triton test-arenas check lint bench bench-timers bench-method bench-sweep bench-conv bench-plan plan-published bench-grids certificates bench-fresh-inputs bench-suite results demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
     bench-approximate bench-in-model mutations facts catalog architectures trace-architectures claims picture unchanged docs test-docs docs-update clean
 .DEFAULT_GOAL := run
 
@@ -182,6 +183,13 @@ bench-fresh-inputs: $(VENV)/.installed-test
 
 demo: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.demo --into docs/benchmarking.md $(ARGS)
+
+# The public suite's table; and a track of the suite measured twice (ARGS="-- --quick" tries it).
+results: $(VENV)/.installed-test
+	@$(BIN)/python -m benchmarks.results_table $(ARGS)
+
+bench-suite: $(VENV)/.installed-test
+	@$(BIN)/python -m benchmarks.suite_twice $(ARGS)
 
 facts: $(VENV)/.installed
 	@$(BIN)/ffn params --all --format json -o facts.json --force

@@ -14,11 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import bench_method, certificates, conv1x1, plan_measured, plan_published, timers
+from benchmarks import bench_method, certificates, conv1x1, plan_measured, plan_published, results_table, timers
 from benchmarks.kept import read
 from docs.blocks import in_process
+from ffncli.bench.judge.memory_need import memory_need
+from ffncli.bench.public.definition import public_suite
+from ffncli.block.recipe import FFNSpec
 from ffncli.cli.main import COMMANDS
 from ffncli.run.texts import TEXTS
+from ffncli.show.text import bytes_text
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
@@ -69,6 +73,27 @@ def claims() -> str:
     return match[0]
 
 
+def suite_cases(name: str) -> str:
+    """The cases of a public suite, as defined."""
+    suite = public_suite(name)
+    body = [
+        (track, case.label, _widths(case.spec), str(case.tokens), case.dtype, case.cache, case.routing,
+         bytes_text(memory_need(case, 1).weights))
+        for track in suite.tracks
+        for case in suite.cases(track)
+    ]  # fmt: skip
+    head = ("device", "block", "widths", "tokens", "dtype", "cache", "routing", "weights")
+    return _table(head, body)
+
+
+def _widths(spec: FFNSpec) -> str:
+    """`2880x2880 quick_gelu, gated, 128 experts, top 4`."""
+    moe = spec.moe
+    latent = "" if moe is None or moe.latent is None else f", latent {moe.latent}"
+    experts = "" if moe is None else f", {moe.experts} experts, top {moe.top_k}{latent}"
+    return f"{spec.d_model}x{spec.d_ff} {spec.activation}{', gated' if spec.gated else ''}{experts}"
+
+
 SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
     "method.md": {
         "architectures": architectures,
@@ -80,6 +105,7 @@ SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
         "plan_published": lambda: plan_published.summary(plan_published.all_predictions()),
         "plan_measured": lambda: plan_measured.summary(read(RESULTS / "plan_measured.csv")),
     },
+    "suite.md": {"ffn_1": lambda: suite_cases("ffn-1")},
     "verify.md": {"certificates": lambda: certificates.summary(read(RESULTS / "certificates.csv"))},
     "findings.md": {"claims": claims, "conv1x1": lambda: conv1x1.summary(read(RESULTS / "conv1x1.csv"))},
 }
@@ -107,7 +133,11 @@ def main() -> int:
     options = argparse.ArgumentParser(description="The generated parts of the manual.")
     options.add_argument("--check", action="store_true")
     check = options.parse_args().check
-    new = {"commands.md": commands_page(), **{page: written(page) for page in SECTIONS}}
+    new = {
+        "commands.md": commands_page(),
+        "results.md": results_table.page(),
+        **{page: written(page) for page in SECTIONS},
+    }
     stale = [
         name for name, text in new.items() if not (DOCS / name).exists() or (DOCS / name).read_text("utf-8") != text
     ]

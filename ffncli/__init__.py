@@ -18,6 +18,7 @@ _WHERE = {
     "FFNError": ("ffncli.errors", "FFNError"),
     "FFNSpec": ("ffncli.block.recipe", "FFNSpec"),
     "MoE": ("ffncli.block.recipe", "MoE"),
+    "admit": ("ffncli.bench.public.admission", "admit"),
     "activation": ("ffncli.block.analysis.facts", "activation"),
     "approximate": ("ffncli.run.approximate.call", "approximate"),
     "benchmark": ("ffncli.bench.benchmark", "benchmark"),
@@ -43,6 +44,7 @@ __all__ = [
     "FFNSpec",
     "MoE",
     "activation",
+    "admit",
     "approximate",
     "benchmark",
     "cost",
@@ -65,6 +67,7 @@ __all__ = [
 if TYPE_CHECKING:
     from ffncli.bench.benchmark import benchmark
     from ffncli.bench.in_model import kernel, replace
+    from ffncli.bench.public.admission import admit
     from ffncli.bench.results.csv_file import read_results
     from ffncli.bench.results.merge import merge
     from ffncli.block.analysis.facts import activation

@@ -19,6 +19,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"  # should anything ask all the same: nobody listens there
 os.environ["HF_HOME"] = os.path.join(tempfile.gettempdir(), "ffn-tests-without-a-hub")
 os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), "ffn-tests-state")  # results that no --save names
+os.environ["XDG_CACHE_HOME"] = os.path.join(tempfile.gettempdir(), "ffn-tests-cache")  # what auto chooses
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 

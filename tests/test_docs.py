@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import results_table
 from docs import blocks, generated
 from ffncli.cli.main import COMMANDS
 from ffncli.models import catalog
@@ -50,6 +51,7 @@ def test_python_examples_hold(page):
 
 def test_generated_pages_are_up_to_date():
     assert (ROOT / "docs" / "commands.md").read_text("utf-8") == generated.commands_page(), "make docs-update"
+    assert (ROOT / "docs" / "results.md").read_text("utf-8") == results_table.page(), "make results"
     for page in generated.SECTIONS:
         assert (ROOT / "docs" / page).read_text("utf-8") == generated.written(page), "make docs-update"
 

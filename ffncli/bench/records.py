@@ -23,6 +23,7 @@ Cache: TypeAlias = Literal["warm", "shared", "cold-weights", "flush"]
 Status: TypeAlias = Literal["ok", "skipped", "failed", "wrong", "oom"]
 Verdict: TypeAlias = Literal["faster", "slower", "same", "inconclusive"]
 Launch: TypeAlias = Literal["auto", "graphs", "plain"]
+Refereed: TypeAlias = Literal["process", "worker"]
 Launched: TypeAlias = Literal["", "graphs", "plain"]
 Calibrate: TypeAlias = Literal["quick", "full"]
 Doing: TypeAlias = Literal["starting", "loading", "compiling", "checking", "timing"]
@@ -61,9 +62,9 @@ class Case:
     `source` is the text as typed, `spec` the block that it means, `label` its name in results: different blocks have
     different labels. The weights are random: time does not depend on them.
 
-    `routing` is how a mixture's tokens are spread over its experts: `uniform`, `zipf:1.2` or a saved trace; empty: as
-    the router happens to choose. `input` is a file of real x; empty: normal random numbers. Of both files there is the
-    sha256.
+    `routing` is how a mixture's tokens are spread over its experts: `uniform`, `zipf:1.2`, `text` or a saved trace;
+    empty: as the router happens to choose. `input` is a file of real x; empty: normal random numbers. Of both files
+    there is the sha256.
 
     `ranks` is how the block is split over processes; `threads` is the number of each of them.
     """
@@ -283,6 +284,8 @@ class TimedUnit:
 
     With a prescribed routing, `tokens_per_expert` is how many each expert received, and `experts_touched` how many
     experts received any, both the mean of a call.
+
+    `referee` is who had the right answers: a process apart, which told its findings itself, or the worker.
     """
 
     process: Count
@@ -298,6 +301,7 @@ class TimedUnit:
     launch: Launched = ""
     tokens_per_expert: tuple[Share, ...] = ()
     experts_touched: Share | None = None
+    referee: Refereed = "worker"
 
 
 def model_with(label: str) -> str:

@@ -267,7 +267,9 @@ class _Served:
     def _finish(self, unit: TimedUnit) -> None:
         case, running = self.known[unit.case], self.running
         if running.journal.request.method.refereed_apart(case):
-            unit = agreed(unit, self.busy.report(case.key))
+            unit = replace(agreed(unit, self.busy.report(case.key)), referee="process")
+        else:
+            unit = replace(unit, referee="worker")  # a worker cannot say otherwise
         before = running.before.get((case.device, case.threads), {})
         require_same("its run began with", before, unit.environment)
         running.journal.add(unit)

@@ -96,7 +96,7 @@ def test_rows_can_be_made_again_from_the_rounds_file(tmp_path):
     for case in asked.cases:
         jobs = [Job(p, (), asked.kernels, "eager", asked.method) for p in range(2)]
         units = [
-            replace(fake_worker.unit(case, job),
+            replace(fake_worker.unit(case, job), referee="process",
                     blocks=tuple(b for b in blocks if b.case == case.key and b.process == job.process))
             for job in jobs
         ]  # fmt: skip
@@ -673,3 +673,13 @@ def test_a_kernel_is_ok_only_where_the_referee_s_report_says_so(tmp_path, monkey
     with begun(tmp_path / "a.csv", request()) as journal:
         rows = run(journal, command=FAKE).rows
     assert {row.status for row in rows} == {"failed"}
+
+
+@pytest.mark.parametrize("referee", ["process", "worker"])
+def test_rows_say_who_had_the_answers_and_of_which_suite_they_are(tmp_path, monkeypatch, referee):
+    """By what the parent knows: a unit that comes from a worker cannot choose."""
+    if referee == "worker":
+        monkeypatch.setattr(Method, "refereed_apart", lambda self, case: False)
+    with begun(tmp_path / "a.csv", request(suite="ffn-1@0")) as journal:
+        rows = run(journal, command=FAKE).rows
+    assert {(row.referee, row.suite) for row in rows} == {(referee, "ffn-1@0")}

@@ -166,6 +166,7 @@ def _of_case(whole: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
         routing=case.routing_sha256 or case.routing,
         tokens_per_expert=whole.tokens_per_expert,
         input=case.input_sha256,
+        referee="worker" if any(u.referee == "worker" for u in whole.units) else "process",
         **_of_ranks(case),
     )
     columns: dict[str, Any] = {column: environment[column] for column in _ENVIRONMENT if column in environment}

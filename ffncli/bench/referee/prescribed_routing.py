@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.bench.records import Case
-from ffncli.bench.request.case_data import traced_routes
+from ffncli.bench.referee.text_routing import word_keys
+from ffncli.bench.request.case_data import TEXT, traced_routes
 from ffncli.block.steps import Axis, Route, Step
 from ffncli.errors import FFNError
 from ffncli.models.counting.expert_load import UNIFORM, zipf_exponent
@@ -189,7 +190,8 @@ def _draw_of(case: Case, op: Route) -> Draw:
     if case.routing == UNIFORM:
         return lambda tokens, generator: balanced(op, tokens, generator)
     if exponent is None:
-        rows = traced_routes(case.routing, op.experts.size, op.top_k)
+        is_text, experts = case.routing == TEXT, op.experts.size
+        rows = _best(op, word_keys(experts)) if is_text else traced_routes(case.routing, experts, op.top_k)
         return lambda tokens, generator: _rows(rows, tokens, generator)
     ranks = list(range(1, op.experts.size + 1))
     Random(f"popularity {case.label} {case.routing}").shuffle(ranks)  # the same in every process: rows can be averaged
@@ -213,11 +215,15 @@ def balanced(op: Route, tokens: int, generator: torch.Generator) -> Tensor:
 def popular(op: Route, popularity: Tensor, tokens: int, generator: torch.Generator) -> Tensor:
     """top_k distinct experts for each token, drawn one after the other with chances in proportion to exp(popularity).
 
-    The largest of popularity + Gumbel noise are such a draw (Yellott 1977). With groups, only the experts of the best
-    groups are left to be drawn.
+    The largest of popularity + Gumbel noise are such a draw (Yellott 1977).
     """
     noise = torch.empty(tokens, op.experts.size, dtype=torch.float64).exponential_(generator=generator)
-    keys = popularity - noise.log()
+    return _best(op, popularity - noise.log())
+
+
+def _best(op: Route, keys: Tensor) -> Tensor:
+    """The top_k experts with the largest keys [tokens, experts]; with groups, of the best groups."""
+    tokens = len(keys)
     if op.top_groups < op.groups:
         grouped = keys.reshape(tokens, op.groups, -1)
         kept = _marked(grouped.amax(-1).topk(op.top_groups, -1).indices, op.groups)

@@ -21,11 +21,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ffncli.bench.records import TWIN, CaseReport, Finding
+from ffncli.bench.records import TWIN, Case, CaseReport, Finding
 from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Error, Ruling, errors_of
 from ffncli.bench.referee.problem import Inputs, Problem
 from ffncli.bench.referee.samples import CallSample
 from ffncli.bench.wrong_codes import WrongCode
+from ffncli.block.recipe import steps
+from ffncli.kernels.kernel import kernel_steps
+from ffncli.run.engine.prepare import dtype_of
 from ffncli.run.measure.not_finite import in_words
 from ffncli.run.measure.statistics import not_finite
 from ffncli.run.measure.tolerance import declared_tolerance, rms_tolerance, tolerance_for
@@ -46,6 +49,16 @@ def allowed(problem: Problem, math_mode: str = "highest") -> float:
     if problem.dtype == torch.float32:
         bound += 4 * _MATH_EPS[math_mode]
     return bound * (GRADIENTS if problem.backward else 1)
+
+
+def error_limit(case: Case, computes: str, baseline_error: float | None) -> float:
+    """The largest `error_max` of a stored row that is right, in the default math mode.
+
+    `baseline_error` is that of its baseline, None for the baseline itself.
+    """
+    problem = Problem(case, kernel_steps(steps(case.spec)), {}, dtype_of(case.dtype), 0)
+    limit = max(allowed(problem), TIMES * (baseline_error or 0.0))
+    return max(limit, declared_tolerance(computes)[0]) if computes else limit
 
 
 def refereed(problem: Problem, baseline: str = "", math_mode: str = "highest") -> Problem:

@@ -29,12 +29,14 @@ def build_request(
     asked: Mapping[str, str] | None = None,
     certificates: Sequence[str] = (),
     cluster: LauncherChoice | None = None,
+    frozen: tuple[Case, ...] = (),
 ) -> tuple[BenchRequest, tuple[str, ...]]:
     """(the request with defaults filled in; notes about it). `kernels` and `baseline` are as on the command line.
 
     `asked` are the options with their values, `certificates` the files of --certificate. With
-    a `cluster`, whose machines need not be like this one, its slots look for their GPUs. Raises FFNError for an
-    impossible request, before anything is measured.
+    a `cluster`, whose machines need not be like this one, its slots look for their GPUs. `frozen` cases, all on the
+    grid's devices and threads, take the place of the grid's. Raises FFNError for an impossible request, before anything
+    is measured.
     """
     if method.by_step:
         _require_steps_alone(grid, kernels, baseline, method)
@@ -53,7 +55,7 @@ def build_request(
     if method.in_model:
         chosen = replace(chosen, kernels=named_kernels(chosen, wanted or ()), baseline=MODEL, notes=())
     notes = list(chosen.notes)
-    points = cases(replace(grid, devices=devices, seed=method.seed), notes.append)
+    points = frozen or cases(replace(grid, devices=devices, seed=method.seed), notes.append)
     require_arguments(chosen, points)
     request = BenchRequest(
         points, chosen.kernels, chosen.baseline, method, fail_if_slower, strict, asked or {},

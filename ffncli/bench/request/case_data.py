@@ -21,23 +21,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCALED = 0.02  # rows of a file are scaled by up to this share, so that hardly any content repeats
-_HOW = "use uniform, zipf:1.2, or a file of ffn trace --save FILE.safetensors"
+TEXT = "text"  # by the words of a text (referee/text_routing.py)
+_HOW = "use uniform, zipf:1.2, text, or a file of ffn trace --save FILE.safetensors"
 
 
 def routing_text(option: str, text: str) -> str:
     """A value of --routing, a file with its home folder written out. Raises FFNError for anything else."""
+    if text == TEXT:
+        return text
     if text == UNIFORM or text.partition(":")[0] == "zipf":
         return skew_text(option, text)
     if "/" in text and not text.endswith(TENSOR_SUFFIXES):
         raise FFNError(f"{option}: {shown_path(Path(text))} is not a file of tensors", _HOW)
     if not text.endswith(TENSOR_SUFFIXES):
-        raise FFNError(f"{option}: unknown value {shown(text)}", did_you_mean(text, [UNIFORM], _HOW))
+        raise FFNError(f"{option}: unknown value {shown(text)}", did_you_mean(text, [UNIFORM, TEXT], _HOW))
     return os.path.expanduser(text)
 
 
 def is_file(routing: str) -> bool:
     """Whether this value of --routing is a file."""
-    return routing != UNIFORM and zipf_exponent(routing) is None
+    return routing not in (UNIFORM, TEXT) and zipf_exponent(routing) is None
 
 
 def digest(option: str, name: str) -> str:

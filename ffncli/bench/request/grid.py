@@ -61,6 +61,7 @@ class BenchRequest:
     `asked` are the options with their values, defaults filled in; `files` the sha256 of the user's files, and
     `directory` where it was asked: the workers start there, also those of a run that is resumed from elsewhere.
     `certificates` are those of the kernels, by label. `cluster` has the machines that measure; None: this one does.
+    `suite` is the tag of the public suite whose cases these are; empty: of none.
     """
 
     cases: tuple[Case, ...]
@@ -74,6 +75,7 @@ class BenchRequest:
     directory: str | None = None
     certificates: Mapping[str, NamedCertificate] = field(default_factory=dict)
     cluster: LauncherChoice | None = None
+    suite: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -104,6 +104,8 @@ def _differences(one: BenchRequest, other: BenchRequest) -> Iterator[str]:
         yield f"the block or the data of the case {shown(key, 120)}"
     if _kernels(one) != _kernels(other):
         yield f"the kernels, {', '.join(one.names)} and {', '.join(other.names)}"
+    if one.suite != other.suite:
+        yield f"the suite, {shown(one.suite or 'none')} and {shown(other.suite or 'none')}"
     if one.baseline != other.baseline:
         yield f"the baseline, {shown(one.baseline)} and {shown(other.baseline)}"
     if one.method != other.method:

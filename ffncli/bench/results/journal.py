@@ -176,7 +176,10 @@ class Journal:
             self._cases[case], [self._whole(mine[p]) for p in sorted(mine)], self.request.method, self.run
         )
         rows = tuple(
-            replace(row, certificate=self.request.certificate_of(row.kernel, self._cases[case])) for row in rows
+            replace(
+                row, suite=self.request.suite, certificate=self.request.certificate_of(row.kernel, self._cases[case])
+            )
+            for row in rows
         )
         self.rows.extend(rows)
         return rows

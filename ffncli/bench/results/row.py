@@ -126,7 +126,7 @@ class ResultRow:
     mig: str = ""  # the profile of a GPU's part: 1g.10gb
     persistence: str = ""  # on or off: whether the driver stays loaded between processes
     launch: str = ""  # how calls reached a GPU: graphs or plain; empty on a CPU
-    routing: str = ""  # as prescribed: uniform, zipf:1.2, or the sha256 of a saved trace; empty: the router's choice
+    routing: str = ""  # uniform, zipf:1.2, text, or the sha256 of a saved trace; empty: the router's choice
     tokens_per_expert: tuple[Share, ...] = ()  # with a prescribed routing: of one call, the mean over calls
     input: str = ""  # the sha256 of the file that x was drawn from; empty: random numbers
     world_size: Count | None = None  # ranks that the block is split over
@@ -140,6 +140,8 @@ class ResultRow:
     logits_error: Share | None = None  # of a model with kernels, against the model alone
     logits_limit: Share | None = None  # what rounding may cause
     tokens_per_s: Share | None = None  # of a whole model
+    suite: str = ""  # of a public suite: its name and the sha256 of its definition, ffn-1@...; empty: of none
+    referee: str = ""  # who had the right answers: a process apart, or the worker that runs the kernels
 
     @property
     def hardware(self) -> str:

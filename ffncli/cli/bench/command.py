@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typer import Exit
 
@@ -20,6 +20,7 @@ from ffncli.bench.results.journal import Journal
 from ffncli.bench.results.row import ResultRow
 from ffncli.cli.bench.launcher_options import LauncherOptions
 from ffncli.cli.bench.options import FIRST_LOOK, GridOptions, MethodOptions, ResultOptions, asked
+from ffncli.cli.bench.suite_options import SuiteOptions, require_admission_alone, require_of_suite
 from ffncli.cli.common.options import BenchSource, DimensionOptions, OutputOptions, TokenListOptions
 from ffncli.cli.common.plot_options import PlotOptions
 from ffncli.cli.common.spread import spread
@@ -32,6 +33,7 @@ from ffncli.show.text import plural
 from ffncli.system.packages import require_installed
 
 if TYPE_CHECKING:
+    from ffncli.bench.public.definition import PublicSuite
     from ffncli.bench.suite import Result
 
 
@@ -44,6 +46,7 @@ def command(
     grid: GridOptions,
     method: MethodOptions,
     result: ResultOptions,
+    public: SuiteOptions,
     launcher: LauncherOptions,
     plot: PlotOptions,
     show: OutputOptions,
@@ -55,15 +58,23 @@ def command(
       ffn bench 512x2048:swiglu -k eager,mine.py:mlp     # your kernel
       ffn bench llama-2-7b -n 1,32 --shard 1/2           # half of a grid
       ffn bench --save new.csv                           # for ffn compare
+      ffn bench --suite ffn-1 -k mine.py:mlp             # the public suite
     """
     output = show.output()
     set_load_time(method.load_time)  # of SOURCE; a worker has its parent to watch it load kernels
-    options = asked([dimensions, tokens, grid, method], {"source": source})
+    suite = public.public()
+    options = asked([dimensions, tokens, grid, method], {"source": source, "suite": public.suite})
+    if suite is not None and (judged := public.judged()) is not None:
+        require_admission_alone(options)
+        _admit(judged, suite.name, output)
+        return
     plot.check(show.force, show.out)
     path, cluster = result.resumed(), launcher.cluster()
     if cluster is None and path is None:
         require_installed("torch", "numpy")  # before a word of where results go
     place = torchrun()
+    if suite is not None:
+        require_of_suite(options, suite.name)
     if method.selftest:
         _require_selftest_alone(grid, cluster, plot)
         from ffncli.cli.bench.selftest import request_for, show_selftest
@@ -81,11 +92,15 @@ def command(
         return
     first_look = not options and result == ResultOptions()
     how = FIRST_LOOK if first_look else method.method()
-    request, notes = build_request(
-        grid.grid(source, dimensions, tokens, ranks), grid.kernel, grid.baseline, how,
-        fail_if_slower=result.fail_if_slower, strict=result.strict, asked=options,
-        certificates=result.certificates(), cluster=cluster,
-    )  # fmt: skip
+    more: dict[str, Any] = {
+        "fail_if_slower": result.fail_if_slower, "strict": result.strict, "asked": options,
+        "certificates": result.certificates(), "cluster": cluster,
+    }  # fmt: skip
+    if suite is None:
+        cases = grid.grid(source, dimensions, tokens, ranks)
+        request, notes = build_request(cases, grid.kernel, grid.baseline, how, **more)
+    else:
+        request, notes = _of_suite(suite, grid, method, more)
     _require_plottable(plot, request)
     require_ranks(ranks)
     from ffncli.bench.opening import begun, default_path
@@ -98,6 +113,28 @@ def command(
             output.note("a first look, shorter than other runs; ffn bench --max-time 60s takes its time")
         output.notes(*notes, f"results go to {shown_path(target)}")
         _measure(journal, journal.request, plot, output)
+
+
+def _of_suite(
+    suite: PublicSuite, grid: GridOptions, method: MethodOptions, more: Mapping[str, Any]
+) -> tuple[BenchRequest, tuple[str, ...]]:
+    """The request for a suite's cases, and notes."""
+    from ffncli.bench.public.definition import suite_request, track_of
+
+    track = track_of(grid.devices)
+    return suite_request(suite, track, grid.kernel, method.method(suite.method(track)), **more)
+
+
+def _admit(path: Path, suite: str, output: Output) -> None:
+    """Show which conditions a result meets; exit 1 if not all."""
+    from ffncli.bench.public.admission import admit
+    from ffncli.cli.bench.admission_page import admission_answer, refused_admission
+
+    require_installed("torch", "numpy")
+    admission = admit(path, suite)
+    output.show(admission_answer(admission))
+    if problem := refused_admission(admission):
+        raise problem
 
 
 def _require_selftest_alone(grid: GridOptions, cluster: LauncherChoice | None, plot: PlotOptions) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -74,9 +74,10 @@ class GridOptions:
                       help="CPU threads; several make a grid. [default: one for each core]"),
     ] = None  # fmt: skip
     routing: Annotated[
-        _Texts, _what("--routing", metavar="NAME,...", values=_choice("uniform", "zipf:1.2"),
-                      help="Tokens per expert of a mixture: uniform, zipf:1.2 (by popularity), or FILE from ffn trace"
-                           " --save; several make a grid. [default: as the router sends random tokens]"),
+        _Texts, _what("--routing", metavar="NAME,...", values=_choice("uniform", "zipf:1.2", "text"),
+                      help="Tokens per expert of a mixture: uniform, zipf:1.2 (by popularity), text (by the words of"
+                           " one), or FILE from ffn trace --save; several make a grid. [default: as the router"
+                           " sends random tokens]"),
     ] = None  # fmt: skip
     input: Annotated[
         Text, _what("--input", metavar="FILE",
@@ -100,13 +101,18 @@ class GridOptions:
     tp: TensorParallel = None
     ep: ExpertParallel = None
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The values of --device."""
+        return _words(self.device)
+
     def grid(
         self, source: str | None, dimensions: DimensionOptions, tokens: TokenListOptions, ranks: Ranks | None = None
     ) -> Grid:
         """The requested cases, each split over the `ranks`."""
         return Grid(
             source, dimensions.dimensions(), tokens.numbers(), _words(self.dtype), _words(self.passes),
-            _words(self.cache), _words(self.device), flat(self.threads) or (), routings=_words(self.routing),
+            _words(self.cache), self.devices, flat(self.threads) or (), routings=_words(self.routing),
             input=self.input, ranks=ranks or Ranks(),
         )  # fmt: skip
 
@@ -179,8 +185,9 @@ class MethodOptions:
         bool, _how("--selftest", help="Test the benchmark: it must detect a 5 % slowdown, and only that.")
     ] = False
 
-    def method(self) -> Method:
-        """The requested method; explicit options override --quick. Raises FFNError for an unknown word."""
+    def method(self, default: Method | None = None) -> Method:
+        """The requested method; explicit options override --quick, which overrides the default. Raises FFNError for an
+        unknown word."""
         settings: dict[str, Any] = {"processes": 3, "precision": 0.03} if self.quick else {}
         for name in ("precision", "max_time", "load_time", "call_time", "memory_limit", "processes", "seed"):
             if getattr(self, name) is not None:
@@ -191,7 +198,8 @@ class MethodOptions:
                     option = f"--{name.replace('_', '-')}"
                     raise FFNError(f"{option}: unknown value {shown(text)}", f"use one of {', '.join(known)}")
                 settings[name] = text
-        return Method(**settings, sustained=self.sustained, by_step=self.by_step, in_model=self.in_model)
+        kind = {"sustained": self.sustained, "by_step": self.by_step, "in_model": self.in_model}
+        return replace(default or Method(), **settings, **kind)
 
 
 @dataclass(frozen=True)

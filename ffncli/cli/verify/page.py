@@ -7,10 +7,10 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
 from ffncli.cli.common.block_summary import dimensions_text
+from ffncli.cli.common.short_lines import ShortLine, short_lines
 from ffncli.errors import ExitCode, FFNError
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
-from ffncli.show.text import pad
 
 if TYPE_CHECKING:
     from ffncli.run.verify.checks.row import CheckRow
@@ -72,14 +72,6 @@ def failure(verdict: Verdict) -> FFNError:
 
 
 # --- a line per check -------------------------------------------------------------------------------------------------
-
-ShortLine = tuple[str, str, str]  # PASS, FAIL or SKIP; the check or the kernel; why
-
-
-def short_lines(lines: Sequence[ShortLine]) -> list[Part]:
-    """The lines, their names in one column."""
-    width = max((len(name) for _, name, _ in lines), default=0)
-    return [Line(f"{word}  {pad(name, width)}  {text}".rstrip(), quiet=word == "SKIP") for word, name, text in lines]
 
 
 def _lines(name: str, states: str, rows: Sequence[CheckRow]) -> list[ShortLine]:

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ffncli.cli.common.block_summary import dimensions_text
-from ffncli.cli.verify.page import ShortLine, by_check, check_table, error_text, every_row, short_lines
+from ffncli.cli.common.short_lines import ShortLine, short_lines
+from ffncli.cli.verify.page import by_check, check_table, error_text, every_row
 from ffncli.errors import ExitCode, FFNError
 from ffncli.run.verify.names import REFEREE_STATEMENTS
 from ffncli.show.parts import Answer, Heading, Line, Part

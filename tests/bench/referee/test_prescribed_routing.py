@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from hashlib import sha256
 from itertools import permutations
 
 import pytest
@@ -13,6 +14,7 @@ import ffncli
 from ffncli.bench.records import Case
 from ffncli.bench.referee import prescribed_routing as module
 from ffncli.bench.referee.problem import Problem
+from ffncli.bench.referee.text_routing import words
 from ffncli.bench.timing.fresh_inputs import source_of
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.block.steps import Axis, Route
@@ -65,7 +67,7 @@ def router(problem: Problem, moe: MoE) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("routing", ["uniform", "zipf:1.2"])
+@pytest.mark.parametrize("routing", ["uniform", "zipf:1.2", "text"])
 @pytest.mark.parametrize("moe", [PLAIN, BIASED, GROUPED])
 def test_the_load_is_what_the_models_own_router_chooses(moe, routing, dtype):
     problem = problem_of(moe, routing, dtype=dtype)
@@ -78,7 +80,7 @@ def test_the_load_is_what_the_models_own_router_chooses(moe, routing, dtype):
     assert load.elsewhere == 0
     if routing == "uniform":
         assert all(int(c.max() - c.min()) <= 1 for c in counts)
-    else:
+    elif routing != "text":
         assert max(load.tokens_per_expert) > 2.5 * TOKENS * moe.top_k / moe.experts
     first = problem.first.x
     with torch.no_grad():
@@ -95,6 +97,19 @@ def test_uniform_is_as_even_as_it_can_be_and_not_the_same_twice(tokens, experts,
         load = wanted.sum(0)
         assert int(load.max() - load.min()) <= 1
     assert any(not torch.equal(draws[0], other) for other in draws[1:])
+
+
+def test_text_sends_every_word_where_its_hash_says():
+    """By hand, one expert after the other: the 272 words of the address in their order; some come often."""
+    counts, problem = Counter(words()), problem_of(PLAIN, "text")
+    assert (len(words()), counts["that"], counts["nation"], len(counts)) == (272, 13, 5, 138)
+    by_word = {
+        word: set(sorted(range(8), key=lambda e: sha256(f"{word} {e}".encode()).digest())[-2:]) for word in counts
+    }
+    routes = problem.routing.draw(272, torch.Generator())
+    assert [set(row.nonzero().flatten().tolist()) for row in routes] == [by_word[word] for word in words()]
+    some = problem.routing.draw(50, torch.Generator().manual_seed(3))
+    assert {tuple(row) for row in some.tolist()} <= {tuple(row) for row in routes.tolist()}
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])

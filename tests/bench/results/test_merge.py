@@ -315,7 +315,7 @@ def test_machines_may_differ_and_each_row_says_which():
         ),
         (lambda text: text.replace(",eager,", ",naive,"), "p1.csv: the baseline is 'naive', not 'eager' in the case"),
         (lambda text: text.replace(" tokens", " words"), "p1.csv: its grid has no case '8x16:swiglu, "),
-        (lambda text: text.replace("\n", ",new\n", 1).replace(",,\n", ",,,\n"), "p1.csv has the column 'new', which"),
+        (lambda text: text.replace("\n", ",\n").replace(",\n", ",new\n", 1), "p1.csv has the column 'new', which"),
         (lambda text: "", "p1.csv is empty"),
         (lambda text: "a,b\n", "p1.csv, line 1: no column schema_version"),
     ],

@@ -104,7 +104,7 @@ def test_a_request_and_its_names(llama):
     request = request_of(llama, ["packed"])
     assert (request.names, request.baseline) == (("model", "model+packed"), "model")
     assert [case.cache for case in request.cases] == ["warm"]
-    assert request_of(llama).names == ("model", "model+packed", "model+inplace")
+    assert request_of(llama).names == ("model", "model+auto")
     assert from_json(json.loads(json.dumps(to_json(request)))) == request
     _, unit = unit_of(llama, "packed", tokens=4)
     require_unit_of(

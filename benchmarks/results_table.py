@@ -1,0 +1,184 @@
+"""docs/results.md: the public table of a suite, from the results in benchmarks/results/ffn-1. Times nothing.
+
+    python -m benchmarks.results_table [--check]      write it; or exit 1 if it is out of date
+
+A result stands in the table only if `ffn bench --suite ffn-1 --admit FILE.csv` admits it; one that is not stays in the
+folder, and stands at the end with what it fails. Ratios are ranked by their intervals, within one case, one machine's
+hardware and one error class: rank 1 + the number of kernels whose whole interval lies below. Of a kernel that was
+measured several times on the same hardware the newest result counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ffncli.bench.public.admission import Admission, admit, kernel_sha256
+from ffncli.bench.public.definition import SUITES, PublicSuite, public_suite
+from ffncli.bench.results.row import ResultRow
+from ffncli.errors import FFNError
+from ffncli.kernels import BUILT_IN
+from ffncli.show.text import percent, time_text
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "results.md"
+RESULTS = ROOT / "benchmarks" / "results"
+_BESIDE = (".rounds.csv",)  # files next to a result
+_HEAD = """# Results
+
+After this page you know which kernels were entered in the public suites, and which are faster. `make results` writes it
+from the files in `benchmarks/results`; [The public suite](suite.md) says what admits a file, and how to enter yours.
+
+`rank` is 1 + the number of kernels whose whole interval lies below this one's: kernels whose intervals overlap are not
+told apart. Kernels are ranked with those of the same error class only: the format that they compute in. `ratio` is the
+time over eager's in the same rounds, with its 95 % interval; `error` is the largest against float64, over the largest
+value.
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kernel's row of one case, and the result that it is from, relative to the repository."""
+
+    row: ResultRow
+    file: str
+
+    @property
+    def kernel(self) -> tuple[str, str]:
+        """What makes two entries the same kernel: its name, and the sha256 of a user's file."""
+        return self.row.kernel, kernel_sha256(self.row)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The ratio's; an unknown end is as far away as can be."""
+        row = self.row
+        return row.ratio_low or 0.0, math.inf if row.ratio_high is None else row.ratio_high
+
+    @property
+    def error_class(self) -> str:
+        """The format that it computes in."""
+        return self.row.computes or self.row.dtype
+
+
+def ranks(intervals: Sequence[tuple[float, float]]) -> list[int]:
+    """The rank of each interval: 1 + how many others lie wholly below it."""
+    return [1 + sum(high < low for _, high in intervals) for low, _ in intervals]
+
+
+def ranked(entries: Iterable[Entry]) -> Iterator[tuple[int, Entry]]:
+    """(rank, entry) by error class, then rank, then ratio."""
+    classes: dict[str, list[Entry]] = {}
+    for entry in entries:
+        classes.setdefault(entry.error_class, []).append(entry)
+    for mine in classes.values():
+        places = zip(ranks([entry.interval for entry in mine]), mine, strict=True)
+        yield from sorted(places, key=lambda place: (place[0], place[1].row.ratio or 0.0, place[1].row.kernel))
+
+
+def newest(admissions: Iterable[Admission], root: Path = ROOT) -> dict[str, dict[str, list[Entry]]]:
+    """Hardware → case → its entries, of each kernel the newest."""
+    tables: dict[str, dict[str, dict[tuple[str, str], Entry]]] = {}
+    for admission in sorted(admissions, key=lambda one: one.rows[0].started_utc):
+        for row in admission.rows:
+            if row.status == "ok" and row.ratio is not None:
+                entry = Entry(row, admission.path.relative_to(root).as_posix())
+                place = f"{row.hardware}, {row.device}"
+                tables.setdefault(place, {}).setdefault(row.case, {})[entry.kernel] = entry
+    return {place: {case: list(mine.values()) for case, mine in cases.items()} for place, cases in tables.items()}
+
+
+def command_of(admission: Admission) -> str:
+    """The command that measures the same kernels; of a user's file, the name that the result has."""
+    names = []
+    for row in {row.kernel: row for row in admission.rows}.values():
+        file = row.note.partition(", sha256 ")[0].rpartition("; ")[2]
+        plain = row.kernel in BUILT_IN or ".py:" in row.kernel or not kernel_sha256(row)
+        names.append(row.kernel if plain else f"{row.kernel}={file}")
+    device = "" if admission.track == "cpu" else f" --device {admission.track}"
+    return f"ffn bench --suite {admission.suite.name}{device} --kernel {shlex.quote(','.join(names))}"
+
+
+def page(results: Path = RESULTS, root: Path = ROOT) -> str:
+    """The whole page."""
+    parts = [_HEAD]
+    for name in SUITES:
+        admitted: list[Admission] = []
+        refused: list[tuple[Path, str]] = []
+        for path in sorted((results / name).glob("*.csv")):
+            if path.name.endswith(_BESIDE):
+                continue
+            try:
+                one = admit(path, name)
+            except FFNError as error:
+                refused.append((path, error.message.replace(str(path), path.name)))
+                continue
+            if one.admitted:
+                admitted.append(one)
+            else:
+                refused.append((path, ", ".join(c.name for c in one.conditions if not c.passed)))
+        parts += [f"## {name}\n", *_suite_parts(public_suite(name), admitted, root)]
+        if refused:
+            rows = [(_link(path, root), why) for path, why in refused]
+            parts += ["### Not admitted\n", _table(("result", "fails"), rows)]
+    return "\n".join(parts)
+
+
+def _suite_parts(suite: PublicSuite, admitted: Sequence[Admission], root: Path) -> Iterator[str]:
+    if not admitted:
+        command = f"ffn bench --suite {suite.name} --kernel eager,mine.py:mlp"
+        yield f"No result has been admitted yet: `{command}` makes one.\n"
+        return
+    keys = [case.key for track in suite.tracks for case in suite.cases(track)]
+    for place, cases in newest(admitted, root).items():
+        yield f"### {place}\n"
+        for key in (key for key in keys if key in cases):
+            yield f"**{key}**\n"
+            yield _table(
+                ("rank", "kernel", "ratio", "time", "of roof", "error class", "error", "result"),
+                [_line(rank, entry) for rank, entry in ranked(cases[key])],
+            )
+    yield "### Files and commands\n"
+    lines = [(_link(one.path, root), one.rows[0].started_utc[:10], f"`{command_of(one)}`") for one in admitted]
+    yield _table(("result", "measured", "command"), lines)
+
+
+def _line(rank: int, entry: Entry) -> tuple[str, ...]:
+    row, (low, high) = entry.row, entry.interval
+    interval = "" if row.kernel == row.baseline else f" [{low:.3f}, {high:.3f}]"
+    roof = "" if row.roof_fraction is None else percent(row.roof_fraction)
+    error = "" if row.error_max is None else f"{row.error_max:.1e}"
+    file = f"[{Path(entry.file).stem}](../{entry.file})"
+    kernel, ratio = row.kernel.replace("`", "'"), f"{row.ratio:.3f}{interval}"
+    return str(rank), f"`{kernel}`", ratio, time_text(row.time_s) or "", roof, entry.error_class, error, file
+
+
+def _link(path: Path, root: Path) -> str:
+    return f"[{path.stem}](../{path.relative_to(root).as_posix()})"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = (head, ["---"] * len(head), *rows)
+    return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
+
+
+def main() -> int:
+    """Write or check the page."""
+    options = argparse.ArgumentParser(description="The public table.")
+    options.add_argument("--check", action="store_true")
+    check = options.parse_args().check
+    text = page()
+    if PAGE.exists() and PAGE.read_text("utf-8") == text:
+        return 0
+    print(f"docs/results.md: {'out of date, make results' if check else 'written'}")
+    if not check:
+        PAGE.write_text(text, "utf-8")
+    return int(check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""The public suites as they are in the package: cases with every dimension, never edited. A change is a new suite.
+
+The file is the definition: its SHA-256 stands in every result, and the catalog of models plays no part in a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from ffncli.bench.records import Above, Cache, Case, Method, Pass, Time
+from ffncli.bench.request.build import build_request
+from ffncli.bench.request.grid import BenchRequest, Grid
+from ffncli.block.recipe import FFNSpec
+from ffncli.dataclass import dataclass
+from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.models.files.json_records import Count, Positive, record_of
+from ffncli.models.files.strict_json import parse_object
+
+SUITES = ("ffn-1",)
+CPU, CUDA = "cpu", "cuda"  # the tracks, by the device
+
+
+@dataclass(frozen=True)
+class SuiteCase:
+    """One case of a track; `block` is its name among the suite's blocks, `cache` the requested mode."""
+
+    block: str
+    tokens: Positive
+    dtype: str
+    passes: Pass
+    cache: Cache
+    routing: str
+
+
+@dataclass(frozen=True)
+class SuiteTrack:
+    """The cases for one kind of device, and the seconds of measuring each, over all processes."""
+
+    max_time: Time
+    cases: tuple[SuiteCase, ...]
+
+
+@dataclass(frozen=True)
+class PublicSuite:
+    """A suite. `seed` is that of the weights and of the order; the timed inputs are drawn from the system.
+
+    `processes` are the fewest that a result may have; `digest` is the SHA-256 of the file.
+    """
+
+    name: str
+    baseline: str
+    seed: Count
+    threads: Positive
+    processes: Positive
+    precision: Above
+    tracks: Mapping[str, SuiteTrack]
+    blocks: Mapping[str, FFNSpec]
+    digest: str = ""
+
+    @property
+    def tag(self) -> str:
+        """The column `suite` of its results: `ffn-1@` and the digest."""
+        return f"{self.name}@{self.digest}"
+
+    def cases(self, track: str) -> tuple[Case, ...]:
+        """The cases of a track, as `ffn bench` runs them."""
+        return tuple(
+            Case(
+                one.block, one.block, self.blocks[one.block], one.tokens, one.dtype, one.passes, one.cache, track,
+                self.threads, one.routing,
+            )
+            for one in self.tracks[track].cases
+        )  # fmt: skip
+
+    def method(self, track: str) -> Method:
+        """How the suite measures where no option says otherwise."""
+        return Method(self.processes, self.precision, self.tracks[track].max_time, seed=self.seed)
+
+
+@cache
+def public_suite(name: str) -> PublicSuite:
+    """The suite of that name. Raises FFNError, with the names of all, for any other."""
+    if name not in SUITES:
+        known = f"the public suites are: {', '.join(SUITES)}"
+        raise FFNError(f"--suite: there is no suite {shown(name)}", did_you_mean(name, [*SUITES], known))
+    raw = files("ffncli.bench.public").joinpath(f"{name}.json").read_bytes()
+    suite: PublicSuite = record_of(PublicSuite, parse_object(raw, name), name)
+    return replace(suite, digest=hashlib.sha256(raw).hexdigest())
+
+
+def track_of(devices: Sequence[str]) -> str:
+    """The track of --device; without one the CPU's, which any machine can run. Raises FFNError for anything else."""
+    if not devices:
+        return CPU
+    if len(devices) == 1 and devices[0] in (CPU, CUDA):
+        return devices[0]
+    text = ",".join(devices)
+    hint = "CUDA_VISIBLE_DEVICES chooses a card" if text.startswith("cuda:") else "each track is a result of its own"
+    raise FFNError(f"--device {shown(text)}: a suite has the tracks {CPU} and {CUDA}", hint)
+
+
+def suite_request(
+    suite: PublicSuite, track: str, kernels: Sequence[str] | None, method: Method, **more: Any
+) -> tuple[BenchRequest, tuple[str, ...]]:
+    """(the request for a track, notes about it), with `more` of `build_request`; kernels are compared with the suite's
+    baseline. Raises FFNError as that does."""
+    grid = Grid(devices=(track,), threads=(suite.threads,))
+    request, notes = build_request(grid, kernels, suite.baseline, method, frozen=suite.cases(track), **more)
+    return replace(request, suite=suite.tag), (*notes, *_trial(suite, method))
+
+
+def _trial(suite: PublicSuite, method: Method) -> tuple[str, ...]:
+    """A note on a run that no condition can admit."""
+    if method.processes >= suite.processes:
+        return ()
+    return (f"a trial: results of {suite.name} have {suite.processes} processes or more, this run {method.processes}",)

@@ -1,0 +1,88 @@
+"""`ffn bench --suite` as it is typed; nothing is measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import ffncli
+from ffncli.bench.public.definition import public_suite
+from ffncli.bench.request.grid import BenchRequest
+from ffncli.bench.results.grid_file import difference, whole_grid
+from ffncli.cli.bench import command as module
+from ffncli.errors import FFNError
+
+SUITE = public_suite("ffn-1")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("--suite ffn-2", "--suite: there is no suite 'ffn-2'; did you mean 'ffn-1'?"),
+        ("--suite kernels", "--suite: there is no suite 'kernels'; the public suites are: ffn-1"),
+        ("--admit a.csv", "--admit needs --suite; as in ffn bench --suite ffn-1 --admit FILE.csv"),
+        ("--suite ffn-1 --admit none.csv", "cannot read none.csv: No such file or directory"),
+        ("--suite ffn-1 --admit none.csv -k eager", "--admit contradicts --kernel; it measures nothing"),
+        ("llama-2-7b --suite ffn-1 --admit none.csv", "--admit contradicts a SOURCE; it measures nothing"),
+        ("llama-2-7b --suite ffn-1", "--suite ffn-1 contradicts a SOURCE; "),
+        ("--suite ffn-1 --device cpu,cuda", "--device 'cpu,cuda': a suite has the tracks cpu and cuda; "),
+        *(
+            (f"--suite ffn-1 {option}", f"--suite ffn-1 contradicts {option.split()[0]}; ")
+            for option in (
+                "--tokens 1", "--dtype bf16", "--d-model 8", "--threads 1", "--cache warm", "--pass forward",
+                "--routing text", "--input x.safetensors", "--baseline packed", "--seed 2", "--math-mode high",
+                "--allocator system", "--launch plain", "--tp 2", "--by-step", "--selftest", "--sustained",
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_what_it_does_not_go_with_is_named(call, words, error, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call("bench", *words.split())
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {error}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path) -> list[BenchRequest]:
+    """The requests that would have been measured."""
+    requests: list[BenchRequest] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "_measure", lambda journal, request, plot, output: requests.append(request))
+    return requests
+
+
+def test_it_measures_the_cases_as_they_are_defined(call, measured):
+    code, _, err = call("bench", "--suite", "ffn-1", "-k", "packed", "--save", "a.csv")
+    assert code == 0, err
+    (request,) = measured
+    assert (request.cases, request.suite, request.names) == (SUITE.cases("cpu"), SUITE.tag, ("eager", "packed"))
+    assert request.method == SUITE.method("cpu")
+    assert request.asked == {"--kernel": "packed", "--suite": "ffn-1"}
+
+
+def test_time_and_processes_are_the_user_s_and_a_trial_says_so(call, measured):
+    _, _, err = call("bench", "--suite", "ffn-1", "--quick", "--max-time", "1s", "--save", "a.csv")
+    assert "a trial: results of ffn-1 have 5 processes or more, this run 3" in err
+    method = measured[0].method
+    assert (method.processes, method.precision, method.max_time, method.seed) == (3, 0.03, 1.0, SUITE.seed)
+
+
+def test_its_parts_are_those_of_a_grid(call, measured):
+    keys = []
+    for part in (1, 2, 3):
+        code, _, err = call("bench", "--suite", "ffn-1", "--shard", f"{part}/3", "--save", f"{part}.csv")
+        assert (code, f"part {part}/3: 2 of 6 cases" in err) == (0, True)
+        keys += [case.key for case in measured[-1].cases]
+        assert measured[-1].suite == SUITE.tag
+    assert sorted(keys) == sorted(case.key for case in SUITE.cases("cpu"))
+    without = whole_grid(replace(measured[0], suite=""), 3)
+    assert difference(whole_grid(measured[0], 3), without).startswith("the suite, ")
+
+
+def test_the_library_refuses_what_the_command_refuses():
+    for more in ({"source": "gpt2"}, {"tokens": (1,)}, {"baseline": "packed"}, {"threads": (1,)}):
+        with pytest.raises(FFNError, match="suite ffn-1 contradicts a source, cases and a baseline of yours"):
+            ffncli.benchmark(suite="ffn-1", **more)
