@@ -15,6 +15,8 @@ BUILT_IN: Mapping[str, str] = {
     "inplace": "ffncli.kernels.inplace",
     "conv1x1": "ffncli.kernels.conv1x1",
     "numpy": "ffncli.kernels.numpy_kernel",
+    "grouped": "ffncli.kernels.grouped",
+    "batched": "ffncli.kernels.batched",
     "compiled": "ffncli.kernels.compiled",
     "triton_act": "ffncli.kernels.triton_act",
 }
