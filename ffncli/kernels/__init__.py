@@ -17,6 +17,7 @@ BUILT_IN: Mapping[str, str] = {
     "numpy": "ffncli.kernels.numpy_kernel",
     "grouped": "ffncli.kernels.grouped",
     "batched": "ffncli.kernels.batched",
+    "fp8": "ffncli.kernels.fp8",
     "compiled": "ffncli.kernels.compiled",
     "triton_act": "ffncli.kernels.triton_act",
 }

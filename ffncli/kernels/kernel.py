@@ -45,8 +45,8 @@ class Kernel:
 
     `steps` run from ffn_input to ffn_output in eval mode (`kernel_steps`); `weights` are canonical, contiguous, on the
     device, in the dtype, and read-only. `f` maps x [tokens, d_model], also read-only, to a tensor of the same shape and
-    dtype. `needs` names its requirements: `cuda`, `compiler`, or a module (`triton`
-    also needs a GPU, or Triton's interpreter). `refuses(steps)` returns why it cannot compute a block, or None.
+    dtype. `needs` names its requirements: `cuda`, `compiler`, `sm_89` (a GPU, if it is one, of that compute capability
+    or a higher one), or a module (`triton` also needs a GPU, or Triton's interpreter). `refuses(steps)` returns why it cannot compute a block, or None.
     `origin` is the file of a user's kernel.
 
     `trains`: gradients flow from f's output to x and to the params, and through `prepare` to the weights.
@@ -77,6 +77,10 @@ class Kernel:
                 return "runs on a GPU only; with TRITON_INTERPRET=1 in the environment, ffn verify checks it on a CPU"
             if need == "compiler" and not device.startswith("cuda") and cxx() is None:
                 return "no C++ compiler: install g++, or name one in CXX"
+            if need.startswith(_CAPABILITY):
+                if older := _older_gpu(need.removeprefix(_CAPABILITY), device):
+                    return older
+                continue
             module = "triton" if need == "compiler" and device.startswith("cuda") else need
             if module not in _NO_MODULES and find_spec(module) is None:
                 return f"needs the module {module}"
@@ -98,6 +102,19 @@ class Kernel:
 
 
 _NO_MODULES = ("cuda", "cpu", "compiler")
+_CAPABILITY = "sm_"
+
+
+def _older_gpu(least: str, device: str) -> str | None:
+    """Why a GPU that is older than compute capability `least` (`89`) cannot do; None of others, and of a CPU."""
+    import torch
+
+    if not device.startswith("cuda") or not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    if 10 * major + minor >= int(least):
+        return None
+    return f"needs a GPU of compute capability {least[:-1]}.{least[-1]}, this one has {major}.{minor}"
 
 
 def cxx() -> str | None:
@@ -123,11 +140,12 @@ def register(
     trains: bool = True,
     compiles: bool = False,
     dtypes: tuple[str, ...] | None = None,
+    computes: str = "",
 ) -> Callable[[Build], Build]:
     """Decorates the `build` of a kernel that comes with the package."""
 
     def add(build: Build) -> Build:
-        REGISTERED[name] = Kernel(name, build, prepare, needs, refuses, "", trains, compiles, dtypes)
+        REGISTERED[name] = Kernel(name, build, prepare, needs, refuses, "", trains, compiles, dtypes, computes)
         return build
 
     return add

@@ -77,6 +77,7 @@ class HostedKernel:
     memory: mmap | None = None
     request: LoadRequest | None = None
     name: str = ""  # its label in results, as its file has it
+    computes: str = ""  # the format that it declares
     changed: set[str] = field(default_factory=set)  # since it was loaded: `its input x`, `the weight up.weight`
     _weights: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -97,7 +98,7 @@ class HostedKernel:
         answer = self._ask(self.request, self.limits.load, "did not load its file within", "--load-time")
         if "error" in answer:
             raise FFNError(_text(answer, "error"), _text(answer, "hint"))
-        self.name = _text(answer, "name")
+        self.name, self.computes = _text(answer, "name"), _text(answer, "computes")
         return None if answer.get("refusal") is None else _text(answer, "refusal")
 
     def call(self, x: Tensor, place: int = 0) -> Tensor:
