@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 
 from ffncli.errors import FFNError, did_you_mean, shown
@@ -20,11 +20,28 @@ BUILT_IN: Mapping[str, str] = {
     "fp8": "ffncli.kernels.fp8",
     "compiled": "ffncli.kernels.compiled",
     "triton_act": "ffncli.kernels.triton_act",
+    "liger": "ffncli.kernels.libraries.liger",
+    "liger_act": "ffncli.kernels.libraries.liger_act",
+    "quack": "ffncli.kernels.libraries.quack",
 }
-COMPILING = ("compiled", "triton_act")  # take seconds to minutes before their first answer: run only when named
-BY_DEFAULT = tuple(name for name in BUILT_IN if name not in COMPILING)  # timed when no kernel is named
+COMPILING = (
+    "compiled",
+    "triton_act",
+    "liger",
+    "liger_act",
+    "quack",
+)  # take seconds to minutes before their first answer
+ONLY_NAMED = (*COMPILING, "batched", "fp8")  # the last: for a few tokens; in other arithmetic
+BY_DEFAULT = tuple(name for name in BUILT_IN if name not in ONLY_NAMED)  # timed when no kernel is named
+OF_EXPERTS = ("grouped", "batched")  # compute mixtures alone
+OF_BOTH = ("eager",)  # compute mixtures and dense blocks; all others dense blocks alone
 OVER_RANKS = ("dtensor",)  # of blocks that are split over ranks alone: `ffn bench --tp N` has them
 ALIASES: Mapping[str, str] = {"conv": "conv1x1"}  # former names
+
+
+def computing(names: Iterable[str], dense: bool, mixtures: bool) -> tuple[str, ...]:
+    """Those of these kernels that compute any of the kinds of blocks that there are."""
+    return tuple(n for n in names if n in OF_BOTH or (mixtures if n in OF_EXPERTS else dense))
 
 
 def full_name(name: str) -> str:

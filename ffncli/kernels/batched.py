@@ -27,7 +27,7 @@ def _summed(made: Made, weigh_output: bool) -> Summed:
     def summed(x: Tensor, chosen: Tensor, share: Tensor, w: Weights) -> Tensor:
         top_k = chosen.shape[1]
         most = max(1, MOST_BYTES // (top_k * w["inward.weight"][0].nbytes))  # tokens
-        parts = zip(x.split(most), chosen.split(most), share.split(most), strict=True)
+        parts = zip(*(torch.split(t, most) for t in (x, chosen, share)), strict=True)
         return torch.cat([part_of(*part, w) for part in parts])
 
     def part_of(x: Tensor, chosen: Tensor, share: Tensor, w: Weights) -> Tensor:

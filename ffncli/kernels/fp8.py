@@ -16,7 +16,7 @@ from torch.nn.functional import ScalingType
 from ffncli.block.steps import parameters
 from ffncli.kernels.between import between, normed
 from ffncli.kernels.kernel import Computes, Params, Steps, register
-from ffncli.kernels.pattern import dense, refuses_all_but_dense
+from ffncli.kernels.pattern import dense, refuses_all_but_dense, refuses_odd_widths
 
 _FORMAT = torch.float8_e4m3fn
 _LARGEST = torch.finfo(_FORMAT).max
@@ -26,9 +26,7 @@ _MULTIPLE = 16  # of both widths: what a GPU's products need
 
 def refuses(steps: Steps) -> str | None:
     """Why it cannot compute a block: it needs a dense one whose widths a GPU's products take."""
-    sizes = [axis.size for name, axes in parameters(steps).items() if name in _MATRICES for axis in axes]
-    odd = next((size for size in sizes if size % _MULTIPLE), None)
-    return refuses_all_but_dense(steps) or (odd and f"computes widths that are multiples of {_MULTIPLE} only, not {odd}")
+    return refuses_all_but_dense(steps) or refuses_odd_widths(steps, _MULTIPLE)
 
 
 def quantized(x: Tensor) -> tuple[Tensor, Tensor]:

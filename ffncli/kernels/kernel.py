@@ -45,8 +45,9 @@ class Kernel:
 
     `steps` run from ffn_input to ffn_output in eval mode (`kernel_steps`); `weights` are canonical, contiguous, on the
     device, in the dtype, and read-only. `f` maps x [tokens, d_model], also read-only, to a tensor of the same shape and
-    dtype. `needs` names its requirements: `cuda`, `compiler`, `sm_89` (a GPU, if it is one, of that compute capability
-    or a higher one), or a module (`triton` also needs a GPU, or Triton's interpreter). `refuses(steps)` returns why it cannot compute a block, or None.
+    dtype. `needs` names its requirements: `cuda`, `compiler`, `sm_89` (of a GPU: that compute capability or more), or a
+    module (`triton` also needs a GPU, or Triton's interpreter). `refuses(steps)` returns why it cannot compute a block,
+    or None.
     `origin` is the file of a user's kernel.
 
     `trains`: gradients flow from f's output to x and to the params, and through `prepare` to the weights.
