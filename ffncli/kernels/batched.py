@@ -28,7 +28,7 @@ def _summed(made: Made, weigh_output: bool) -> Summed:
         top_k = chosen.shape[1]
         most = max(1, MOST_BYTES // (top_k * w["inward.weight"][0].nbytes))  # tokens
         parts = zip(*(torch.split(t, most) for t in (x, chosen, share)), strict=True)
-        return torch.cat([part_of(*part, w) for part in parts])
+        return torch.cat([part_of(rows, experts, weights, w) for rows, experts, weights in parts])
 
     def part_of(x: Tensor, chosen: Tensor, share: Tensor, w: Weights) -> Tensor:
         expert, weight = chosen.flatten(), share.flatten()[:, None]
