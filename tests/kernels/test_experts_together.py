@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
@@ -119,6 +121,18 @@ def test_what_reads_the_routing_keeps_a_gpu_waiting(name, label):
             return
         with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
             call(x, params)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
+def test_transformers_mixture_as_a_kernel(implementation):
+    """What `make bench-grouped` compares with; a block that Qwen3-MoE is not is refused."""
+    kernel = getattr(import_module("benchmarks.transformers_experts"), implementation)
+    block, weights, x = single(FFNSpec(8, 16, "swiglu", moe=MoE(8, 2)))
+    assert kernel.refuses(block) is None
+    out = kernel.build(block, "cpu", x.dtype)(x, kernel.prepare(block, weights))
+    assert relative_error(out.double(), reference(block, weights, x)) < 1e-6
+    for label in set(MIXED) - {"mixtral"}:
+        assert kernel.refuses(kernel_steps(steps(MIXED[label]))) == "is not Qwen3-MoE's", label
 
 
 def test_what_is_refused():

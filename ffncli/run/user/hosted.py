@@ -98,7 +98,8 @@ class HostedKernel:
         answer = self._ask(self.request, self.limits.load, "did not load its file within", "--load-time")
         if "error" in answer:
             raise FFNError(_text(answer, "error"), _text(answer, "hint"))
-        self.name, self.computes = _text(answer, "name"), _text(answer, "computes")
+        self.name = _text(answer, "name")
+        self.computes = _text(answer, "computes") if answer.get("computes") else ""
         return None if answer.get("refusal") is None else _text(answer, "refusal")
 
     def call(self, x: Tensor, place: int = 0) -> Tensor:
