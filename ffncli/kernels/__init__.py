@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 
 from ffncli.errors import FFNError, did_you_mean, shown
@@ -17,6 +17,9 @@ BUILT_IN: Mapping[str, str] = {
     "onednn": "ffncli.kernels.onednn",
     "onednn_packed": "ffncli.kernels.onednn",
     "numpy": "ffncli.kernels.numpy_kernel",
+    "grouped": "ffncli.kernels.grouped",
+    "batched": "ffncli.kernels.batched",
+    "fp8": "ffncli.kernels.fp8",
     "compiled": "ffncli.kernels.compiled",
     "max_autotune": "ffncli.kernels.compiled",
     "gemv": "ffncli.kernels.gemv",
@@ -25,14 +28,27 @@ BUILT_IN: Mapping[str, str] = {
     "decode": "ffncli.kernels.decode",
     "int8": "ffncli.kernels.weight_only",
     "int4": "ffncli.kernels.weight_only",
+    "liger": "ffncli.kernels.libraries.liger",
+    "liger_act": "ffncli.kernels.libraries.liger_act",
+    "quack": "ffncli.kernels.libraries.quack",
 }
-# Take seconds to minutes before their first answer: run only when named.
-COMPILING = ("compiled", "max_autotune", "gemv", "triton_act", "fused_gate", "decode")
-IN_FEWER_BITS = ("int8", "int4")  # compared with their like only
-BY_DEFAULT = tuple(name for name in BUILT_IN if name not in (*COMPILING, *IN_FEWER_BITS))  # where none is named
+# Take seconds to minutes before their first answer.
+COMPILING = (
+    "compiled", "max_autotune", "gemv", "triton_act", "fused_gate", "decode", "liger", "liger_act", "quack",
+)  # fmt: skip
+IN_FEWER_BITS = ("fp8", "int8", "int4")  # compared with their like only
+ONLY_NAMED = (*COMPILING, *IN_FEWER_BITS, "batched")  # the last: for a few tokens
+BY_DEFAULT = tuple(name for name in BUILT_IN if name not in ONLY_NAMED)  # timed when no kernel is named
+OF_EXPERTS = ("grouped", "batched")  # compute mixtures alone
+OF_BOTH = ("eager",)  # compute mixtures and dense blocks; all others dense blocks alone
 AUTO = "auto"  # the fastest of them for a case on this machine, as `ffn bench` finds it
 OVER_RANKS = ("dtensor",)  # of blocks that are split over ranks alone: `ffn bench --tp N` has them
 ALIASES: Mapping[str, str] = {"conv": "conv1x1"}  # former names
+
+
+def computing(names: Iterable[str], dense: bool, mixtures: bool) -> tuple[str, ...]:
+    """Those of these kernels that compute any of the kinds of blocks that there are."""
+    return tuple(n for n in names if n in OF_BOTH or (mixtures if n in OF_EXPERTS else dense))
 
 
 def full_name(name: str) -> str:

@@ -10,14 +10,14 @@ from ffncli.block.steps import parameters
 from ffncli.kernels.between import Weights, between, normed
 from ffncli.kernels.kernel import Computes, Params, Steps, register
 from ffncli.kernels.pattern import Dense, dense
-from ffncli.kernels.routing import Body, mixture, refuses_unknown_routing
+from ffncli.kernels.routing import Body, looped, mixture, refuses_unknown_routing
 
 
 @register("eager", refuses=refuses_unknown_routing)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """The function for a dense block or a mixture of experts, which loops over the chosen experts."""
     shape = dense(steps)
-    compute = body(shape) if shape else mixture(steps, body)
+    compute = body(shape) if shape else mixture(steps, body, looped(steps, body))
     names = tuple(parameters(steps))
 
     def run(x: Tensor, params: Params) -> Tensor:

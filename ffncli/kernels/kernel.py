@@ -47,8 +47,9 @@ class Kernel:
 
     `steps` run from ffn_input to ffn_output in eval mode (`kernel_steps`); `weights` are canonical, contiguous, on the
     device, in the dtype, and read-only. `f` maps x [tokens, d_model], also read-only, to a tensor of the same shape and
-    dtype. `needs` names its requirements: `cuda`, `cpu`, `compiler`, `onednn`, or a module (`triton`
-    also needs a GPU, or Triton's interpreter). `refuses(steps)` returns why it cannot compute a block, or None.
+    dtype. `needs` names its requirements: `cuda`, `cpu`, `compiler`, `onednn`, `sm_89` (of a GPU: that compute
+    capability or more), or a module (`triton` also needs a GPU, or Triton's interpreter). `refuses(steps)` returns why
+    it cannot compute a block, or None.
     `origin` is the file of a user's kernel.
 
     `trains`: gradients flow from f's output to x and to the params, and through `prepare` to the weights.
@@ -84,6 +85,10 @@ class Kernel:
                 return "no C++ compiler: install g++, or name one in CXX"
             if need == "onednn" and not _has_onednn():
                 return "this build of torch has no oneDNN"
+            if need.startswith(_CAPABILITY):
+                if older := _older_gpu(need.removeprefix(_CAPABILITY), device):
+                    return older
+                continue
             module = "triton" if need == "compiler" and device.startswith("cuda") else need
             if module not in _NO_MODULES and find_spec(module) is None:
                 return f"needs the module {module}"
@@ -119,6 +124,21 @@ def _has_onednn() -> bool:
     import torch
 
     return torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+_CAPABILITY = "sm_"
+
+
+def _older_gpu(least: str, device: str) -> str | None:
+    """Why a GPU that is older than compute capability `least` (`89`) cannot do; None of others, and of a CPU."""
+    import torch
+
+    if not device.startswith("cuda") or not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    if 10 * major + minor >= int(least):
+        return None
+    return f"needs a GPU of compute capability {least[:-1]}.{least[-1]}, this one has {major}.{minor}"
 
 
 def cxx() -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ffncli.block.steps import Activation, Add, Experts, Norm, Op, Step
+from ffncli.block.steps import Activation, Add, Experts, Norm, Op, Step, parameters
 from ffncli.dataclass import dataclass
 
 _STEPS = ("gate", "up", "gate_scaled", "act", "lift", "hidden", "sub_norm", "down")
@@ -38,6 +38,13 @@ def dense(steps: Sequence[Step], prefix: str = "") -> Dense | None:
     assert lift is None or isinstance(lift, Activation)
     assert norm is None or isinstance(norm, Norm)
     return Dense("gate" in by, act, lift, scale.scale, norm, prefix)
+
+
+def refuses_odd_widths(steps: Sequence[Step], multiple: int) -> str | None:
+    """Why a kernel cannot compute these steps whose products take widths that are multiples of a number."""
+    sizes = (axis.size for axes in parameters(steps).values() if len(axes) > 1 for axis in axes)
+    odd = next((size for size in sizes if size % multiple), None)
+    return None if odd is None else f"computes widths that are multiples of {multiple} only, not {odd}"
 
 
 def refuses_all_but_dense(steps: Sequence[Step]) -> str | None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.steps import Activation, Add, Experts, Norm, Route, Step, tables
+from ffncli.dataclass import dataclass
 from ffncli.kernels.activations import activation
 from ffncli.kernels.between import Weights, norm
 from ffncli.kernels.kernel import Steps
 from ffncli.kernels.pattern import Dense, dense
 
 Body = Callable[[Tensor, Weights], Tensor]
+Summed: TypeAlias = Callable[[Tensor, Tensor, Tensor, Weights], Tensor]
 _COMPUTED = (
     "router", "router_scaled", "route", "latent", "latent_norm", "experts", "mixed_norm", "widened", "biased",
     "shared_gate", "shared_score", "shared", "moe",
@@ -40,21 +43,48 @@ def _body(experts: Experts) -> Steps:
     return tuple(step for step in experts.program if step.output != "expert_norm")
 
 
-def mixture(steps: Steps, body: Callable[[Dense], Body]) -> Body:
-    """Σ over the chosen experts, each built by `body`, plus the shared experts."""
-    by: dict[str, Step] = {step.output: step for step in steps}
-    route, experts = by["route"].op, by["experts"].op
-    assert isinstance(route, Route)
-    assert isinstance(experts, Experts)
-    shape, shared_shape = dense(_body(experts)), dense(steps, "shared.")
+@dataclass(frozen=True)
+class RoutedExperts:
+    """The experts of a mixture: each computes `shape` on its tokens, then the norm `after`, if there is one.
+
+    `weigh`: the route's weight multiplies an expert's output or its input. `sources` are the steps with their weights,
+    in the order of the route's entries.
+    """
+
+    shape: Dense
+    after: Step | None
+    weigh: Literal["output", "input"]
+    sources: tuple[Step, ...]
+
+    def normed(self, x: Tensor, w: Weights) -> Tensor:
+        """An expert's output [tokens, width] after its norm."""
+        return _normed(self.after, x, w)
+
+
+def routed_experts(steps: Steps) -> RoutedExperts:
+    """What `mixture` has computed of these steps by a function of the kernel; they are not refused."""
+    sources = tuple(step for step in steps if isinstance(step.op, Experts))
+    op = sources[0].op
+    assert isinstance(op, Experts)
+    shape = dense(_body(op))
     assert shape is not None
-    expert, shared = body(shape), body(shared_shape) if shared_shape else None
-    after = next((step for step in experts.program if step.output == "expert_norm"), None)
-    mix = by["moe"].op if "moe" in by else Add()
+    after = next((step for step in op.program if step.output == "expert_norm"), None)
+    return RoutedExperts(shape, after, op.weigh, sources)
+
+
+def mixture(steps: Steps, body: Callable[[Dense], Body], summed: Summed) -> Body:
+    """The router's choice, Σ over the chosen experts, and the shared experts, which are built by `body`.
+
+    `summed(x, chosen, share, weights)` is the sum: x [tokens, width], experts chosen and their weights [tokens, top_k].
+    """
+    by: dict[str, Step] = {step.output: step for step in steps}
+    route, shared_shape = by["route"].op, dense(steps, "shared.")
+    assert isinstance(route, Route)
+    shared = body(shared_shape) if shared_shape else None
+    mix, scaled = (by[name].op if name in by else Add() for name in ("moe", "router_scaled"))
     assert isinstance(mix, Add)
-    scaled = by["router_scaled"].op if "router_scaled" in by else Add()
     assert isinstance(scaled, Add)
-    scale, sources = scaled.scale, _sources(by)
+    scale = scaled.scale
 
     def ffn(x: Tensor, w: Weights) -> Tensor:
         logits = functional.linear(x, w["router.weight"], w.get("router.bias"))
@@ -63,15 +93,7 @@ def mixture(steps: Steps, body: Callable[[Dense], Body]) -> Body:
         inner = x
         if "latent" in by:
             inner = _normed(by.get("latent_norm"), functional.linear(x, w["latent.weight"], w.get("latent.bias")), w)
-        out = torch.zeros_like(inner)
-        for e in sorted({*chosen.flatten().tolist()}):
-            token, slot = (chosen == e).nonzero(as_tuple=True)
-            weight = share[token, slot, None]
-            prefix, at = sources[e]
-            weights = experts.of_one(w, at, prefix)
-            received = inner[token] * weight if experts.weigh == "input" else inner[token]
-            made = _normed(after, expert(received, weights), weights)
-            out.index_add_(0, token, made * weight if experts.weigh == "output" else made)
+        out = summed(inner, chosen, share, w)
         if "widened" in by:
             out = functional.linear(_normed(by.get("mixed_norm"), out, w), w["widened.weight"], w.get("widened.bias"))
         out = out + w["biased.bias"] if "biased" in by else out
@@ -85,6 +107,26 @@ def mixture(steps: Steps, body: Callable[[Dense], Body]) -> Body:
     return ffn
 
 
+def looped(steps: Steps, body: Callable[[Dense], Body]) -> Summed:
+    """The experts that were chosen, one after the other, each built by `body`. It reads the choice: a GPU waits."""
+    experts = routed_experts(steps)
+    expert, sources = body(experts.shape), _sources(experts)
+
+    def summed(x: Tensor, chosen: Tensor, share: Tensor, w: Weights) -> Tensor:
+        out = torch.zeros_like(x)
+        for e in sorted({*chosen.flatten().tolist()}):
+            token, slot = (chosen == e).nonzero(as_tuple=True)
+            weight = share[token, slot, None]
+            op, prefix, at = sources[e]
+            weights = op.of_one(w, at, prefix)
+            received = x[token] * weight if experts.weigh == "input" else x[token]
+            made = experts.normed(expert(received, weights), weights)
+            out.index_add_(0, token, made * weight if experts.weigh == "output" else made)
+        return out
+
+    return summed
+
+
 def _normed(step: Step | None, x: Tensor, w: Weights) -> Tensor:
     """x after that norm; unchanged without one."""
     if step is None:
@@ -93,10 +135,10 @@ def _normed(step: Step | None, x: Tensor, w: Weights) -> Tensor:
     return norm(step.op, step.output, x, w)
 
 
-def _sources(by: Mapping[str, Step]) -> list[tuple[str, int]]:
-    """Entry of the route → (what the names of its expert's weights start with, its place in them)."""
-    steps = [by[name] for name in ("experts", "shared") if name in by and isinstance(by[name].op, Experts)]
-    return [(step.prefix, e) for step in steps if isinstance(step.op, Experts) for e in range(step.op.experts.size)]
+def _sources(experts: RoutedExperts) -> list[tuple[Experts, str, int]]:
+    """Entry of the route → (the op with its expert, what the names of its weights start with, its place in them)."""
+    ops = [(step.op, step.prefix) for step in experts.sources if isinstance(step.op, Experts)]
+    return [(op, prefix, e) for op, prefix in ops for e in range(op.experts.size)]
 
 
 def choose(op: Route, logits: Tensor, params: Mapping[str, Tensor], ids: Tensor | None = None) -> tuple[Tensor, Tensor]:

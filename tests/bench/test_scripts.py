@@ -11,7 +11,18 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import bench_method, certificates, conv1x1, demo, grid_over_machines, in_model, known, sweep, timers
+from benchmarks import (
+    bench_method,
+    certificates,
+    conv1x1,
+    demo,
+    grid_over_machines,
+    grouped,
+    in_model,
+    known,
+    sweep,
+    timers,
+)
 from benchmarks.benched import Answer, marks
 from benchmarks.claims import MEASURED, why
 from benchmarks.kept import Kept, read
@@ -415,6 +426,26 @@ def test_models_with_kernels_name_the_best_of_each():
     )
     assert "| llama | packed | 32 | fp32 | 2 | 1,234 |  | 0.900 (0.890 to 0.910) | faster |" in in_model.summary(rows)
     assert in_model.sentence([]) == ""
+
+
+def test_mixtures_by_case():
+    """A line for each case in order; kernels that copy matrices only on few rows."""
+    case = dict.fromkeys(grouped.CASE, "1") | {"source": "256x512:swiglu", "routing": "uniform", "dtype": "fp32"}
+    row = case | MACHINE | {"transformers": "5.23", "date": "2026-11-22T10:00:00Z", "status": "ok", "time_s": "2e-5"}
+    eager = row | {"kernel": "eager", "ratio": "1", "low": "1", "high": "1"}
+    mine = row | {"kernel": "grouped", "ratio": "0.5", "low": "0.4", "high": "0.6"}
+    skipped = row | {"kernel": "batched", "ratio": "", "status": "skipped"}
+    more = [{**r, "tokens": "32"} for r in (eager, mine)]
+    lines = grouped.summary([*more, eager, mine, skipped]).splitlines()
+    assert lines[2] == "| 1 | 1 | uniform | 1 | fp32 | 20 µs | 0.500 (0.400 to 0.600) | skipped |  |  |  |"
+    assert lines[3].startswith("| 1 | 1 | uniform | 32 | fp32 | 20 µs | 0.500 (0.400 to 0.600) |  |")
+    assert grouped.summary([]) == ""
+    assert [len(grouped.kernels(tokens, top_k)) for tokens, top_k in ((1, 8), (32, 2), (32, 8), (512, 1))] == [
+        6,
+        6,
+        4,
+        4,
+    ]
 
 
 def test_the_page_of_claims_quotes_what_was_measured(monkeypatch):

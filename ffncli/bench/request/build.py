@@ -47,22 +47,24 @@ def build_request(
         require_named_places(grid.devices, grid.threads)
     devices = grid.devices or (default_device(),)
     require_possible(grid.ranks, grid.passes, devices, method)
+    about: list[str] = []
+    points = frozen or cases(replace(grid, devices=devices, seed=method.seed), about.append)
+    specs = [case.spec for case in points]
     wanted = kernels or (IN_MODEL if method.in_model else None)
-    chosen = ChosenKernels((), BLOCK, {}) if method.by_step else choose_kernels(wanted, baseline, grid.ranks)
+    chosen = ChosenKernels((), BLOCK, {}) if method.by_step else choose_kernels(wanted, baseline, grid.ranks, specs)
     _require_graphs_possible(devices, method)
     if cluster is None:
         require_gpu(devices, method.sustained)
     if method.in_model:
         chosen = replace(chosen, kernels=named_kernels(chosen, wanted or ()), baseline=MODEL, notes=())
-    notes = list(chosen.notes)
-    points = frozen or cases(replace(grid, devices=devices, seed=method.seed), notes.append)
+    notes = (*chosen.notes, *about)
     require_arguments(chosen, points)
     request = BenchRequest(
         points, chosen.kernels, chosen.baseline, method, fail_if_slower, strict, asked or {},
         {**chosen.files, **_data_files(points)}, os.getcwd(), named_certificates(certificates, chosen, points), cluster,
     )  # fmt: skip
     require_gate(request)
-    return request, tuple(notes)
+    return request, notes
 
 
 def _data_files(points: Sequence[Case]) -> dict[str, str]:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from ffncli.bench.records import OWN_ARMS
 from ffncli.block.ranks import Ranks
+from ffncli.block.recipe import FFNSpec
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, did_you_mean, shown, shown_path
-from ffncli.kernels import BUILT_IN, BY_DEFAULT, COMPILING, IN_FEWER_BITS, OVER_RANKS
+from ffncli.kernels import BUILT_IN, BY_DEFAULT, ONLY_NAMED, OVER_RANKS, computing
 from ffncli.kernels.choice import KernelChoice, choices, parse, require_unlike
 from ffncli.kernels.kernel import interprets_triton
 from ffncli.system.files import read_whole
@@ -37,9 +38,15 @@ class ChosenKernels:
     functions: tuple[tuple[str, ast.FunctionDef], ...] = ()
 
 
-def choose_kernels(texts: Sequence[str] | None, baseline: str | None, ranks: Ranks = ONE_RANK) -> ChosenKernels:
-    """The kernels of --kernel and --baseline. None: all built-in kernels that need no compiling; over `ranks`,
-    eager on each rank's part and the block as torch's DTensor splits it, which alone can have experts on other ranks.
+def choose_kernels(
+    texts: Sequence[str] | None,
+    baseline: str | None,
+    ranks: Ranks = ONE_RANK,
+    specs: Sequence[FFNSpec] = (),
+) -> ChosenKernels:
+    """The kernels of --kernel and --baseline. None: all built-in kernels that compute a block of the kind of `specs`,
+    but those to be named; over `ranks`, eager on each rank's part and the block as torch's DTensor splits it, which
+    alone can have experts on other ranks.
 
     The baseline is eager if that is measured, else the first kernel; a single kernel is compared with eager.
     Raises FFNError for an unknown kernel, for a file that does not exist, is not Python or lacks the name, and if
@@ -49,7 +56,8 @@ def choose_kernels(texts: Sequence[str] | None, baseline: str | None, ranks: Ran
         why = "TRITON_INTERPRET is set: Triton kernels would run as Python, and their times mean nothing"
         raise FFNError(why, "unset it; `ffn verify` can use it", ExitCode.ENVIRONMENT)
     over_ranks, whole_experts = ranks.world_size > 1, ranks.ep == 1
-    default = ((*(("eager",) if whole_experts else ()), *OVER_RANKS)) if over_ranks else BY_DEFAULT
+    by_default, left_out = (computing(names, *_kinds(specs)) for names in (BY_DEFAULT, ONLY_NAMED))
+    default = ((*(("eager",) if whole_experts else ()), *OVER_RANKS)) if over_ranks else by_default
     files: dict[str, str] = {}
     functions: list[tuple[str, ast.FunctionDef]] = []
     kernels = tuple(_named(choice, files, functions) for choice in choices(texts or default))
@@ -59,8 +67,7 @@ def choose_kernels(texts: Sequence[str] | None, baseline: str | None, ranks: Ran
         raise FFNError(f"--kernel: {needs} computes blocks that are split over ranks", "add --tp N")
     notes: tuple[str, ...] = ()
     if not texts and not over_ranks:
-        why = f"{', '.join(COMPILING)} (they compile first), {', '.join(IN_FEWER_BITS)} (they round the weights)"
-        notes = (f"not timed: {why}; --kernel all adds them",)
+        notes = (f"timed only if named: {', '.join(left_out)}; --kernel all adds them",)
     if baseline is None and len(kernels) == 1 and "eager" not in labels and whole_experts:
         baseline, notes = "eager", ("compared with eager; --baseline NAME chooses another",)
     if baseline is None:
@@ -71,6 +78,11 @@ def choose_kernels(texts: Sequence[str] | None, baseline: str | None, ranks: Ran
         baseline = base.label
         require_unlike([kernel.label for kernel in kernels])
     return ChosenKernels(kernels, baseline, files, notes, tuple(functions))
+
+
+def _kinds(specs: Sequence[FFNSpec]) -> tuple[bool, bool]:
+    """(whether any block is dense, whether any is a mixture); both are possible where none is known."""
+    return not specs or any(not spec.moe for spec in specs), not specs or any(spec.moe for spec in specs)
 
 
 def _baseline(text: str, labels: Sequence[str]) -> KernelChoice:

@@ -198,8 +198,8 @@ class MethodOptions:
                     option = f"--{name.replace('_', '-')}"
                     raise FFNError(f"{option}: unknown value {shown(text)}", f"use one of {', '.join(known)}")
                 settings[name] = text
-        kind = {"sustained": self.sustained, "by_step": self.by_step, "in_model": self.in_model}
-        return replace(default or Method(), **settings, **kind)
+        settings |= {"sustained": self.sustained, "by_step": self.by_step, "in_model": self.in_model}
+        return replace(default or Method(), **settings)
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ class HostedKernel:
     memory: mmap | None = None
     request: LoadRequest | None = None
     name: str = ""  # its label in results, as its file has it
+    computes: str = ""  # the format that it declares
     changed: set[str] = field(default_factory=set)  # since it was loaded: `its input x`, `the weight up.weight`
     _weights: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -98,6 +99,7 @@ class HostedKernel:
         if "error" in answer:
             raise FFNError(_text(answer, "error"), _text(answer, "hint"))
         self.name = _text(answer, "name")
+        self.computes = _text(answer, "computes") if answer.get("computes") else ""
         return None if answer.get("refusal") is None else _text(answer, "refusal")
 
     def call(self, x: Tensor, place: int = 0) -> Tensor:

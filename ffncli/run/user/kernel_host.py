@@ -117,7 +117,7 @@ class KernelHost:
             with torch.no_grad():
                 self.params = tuple(kernel.prepare(request.steps, self.weights))
             self.compute = kernel.build(request.steps, self.device, request.dtype)
-        return {"name": kernel.name, "refusal": refusal}
+        return {"name": kernel.name, "refusal": refusal, "computes": kernel.computes}
 
     def _call(self, request: CallRequest) -> Answer:
         import torch

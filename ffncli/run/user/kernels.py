@@ -68,10 +68,11 @@ def kernels_of(
 
 
 def _unless_named(kernel: Kernel) -> Kernel:
-    """The kernel; one that compiles refuses every block."""
-    if not kernel.compiles:
+    """The kernel; one that compiles, or computes in fewer bits than the others, refuses every block."""
+    if not kernel.compiles and not kernel.computes:
         return kernel
-    why = f"not run by default, because it takes seconds to compile: --kernel {kernel.name}"
+    reason = "takes seconds to compile" if kernel.compiles else f"computes in {kernel.computes}"
+    why = f"not run by default, because it {reason}: --kernel {kernel.name}"
     return replace(kernel, needs=(), refuses=lambda steps: why)
 
 

@@ -96,6 +96,7 @@ def _rows(trial: KernelTrial) -> Iterator[CheckRow]:
         gone = False
     if refusal is not None:
         raise FFNError(f"{trial.host.choice.label}: {refusal}", "give a block that it computes")
+    trial = trial.declared()
     for name, check in REFEREE_CHECKS.items():
         if gone:
             if name != "shapes":

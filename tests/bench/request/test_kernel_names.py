@@ -16,7 +16,7 @@ from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Method
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
 from ffncli.bench.request.kernel_names import choose_kernels
 from ffncli.bench.timing.arms import kernels_by_label
-from ffncli.block.recipe import FFNSpec, steps
+from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.errors import FFNError
 from ffncli.kernels.choice import parse
 from ffncli.kernels.kernel import Kernel, kernel_steps
@@ -128,7 +128,7 @@ def test_what_an_earlier_version_stored_is_written_as_a_text_of_the_same_choice(
 @pytest.mark.parametrize(
     ("texts", "baseline", "labels", "base", "note"),
     [
-        (None, None, DEFAULT, "eager", "not timed: compiled"),
+        (None, None, DEFAULT, "eager", "timed only if named: compiled, max_autotune, gemv, triton_act"),
         (["packed"], None, ["eager", "packed"], "eager", "compared with eager"),
         (["packed,module"], None, ["packed", "module"], "packed", ""),
         (["packed,eager"], None, ["packed", "eager"], "eager", ""),
@@ -144,6 +144,18 @@ def test_the_baseline(texts, baseline, labels, base, note):
     chosen = choose_kernels(texts, baseline)
     assert ([kernel.label for kernel in chosen.kernels], chosen.baseline) == (labels, base)
     assert "; ".join(chosen.notes).startswith(note) if note else chosen.notes == ()
+
+
+def test_blocks_are_timed_by_kernels_of_their_kind():
+    dense, mixture = FFNSpec(8, 24, "swiglu"), FFNSpec(8, 24, "swiglu", moe=MoE(4, 2))
+    plain = ["eager", "module", "packed", "inplace", "conv1x1", "numpy"]
+    for specs, labels in (([mixture], ["eager", "grouped"]), ([dense], plain), ([dense, mixture], [*plain, "grouped"])):
+        chosen = choose_kernels(None, None, specs=specs)
+        assert [kernel.label for kernel in chosen.kernels] == labels
+    assert choose_kernels(None, None, specs=[mixture]).notes == (
+        "timed only if named: batched; --kernel all adds them",
+    )
+    assert [kernel.label for kernel in choose_kernels(["packed"], None, specs=[mixture]).kernels] == ["eager", "packed"]
 
 
 def test_files_are_known_by_what_they_hold(mine):

@@ -244,7 +244,7 @@ class FakeHost:
 
     def __init__(self, factor: float = 1.0) -> None:
         self.factor, self.changed, self.choice, self.name = factor, set(), parse("eager"), "eager"
-        self.device = "none"
+        self.device, self.computes = "none", ""
 
     def __enter__(self):
         return self

@@ -14,7 +14,7 @@ from ffncli.dataclass import dataclass
 from ffncli.kernels.kernel import Kernel, kernel_steps
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import execute
-from ffncli.run.measure.tolerance import tolerance_for
+from ffncli.run.measure.tolerance import declared_tolerance, tolerance_for
 from ffncli.run.user.probe import Runner
 from ffncli.run.verify.checks.row import Judge
 
@@ -61,7 +61,8 @@ class CheckedBlock:
     """One block to be checked. `inputs` are [tokens, d_model]; `tolerance` None means the dtype's.
 
     `kernels` are to be compared with float64, `against` is the model whose weights are the reference, if any; `split`
-    is the run over several processes, of which this is one.
+    is the run over several processes, of which this is one. `computes` is what the judged kernel declares: fewer bits
+    than the dtype has.
     """
 
     model: Resolved
@@ -77,12 +78,14 @@ class CheckedBlock:
     user_module: UserModule | None = None
     against: Resolved | None = None
     split: SplitRun | None = None
+    computes: str = ""
 
     def judge(self, check: str, dtype: torch.dtype | None = None) -> Judge:
         """The tolerance in the block's dtype, or in another one for checks without a router."""
         spec, scores = self.layer.spec, self._scores() if dtype is None else None
         dtype = dtype or self.dtype
         allowed = tolerance_for(dtype, max(spec.d_model, spec.d_ff, spec.shared_width), scores)
+        allowed = max(allowed, declared_tolerance(self.computes)[0]) if self.computes else allowed
         return Judge(check, allowed if self.tolerance is None else self.tolerance, dtype)
 
     def _scores(self) -> torch.dtype | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -32,11 +33,11 @@ def fused(case: CheckedBlock) -> Iterator[CheckRow]:
 
 def kernels(case: CheckedBlock) -> Iterator[CheckRow]:
     """Every kernel in the case's dtype, against the reference execution in float64."""
-    judge = case.judge("kernels")
     reference, went = in_float64(case.ffn, case.ffn_weights, {case.entry: case.x})
     _, near = output_and_experts(case.ffn, case.ffn_weights, {case.entry: case.x})
     same, left_out = same_experts(near, went, len(case.x))
     for kernel in case.kernels:
+        judge = replace(case, computes=kernel.computes).judge("kernels")
         reason = kernel.refusal(case.ffn, case.device, case.dtype)
         if reason:
             yield judge.skips(kernel.name, reason)
@@ -46,9 +47,9 @@ def kernels(case: CheckedBlock) -> Iterator[CheckRow]:
         except (FFNError, BrokenContract) as error:
             yield judge.fails(kernel.name, error.message if isinstance(error, FFNError) else str(error))
             continue
-        yield judge.equal(
-            kernel.name, output[same], reference[same], "; ".join(filter(None, (kernel.origin, left_out)))
-        )
+        declared = kernel.computes and f"computes in {kernel.computes}"
+        note = "; ".join(filter(None, (kernel.origin, declared, left_out)))
+        yield judge.equal(kernel.name, output[same], reference[same], note)
 
 
 def compute(case: CheckedBlock, kernel: Kernel) -> Tensor:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ffncli.run.engine.reference import in_float64, output_and_experts, same_experts
+from ffncli.run.measure.tolerance import declared_tolerance
 from ffncli.run.verify.checks.row import CheckRow
 from ffncli.run.verify.checks.trial import KernelTrial, dtype_name
 
@@ -26,11 +27,17 @@ _TF32, _BF16 = 11, 8
 def precision(trial: KernelTrial) -> Iterator[CheckRow]:
     """Its rms error and the arithmetic that makes one as large; it fails below the dtype's own.
 
-    Where the user allows an error (--tolerance), a lower one is reported.
+    Where the user allows an error (--tolerance), a lower one is reported. A kernel that declares fewer bits is held to
+    these.
     """
     x = trial.draw(min(_TOKENS, trial.most_tokens))
     reference = trial.reference(x)
     error = rms_error(trial.call(x), reference)
+    if computes := trial.block.computes:
+        limit = declared_tolerance(computes)[1]
+        yield CheckRow("precision", computes, relative_error=error, tolerance=limit, passed=error <= limit,
+                       note="rms error; the kernel declares its arithmetic")  # fmt: skip
+        return
     bounds = error_bounds(trial, x)
     name = next((name for name, bound in bounds.items() if error <= bound), LOWER)
     allowed = name == next(iter(bounds)) or trial.block.tolerance is not None

@@ -63,6 +63,10 @@ class KernelTrial:
         """Whether a router chooses experts."""
         return any(isinstance(step.op, Route) for step in self.block.ffn)
 
+    def declared(self) -> KernelTrial:
+        """This trial with the bounds of the format that the loaded kernel declares, if it does."""
+        return replace(self, block=replace(self.block, computes=self.host.computes))
+
     def load(self) -> str | None:
         """Have the host load the kernel for this block; why it refuses, or None."""
         block = self.block
