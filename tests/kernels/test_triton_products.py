@@ -14,7 +14,7 @@ import torch
 
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Activation, block_inputs, parameters
-from ffncli.kernels import built_in
+from ffncli.kernels import built_in, decode
 from ffncli.kernels.between import between
 from ffncli.kernels.fused_gate import backward_launcher
 from ffncli.kernels.in_triton.hidden import launcher
@@ -158,11 +158,15 @@ def test_views_of_any_strides(name, tokens):
             assert relative_error(computed(name, block, {**weights, matrix: view(weights[matrix])}, x), right) < 1e-14
 
 
-def test_partial_sums_are_of_several_parts(buffers):
-    block, weights, x = case(FFNSpec(5, 1023, "swiglu"), 1)
-    computed("decode", block, weights, x)
-    hidden, partial, out = (whole.numel() - 2 * AROUND for whole in buffers)
-    assert (hidden, partial, out) == (1023, 3 * 5, 5)
+@pytest.mark.parametrize(("tokens", "parts"), [(1, 3), (3, 13)])
+def test_partial_sums_are_of_several_parts(tokens, parts, buffers):
+    """Of matrices as they are, and of those by columns."""
+    generator = torch.Generator().manual_seed(5)
+    x, weight, bias = (torch.randn(*size, generator=generator).double() for size in ((tokens, 1023), (5, 1023), (5,)))
+    call, right = decode.launcher(torch.float64), x @ weight.T + bias
+    for left, matrix in ((x, weight), (x.T.contiguous().T, weight), (x, weight.T.contiguous().T)):
+        assert relative_error(call(left, matrix, bias), right) < 1e-14
+    assert {whole.numel() - 2 * AROUND for whole in buffers} == {parts * tokens * 5, tokens * 5}
 
 
 @pytest.mark.parametrize("name", KERNELS)

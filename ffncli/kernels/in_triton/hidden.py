@@ -43,7 +43,7 @@ def tile_for(tokens: int, dtype: torch.dtype) -> Tile:
     if tokens <= 1:
         return Tile(1, 4, 512 // size, 4, 1)
     if tokens <= 16:
-        return Tile(16, 32, {2: 128, 4: 64, 8: 16}[size], 4, 3)
+        return Tile(16, 32, 16, 4, 2) if size == 8 else Tile(16, 32, 256 // size, 4, 3)
     if size > 2:
         return Tile(64, 64, 32, 8, 3) if size == 4 else Tile(32, 32, 16, 4, 3)
     return Tile(64, 64, 64, 4, 4) if tokens <= 64 else Tile(128, 64, 64, 8, 3)

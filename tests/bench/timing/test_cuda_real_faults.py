@@ -57,10 +57,11 @@ def test_the_peak_memory_of_a_block_is_the_count_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("width", "tokens"), [(24, 1), (1023, 3), (1024, 5), (11008, 2)])
-def test_the_triton_kernel_is_the_reference(width, tokens, dtype):
+@pytest.mark.parametrize(("width", "tokens"), [(24, 1), (1023, 3), (1024, 16), (11008, 2), (1023, 65), (1024, 129)])
+@pytest.mark.parametrize("name", ["triton_act", "fused_gate", "decode"])
+def test_the_triton_kernel_is_the_reference(name, width, tokens, dtype):
     """It compiles here, and gives what its interpreter gives: float64's output, rounded."""
-    kernel, block = built_in("triton_act"), kernel_steps(steps(FFNSpec(64, width, "swiglu")))
+    kernel, block = built_in(name), kernel_steps(steps(FFNSpec(64, width, "swiglu")))
     if reason := kernel.missing("cuda"):
         pytest.skip(reason)
     weights = {
@@ -69,9 +70,28 @@ def test_the_triton_kernel_is_the_reference(width, tokens, dtype):
     x = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
     expected = run(block, {n: w.double() for n, w in weights.items()}, {block_inputs(block)[0]: x.double()})
     there = {name: tensor.cuda() for name, tensor in weights.items()}
-    found = kernel.build(block, "cuda", dtype)(x.cuda(), kernel.prepare(block, there))
+    call, params = kernel.build(block, "cuda", dtype), kernel.prepare(block, there)
+    found = call(x.cuda(), params)
+    assert torch.equal(call(x.cuda(), params), found)
     limit = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
     assert relative_error(found.double().cpu(), expected) < limit
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [1, 129])
+def test_the_gradients_of_a_triton_kernel_are_those_of_eager(tokens, dtype):
+    block = kernel_steps(steps(FFNSpec(64, 1023, "swiglu", bias=True)))
+    if reason := built_in("fused_gate").missing("cuda"):
+        pytest.skip(reason)
+    weights = random_weights(block, torch.Generator().manual_seed(0))
+    x = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(0))
+    gradients = {}
+    for name, of in (("eager", torch.float64), ("fused_gate", dtype)):
+        leaves = [tensor.to(dtype).to(of).cuda().requires_grad_() for tensor in (x, *weights.values())]
+        out = built_in(name).build(block, "cuda", of)(leaves[0], tuple(leaves[1:]))
+        gradients[name] = torch.autograd.grad(out, leaves, torch.ones_like(out))
+    for one, right in zip(gradients["fused_gate"], gradients["eager"], strict=True):
+        assert relative_error(one.double(), right) < {torch.float32: 1e-5, torch.bfloat16: 5e-2}[dtype]
 
 
 def test_the_first_replay_and_the_launch_of_a_graph_have_a_cost_that_is_finite():
