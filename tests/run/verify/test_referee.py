@@ -208,6 +208,24 @@ def test_the_command_writes_a_certificate(call, tmp_path):
     assert not [name for name in sys.modules if "kernels_to_judge" in name]
 
 
+@pytest.mark.parametrize(
+    ("factor", "computes", "code", "last"),
+    [
+        (1.05, "fp8-rowwise", 0, "CERTIFIED eager  fp8-rowwise, batch-invariant"),
+        (1.05, "bf16", 1, "REFUSED eager  shapes, 1 token: error 0.05 (limit 0.031)"),
+        (1.2, "fp8-rowwise", 1, "REFUSED eager  precision, fp8-rowwise: error 0.2 (limit 0.12)"),
+        (1.0, "fp5", 2, ""),
+    ],
+)
+def test_declared_arithmetic_has_its_bounds(call, monkeypatch, factor, computes, code, last):
+    host = FakeHost(factor)
+    host.computes = computes
+    monkeypatch.setattr(referee, "hosted", lambda *args: host)
+    exit_code, out, err = call("verify", "12x24:swiglu", "-k", "eager", "--referee")
+    assert (exit_code, out.splitlines()[-1:]) == (code, [last] if last else []), err
+    assert code < 2 or "computes: 'fp5' is not a known format" in err
+
+
 def test_the_call_answers_as_the_command_does(call, monkeypatch):
     monkeypatch.setattr(referee, "hosted", lambda *args: FakeHost())
     answer = json.loads(call("verify", "12x24:swiglu", "-k", "eager", "--referee", "--seed", "3", "--json")[1])
