@@ -58,7 +58,6 @@ def command(
       ffn bench 512x2048:swiglu -k eager,mine.py:mlp     # your kernel
       ffn bench llama-2-7b -n 1,32 --shard 1/2           # half of a grid
       ffn bench --save new.csv                           # for ffn compare
-      ffn bench --suite ffn-1 -k mine.py:mlp             # the public suite
     """
     output = show.output()
     set_load_time(method.load_time)  # of SOURCE; a worker has its parent to watch it load kernels
