@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from ffncli.block.limits import hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs, parameters
-from ffncli.kernels import batched, built_in
+from ffncli.kernels import built_in
+from ffncli.kernels.experts import batched
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.execute import run
 from tests.kernels.test_kernels import MIXED, drawn, gradients

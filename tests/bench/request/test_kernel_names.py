@@ -128,7 +128,7 @@ def test_what_an_earlier_version_stored_is_written_as_a_text_of_the_same_choice(
 @pytest.mark.parametrize(
     ("texts", "baseline", "labels", "base", "note"),
     [
-        (None, None, DEFAULT, "eager", "timed only if named: compiled, max_autotune, gemv, triton_act"),
+        (None, None, [*DEFAULT, "grouped"], "eager", "timed only if named: compiled, max_autotune, gemv, triton_act"),
         (["packed"], None, ["eager", "packed"], "eager", "compared with eager"),
         (["packed,module"], None, ["packed", "module"], "packed", ""),
         (["packed,eager"], None, ["packed", "eager"], "eager", ""),
@@ -148,8 +148,8 @@ def test_the_baseline(texts, baseline, labels, base, note):
 
 def test_blocks_are_timed_by_kernels_of_their_kind():
     dense, mixture = FFNSpec(8, 24, "swiglu"), FFNSpec(8, 24, "swiglu", moe=MoE(4, 2))
-    plain = ["eager", "module", "packed", "inplace", "conv1x1", "numpy"]
-    for specs, labels in (([mixture], ["eager", "grouped"]), ([dense], plain), ([dense, mixture], [*plain, "grouped"])):
+    both = [*DEFAULT, "grouped"]
+    for specs, labels in (([mixture], ["eager", "grouped"]), ([dense], DEFAULT), ([dense, mixture], both)):
         chosen = choose_kernels(None, None, specs=specs)
         assert [kernel.label for kernel in chosen.kernels] == labels
     assert choose_kernels(None, None, specs=[mixture]).notes == (

@@ -289,8 +289,9 @@ def test_some_layers_and_what_is_kept(tmp_path):
     assert repr(replaced) == "<1 FFN by packed, 2 kept, in place>"
     replaced.restore()
     with ffncli.replace(model, layers=[2, "decoder.0"]) as replaced:
-        assert [(ffn.layer, ffn.kernel) for ffn in replaced.ffns] == [("decoder.2", "eager"), ("decoder.0", "eager")]
-        assert replaced.notes  # why auto took it
+        assert [ffn.layer for ffn in replaced.ffns] == ["decoder.2", "decoder.0"]
+        assert {ffn.kernel for ffn in replaced.ffns} <= {"eager", "grouped", "batched"}
+        assert replaced.notes[0].startswith("auto: ")  # why it is that one
     with pytest.raises(FFNError, match="layer 9"):
         ffncli.replace(model, layers=9)
 

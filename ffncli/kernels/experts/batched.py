@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ffncli.kernels.between import Weights
+from ffncli.kernels.experts.stacked import Made, prepare, refuses, stacked_mixture
 from ffncli.kernels.kernel import Computes, Steps, register
 from ffncli.kernels.routing import Summed
-from ffncli.kernels.stacked import Made, prepare, refuses, stacked_mixture
 
 MOST_BYTES = 1 << 28  # of copied matrices at a time: more tokens are computed one part after the other
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.kernels.between import Weights
+from ffncli.kernels.experts.stacked import Made, prepare, refuses, stacked_mixture
 from ffncli.kernels.kernel import Computes, Steps, register
 from ffncli.kernels.routing import Summed
-from ffncli.kernels.stacked import Made, prepare, refuses, stacked_mixture
 
 
 @register("grouped", prepare=prepare, refuses=refuses, dtypes=("fp32", "bf16", "fp16"))

@@ -1,0 +1,1 @@
+"""Kernels that compute the experts of a mixture together."""
