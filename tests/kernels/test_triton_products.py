@@ -15,8 +15,8 @@ import torch
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Activation, block_inputs, parameters
 from ffncli.kernels import built_in
-from ffncli.kernels.in_triton import decode
 from ffncli.kernels.between import between
+from ffncli.kernels.in_triton import decode
 from ffncli.kernels.in_triton.fused_gate import backward_launcher
 from ffncli.kernels.in_triton.hidden import launcher
 from ffncli.kernels.in_triton.unit import FUNCTIONS

@@ -1,1 +1,1 @@
-"""Kernels in Triton, and what they share. `functions` and `launched` import triton; only a kernel's `build` imports these."""
+"""Kernels in Triton, and what they share: `functions` and `launched`, which import triton; only `build` imports them."""
