@@ -1,1 +1,3 @@
-"""Kernels in Triton, and what they share: `functions` and `launched`, which import triton; only `build` imports them."""
+"""Kernels in Triton, and what they share. `functions` and `launched` import triton, and only a kernel's `build` imports
+these two.
+"""
