@@ -1,8 +1,8 @@
 """Which kernel for which shape, and how far is it from what this machine can do?
 
 What: gated blocks (silu), d_model 1024 and 4096, d_ff 4 and 2.6875 times that, 1, 16, 128 and 512 tokens, in float32 on
-one thread and on two, in bfloat16 on one: `ffn bench` of every built-in kernel of that dtype. One token has cold
-weights. Those that torch.compile makes take part in a third of the cases, which a seed draws; gemv at one token always.
+one thread and on two, in bfloat16 on one: `ffn bench` of the built-in kernels that differ in their products. One token
+has cold weights. `compiled` takes part in a third of the cases, which a seed draws; gemv at one token always.
 
 Marks, for the fastest kernel of each case:
 
@@ -93,7 +93,7 @@ def kernels_of(shape: Shape, with_compiled: bool) -> list[str]:
         names += ["packed", "conv1x1", *(["numpy"] if shape.dtype == "fp32" else [])]
     if shape.tokens == 1:
         names.append("gemv")
-    return [*names, *(["compiled", "max_autotune"] if with_compiled else [])]
+    return [*names, *(["compiled"] if with_compiled else [])]
 
 
 def measured(shape: Shape, with_compiled: bool, processes: int, max_time: float) -> list[dict[str, object]]:
@@ -195,7 +195,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 _COLOURS = {
     "eager": "#9aa0a6", "packed": "#c58af9", "conv1x1": "#78d9ec", "numpy": "#fdd663", "onednn": "#8ab4f8",
-    "onednn_packed": "#669df6", "gemv": "#81c995", "compiled": "#fcad70", "max_autotune": "#f28b82",
+    "onednn_packed": "#669df6", "gemv": "#81c995", "compiled": "#fcad70",
 }  # fmt: skip
 _WIDE, _HIGH, _LEFT, _TOP = 150, 44, 210, 60
 

@@ -19,6 +19,8 @@ from ffncli.bench.suite import run
 from ffncli.errors import FFNError
 from ffncli.models.dimensions import Dimensions
 
+_OF_TIME = ("processes", "precision", "max_time", "load_time", "call_time", "memory_limit")  # a suite fixes the rest
+
 
 def benchmark(
     source: str | None = None,
@@ -59,6 +61,8 @@ def benchmark(
     else:
         if baseline is not None or replace(grid, devices=()) != Grid():
             raise FFNError(f"suite {suite} contradicts a source, cases and a baseline of yours", "its own are fixed")
+        if method and replace(method, **{name: getattr(Method(), name) for name in _OF_TIME}) != Method():
+            raise FFNError(f"suite {suite} contradicts a method of yours", f"of it choose {', '.join(_OF_TIME)} alone")
         public, track = public_suite(suite), track_of(devices)
         how = replace(method, seed=public.seed) if method else public.method(track)
         request, _ = suite_request(public, track, kernels, how, certificates=named)

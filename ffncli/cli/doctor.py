@@ -25,6 +25,7 @@ from ffncli.system import host
 
 if TYPE_CHECKING:
     from ffncli.bench.doctor.noise import Noise
+    from ffncli.bench.timing.auto.kept import AutoChoice
 
 CONVENTIONS = {
     "status": "ok; note: worth knowing; missing: can be installed; bad: installed and does not work",
@@ -90,7 +91,7 @@ def command(
     if not no_noise and not lacking:
         noise = _noise(seconds or _SECONDS, threads or host.default_threads(), output)
         checks.append(doctor.noise_check(noise))
-    output.show(answer(checks, noise))
+    output.show(answer(checks, noise, doctor.choices()))
     if lacking:
         raise failure(lacking)
 
@@ -106,18 +107,23 @@ def _noise(seconds: float, threads: int, output: Output) -> Noise | None:
         return measure_noise(seconds, threads, advance)
 
 
-def answer(checks: Sequence[DoctorCheck], noise: Noise | None) -> Answer:
-    """All rows: `rows` in JSON, one line each in CSV."""
+def answer(
+    checks: Sequence[DoctorCheck], noise: Noise | None, choices: Sequence[tuple[str, AutoChoice]] = ()
+) -> Answer:
+    """All rows: `rows` in JSON, one line each in CSV; `choices` of auto."""
     names = tuple(field.name for field in fields(DoctorCheck))
     flat = Table(names, [tuple(getattr(check, name) for name in names) for check in checks])
     body = {
         "rows": [asdict(check) for check in checks],
         "resolvable_difference": noise.resolvable_difference if noise else None,
         "noise": asdict(noise) if noise else None,
+        "choices": [{"case": case, **asdict(choice)} for case, choice in choices],
     }
     parts: list[Part] = [Table(("", "value", "status"), [row for check in checks for row in _rows(check)])]
     if advised := [check for check in checks if check.advice]:
         parts += [Heading("What to do"), *(Line(f"{check.name}: {check.advice}") for check in advised)]
+    if choices:
+        parts += [Heading("Kernels that auto has chosen"), *(Line(f"{case}: {one.note}") for case, one in choices)]
     if noise:
         parts += [Heading("How small a difference this machine can measure"), *map(Line, _in_words(noise))]
     return Answer("doctor", body, flat, parts, CONVENTIONS)

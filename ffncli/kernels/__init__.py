@@ -63,7 +63,8 @@ def kernel_names() -> tuple[str, ...]:
 
 def unknown_kernel(name: str) -> FFNError:
     """The error for an unknown kernel name."""
-    hint = did_you_mean(name, list(BUILT_IN), f"known: {', '.join(BUILT_IN)}; a file's: --kernel file.py:name")
+    known = [*BUILT_IN, AUTO]
+    hint = did_you_mean(name, known, f"known: {', '.join(known)}; a file's: --kernel file.py:name")
     return FFNError(f"--kernel: unknown kernel {shown(name)}", hint)
 
 

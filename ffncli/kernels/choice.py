@@ -86,6 +86,8 @@ def parse(text: str) -> KernelChoice:
     if factor is not None and not _FACTOR.fullmatch(factor):
         hint = "write it as slowed:FACTOR:KERNEL, such as slowed:1.05:eager, FACTOR from 1 to 999"
         raise FFNError(f"--kernel: {shown(factor)} is not a factor, in {shown(text)}", hint)
+    if factor is not None and kernel == AUTO:
+        raise FFNError(f"--kernel: {shown(text)} is not a kernel", "auto cannot be slowed: name a kernel")
     attribute = ref = None
     if ".py" in kernel:
         file = _FILE.fullmatch(kernel)

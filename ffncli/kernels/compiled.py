@@ -24,11 +24,12 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     return graph(eager.build(steps, device, dtype), device)
 
 
-@register("max_autotune", needs=("compiler",), refuses=refuses_all_but_dense, compiles=True)
+@register("max_autotune", needs=("cuda", "compiler"), refuses=refuses_all_but_dense, compiles=True)
 def build_tuned(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """As compiled, after torch has timed its ways to compute each product and chosen the fastest, which takes longer.
 
-    Without CUDA graphs of its own: a benchmark makes them of every kernel.
+    Without CUDA graphs of its own: a benchmark makes them of every kernel. On a CPU torch has other ways for weights
+    alone that are constants of the graph, and here they are inputs.
     """
     return graph(eager.build(steps, device, dtype), device, "max-autotune-no-cudagraphs")
 

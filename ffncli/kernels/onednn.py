@@ -46,6 +46,11 @@ def multiplies(device: str, dtype: torch.dtype) -> bool:
     return row is not None and not REGISTERED["onednn"].missing(device) and row.name in dtypes()
 
 
+def nbytes(tensor: Tensor) -> int:
+    """Bytes of a tensor, in oneDNN's layout or not."""
+    return int(torch.ops.mkldnn._nbytes(tensor)) if tensor.is_mkldnn else tensor.nbytes
+
+
 def _reordered(names: list[str], tensors: Params) -> Params:
     """The matrices among the tensors as oneDNN's own; the rest unchanged."""
     matrices = ("weight", "gate.weight", "up.weight", "down.weight")

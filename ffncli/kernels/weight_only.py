@@ -14,7 +14,7 @@ from torch import Tensor
 from ffncli.block.steps import parameters
 from ffncli.kernels.between import between, normed
 from ffncli.kernels.kernel import Computes, Params, Steps, register
-from ffncli.kernels.pattern import dense, refuses_all_but_dense
+from ffncli.kernels.pattern import dense, refuses_all_but_dense, refuses_odd_widths
 
 GROUP = 32  # weights of a row that share a scale and a zero in int4
 _WIDTH = 32  # both widths are a multiple of it: torch's products read vectors of weights, and check nothing
@@ -28,17 +28,13 @@ Multiplies: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def refuses(steps: Steps) -> str | None:
     """Why it cannot compute a block: it needs a dense one of suitable widths."""
-    if dense(steps) is None:
-        return refuses_all_but_dense(steps)
-    axes = [axis for name, shape in parameters(steps).items() if name in _MATRICES for axis in shape]
-    odd = next((axis for axis in axes if axis.size % _WIDTH), None)
-    return None if odd is None else f"{odd.name} = {odd.size} is not a multiple of {_WIDTH}"
+    return refuses_all_but_dense(steps) or refuses_odd_widths(steps, _WIDTH)
 
 
 def to_int8(weight: Tensor) -> Pair:
     """(integers of −127 to 127 [out, in], one scale per row [out]): weight ≈ integer · scale."""
-    scale = weight.float().abs().amax(1).clamp(min=1e-30) / 127
-    return (weight.float() / scale[:, None]).round().to(torch.int8), scale.to(weight.dtype)
+    scale = (weight.float().abs().amax(1).clamp(min=1e-30) / 127).to(weight.dtype)
+    return (weight.float() / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8), scale
 
 
 def to_int4(weight: Tensor) -> Pair:

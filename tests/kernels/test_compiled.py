@@ -64,6 +64,10 @@ def test_what_it_can_do():
     assert [name for name in ("eager", "module", "numpy", "inplace") if built_in(name).compiles] == []
 
 
+def test_tuning_is_for_a_gpu():
+    assert built_in("max_autotune").missing("cpu") == "runs on a GPU only"
+
+
 @pytest.mark.parametrize(("name", "mode"), [("compiled", None), ("max_autotune", "max-autotune-no-cudagraphs")])
 def test_every_build_asks_for_one_graph_of_one_shape(monkeypatch, name, mode):
     said: list[object] = []

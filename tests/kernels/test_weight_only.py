@@ -84,7 +84,7 @@ def test_what_they_refuse():
         kernel = built_in(name)
         assert kernel.computes == f"{name}-weights"
         odd = kernel_steps(steps(FFNSpec(64, 1023, "swiglu")))
-        assert kernel.refusal(odd, "cpu", "bf16") == "d_ff = 1023 is not a multiple of 32"
+        assert kernel.refusal(odd, "cpu", "bf16") == ("computes widths that are multiples of 32 only, not 1023")
         experts = kernel_steps(steps(FFNSpec(64, 64, "swiglu", moe=MoE(4, 2))))
         assert kernel.refusal(experts, "cpu", "bf16") == "cannot compute experts"
         plain = kernel_steps(steps(FFNSpec(64, 64, "gelu")))

@@ -16,6 +16,7 @@ from ffncli.bench.doctor.check import DoctorCheck, size_text
 from ffncli.bench.doctor.gpus import gpu_checks
 from ffncli.bench.records import Method
 from ffncli.bench.timing.auto import kept
+from ffncli.bench.timing.auto.kept import AutoChoice
 from ffncli.errors import shown_path
 from ffncli.show.text import percent, plural
 from ffncli.system import host
@@ -69,8 +70,13 @@ def clear_choices() -> int:
     return kept.clear()
 
 
+def choices() -> list[tuple[str, AutoChoice]]:
+    """(a case, the kernel that auto has chosen for it on this machine)."""
+    return kept.choices()
+
+
 def _choices() -> DoctorCheck:
-    count = kept.count()
+    count = len(choices())
     return DoctorCheck("auto", f"{count} {plural('choice', count)} in {shown_path(kept.folder())}")
 
 

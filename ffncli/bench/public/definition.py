@@ -18,6 +18,7 @@ from ffncli.bench.request.grid import BenchRequest, Grid
 from ffncli.block.recipe import FFNSpec
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.kernels import AUTO
 from ffncli.models.files.json_records import Count, Positive, record_of
 from ffncli.models.files.strict_json import parse_object
 
@@ -111,6 +112,9 @@ def suite_request(
     baseline. Raises FFNError as that does."""
     grid = Grid(devices=(track,), threads=(suite.threads,))
     request, notes = build_request(grid, kernels, suite.baseline, method, frozen=suite.cases(track), **more)
+    if fleeting := next((k for k in request.kernels if k.kernel == AUTO or k.factor is not None), None):
+        why = f"--suite {suite.name}: {shown(fleeting.label)} cannot be entered, its results name no kernel"
+        raise FFNError(why, "name the kernel that it stands for")
     return replace(request, suite=suite.tag), (*notes, *_trial(suite, method))
 
 

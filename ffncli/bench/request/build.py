@@ -16,6 +16,7 @@ from ffncli.bench.request.kernel_arguments import require_arguments
 from ffncli.bench.request.kernel_names import ChosenKernels, choose_kernels
 from ffncli.bench.request.split import require_possible
 from ffncli.errors import FFNError
+from ffncli.kernels import AUTO
 
 
 def build_request(
@@ -52,6 +53,8 @@ def build_request(
     specs = [case.spec for case in points]
     wanted = kernels or (IN_MODEL if method.in_model else None)
     chosen = ChosenKernels((), BLOCK, {}) if method.by_step else choose_kernels(wanted, baseline, grid.ranks, specs)
+    if method.calibrate != "quick" and not any(kernel.kernel == AUTO for kernel in chosen.kernels):
+        raise FFNError(f"--calibrate {method.calibrate} is for auto, which is not timed", "add it: --kernel eager,auto")
     _require_graphs_possible(devices, method)
     if cluster is None:
         require_gpu(devices, method.sustained)

@@ -13,7 +13,7 @@ from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, did_you_mean, shown, shown_path
-from ffncli.kernels import BUILT_IN, BY_DEFAULT, ONLY_NAMED, OVER_RANKS, computing
+from ffncli.kernels import AUTO, BUILT_IN, BY_DEFAULT, ONLY_NAMED, OVER_RANKS, computing
 from ffncli.kernels.choice import KernelChoice, choices, parse, require_unlike
 from ffncli.kernels.kernel import interprets_triton
 from ffncli.system.files import read_whole
@@ -63,6 +63,8 @@ def choose_kernels(
     kernels = tuple(_named(choice, files, functions) for choice in choices(texts or default))
     labels = [kernel.label for kernel in kernels]
     require_unlike(labels)
+    if over_ranks and any(kernel.kernel == AUTO for kernel in kernels):
+        raise FFNError("--kernel: auto chooses among kernels of whole blocks", "name a kernel, as in -k eager,dtensor")
     if not over_ranks and (needs := next((label for label in labels if label in OVER_RANKS), None)):
         raise FFNError(f"--kernel: {needs} computes blocks that are split over ranks", "add --tp N")
     notes: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ from torch import Tensor
 from ffncli.bench.records import Cache
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
+from ffncli.kernels import onednn
 
 Params: TypeAlias = tuple[Tensor, ...]
 
@@ -132,9 +133,8 @@ def _bytes(storage: torch.UntypedStorage, low: int, size: int) -> Tensor:
 
 def nbytes(params: Params) -> int:
     """Bytes of a copy of them."""
-    reordered = [t for t in params if t.is_mkldnn]
     plain = tuple(t for t in params if not t.is_mkldnn)
-    return sum(size for _, _, size in _spans(plain, 1)) + sum(int(torch.ops.mkldnn._nbytes(t)) for t in reordered)
+    return sum(size for _, _, size in _spans(plain, 1)) + sum(onednn.nbytes(t) for t in params if t.is_mkldnn)
 
 
 # --- cache modes ------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def command(
     suite = public.public()
     options = asked([dimensions, tokens, grid, method], {"source": source, "suite": public.suite})
     if suite is not None and (judged := public.judged()) is not None:
-        require_admission_alone(options)
+        require_admission_alone(options | asked([result, launcher, plot], {}))
         _admit(judged, suite.name, output)
         return
     plot.check(show.force, show.out)

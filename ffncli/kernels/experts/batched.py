@@ -14,10 +14,11 @@ from ffncli.kernels.experts.stacked import Made, prepare, refuses, stacked_mixtu
 from ffncli.kernels.kernel import Computes, Steps, register
 from ffncli.kernels.routing import Summed
 
+MOST_TOKENS = 64  # worth timing
 MOST_BYTES = 1 << 28  # of copied matrices at a time: more tokens are computed one part after the other
 
 
-@register("batched", prepare=prepare, refuses=refuses, trains=False)
+@register("batched", prepare=prepare, refuses=refuses, trains=False, most_tokens=MOST_TOKENS)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Copy the matrices, batched product, activation and gate, batched product, weigh, add."""
     return stacked_mixture(steps, _summed)

@@ -1,7 +1,7 @@
 """grouped: a mixture's tokens sorted by expert, and one grouped product for each matrix of all experts.
 
-What the router chose is not read, so a GPU never waits for the host. torch has one kernel for such a product in bf16 on
-GPUs of compute capability 9.0 or more; elsewhere, and in other dtypes, it loops over the experts itself.
+What the router chose is not read here. torch has one kernel for such a product in bf16 on GPUs of compute capability
+9.0 or more; elsewhere, and in other dtypes, it loops over the experts itself, for which a GPU waits for the host.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from torch import Tensor
 from ffncli.block.steps import (
     Activation,
     Add,
+    Dropout,
     Experts,
     Linear,
     Multiply,
@@ -105,6 +106,8 @@ class _Graph:
                 self._chain("Add", [*x[:-1], last, *params.values()], step.output)
             case Norm() as op:
                 self._norm(op, x[0], params, step.output)
+            case Dropout():  # in eval mode it changes nothing
+                self.node("Identity", x, step.output)
             case _:
                 raise AssertionError(f"onnx has no arm for {type(step.op).__name__}")
 
@@ -143,7 +146,7 @@ class _Graph:
         self.node("Identity", [y], output)
 
     def _formula(self, term: FormulaTerm) -> str:
-        """The nodes of a formula; log1p, expm1 and erfc are written with what ONNX has."""
+        """The nodes of a formula; log1p and expm1 are written with what ONNX has."""
         if term.name == "leaf":
             return str(term.value)
         if term.name == "number":

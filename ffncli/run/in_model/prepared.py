@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ffncli.dataclass import dataclass
+from ffncli.kernels import onednn
 from ffncli.kernels.kernel import Params
 from ffncli.run.engine.weights import require_memory
 from ffncli.run.in_model.find import FoundFFN, live_weights
@@ -50,6 +52,7 @@ class PreparedWeights:
         self._params: Params = ()
         self._kinds = [_kind(home.get(leaf)) for home, leaf in self._places]
         self.copied_bytes = 0
+        self._lock = Lock()
         self.renew()
 
     def renew(self) -> None:
@@ -61,8 +64,10 @@ class PreparedWeights:
             weights = live_weights(self._model, self._found)
             self._params = self._built.kernel.prepare(self._built.steps, weights)
         live = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-        copies = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in self._params}
+        plain = [p.untyped_storage() for p in self._params if not p.is_mkldnn]
+        copies = {storage.data_ptr(): storage.nbytes() for storage in plain}
         self.copied_bytes = sum(size for pointer, size in copies.items() if pointer not in live)
+        self.copied_bytes += sum(onednn.nbytes(p) for p in self._params if p.is_mkldnn)
         self._sources = tuple(
             _source(home, leaf, tensor, self.copied_bytes > 0)
             for (home, leaf), tensor in zip(self._places, tensors, strict=True)
@@ -75,13 +80,14 @@ class PreparedWeights:
         A write that torch does not count (through `.data`) is seen where the kernel has copies, on a CPU, by 64 values
         of each tensor.
         """
-        if self._sources and all(source.unchanged for source in self._sources):
+        with self._lock:
+            if self._sources and all(source.unchanged for source in self._sources):
+                return self._params
+            self._sources, self._params = (), ()  # what they hold of the former tensors is freed
+            if [_kind(home.get(leaf)) for home, leaf in self._places] != self._kinds:
+                return None
+            self.renew()
             return self._params
-        self._sources, self._params = (), ()  # what they hold of the former tensors is freed
-        if [_kind(home.get(leaf)) for home, leaf in self._places] != self._kinds:
-            return None
-        self.renew()
-        return self._params
 
 
 def _place(model: nn.Module, name: str) -> tuple[MutableMapping[str, Any], str]:

@@ -22,7 +22,7 @@ from ffncli.run.in_model.find import FoundFFN, NotReplaced
 from ffncli.run.in_model.kernel_call import SharedKernel, built, dtype_text
 from ffncli.run.in_model.swap import FFNSwap
 from ffncli.run.measure.gap import gap
-from ffncli.run.measure.tolerance import tolerance_for
+from ffncli.run.measure.tolerance import declared_tolerance, tolerance_for
 from ffncli.run.user.kernels import kernel_of
 from ffncli.show.text import plural
 
@@ -39,8 +39,8 @@ class ReplacedFFN:
     """One FFN that a kernel computes: its place in the model, and the kernel's name.
 
     `error` is max|a-b| / max|b| of the kernel against float64, the largest on the verified inputs, `model_error` that
-    of the model's own FFN, `tolerance` the limit of both. `copied_bytes` are those of the kernel's weights that it does
-    not share with the model.
+    of the model's own FFN, `tolerance` the limit of the kernel's. `copied_bytes` are those of the kernel's weights that
+    it does not share with the model.
     """
 
     path: str
@@ -92,10 +92,16 @@ class Replaced:
     def restore(self) -> None:
         """Give the model its own FFNs back; a second time it does nothing.
 
-        Raises FFNError if something else has replaced a forward since.
+        Raises FFNError if something else has replaced a forward since; the others are back then.
         """
+        errors = []
         for swap in self._swaps:
-            swap.turn_off()
+            try:
+                swap.turn_off()
+            except FFNError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def refresh(self) -> None:
         """Prepare the kernels' weights again, from the model's as they are now.
@@ -186,9 +192,8 @@ class _Replacing:
         ready = self._kernel(layer.spec, ffn.block, like)
         swap = FFNSwap(self.model, ffn, ready, self.tokens)
         error = max(_kernel_error(case, ready, swap, name) for case in cases)
-        made = ReplacedFFN(
-            ffn.label, name, ready.kernel.name, error, model_error, cases[0].tolerance, swap.weights.copied_bytes
-        )
+        limit = _limit(cases[0], ready)
+        made = ReplacedFFN(ffn.label, name, ready.kernel.name, error, model_error, limit, swap.weights.copied_bytes)
         return ffn, swap, made
 
     def _by_modules(self, ffn: FoundFFN, cases: Sequence[_VerifiedInput]) -> tuple[FoundFFN, float]:
@@ -291,10 +296,16 @@ def _kernel_error(case: _VerifiedInput, ready: SharedKernel, swap: FFNSwap, name
         raise FFNError(f"{where}: {type(error).__name__}: {text}", "nothing was replaced", ExitCode.FAILED) from None
     if not torch.equal(x, case.x) or before != [tensor._version for tensor in params if not tensor.is_inference()]:
         raise FFNError(f"{where} changes its input or its weights", "nothing was replaced", ExitCode.FAILED)
-    if not value <= case.tolerance:
-        what = f"{where} is wrong: {value:.1e} from float64, more than {case.tolerance:.1e} (layer {name})"
+    if not value <= (limit := _limit(case, ready)):
+        what = f"{where} is wrong: {value:.1e} from float64, more than {limit:.1e} (layer {name})"
         raise FFNError(what, "nothing was replaced", ExitCode.FAILED)
     return value
+
+
+def _limit(case: _VerifiedInput, ready: SharedKernel) -> float:
+    """The error that a kernel may have: that of the dtype, or of the fewer bits that it declares."""
+    computes = ready.kernel.computes
+    return max(case.tolerance, declared_tolerance(computes)[0]) if computes else case.tolerance
 
 
 @contextmanager

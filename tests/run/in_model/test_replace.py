@@ -373,3 +373,30 @@ def test_modes_are_left_as_they_were():
     modes = [part.training for part in model.modules()]
     ffncli.replace(model, "packed")
     assert [part.training for part in model.modules()] == modes
+
+
+# --- kernels with weights of a library's own form, and in fewer bits --------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", ["onednn", "onednn_packed", "int8"])
+def test_weights_in_another_form_and_in_fewer_bits(kernel, tmp_path):
+    """Their bytes are counted, a changed weight is prepared again, and what fewer bits allow is the kernel's limit."""
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        vocab_size=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval()
+    tokens = torch.arange(9)[None]
+    alone = logits(model, tokens)
+    with ffncli.replace(model, kernel) as replaced:
+        assert [ffn.kernel for ffn in replaced.ffns] == [kernel, kernel]
+        assert all(ffn.copied_bytes >= 3 * 32 * 64 for ffn in replaced.ffns)
+        coarse = kernel == "int8"
+        assert all((1e-4 < ffn.error < ffn.tolerance) == coarse for ffn in replaced.ffns)
+        assert far(logits(model, tokens), alone) < (0.1 if coarse else 1e-5)
+        with torch.no_grad():
+            model.model.layers[0].mlp.down_proj.weight.mul_(2.0)
+        changed = logits(model, tokens)
+    assert far(changed, logits(model, tokens)) < (0.1 if coarse else 1e-5)
+    assert far(changed, alone) > 1e-3

@@ -32,6 +32,7 @@ _SLOWER = 1.3  # times the fastest: out of the race
 _ROUNDS = 3  # before one is judged by its median, if there is time for them
 _PRECISE = 0.005  # half the width of an interval that is narrow enough
 _BY_ONE_CALL = 0.03  # by which a kernel must be faster where there was time for one call each
+_MOST_WALL = 6  # times the seconds of timing: a race with all that it does between is over then
 _LEAST = 1e-9  # s
 
 
@@ -58,7 +59,7 @@ def calibrate(
         for kernel in kernels:
             if race.has_time:
                 tell(kernel.name)
-                if contender := _built(case, steps, copies, x, kernel):
+                if contender := _built(case, steps, copies, x, kernel, clock):
                     race.enter(contender)
         race.run()
     if not race.logs:
@@ -67,7 +68,7 @@ def calibrate(
 
 
 def _built(
-    case: Case, steps: Steps, copies: Sequence[Mapping[str, Tensor]], x: Tensor, kernel: Kernel
+    case: Case, steps: Steps, copies: Sequence[Mapping[str, Tensor]], x: Tensor, kernel: Kernel, clock: Clock
 ) -> Contender | None:
     """The kernel, ready to be timed; None if it raises."""
     try:
@@ -76,7 +77,9 @@ def _built(
         call = _call(kernel, steps, case, x, params)
         if kernel.compiles:
             call()
-    except (RuntimeError, MemoryError, FFNError):
+        clock.finish()
+    except Exception:  # whatever a library raises: that contender is out
+        clock.finish()  # a GPU that it has left unusable raises here
         return None
     return Contender(kernel.name, call)
 
@@ -103,23 +106,29 @@ class Race:
         self.logs: dict[str, list[float]] = {}
         self._clock, self._most, self._before = clock, seconds, before
         self._in: dict[str, tuple[Contender, int]] = {}  # with the calls of a block
-        self._draw = random.Random(0)
+        self._draw, self._began = random.Random(0), clock.now()
         self.seconds = 0.0  # of timing
 
     @property
     def has_time(self) -> bool:
         """Whether another contender may enter: two in any case, more while they leave time for rounds."""
-        return len(self.logs) < 2 or self.seconds <= self._most / 2
+        return len(self.logs) < 2 or (self.seconds <= self._most / 2 and not self._late)
+
+    @property
+    def _late(self) -> bool:
+        """Whether all that is not timed takes too long: emptying the caches, where a case wants that."""
+        return self._clock.now() - self._began > _MOST_WALL * self._most
 
     def enter(self, contender: Contender) -> None:
         """Time a contender's first calls; a kernel that raises stays out."""
         try:
             once = self._timed(contender, 1)
-            inner = max(1, round(_BLOCK / max(once, _LEAST)))
+            inner = 1 if self._before else max(1, round(_BLOCK / max(once, _LEAST)))  # emptying caches takes long
             if once < _LONG:  # the first call is slow; other work spoils one block, but hardly the best of three
                 self.seconds -= once
                 once = min(self._timed(contender, inner) for _ in range(3 if once < _SHORT else 1))
-        except (RuntimeError, MemoryError, FFNError):
+        except Exception:
+            self._clock.finish()
             return
         self._in[contender.name] = contender, inner
         self.logs[contender.name] = [log(max(once, _LEAST))]
@@ -128,7 +137,7 @@ class Race:
     def run(self) -> None:
         """Rounds until the fastest is known well, or the time is over."""
         rounds = 0
-        while len(self._in) > 1 and self.seconds + self._round_seconds() <= self._most:
+        while len(self._in) > 1 and self.seconds + self._round_seconds() <= self._most and not self._late:
             if not rounds:  # the calls before were the first, and not in turn
                 self.logs |= {name: [] for name in self._in}
             order = list(self._in)

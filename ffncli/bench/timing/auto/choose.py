@@ -17,6 +17,7 @@ from ffncli.bench.timing.auto.calibrate import calibrate
 from ffncli.bench.timing.auto.kept import AutoChoice
 from ffncli.bench.timing.clock import Call
 from ffncli.bench.timing.cuda_clock import clock_for
+from ffncli.bench.timing.outcomes import require_device
 from ffncli.bench.timing.placed_kernel import refusal, touched
 from ffncli.bench.timing.placement import caching, flusher, nbytes
 from ffncli.block.dtypes import find
@@ -38,12 +39,14 @@ def choose(
     how: Calibrate = "quick",
     compiled: Collection[str] = (),
     tell: Callable[[str], None] = lambda name: None,
+    most_memory: int | None = None,
 ) -> AutoChoice:
     """The fastest kernel of the package for a case, on this machine with the threads and the arithmetic set now.
 
     `how`: `quick` leaves out kernels that compile, but for those `compiled` already; `full` has all of them. A choice
     is kept, and a full one is preferred. `tell` gets each candidate's name before it is built. Without a
-    `problem`, random weights are drawn. Raises FFNError if no kernel computes the block, or the choice cannot be kept.
+    `problem`, random weights are drawn. `most_memory`: bytes that this process may use. Raises FFNError if no kernel
+    computes the block.
     """
     problem = problem or Problem.of(case, 0)
     order = sorted(BUILT_IN, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
@@ -55,14 +58,19 @@ def choose(
         if choice := kept.read(key):
             return replace(choice, note=f"{choice.note}, in an earlier run")
     kernels = few if how == "quick" else every
-    copies, before = _copies(case, problem)
+    copies, before = _copies(case, problem, len(kernels), most_memory)
     x = problem.other(1)
     choice = calibrate(case, problem.steps, copies, x, kernels, clock_for(case.device), tell, before)
-    kept.keep(keys[1] if how == "quick" else keys[0], choice)
+    try:
+        kept.keep(keys[1] if how == "quick" else keys[0], choice, case.key)
+    except FFNError as error:
+        return replace(choice, note=f"{choice.note} ({error.message})")
     return choice
 
 
-def fastest(spec: FFNSpec, tokens: int, dtype: torch.dtype, device: str) -> tuple[KernelChoice, str]:
+def fastest(
+    spec: FFNSpec, tokens: int, dtype: torch.dtype, device: str, how: Calibrate = "quick"
+) -> tuple[KernelChoice, str]:
     """(the fastest kernel for a block with the threads set now, in a note's words why it is that one).
 
     With few tokens the weights are taken to be outside the caches: between two calls of an FFN a model computes others.
@@ -72,7 +80,9 @@ def fastest(spec: FFNSpec, tokens: int, dtype: torch.dtype, device: str) -> tupl
     if row is None:
         raise FFNError(f"auto knows no kernel for {dtype}")
     cache, threads = cached("auto", tokens), torch.get_num_threads()
-    choice = choose(Case(AUTO, AUTO, spec, tokens, row.name, cache=cache, device=device, threads=threads))
+    label = f"{spec.d_model}x{spec.d_ff}:{spec.activation}"
+    case = Case(label, label, spec, tokens, row.name, cache=cache, device=device, threads=threads)
+    choice = choose(case, how=how)
     return KernelChoice(choice.kernel, choice.kernel), f"auto: {choice.note}"
 
 
@@ -81,15 +91,21 @@ def kernel_of_auto(
 ) -> tuple[Kernel | FFNError, AutoChoice]:
     """The kernel that `auto` stands for in this run, under its name in results: that of the run's earlier processes.
 
-    `tell` is called before each candidate is built. In place of a kernel that cannot be had, why.
+    `tell` is called before each candidate is built. In place of a kernel that cannot be had, why. Raises DeviceLost.
     """
     tell()
     if earlier := job.chosen_in(problem.case).get(name):
         return replace(built_in(earlier), name=name), AutoChoice(earlier, "")
     try:
-        choice = choose(problem.case, problem, how=job.method.calibrate, compiled=compiled, tell=lambda _: tell())
+        choice = choose(
+            problem.case, problem, how=job.method.calibrate, compiled=compiled, tell=lambda _: tell(),
+            most_memory=job.method.memory_limit,
+        )  # fmt: skip
     except FFNError as error:
         return error, AutoChoice("", "")
+    except RuntimeError as error:
+        require_device(clock_for(problem.case.device), name, error)
+        raise
     return replace(built_in(choice.kernel), name=name), choice
 
 
@@ -98,10 +114,13 @@ def _competes(kernel: Kernel, problem: Problem) -> bool:
     return not refusal(kernel, problem) and not kernel.computes and kernel.name not in _SAME_AS_EAGER
 
 
-def _copies(case: Case, problem: Problem) -> tuple[list[Mapping[str, Tensor]], Call | None]:
+def _copies(
+    case: Case, problem: Problem, kernels: int, most_memory: int | None
+) -> tuple[list[Mapping[str, Tensor]], Call | None]:
     """(copies of the weights, more than one where they are to be cold; what empties the caches before each call)."""
-    llc, room = machine.llc_and_room(case.device, None)
-    mode = caching(case.cache, [nbytes(tuple(problem.weights.values()))] * 2, touched(problem), llc, room)
+    llc, room = machine.llc_and_room(case.device, most_memory)
+    arms = [nbytes(tuple(problem.weights.values()))] * (1 + kernels)  # each may keep its own form of them
+    mode = caching(case.cache, arms, touched(problem), llc, room)
     more = [{name: tensor.clone() for name, tensor in problem.weights.items()} for _ in range(mode.copies - 1)]
     with torch.inference_mode(False):
         before = flusher(llc, case.device) if mode.mode == "flush" else None

@@ -9,14 +9,17 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
+from ffncli import kernels
 from ffncli.bench.records import Case
 from ffncli.block.recipe import steps
 from ffncli.dataclass import dataclass
-from ffncli.errors import ExitCode, FFNError, shown_path
+from ffncli.errors import ExitCode, FFNError, clean, shown_path
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.files.json_records import record_of
+from ffncli.system import host
 from ffncli.system.files import cache_folder, read_whole, written_whole
 
 _MOST_BYTES = 100_000  # of a file
@@ -44,6 +47,9 @@ def key_of(case: Case, environment: Mapping[str, str], candidates: tuple[str, ..
     block = hashlib.sha256(repr(kernel_steps(steps(case.spec))).encode()).hexdigest()
     return {
         **{name: environment.get(name, "") for name in _DEPENDS_ON},
+        "cores": str(host.default_threads()),
+        "llc": str(host.cpu_llc()[0]),
+        "kernels": _digest_of_kernels(),
         "block": block,
         "tokens": str(case.tokens),
         "dtype": case.dtype,
@@ -56,6 +62,15 @@ def key_of(case: Case, environment: Mapping[str, str], candidates: tuple[str, ..
     }
 
 
+@cache
+def _digest_of_kernels() -> str:
+    """Of the code of the package's kernels: between two releases it changes under one version."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(kernels.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def read(key: Mapping[str, str]) -> AutoChoice | None:
     """The choice kept for this key; None if there is none that can be read."""
     try:
@@ -65,21 +80,28 @@ def read(key: Mapping[str, str]) -> AutoChoice | None:
         return None
 
 
-def keep(key: Mapping[str, str], choice: AutoChoice) -> None:
-    """Keep a choice, in place of an earlier one. Raises FFNError (exit 3) if it cannot be written."""
+def keep(key: Mapping[str, str], choice: AutoChoice, case: str = "") -> None:
+    """Keep a choice, in place of an earlier one; `case` names it. Raises FFNError (exit 3) if it cannot be written."""
     path = _path(key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(path) as file:
-            file.write(json.dumps({"key": dict(key), "choice": asdict(choice)}, indent=1).encode())
+            file.write(json.dumps({"case": case, "key": dict(key), "choice": asdict(choice)}, indent=1).encode())
     except OSError as error:
-        why = f"auto cannot keep its choice in {shown_path(path.parent)}: {error.strerror}"
+        why = f"it cannot be kept in {shown_path(path.parent)}: {error.strerror}"
         raise FFNError(why, "set XDG_CACHE_HOME to a folder that can be written", ExitCode.ENVIRONMENT) from None
 
 
-def count() -> int:
-    """How many choices are kept."""
-    return len(_files())
+def choices() -> list[tuple[str, AutoChoice]]:
+    """(the case, its choice) of all that are kept, by case."""
+    every = []
+    for path in _files():
+        try:
+            stored = json.loads(read_whole(path, _MOST_BYTES))
+            every.append((clean(str(stored["case"])), record_of(AutoChoice, stored.get("choice"), "choice")))
+        except (OSError, ValueError, AttributeError, TypeError, KeyError, RecursionError, FFNError):
+            continue
+    return sorted(every, key=lambda pair: pair[0])
 
 
 def clear() -> int:

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import lru_cache, partial
 from math import sqrt
 from typing import Any
 
@@ -26,7 +26,7 @@ from ffncli.bench.timing.auto.choose import fastest
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
 from ffncli.bench.timing.cuda_counters import GpuCounters
-from ffncli.bench.timing.outcomes import Skipped, WrongResult, verdict_of
+from ffncli.bench.timing.outcomes import BrokenArm, Skipped, WrongResult, verdict_of
 from ffncli.bench.timing.rounds import Arm, Measured, measure, plan_of
 from ffncli.bench.timing.settings import settle
 from ffncli.block.recipe import FFNSpec
@@ -84,7 +84,7 @@ def _names(job: Job) -> list[str]:
     return [model_with(choice.label) for choice in job.kernels]
 
 
-@cache
+@lru_cache(maxsize=1)
 def _loaded(source: str, dtype: str, device: str) -> tuple[Resolved, Pretrained]:
     """The model, once for all cases of a process that it is the same in."""
     resolved = load(source)
@@ -130,7 +130,9 @@ class _TimedModel:
 
     def _checked(self, name: str, choice: KernelChoice, alone: Tensor) -> Outcome:
         def kernel_for(spec: FFNSpec, dtype: torch.dtype, device: str) -> tuple[KernelChoice, str]:
-            return fastest(spec, self.case.tokens, dtype, device) if choice.kernel == AUTO else (choice, "")
+            if choice.kernel != AUTO:
+                return choice, ""
+            return fastest(spec, self.case.tokens, dtype, device, self.job.method.calibrate)
 
         replaced = replace_ffns(self.module, kernel_for, (1, self.case.tokens))
         self.place_of = replaced
@@ -167,13 +169,31 @@ class _TimedModel:
         self.place_of = replaced
 
     def measured(self) -> Measured:
-        """The arms in turns; alone, the model is timed too."""
+        """The arms in turns; alone, the model is timed too. A kernel that raises is left out, and the others are timed
+        again."""
+        while True:
+            try:
+                return self._measured()
+            except BrokenArm as broken:
+                cause = broken.__cause__ or broken
+                if broken.name not in self.replaced:
+                    raise cause from None
+                self.outcomes[broken.name] = replace(self.outcomes[broken.name], **_failed(cause))
+                del self.replaced[broken.name]
+
+    def _call(self, name: str) -> Any:
+        try:
+            return self.forward()
+        except Exception as error:  # of a user's kernel, which may raise anything
+            raise BrokenArm(name) from error
+
+    def _measured(self) -> Measured:
         names = tuple(self.replaced)
         plan = plan_of(self.job.method, MODEL, names, self.case.device, self.case.threads)
         draw = random.Random(f"{self.job.method.seed} {self.job.process}")
         arms = [
             Arm(MODEL, self.forward, partial(self.use, None)), Arm(TWIN, self.forward, partial(self.use, None)),
-            *(Arm(name, self.forward, partial(self.use, replaced)) for name, replaced in self.replaced.items()),
+            *(Arm(name, partial(self._call, name), partial(self.use, one)) for name, one in self.replaced.items()),
             anchor_of(self.case.device, draw),
         ]  # fmt: skip
         counters: Counters = GpuCounters(self.clock, None) if isinstance(self.clock, CudaClock) else SystemCounters()
@@ -199,6 +219,12 @@ def _note(replaced: Replaced) -> str:
     if copied := sum(ffn.copied_bytes for ffn in replaced.ffns):
         words.append(f"{bytes_text(copied)} of weights copied")
     return "; ".join(words)
+
+
+def _failed(error: BaseException) -> dict[str, Any]:
+    """The columns of an outcome that this error ends."""
+    status, note = verdict_of(error)
+    return {"status": status, "note": note, "error_max": None, "logits_error": None}
 
 
 def _ruled(error: Exception) -> Exception:

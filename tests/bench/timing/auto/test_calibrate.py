@@ -151,3 +151,39 @@ def test_copies_are_taken_in_turn_and_gradients_asked_for():
     assert taken[:1] == [1.0]
     calibrate(case, BLOCK, copies, torch.randn(3, 4), [Kernel("eager", build), Kernel("a", build)], Counting())
     assert set(taken) == {1.0, 2.0, 3.0}
+
+
+def test_a_race_with_much_between_its_calls_ends():
+    """Emptying the caches takes long and is not timed: one call in a block, and half a minute in all."""
+    clock = Time()
+
+    def empties() -> None:
+        clock.at += 1.0
+
+    kernels = [clock.kernel("eager", 1e-3), clock.kernel("a", 0.9e-3), clock.kernel("b", 0.95e-3)]
+    clock.time = lambda call, inner, before=None: _timed(clock, call, inner, before)
+    choice = race(clock, kernels, before=empties)
+    assert choice.kernel in ("a", "eager")
+    assert clock.at < 40
+
+
+def _timed(clock: Time, call, inner, before) -> float:
+    seconds = 0.0
+    for _ in range(inner):
+        before()
+        start = clock.at
+        call()
+        seconds += clock.at - start
+    return seconds
+
+
+def test_whatever_a_library_raises_costs_one_contender():
+    class Odd(Exception):
+        pass
+
+    def broken(steps, device, dtype):
+        raise Odd("no")
+
+    clock = Time()
+    kernels = [clock.kernel("eager", 1e-3), Kernel("odd", broken, compiles=True), clock.kernel("a", 5e-4)]
+    assert race(clock, kernels).kernel == "a"
