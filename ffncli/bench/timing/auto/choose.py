@@ -23,7 +23,7 @@ from ffncli.bench.timing.placement import caching, flusher, nbytes
 from ffncli.block.dtypes import find
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
-from ffncli.kernels import AUTO, BUILT_IN, built_in
+from ffncli.kernels import BUILT_IN, built_in
 from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import Kernel
 
