@@ -24,17 +24,22 @@ import argparse
 import itertools
 import random
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-import ffncli
 from benchmarks.common import machine
 from benchmarks.kept import Kept, read
 from ffncli.bench.judge.statistics import t_interval
-from ffncli.bench.records import Method
+from ffncli.bench.opening import begun
+from ffncli.bench.records import Case, Method
+from ffncli.bench.request.build import build_request
+from ffncli.bench.request.grid import Grid, cached
+from ffncli.bench.suite import run
+from ffncli.block.recipe import FFNSpec
 
 RESULTS = Path(__file__).parent / "results" / "kernel_map.csv"
 COLUMNS = (
@@ -47,10 +52,11 @@ D_MODEL, WIDER, TOKENS = (1024, 4096), (4.0, 2.6875), (1, 16, 128, 512)
 SETTINGS = (("fp32", 1), ("fp32", 2), ("bf16", 1))
 RATE = {"fp32": 60e9, "bf16": 120e9}  # FLOP/s of a core, for estimates only
 LONG = 0.3  # s of a call
+GROUP = 6  # cases that share their workers
 Row = Mapping[str, str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Shape:
     """One case of the map."""
 
@@ -64,6 +70,13 @@ class Shape:
     def seconds(self) -> float:
         """Of a call, about."""
         return 6 * self.tokens * self.d_model * self.d_ff / RATE[self.dtype] / self.threads
+
+    @property
+    def case(self) -> Case:
+        """As `ffn bench` has it."""
+        spec, cache = FFNSpec(self.d_model, self.d_ff, "swiglu"), cached("auto", self.tokens)
+        label = f"{self.d_model}x{self.d_ff}:swiglu"
+        return Case(label, label, spec, self.tokens, self.dtype, cache=cache, threads=self.threads)
 
     @property
     def keys(self) -> dict[str, object]:
@@ -96,18 +109,36 @@ def kernels_of(shape: Shape, with_compiled: bool) -> list[str]:
     return [*names, *(["compiled"] if with_compiled else [])]
 
 
-def measured(shape: Shape, with_compiled: bool, processes: int, max_time: float) -> list[dict[str, object]]:
-    """A row for every kernel of a case."""
+def groups_of(missing: Sequence[Shape], third: Collection[Shape]) -> list[list[Shape]]:
+    """Cases that the same workers can measure with the same kernels, a few in each group."""
+    alike: dict[tuple[object, ...], list[Shape]] = {}
+    for shape in missing:
+        kind = (shape.seconds >= LONG, shape.dtype, shape.threads, *kernels_of(shape, shape in third))
+        alike.setdefault(kind, []).append(shape)
+    return [every[n : n + GROUP] for every in alike.values() for n in range(0, len(every), GROUP)]
+
+
+def measured(
+    group: Sequence[Shape], kernels: Sequence[str], processes: int, max_time: float
+) -> list[dict[str, object]]:
+    """A row for every case of a group and every kernel."""
     method = Method(processes=processes, max_time=max_time)
-    if shape.seconds >= LONG:
+    if group[0].seconds >= LONG:
         method = replace(method, placements=2, rounds=2)
-    rows = ffncli.benchmark(
-        f"{shape.d_model}x{shape.d_ff}:swiglu", tokens=[shape.tokens], dtypes=[shape.dtype], threads=[shape.threads],
-        kernels=kernels_of(shape, with_compiled), method=method,
-    )  # fmt: skip
-    lists = {row.kernel: {"process_ratios": ";".join(f"{r:.6g}" for r in row.process_ratios),
-                          "warnings": ";".join(map(str, row.warnings))} for row in rows}  # fmt: skip
-    return [{name: getattr(row, name) for name in COLUMNS} | lists[row.kernel] for row in rows]
+    return bench_cases([shape.case for shape in group], kernels, method)
+
+
+def bench_cases(
+    cases: Sequence[Case], kernels: Sequence[str], method: Method, columns: Sequence[str] = COLUMNS
+) -> list[dict[str, object]]:
+    """What `ffn bench` makes of these cases, all on as many threads: these columns of every row."""
+    grid = Grid(devices=("cpu",), threads=(cases[0].threads,))
+    request, _ = build_request(grid, kernels, "eager", method, frozen=tuple(cases))
+    with tempfile.TemporaryDirectory() as folder, begun(Path(folder, "bench.csv"), request) as journal:
+        rows = run(journal).rows
+    lists = ("process_ratios", "warnings")
+    cells = [{name: getattr(row, name) for name in columns} for row in rows]
+    return [row | {name: ";".join(map(str, row[name])) for name in lists} for row in cells]
 
 
 # --- judging ----------------------------------------------------------------------------------------------------------
@@ -247,12 +278,13 @@ def main() -> int:
     if not options.summary:
         kept, every = Kept(options.save, COLUMNS, machine("ffncli", "torch", "numpy")), shapes()
         third = compiled_in(every)
-        for shape in every:
-            wanted = shape.seconds <= options.most and shape.dtype in options.dtypes.split(",")
-            if wanted and not kept.has(**shape.keys):
-                kept.add_all(measured(shape, shape in third, options.processes, options.max_time))
-                group = kept.of(**shape.keys)
-                print(f"{shape}: {cell(group)} {'; '.join(missed(group))}", flush=True)
+        wanted = [s for s in every if s.seconds <= options.most and s.dtype in options.dtypes.split(",")]
+        for group in groups_of([shape for shape in wanted if not kept.has(**shape.keys)], third):
+            kernels = kernels_of(group[0], group[0] in third)
+            kept.add_all(measured(group, kernels, options.processes, options.max_time))
+            for shape in group:
+                rows = kept.of(**shape.keys)
+                print(f"{shape}: {cell(rows)} {'; '.join(missed(rows))}", flush=True)
         rows = kept.rows
     if options.picture:
         Path(options.picture).write_text(picture(rows), "utf-8")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from benchmarks import kernel_map
+from benchmarks import auto_choices, kernel_map
 from benchmarks.kernel_map import COLUMNS, beside, compiled_in, fastest, kernels_of, missed, picture, shapes, summary
 from ffncli.bench.results.row import ResultRow
 from ffncli.kernels import BUILT_IN
@@ -85,3 +85,42 @@ def test_tables_and_picture_have_every_case():
     assert {"gemv", "onednn", "onednn_packed", "95 % of the roof", "1024 × 4096, bf16, 1 thread"} <= {*words}
     assert picture(rows) == picture(rows[::-1])
     assert set(kernel_map._COLOURS) <= {*BUILT_IN}
+
+
+def test_groups_share_kernels_and_threads():
+    every = shapes()
+    third = compiled_in(every)
+    groups = kernel_map.groups_of(every, third)
+    assert sorted(shape for group in groups for shape in group) == sorted(every)
+    for group in groups:
+        assert len(group) <= kernel_map.GROUP
+        assert len({tuple(kernels_of(shape, shape in third)) for shape in group}) == 1
+        assert len({(shape.threads, shape.dtype, shape.seconds >= kernel_map.LONG) for shape in group}) == 1
+    assert len({shape.case.key for shape in every}) == 48
+    assert {shape.case.cache for shape in every if shape.tokens <= 16} == {"cold-weights"}
+
+
+def test_drawn_cases_are_those_of_their_seed():
+    cases = auto_choices.drawn("a commit", 40)
+    assert [case.key for case in cases] == [case.key for case in auto_choices.drawn("a commit", 40)]
+    assert [case.key for case in cases] != [case.key for case in auto_choices.drawn("another", 40)]
+    assert len({case.key for case in cases}) == 40
+    assert {case.threads for case in cases} == {1, 2}
+    assert all(1 <= case.tokens <= 512 and 128 <= case.spec.d_model <= 4096 for case in cases)
+    assert {*auto_choices.KERNELS} - {"auto"} <= {*BUILT_IN}
+
+
+def test_auto_is_right_within_the_interval():
+    more = {"activation": "silu", "gated": "true"}
+    auto = {**row("auto", 1.0, note="onednn, in 0.5 of eager's time", process_ratios="0.50;0.52;0.51"), **more}
+    eager = {**row("eager", 2.0, process_ratios="1.0;1.0;1.0"), **more}
+    near, far = ({**row("packed", 0.9, process_ratios=r), **more} for r in ("0.49;0.53;0.50", "0.40;0.41;0.40"))
+    assert auto_choices.verdict([auto, eager, near])[0]
+    assert not auto_choices.verdict([auto, eager, far])[0]
+    assert not auto_choices.verdict([{**auto, "process_ratios": "1.1;1.11;1.1"}, eager])[0]
+    assert auto_choices.verdict([{**auto, "status": "failed"}, eager]) == (
+        False, "auto is failed: onednn, in 0.5 of eager's time",
+    )  # fmt: skip
+    text = auto_choices.summary([auto, eager, near])
+    assert text.splitlines()[0].startswith("right  1024 4096 silu true 128 fp32 1: onednn, fastest packed: ")
+    assert text.endswith("right in 1 of 1 cases (100 %); mark 95 %")

@@ -1,0 +1,105 @@
+"""Is `--kernel auto` right? On cases that are drawn once the code is frozen, by a seed that the code cannot know.
+
+What: `ffn bench` of all kernels that may be chosen, and of auto. It is right where its time over that of the fastest
+has an interval over the processes which reaches 1.00 or below; and where it is not slower than eager beyond the
+interval. Mark: 95 % of 40 cases.
+
+Cases: d_model 128 to 4096, d_ff 1 to 4 times that, gated or plain, 1 to 512 tokens, float32 and bfloat16, one thread or
+two; calls of more than a fifth of a second are drawn again.
+
+    python -m benchmarks.auto_choices --seed TEXT [--save FILE]    # TEXT: the commit, say; about 25 minutes
+    python -m benchmarks.auto_choices --summary FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Mapping, Sequence
+
+from benchmarks.common import machine
+from benchmarks.kept import Kept, read
+from benchmarks.kernel_map import COLUMNS, GROUP, RATE, bench_cases, beside, fastest
+from ffncli.bench.records import Case, Method
+from ffncli.bench.request.grid import cached
+from ffncli.block.recipe import FFNSpec
+
+LONGEST = 0.2  # s of a call
+KERNELS = ("auto", "eager", "packed", "inplace", "conv1x1", "onednn", "onednn_packed", "numpy")
+Row = Mapping[str, str]
+
+
+def drawn(seed: str, count: int) -> list[Case]:
+    """So many different cases."""
+    draw, cases = random.Random(seed), dict[str, Case]()
+    while len(cases) < count:
+        d_model = 64 * round(2 ** draw.uniform(1, 6))
+        d_ff = 32 * round(d_model * draw.uniform(1, 4) / 32)
+        tokens = round(2 ** draw.uniform(0, 9))
+        dtype, threads = draw.choice(("fp32", "bf16")), draw.choice((1, 2))
+        spec = FFNSpec(d_model, d_ff, draw.choice(("swiglu", "geglu", "gelu", "relu")))
+        matrices = 3 if spec.gated else 2
+        if 2 * matrices * tokens * d_model * d_ff / RATE[dtype] / threads <= LONGEST:
+            label = f"{d_model}x{d_ff}:{spec.activation}{'+gated' if spec.gated else ''}"
+            case = Case(label, label, spec, tokens, dtype, cache=cached("auto", tokens), threads=threads)
+            cases[case.key] = case
+    return list(cases.values())
+
+
+def verdict(rows: Sequence[Row]) -> tuple[bool, str]:
+    """Whether auto was right in a case, and what it chose beside what was fastest."""
+    auto = next(row for row in rows if row["kernel"] == "auto")
+    others = [row for row in rows if row["kernel"] != "auto"]
+    best, eager = fastest(others), next(row for row in others if row["kernel"] == "eager")
+    if auto["status"] != "ok" or best is None:
+        return False, f"auto is {auto['status']}: {auto['note']}"
+    ratio, low, high = beside(auto, best)
+    chosen = auto["note"].partition(",")[0]
+    text = f"{chosen}, fastest {best['kernel']}: {ratio:.3f} [{low:.3f}, {high:.3f}]"
+    return low <= 1.0 and beside(auto, eager)[1] <= 1.0, text
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """A line for every case, and the share that is right."""
+    cases: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        key = ("d_model", "d_ff", "activation", "gated", "tokens", "dtype", "threads")
+        cases.setdefault(tuple(row[name] for name in key), []).append(row)
+    lines, right = [], 0
+    for case, group in cases.items():
+        good, text = verdict(group)
+        right += good
+        lines.append(f"{'right' if good else 'WRONG'}  {' '.join(case)}: {text}")
+    share = f"{100 * right / len(cases):.0f} %" if cases else "none"
+    return "\n".join([*lines, f"right in {right} of {len(cases)} cases ({share}); mark 95 %"])
+
+
+def main() -> int:
+    """Measure what is missing, print who was right."""
+    words = argparse.ArgumentParser(description="Is --kernel auto right?")
+    words.add_argument("--seed", default="", help="text that the code could not know, such as the commit's hash")
+    words.add_argument("--save", metavar="FILE", help="rows go there as they come; an interrupted run goes on")
+    words.add_argument("--summary", metavar="FILE", help="measure nothing, print the figures of FILE")
+    words.add_argument("--count", type=int, default=40)
+    words.add_argument("--processes", type=int, default=5)
+    words.add_argument("--max-time", type=float, default=8.0, help="seconds of a case")
+    options = words.parse_args()
+    if options.summary:
+        print(summary(read(options.summary)))
+        return 0
+    columns = (*COLUMNS, "activation", "gated", "case")
+    kept = Kept(options.save, columns, {**machine("ffncli", "torch", "numpy"), "draw": options.seed})
+    missing = [case for case in drawn(options.seed, options.count) if not kept.has(case=case.key)]
+    for threads in (1, 2):
+        mine = [case for case in missing if case.threads == threads]
+        for group in (mine[n : n + GROUP] for n in range(0, len(mine), GROUP)):
+            method = Method(processes=options.processes, max_time=options.max_time)
+            kept.add_all(bench_cases(group, KERNELS, method, columns))
+            print(f"{len(group)} more cases, {threads} threads", flush=True)
+    print(summary(kept.rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
