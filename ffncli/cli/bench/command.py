@@ -14,7 +14,7 @@ from typer import Exit
 from ffncli.bench.rank_launches import followed, led
 from ffncli.bench.request.build import build_request, require_gate
 from ffncli.bench.request.cluster import LauncherChoice
-from ffncli.bench.request.grid import BenchRequest
+from ffncli.bench.request.grid import BenchRequest, Grid
 from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results.journal import Journal
 from ffncli.bench.results.row import ResultRow
@@ -35,6 +35,8 @@ from ffncli.system.packages import require_installed
 if TYPE_CHECKING:
     from ffncli.bench.public.definition import PublicSuite
     from ffncli.bench.suite import Result
+
+_SHORT = "a first look, shorter than other runs; ffn bench --max-time 60s takes its time"
 
 
 @spread
@@ -76,13 +78,9 @@ def command(
         require_of_suite(options, suite.name)
     if method.selftest:
         _require_selftest_alone(grid, cluster, plot)
-        from ffncli.cli.bench.selftest import request_for, show_selftest
-
-        show_selftest(request_for(grid.grid(source, dimensions, tokens), grid, method, result), output)
+        _selftest(grid.grid(source, dimensions, tokens), grid, method, result, output)
         return
-    if cluster is not None and (place is not None or grid.tp or grid.ep):
-        what = "--tp and --ep" if place is None else "torchrun"
-        raise FFNError(f"--launcher contradicts {what}", "a slot measures on one rank; submit torchrun yourself")
+    _require_one_rank(cluster, grid, place is not None)
     ranks = split_asked_for(grid.tp, grid.ep) if path is None else None  # a run that is resumed has its own
     if place is not None and not place.first:
         raise Exit(followed(place))
@@ -102,14 +100,35 @@ def command(
         request, notes = _of_suite(suite, grid, method, more)
     _require_plottable(plot, request)
     require_ranks(ranks)
+    notes = (*((_SHORT,) if first_look else ()), *notes)
+    _begin(request, notes, grid, result, plot, show, output)
+
+
+def _selftest(cases: Grid, grid: GridOptions, method: MethodOptions, result: ResultOptions, output: Output) -> None:
+    """Test the benchmark itself."""
+    from ffncli.cli.bench.selftest import request_for, show_selftest
+
+    show_selftest(request_for(cases, grid, method, result), output)
+
+
+def _require_one_rank(cluster: LauncherChoice | None, grid: GridOptions, under_torchrun: bool) -> None:
+    """Raises FFNError for a launcher whose slots would each need several ranks."""
+    if cluster is not None and (under_torchrun or grid.tp or grid.ep):
+        what = "torchrun" if under_torchrun else "--tp and --ep"
+        raise FFNError(f"--launcher contradicts {what}", "a slot measures on one rank; submit torchrun yourself")
+
+
+def _begin(
+    request: BenchRequest, notes: Sequence[str], grid: GridOptions, result: ResultOptions, plot: PlotOptions,
+    show: OutputOptions, output: Output,
+) -> None:  # fmt: skip
+    """A new run, of the part of the cases that --shard names or of all."""
     from ffncli.bench.opening import begun, default_path
 
     target = default_path(grid.shard) if result.save is None else Path(os.path.expanduser(result.save))
     with begun(target, request, show.force, grid.shard) as journal:
         if grid.shard is not None:
             output.note(_part_note(grid.shard, len(journal.request.cases), len(request.cases)))
-        if first_look:
-            output.note("a first look, shorter than other runs; ffn bench --max-time 60s takes its time")
         output.notes(*notes, f"results go to {shown_path(target)}")
         _measure(journal, journal.request, plot, output)
 

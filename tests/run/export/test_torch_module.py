@@ -112,7 +112,8 @@ def test_every_known_model_is_written_without_a_weight():
     for name in catalog.names():
         model = load(name)
         for group in model.groups:
-            compile(torch_file(problem_of(model, "block", f"{group.stack}.{group.layers[0]}")), name, "exec")
+            text = torch_file(problem_of(model, "block", f"{group.stack}.{group.layers[0]}"))
+            assert compile(text, name, "exec").co_names
 
 
 def test_text_from_a_file_stays_in_a_comment():
