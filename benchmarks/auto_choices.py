@@ -26,7 +26,7 @@ from ffncli.bench.request.grid import cached
 from ffncli.block.recipe import FFNSpec
 
 LONGEST = 0.2  # s of a call
-KERNELS = ("auto", "eager", "packed", "inplace", "conv1x1", "onednn", "onednn_packed", "numpy")
+KERNELS = ("auto", "eager", "packed", "inplace", "conv1x1", "onednn", "onednn_packed", "mkl", "numpy")
 Row = Mapping[str, str]
 
 

@@ -20,11 +20,15 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
-from benchmarks.benched import START_S, Asked, about_line, bench, number
+from benchmarks.benched import about_line, number
 from benchmarks.common import machine
 from benchmarks.conv1x1 import ratio
 from benchmarks.kept import Kept, read
+from benchmarks.kernel_map import bench_cases
 from benchmarks.timers import now
+from ffncli.bench.records import Case, Method
+from ffncli.bench.request.grid import cached
+from ffncli.block.recipe import FFNSpec, MoE
 
 RESULTS = Path(__file__).parent / "results" / "grouped.csv"
 THEIRS = "benchmarks/transformers_experts.py"
@@ -33,11 +37,15 @@ KERNELS = {
     "hf-batched_mm": f"hf-batched_mm={THEIRS}:batched_mm", "hf-grouped_mm": f"hf-grouped_mm={THEIRS}:grouped_mm",
 }  # fmt: skip
 MOST_ROWS = 64  # for which matrices are copied
-IMPORT_S = 10.0  # of transformers, in each process
+GROUP = 9  # cases that share their workers
 CASE = ("source", "device", "dtype", "threads", "experts", "top_k", "routing", "tokens")
 COLUMNS = (
     "date", *CASE, "kernel", "status", "verdict", "ratio", "low", "high", "time_s", "aa_low", "aa_high", "launch",
-    "processes", "error_rel", "wall_s", "warnings", "note",
+    "processes", "error_rel", "process_ratios", "warnings", "note",
+)  # fmt: skip
+TAKEN = (
+    "case", "kernel", "status", "verdict", "ratio", "ratio_low", "ratio_high", "time_s", "aa_low", "aa_high", "launch",
+    "processes", "error_rel", "process_ratios", "warnings", "note",
 )  # fmt: skip
 Rows = Sequence[Mapping[str, str]]
 
@@ -47,20 +55,37 @@ def kernels(tokens: int, top_k: int) -> list[str]:
     return [name for name in KERNELS if "batched" not in name or tokens * top_k <= MOST_ROWS]
 
 
-def measured(case: Mapping[str, str], asked: Asked) -> list[dict[str, object]]:
-    """A row for each kernel, eager's first, from one invocation."""
-    words = [f"--{name.replace('_', '-')}={case[name]}" for name in CASE[1:] if case[name]]
-    chosen = [KERNELS[name] for name in kernels(int(case["tokens"]), int(case["top_k"]))]
-    answer = bench(case["source"], *words, "--kernel", ",".join(chosen), "--baseline", "eager", *asked.options())
-    same = ("kernel", "status", "verdict", "processes", "launch", "warnings", "note")
-    figures = ("ratio", "aa_low", "aa_high", "error_rel", "time_s")
+def block(asked: Mapping[str, str]) -> Case:
+    """A case as `ffn bench` has it."""
+    label = f"{asked['source']}:top {asked['top_k']} of {asked['experts']}"
+    mixture = MoE(int(asked["experts"]), int(asked["top_k"]))
+    sizes, activation = asked["source"].split(":")
+    d_model, d_ff = map(int, sizes.split("x"))
+    spec, tokens = FFNSpec(d_model, d_ff, activation, moe=mixture), int(asked["tokens"])
+    return Case(
+        label, label, spec, tokens, asked["dtype"], cache=cached("auto", tokens), device=asked["device"],
+        threads=int(asked["threads"] or 1), routing=asked["routing"],
+    )  # fmt: skip
+
+
+def alike(cases: Sequence[Mapping[str, str]]) -> list[list[Mapping[str, str]]]:
+    """Cases that the same workers can measure with the same kernels, a few in each group."""
+    kinds: dict[tuple[str, int], list[Mapping[str, str]]] = {}
+    for case in cases:
+        kinds.setdefault((case["dtype"], len(kernels(int(case["tokens"]), int(case["top_k"])))), []).append(case)
+    return [every[n : n + GROUP] for every in kinds.values() for n in range(0, len(every), GROUP)]
+
+
+def measured(group: Sequence[Mapping[str, str]], method: Method) -> list[dict[str, object]]:
+    """A row for each case and kernel, eager's first, from one run."""
+    cases = {block(asked).key: asked for asked in group}
+    chosen = [KERNELS[name] for name in kernels(int(group[0]["tokens"]), int(group[0]["top_k"]))]
+    rows = bench_cases([block(asked) for asked in group], chosen, method, TAKEN)
+    renamed = {"ratio_low": "low", "ratio_high": "high"}
     return [
-        {
-            **case, **{name: row[name] for name in same}, **{name: number(row, name) for name in figures},
-            "date": now(), "low": number(row, "ratio_low"), "high": number(row, "ratio_high"), "wall_s": answer.wall_s,
-        }
-        for row in answer.rows
-    ]  # fmt: skip
+        {**{renamed.get(name, name): value for name, value in row.items()}, **cases[str(row["case"])], "date": now()}
+        for row in rows
+    ]
 
 
 def summary(rows: Rows) -> str:
@@ -91,8 +116,7 @@ def main() -> int:
     ):  # fmt: skip
         words.add_argument(f"--{name}", default=default)
     words.add_argument("--processes", type=int, default=5)
-    words.add_argument("--max-time", type=float, default=10.0, help="seconds of a case")
-    words.add_argument("--precision", default="2%")
+    words.add_argument("--max-time", type=float, default=8.0, help="seconds of a case, over all processes")
     options = words.parse_args()
     if options.summary:
         print(summary(read(options.summary)))
@@ -103,12 +127,10 @@ def main() -> int:
         dict(zip(CASE, (options.source, options.device, dtype, options.threads, e, k, routing, n), strict=True))
         for dtype, e, k, routing, n in product(*(text.split(",") for text in lists))
     ]
-    todo = [case for case in todo if not any(all(row[n] == case[n] for n in CASE) for row in kept.rows)]
-    each = options.processes * (START_S + IMPORT_S) + options.max_time * 1.5
-    print(f"{len(todo)} cases, about {len(todo) * each / 60:.0f} minutes in all", flush=True)
-    for case in todo:
-        kept.add_all(measured(case, Asked(options.processes, options.max_time, options.precision)))
-        print(", ".join(f"{name} {case[name]}" for name in CASE[2:]), "done", flush=True)
+    groups = alike([case for case in todo if not kept.has(**case)])
+    for done, group in enumerate(groups, 1):
+        kept.add_all(measured(group, Method(processes=options.processes, max_time=options.max_time)))
+        print(f"{done} of {len(groups)} groups done", flush=True)
     print(summary(kept.rows))
     return 0
 

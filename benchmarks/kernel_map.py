@@ -1,8 +1,9 @@
 """Which kernel for which shape, and how far is it from what this machine can do?
 
 What: gated blocks (silu), d_model 1024 and 4096, d_ff 4 and 2.6875 times that, 1, 16, 128 and 512 tokens, in float32 on
-one thread and on two, in bfloat16 on one: `ffn bench` of the built-in kernels that differ in their products. One token
-has cold weights. `compiled` takes part in a third of the cases, which a seed draws; gemv at one token always.
+one thread and on two, in bfloat16 on one: `ffn bench` of the built-in kernels that differ in their products. Up to 16
+tokens have cold weights. `compiled`, and `frozen` where weights are warm, take part in a third of the cases, which a
+seed draws; gemv at one token always.
 
 Marks, for the fastest kernel of each case:
 
@@ -104,9 +105,12 @@ def kernels_of(shape: Shape, with_compiled: bool) -> list[str]:
     names = ["eager", "onednn", "onednn_packed"]
     if shape.seconds < LONG:
         names += ["packed", "conv1x1", *(["numpy"] if shape.dtype == "fp32" else [])]
+    if shape.dtype == "fp32":
+        names.append("mkl")
     if shape.tokens == 1:
         names.append("gemv")
-    return [*names, *(["compiled"] if with_compiled else [])]
+    with_it = ["compiled", *(["frozen"] if shape.case.cache == "warm" else [])]
+    return [*names, *(with_it if with_compiled else [])]
 
 
 def groups_of(missing: Sequence[Shape], third: Collection[Shape]) -> list[list[Shape]]:
@@ -226,7 +230,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 _COLOURS = {
     "eager": "#9aa0a6", "packed": "#c58af9", "conv1x1": "#78d9ec", "numpy": "#fdd663", "onednn": "#8ab4f8",
-    "onednn_packed": "#669df6", "gemv": "#81c995", "compiled": "#fcad70",
+    "onednn_packed": "#669df6", "mkl": "#f28b82", "gemv": "#81c995", "compiled": "#fcad70", "frozen": "#e6c9a8",
 }  # fmt: skip
 _WIDE, _HIGH, _LEFT, _TOP = 150, 44, 210, 60
 

@@ -16,12 +16,14 @@ BUILT_IN: Mapping[str, str] = {
     "conv1x1": "ffncli.kernels.conv1x1",
     "onednn": "ffncli.kernels.onednn",
     "onednn_packed": "ffncli.kernels.onednn",
+    "mkl": "ffncli.kernels.mkl",
     "numpy": "ffncli.kernels.numpy_kernel",
     "grouped": "ffncli.kernels.experts.grouped",
     "batched": "ffncli.kernels.experts.batched",
     "fp8": "ffncli.kernels.fp8",
     "compiled": "ffncli.kernels.compiled",
     "max_autotune": "ffncli.kernels.compiled",
+    "frozen": "ffncli.kernels.compiled",
     "gemv": "ffncli.kernels.gemv",
     "triton_act": "ffncli.kernels.in_triton.triton_act",
     "fused_gate": "ffncli.kernels.in_triton.fused_gate",
@@ -34,7 +36,7 @@ BUILT_IN: Mapping[str, str] = {
 }
 # Take seconds to minutes before their first answer.
 COMPILING = (
-    "compiled", "max_autotune", "gemv", "triton_act", "fused_gate", "decode", "liger", "liger_act", "quack",
+    "compiled", "max_autotune", "frozen", "gemv", "triton_act", "fused_gate", "decode", "liger", "liger_act", "quack",
 )  # fmt: skip
 IN_FEWER_BITS = ("fp8", "int8", "int4")  # compared with their like only
 ONLY_NAMED = (*COMPILING, *IN_FEWER_BITS, "batched")  # the last: for a few tokens

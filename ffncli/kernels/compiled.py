@@ -1,4 +1,4 @@
-"""compiled, max_autotune: torch.compile of eager's function, one graph per shape; and counters of compilations."""
+"""compiled, max_autotune, frozen: torch.compile of eager's function, a graph per shape; counters of compilations."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ffncli.errors import FFNError
 from ffncli.kernels import eager
 from ffncli.kernels.kernel import Computes, Params, Steps, cxx, register
 from ffncli.kernels.pattern import refuses_all_but_dense
+from ffncli.kernels.per_weights import PerWeights, of_their_own
 
 
 @register("compiled", needs=("compiler",), refuses=refuses_all_but_dense, compiles=True)
@@ -28,10 +29,58 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 def build_tuned(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """As compiled, after torch has timed its ways to compute each product and chosen the fastest, which takes longer.
 
-    Without CUDA graphs of its own: a benchmark makes them of every kernel. On a CPU torch has other ways for weights
-    alone that are constants of the graph, and here they are inputs.
+    Without CUDA graphs of its own: a benchmark makes them of every kernel. On a CPU torch has other ways only for
+    weights that are constants of the graph: `frozen`.
     """
     return graph(eager.build(steps, device, dtype), device, "max-autotune-no-cudagraphs")
+
+
+@register(
+    "frozen", prepare=of_their_own, needs=("cpu", "compiler"), refuses=refuses_all_but_dense, trains=False,
+    compiles=True, per_weights=True,
+)  # fmt: skip
+def build_frozen(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """eager's function with the weights as constants of the graph, which torch packs once; it times its ways to compute
+    each product, those that it writes in C++ too, and one of them computes gate and up together.
+    """
+    compute = eager.build(steps, device, dtype)
+
+    def make(x: Tensor, params: Params) -> Computes:
+        weights = _Constants(params)
+
+        def of_constants(x: Tensor, params: Params) -> Tensor:
+            return compute(x, weights())
+
+        call = graph(of_constants, device)
+        with torch._inductor.config.patch(_FREEZING):
+            call(x, ())
+        return call
+
+    graphs = PerWeights(make)
+
+    def run(x: Tensor, params: Params) -> Tensor:
+        with torch.inference_mode(False), torch.no_grad():  # in another mode torch would compile again, unfrozen
+            return graphs.get(x, params)(x, ())
+
+    return run
+
+
+_FREEZING: dict[str, bool | int] = {
+    "freezing": True, "max_autotune": True, "cpp.enable_grouped_gemm_template": True,
+    "autotune_num_choices_displayed": 0,
+}  # fmt: skip
+
+
+class _Constants(torch.nn.Module):
+    """The params as parameters of a module, the only tensors that torch freezes. They share their memory."""
+
+    def __init__(self, params: Params) -> None:
+        super().__init__()
+        self.kept = torch.nn.ParameterList(torch.nn.Parameter(p.detach(), requires_grad=False) for p in params)
+
+    def forward(self) -> Params:
+        """The params."""
+        return tuple(self.kept)
 
 
 def graph(function: Computes, device: str, mode: str | None = None) -> Computes:

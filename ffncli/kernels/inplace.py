@@ -88,18 +88,28 @@ class Buffers:
 @register("inplace", refuses=refuses_all_but_dense, trains=False)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """down(act(gate) · up), each in a buffer that the next call overwrites, the output's too."""
-    shape, axes = dense(steps), parameters(steps)
-    assert shape is not None
-    act, lift = changed(shape.act), changed(shape.lift) if shape.lift else None
-    names, buffers = tuple(axes), Buffers()
+    names, buffers = tuple(parameters(steps)), Buffers()
 
     def product(name: str, x: Tensor, w: Weights) -> Tensor:
         weight, bias = w[f"{name}.weight"], w.get(f"{name}.bias")
         out = buffers.of(name, x, weight.shape[0])
         return torch.mm(x, weight.T, out=out) if bias is None else torch.addmm(bias, x, weight.T, out=out)
 
+    block = computing(steps, product)
+
     def run(x: Tensor, params: Params) -> Tensor:
-        w = dict(zip(names, params, strict=True))
+        return block(x, dict(zip(names, params, strict=True)))
+
+    return run
+
+
+def computing(steps: Steps, product: Callable[[str, Tensor, Weights], Tensor]) -> Callable[[Tensor, Weights], Tensor]:
+    """f(x, weights): the block, whose activation and gate overwrite what `product(name, x, weights)` returns."""
+    shape = dense(steps)
+    assert shape is not None
+    act, lift = changed(shape.act), changed(shape.lift) if shape.lift else None
+
+    def run(x: Tensor, w: Weights) -> Tensor:
         numbers = learned(w, shape.prefix)
         if shape.gated:
             gate = product("gate", x, w)

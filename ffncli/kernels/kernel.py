@@ -47,7 +47,7 @@ class Kernel:
 
     `steps` run from ffn_input to ffn_output in eval mode (`kernel_steps`); `weights` are canonical, contiguous, on the
     device, in the dtype, and read-only. `f` maps x [tokens, d_model], also read-only, to a tensor of the same shape and
-    dtype. `needs` names its requirements: `cuda`, `cpu`, `compiler`, `onednn`, `sm_89` (of a GPU: that compute
+    dtype. `needs` names its requirements: `cuda`, `cpu`, `compiler`, `onednn`, `mkl`, `sm_89` (of a GPU: that compute
     capability or more), or a module (`triton` also needs a GPU, or Triton's interpreter). `refuses(steps)` returns why
     it cannot compute a block, or None.
     `origin` is the file of a user's kernel.
@@ -57,7 +57,9 @@ class Kernel:
     our names (`fp32`), or a function that returns those of this machine; None is all of them. `computes` declares fewer
     bits than the case's dtype has: a format and, if it helps, how (`fp8-rowwise`); such a kernel has a wider bound, and
     is compared with its like only. `most_tokens`: f computes any number of tokens, but was made for so many at most, so
-    a benchmark of more leaves it out; None: no limit.
+    a benchmark of more leaves it out; None: no limit. `per_weights`: the first call with params and a number of
+    tokens makes something for these two, and keeps it (`PerWeights`), so whoever times it makes that call before. If it
+    also compiles, then the weights are in its code: a benchmark has one copy of them, and they cannot be cold.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Kernel:
     dtypes: DTypes = None
     computes: str = ""
     most_tokens: int | None = None
+    per_weights: bool = False
 
     def missing(self, device: str) -> str | None:
         """What it needs and this machine lacks, in words; None if nothing is missing."""
@@ -85,6 +88,8 @@ class Kernel:
                 return "no C++ compiler: install g++, or name one in CXX"
             if need == "onednn" and not _has_onednn():
                 return "this build of torch has no oneDNN"
+            if need == "mkl" and not _has_mkl():
+                return "this build of torch has no MKL"
             if need.startswith(_CAPABILITY):
                 if older := _older_gpu(need.removeprefix(_CAPABILITY), device):
                     return older
@@ -95,11 +100,13 @@ class Kernel:
         return None
 
     def refusal(
-        self, steps: Steps, device: str, dtype: object, passes: str = "forward", tokens: int | None = None
-    ) -> str | None:
+        self, steps: Steps, device: str, dtype: object, passes: str = "forward", tokens: int | None = None,
+        cold: bool = False,
+    ) -> str | None:  # fmt: skip
         """Every reason why it cannot run this case, joined by `; `; None if it can.
 
-        `dtype` is torch's or one of our names, `passes` forward or forward+backward, `tokens` their number if known.
+        `dtype` is torch's or one of our names, `passes` forward or forward+backward, `tokens` their number if known,
+        `cold` whether the weights must not be in a cache.
         """
         row = find(str(dtype))
         name = row.name if row else str(dtype)
@@ -113,10 +120,12 @@ class Kernel:
             reasons.append("computes forward only")
         if tokens is not None and self.most_tokens is not None and tokens > self.most_tokens:
             reasons.append(f"is for {self.most_tokens} {plural('token', self.most_tokens)} at most")
+        if cold and self.per_weights and self.compiles:
+            reasons.append("its weights are in compiled code, one copy of them, so they cannot be cold")
         return "; ".join(reason for reason in reasons if reason) or None
 
 
-_NO_MODULES = ("cuda", "cpu", "compiler", "onednn")
+_NO_MODULES = ("cuda", "cpu", "compiler", "onednn", "mkl")
 
 
 def _has_onednn() -> bool:
@@ -124,6 +133,13 @@ def _has_onednn() -> bool:
     import torch
 
     return torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _has_mkl() -> bool:
+    """Whether torch's CPU build has MKL's products with packed weights."""
+    import torch
+
+    return torch._C.has_mkl and hasattr(torch.ops.mkl, "_mkl_linear")
 
 
 _CAPABILITY = "sm_"
@@ -166,11 +182,12 @@ def register(
     dtypes: DTypes = None,
     computes: str = "",
     most_tokens: int | None = None,
+    per_weights: bool = False,
 ) -> Callable[[Build], Build]:
     """Decorates the `build` of a kernel that comes with the package."""
 
     def add(build: Build) -> Build:
-        how = (trains, compiles, dtypes, computes, most_tokens)
+        how = (trains, compiles, dtypes, computes, most_tokens, per_weights)
         REGISTERED[name] = Kernel(name, build, prepare, needs, refuses, "", *how)
         return build
 

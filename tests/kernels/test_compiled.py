@@ -16,6 +16,8 @@ from ffncli.kernels.compiled import CompileCache, cache, recompiles
 from ffncli.kernels.kernel import cxx, kernel_steps
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.weights import random_weights
+from tests.kernels.test_kernels import GATED
+from tests.kernels.test_onednn import block_of, right, tokens
 
 BLOCK = kernel_steps(steps(FFNSpec(8, 24, "swiglu")))
 
@@ -146,3 +148,33 @@ def test_compiled_is_the_reference_and_its_gradients(monkeypatch):
     assert recompiles() == one
     call(leaves[0][:3], tuple(leaves[1:]))
     assert recompiles() == one + 1
+
+
+@pytest.mark.parametrize(("dtype", "label"), [(torch.float32, "gated"), (torch.bfloat16, "bias")])
+def test_frozen_weights_are_constants_of_the_graph(dtype, label, monkeypatch):
+    """Right for several sets of weights, tokens and modes; what was compiled once is not compiled again."""
+    import torch._inductor.freezing as freezing
+
+    frozen, freeze = [], freezing.freeze
+    monkeypatch.setattr(freezing, "freeze", lambda *given: frozen.append(given) or freeze(*given))
+    kernel, (block, weights) = built_in("frozen"), block_of(GATED[label], dtype)
+    call, other = kernel.build(block, "cpu", dtype), {name: -tensor for name, tensor in weights.items()}
+    params = {id(one): kernel.prepare(block, one) for one in (weights, other)}
+    few, many = tokens(1, 6, dtype), tokens(9, 6, dtype)
+    cases = [(few, weights), (many, weights), (many, other)]
+    for x, one in cases:
+        assert right(block, one, x, call(x, params[id(one)]), 24)
+    before = recompiles()
+    for x, one in cases:
+        with torch.inference_mode():
+            out = call(x, params[id(one)])
+        assert right(block, one, x, out, 24)
+    assert recompiles() == before
+    assert len(frozen) == len(cases)
+
+
+def test_frozen_weights_cannot_be_cold():
+    block, _ = block_of(GATED["gated"], torch.float32)
+    refusal = built_in("frozen").refusal(block, "cpu", "fp32", "forward", 1, True)
+    assert refusal == "its weights are in compiled code, one copy of them, so they cannot be cold"
+    assert "runs on a CPU only" in (built_in("frozen").refusal(block, "cuda", "fp32") or "")

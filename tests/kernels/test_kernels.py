@@ -77,8 +77,9 @@ SUPPORTED = {
     "eager": BLOCKS, "module": DENSE, "packed": GATED, "inplace": DENSE, "conv1x1": DENSE, "numpy": NO_ERF,
     "compiled": DENSE, "grouped": MIXED, "batched": MIXED,
 }  # fmt: skip
+IN_SINGLE = ("onednn", "onednn_packed", "mkl")  # not in float64
 # Those that compile, and those without float64, have files of their own.
-QUICK = [name for name in BUILT_IN if name not in (*COMPILING, *IN_FEWER_BITS) and "onednn" not in name]
+QUICK = [name for name in BUILT_IN if name not in (*COMPILING, *IN_FEWER_BITS) and name not in IN_SINGLE]
 SINGLE = "grouped"  # computes in float32 at most
 ALLOWED, ALLOWED_OF_SINGLE = 1e-14, 1e-6
 

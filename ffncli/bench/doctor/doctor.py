@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -156,9 +157,12 @@ def _processor(root: Path) -> Iterator[DoctorCheck]:
     instructions = host.isa(root)
     fast = {"avx512_bf16", "amx_bf16", "bf16"} & set(instructions)
     slow = "bf16 is computed through float32 on this CPU: slower than fp32"
-    yield DoctorCheck(
-        "instructions", " ".join(instructions) or "unknown", "ok" if fast else "note", "" if fast else slow
-    )
+    words = " ".join(instructions) or "unknown"
+    if "amx_tile" in instructions and bf16_product_ending() == -signal.SIGILL:
+        broken = "a product in bf16 ends the process: an illegal instruction, as where a virtual machine announces AMX"
+        yield DoctorCheck("instructions", words, "bad", f"{broken} and does not describe it: {WITHOUT_AMX}")
+    else:
+        yield DoctorCheck("instructions", words, "ok" if fast else "note", "" if fast else slow)
     yield _cores(host.cores(root))
     caches = host.caches(root)
     yield DoctorCheck("caches", cache_text(caches) or "unknown", "ok" if caches else "note", host.cpu_llc(root)[1])
@@ -166,6 +170,15 @@ def _processor(root: Path) -> Iterator[DoctorCheck]:
     if nodes is not None and nodes > 1:
         advice = "keep to one: numactl --cpunodebind=0 --membind=0 ffn bench ..."
         yield DoctorCheck("memory nodes", f"{nodes} (NUMA)", "note", advice)
+
+
+WITHOUT_AMX = "export ONEDNN_MAX_CPU_ISA=AVX10_1_512"
+
+
+def bf16_product_ending() -> int:
+    """The exit code of a process that multiplies in bfloat16; negative is a signal. Two seconds."""
+    product = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
+    return subprocess.run([sys.executable, "-c", product], capture_output=True, check=False).returncode
 
 
 def _cores(cores: host.Cores) -> DoctorCheck:

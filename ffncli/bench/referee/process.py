@@ -37,7 +37,7 @@ from ffncli.bench.wrong_codes import WrongCode
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.run.engine.weights import require_memory
-from ffncli.system.child import require_original
+from ffncli.system.child import ending, require_original
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _CLOCKS_APART, _CLOCKS_LEAST = 0.05, 0.1  # as a share, and in seconds: less is waiting for a processor
@@ -159,9 +159,7 @@ class RefereeProcess:
         status = 0
         with suppress(ChildProcessError):
             status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        if status == -signal.SIGKILL:
-            return RefereeGone("the referee's process was killed (signal 9), probably for memory")
-        return RefereeGone(f"the referee's process ended with exit code {status}")
+        return RefereeGone(f"the referee's process {ending(status)}")
 
 
 @contextmanager

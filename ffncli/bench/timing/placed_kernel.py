@@ -67,7 +67,8 @@ def build_kernel(kernel: Kernel, problem: Problem, memory: KernelMemory | None =
 def refusal(kernel: Kernel, problem: Problem) -> str | None:
     """Why it cannot run the case; None if it can."""
     case = problem.case
-    return kernel.refusal(problem.steps, case.device, problem.dtype, case.passes, case.tokens)
+    cold = case.cache != "warm"
+    return kernel.refusal(problem.steps, case.device, problem.dtype, case.passes, case.tokens, cold)
 
 
 class PlacedKernel:
@@ -83,7 +84,8 @@ class PlacedKernel:
     ) -> None:
         self.name, self.built = name, built
         self._guarded = built.compute
-        self.shared = shared and not built.kernel.origin
+        self.frozen = built.kernel.per_weights and built.kernel.compiles  # has the weights in its code
+        self.shared = (shared or self.frozen) and not built.kernel.origin
         self.out: object = None
         self.call: Callable[[], object]
         self.x = problem.first.x
@@ -114,7 +116,9 @@ class PlacedKernel:
             self.ring = near.place(entering)
             self._writable = [tuple(t.data for t in buffers) for buffers in self.ring]
             self.turn(0)
-            if self.shared:
+            if self.frozen:
+                self.copies = [self.built.params]
+            elif self.shared:
                 self.copies = [tuple(t.detach() for t in self.built.params)]
             elif placeable(self.built.params):
                 self.copies = far.place(weights)
@@ -129,6 +133,9 @@ class PlacedKernel:
                     tensor.requires_grad_()
             self._versions = [[t._version for t in copy] for copy in self.copies]
             self._places = [[_place_of(t) for t in copy] for copy in self.copies]
+            if self.built.kernel.per_weights:
+                for copy in self.copies:
+                    self.built.compute(self.x, copy)
         self.call = self._backward() if backward else self._forward()
 
     def _sets(self, copies: int) -> tuple[list[Params], list[Params]]:

@@ -13,7 +13,7 @@ from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import clock_for
 from ffncli.bench.timing.outcomes import verdict_of
 from ffncli.block.dtypes import dtype as dtype_named
-from ffncli.kernels import onednn
+from ffncli.kernels import mkl, onednn
 
 _GEMMS = {"cpu": (256, 512, 768, 1024, 1536, 2048), "cuda": (1024, 2048, 4096, 8192)}  # square: n tokens, n × n weights
 _SECONDS = 0.3  # for the products; the memory test takes about half as much again
@@ -65,14 +65,17 @@ def _best_gemm(device: str, kind: Any, clock: Clock) -> float | None:
 
 
 def _products(n: int, device: str, kind: Any) -> list[Callable[[], object]]:
-    """Ways to multiply n tokens by n × n weights; on a CPU also with weights that oneDNN has reordered before, which is
-    faster than torch's own choice where that is MKL on another maker's processor, or where it reorders in every call.
+    """Ways to multiply n tokens by n × n weights; on a CPU also with weights that oneDNN or MKL has reordered before:
+    torch's own choice reorders in every call, and may be MKL on another maker's processor.
     """
     x, w, out = (torch.randn(n, n, device=device).to(kind) for _ in range(3))
     ways: list[Callable[[], object]] = [lambda: torch.mm(x, w.t(), out=out)]
     if onednn.multiplies(device, kind):
         reordered = torch.ops.mkldnn._reorder_linear_weight(w, n)
         ways.append(lambda: onednn.linear(x, reordered, None))
+    if mkl.multiplies(device, kind):
+        packed = mkl.packed(w, n)
+        ways.append(lambda: mkl.linear(x, packed, w, None))
     return ways
 
 

@@ -24,7 +24,7 @@ class FFNSwap:
 
     def __init__(self, model: nn.Module, ffn: FoundFFN, built: SharedKernel, tokens: tuple[int, ...]) -> None:
         self.ffn, self.built = ffn, built
-        self._tokens = tokens if built.kernel.compiles else ()
+        self._tokens = tokens if built.kernel.compiles or built.kernel.per_weights else ()
         self.weights = PreparedWeights(model, ffn, built)
         self._device = torch.device(built.device)
         self.calls: Counter[str] = Counter()
@@ -35,7 +35,7 @@ class FFNSwap:
         self._forwards = self._replacements()
         kind = f"{dtype_text(built.dtype)} on {built.device}"
         self._elsewhere = f"its parameters are no longer {kind}, for which the kernel was verified"
-        self._compiled_for = f"the kernel was compiled for {' and '.join(map(str, tokens))} tokens"
+        self._ready_for = f"the kernel was made ready for {' and '.join(map(str, tokens))} tokens"
         self._other_input = f"its input is not {kind}"
 
     @property
@@ -105,7 +105,7 @@ class FFNSwap:
     def _obstacle_of_input(self, x: Tensor) -> str:
         if x.dtype != self.built.dtype or x.device != self._device or x.shape[-1] != self.ffn.width:
             return self._other_input
-        return self._compiled_for if self._tokens and x.numel() // x.shape[-1] not in self._tokens else ""
+        return self._ready_for if self._tokens and x.numel() // x.shape[-1] not in self._tokens else ""
 
     def _obstacle_inside(self) -> str:
         """The same among the modules inside: a hook there would not be called, and another module be left out."""

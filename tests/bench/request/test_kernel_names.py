@@ -24,7 +24,7 @@ from ffncli.run.user.kernels import kernel_of
 from ffncli.system.files import remove_process_folders
 from tests.oracles.repository import Repository
 
-DEFAULT = ["eager", "module", "packed", "inplace", "conv1x1", "onednn", "onednn_packed", "numpy"]
+DEFAULT = ["eager", "module", "packed", "inplace", "conv1x1", "onednn", "onednn_packed", "mkl", "numpy"]
 
 PLAIN = FFNSpec(4, 8, bias=False)
 STEPS = kernel_steps(steps(PLAIN))
@@ -128,7 +128,7 @@ def test_what_an_earlier_version_stored_is_written_as_a_text_of_the_same_choice(
 @pytest.mark.parametrize(
     ("texts", "baseline", "labels", "base", "note"),
     [
-        (None, None, [*DEFAULT, "grouped"], "eager", "timed only if named: compiled, max_autotune, gemv, triton_act"),
+        (None, None, [*DEFAULT, "grouped"], "eager", "timed only if named: compiled, max_autotune, frozen, gemv"),
         (["packed"], None, ["eager", "packed"], "eager", "compared with eager"),
         (["packed,module"], None, ["packed", "module"], "packed", ""),
         (["packed,eager"], None, ["packed", "eager"], "eager", ""),

@@ -390,7 +390,7 @@ def test_subnormal_outputs_are_counted(tmp_path, monkeypatch):
 def test_every_kernel_by_itself_and_those_by_default_where_none_is_named():
     chosen = choose_kernels(None, None).kernels
     assert list(arms.kernels_by_label(chosen, STEPS, PLAIN)) == [
-        "eager", "module", "packed", "inplace", "conv1x1", "onednn", "onednn_packed", "numpy", "grouped",
+        "eager", "module", "packed", "inplace", "conv1x1", "onednn", "onednn_packed", "mkl", "numpy", "grouped",
     ]  # fmt: skip
     chosen = choices(["eager,conv", "a=slowed:1.05:eager"])
     assert list(arms.kernels_by_label(chosen, STEPS, PLAIN)) == ["eager", "conv1x1", "a"]

@@ -273,7 +273,7 @@ def test_a_kernel_that_compiles_computes_the_verified_counts_alone(tmp_path):
     replaced = ffncli.replace(model, f"{file}:mine", tokens=(1, 10))
     logits(model)
     logits(model, torch.arange(11)[None])
-    assert replaced.calls == {"kernel": 2, "the kernel was compiled for 1 and 10 tokens": 2}
+    assert replaced.calls == {"kernel": 2, "the kernel was made ready for 1 and 10 tokens": 2}
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

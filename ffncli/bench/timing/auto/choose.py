@@ -29,7 +29,7 @@ from ffncli.kernels.kernel import Kernel
 
 _SAME_AS_EAGER = ("module",)  # it calls what eager calls
 # Tried in this order, the rest after them: where a call takes seconds, there is time for the first few alone.
-_FIRST = ("eager", "grouped", "onednn_packed", "onednn", "gemv", "packed", "conv1x1")
+_FIRST = ("eager", "grouped", "mkl", "onednn_packed", "onednn", "gemv", "packed", "conv1x1")
 
 
 def choose(
@@ -40,17 +40,20 @@ def choose(
     compiled: Collection[str] = (),
     tell: Callable[[str], None] = lambda name: None,
     most_memory: int | None = None,
+    any_tokens: bool = False,
 ) -> AutoChoice:
     """The fastest kernel of the package for a case, on this machine with the threads and the arithmetic set now.
 
     `how`: `quick` leaves out kernels that compile, but for those `compiled` already; `full` has all of them. A choice
     is kept, and a full one is preferred. `tell` gets each candidate's name before it is built. Without a
-    `problem`, random weights are drawn. `most_memory`: bytes that this process may use. Raises FFNError if no kernel
+    `problem`, random weights are drawn. `most_memory`: bytes that this process may use. `any_tokens` leaves out kernels
+    that make something for every number of tokens. Raises FFNError if no kernel
     computes the block.
     """
     problem = problem or Problem.of(case, 0)
     order = sorted(BUILT_IN, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
     every = [kernel for name in order if _competes(kernel := built_in(name), problem)]
+    every = [kernel for kernel in every if not (any_tokens and kernel.per_weights)]
     few = [kernel for kernel in every if not kernel.compiles or kernel.name in compiled]
     environment = machine.environment(case.device)
     keys = [kept.key_of(case, environment, tuple(kernel.name for kernel in group)) for group in (every, few)]
@@ -82,7 +85,7 @@ def fastest(
     cache, threads = cached("auto", tokens), torch.get_num_threads()
     label = f"{spec.d_model}x{spec.d_ff}:{spec.activation}"
     case = Case(label, label, spec, tokens, row.name, cache=cache, device=device, threads=threads)
-    choice = choose(case, how=how)
+    choice = choose(case, how=how, any_tokens=True)
     return KernelChoice(choice.kernel, choice.kernel), f"auto: {choice.note}"
 
 
