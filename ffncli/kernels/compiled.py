@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from functools import update_wrapper
+from io import StringIO
 from types import FunctionType
 
 import torch
@@ -52,7 +54,7 @@ def build_frozen(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
             return compute(x, weights())
 
         call = graph(of_constants, device)
-        with torch._inductor.config.patch(_FREEZING):
+        with torch._inductor.config.patch(_FREEZING), _quiet():
             call(x, ())
         return call
 
@@ -65,9 +67,16 @@ def build_frozen(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     return run
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch's tuning writes to stderr, whatever its options are, and its warnings about itself."""
+    with warnings.catch_warnings(), redirect_stderr(StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
 _FREEZING: dict[str, bool | int] = {
     "freezing": True, "max_autotune": True, "cpp.enable_grouped_gemm_template": True,
-    "autotune_num_choices_displayed": 0,
 }  # fmt: skip
 
 

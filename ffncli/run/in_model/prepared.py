@@ -68,9 +68,10 @@ class PreparedWeights:
         copies = {storage.data_ptr(): storage.nbytes() for storage in plain}
         self.copied_bytes = sum(size for pointer, size in copies.items() if pointer not in live)
         self.copied_bytes += sum(onednn.nbytes(p) for p in self._params if p.is_mkldnn)
-        copies_weights = self.copied_bytes > 0 or self._built.kernel.per_weights
+        if self._built.kernel.per_weights:  # made at its first call, for each number of tokens
+            self.copied_bytes += sum(t.nbytes for t in tensors)
         self._sources = tuple(
-            _source(home, leaf, tensor, copies_weights)
+            _source(home, leaf, tensor, self.copied_bytes > 0)
             for (home, leaf), tensor in zip(self._places, tensors, strict=True)
         )
 

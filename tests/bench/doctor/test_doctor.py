@@ -90,6 +90,19 @@ def test_a_quota_is_noted():
     assert doctor._cores(host.Cores(1, None, 1)).status == "ok"
 
 
+@pytest.mark.parametrize(("code", "status"), [(-4, "bad"), (0, "ok")])
+def test_instructions_that_are_announced_and_end_a_process(code, status, tmp_path, monkeypatch):
+    put(tmp_path, "proc/cpuinfo", "processor : 0\nflags : avx2 amx_tile amx_bf16\n")
+    monkeypatch.setattr(doctor, "bf16_product_ending", lambda: code)
+    row = next(row for row in doctor._processor(tmp_path) if row.name == "instructions")
+    assert (row.value, row.status) == ("avx2 amx_tile amx_bf16", status)
+    assert row.advice.endswith(doctor.WITHOUT_AMX) == (status == "bad")
+
+
+def test_a_product_in_bf16_ends_well_here():
+    assert doctor.bf16_product_ending() == 0
+
+
 def test_caches_alike_are_counted():
     caches = (
         host.ProcessorCache(1, "Data", 48 << 10, (0,)), host.ProcessorCache(1, "Data", 48 << 10, (1,)),

@@ -156,7 +156,7 @@ def test_a_referee_that_dies_costs_its_case_and_the_worker_ends_in_peace(tmp_pat
     assert [m[0] for m in messages] == ["began", "unit"]  # of two cases; the next worker has the other one
     assert {o.status for o in messages[1][1].outcomes} == {"failed"}
     assert {o.note for o in messages[1][1].outcomes} == {
-        "the referee's process was killed (signal 9), probably for memory"
+        "the referee's process was killed (signal 9), probably for lack of memory"
     }
 
 

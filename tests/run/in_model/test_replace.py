@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import ffncli
 from ffncli.errors import FFNError
+from ffncli.kernels import built_in
 from tests.oracles.huggingface import make
 
 LLAMA: dict[str, Any] = {
@@ -373,6 +374,23 @@ def test_modes_are_left_as_they_were():
     modes = [part.training for part in model.modules()]
     ffncli.replace(model, "packed")
     assert [part.training for part in model.modules()] == modes
+
+
+@pytest.mark.parametrize("kernel", ["mkl", "frozen"])
+def test_what_is_made_of_the_weights_is_made_again_when_they_change(kernel):
+    if reason := built_in(kernel).missing("cpu"):
+        pytest.skip(reason)
+    model, other = llama(), llama()
+    alone = logits(model)
+    replaced = ffncli.replace(model, kernel, tokens=10)
+    assert all(ffn.copied_bytes == 3 * 4 * 16 * 40 for ffn in replaced.ffns)
+    assert far(logits(model), alone) < 1e-5
+    with torch.no_grad():
+        for one in (model, other):
+            one.model.layers[0].mlp.down_proj.weight.mul_(2.0)
+    assert far(logits(model), logits(other)) < 1e-5
+    assert far(logits(model), alone) > 1e-3
+    assert {*replaced.calls} == {"kernel"}
 
 
 # --- kernels with weights of a library's own form, and in fewer bits --------------------------------------------------
