@@ -18,7 +18,7 @@ from ffncli.errors import FFNError
 from ffncli.kernels import eager
 from ffncli.kernels.kernel import Computes, Params, Steps, cxx, register
 from ffncli.kernels.pattern import refuses_all_but_dense
-from ffncli.kernels.per_weights import PerWeights, of_their_own
+from ffncli.kernels.per_weights import PerWeights, aliases
 
 
 @register("compiled", needs=("compiler",), refuses=refuses_all_but_dense, compiles=True)
@@ -38,7 +38,7 @@ def build_tuned(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 @register(
-    "frozen", prepare=of_their_own, needs=("cpu", "compiler"), refuses=refuses_all_but_dense, trains=False,
+    "frozen", prepare=aliases, needs=("cpu", "compiler"), refuses=refuses_all_but_dense, trains=False,
     compiles=True, per_weights=True,
 )  # fmt: skip
 def build_frozen(steps: Steps, device: str, dtype: torch.dtype) -> Computes:

@@ -13,7 +13,7 @@ from ffncli.kernels import inplace
 from ffncli.kernels.between import Weights
 from ffncli.kernels.kernel import REGISTERED, Computes, Params, Steps, register
 from ffncli.kernels.pattern import refuses_all_but_dense
-from ffncli.kernels.per_weights import PerWeights, of_their_own
+from ffncli.kernels.per_weights import PerWeights, aliases
 
 
 def multiplies(device: str, dtype: torch.dtype) -> bool:
@@ -34,7 +34,7 @@ def linear(x: Tensor, weight: Tensor, plain: Tensor, bias: Tensor | None) -> Ten
 
 
 @register(
-    "mkl", prepare=of_their_own, needs=("cpu", "mkl"), refuses=refuses_all_but_dense, trains=False, dtypes=("fp32",),
+    "mkl", prepare=aliases, needs=("cpu", "mkl"), refuses=refuses_all_but_dense, trains=False, dtypes=("fp32",),
     per_weights=True,
 )  # fmt: skip
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:

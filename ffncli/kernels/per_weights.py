@@ -17,7 +17,7 @@ Made = TypeVar("Made")
 Kind: TypeAlias = tuple[int, bool]  # the number of tokens, whether x is from inference mode: torch tells them apart
 
 
-def of_their_own(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
+def aliases(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
     """The weights in step order as new tensors with the same memory: what is made of them is made again after this."""
     return tuple(weights[name].detach() for name in parameters(steps))
 
