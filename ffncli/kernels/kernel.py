@@ -59,7 +59,7 @@ class Kernel:
     is compared with its like only. `most_tokens`: f computes any number of tokens, but was made for so many at most, so
     a benchmark of more leaves it out; None: no limit. `per_weights`: the first call with params and a number of
     tokens makes something for these two, and keeps it (`PerWeights`), so whoever times it makes that call before. If it
-    also compiles, then the weights are in its code: a benchmark has one copy of them, and they cannot be cold.
+    also compiles, then the weights are in its code: a benchmark has one copy of them, which only a flush makes cold.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Kernel:
         """Every reason why it cannot run this case, joined by `; `; None if it can.
 
         `dtype` is torch's or one of our names, `passes` forward or forward+backward, `tokens` their number if known,
-        `cold` whether the weights must not be in a cache.
+        `cold` whether copies of the weights keep them out of the caches.
         """
         row = find(str(dtype))
         name = row.name if row else str(dtype)
@@ -121,7 +121,9 @@ class Kernel:
         if tokens is not None and self.most_tokens is not None and tokens > self.most_tokens:
             reasons.append(f"is for {self.most_tokens} {plural('token', self.most_tokens)} at most")
         if cold and self.per_weights and self.compiles:
-            reasons.append("its weights are in compiled code, one copy of them, so they cannot be cold")
+            reasons.append(
+                "its weights are in compiled code, one copy of them, so copies cannot keep them cold: --cache flush can"
+            )
         return "; ".join(reason for reason in reasons if reason) or None
 
 

@@ -67,7 +67,7 @@ def build_kernel(kernel: Kernel, problem: Problem, memory: KernelMemory | None =
 def refusal(kernel: Kernel, problem: Problem) -> str | None:
     """Why it cannot run the case; None if it can."""
     case = problem.case
-    cold = case.cache != "warm"
+    cold = case.cache == "cold-weights"  # by copies: flushing the caches needs one alone
     return kernel.refusal(problem.steps, case.device, problem.dtype, case.passes, case.tokens, cold)
 
 

@@ -51,6 +51,14 @@ _Plain = tuple[Sequence[str], Sequence[float], str | None]
 _Gated = tuple[Sequence[str], Sequence[float], Sequence[float]]
 
 
+_Std = Annotated[
+    float,
+    _values(
+        "--std", metavar="X", parser=above_zero("--std"), daily=True, help="Standard deviation of the normal input."
+    ),
+]
+
+
 @spread
 def command(
     *,
@@ -64,12 +72,7 @@ def command(
             help=f"Inputs to show. [default: {DEFAULT_AT}; for differences of gated units {BEYOND_LIMITS}]",
         ),
     ] = None,
-    std: Annotated[
-        float,
-        _values(
-            "--std", metavar="X", parser=above_zero("--std"), daily=True, help="Standard deviation of the normal input."
-        ),
-    ] = 1.0,
+    std: _Std = 1.0,
     everything: Annotated[bool, _values("--all", daily=True, help="Show every activation.")] = False,
     expected: ExpectOptions,
     gated: GatedOptions,

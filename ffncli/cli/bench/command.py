@@ -98,10 +98,8 @@ def command(
         request, notes = build_request(cases, grid.kernel, grid.baseline, how, **more)
     else:
         request, notes = _of_suite(suite, grid, method, more)
-    _require_plottable(plot, request)
     require_ranks(ranks)
-    notes = (*((_SHORT,) if first_look else ()), *notes)
-    _begin(request, notes, grid, result, plot, show, output)
+    _begin(request, (*((_SHORT,) if first_look else ()), *notes), grid, result, plot, show, output)
 
 
 def _selftest(cases: Grid, grid: GridOptions, method: MethodOptions, result: ResultOptions, output: Output) -> None:
@@ -125,6 +123,7 @@ def _begin(
     """A new run, of the part of the cases that --shard names or of all."""
     from ffncli.bench.opening import begun, default_path
 
+    _require_plottable(plot, request)
     target = default_path(grid.shard) if result.save is None else Path(os.path.expanduser(result.save))
     with begun(target, request, show.force, grid.shard) as journal:
         if grid.shard is not None:

@@ -75,7 +75,7 @@ def _built(
         with torch.inference_mode(False), torch.no_grad():
             params = [tuple(kernel.prepare(steps, copy)) for copy in copies]
         call = _call(kernel, steps, case, x, params)
-        for _ in params if kernel.per_weights else params[: kernel.compiles]:
+        for _ in range(len(params) if kernel.per_weights else int(kernel.compiles)):
             call()
         clock.finish()
     except Exception:  # whatever a library raises: that contender is out

@@ -47,8 +47,7 @@ def choose(
     `how`: `quick` leaves out kernels that compile, but for those `compiled` already; `full` has all of them. A choice
     is kept, and a full one is preferred. `tell` gets each candidate's name before it is built. Without a
     `problem`, random weights are drawn. `most_memory`: bytes that this process may use. `any_tokens` leaves out kernels
-    that make something for every number of tokens. Raises FFNError if no kernel
-    computes the block.
+    that make something for every number of tokens. Raises FFNError if no kernel computes the block.
     """
     problem = problem or Problem.of(case, 0)
     order = sorted(BUILT_IN, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
