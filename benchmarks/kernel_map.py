@@ -12,8 +12,9 @@ Marks, for the fastest kernel of each case:
 - float32, from 128 tokens: at least 90 % of the best product measured in the run with as many threads;
 - float32, one token: at least 85 % of the bandwidth measured in the run.
 
-Limits: one machine, two placements of the weights in each process. Calls of more than a third of a second are timed in
-fewer rounds, without packed, conv1x1 and numpy.
+Limits: one machine. Each process places warm weights twice (once where a call takes more than a third of a second),
+cold ones once, which are several copies, and times as many rounds as take some seconds. Calls of more than a third of a
+second are timed without packed, conv1x1 and numpy.
 
     python -m benchmarks.kernel_map [--save FILE]      # continues FILE; about 80 minutes
     python -m benchmarks.kernel_map --summary FILE     # the tables; --picture FILE.svg draws them
@@ -27,7 +28,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -52,7 +53,9 @@ COLUMNS = (
 D_MODEL, WIDER, TOKENS = (1024, 4096), (4.0, 2.6875), (1, 16, 128, 512)
 SETTINGS = (("fp32", 1), ("fp32", 2), ("bf16", 1))
 RATE = {"fp32": 60e9, "bf16": 120e9}  # FLOP/s of a core, for estimates only
+READ = 15e9  # B/s, likewise
 LONG = 0.3  # s of a call
+ROUNDS = ((0.01, 24), (0.06, 8), (LONG, 4), (1.0, 2), (float("inf"), 1))  # by the seconds of a call
 GROUP = 6  # cases that share their workers
 Row = Mapping[str, str]
 
@@ -70,7 +73,14 @@ class Shape:
     @property
     def seconds(self) -> float:
         """Of a call, about."""
-        return 6 * self.tokens * self.d_model * self.d_ff / RATE[self.dtype] / self.threads
+        weights = 3 * self.d_model * self.d_ff
+        computing = 2 * self.tokens * weights / RATE[self.dtype] / self.threads
+        return max(computing, weights * (4 if self.dtype == "fp32" else 2) / READ)
+
+    @property
+    def rounds(self) -> int:
+        """In each placement: the bare products are timed in every fourth, and a placement costs seconds anyway."""
+        return next(rounds for most, rounds in ROUNDS if self.seconds < most)
 
     @property
     def case(self) -> Case:
@@ -118,7 +128,8 @@ def groups_of(missing: Sequence[Shape], third: Collection[Shape]) -> list[list[S
     """Cases that the same workers can measure with the same kernels, a few in each group."""
     alike: dict[tuple[object, ...], list[Shape]] = {}
     for shape in missing:
-        kind = (shape.seconds >= LONG, shape.dtype, shape.threads, *kernels_of(shape, shape in third))
+        kernels = kernels_of(shape, shape in third)
+        kind = (shape.seconds >= LONG, shape.rounds, shape.case.cache, shape.dtype, shape.threads, *kernels)
         alike.setdefault(kind, []).append(shape)
     return [every[n : n + GROUP] for every in alike.values() for n in range(0, len(every), GROUP)]
 
@@ -127,9 +138,8 @@ def measured(
     group: Sequence[Shape], kernels: Sequence[str], processes: int, max_time: float
 ) -> list[dict[str, object]]:
     """A row for every case of a group and every kernel."""
-    method = Method(processes=processes, max_time=max_time, placements=2)
-    if group[0].seconds >= LONG:
-        method = replace(method, rounds=2)
+    placements = 2 if group[0].case.cache == "warm" and group[0].seconds < LONG else 1
+    method = Method(processes=processes, max_time=max_time, placements=placements, rounds=group[0].rounds)
     return bench_cases([shape.case for shape in group], kernels, method)
 
 
@@ -277,7 +287,7 @@ def main() -> int:
     words.add_argument("--summary", metavar="FILE", help="measure nothing, print the tables of FILE")
     words.add_argument("--picture", metavar="FILE.svg", help="draw the map")
     words.add_argument("--processes", type=int, default=5)
-    words.add_argument("--max-time", type=float, default=10.0, help="seconds of a case")
+    words.add_argument("--max-time", type=float, default=20.0, help="seconds of a case")
     words.add_argument("--most", type=float, default=1e9, help="leave out cases whose calls take longer, in seconds")
     words.add_argument("--dtypes", default="fp32,bf16")
     options = words.parse_args()

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ffncli.errors import ExitCode, FFNError
-from ffncli.run.in_model.find import FoundFFN
+from ffncli.kernels.kernel import Params
+from ffncli.run.in_model.find import FoundFFN, forward_replaced
 from ffncli.run.in_model.kernel_call import SharedKernel, dtype_text
 from ffncli.run.in_model.prepared import PreparedWeights
 
@@ -57,7 +58,7 @@ class FFNSwap:
 
     def _require_ours(self) -> None:
         for part, new in zip(self._modules, self._forwards, strict=True):
-            if vars(part).get("forward", new) is not new:
+            if vars(part).get("forward") is not new and forward_replaced(part):
                 what = f"{self.ffn.label}: something else has replaced the forward of {type(part).__name__} since"
                 raise FFNError(what, "undo that first")
 
@@ -77,8 +78,9 @@ class FFNSwap:
             return None
         why, params = self._obstacle(x), None
         if not why:
-            params = self.weights.now()
-            why = self._elsewhere if params is None or x is None else self._obstacle_of_input(x)
+            params, why = self._params()
+        if not why and x is not None:
+            why = self._obstacle_of_input(x)
         self.calls[why or "kernel"] += 1
         if why or params is None or x is None:
             return None
@@ -87,6 +89,14 @@ class FFNSwap:
             return self.built(flat, params).view(x.shape)
         with torch.no_grad():
             return self.built(flat, params).view(x.shape)
+
+    def _params(self) -> tuple[Params | None, str]:
+        """The kernel's weights as the model's are now, or why there are none."""
+        try:
+            params = self.weights.now()
+        except FFNError:
+            return None, "memory is too small to prepare its changed weights again"
+        return params, "" if params is not None else self._elsewhere
 
     def _obstacle(self, x: Any) -> str:
         """Why the model must compute this call itself; empty if nothing is in the way."""
@@ -114,7 +124,7 @@ class FFNSwap:
             return "its modules were replaced"
         whole = len(self._modules) == 1
         for part in here[1:] if whole else here:
-            if part._forward_hooks or part._forward_pre_hooks or (whole and "forward" in vars(part)):
+            if part._forward_hooks or part._forward_pre_hooks or (whole and forward_replaced(part)):
                 return "there are hooks on its modules"
         return ""
 

@@ -138,3 +138,16 @@ def test_interval_of_values_that_follow_each_other_is_wider() -> None:
     plain = statistics.deviation(values) / math.sqrt(10) * statistics.t_quantile(0.975, 9)
     assert statistics.t_interval(values).half_width == pytest.approx(plain * math.sqrt(1.7 / 0.3))
     assert statistics.widening(0.4) == statistics.widening(-0.9) == statistics.widening(None) == 1
+
+
+def test_the_interval_of_a_median_holds_for_any_distribution():
+    """The ranks are those of published tables (Conover 1999, A.3): of 6 values the least and the largest, of 20 the
+    6th and the 15th; and it covers the median of a skewed distribution."""
+    assert statistics.median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0]) == statistics.Interval(3.5, 1.0, 6.0)
+    assert not statistics.median_interval([1.0, 2.0, 3.0, 4.0, 5.0]).bounded
+    assert statistics.median_interval([float(n) for n in range(1, 21)]) == statistics.Interval(10.5, 6.0, 15.0)
+    draw, inside = random.Random(0), 0
+    for _ in range(2000):
+        interval = statistics.median_interval([draw.expovariate(1.0) for _ in range(15)])
+        inside += interval.low <= math.log(2) <= interval.high
+    assert 0.95 <= inside / 2000 <= 0.985  # 96.5 % of ranks 4 and 12

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor, nn
 
 import ffncli
-from ffncli.errors import FFNError
+from ffncli.errors import ExitCode, FFNError
 from ffncli.kernels import built_in
 from tests.oracles.huggingface import make
 
@@ -262,8 +262,30 @@ def test_a_copied_and_a_pickled_model_are_without_kernels():
             other.model.layers[0].mlp.up_proj.weight.zero_()
             other.model.layers[1].mlp.up_proj.weight.zero_()
         assert far(logits(other), logits(model)) > 1e-4  # it computes with parameters of its own
+        again = ffncli.replace(other, "eager")
+        logits(other)
+        assert again.calls == {"kernel": 2}
+        again.restore()
+        assert not any("forward" in vars(part) for part in other.modules())
     assert set(replaced.calls) == {"kernel"}
     assert replaced.calls["kernel"] == 4
+
+
+def test_changed_weights_that_memory_has_no_room_for_are_computed_by_the_model(monkeypatch):
+    model = llama()
+    replaced = ffncli.replace(model, "packed")
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(2)
+
+    def full(*args: Any) -> None:
+        raise FFNError("full", code=ExitCode.ENVIRONMENT)
+
+    monkeypatch.setattr("ffncli.run.in_model.prepared.require_memory", full)
+    assert torch.equal(logits(model), logits(copy.deepcopy(model)))
+    assert replaced.calls == {"kernel": 1, "memory is too small to prepare its changed weights again": 1}
+    monkeypatch.undo()
+    logits(model)
+    assert replaced.calls["kernel"] == 3
 
 
 def test_a_kernel_that_compiles_computes_the_verified_counts_alone(tmp_path):

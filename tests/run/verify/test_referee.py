@@ -306,7 +306,7 @@ def test_what_the_referee_refuses(options, words):
 
 def test_an_answer_that_is_kept_by_its_content_shows_in_the_work_of_a_call(host):
     """Its numbers are right in every call. In a block whose calls are short nobody can tell."""
-    wide = FFNSpec(256, 768, "swiglu")
+    wide = FFNSpec(512, 2048, "swiglu")  # some 10 ms of a core in each call, where 2 ms can be judged
     for name, passed in (("replays_by_content", False), ("mlp", True), ("row_by_row", True)):
         rows = {row.check: row for row in judged(host, name, block_of(wide))}
         assert (name, rows["replay"].passed) == (name, passed)

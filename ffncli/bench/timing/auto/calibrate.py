@@ -1,7 +1,8 @@
 """Candidates timed in turn on one case, for a few seconds: which is the fastest?
 
 In rounds, as a benchmark: every contender once in each, in a drawn order. One that is clearly slower drops out,
-so the time goes to those that may win. Nothing is verified here: whoever uses the choice does that.
+so the time goes to those that may win. Ratios are medians over rounds with the intervals of medians: in a short race a
+host that takes the processor away for a moment must not decide. Nothing is verified here: whoever uses the choice does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from ffncli.bench.judge.statistics import Interval, t_interval
+from ffncli.bench.judge.statistics import Interval, median_interval
 from ffncli.bench.records import Case
 from ffncli.bench.timing.auto.kept import AutoChoice
 from ffncli.bench.timing.clock import Call, Clock
@@ -29,7 +30,10 @@ _SECONDS = 5.0  # of timing, at most
 _BLOCK = 2e-3  # s of a block's calls, at least
 _SHORT, _LONG = 0.05, 1.0  # s of a call: from the second on, it is not repeated before the rounds
 _SLOWER = 1.3  # times the fastest: out of the race
-_ROUNDS = 3  # before one is judged by its median, if there is time for them
+_BRIEF, _HOPELESS = 5e-3, 10.0  # s of a call that may be this many times slower after the first calls
+_ROUNDS = 5  # before one is judged by its median, if there is time for them
+_AT_LEAST = 0.5  # s of timing before a race is over because its winner is known: a disturbance lasts 0.1 s
+_LEVEL = 0.9  # of the intervals, two-sided: faster than eager is a question about one side
 _PRECISE = 0.005  # half the width of an interval that is narrow enough
 _BY_ONE_CALL = 0.03  # by which a kernel must be faster where there was time for one call each
 _MOST_WALL = 6  # times the seconds of timing: a race with all that it does between is over then
@@ -105,9 +109,15 @@ class Race:
     def __init__(self, clock: Clock, seconds: float, before: Call | None = None) -> None:
         self.logs: dict[str, list[float]] = {}
         self._clock, self._most, self._before = clock, seconds, before
+        self._least = min(_AT_LEAST, seconds / 2)
         self._in: dict[str, tuple[Contender, int]] = {}  # with the calls of a block
         self._draw, self._began = random.Random(0), clock.now()
         self.seconds = 0.0  # of timing
+
+    @property
+    def _best(self) -> str:
+        """The fastest so far."""
+        return min(self._in, key=lambda name: median(self.logs[name]))
 
     @property
     def has_time(self) -> bool:
@@ -132,7 +142,7 @@ class Race:
             return
         self._in[contender.name] = contender, inner
         self.logs[contender.name] = [log(max(once, _LEAST))]
-        self._drop()
+        self._drop(_HOPELESS if once < _BRIEF else _SLOWER)  # a disturbance may last as long as its three blocks
 
     def run(self) -> None:
         """Rounds until the fastest is known well, or the time is over."""
@@ -148,20 +158,20 @@ class Race:
                     self._timed(contender, 1)
                 self.logs[name].append(log(max(self._timed(contender, inner), _LEAST)))
             rounds += 1
-            if rounds >= _ROUNDS:
+            if rounds >= _ROUNDS and self.seconds >= self._least / 2:
                 self._drop()
-                if rounds % 6 == 0 and self._known():
-                    return
+            if rounds % 6 == 0 and self.seconds >= self._least and self._known():
+                return
 
     def choice(self, count: int) -> AutoChoice:
-        """The fastest one; eager, unless another is certainly faster."""
-        means = {name: median(self.logs[name]) for name in self._in}
-        best = min(means, key=lambda name: means[name])
+        """The fastest one; eager, unless it has dropped out or another is certainly faster."""
+        best = self._best
         among = f"of {count} kernels, timed for {max(0.1, self.seconds):.1f} s"
         if EAGER not in self.logs or best == EAGER:
             return AutoChoice(best, f"{best}, the fastest {among}")
         ratio = self._ratio(best, EAGER)
-        if (ratio.high if ratio.bounded else ratio.value + log1p(_BY_ONE_CALL)) >= 0:
+        certain = EAGER not in self._in or (ratio.high if ratio.bounded else ratio.value + log1p(_BY_ONE_CALL)) < 0
+        if not certain:
             return AutoChoice(EAGER, f"{EAGER}, because none {among}, is certainly faster")
         low, high = (f"{exp(end):.3f}" for end in (ratio.low, ratio.high))
         ends = f" [{low}, {high}]" if ratio.bounded else ""
@@ -176,19 +186,19 @@ class Race:
     def _round_seconds(self) -> float:
         return sum(exp(median(self.logs[name])) * (inner + (inner > 1)) for name, (_, inner) in self._in.items())
 
-    def _drop(self) -> None:
-        """Leave out who is clearly slower than the fastest; their memory is freed."""
-        fastest = min(median(self.logs[name]) for name in self._in)
-        for name in [name for name in self._in if median(self.logs[name]) > fastest + log(_SLOWER)]:
+    def _drop(self, limit: float = _SLOWER) -> None:
+        """Leave out who takes more than `limit` times as long as the fastest; their memory is freed."""
+        best = self._best
+        for name in [name for name in self._in if self._ratio(name, best).value > log(limit)]:
             del self._in[name]
 
     def _known(self) -> bool:
         """Whether every other one's ratio to the fastest is precise, or it is certainly slower."""
-        best = min(self._in, key=lambda name: median(self.logs[name]))
+        best = self._best
         ratios = [self._ratio(name, best) for name in self._in if name != best]
         return all(ratio.low > 0 or ratio.half_width < _PRECISE for ratio in ratios)
 
     def _ratio(self, name: str, base: str) -> Interval:
         """The log ratio of two candidates, paired within rounds as far as both were in them."""
         pairs = list(zip(self.logs[name], self.logs[base], strict=False))
-        return t_interval([a - b for a, b in pairs])
+        return median_interval([a - b for a, b in pairs], _LEVEL)

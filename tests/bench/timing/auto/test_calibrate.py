@@ -68,7 +68,7 @@ def test_the_fastest_wins_by_its_interval(scale):
     assert choice.kernel == "b"
     ratio, *ends = map(float, re.findall(r"0\.\d{3}", choice.note))
     assert ratio == pytest.approx(0.84, rel=0.03 if scale < 0.1 else 0.06)
-    assert not ends or ends[0] < 0.84 < ends[1]
+    assert not ends or ends[0] - 0.001 <= 0.84 <= ends[1] + 0.001
     assert bool(ends) == (scale < 0.1)  # of one call each there is no interval
     assert float(choice.note.split("timed for ")[1].split()[0]) <= 5.0
     assert clock.calls["d"] < clock.calls["b"]
@@ -79,8 +79,40 @@ def test_eager_unless_another_is_certainly_faster():
     choice = race(clock, [clock.kernel("eager", 1e-3), clock.kernel("a", 0.9999e-3), clock.kernel("b", 1.0001e-3)])
     assert choice.kernel == "eager"
     assert race(clock, [clock.kernel("eager", 1e-3), clock.kernel("a", 2e-3)]).note == (
-        "eager, the fastest of 2 kernels, timed for 0.1 s"
+        "eager, the fastest of 2 kernels, timed for 0.3 s"
     )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_host_that_takes_the_processor_away_does_not_decide(seed):
+    """For a quarter of the time calls take five times as long, in stretches of some milliseconds; and eager, which is
+    half as fast again, has dropped out before its interval is narrow."""
+    clock = Time(noise=0.05)
+    draw, spent = random.Random(seed), [0.0, 0.0]
+
+    def stolen(seconds: float) -> float:
+        if clock.at >= spent[1]:
+            spent[:] = [clock.at + draw.expovariate(1 / 0.03), 0.0]
+            spent[1] = spent[0] + draw.expovariate(1 / 0.01)
+        return seconds * (5.0 if clock.at >= spent[0] else 1.0)
+
+    def kernel(name: str, seconds: float) -> Kernel:
+        inner = clock.kernel(name, 0.0)
+
+        def build(steps, device, dtype):
+            compute = inner.build(steps, device, dtype)
+
+            def run(x, params):
+                clock.at += stolen(seconds * clock.draw.uniform(0.95, 1.05))
+                return compute(x, params)
+
+            return run
+
+        return Kernel(name, build)
+
+    seconds = {"eager": 1.5e-4, "a": 1.02e-4, "b": 1e-4, "c": 1.3e-4, "d": 0.9e-4}
+    choice = race(clock, [kernel(name, share) for name, share in seconds.items()])
+    assert choice.kernel == "d"
 
 
 def test_five_seconds_of_timing_and_two_candidates_in_any_case():
