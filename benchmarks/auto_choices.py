@@ -7,7 +7,7 @@ interval. Mark: 95 % of 40 cases.
 Cases: d_model 128 to 4096, d_ff 1 to 4 times that, gated or plain, 1 to 512 tokens, float32 and bfloat16, one thread or
 two; calls of more than a fifth of a second are drawn again.
 
-    python -m benchmarks.auto_choices --seed TEXT [--save FILE]    # TEXT: the commit, say; about 25 minutes
+    python -m benchmarks.auto_choices --seed TEXT [--save FILE]    # TEXT: the commit, say; about 40 minutes
     python -m benchmarks.auto_choices --summary FILE
 """
 

@@ -119,7 +119,7 @@ def main() -> int:
     words.add_argument("--models", default="llama,gpt2")
     words.add_argument("--d-model", type=int, default=512)
     words.add_argument("--layers", type=int, default=4)
-    words.add_argument("--kernels", default="eager,packed,inplace")
+    words.add_argument("--kernels", default="auto,eager,onednn_packed,mkl")
     words.add_argument("--tokens", default="1,32,512")
     words.add_argument("--threads", default="1,2")
     words.add_argument("--dtypes", default="fp32,bf16")

@@ -174,6 +174,36 @@ def available_memory(root: Path = ROOT) -> int | None:
     return min(bounds, default=None)
 
 
+def freed_memory() -> int:
+    """Bytes that this process has freed and its malloc keeps for later blocks, so that the system counts them as used;
+    0 where malloc does not say (only glibc, from 2.33 on, does)."""
+    import ctypes
+
+    class Statistics(ctypes.Structure):  # struct mallinfo2
+        _fields_ = tuple(
+            (name, ctypes.c_size_t)
+            for name in (
+                "arena",
+                "ordblks",
+                "smblks",
+                "hblks",
+                "hblkhd",
+                "usmblks",
+                "fsmblks",
+                "uordblks",
+                "fordblks",
+                "keepcost",
+            )
+        )
+
+    try:
+        read = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError, TypeError):  # another C library; Windows has no library of that name
+        return 0
+    read.restype, read.argtypes = Statistics, ()
+    return int(read().fordblks)
+
+
 def load() -> float | None:
     """Mean number of processes running or waiting for a CPU over the last minute; None where that is not counted."""
     try:

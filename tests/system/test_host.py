@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -194,6 +195,21 @@ def test_macos_asks_sysctl(tmp_path, monkeypatch):
 
 
 @LINUX
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="malloc does not say what it keeps")
+def test_what_is_freed_is_room_for_more():
+    """A block below malloc's limit for separate ones, with another behind it, stays in the heap when it is freed."""
+    code = (
+        "from ffncli.system.host import freed_memory\n"
+        "blocks = [bytearray(50_000_000) for _ in range(4)]\n"
+        "before = freed_memory()\n"
+        "del blocks[:3]\n"
+        "print(freed_memory() - before)\n"
+    )
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert 149_000_000 <= int(done.stdout) <= 151_000_000
+
+
 def test_this_machine():
     assert host.affinity() == tuple(sorted(os.sched_getaffinity(0)))
     assert 1 <= host.default_threads() <= len(os.sched_getaffinity(0))

@@ -18,7 +18,7 @@ from ffncli.bench.machine.gpu_columns import gpu_columns
 from ffncli.bench.machine.math_mode import math_mode
 from ffncli.system import host
 from ffncli.system.cgroup import text
-from ffncli.system.host import available_memory, cores, default_threads, load
+from ffncli.system.host import available_memory, cores, default_threads, freed_memory, load
 from ffncli.system.process_tree import used_memory
 from ffncli.version import __version__
 
@@ -131,10 +131,14 @@ def finish(device: str) -> None:
 
 def room(device: str, most: int | None = None) -> int | None:
     """Bytes of the device's memory that copies may use; None if the free memory is unknown. `most`: the bytes that this
-    process and all that it started may use of a CPU's."""
+    process and all that it started may use of a CPU's. What an earlier case has left to malloc is free for the next."""
     left = free(device)
-    if most is not None and not is_cuda(device):
-        within = max(0, most - (used_memory(os.getpid()) or 0))
+    if is_cuda(device):
+        return None if left is None else int(_SHARE * left)
+    kept = freed_memory()
+    left = None if left is None else left + kept
+    if most is not None:
+        within = max(0, most - (used_memory(os.getpid()) or 0) + kept)
         left = within if left is None else min(left, within)
     return None if left is None else int(_SHARE * left)
 

@@ -145,7 +145,11 @@ def test_the_driver_as_the_kernel_module_says_it(monkeypatch):
 def test_a_limit_on_memory_bounds_the_room_for_copies(monkeypatch):
     monkeypatch.setattr(machine, "available_memory", lambda: 10_000_000_000)
     monkeypatch.setattr(machine, "used_memory", lambda pid: 400_000_000)
+    monkeypatch.setattr(machine, "freed_memory", lambda: 0)
     assert machine.room("cpu") == 6_000_000_000
     assert machine.room("cpu", 1_400_000_000) == 600_000_000
     assert machine.room("cpu", 300_000_000) == 0
     assert machine.room("cpu", 90_000_000_000) == 6_000_000_000
+    monkeypatch.setattr(machine, "freed_memory", lambda: 300_000_000)  # of an earlier case; used as the system counts
+    assert machine.room("cpu") == 6_180_000_000
+    assert machine.room("cpu", 300_000_000) == 120_000_000
