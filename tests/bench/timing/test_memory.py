@@ -32,6 +32,7 @@ def measured(monkeypatch, total, kernels=("eager",), spec=MIXTURE, **fields):
     method = Method(processes=2, block=1e-3, max_time=0.0, placements=2, rounds=2)
     with FakeMemory(total) as memory:
         monkeypatch.setattr(machine, "available_memory", lambda: total - memory.allocated)
+        monkeypatch.setattr(machine, "freed_memory", lambda: 0)
         unit = measuring.measure_case(case, Job(0, (case,), choices(kernels), None, method), Clock(), Counters())
     return unit, memory.peak
 
