@@ -174,27 +174,16 @@ def available_memory(root: Path = ROOT) -> int | None:
     return min(bounds, default=None)
 
 
+_MALLINFO2 = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+
+
 def freed_memory() -> int:
     """Bytes that this process has freed and its malloc keeps for later blocks, so that the system counts them as used;
     0 where malloc does not say (only glibc, from 2.33 on, does)."""
     import ctypes
 
     class Statistics(ctypes.Structure):  # struct mallinfo2
-        _fields_ = tuple(
-            (name, ctypes.c_size_t)
-            for name in (
-                "arena",
-                "ordblks",
-                "smblks",
-                "hblks",
-                "hblkhd",
-                "usmblks",
-                "fsmblks",
-                "uordblks",
-                "fordblks",
-                "keepcost",
-            )
-        )
+        _fields_ = tuple((name, ctypes.c_size_t) for name in _MALLINFO2)
 
     try:
         read = ctypes.CDLL(None).mallinfo2

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
-from math import comb, exp, fsum, inf, isinf, lgamma, log, log1p, pi, sqrt
+from math import exp, fsum, inf, isinf, lgamma, log, log1p, pi, sqrt
 
 from ffncli.dataclass import dataclass
 
@@ -218,10 +218,12 @@ def median_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     """The median with a two-sided interval that holds for any distribution: between two of the values themselves, by
     the binomial distribution of how many lie below the median (Conover 1999, 3.2). Unbounded where they are too few.
     """
-    ordered, outside, tail = sorted(values), 0, 0.0
-    while 2 * (tail + comb(len(ordered), outside) / 2 ** len(ordered)) <= 1 - level:
-        tail += comb(len(ordered), outside) / 2 ** len(ordered)
+    ordered, outside, ways, below = sorted(values), 0, 1, 1  # of choosing so many values, and at most so many
+    every = 2 ** len(ordered)
+    while 2 * below / every <= 1 - level:
         outside += 1
+        ways = ways * (len(ordered) - outside + 1) // outside
+        below += ways
     middle = median(ordered)
     return Interval(middle, ordered[outside - 1], ordered[-outside]) if outside else Interval(middle, -inf, inf)
 

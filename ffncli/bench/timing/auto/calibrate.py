@@ -189,7 +189,7 @@ class Race:
     def _drop(self, limit: float = _SLOWER) -> None:
         """Leave out who takes more than `limit` times as long as the fastest; their memory is freed."""
         best = self._best
-        for name in [name for name in self._in if self._ratio(name, best).value > log(limit)]:
+        for name in [name for name in self._in if median(self._pairs(name, best)) > log(limit)]:
             del self._in[name]
 
     def _known(self) -> bool:
@@ -199,6 +199,8 @@ class Race:
         return all(ratio.low > 0 or ratio.half_width < _PRECISE for ratio in ratios)
 
     def _ratio(self, name: str, base: str) -> Interval:
-        """The log ratio of two candidates, paired within rounds as far as both were in them."""
-        pairs = list(zip(self.logs[name], self.logs[base], strict=False))
-        return median_interval([a - b for a, b in pairs], _LEVEL)
+        return median_interval(self._pairs(name, base), _LEVEL)
+
+    def _pairs(self, name: str, base: str) -> list[float]:
+        """The log ratios of two candidates in the rounds that both were in."""
+        return [a - b for a, b in zip(self.logs[name], self.logs[base], strict=False)]
