@@ -5,7 +5,7 @@ has an interval over the processes which reaches 1.00 or below; and where it is 
 interval. Mark: 95 % of 40 cases.
 
 Cases: d_model 128 to 4096, d_ff 1 to 4 times that, gated or plain, 1 to 512 tokens, float32 and bfloat16, one thread or
-two; calls of more than a fifth of a second are drawn again.
+two; where a call of eager takes more than a fifth of a second, another is drawn.
 
     python -m benchmarks.auto_choices --seed TEXT [--save FILE]    # TEXT: the commit, say; about 40 minutes
     python -m benchmarks.auto_choices --summary FILE

@@ -28,7 +28,7 @@ Computes: TypeAlias = "Callable[[Tensor, Params], Tensor]"
 Prepare: TypeAlias = "Callable[[Steps, Mapping[str, Tensor]], Params]"
 Build: TypeAlias = "Callable[[Steps, str, torch.dtype], Computes]"
 Refuses: TypeAlias = Callable[[Steps], str | None]
-DTypes: TypeAlias = "tuple[str, ...] | Callable[[], tuple[str, ...]] | None"
+DTypes: TypeAlias = "tuple[str, ...] | None"
 
 
 def canonical(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
@@ -54,12 +54,12 @@ class Kernel:
 
     `trains`: gradients flow from f's output to x and to the params, and through `prepare` to the weights.
     `compiles`: the first call with a shape compiles, which is reported separately. `dtypes`: those it computes in, by
-    our names (`fp32`), or a function that returns those of this machine; None is all of them. `computes` declares fewer
-    bits than the case's dtype has: a format and, if it helps, how (`fp8-rowwise`); such a kernel has a wider bound, and
-    is compared with its like only. `most_tokens`: f computes any number of tokens, but was made for so many at most, so
-    a benchmark of more leaves it out; None: no limit. `per_weights`: the first call with params and a number of
-    tokens makes something for these two, and keeps it (`PerWeights`), so whoever times it makes that call before. If it
-    also compiles, then the weights are in its code: a benchmark has one copy of them, which only a flush makes cold.
+    our names (`fp32`); None is all of them. `computes` declares fewer bits than the case's dtype has: a format and, if
+    it helps, how (`fp8-rowwise`); such a kernel has a wider bound, and is compared with its like only. `most_tokens`: f
+    computes any number of tokens, but was made for so many at most, so a benchmark of more leaves it out; None: no
+    limit. `per_weights`: the first call with params and a number of tokens makes something for these two, and keeps it
+    (`PerWeights`), so whoever times it makes that call before. If it also compiles, then the weights are in its code: a
+    benchmark has one copy of them, which only a flush makes cold.
     """
 
     name: str
@@ -110,12 +110,11 @@ class Kernel:
         """
         row = find(str(dtype))
         name = row.name if row else str(dtype)
-        missing = self.missing(device)
-        reasons = [missing, self.refuses(steps)]
-        dtypes = self.dtypes() if callable(self.dtypes) and not missing else self.dtypes
-        if isinstance(dtypes, tuple) and name not in dtypes:
-            here = " on this processor" if callable(self.dtypes) else ""
-            reasons.append(f"computes in {' and '.join(dtypes)} only{here}, not in {name}")
+        reasons = [self.missing(device), self.refuses(steps)]
+        if self.dtypes is not None and name not in self.dtypes:
+            *most, last = self.dtypes
+            known = f"{', '.join(most)} and {last}" if most else last
+            reasons.append(f"computes in {known} only, not in {name}")
         if not self.trains and passes != "forward":
             reasons.append("computes forward only")
         if tokens is not None and self.most_tokens is not None and tokens > self.most_tokens:

@@ -1,7 +1,8 @@
 """onednn, onednn_packed: weights reordered once into oneDNN's layout of blocks, so that a call reorders nothing.
 
 F.linear multiplies float32 by MKL, and has oneDNN reorder 16-bit weights in every call. torch.compile reorders the
-weights once too if it may freeze them, for 16-bit dtypes; in float32 it asks MKL all the same. Forward only.
+weights once too if it may freeze them, for 16-bit dtypes; in float32 it asks MKL all the same. Where the processor does
+not multiply 16-bit numbers, these compute in float32. Forward only.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffncli.block.dtypes import find
 from ffncli.block.steps import Activation, parameters
 from ffncli.kernels import packed
 from ffncli.kernels.between import Weights, between, normed
 from ffncli.kernels.kernel import REGISTERED, Computes, Params, Steps, register
 from ffncli.kernels.pattern import Dense, dense, refuses_all_but_dense
+from ffncli.kernels.widened import widened, widened_weights
 
 _TOKENS = 128  # oneDNN chooses the layout for so many; with it, any number is computed
 _NOTHING: tuple[str, list[float], str] = ("none", [], "")
@@ -33,17 +34,19 @@ _WHILE_WRITING: Mapping[str, tuple[str, list[float], str]] = {
 }
 
 
-def dtypes() -> tuple[str, ...]:
-    """Those in which oneDNN multiplies on this processor."""
-    ops = torch.ops.mkldnn
-    sixteen = {"bf16": ops._is_mkldnn_bf16_supported(), "fp16": ops._is_mkldnn_fp16_supported()}
-    return ("fp32", *(name for name, supported in sixteen.items() if supported))
+DTYPES = ("fp32", "bf16", "fp16")
 
 
-def multiplies(device: str, dtype: torch.dtype) -> bool:
-    """Whether `linear` works there in that dtype."""
-    row = find(str(dtype))
-    return row is not None and not REGISTERED["onednn"].missing(device) and row.name in dtypes()
+def multiplies(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies in it on this processor."""
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32 or (dtype == torch.float16 and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported()))
+
+
+def available(device: str) -> bool:
+    """Whether `linear` works there."""
+    return not REGISTERED["onednn"].missing(device)
 
 
 def nbytes(tensor: Tensor) -> int:
@@ -72,8 +75,10 @@ def prepare_packed(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
 
 
 @register(
-    "onednn", prepare=prepare, needs=("cpu", "onednn"), refuses=refuses_all_but_dense, trains=False, dtypes=dtypes
-)
+    "onednn", prepare=widened_weights(prepare, multiplies), needs=("cpu", "onednn"), refuses=refuses_all_but_dense,
+    trains=False, dtypes=DTYPES,
+)  # fmt: skip
+@widened(multiplies)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """Two or three products; oneDNN applies the activation, and multiplies by the gate, as it writes them."""
     shape, names = dense(steps), tuple(parameters(steps))
@@ -112,9 +117,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @register(
-    "onednn_packed", prepare=prepare_packed, needs=("cpu", "onednn"), refuses=packed.refuses, trains=False,
-    dtypes=dtypes,
+    "onednn_packed", prepare=widened_weights(prepare_packed, multiplies), needs=("cpu", "onednn"),
+    refuses=packed.refuses, trains=False, dtypes=DTYPES,
 )  # fmt: skip
+@widened(multiplies)
 def build_packed(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """As `packed`, with oneDNN's products."""
     return packed.computing(steps, linear)

@@ -88,7 +88,7 @@ def test_what_is_refused(monkeypatch):
     assert kernel.refuses(kernel_steps(steps(FFNSpec(64, 96, "swiglu", moe=MoE(4, 2))))) == "cannot compute experts"
     block = kernel_steps(steps(SPECS["plain"]))
     assert kernel.refusal(block, "cpu", "fp64", "forward+backward") == (
-        "computes in fp32 and bf16 and fp16 only, not in fp64; computes forward only"
+        "computes in fp32, bf16 and fp16 only, not in fp64; computes forward only"
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for capability, reason in {

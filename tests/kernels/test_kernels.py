@@ -72,9 +72,8 @@ MIXED = {
 }  # fmt: skip
 BLOCKS = {**PLAIN, **GATED, **MIXED}
 DENSE = PLAIN | GATED
-NO_ERF = {label: spec for label, spec in DENSE.items() if spec.activation != "gelu"}
 SUPPORTED = {
-    "eager": BLOCKS, "module": DENSE, "packed": GATED, "inplace": DENSE, "conv1x1": DENSE, "numpy": NO_ERF,
+    "eager": BLOCKS, "module": DENSE, "packed": GATED, "inplace": DENSE, "conv1x1": DENSE, "numpy": DENSE,
     "compiled": DENSE, "grouped": MIXED, "batched": MIXED,
 }  # fmt: skip
 IN_SINGLE = ("onednn", "onednn_packed", "mkl")  # not in float64
@@ -280,11 +279,12 @@ def test_registration_and_needs(monkeypatch):
 
 def test_a_refusal_says_every_reason():
     plain, experts = (kernel_steps(steps(spec)) for spec in (PLAIN["plain"], MIXED["mixtral"]))
-    kernel = built_in("numpy")
-    assert kernel.refusal(kernel_steps(steps(GATED["gated"])), "cpu", torch.float64) is None
-    assert kernel.refusal(plain, "cpu", "fp32") == "numpy has no erf, which gelu needs"
-    assert kernel.refusal(experts, "cuda:0", torch.bfloat16, "forward+backward") == (
-        "runs on a CPU only; cannot compute experts; computes in fp64 and fp32 only, not in bf16; computes forward only"
+    kernel = built_in("onednn")
+    assert kernel.refusal(plain, "cpu", torch.float32) is None
+    assert built_in("packed").refusal(plain, "cpu", "fp32") == "a plain block has no gate to pack"
+    assert kernel.refusal(experts, "cuda:0", torch.float64, "forward+backward") == (
+        "runs on a CPU only; cannot compute experts; computes in fp32, bf16 and fp16 only, not in fp64; "
+        "computes forward only"
     )
     assert built_in("inplace").refusal(plain, "cpu", "bf16", "forward+backward") == "computes forward only"
     assert built_in("eager").refusal(plain, "cuda", "fp16", "forward+backward") is None

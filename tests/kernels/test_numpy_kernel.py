@@ -1,4 +1,4 @@
-"""numpy's activations against torch's, and what is copied on the way: nothing."""
+"""numpy's products: in every dtype against float64, weights stored as [in, out], nothing copied in a call."""
 
 from __future__ import annotations
 
@@ -6,65 +6,66 @@ import numpy as np
 import pytest
 import torch
 
-from ffncli.block.activations import TABLE
 from ffncli.block.recipe import FFNSpec, steps
-from ffncli.block.steps import Activation
+from ffncli.block.steps import parameters
 from ffncli.kernels import built_in
 from ffncli.kernels.kernel import kernel_steps
-from ffncli.kernels.numpy_kernel import FUNCTIONS, LEARNED, _activation
 from ffncli.run.engine.weights import random_weights
-from tests.oracles.activations import ORACLES
+from tests.kernels.test_kernels import DENSE
+from tests.kernels.test_onednn import DTYPES, block_of, right, tokens
 
-ERF = {"gelu", "gelu_10", "laplace"}
-
-
-def test_only_those_with_an_error_function_are_missing():
-    assert set(TABLE) - set(FUNCTIONS) - set(LEARNED) == ERF
-    for name in ERF:
-        block = kernel_steps(steps(FFNSpec(8, 24, name)))
-        assert built_in("numpy").refuses(block) == f"numpy has no erf, which {name} needs"
+KERNEL = built_in("numpy")
+SIXTEEN = [pytest.param(name, DTYPES[name], id=name) for name in ("bf16", "fp16")]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", sorted({*FUNCTIONS, *LEARNED}))
-def test_activations(name, dtype):
-    x = torch.linspace(-12, 12, 97, dtype=dtype)
-    learned = {f"act.{n}": np.array([v], x.numpy().dtype) for n, v in TABLE[name].learned.items()}
-    off = 40 * torch.finfo(dtype).eps
-    found = torch.from_numpy(_activation(Activation(name))(x.numpy(), learned))
-    assert found.dtype == dtype
-    with torch.no_grad():
-        exact = ORACLES[name](x.double())
-        assert torch.allclose(found.double(), exact, rtol=off, atol=off)
-        limited = torch.from_numpy(_activation(Activation(name, -1.0, 0.5, 2.0))(x.numpy(), learned))
-        assert torch.allclose(limited.double(), ORACLES[name](x.double().clamp(-1.0, 0.5)) + 2.0, rtol=off, atol=off)
+@pytest.mark.parametrize("label", DENSE)
+@pytest.mark.parametrize(("name", "dtype"), SIXTEEN)
+def test_sixteen_bits_are_the_reference(label, name, dtype):
+    block, weights = block_of(DENSE[label], dtype)
+    assert KERNEL.refusal(block, "cpu", name) is None
+    call, params = KERNEL.build(block, "cpu", dtype), KERNEL.prepare(block, weights)
+    assert {p.dtype for p in params} == {torch.float32}
+    for count in (9, 1, 9):
+        x = tokens(count, 6, dtype)
+        before = x.clone()
+        assert right(block, weights, x, call(x, params), 24)
+        assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("name", ["silu", "sigmoid", "quick_gelu", "softplus", "mish"])
-def test_far_out_nothing_is_nan_and_nothing_is_said(name, recwarn):
-    block = kernel_steps(steps(FFNSpec(1, 1, name, bias=False)))
-    kernel, x = built_in("numpy"), torch.tensor([[-1e4], [1e4]])
-    out = kernel.build(block, "cpu", torch.float32)(x, (torch.ones(1, 1), torch.ones(1, 1)))
-    assert torch.allclose(out, getattr(torch.nn.functional, name, ORACLES[name])(x))
-    assert not recwarn.list
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "mish"])
+def test_widths_that_fill_no_vector_and_a_strided_x(activation):
+    block, weights = block_of(FFNSpec(129, 1023, activation, gated=True, bias=True), torch.float32)
+    call, params = KERNEL.build(block, "cpu", torch.float32), KERNEL.prepare(block, weights)
+    for x in (tokens(1, 129, torch.float32), tokens(129, 5, torch.float32).T, tokens(10, 129, torch.float32)[::2]):
+        assert right(block, weights, x, call(x, params), 1023)
 
 
-def test_views_alone_go_in_and_out(monkeypatch):
+def test_matrices_are_stored_turned_and_the_weights_stay():
+    block, weights = block_of(FFNSpec(8, 24, "swiglu", bias=True), torch.float32)
+    params = dict(zip(parameters(block), KERNEL.prepare(block, weights), strict=True))
+    for name, tensor in weights.items():
+        assert torch.equal(params[name], tensor.T if tensor.dim() == 2 else tensor)
+        assert params[name].is_contiguous()
+    assert params["up.weight"].shape == (8, 24)
+    assert weights["up.weight"].shape == (24, 8)
+
+
+def test_numpy_multiplies_and_copies_nothing(monkeypatch):
     block = kernel_steps(steps(FFNSpec(8, 24, "swiglu")))
-    kernel, generator = built_in("numpy"), torch.Generator().manual_seed(0)
-    params = kernel.prepare(block, random_weights(block, generator))
-    call, x = kernel.build(block, "cpu", torch.float32), torch.randn(5, 8, generator=generator)
-    made: list[int] = []
+    generator = torch.Generator().manual_seed(0)
+    params = KERNEL.prepare(block, random_weights(block, generator))
+    call, x = KERNEL.build(block, "cpu", torch.float32), torch.randn(5, 8, generator=generator)
     read: list[int] = []
-    from_numpy, to_numpy = torch.from_numpy, torch.Tensor.numpy
+    written: list[int] = []
+    matmul = np.matmul
 
-    def seen(tensor):
-        array = to_numpy(tensor)
-        read.append(array.ctypes.data)
-        return array
+    def seen(a, b, out):
+        read.append(b.ctypes.data)
+        written.append(out.ctypes.data)
+        return matmul(a, b, out=out)
 
-    monkeypatch.setattr(torch, "from_numpy", lambda array: made.append(array.ctypes.data) or from_numpy(array))
-    monkeypatch.setattr(torch.Tensor, "numpy", seen)
+    monkeypatch.setattr(np, "matmul", seen)
     out = call(x, params)
-    assert made == [out.data_ptr()]
-    assert sorted(read) == sorted(t.data_ptr() for t in (x, *params))
+    assert sorted(read) == sorted(t.data_ptr() for t in params)
+    assert written[-1] == out.data_ptr()
+    assert call(x, params).data_ptr() == out.data_ptr()  # its buffers are kept

@@ -88,4 +88,4 @@ def test_what_they_refuse():
         experts = kernel_steps(steps(FFNSpec(64, 64, "swiglu", moe=MoE(4, 2))))
         assert kernel.refusal(experts, "cpu", "bf16") == "cannot compute experts"
         plain = kernel_steps(steps(FFNSpec(64, 64, "gelu")))
-        assert kernel.refusal(plain, "cpu", "fp64") == "computes in bf16 and fp16 and fp32 only, not in fp64"
+        assert kernel.refusal(plain, "cpu", "fp64") == "computes in bf16, fp16 and fp32 only, not in fp64"

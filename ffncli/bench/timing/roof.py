@@ -13,15 +13,17 @@ from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import clock_for
 from ffncli.bench.timing.outcomes import verdict_of
 from ffncli.block.dtypes import dtype as dtype_named
-from ffncli.kernels import mkl, onednn
+from ffncli.kernels import mkl, numpy_kernel, onednn
 
 _GEMMS = {"cpu": (256, 512, 768, 1024, 1536, 2048), "cuda": (1024, 2048, 4096, 8192)}  # square: n tokens, n × n weights
 _SECONDS = 0.3  # for the products; the memory test takes about half as much again
-_COPY_LEAST, _COPY_MOST, _COPY_GPU = 16 << 20, 1 << 30, 512 << 20  # bytes of a buffer
+_WIDTH = 4096  # of the matrix that is multiplied with one token
+_COPY_LEAST, _COPY_MOST, _COPY_GPU = 16 << 20, 1 << 30, 512 << 20  # bytes of a buffer; of 2 caches a part stays there
 
 
 def measured_roof(device: str, dtype: str, threads: int, clock: Clock | None = None) -> Roof:
-    """The best rate of a matrix product over a few shapes, and of memory: a copy (bytes read and written) or a sum.
+    """The best rate of a matrix product over a few shapes, and of memory: by a copy (bytes read and written), a sum, or
+    the product of a matrix with one token.
 
     Takes about half a second; if products are slow, only the smaller shapes are tried. `threads` are
     torch's while this runs; without `clock`, the device's own.
@@ -65,12 +67,19 @@ def _best_gemm(device: str, kind: Any, clock: Clock) -> float | None:
 
 
 def _products(n: int, device: str, kind: Any) -> list[Callable[[], object]]:
-    """Ways to multiply n tokens by n × n weights; on a CPU also with weights that oneDNN or MKL has reordered before:
-    torch's own choice reorders in every call, and may be MKL on another maker's processor.
+    """Ways to multiply n tokens by n × n weights; on a CPU also numpy's, and with weights that oneDNN or MKL has
+    reordered before: torch's own choice reorders in every call, and may be MKL on another maker's processor.
+
+    In float32 for 16-bit numbers that the processor does not multiply: kernels widen them.
     """
+    on_cpu = not device.startswith("cuda")
+    if on_cpu and kind.itemsize == 2 and not (onednn.available(device) and onednn.multiplies(kind)):
+        kind = torch.float32
     x, w, out = (torch.randn(n, n, device=device).to(kind) for _ in range(3))
     ways: list[Callable[[], object]] = [lambda: torch.mm(x, w.t(), out=out)]
-    if onednn.multiplies(device, kind):
+    if on_cpu and numpy_kernel.multiplies(kind):
+        ways.append(lambda: numpy_kernel.matmul(x, w, out))
+    if onednn.available(device) and onednn.multiplies(kind):
         reordered = torch.ops.mkldnn._reorder_linear_weight(w, n)
         ways.append(lambda: onednn.linear(x, reordered, None))
     if mkl.multiplies(device, kind):
@@ -80,7 +89,8 @@ def _products(n: int, device: str, kind: Any) -> list[Callable[[], object]]:
 
 
 def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
-    """Bytes/s of the better of a copy and a sum of buffers beyond the last-level cache, and that cache's size.
+    """Bytes/s of the best of a copy, a sum and products with one token, of buffers beyond the last-level cache; and
+    that cache's size.
 
     None where so little memory is free that the buffers would fit into the cache.
     """
@@ -88,19 +98,28 @@ def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
     if device.startswith("cuda"):  # long enough that its beginning and end do not matter
         size, free = max(4 * llc, _COPY_GPU), torch.cuda.mem_get_info(torch.device(device))[0]
     else:
-        size, free = min(max(2 * llc, _COPY_LEAST), _COPY_MOST), machine.available_memory() or _COPY_MOST
+        size, free = min(max(3 * llc, _COPY_LEAST), _COPY_MOST), machine.available_memory() or _COPY_MOST
     size = min(size, free // 8)
     if size <= llc:
         return None, llc
-    source = _numbers(max(1, size // 4), device)
+    source = _numbers(max(_WIDTH, size // 4 // _WIDTH * _WIDTH), device)
     target = torch.empty_like(source).copy_(source)  # its pages are allocated before anything is timed
     bytes_ = source.numel() * 4
-    rates = [
-        moved / seconds
-        for call, moved in ((lambda: target.copy_(source), 2 * bytes_), (lambda: source.sum(), bytes_))
-        if (seconds := _best_of(call, clock, _SECONDS / 4)) > 0
-    ]
+    ways = [(lambda: target.copy_(source), 2 * bytes_), *((read, bytes_) for read in _reads(source, device))]
+    rates = [moved / seconds for call, moved in ways if (seconds := _best_of(call, clock, _SECONDS / 6)) > 0]
     return max(rates, default=None), llc
+
+
+def _reads(source: torch.Tensor, device: str) -> list[Callable[[], object]]:
+    """Ways to read float32 numbers once: a sum, and the product of one token with a matrix of them, which a library
+    may read faster.
+    """
+    matrix = source.view(-1, _WIDTH)
+    x, y = _numbers(len(matrix), device), _numbers(_WIDTH, device)
+    ways: list[Callable[[], object]] = [source.sum, lambda: torch.mv(matrix, y)]
+    if not device.startswith("cuda"):
+        ways.append(lambda: numpy_kernel.matmul(x[None], matrix, y[None]))
+    return ways
 
 
 def _numbers(count: int, device: str) -> torch.Tensor:

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from ffncli.bench.machine import machine
-from ffncli.bench.timing.roof import _best_of, _numbers, measured_roof
+from ffncli.bench.timing.roof import _best_of, _numbers, _products, measured_roof
+from ffncli.kernels import onednn
 
 
 class FakeClock:
     """A machine of 100 GFLOP/s and 10 GB/s; the time of a call is known by what it touches."""
 
     def __init__(self) -> None:
-        self.seconds, self.calls = 0.0, 0
+        self.seconds, self.calls, self.numbers, self.product = 0.0, 0, 0, 5e9
 
     def now(self) -> float:
         return self.seconds
@@ -21,10 +22,12 @@ class FakeClock:
     def time(self, call, inner, before=None) -> float:
         found = call()
         self.calls += inner
-        if found.dim() == 2:
+        if found.dim() == 2 and len(found) > 1:
             took = 2 * found.shape[0] ** 3 / 100e9
-        else:  # a copy reads and writes; a sum reads, here at half the speed
-            took = 8 * max(found.numel(), 1) / 10e9 if found.numel() > 1 else 4 * self.numbers / 5e9
+        elif found.numel() == self.numbers:  # a copy reads and writes
+            took = 8 * self.numbers / 10e9
+        else:  # a sum reads, and so does a product with one token, here more slowly
+            took = 4 * self.numbers / (self.product if found.numel() > 1 else 5e9)
         self.seconds += took * inner
         return took * inner
 
@@ -61,6 +64,19 @@ def test_the_measured_roof_on_a_known_machine(monkeypatch):
     assert roof.llc_bytes == 1 << 20
     assert clock.seconds < 0.6
     assert torch.get_num_threads() == threads
+    clock.product = 12e9
+    assert measured_roof("cpu", "fp32", 1, clock).bytes_per_s == pytest.approx(12e9)  # a kernel of one token may, too
+
+
+@pytest.mark.parametrize("multiplied", [True, False])
+def test_sixteen_bits_that_the_processor_does_not_multiply_are_widened(monkeypatch, multiplied):
+    """Kernels do so; torch's own product of them, one number at a time, is no roof."""
+    monkeypatch.setattr(onednn, "multiplies", lambda dtype: multiplied or dtype == torch.float32)
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", lambda weight, tokens: weight)
+    monkeypatch.setattr(onednn, "linear", lambda x, weight, bias: x)
+    made = {way().dtype for way in _products(8, "cpu", torch.bfloat16)}
+    assert made == {torch.bfloat16 if multiplied else torch.float32}
+    assert {way().dtype for way in _products(8, "cpu", torch.float64)} == {torch.float64}
 
 
 def test_buffers_that_fit_into_the_cache_are_no_memory(monkeypatch):

@@ -29,7 +29,7 @@ from ffncli.kernels.kernel import Kernel
 
 _SAME_AS_EAGER = ("module",)  # it calls what eager calls
 # Tried in this order, the rest after them: where a call takes seconds, there is time for the first few alone.
-_FIRST = ("eager", "grouped", "mkl", "onednn_packed", "onednn", "gemv", "packed", "conv1x1")
+_FIRST = ("eager", "grouped", "onednn_packed", "numpy", "mkl", "onednn", "gemv", "packed", "conv1x1")
 
 
 def choose(
