@@ -1,6 +1,7 @@
 """numpy: products by numpy's BLAS, with weights stored as [in, out]; torch's functions between them. Forward only.
 
 pip's numpy brings OpenBLAS, which reads a matrix faster in that order. Tensors and arrays are views of each other.
+torch computes in one thread: its others would spin, waiting for more work, on cores that OpenBLAS's threads need.
 """
 
 from __future__ import annotations
@@ -52,6 +53,13 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     block = inplace.computing(steps, product)
 
     def run(x: Tensor, params: Params) -> Tensor:
-        return block(x, dict(zip(names, params, strict=True)))
+        threads = torch.get_num_threads()
+        if threads > 1:
+            torch.set_num_threads(1)
+        try:
+            return block(x, dict(zip(names, params, strict=True)))
+        finally:
+            if threads > 1:
+                torch.set_num_threads(threads)
 
     return run

@@ -27,6 +27,7 @@ from ffncli.bench.records import Job
 from ffncli.errors import ExitCode, FFNError
 from ffncli.system.child import require_original, settle
 from ffncli.system.gpu import gpu_errors
+from ffncli.system.host import affinity
 from ffncli.system.packages import package_error
 
 if TYPE_CHECKING:
@@ -67,13 +68,16 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
     job = connection.recv()
     if memory is not None:
         ACTIVITY.share(mmap(memory, SIZE), labels(job))
-    # Before torch: its OpenMP binds this thread to one core, and OpenBLAS's threads, which are started when numpy is
-    # loaded, would inherit that and all run there (a GEMM of two threads took 10 times as long).
+    # Before torch, whose OpenMP binds this thread to one core: OpenBLAS takes no more threads than it has cores when numpy
+    # is loaded, and starts them where this thread may run.
     import numpy  # noqa: F401
 
+    cores = affinity()
     from ffncli.bench.referee.process import referee_process  # torch takes seconds
+    from ffncli.bench.timing.settings import start_blas_threads
 
     with referee_process(job, connection, reports) as referee:
+        start_blas_threads(cores)
         if job.ranks.world_size == 1:
             done = _measure_all(job, connection, referee)
         else:

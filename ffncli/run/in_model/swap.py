@@ -32,6 +32,7 @@ class FFNSwap:
         self._links = [_link(model, path) for path in ffn.modules]
         self._modules = [link[2] for link in self._links]
         self._inside = [part for module in self._modules for part in module.modules()]
+        self._children = [(part._modules, tuple(part._modules.values())) for part in self._inside]
         self._parameters = [p for part in self._inside for p in part._parameters.values() if p is not None]
         self._forwards = self._replacements()
         kind = f"{dtype_text(built.dtype)} on {built.device}"
@@ -119,11 +120,10 @@ class FFNSwap:
 
     def _obstacle_inside(self) -> str:
         """The same among the modules inside: a hook there would not be called, and another module be left out."""
-        here = [part for module in self._modules for part in module.modules()]
-        if here != self._inside:
+        if any(tuple(now.values()) != before for now, before in self._children):
             return "its modules were replaced"
         whole = len(self._modules) == 1
-        for part in here[1:] if whole else here:
+        for part in self._inside[1:] if whole else self._inside:
             if part._forward_hooks or part._forward_pre_hooks or (whole and forward_replaced(part)):
                 return "there are hooks on its modules"
         return ""
