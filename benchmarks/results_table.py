@@ -3,9 +3,10 @@
     python -m benchmarks.results_table [--check]      write it; or exit 1 if it is out of date
 
 A result stands in the table only if `ffn bench --suite ffn-1 --admit FILE.csv` admits it; one that is not stays in the
-folder, and stands at the end with what it fails. Ratios are ranked by their intervals, within one case, one machine's
-hardware and one error class: rank 1 + the number of kernels whose whole interval lies below. Of a kernel that was
-measured several times on the same hardware the newest result counts.
+folder, and stands at the end with what it fails. So do rows that `withdrawn.toml` there takes back, with the reason.
+Ratios are ranked by their intervals, within one case, one machine's hardware and one error class: rank 1 + the number
+of kernels whose whole interval lies below. Of a kernel that was measured several times on the same hardware the newest
+result counts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import argparse
 import math
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import tomllib
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,12 +82,21 @@ def ranked(entries: Iterable[Entry]) -> Iterator[tuple[int, Entry]]:
         yield from sorted(places, key=lambda place: (place[0], place[1].row.ratio or 0.0, place[1].row.kernel))
 
 
-def newest(admissions: Iterable[Admission], root: Path = ROOT) -> dict[str, dict[str, list[Entry]]]:
-    """Hardware → case → its entries, of each kernel the newest."""
+def withdrawn(results: Path) -> dict[tuple[str, str], str]:
+    """(a result's name, a kernel) → why its rows say something wrong of it: a defect of the benchmark, say."""
+    path = results / "withdrawn.toml"
+    rows = tomllib.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
+    return {(row["result"], row["kernel"]): row["reason"] for row in rows}
+
+
+def newest(
+    admissions: Iterable[Admission], root: Path = ROOT, without: Collection[tuple[str, str]] = ()
+) -> dict[str, dict[str, list[Entry]]]:
+    """Hardware → case → its entries, of each kernel the newest; `without` rows that are withdrawn."""
     tables: dict[str, dict[str, dict[tuple[str, str], Entry]]] = {}
     for admission in sorted(admissions, key=lambda one: one.rows[0].started_utc):
         for row in admission.rows:
-            if row.status == "ok" and row.ratio is not None:
+            if row.status == "ok" and row.ratio is not None and (admission.path.stem, row.kernel) not in without:
                 entry = Entry(row, admission.path.relative_to(root).as_posix())
                 place = f"{row.hardware}, {row.device}"
                 tables.setdefault(place, {}).setdefault(row.case, {})[entry.kernel] = entry
@@ -121,20 +132,26 @@ def page(results: Path = RESULTS, root: Path = ROOT) -> str:
                 admitted.append(one)
             else:
                 refused.append((path, ", ".join(c.name for c in one.conditions if not c.passed)))
-        parts += [f"## {name}\n", *_suite_parts(public_suite(name), admitted, root)]
+        taken_back = withdrawn(results / name)
+        parts += [f"## {name}\n", *_suite_parts(public_suite(name), admitted, root, taken_back)]
+        if taken_back:
+            rows = [(result, f"`{kernel}`", why) for (result, kernel), why in taken_back.items()]
+            parts += ["### Withdrawn\n", _table(("result", "kernel", "why"), rows)]
         if refused:
             rows = [(_link(path, root), why) for path, why in refused]
             parts += ["### Not admitted\n", _table(("result", "fails"), rows)]
     return "\n".join(parts)
 
 
-def _suite_parts(suite: PublicSuite, admitted: Sequence[Admission], root: Path) -> Iterator[str]:
+def _suite_parts(
+    suite: PublicSuite, admitted: Sequence[Admission], root: Path, without: Collection[tuple[str, str]]
+) -> Iterator[str]:
     if not admitted:
         command = f"ffn bench --suite {suite.name} --kernel eager,mine.py:mlp"
         yield f"No result has been admitted yet: `{command}` makes one.\n"
         return
     keys = [case.key for track in suite.tracks for case in suite.cases(track)]
-    for place, cases in newest(admitted, root).items():
+    for place, cases in newest(admitted, root, without).items():
         yield f"### {place}\n"
         for key in (key for key in keys if key in cases):
             yield f"**{key}**\n"

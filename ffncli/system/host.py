@@ -193,6 +193,18 @@ def freed_memory() -> int:
     return int(read().fordblks)
 
 
+def return_freed_memory() -> bool:
+    """Give what this process has freed back to the system, where malloc keeps more than half of what is free; whether
+    it was given back. In pieces it is of little use for larger blocks, so that the next case would take as much again.
+    """
+    import ctypes
+
+    free = available_memory()
+    if free is None or freed_memory() <= free // 2:
+        return False
+    return bool(ctypes.CDLL(None).malloc_trim(0))
+
+
 def load() -> float | None:
     """Mean number of processes running or waiting for a CPU over the last minute; None where that is not counted."""
     try:

@@ -210,6 +210,27 @@ def test_what_is_freed_is_room_for_more():
     assert 149_000_000 <= int(done.stdout) <= 151_000_000
 
 
+@LINUX
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="malloc does not say what it keeps")
+def test_what_is_freed_goes_back_where_it_is_much():
+    code = (
+        "from ffncli.system import host\n"
+        "blocks = [bytearray(50_000_000) for _ in range(4)]\n"
+        "del blocks[:3]\n"
+        "host.available_memory = lambda: 10**9\n"
+        "few = host.return_freed_memory()\n"
+        "resident = lambda: int(open('/proc/self/statm').read().split()[1]) * 4096\n"
+        "before = resident()\n"
+        "host.available_memory = lambda: 2 * 10**8\n"
+        "print(few, host.return_freed_memory(), before - resident())\n"
+    )
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    few, much, given = done.stdout.split()
+    assert (few, much) == ("False", "True")
+    assert int(given) > 140_000_000
+
+
 def test_this_machine():
     assert host.affinity() == tuple(sorted(os.sched_getaffinity(0)))
     assert 1 <= host.default_threads() <= len(os.sched_getaffinity(0))

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ffncli.system.host import return_freed_memory
+
 Cuda: TypeAlias = Any
 
 
@@ -22,9 +24,11 @@ def free_memory(device: str, cuda: Cuda = torch.cuda) -> int:
 
 
 def release(device: str, cuda: Cuda = torch.cuda) -> None:
-    """Free tensors in reference cycles, in some 0.1 s, and give a GPU's memory back to its driver."""
+    """Free tensors in reference cycles, in some 0.1 s, and give a GPU's memory back to its driver; a CPU's to the system
+    where it is much."""
     gc.collect()
     if not device.startswith("cuda"):
+        return_freed_memory()
         return
     with suppress(RuntimeError):  # after a fault every call raises; the next case reports it
         cuda.empty_cache()

@@ -21,7 +21,7 @@ from ffncli.bench.timing.placement import Arena, Caching, Params, nbytes, placea
 from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.steps import Experts
 from ffncli.dataclass import dataclass
-from ffncli.kernels.kernel import Computes, Kernel
+from ffncli.kernels.kernel import Computes, Kernel, canonical
 from ffncli.run.user.kernels import located, unguarded
 
 RING = 4  # buffers of x, at addresses of their own
@@ -332,11 +332,25 @@ def shared_weights(problem: Problem, kernels: Iterable[object], llc: int, free: 
     """
     case, weights = problem.case, nbytes(tuple(problem.weights.values()))
     running = [kernel for kernel in kernels if isinstance(kernel, Kernel) and not refusal(kernel, problem)]
-    users = sum(bool(kernel.origin) for kernel in running)
-    need = (len(running) + users + _OURS) * weights
+    need = (sum(_most_copies(kernel, problem.dtype) for kernel in running) + _OURS) * weights
     if free is None or need <= free:
         return None
     return sharing(case.cache, weights, touched(problem), llc, need, free)
+
+
+def _most_copies(kernel: Kernel, dtype: torch.dtype) -> int:
+    """Copies of the weights that an arm may have at once, in bytes of the drawn ones, besides these.
+
+    Its own; of a kernel with another form of them what it was built with, its own, and what it makes of that. That form
+    may be in float32. A user's kernel also keeps what it was given to prepare.
+    """
+    if kernel.prepare is canonical:
+        own = 1
+    elif kernel.per_weights:
+        own = 2
+    else:
+        own = 3 if dtype.itemsize > 2 else 5
+    return own + bool(kernel.origin)
 
 
 def touched_least(problem: Problem, kernels: Sequence[PlacedKernel]) -> int:

@@ -79,6 +79,19 @@ def test_the_page_of_made_up_results(tmp_path):
     assert {len(entries) for entries in tables["a cpu, cpu"].values()} == {2}
 
 
+def test_what_is_withdrawn_is_named_and_not_ranked(tmp_path):
+    folder = tmp_path / "benchmarks" / "results" / "ffn-1"
+    folder.mkdir(parents=True)
+    result(folder, name="first")
+    assert "| `fast` |" in page(folder.parent, tmp_path)
+    reason = '[[rows]]\nresult = "first"\nkernel = "fast"\nreason = "it slept"\n'
+    (folder / "withdrawn.toml").write_text(reason, "utf-8")
+    text = page(folder.parent, tmp_path)
+    assert "| 1 | `fast` |" not in text
+    assert "| 1 | `eager` |" in text
+    assert "### Withdrawn\n\n| result | kernel | why |\n| --- | --- | --- |\n| first | `fast` | it slept |" in text
+
+
 @pytest.mark.parametrize(
     ("places", "order"),
     [((1, 2, 1, 3), "same"), ((1, 1, 2, 2), "same"), ((1, 2, 1, 1), "split"), ((1, 1, 3, 1), "split"),

@@ -130,6 +130,9 @@ def test_sharing_begins_where_a_copy_for_each_does_not_fit():
     users = [*kernels, Kernel("mine", lambda *_: None, origin="mine.py")]
     assert shared_weights(problem, users, 1 << 20, 6 * size) is None  # and what its prepare was given
     assert shared_weights(problem, users, 1 << 20, 6 * size - 1).shared
+    packing = [*kernels, built_in("mkl"), built_in("numpy")]  # what numpy was built with, its own, and what it makes
+    assert shared_weights(problem, packing, 1 << 20, (4 + 2 + 3) * size) is None
+    assert shared_weights(problem, packing, 1 << 20, (4 + 2 + 3) * size - 1).shared
 
 
 def test_shared_weights_are_cold_where_one_call_empties_the_caches():

@@ -1,4 +1,4 @@
-"""Where the threads of numpy's BLAS run, in a process like a benchmark's worker: OpenMP binds, and the process forks."""
+"""Where the threads of numpy's BLAS run in a process like a benchmark's worker: OpenMP binds it, and it forks."""
 
 from __future__ import annotations
 
