@@ -20,12 +20,15 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.common import machine
 from benchmarks.kept import Kept, read
-from benchmarks.kernel_map import COLUMNS, GROUP, RATE, bench_cases, beside, fastest
+from benchmarks.kernel_map import COLUMNS, GROUP, bench_cases, beside, fastest
 from ffncli.bench.records import Case, Method
 from ffncli.bench.request.grid import cached
 from ffncli.block.recipe import FFNSpec
 
-LONGEST = 0.2  # s of a call
+LONGEST = 0.2  # s of a call, about
+# FLOP/s of a core, by which cases are drawn, the same on every machine. torch multiplies bfloat16 slowly where the
+# processor does not.
+RATE = {"fp32": 60e9, "bf16": 9e9}
 KERNELS = ("auto", "eager", "packed", "inplace", "conv1x1", "onednn", "onednn_packed", "mkl", "numpy")
 Row = Mapping[str, str]
 

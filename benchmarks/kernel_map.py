@@ -17,8 +17,8 @@ processor time the two are apart for that alone. So the table also has the kerne
 
 Limits: one machine. Each process places warm weights twice (once where a call of eager takes more than a third of a
 second), cold ones once, which are several copies, and times as many rounds as take some seconds. Calls of more than a
-third of a second are timed without packed and conv1x1, of more than two in three processes, of more than five without
-compiled and frozen.
+third of a second are timed without packed and conv1x1, of more than five without compiled and frozen. Blocks of
+d_model 4096, whose weights take long to prepare, are timed in three processes, and without packed and conv1x1.
 
     python -m benchmarks.kernel_map [--save FILE]      # continues FILE; about 80 minutes
     python -m benchmarks.kernel_map --summary FILE     # the tables; --picture FILE.svg draws them
@@ -37,6 +37,8 @@ from math import exp, log
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+import torch
+
 from benchmarks.common import machine
 from benchmarks.kept import Kept, read
 from ffncli.bench.judge.statistics import t_interval
@@ -46,7 +48,7 @@ from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import Grid, cached
 from ffncli.bench.suite import run
 from ffncli.block.recipe import FFNSpec
-from ffncli.system.host import isa
+from ffncli.kernels import onednn
 
 RESULTS = Path(__file__).parent / "results" / "kernel_map.csv"
 COLUMNS = (
@@ -58,9 +60,10 @@ COLUMNS = (
 D_MODEL, WIDER, TOKENS = (1024, 4096), (4.0, 2.6875), (1, 16, 128, 512)
 SETTINGS = (("fp32", 1), ("fp32", 2), ("bf16", 1))
 # FLOP/s of a core in eager, for estimates only: torch multiplies bfloat16 slowly where the processor does not.
-RATE = {"fp32": 60e9, "bf16": 120e9 if {"avx512_bf16", "amx_bf16", "bf16"} & {*isa()} else 9e9}
+RATE = {"fp32": 60e9, "bf16": 120e9 if onednn.available("cpu") and onednn.multiplies(torch.bfloat16) else 9e9}
 READ = 15e9  # B/s, likewise
-LONG, LONGER, LONGEST = 0.3, 2.0, 5.0  # s of a call
+LONG, LONGEST = 0.3, 5.0  # s of a call
+LARGE = 2048  # d_model from which a process takes long to prepare its weights
 ROUNDS = ((0.01, 24), (0.06, 8), (LONG, 4), (1.0, 2), (float("inf"), 1))  # by the seconds of a call
 GROUP = 6  # cases that share their workers
 Row = Mapping[str, str]
@@ -118,11 +121,10 @@ def drawn_third(every: Sequence[Shape]) -> set[Shape]:
 
 def kernels_of(shape: Shape, with_all: bool) -> list[str]:
     """The kernels that are timed."""
-    names = ["eager", "onednn", "onednn_packed"]
-    names += ["numpy", *(["mkl"] if shape.dtype == "fp32" else [])]
+    names = ["eager", "onednn", "onednn_packed", "numpy", *(["mkl"] if shape.dtype == "fp32" else [])]
     if shape.tokens == 1:
         names.append("gemv")
-    if with_all and shape.seconds < LONG:
+    if with_all and shape.seconds < LONG and shape.d_model < LARGE:
         names += ["packed", "conv1x1"]
     if with_all and shape.seconds < LONGEST:
         names += ["compiled", *(["frozen"] if shape.case.cache == "warm" else [])]
@@ -134,15 +136,8 @@ def groups_of(missing: Sequence[Shape], third: Collection[Shape]) -> list[list[S
     alike: dict[tuple[object, ...], list[Shape]] = {}
     for shape in missing:
         kernels = kernels_of(shape, shape in third)
-        kind = (
-            shape.seconds >= LONG,
-            shape.seconds >= LONGER,
-            shape.rounds,
-            shape.case.cache,
-            shape.dtype,
-            shape.threads,
-            *kernels,
-        )
+        setting = (shape.dtype, shape.threads, shape.case.cache, shape.rounds)
+        kind = (*setting, shape.seconds >= LONG, shape.d_model >= LARGE, *kernels)
         alike.setdefault(kind, []).append(shape)
     return [every[n : n + GROUP] for every in alike.values() for n in range(0, len(every), GROUP)]
 
@@ -152,7 +147,7 @@ def measured(
 ) -> list[dict[str, object]]:
     """A row for every case of a group and every kernel."""
     placements = 2 if group[0].case.cache == "warm" and group[0].seconds < LONG else 1
-    processes = min(processes, 3) if group[0].seconds >= LONGER else processes
+    processes = min(processes, 3) if group[0].d_model >= LARGE else processes
     method = Method(processes=processes, max_time=max_time, placements=placements, rounds=group[0].rounds)
     return bench_cases([shape.case for shape in group], kernels, method)
 

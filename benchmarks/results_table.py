@@ -135,7 +135,11 @@ def page(results: Path = RESULTS, root: Path = ROOT) -> str:
         taken_back = withdrawn(results / name)
         parts += [f"## {name}\n", *_suite_parts(public_suite(name), admitted, root, taken_back)]
         if taken_back:
-            rows = [(result, f"`{kernel}`", why) for (result, kernel), why in taken_back.items()]
+            known = {(one.path.stem, row.kernel) for one in admitted for row in one.rows}
+            if unknown := [key for key in taken_back if key not in known]:
+                raise SystemExit(f"withdrawn.toml of {name}: no admitted result has {unknown}")
+            links = {result: _link(results / name / f"{result}.csv", root) for result, _ in taken_back}
+            rows = [(links[result], f"`{kernel}`", why) for (result, kernel), why in taken_back.items()]
             parts += ["### Withdrawn\n", _table(("result", "kernel", "why"), rows)]
         if refused:
             rows = [(_link(path, root), why) for path, why in refused]

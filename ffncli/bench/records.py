@@ -265,8 +265,8 @@ class CaseReport:
 
 @dataclass(frozen=True)
 class Roof:
-    """What this machine can do, measured in the same process: the best GEMM of any shape, and the better of a copy and
-    a sum. `llc_bytes` is the last-level cache, whose bytes are not bound by the memory.
+    """What this machine can do, measured in the same process: the best GEMM of any shape, and the best of copies and
+    reads of memory. `llc_bytes` is the last-level cache, whose bytes are not bound by the memory.
     """
 
     flops_per_s: Rate | None = None

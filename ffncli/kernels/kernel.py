@@ -28,7 +28,6 @@ Computes: TypeAlias = "Callable[[Tensor, Params], Tensor]"
 Prepare: TypeAlias = "Callable[[Steps, Mapping[str, Tensor]], Params]"
 Build: TypeAlias = "Callable[[Steps, str, torch.dtype], Computes]"
 Refuses: TypeAlias = Callable[[Steps], str | None]
-DTypes: TypeAlias = "tuple[str, ...] | None"
 
 
 def canonical(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
@@ -70,10 +69,18 @@ class Kernel:
     origin: str = ""
     trains: bool = True
     compiles: bool = False
-    dtypes: DTypes = None
+    dtypes: tuple[str, ...] | None = None
     computes: str = ""
     most_tokens: int | None = None
     per_weights: bool = False
+
+    def forms(self, dtype: torch.dtype) -> int:
+        """Copies of the weights in this dtype that what it makes of them may take: of a form of its own, which may be
+        float32 where the dtype has 16 bits.
+        """
+        if self.prepare is canonical:
+            return 0
+        return 2 if dtype.itemsize == 2 and not self.per_weights else 1
 
     def missing(self, device: str) -> str | None:
         """What it needs and this machine lacks, in words; None if nothing is missing."""
@@ -180,7 +187,7 @@ def register(
     refuses: Refuses = any_block,
     trains: bool = True,
     compiles: bool = False,
-    dtypes: DTypes = None,
+    dtypes: tuple[str, ...] | None = None,
     computes: str = "",
     most_tokens: int | None = None,
     per_weights: bool = False,

@@ -1,7 +1,7 @@
 """numpy: products by numpy's BLAS, with weights stored as [in, out]; torch's functions between them. Forward only.
 
-pip's numpy brings OpenBLAS, which reads a matrix faster in that order. Tensors and arrays are views of each other.
-torch computes in one thread: its others would spin, waiting for more work, on cores that OpenBLAS's threads need.
+pip's numpy brings OpenBLAS for Linux and Windows, which reads a matrix faster in that order. Tensors and arrays are
+views of each other.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ffncli.block.steps import parameters
 from ffncli.kernels import inplace
 from ffncli.kernels.between import Weights
-from ffncli.kernels.kernel import Computes, Params, Steps, register
+from ffncli.kernels.kernel import Build, Computes, Params, Steps, register
 from ffncli.kernels.pattern import refuses_all_but_dense
 from ffncli.kernels.widened import widened, widened_weights
 
@@ -26,20 +27,50 @@ def multiplies(dtype: torch.dtype) -> bool:
 
 
 def matmul(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-    """x [tokens, in] · weight [in, out], written to `out` by numpy."""
-    np.matmul(x.numpy(), weight.numpy(), out=out.numpy())
+    """x [tokens, in] · weight [in, out], written to `out` by numpy, which says nothing of infinities."""
+    with np.errstate(all="ignore"):
+        np.matmul(x.numpy(), weight.numpy(), out=out.numpy())
     return out
+
+
+def on_one_thread(build: Build) -> Build:
+    """Decorates a `build`: torch computes in the calling thread alone while its function runs.
+
+    Its other threads would spin, waiting for more work, on cores that the threads of numpy's BLAS need. What is set is
+    OpenMP's number for this thread: `torch.set_num_threads` would set that of the process.
+    """
+
+    def built(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+        compute = build(steps, device, dtype)
+        openmp = [library for library in ThreadpoolController().lib_controllers if library.user_api == "openmp"]
+
+        def run(x: Tensor, params: Params) -> Tensor:
+            if torch.get_num_threads() == 1:
+                return compute(x, params)
+            before = [library.num_threads for library in openmp]
+            try:
+                for library in openmp:
+                    library.set_num_threads(1)
+                return compute(x, params)
+            finally:
+                for library, threads in zip(openmp, before, strict=True):
+                    library.set_num_threads(threads)
+
+        return run
+
+    return built
 
 
 def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
     """Matrices [out, in] as [in, out]; the rest unchanged, in step order."""
-    tensors = (weights[name] for name in parameters(steps))
-    return tuple(t.detach().T.contiguous() if t.dim() == 2 else t.detach() for t in tensors)
+    tensors = (weights[name].detach() for name in parameters(steps))
+    return tuple(t.T.contiguous() if t.dim() == 2 else t for t in tensors)
 
 
 @register(
     "numpy", prepare=widened_weights(prepare, multiplies), needs=("cpu",), refuses=refuses_all_but_dense, trains=False
 )
+@on_one_thread
 @widened(multiplies)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """As `inplace`, with numpy's products."""
@@ -53,13 +84,6 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     block = inplace.computing(steps, product)
 
     def run(x: Tensor, params: Params) -> Tensor:
-        threads = torch.get_num_threads()
-        if threads > 1:
-            torch.set_num_threads(1)
-        try:
-            return block(x, dict(zip(names, params, strict=True)))
-        finally:
-            if threads > 1:
-                torch.set_num_threads(threads)
+        return block(x, dict(zip(names, params, strict=True)))
 
     return run

@@ -7,7 +7,7 @@ not multiply 16-bit numbers, these compute in float32. Forward only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from ffncli.kernels.kernel import REGISTERED, Computes, Params, Steps, register
 from ffncli.kernels.pattern import Dense, dense, refuses_all_but_dense
 from ffncli.kernels.widened import widened, widened_weights
 
+DTYPES = ("fp32", "bf16", "fp16")
 _TOKENS = 128  # oneDNN chooses the layout for so many; with it, any number is computed
 _NOTHING: tuple[str, list[float], str] = ("none", [], "")
 # What oneDNN can do to a product while it writes it: a function's name, numbers, variant.
@@ -32,9 +33,6 @@ _WHILE_WRITING: Mapping[str, tuple[str, list[float], str]] = {
     "gelu_tanh": ("gelu", [], "tanh"),
     "leaky_relu": ("leaky_relu", [0.01], ""),
 }
-
-
-DTYPES = ("fp32", "bf16", "fp16")
 
 
 def multiplies(dtype: torch.dtype) -> bool:
@@ -54,7 +52,7 @@ def nbytes(tensor: Tensor) -> int:
     return int(torch.ops.mkldnn._nbytes(tensor)) if tensor.is_mkldnn else tensor.nbytes
 
 
-def _reordered(names: list[str], tensors: Params) -> Params:
+def _reordered(names: list[str], tensors: Iterable[Tensor]) -> Params:
     """The matrices among the tensors as oneDNN's own; the rest unchanged."""
     matrices = ("weight", "gate.weight", "up.weight", "down.weight")
     reorder = torch.ops.mkldnn._reorder_linear_weight
@@ -66,7 +64,7 @@ def _reordered(names: list[str], tensors: Params) -> Params:
 def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
     """Each matrix in oneDNN's layout, in step order."""
     names = list(parameters(steps))
-    return _reordered(names, tuple(weights[name] for name in names))
+    return _reordered(names, (weights[name] for name in names))
 
 
 def prepare_packed(steps: Steps, weights: Mapping[str, Tensor]) -> Params:

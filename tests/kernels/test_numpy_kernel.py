@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -55,11 +57,13 @@ def test_numpy_multiplies_and_copies_nothing(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     params = KERNEL.prepare(block, random_weights(block, generator))
     call, x = KERNEL.build(block, "cpu", torch.float32), torch.randn(5, 8, generator=generator)
+    entering: list[int] = []
     read: list[int] = []
     written: list[int] = []
     matmul = np.matmul
 
     def seen(a, b, out):
+        entering.append(a.ctypes.data)
         read.append(b.ctypes.data)
         written.append(out.ctypes.data)
         return matmul(a, b, out=out)
@@ -67,5 +71,42 @@ def test_numpy_multiplies_and_copies_nothing(monkeypatch):
     monkeypatch.setattr(np, "matmul", seen)
     out = call(x, params)
     assert sorted(read) == sorted(t.data_ptr() for t in params)
+    assert entering[:2] == [x.data_ptr()] * 2
     assert written[-1] == out.data_ptr()
     assert call(x, params).data_ptr() == out.data_ptr()  # its buffers are kept
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torch_has_one_thread_while_numpy_multiplies(dtype, monkeypatch):
+    """Others of torch's would spin beside those of numpy; another Python thread keeps its number."""
+    block, weights = block_of(FFNSpec(6, 24, "swiglu"), dtype)
+    call, params = KERNEL.build(block, "cpu", dtype), KERNEL.prepare(block, weights)
+    x, matmul = tokens(3, 6, dtype), np.matmul
+    seen: list[tuple[int, int]] = []
+
+    def multiply(*args, **options):
+        with ThreadPoolExecutor(1) as pool:
+            seen.append((torch.get_num_threads(), pool.submit(torch.get_num_threads).result()))
+        if len(seen) > 3:
+            raise MemoryError
+        return matmul(*args, **options)
+
+    monkeypatch.setattr(np, "matmul", multiply)
+    torch.set_num_threads(2)
+    try:
+        assert right(block, weights, x, call(x, params), 24)
+        assert torch.get_num_threads() == 2
+        with pytest.raises(MemoryError):
+            call(x, params)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert seen == [(1, 2)] * 4
+
+
+def test_infinities_are_none_of_numpys_business(recwarn):
+    block, weights = block_of(FFNSpec(6, 24, "relu"), torch.float32)
+    huge = {name: torch.full_like(tensor, 1e30) for name, tensor in weights.items()}
+    out = KERNEL.build(block, "cpu", torch.float32)(torch.full((2, 6), 1e30), KERNEL.prepare(block, huge))
+    assert torch.isinf(out).all()
+    assert not recwarn.list

@@ -112,9 +112,9 @@ class _CaseUnits:
     def roof(self) -> Roof:
         """The best rate of any process."""
         flops = [u.roof.flops_per_s for u in self.units if u.roof.flops_per_s]
-        copied = [u.roof.bytes_per_s for u in self.units if u.roof.bytes_per_s]
+        moved = [u.roof.bytes_per_s for u in self.units if u.roof.bytes_per_s]
         caches = [u.roof.llc_bytes for u in self.units if u.roof.llc_bytes is not None]
-        return Roof(max(flops, default=None), max(copied, default=None), max(caches, default=None))
+        return Roof(max(flops, default=None), max(moved, default=None), max(caches, default=None))
 
     @property
     def tokens_per_expert(self) -> tuple[float, ...]:

@@ -24,8 +24,9 @@ def free_memory(device: str, cuda: Cuda = torch.cuda) -> int:
 
 
 def release(device: str, cuda: Cuda = torch.cuda) -> None:
-    """Free tensors in reference cycles, in some 0.1 s, and give a GPU's memory back to its driver; a CPU's to the system
-    where it is much."""
+    """Free tensors in reference cycles, in some 0.1 s, and give a GPU's memory back to its driver, a CPU's where it is
+    much to the system.
+    """
     gc.collect()
     if not device.startswith("cuda"):
         return_freed_memory()

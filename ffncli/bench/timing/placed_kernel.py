@@ -21,7 +21,7 @@ from ffncli.bench.timing.placement import Arena, Caching, Params, nbytes, placea
 from ffncli.bench.wrong_codes import WrongCode
 from ffncli.block.steps import Experts
 from ffncli.dataclass import dataclass
-from ffncli.kernels.kernel import Computes, Kernel, canonical
+from ffncli.kernels.kernel import Computes, Kernel
 from ffncli.run.user.kernels import located, unguarded
 
 RING = 4  # buffers of x, at addresses of their own
@@ -339,18 +339,13 @@ def shared_weights(problem: Problem, kernels: Iterable[object], llc: int, free: 
 
 
 def _most_copies(kernel: Kernel, dtype: torch.dtype) -> int:
-    """Copies of the weights that an arm may have at once, in bytes of the drawn ones, besides these.
+    """Copies of the weights that an arm may have at once, besides the drawn ones.
 
-    Its own; of a kernel with another form of them what it was built with, its own, and what it makes of that. That form
-    may be in float32. A user's kernel also keeps what it was given to prepare.
+    A copy at its place, what the kernel makes of it, and what it made when it was built. A user's kernel also keeps
+    what it was given to prepare.
     """
-    if kernel.prepare is canonical:
-        own = 1
-    elif kernel.per_weights:
-        own = 2
-    else:
-        own = 3 if dtype.itemsize > 2 else 5
-    return own + bool(kernel.origin)
+    forms = kernel.forms(dtype)
+    return 1 + (forms if kernel.per_weights else 2 * forms) + bool(kernel.origin)
 
 
 def touched_least(problem: Problem, kernels: Sequence[PlacedKernel]) -> int:

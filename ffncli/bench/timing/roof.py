@@ -1,4 +1,4 @@
-"""measured_roof: this machine's best rates, in the process that measures. Half a second."""
+"""measured_roof: this machine's best rates, in the process that measures. About half a second."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ffncli.block.dtypes import dtype as dtype_named
 from ffncli.kernels import mkl, numpy_kernel, onednn
 
 _GEMMS = {"cpu": (256, 512, 768, 1024, 1536, 2048), "cuda": (1024, 2048, 4096, 8192)}  # square: n tokens, n × n weights
-_SECONDS = 0.3  # for the products; the memory test takes about half as much again
+_SECONDS = 0.3  # for the products; for memory two thirds of it
 _WIDTH = 4096  # of the matrix that is multiplied with one token
-_COPY_LEAST, _COPY_MOST, _COPY_GPU = 16 << 20, 1 << 30, 512 << 20  # bytes of a buffer; of 2 caches a part stays there
+_COPY_LEAST, _COPY_MOST, _COPY_GPU = 16 << 20, 1 << 30, 512 << 20  # bytes of a buffer
 
 
 def measured_roof(device: str, dtype: str, threads: int, clock: Clock | None = None) -> Roof:
     """The best rate of a matrix product over a few shapes, and of memory: by a copy (bytes read and written), a sum, or
     the product of a matrix with one token.
 
-    Takes about half a second; if products are slow, only the smaller shapes are tried. `threads` are
-    torch's while this runs; without `clock`, the device's own.
+    Takes about half a second, more where the caches are large; if products are slow, only the smaller shapes are tried.
+    `threads` are torch's while this runs; without `clock`, the device's own.
     """
     clock = clock or clock_for(device)
     before = torch.get_num_threads()
@@ -98,6 +98,7 @@ def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
     if device.startswith("cuda"):  # long enough that its beginning and end do not matter
         size, free = max(4 * llc, _COPY_GPU), torch.cuda.mem_get_info(torch.device(device))[0]
     else:
+        # three caches: of a buffer of two, a part would still be there
         size, free = min(max(3 * llc, _COPY_LEAST), _COPY_MOST), machine.available_memory() or _COPY_MOST
     size = min(size, free // 8)
     if size <= llc:
@@ -114,11 +115,11 @@ def _reads(source: torch.Tensor, device: str) -> list[Callable[[], object]]:
     """Ways to read float32 numbers once: a sum, and the product of one token with a matrix of them, which a library
     may read faster.
     """
-    matrix = source.view(-1, _WIDTH)
-    x, y = _numbers(len(matrix), device), _numbers(_WIDTH, device)
+    matrix, y = source.view(-1, _WIDTH), _numbers(_WIDTH, device)
     ways: list[Callable[[], object]] = [source.sum, lambda: torch.mv(matrix, y)]
     if not device.startswith("cuda"):
-        ways.append(lambda: numpy_kernel.matmul(x[None], matrix, y[None]))
+        x, out = _numbers(len(matrix), device)[None], torch.empty(1, _WIDTH)
+        ways.append(lambda: numpy_kernel.matmul(x, matrix, out))
     return ways
 
 

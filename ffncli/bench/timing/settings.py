@@ -26,7 +26,7 @@ def start_blas_threads(cores: Iterable[int]) -> None:
     """Start the threads of numpy's BLAS so that they may run on all of these cores.
 
     OpenBLAS ends its threads when the process forks, and starts them at its next product, on the cores of the thread
-    that asks for it. OpenMP has bound that one to a single core by then, where all of them would share it: a product of
+    that asks for it. OpenMP has bound that one to a single core by then, which all of them would share: a product of
     two threads took twenty times as long.
     """
     if not hasattr(os, "sched_setaffinity"):

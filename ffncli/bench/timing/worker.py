@@ -68,8 +68,8 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
     job = connection.recv()
     if memory is not None:
         ACTIVITY.share(mmap(memory, SIZE), labels(job))
-    # Before torch, whose OpenMP binds this thread to one core: OpenBLAS takes no more threads than this thread may use
-    # cores when numpy is loaded.
+    # Before torch, whose OpenMP binds this thread to one core: OpenBLAS counts this thread's cores when numpy is
+    # loaded, and never starts more threads than that.
     import numpy  # noqa: F401
 
     cores = affinity()

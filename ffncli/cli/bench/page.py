@@ -30,7 +30,7 @@ CONVENTIONS = {
     " Student's t over the processes",
     "verdict": "faster or slower: the interval lies entirely beyond 2 %; same: entirely within; else inconclusive",
     "time_s": "of one call; the quotient of two need not equal their ratio",
-    "roof_fraction": "of the best rate that this machine reached in this run: matrix products, or bytes copied",
+    "roof_fraction": "of the best rate that this machine reached in this run: matrix products, or bytes copied or read",
 }
 _CACHES = {
     "warm": "weights warm in cache", "shared": "weights warm in cache, where they fit",
@@ -230,7 +230,9 @@ def _legend(rows: Sequence[ResultRow], request: BenchRequest, files: ResultFiles
         lines.append("time: of the slowest rank, with its collectives; compute: the same without them")
         lines.append("overlap: the share of the communication that does not add to compute; below 0, more is added")
     if len(request.cases) == 1 and any(row.roof_fraction is not None for row in rows):
-        lines.append("of roof: share of the best matrix product (or copy) rate that this machine reached in this run")
+        lines.append(
+            "of roof: share of the best rate of matrix products (or of memory) that this machine reached in this run"
+        )
     checked = "every kernel in every FFN" if method.in_model else "every kernel"
     lines.append(f"{checked} was checked against float64 first; results: {shown_path(files.csv)}")
     return [Heading("how to read this"), *(Line(text, quiet=True) for text in lines)]

@@ -59,7 +59,8 @@ class PreparedWeights:
         """Prepare them from the model's tensors as they are. Raises FFNError (exit 3) if memory is too small."""
         tensors = [home[leaf] for home, leaf in self._places]
         if self._built.device == "cpu":
-            require_memory(sum(t.nbytes for t in tensors), "a kernel's copy of an FFN's weights", "leave layers out")
+            needed = sum(t.nbytes for t in tensors) * max(1, self._built.kernel.forms(self._built.dtype))
+            require_memory(needed, "a kernel's copy of an FFN's weights", "leave layers out")
         with torch.no_grad():
             weights = live_weights(self._model, self._found)
             self._params = self._built.kernel.prepare(self._built.steps, weights)
@@ -103,7 +104,7 @@ def _source(home: MutableMapping[str, Any], leaf: str, tensor: Tensor, copied: b
     seen = None
     if copied and tensor.device.type == "cpu" and tensor.is_contiguous():
         flat = tensor.detach().view(-1).view(_BITS.get(tensor.element_size(), tensor.dtype))
-        seen = flat[:: -(-len(flat) // _SAMPLES)]
+        seen = flat[:: max(1, -(-len(flat) // _SAMPLES))]
     kept = [] if seen is None else seen.tolist()
     return _LiveTensor(home, leaf, tensor, tensor.data_ptr(), _version(tensor), seen, kept)
 

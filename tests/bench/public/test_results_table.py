@@ -89,7 +89,11 @@ def test_what_is_withdrawn_is_named_and_not_ranked(tmp_path):
     text = page(folder.parent, tmp_path)
     assert "| 1 | `fast` |" not in text
     assert "| 1 | `eager` |" in text
-    assert "### Withdrawn\n\n| result | kernel | why |\n| --- | --- | --- |\n| first | `fast` | it slept |" in text
+    link = "[first](../benchmarks/results/ffn-1/first.csv)"
+    assert f"### Withdrawn\n\n| result | kernel | why |\n| --- | --- | --- |\n| {link} | `fast` | it slept |" in text
+    (folder / "withdrawn.toml").write_text(reason.replace("fast", "fats"), "utf-8")
+    with pytest.raises(SystemExit, match="no admitted result has"):
+        page(folder.parent, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ffncli.bench.machine import machine
-from ffncli.bench.timing.roof import _best_of, _numbers, _products, measured_roof
-from ffncli.kernels import onednn
+from ffncli.bench.timing.roof import _best_of, _numbers, _products, _reads, measured_roof
+from ffncli.kernels import numpy_kernel, onednn
 
 
 class FakeClock:
@@ -68,9 +68,20 @@ def test_the_measured_roof_on_a_known_machine(monkeypatch):
     assert measured_roof("cpu", "fp32", 1, clock).bytes_per_s == pytest.approx(12e9)  # a kernel of one token may, too
 
 
+def test_numpy_multiplies_and_reads_too(monkeypatch):
+    """Where no other way is as fast, a kernel that uses it must not be faster than the roof."""
+    shapes: list[tuple[int, ...]] = []
+    monkeypatch.setattr(numpy_kernel, "matmul", lambda x, weight, out: shapes.append(tuple(x.shape)) or out)
+    for ways in (_products(8, "cpu", torch.float32), _reads(torch.ones(3 * 4096), "cpu")):
+        for way in ways:
+            way()
+    assert shapes == [(8, 8), (1, 3)]
+
+
 @pytest.mark.parametrize("multiplied", [True, False])
 def test_sixteen_bits_that_the_processor_does_not_multiply_are_widened(monkeypatch, multiplied):
     """Kernels do so; torch's own product of them, one number at a time, is no roof."""
+    monkeypatch.setattr(onednn, "available", lambda device: True)
     monkeypatch.setattr(onednn, "multiplies", lambda dtype: multiplied or dtype == torch.float32)
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", lambda weight, tokens: weight)
     monkeypatch.setattr(onednn, "linear", lambda x, weight, bias: x)

@@ -16,11 +16,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from ffncli.bench.launch import environment
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Method
 from ffncli.bench.timing import worker
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
 from ffncli.kernels.choice import choices
+from ffncli.system.host import affinity
+from tests.bench.timing.test_settings import blas_has_threads_of_its_own
 from tests.system import fake_gpu
 
 USER = """
@@ -217,3 +220,34 @@ def test_memory_is_given_back_after_every_case(monkeypatch):
     monkeypatch.setattr("ffncli.bench.machine.device_memory.release", done.append)
     worker.serve(Line(), None)  # type: ignore[arg-type]
     assert done == ["began", "unit", "cpu", "began", "unit", "cpu", "finished"]
+
+
+PLACES = """
+import os
+
+def mlp(x, up, down, up_bias, down_bias):
+    tasks = os.listdir("/proc/self/task")
+    assert any(len(os.sched_getaffinity(int(task))) > 1 for task in tasks), "all threads are bound to one core"
+    return (x @ up.T + up_bias).relu() @ down.T + down_bias
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="threads can be bound on Linux alone")
+@pytest.mark.skipif(len(affinity()) < 2, reason="one core")
+@pytest.mark.skipif(not blas_has_threads_of_its_own(), reason="a BLAS without threads of its own")
+def test_threads_of_numpys_blas_may_run_on_every_core(tmp_path, monkeypatch):
+    """torch's are bound, and the worker's main thread with them; OpenBLAS's are started after the referee is forked."""
+    file = tmp_path / "mine.py"
+    file.write_text(PLACES)
+    for name, value in environment(2, "fixed").items():
+        monkeypatch.setenv(name, value)
+    asked = job("eager", f"mine={file}:mlp")
+    asked = replace(asked, cases=tuple(replace(case, threads=2) for case in asked.cases))
+    process, connection = start()
+    with process, connection:
+        connection.send(asked)
+        units = [message[1] for message in until_closed(connection) if message[0] == "unit"]
+        process.communicate(timeout=60)
+    assert len(units) == 2
+    for unit in units:
+        assert {outcome.kernel: outcome.status for outcome in unit.outcomes} == {"eager": "ok", "mine": "ok"}

@@ -167,7 +167,7 @@ def test_a_model_in_another_dtype_computes_by_itself():
 def test_refresh_takes_a_single_value_that_torch_did_not_count():
     model = llama(intermediate_size=128)
     replaced = ffncli.replace(model, "packed")
-    model.model.layers[0].mlp.up_proj.weight.data.view(-1)[17] = 1e3  # not among those compared: every 32nd
+    model.model.layers[0].mlp.up_proj.weight.data.view(-1)[17] = 1e3  # not among those compared: every 256th
     stale = logits(model)
     replaced.refresh()
     fresh = logits(model)

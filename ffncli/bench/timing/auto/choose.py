@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -29,7 +29,7 @@ from ffncli.kernels.kernel import Kernel
 
 _SAME_AS_EAGER = ("module",)  # it calls what eager calls
 # Tried in this order, the rest after them: where a call takes seconds, there is time for the first few alone.
-_FIRST = ("eager", "grouped", "onednn_packed", "numpy", "mkl", "onednn", "gemv", "packed", "conv1x1")
+_FIRST = ("eager", "grouped", "onednn_packed", "onednn", "numpy", "mkl", "gemv", "packed", "conv1x1")
 
 
 def choose(
@@ -41,16 +41,19 @@ def choose(
     tell: Callable[[str], None] = lambda name: None,
     most_memory: int | None = None,
     any_tokens: bool = False,
+    without: Collection[str] = (),
 ) -> AutoChoice:
     """The fastest kernel of the package for a case, on this machine with the threads and the arithmetic set now.
 
     `how`: `quick` leaves out kernels that compile, but for those `compiled` already; `full` has all of them. A choice
     is kept, and a full one is preferred. `tell` gets each candidate's name before it is built. Without a
     `problem`, random weights are drawn. `most_memory`: bytes that this process may use. `any_tokens` leaves out kernels
-    that make something for every number of tokens. Raises FFNError if no kernel computes the block.
+    that make something for every number of tokens. Kernels `without` which it is to go take no part. Raises FFNError if
+    no kernel computes the block.
     """
     problem = problem or Problem.of(case, 0)
-    order = sorted(BUILT_IN, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+    taking_part = (name for name in BUILT_IN if name not in without)
+    order = sorted(taking_part, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
     every = [kernel for name in order if _competes(kernel := built_in(name), problem)]
     every = [kernel for kernel in every if not (any_tokens and kernel.per_weights)]
     few = [kernel for kernel in every if not kernel.compiles or kernel.name in compiled]
@@ -60,7 +63,7 @@ def choose(
         if choice := kept.read(key):
             return replace(choice, note=f"{choice.note}, in an earlier run")
     kernels = few if how == "quick" else every
-    copies, before = _copies(case, problem, len(kernels), most_memory)
+    copies, before = _copies(case, problem, kernels, most_memory)
     x = problem.other(1)
     choice = calibrate(case, problem.steps, copies, x, kernels, clock_for(case.device), tell, before)
     try:
@@ -76,7 +79,7 @@ def fastest(
     """(the fastest kernel for a block with the threads set now, in a note's words why it is that one).
 
     With few tokens the weights are taken to be outside the caches: between two calls of an FFN a model computes others.
-    Raises FFNError as `choose` does.
+    Without `numpy` where its BLAS computes in more or fewer threads than torch. Raises FFNError as `choose` does.
     """
     row = find(str(dtype))
     if row is None:
@@ -84,8 +87,15 @@ def fastest(
     cache, threads = cached("auto", tokens), torch.get_num_threads()
     label = f"{spec.d_model}x{spec.d_ff}:{spec.activation}"
     case = Case(label, label, spec, tokens, row.name, cache=cache, device=device, threads=threads)
-    choice = choose(case, how=how, any_tokens=True)
+    choice = choose(case, how=how, any_tokens=True, without=() if _blas_threads() in (None, threads) else ("numpy",))
     return KernelChoice(choice.kernel, choice.kernel), f"auto: {choice.note}"
+
+
+def _blas_threads() -> int | None:
+    """Threads of numpy's BLAS; None if unknown."""
+    from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
+
+    return next((int(library["num_threads"]) for library in threadpool_info() if library["user_api"] == "blas"), None)
 
 
 def kernel_of_auto(
@@ -117,11 +127,12 @@ def _competes(kernel: Kernel, problem: Problem) -> bool:
 
 
 def _copies(
-    case: Case, problem: Problem, kernels: int, most_memory: int | None
+    case: Case, problem: Problem, kernels: Sequence[Kernel], most_memory: int | None
 ) -> tuple[list[Mapping[str, Tensor]], Call | None]:
     """(copies of the weights, more than one where they are to be cold; what empties the caches before each call)."""
     llc, room = machine.llc_and_room(case.device, most_memory)
-    arms = [nbytes(tuple(problem.weights.values()))] * (1 + kernels)  # each may keep its own form of them
+    one = nbytes(tuple(problem.weights.values()))
+    arms = [one, *(one * kernel.forms(problem.dtype) for kernel in kernels)]
     mode = caching(case.cache, arms, touched(problem), llc, room)
     more = [{name: tensor.clone() for name, tensor in problem.weights.items()} for _ in range(mode.copies - 1)]
     with torch.inference_mode(False):
