@@ -17,8 +17,9 @@ processor time the two are apart for that alone. So the table also has the kerne
 
 Limits: one machine. Each process places warm weights twice (once where a call of eager takes more than a third of a
 second), cold ones once, which are several copies, and times as many rounds as take some seconds. Calls of more than a
-third of a second are timed without packed and conv1x1, of more than five without compiled and frozen. Blocks of
-d_model 4096, whose weights take long to prepare, are timed in three processes, and without packed and conv1x1.
+third of a second are timed without packed and conv1x1, of more than a tenth without frozen, which times its ways to
+multiply in every process, of more than five without compiled. Blocks of d_model 4096, whose weights take long to
+prepare, are timed in three processes, and without onednn, packed and conv1x1.
 
     python -m benchmarks.kernel_map [--save FILE]      # continues FILE; about 80 minutes
     python -m benchmarks.kernel_map --summary FILE     # the tables; --picture FILE.svg draws them
@@ -62,7 +63,7 @@ SETTINGS = (("fp32", 1), ("fp32", 2), ("bf16", 1))
 # FLOP/s of a core in eager, for estimates only: torch multiplies bfloat16 slowly where the processor does not.
 RATE = {"fp32": 60e9, "bf16": 120e9 if onednn.available("cpu") and onednn.multiplies(torch.bfloat16) else 9e9}
 READ = 15e9  # B/s, likewise
-LONG, LONGEST = 0.3, 5.0  # s of a call
+TUNED, LONG, LONGEST = 0.1, 0.3, 5.0  # s of a call
 LARGE = 2048  # d_model from which a process takes long to prepare its weights
 ROUNDS = ((0.01, 24), (0.06, 8), (LONG, 4), (1.0, 2), (float("inf"), 1))  # by the seconds of a call
 GROUP = 6  # cases that share their workers
@@ -121,13 +122,15 @@ def drawn_third(every: Sequence[Shape]) -> set[Shape]:
 
 def kernels_of(shape: Shape, with_all: bool) -> list[str]:
     """The kernels that are timed."""
-    names = ["eager", "onednn", "onednn_packed", "numpy", *(["mkl"] if shape.dtype == "fp32" else [])]
+    names = ["eager", "onednn_packed", "numpy", *(["mkl"] if shape.dtype == "fp32" else [])]
+    if shape.d_model < LARGE:
+        names.append("onednn")
     if shape.tokens == 1:
         names.append("gemv")
     if with_all and shape.seconds < LONG and shape.d_model < LARGE:
         names += ["packed", "conv1x1"]
     if with_all and shape.seconds < LONGEST:
-        names += ["compiled", *(["frozen"] if shape.case.cache == "warm" else [])]
+        names += ["compiled", *(["frozen"] if shape.case.cache == "warm" and shape.seconds < TUNED else [])]
     return names
 
 

@@ -14,7 +14,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import bench_method, certificates, conv1x1, plan_measured, plan_published, results_table, timers
+from benchmarks import (
+    auto_choices,
+    bench_method,
+    certificates,
+    conv1x1,
+    kernel_map,
+    plan_measured,
+    plan_published,
+    results_table,
+    timers,
+)  # fmt: skip
 from benchmarks.kept import read
 from docs.blocks import in_process
 from ffncli.bench.judge.memory_need import memory_need
@@ -105,6 +115,10 @@ SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
         "plan_published": lambda: plan_published.summary(plan_published.all_predictions()),
         "plan_measured": lambda: plan_measured.summary(read(RESULTS / "plan_measured.csv")),
     },
+    "kernels.md": {
+        "kernel_map": lambda: kernel_map.summary(read(RESULTS / "kernel_map.csv")),
+        "auto_choices": lambda: f"```text\n{auto_choices.summary(read(RESULTS / 'auto_choices.csv'))}\n```",
+    },
     "suite.md": {"ffn_1": lambda: suite_cases("ffn-1")},
     "verify.md": {"certificates": lambda: certificates.summary(read(RESULTS / "certificates.csv"))},
     "findings.md": {"claims": claims, "conv1x1": lambda: conv1x1.summary(read(RESULTS / "conv1x1.csv"))},
@@ -124,6 +138,11 @@ def written(page: str) -> str:
     return text
 
 
+def kernel_picture() -> str:
+    """docs/kernels.svg: the map of kernels."""
+    return kernel_map.picture(read(RESULTS / "kernel_map.csv"))
+
+
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows))
 
@@ -136,6 +155,7 @@ def main() -> int:
     new = {
         "commands.md": commands_page(),
         "results.md": results_table.page(),
+        "kernels.svg": kernel_picture(),
         **{page: written(page) for page in SECTIONS},
     }
     stale = [

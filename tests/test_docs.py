@@ -52,6 +52,7 @@ def test_python_examples_hold(page):
 def test_generated_pages_are_up_to_date():
     assert (ROOT / "docs" / "commands.md").read_text("utf-8") == generated.commands_page(), "make docs-update"
     assert (ROOT / "docs" / "results.md").read_text("utf-8") == results_table.page(), "make results"
+    assert (ROOT / "docs" / "kernels.svg").read_text("utf-8") == generated.kernel_picture(), "make docs-update"
     for page in generated.SECTIONS:
         assert (ROOT / "docs" / page).read_text("utf-8") == generated.written(page), "make docs-update"
 

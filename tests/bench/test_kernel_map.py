@@ -115,7 +115,7 @@ def test_groups_share_kernels_and_threads():
         assert len({(shape.threads, shape.dtype, shape.seconds >= kernel_map.LONG) for shape in group}) == 1
     assert len({shape.case.key for shape in every}) == 48
     assert {shape.case.cache for shape in every if shape.tokens <= 16} == {"cold-weights"}
-    brief = [shape for shape in every if shape.seconds < kernel_map.LONGEST]
+    brief = [shape for shape in every if shape.seconds < kernel_map.TUNED]
     assert all(("frozen" in kernels_of(shape, True)) == (shape.tokens > 16) for shape in brief)
 
 

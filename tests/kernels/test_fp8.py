@@ -16,7 +16,7 @@ from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs
 from ffncli.kernels import built_in
-from ffncli.kernels.fp8 import quantized
+from ffncli.kernels.fewer_bits.fp8 import quantized
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.weights import random_weights

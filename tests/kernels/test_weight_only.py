@@ -8,8 +8,8 @@ import torch
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs
 from ffncli.kernels import built_in
+from ffncli.kernels.fewer_bits.weight_only import GROUP, to_int4, to_int8
 from ffncli.kernels.kernel import kernel_steps
-from ffncli.kernels.weight_only import GROUP, to_int4, to_int8
 from ffncli.run.engine.reference import in_float64
 from ffncli.run.engine.weights import random_weights
 from ffncli.run.measure.tolerance import declared_tolerance, tolerance_for

@@ -46,7 +46,8 @@ def test_every_arm_is_the_same_model_with_other_ffns(llama, tmp_path):
     assert {block.kernel for block in unit.blocks} == {*names, TWIN, ANCHOR} - {"model+mine.py:mlp"}
     packed = unit.outcomes[1]
     assert 0 < packed.error_max < 2e-6
-    assert 0 < packed.logits_error <= packed.logits_limit < 2e-5
+    assert packed.logits_error <= packed.logits_limit < 2e-5
+    assert max(packed.logits_error, unit.outcomes[4].logits_error) > 0  # some processors make packed's bits the model's
     assert packed.note == "2 FFNs replaced; 10.24 KB of weights copied"
     assert unit.outcomes[3].note.startswith("mine.py:mlp on model.layers.0.mlp is wrong")
     _, loaded = timed._loaded(str(llama), "fp32", "cpu")

@@ -49,7 +49,7 @@ MIXTURES = {
     "zero outside": replace(_MIX, moe=MoE(8, 3, groups=4, top_groups=2, zero_outside=True, eps=1e-2)),
     "shared gate": replace(_MIX, moe=MoE(4, 2, 1, shared_gate=True, shared_scale=0.5, router_scale=3.0)),
     "identities": replace(_MIX, moe=MoE(4, 3, identity_experts=3, score_dtype="input", renormalise=False)),
-    "weighed inputs": replace(_MIX, moe=MoE(4, 2, 1, weigh="input", score="sqrtsoftplus")),
+    "weighed inputs": replace(_MIX, moe=MoE(4, 2, 1, weigh="input", score="sqrtsoftplus", score_dtype="input")),
     "latent": replace(
         _MIX, norm_weight="one_plus", post_norm_weigh="input", activation="xielu",
         moe=MoE(4, 2, latent=6, latent_norm=True, expert_norm=True, mixed_norm=True, mixed_bias=True),
