@@ -78,7 +78,8 @@ def together(run: dict[str, Callable[[], Started]]) -> dict[str, Ended]:
 @pytest.mark.parametrize("name", ["local", "node 0"])
 def test_the_sum_over_two_processes_is_the_whole(ended, name):
     run = ended[name] if ended[name].out else ended["node 1"]  # the rendezvous chooses which node has rank 0
-    assert (run.code, run.err) == (0, "")
+    said = [line for line in run.err.splitlines() if "failed to shutdown the rendezvous" not in line]
+    assert (run.code, said) == (0, [])  # torchrun says that where the node that holds the rendezvous ended first
     output, gradient, collectives = json.loads(run.out)["rows"]
     assert output["relative_error"] <= 1e-6
     assert gradient["relative_error"] <= 1e-6
