@@ -29,7 +29,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install .ci/install_torch.py
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test fuzz test-runs test-architectures test-hub test-ranks test-kills test-cheats test-wheel test-install test-triton test-arenas check lint bench bench-timers bench-method bench-sweep bench-conv bench-grouped bench-kernels bench-plan plan-published bench-grids certificates bench-fresh-inputs bench-suite results demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
+.PHONY: run test fuzz test-runs test-architectures test-hub test-ranks test-kills test-cheats test-wheel test-install test-triton test-arenas check lint bench bench-timers bench-method bench-sweep bench-conv bench-grouped bench-corpus bench-kernels bench-plan plan-published bench-grids certificates bench-fresh-inputs bench-suite results demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
     bench-approximate bench-in-model mutations facts catalog architectures trace-architectures claims picture unchanged docs test-docs docs-update clean
 .DEFAULT_GOAL := run
 
@@ -56,7 +56,7 @@ endif
 
 # What runs every command of the manual, installs or removes packages, makes up input, measures with real workers, waits
 # for a server, or builds every architecture has a target of its own: `make test` stays within 5 minutes.
-DOCS := tests/test_docs.py tests/test_schemas.py tests/test_claims.py
+DOCS := tests/test_docs.py tests/test_schemas.py tests/test_claims.py tests/test_notebook.py
 INSTALL := tests/test_install.py tests/cli/test_missing_packages.py
 CHEATS := tests/cheats tests/run/verify/test_referee.py tests/run/user/test_hosted.py tests/bench/test_hostile_kernels.py
 FUZZ := tests/cli/test_any_input.py tests/models/files/test_headers.py tests/models/files/test_bounded_work.py tests/fuzz/test_fuzz.py
@@ -174,6 +174,9 @@ bench-in-model: $(VENV)/.installed-test
 
 bench-kernels: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.kernel_map $(ARGS)
+
+bench-corpus: $(VENV)/.installed-test
+	@$(BIN)/python -m benchmarks.corpus $(ARGS)
 
 bench-grouped: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.grouped $(ARGS)

@@ -36,7 +36,7 @@ from pathlib import Path
 
 import yaml
 
-from docs.example_model import write_model
+from docs.example_model import write_mixture, write_model
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -241,7 +241,7 @@ def in_process(arguments: Sequence[str]) -> tuple[str, str, int]:
 
 @contextlib.contextmanager
 def page_folder() -> Iterator[Callable[[str], None]]:
-    """An empty working directory with `my-model`, without the network and without a terminal's size.
+    """An empty working directory with `my-model` and `my-mixture`, without the network and without a terminal's size.
 
     What it yields runs lines of a shell there; CalledProcessError where one fails.
     """
@@ -254,6 +254,7 @@ def page_folder() -> Iterator[Callable[[str], None]]:
     with tempfile.TemporaryDirectory(prefix="ffn-docs-") as name:
         os.chdir(name)
         write_model(Path("my-model"))
+        write_mixture(Path("my-mixture"))
         try:
             yield run
         finally:

@@ -1,4 +1,4 @@
-"""`my-model`: the tiny Llama checkpoint with random weights that the pages of the manual read."""
+"""`my-model` and `my-mixture`: the tiny Llama and Mixtral checkpoints with random weights that the manual reads."""
 
 from __future__ import annotations
 
@@ -23,21 +23,40 @@ WORDS = [
     "of",
 ]
 D_MODEL, D_FF, LAYERS, HEADS = 64, 176, 4, 4
+EXPERTS, EXPERT_D_FF, TOP_K = 8, 96, 2
 
 
 def write_model(path: Path) -> None:
     """config.json, model.safetensors and a tokenizer of whole words, the same on every machine."""
+    _write(path, _shapes(), _config())
+
+
+def write_mixture(path: Path) -> None:
+    """The same of a mixture of experts."""
+    experts = [(f"experts.{e}.{name}", shape) for e in range(EXPERTS) for name, shape in (
+        ("w1", (EXPERT_D_FF, D_MODEL)), ("w2", (D_MODEL, EXPERT_D_FF)), ("w3", (EXPERT_D_FF, D_MODEL)))]  # fmt: skip
+    moe = {f"block_sparse_moe.{name}": shape for name, shape in (("gate", (EXPERTS, D_MODEL)), *experts)}
+    shapes = {name: shape for name, shape in _shapes().items() if ".mlp." not in name}
+    shapes |= {f"model.layers.{i}.{name}.weight": shape for i in range(LAYERS) for name, shape in moe.items()}
+    changed = {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "intermediate_size": EXPERT_D_FF,
+        "num_local_experts": EXPERTS, "num_experts_per_tok": TOP_K,
+    }  # fmt: skip
+    _write(path, shapes, {**_config(), **changed})
+
+
+def _write(path: Path, shapes: dict[str, tuple[int, ...]], config: dict[str, object]) -> None:
     import torch
     from safetensors.torch import save_file
 
     generator = torch.Generator().manual_seed(0)
     tensors = {
         name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=generator) * shape[-1] ** -0.5
-        for name, shape in _shapes().items()
+        for name, shape in shapes.items()
     }
     path.mkdir()
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    (path / "config.json").write_text(json.dumps(_config(), indent=2), "utf-8")
+    (path / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
     _write_tokenizer(path)
 
 

@@ -30,6 +30,8 @@ SAMPLES = {
         "4x8:relu --input nan,0,1,2", f"./my-model --layer 2 {PROMPT} --unembed", f"./my-model --layer all {PROMPT}",
         "./my-model --layer 1 --unembed --neuron 3", "gpt2 --d-model 4 --d-ff 8 --layer all",
         "mixtral-8x7b --d-model 4 --d-ff 8 --layer all",
+        "4x8:relu --set W1[0,3]=5", f"./my-model --layer 2 {PROMPT} --ablate unit:3",
+        "./my-model --prompts texts.txt --top-contexts 2 --outliers 2", "./my-model --prompt Paris --prompt cat",
         "8x16:swiglu --experts 4 --explain route[0,0] --depth 2", "8x16:swiglu --experts 4 --tp 2 --ep 2", "4x8 --tp 2",
     ],
     "params": [
@@ -68,6 +70,7 @@ SAMPLES = {
         "4x8:relu --as torch", "gpt2 --as latex --tokens 1,4", "mixtral-8x7b --as flashinfer-trace",
         "4x8:gelu --as torch -o block.py",
     ],
+    "experts": ["./my-mixture -p Paris -p 'the cat sat on the mat'", "./my-mixture -p Paris --ablate-texts 0"],
     "explain": ["", "gelu", "swiglu", "4x", "moe", "neuron", "activation"],
 }  # fmt: skip
 _PREPARE = """
@@ -76,7 +79,8 @@ echo '"hidden_size_per_layer_input": 4}' >> tables.json
 cp -r my-model unknown && sed -i 's/"model_type": "llama"/"model_type": "llamb"/' unknown/config.json
 cp -r my-model edited && sed -i 's/"intermediate_size": 176/"intermediate_size": 192/' edited/config.json
 ffn trace 8x16:swiglu --save a.json && ffn trace 8x16:geglu --save b.json
-ffn trace 8x16:swiglu --seed 1 --save c.json"""
+ffn trace 8x16:swiglu --seed 1 --save c.json
+printf 'The cat sat on the mat\\nParis is the capital\\n' > texts.txt"""
 _BY_NAME = {"conventions", "sweep"}  # objects whose keys are data: text → value
 _NUMBERS = {"anyOf": [{"type": ["null", "number"]}, {"type": "array", "items": {"$ref": "#/$defs/numbers"}}]}
 

@@ -22,8 +22,10 @@ _WHERE = {
     "activation": ("ffncli.block.analysis.facts", "activation"),
     "approximate": ("ffncli.run.approximate.call", "approximate"),
     "benchmark": ("ffncli.bench.benchmark", "benchmark"),
+    "corpus": ("ffncli.run.corpus.call", "corpus"),
     "cost": ("ffncli.block.cost", "cost"),
     "count": ("ffncli.run.user.count", "count"),
+    "experts": ("ffncli.run.experts.call", "experts"),
     "explain": ("ffncli.run.topics.call", "explain"),
     "export": ("ffncli.run.export.call", "export"),
     "kernel": ("ffncli.bench.in_model", "kernel"),
@@ -47,8 +49,10 @@ __all__ = [
     "admit",
     "approximate",
     "benchmark",
+    "corpus",
     "cost",
     "count",
+    "experts",
     "explain",
     "export",
     "kernel",
@@ -76,6 +80,8 @@ if TYPE_CHECKING:
     from ffncli.errors import FFNError
     from ffncli.kernels import kernel_names
     from ffncli.run.approximate.call import approximate
+    from ffncli.run.corpus.call import corpus
+    from ffncli.run.experts.call import experts
     from ffncli.run.export.call import export
     from ffncli.run.topics.call import explain
     from ffncli.run.trace.call import survey, trace

@@ -27,6 +27,14 @@ def test_a_trace_takes_the_models_own_unless_told():
     assert (found.block.weights, found.block.mode) == ("random weights, seed 0", "eval")
 
 
+@pytest.mark.parametrize("name", [name for name in ffncli.__all__ if ">>>" in (getattr(ffncli, name).__doc__ or "")])
+def test_examples_of_docstrings_run(name: str):
+    import doctest
+
+    (test,) = doctest.DocTestFinder(recurse=False).find(getattr(ffncli, name), name, globs={})
+    assert doctest.DocTestRunner().run(test).failed == 0
+
+
 def test_a_call_is_named_without_torch():
     import subprocess
     import sys

@@ -119,3 +119,8 @@ def _style(values: Sequence[float], digits: int) -> Callable[[float], str]:
         return format(value, code)
 
     return text
+
+
+def written(name: str, index: Sequence[int]) -> str:
+    """`up[0,3]`."""
+    return f"{name}[{','.join(map(str, index))}]"

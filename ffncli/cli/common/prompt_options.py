@@ -59,7 +59,7 @@ class GivenOptions:
     """--prompt, --input-ids and --position: what the model reads, and which tokens are examined."""
 
     prompt: Annotated[
-        str | None,
+        list[str] | None,
         _input(
             "-p",
             "--prompt",
@@ -80,15 +80,18 @@ class GivenOptions:
     @cached_property
     def model_input(self) -> dict[str, Any]:
         """The three as the library's arguments: the text itself, even if --prompt names a file or standard input."""
-        text = None if self.prompt is None else prompt_text(self.prompt)
+        if self.prompt and len(self.prompt) > 1:
+            raise FFNError(f"--prompt takes one text, got {len(self.prompt)}", "ffn trace takes several")
+        text = prompt_text(self.prompt[0]) if self.prompt else None
         return {"prompt": text, "input_ids": flat(self.input_ids), "position": joined(self.position)}
 
     @property
     def notes(self) -> tuple[str, ...]:
         """A remark on a file or standard input of several lines, which is one prompt all the same."""
         text = self.model_input["prompt"]
-        lines = len(text.splitlines()) if text is not None and text != self.prompt else 0
-        return (f"--prompt {clean(str(self.prompt))}: its {lines:,} lines are read as one prompt",) if lines > 1 else ()
+        name = self.prompt[0] if self.prompt else ""
+        lines = len(text.splitlines()) if text is not None and text != name else 0
+        return (f"--prompt {clean(name)}: its {lines:,} lines are read as one prompt",) if lines > 1 else ()
 
     @property
     def model_prompt(self) -> Prompt | None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from ffncli.cli.common.corpus_options import corpus_size
 from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, RunOptions, Source, TokenOptions
 from ffncli.cli.common.parsers import joined
 from ffncli.cli.common.prompt_options import PromptOptions
 from ffncli.cli.common.rank_options import SplitOptions
 from ffncli.cli.common.spread import spread
+from ffncli.cli.trace.change_options import ChangeOptions
+from ffncli.cli.trace.corpus_options import CorpusOptions, refuse
+from ffncli.cli.trace.corpus_page import corpus_answer, not_finite_layers
 from ffncli.cli.trace.example_options import ExampleOptions
 from ffncli.cli.trace.explain_options import ExplainOptions
 from ffncli.cli.trace.page import trace_answer
 from ffncli.cli.trace.save_options import SaveOptions
 from ffncli.cli.trace.survey_page import not_finite_texts, survey_answer
 from ffncli.cli.trace.view_options import InsightOptions, ViewOptions
+from ffncli.run.corpus.call import corpus_for
+from ffncli.run.corpus.question import CorpusQuestion
 from ffncli.run.trace.call import session_for, survey_for
 from ffncli.run.trace.question import Question
+from ffncli.show.progress import progress
 
 
 @spread
@@ -26,10 +33,12 @@ def command(
     tokens: TokenOptions,
     view: ViewOptions,
     explain: ExplainOptions,
+    change: ChangeOptions,
     insight: InsightOptions,
     split: SplitOptions,
     texts: ExampleOptions,
     prompt: PromptOptions,
+    corpus: CorpusOptions,
     dimensions: DimensionOptions,
     load_limit: LoadOptions,
     save: SaveOptions,
@@ -42,14 +51,26 @@ def command(
       ffn trace 512x2048:gelu --explain 'up[0,3]' # how one number was computed
       ffn trace ./my-model -l 1 -p "Hello world"  # a checkpoint, on real text
       ffn trace ./my-model -l all -n 4 --json     # a row for each layer
+      ffn trace ./my-model --prompts texts.txt    # every layer and unit over many texts
     """
     output = show.output()
     load_limit.apply()
     save.check(show.out)
+    if (prompts := corpus.source_of(prompt.prompt)) is not None:
+        refuse(tokens, view, explain, change, split, texts, prompt, dimensions, run, save)
+        asked = CorpusQuestion(
+            source, prompts, run.layer, run.dtype, run.device, run.threads, **corpus.values(), save=save.save,
+            top_units=insight.top_units, force=show.force,
+        )  # fmt: skip
+        with progress(corpus_size(prompts), "texts", show.quiet, show.color_choice()) as advance:
+            figures = corpus_for(asked, output.note, advance)
+        output.show(corpus_answer(figures, view.digits))
+        insight.judge(not_finite_layers(figures), output)
+        return
     question = Question(
         source, dimensions.dimensions(), **vars(run), **vars(tokens), **prompt.values(), **vars(texts), **vars(explain),
-        **vars(save), expert=joined(view.expert), show=view.values(), keep=view.kept(), top_units=insight.top_units,
-        force=show.force, **vars(split))  # fmt: skip
+        **vars(change), **vars(save), expert=joined(view.expert), show=view.values(), keep=view.kept(),
+        top_units=insight.top_units, force=show.force, **vars(split))  # fmt: skip
     output.notes(*prompt.notes)
     if run.layer == "all":
         survey = survey_for(question, output.note)

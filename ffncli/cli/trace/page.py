@@ -11,6 +11,7 @@ from ffncli.block.cost import CONVENTIONS
 from ffncli.block.units import NEAR_ZERO
 from ffncli.cli.common.block_summary import dimensions_text
 from ffncli.cli.common.model_run import labels
+from ffncli.cli.trace.change_page import change_parts, changes_json, prediction_json
 from ffncli.cli.trace.example_page import facts_table
 from ffncli.cli.trace.explain_page import explanation_parts
 from ffncli.cli.trace.model_page import model_run_lines, routes_table
@@ -61,6 +62,8 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True) -> Answ
         .with_section("routes", _records(session.routes) or None, routes_table(session))
         .with_section("routing", routing_json(session.routing), routing_parts(session.routing))
         .with_section("unembed", unembed_json(session), unembed_parts(session, digits, with_steps))
+        .with_section("changes", changes_json(session), change_parts(session, digits, with_steps))
+        .with_section("prediction", prediction_json(session))
         .with_section("sampling", _records(session.sampling), sampling_parts(session, digits))
         .with_section("aliases", None if session.facts is None else session.aliases)
         .with_section("facts", _records(session.facts), facts_table(session.facts or ()))

@@ -29,7 +29,9 @@ class ViewOptions:
     show: Annotated[
         str | None, _view("--show", metavar="N|all", daily=True, help="Values to show per axis. [default: 8]")
     ] = None
-    verbose: Annotated[bool, _view("-v", "--verbose", help="With --unembed, --tp or --ep, show the steps too.")] = False
+    verbose: Annotated[
+        bool, _view("-v", "--verbose", help="With --unembed, --set, --ablate, --tp or --ep, show the steps too.")
+    ] = False
     digits: Annotated[int, _view("--digits", metavar="N", parser=natural("--digits", 17), help="Digits to show.")] = 4
 
     keep: Annotated[bool, _view("--keep", help="Keep every intermediate tensor in memory until the end.")] = False
@@ -39,11 +41,12 @@ class ViewOptions:
         return None if self.show == "all" else positive("--show")("8" if self.show is None else self.show)
 
     def steps(self, question: Question) -> bool:
-        """Whether the page has the steps: --unembed shows tokens, --tp ranks, unless an option about steps is given."""
+        """Whether the page has the steps: not where --unembed shows tokens, --tp ranks, and --set or --ablate changes,
+        unless an option about steps is given."""
         asked = self.verbose or self.expert is not None or question.top_units is not None
         if question.ranks:
             return asked
-        return asked or self.show is not None or not question.unembed
+        return asked or self.show is not None or not (question.unembed or question.set or question.ablate)
 
     def kept(self) -> frozenset[str] | None:
         """The steps whose complete tensors are kept: all (None), or only those that the answer needs."""

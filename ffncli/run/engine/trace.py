@@ -147,6 +147,11 @@ def trace(
     return Trace(*ffn_span(steps), tuple(records), kept)
 
 
+def input_record(name: str, tensor: Tensor) -> StepRecord:
+    """The record of a tensor [..., features] that no step computes here."""
+    return _record(name, tensor, _Look(8, 0))
+
+
 @dataclass(frozen=True)
 class _Look:
     """How much of every tensor is recorded: values per axis (None: all), units one by one."""

@@ -25,8 +25,9 @@ from ffncli.block.steps import (
 )
 from ffncli.dataclass import dataclass
 from ffncli.run.engine.functions import NAMESPACE
-from ffncli.run.explain.scene import Read, Scene, TensorPlace, written
+from ffncli.run.explain.scene import Read, Scene, TensorPlace
 from ffncli.run.measure.ulp import exact_sum
+from ffncli.show.tensors import written
 
 _Kind = TypeVar("_Kind")
 

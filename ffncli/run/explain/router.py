@@ -11,7 +11,8 @@ from ffncli.block.steps import Route
 from ffncli.run.engine.execute import one_by_one
 from ffncli.run.engine.functions import function
 from ffncli.run.explain.arithmetic import Choice, Derivation, Quantity, op_of, origin_of
-from ffncli.run.explain.scene import Read, Scene, TensorPlace, written
+from ffncli.run.explain.scene import Read, Scene, TensorPlace
+from ffncli.show.tensors import written
 
 
 def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:

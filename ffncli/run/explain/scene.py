@@ -12,6 +12,7 @@ from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.run.engine.execute import EVAL, Mode
 from ffncli.run.measure.statistics import unravel
+from ffncli.show.tensors import written
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,6 @@ class Scene:
         common = isinstance(op, Experts) and op.is_common(name)
         share = () if place.expert is None or common else (place.expert,)
         return name, self.weights[name][share], share, weight_symbol(place.step.output, parameter, place.program)
-
-
-def written(name: str, index: Sequence[int]) -> str:
-    """`up[0,3]`."""
-    return f"{name}[{','.join(map(str, index))}]"
 
 
 def find(steps: Sequence[Step], name: str) -> TensorPlace:

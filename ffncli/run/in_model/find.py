@@ -19,9 +19,9 @@ from ffncli.kernels.kernel import kernel_steps
 from ffncli.kernels.pattern import dense
 from ffncli.models.config.read import from_config
 from ffncli.models.model import Layer, Resolved
-from ffncli.models.tensors.layout import Located, canonical
+from ffncli.models.tensors.layout import Located
 from ffncli.run.pretrained.layers import layers_of
-from ffncli.run.pretrained.locate import common_module, live_parameters
+from ffncli.run.pretrained.locate import common_module, live_parameters, live_weights, tensor_at
 
 _LEAST = 1e-3  # relative distance of two functions of the same name, in any dtype: some write √(2/π) with four digits
 
@@ -96,22 +96,9 @@ def row_of(model: nn.Module, ffn: FoundFFN) -> FoundFFN:
     return FoundFFN(ffn.layer, ffn.block, ffn.located, row)
 
 
-def live_weights(model: nn.Module, ffn: FoundFFN) -> dict[str, Tensor]:
+def kernel_weights(model: nn.Module, ffn: FoundFFN) -> dict[str, Tensor]:
     """The canonical weights [out, in], contiguous: the model's own tensors where these are stored so, else copies."""
-    with torch.no_grad():
-        return {item.parameter: _canonical(model, item).contiguous() for item in ffn.located}
-
-
-def _canonical(model: nn.Module, item: Located) -> Tensor:
-    parts = [canonical(tensor_at(model, name).detach(), item) for name in item.names]
-    return torch.stack(parts) if item.slice.per_expert else parts[0]
-
-
-def tensor_at(model: nn.Module, name: str) -> Tensor:
-    """A parameter or buffer by its full name."""
-    owner, _, leaf = name.rpartition(".")
-    tensor: Tensor = getattr(model.get_submodule(owner), leaf)
-    return tensor
+    return {name: tensor.contiguous() for name, tensor in live_weights(model, ffn.located).items()}
 
 
 def _row(model: nn.Module, block: Sequence[Step], owners: Mapping[str, str], at: str) -> tuple[str, ...]:

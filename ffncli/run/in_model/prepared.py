@@ -13,7 +13,7 @@ from ffncli.dataclass import dataclass
 from ffncli.kernels import onednn
 from ffncli.kernels.kernel import Params
 from ffncli.run.engine.weights import require_memory
-from ffncli.run.in_model.find import FoundFFN, live_weights
+from ffncli.run.in_model.find import FoundFFN, kernel_weights
 from ffncli.run.in_model.kernel_call import SharedKernel
 
 _SAMPLES = 8  # values of each copied tensor that are compared at every call, on a CPU: each is a read from memory
@@ -62,7 +62,7 @@ class PreparedWeights:
             needed = sum(t.nbytes for t in tensors) * max(1, self._built.kernel.forms(self._built.dtype))
             require_memory(needed, "a kernel's copy of an FFN's weights", "leave layers out")
         with torch.no_grad():
-            weights = live_weights(self._model, self._found)
+            weights = kernel_weights(self._model, self._found)
             self._params = self._built.kernel.prepare(self._built.steps, weights)
         live = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         plain = [p.untyped_storage() for p in self._params if not p.is_mkldnn]

@@ -179,7 +179,7 @@ class _Replacing:
         if ffn.modules in places:
             return ffn, None, None
         find.require_plain_forward(self.model, ffn)
-        weights = find.live_weights(self.model, ffn)
+        weights = find.kernel_weights(self.model, ffn)
         like = weights["down.weight"]
         if not like.is_floating_point():
             raise NotReplaced(f"its weights are {dtype_text(like.dtype)}")

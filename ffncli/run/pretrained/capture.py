@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -86,14 +87,7 @@ def run_model(
     The arguments of `receive` are the layer, the selected tokens, ffn_input and ffn_output [tokens, d_model]. Returns
     notes on the run. Raises FFNError for everything that keeps a model from running.
     """
-    require_runnable(resolved)
-    if carried := next((layer for layer in layers if state_inputs(steps(layer.spec))), None):
-        what = f"{carried.stack} layer {carried.index}: its router gets a state from the router in the layer before"
-        raise FFNError(
-            f"{what}, which a run on a prompt does not record", "trace it without a prompt, or its first layer"
-        )
-    path = folder_of(resolved, prompt.option)
-    _require_readable(resolved, layers[0])
+    path = model_files(resolved, layers, prompt.option)
     device, dtype = device_of(request.device), dtype_of(request.dtype)
     with offline() as transformers:
         config = read_config(transformers, path)
@@ -101,20 +95,27 @@ def run_model(
         tokens = tokens_of(prompt, tokenizer, path)
         if not config.is_encoder_decoder:  # before anything large is loaded
             positions(prompt.positions, len(tokens))
-        live: dict[Layer, LiveFFN] = {}
-
-        def shrink(module: Any, lean: bool) -> None:
-            with suppress(FFNError):  # layers that share weights are recognised once these are loaded (Zamba)
-                live.update({layer: live_ffn(module, resolved, layer) for layer in layers})
-            if lean and len(live) == len(layers):
-                _cut_behind(module, resolved, live)
-
-        loaded = load(transformers, path, config, dtype, device, shrink)
-        live = live or {layer: live_ffn(loaded.module, resolved, layer) for layer in layers}
+        loaded, live = load_up_to(transformers, resolved, layers, path, config, dtype, device)
         inputs = forward_arguments(loaded, tokens, tokenizer, layers)
         idle = _listen(loaded, live, inputs, prompt, receive)
     fault = FAULTS.get(resolved.model_type or "") if any(layer.spec.moe for layer in layers) else None
     return (*inputs.notes, *idle, *([fault] if fault else []))
+
+
+def model_files(resolved: Resolved, layers: Sequence[Layer], option: str) -> Path:
+    """The directory or file that transformers loads, for an `option` that needs it.
+
+    Raises FFNError for a model or layers that cannot be run on text.
+    """
+    require_runnable(resolved)
+    if carried := next((layer for layer in layers if state_inputs(steps(layer.spec))), None):
+        what = f"{carried.stack} layer {carried.index}: its router gets a state from the router in the layer before"
+        raise FFNError(
+            f"{what}, which a run on a prompt does not record", "trace it without a prompt, or its first layer"
+        )
+    path = folder_of(resolved, option)
+    _require_readable(resolved, layers[0])
+    return path
 
 
 def _require_readable(resolved: Resolved, layer: Layer) -> None:
@@ -127,6 +128,23 @@ def _require_readable(resolved: Resolved, layer: Layer) -> None:
 
 
 # --- what is loaded ---------------------------------------------------------------------------------------------------
+
+
+def load_up_to(
+    transformers: Any, resolved: Resolved, layers: Sequence[Layer], path: Path, config: Any, dtype: torch.dtype,
+    device: str,
+) -> tuple[Pretrained, dict[Layer, LiveFFN]]:  # fmt: skip
+    """(the model up to the last of `layers`, where their FFNs are in it)."""
+    live: dict[Layer, LiveFFN] = {}
+
+    def shrink(module: Any, lean: bool) -> None:
+        with suppress(FFNError):  # layers that share weights are recognised once these are loaded (Zamba)
+            live.update({layer: live_ffn(module, resolved, layer) for layer in layers})
+        if lean and len(live) == len(layers):
+            _cut_behind(module, resolved, live)
+
+    loaded = load(transformers, path, config, dtype, device, shrink)
+    return loaded, live or {layer: live_ffn(loaded.module, resolved, layer) for layer in layers}
 
 
 def _cut_behind(module: Any, resolved: Resolved, live: Mapping[Layer, LiveFFN]) -> None:
@@ -168,8 +186,14 @@ def forward_arguments(
     """The arguments of the model's forward. Raises FFNError for tokens without an embedding or position."""
     module, config = loaded.module, loaded.config
     ids = torch.tensor([[token.id for token in tokens]], device=module.device)
-    _check_ids(module, tokens)
-    _check_length(module, config, len(tokens))
+    known = known_tokens(module)
+    if wrong := next((token for token in tokens if not 0 <= token.id < known), None):
+        what = f"token {wrong.id} (position {wrong.position}) is out of range"
+        raise FFNError(what, f"the model has {known:,} tokens")
+    most = most_tokens(module, config)
+    if most is not None and len(tokens) > most:
+        what = f"the prompt has {len(tokens):,} tokens, {config.model_type} has {most:,} positions"
+        raise FFNError(what, "shorten it")
     takes = inspect.signature(module.forward).parameters
     if "input_ids" in takes and not config.is_encoder_decoder:
         return ForwardInput({"input_ids": ids}, {"": tokens})
@@ -199,6 +223,24 @@ def stand_in(loaded: Pretrained, count: int) -> dict[str, Tensor]:
     return out | ({"decoder_input_ids": ids.repeat(_codebooks(module), 1)} if config.is_encoder_decoder else {})
 
 
+def batch_arguments(loaded: Pretrained, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """The arguments of the model's forward for texts padded at the right: `ids` and `mask` [texts, length]. A decoder
+    with an encoder gets only its start token.
+    """
+    module, takes = loaded.module, inspect.signature(loaded.module.forward).parameters
+    out = {"input_ids": ids} | ({"attention_mask": mask} if "attention_mask" in takes else {})
+    if loaded.config.is_encoder_decoder:
+        starts = torch.full((len(ids) * _codebooks(module), 1), _decoder_start(module), device=ids.device)
+        out["decoder_input_ids"] = starts
+    return out
+
+
+def first_tensor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """The first tensor among a module's arguments."""
+    tensor: Tensor = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor))
+    return tensor
+
+
 def _codebooks(module: Any) -> int:
     """How many tokens the decoder has at each position: Musicgen has several audio tokens."""
     return int(getattr(getattr(module, "decoder", None), "num_codebooks", 1))
@@ -223,18 +265,16 @@ def _decoder_start(module: Any) -> int:
     return next((number for number in numbers if isinstance(number, int)), 0)
 
 
-def _check_ids(module: Any, tokens: Sequence[Token]) -> None:
+def known_tokens(module: Any) -> int:
+    """The rows of the table of tokens: token ids are below."""
     try:
-        rows = int(module.get_input_embeddings().weight.shape[0])
+        return int(module.get_input_embeddings().weight.shape[0])
     except (NotImplementedError, AttributeError):
-        return
-    if wrong := next((token for token in tokens if not 0 <= token.id < rows), None):
-        what = f"token {wrong.id} (position {wrong.position}) is out of range"
-        raise FFNError(what, f"the model has {rows:,} tokens")
+        return 2**31
 
 
-def _check_length(module: Any, config: Any, count: int) -> None:
-    """FFNError for more tokens than the config has positions, or its table of learned positions has rows."""
+def most_tokens(module: Any, config: Any) -> int | None:
+    """How many tokens of a text the config has positions for, or the table of learned positions rows; None: any."""
     try:
         text = config.get_text_config(decoder=True)
     except ValueError:  # it has several
@@ -243,9 +283,7 @@ def _check_length(module: Any, config: Any, count: int) -> None:
     for name, part in module.named_modules():
         if isinstance(part, nn.Embedding) and name.endswith("embeddings.position_embeddings") and part.padding_idx:
             limits.append(part.num_embeddings - part.padding_idx - 1)  # RoBERTa counts from after the padding
-    if limits and count > min(limits):
-        what = f"the prompt has {count:,} tokens, {config.model_type} has {min(limits):,} positions"
-        raise FFNError(what, "shorten it")
+    return min(limits, default=None)
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -319,7 +357,7 @@ def _hook(
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not entered:  # a copy, because later code may write into it
-            entered.append(next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)).detach().clone())
+            entered.append(first_tensor(args, kwargs).detach().clone())
 
     def after(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def note(_: nn.Module, args: Any, output: Any) -> None:

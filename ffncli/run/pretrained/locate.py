@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from itertools import takewhile
 
+import torch
 from torch import Tensor, nn
 
 from ffncli.block.recipe import steps
@@ -35,6 +36,12 @@ class LiveFFN:
     leaves: tuple[str, ...]  # modules whose outputs (first of a tuple) added together are ffn_output
     layer: str  # the layer's own module
     norms: Mapping[str, str] = field(default_factory=dict)  # `norm`, `post_norm` → its module, if there is one
+    located: tuple[Located, ...] = ()  # where its parameters are in the state_dict
+
+    @property
+    def owners(self) -> dict[str, str]:
+        """Each parameter's module."""
+        return _owners(self.located)
 
 
 def live_ffn(module: nn.Module, resolved: Resolved, layer: Layer) -> LiveFFN:
@@ -46,11 +53,15 @@ def live_ffn(module: nn.Module, resolved: Resolved, layer: Layer) -> LiveFFN:
     flattened to [tokens, d_model]. Raises FFNError if no FFN of that layer is found.
     """
     at, located = live_parameters(module, resolved, layer)
-    owners = {item.parameter: item.names[0].rpartition(".")[0] for item in located}
+    owners = _owners(located)
     norms = {name.partition(".")[0]: at for name, at in owners.items() if name.startswith(("norm.", "post_norm."))}
     enters, leaves = _boundary(owners, norms, at, layer)
     norms |= _without_parameters(module, resolved, layer, at)
-    return LiveFFN(enters, leaves, at, norms)
+    return LiveFFN(enters, leaves, at, norms, located)
+
+
+def _owners(located: Iterable[Located]) -> dict[str, str]:
+    return {item.parameter: item.names[0].rpartition(".")[0] for item in located}
 
 
 def _boundary(
@@ -105,6 +116,24 @@ def live_tensors(module: nn.Module) -> dict[str, Tensor]:
     kept = module.state_dict()
     tensors = dict((*module.named_parameters(), *module.named_buffers()))
     return {name: tensors[name].detach() for name in sorted(tensors) if name in kept}
+
+
+def live_weights(module: nn.Module, located: Iterable[Located]) -> dict[str, Tensor]:
+    """The canonical weights [out, in] of these parameters: views of the model's own tensors where they can be."""
+    with torch.no_grad():
+        return {item.parameter: _canonical(module, item) for item in located}
+
+
+def _canonical(module: nn.Module, item: Located) -> Tensor:
+    parts = [layout.canonical(tensor_at(module, name).detach(), item) for name in item.names]
+    return torch.stack(parts) if item.slice.per_expert else parts[0]
+
+
+def tensor_at(module: nn.Module, name: str) -> Tensor:
+    """A parameter or buffer by its full name."""
+    owner, _, leaf = name.rpartition(".")
+    tensor: Tensor = getattr(module.get_submodule(owner), leaf)
+    return tensor
 
 
 def common_module(modules: Iterable[str]) -> str:

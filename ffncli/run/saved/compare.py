@@ -11,12 +11,12 @@ from torch import Tensor
 from ffncli.block import dtypes
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
-from ffncli.run.explain.scene import written
 from ffncli.run.measure.gap import gap
 from ffncli.run.measure.statistics import unravel
 from ffncli.run.measure.ulp import narrower, ulps
 from ffncli.run.saved.causes import causes
 from ffncli.run.saved.saved import Saved, SavedStep
+from ffncli.show.tensors import written
 
 TOLERANCE: Mapping[torch.dtype, float] = {
     torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2,

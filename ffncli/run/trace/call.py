@@ -48,6 +48,8 @@ def trace(
     top_tokens: int | None = None,
     sample_top_k: int | None = None,
     sample_top_p: float | None = None,
+    set: str | Iterable[str] = (),
+    ablate: str | Iterable[str] = (),
     example: str | None = None,
     keep: bool | str | Iterable[str] = (),
     save: str | os.PathLike[str] | None = None,
@@ -71,7 +73,8 @@ def trace(
     [tokens, d_model], [d_model] or [batch, tokens, d_model] (a list, a NumPy array or a tensor), or text as it is
     typed. The other arguments are the command line's options by their names, and mean the same (`ffn trace --help`);
     numbers and lists may be numbers and lists: `layer=1` or `"decoder.3"`, `position=-1` or `[0, 3]`,
-    `input_ids=[1, 2]`, `expert=[0, 3]` or `"all"`, `show=None` for all values, `explain=["up[0,3]"]`. `keep` names the
+    `input_ids=[1, 2]`, `expert=[0, 3]` or `"all"`, `show=None` for all values, `explain=["up[0,3]"]`,
+    `set=["W1[0,3]=5"]`, `ablate="unit:3"`. `keep` names the
     steps whose whole tensors are kept (True: all): `session["act"]` then need not run the block again. `threads` sets
     torch's number of threads for the process. Dimensions are keywords too: `d_model=8, d_ff="4x", activation="swiglu"`.
     Raises FFNError for whatever the command line refuses, and for an argument of another type, naming the accepted.

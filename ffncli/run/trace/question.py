@@ -15,6 +15,7 @@ from ffncli.models.dimensions import Dimensions, leading_axes
 from ffncli.models.examples import Example
 from ffncli.models.model import Resolved
 from ffncli.run.pretrained.prompt import Prompt, prompt_of
+from ffncli.run.what_if.changes import Change
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,6 +60,8 @@ class Question:
     unembed: bool = False
     neuron: int | None = None
     top_tokens: int | None = None
+    set: Sequence[str] | None = None
+    ablate: Sequence[str] | None = None
     example: str | None = None
     vocab: int | None = None
     sample_top_k: int | None = None
@@ -105,7 +108,7 @@ class CheckedQuestion:
     """A question that its model can answer, judging without torch.
 
     `example` is the small block to run, if any; `experts` are those to look into (None: all), `places` the
-    numbers to explain, by our names of the steps.
+    numbers to explain, by our names of the steps, `changes` those of the block that the question tries.
     """
 
     question: Question
@@ -113,6 +116,7 @@ class CheckedQuestion:
     example: Example | None = None
     experts: frozenset[int] | None = frozenset()
     places: tuple[StepIndex, ...] = ()
+    changes: tuple[Change, ...] = ()
 
     @property
     def final_width(self) -> int | None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from ffncli.block import dtypes
+from ffncli.block.recipe import steps
+from ffncli.block.steps import ffn_steps
 from ffncli.errors import FFNError, shown
 from ffncli.models.counting.weight_format import storage_of
 from ffncli.models.demo import demo
@@ -18,6 +20,7 @@ from ffncli.models.model import Group, Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.run.trace.question import CheckedQuestion, Question, StepIndex
 from ffncli.run.user.load import load
+from ffncli.run.what_if.changes import Change, changes_of
 from ffncli.system.files import TENSOR_SUFFIXES, check_writable
 
 _MOST_PLACES = 100  # in one question
@@ -36,7 +39,7 @@ def check(question: Question) -> CheckedQuestion:
     _check_save(question)
     _check_model(question, model, experts)
     _check_ranks(question, model, example)
-    return CheckedQuestion(question, model, example, experts, places)
+    return CheckedQuestion(question, model, example, experts, places, _changes(question, model, example))
 
 
 def check_survey(question: Question) -> CheckedQuestion:
@@ -46,7 +49,7 @@ def check_survey(question: Question) -> CheckedQuestion:
     alone = {
         "--unembed": question.unembed, "--train": question.train, "--explain": question.explain,
         "--save": question.save, "--vocab": question.vocab, "--expert": question.expert, "--tp": question.tp,
-        "--ep": question.ep,
+        "--ep": question.ep, "--set": question.set, "--ablate": question.ablate,
     }  # fmt: skip
     if option := next((option for option, value in alone.items() if value), None):
         raise FFNError(f"{option} needs one layer", "give --layer I instead of all")
@@ -64,10 +67,11 @@ def _check_options(question: Question) -> None:
     }  # fmt: skip
     if prompt:
         prompt.check(made)
-    if not question.unembed:
-        for option, value in (("--neuron", question.neuron), ("--top-tokens", question.top_tokens)):
-            if value is not None:
-                raise FFNError(f"{option} needs --unembed")
+    changes = prompt and (question.set or question.ablate)
+    if question.neuron is not None and not question.unembed:
+        raise FFNError("--neuron needs --unembed")
+    if question.top_tokens is not None and not (question.unembed or changes):
+        raise FFNError("--top-tokens needs --unembed, or a prompt with --set or --ablate")
     if not prompt:
         if question.position is not None and not question.unembed:
             raise FFNError("--position needs --prompt, --input-ids or --unembed")
@@ -222,6 +226,21 @@ def _experts(text: str | None, model: Resolved, layer: str | None) -> frozenset[
     if max(experts) >= moe.experts:
         raise FFNError(f"--expert {max(experts)} is out of range", f"{model.name} has experts 0 to {moe.experts - 1}")
     return experts
+
+
+# --- which changes are tried ------------------------------------------------------------------------------------------
+
+
+def _changes(question: Question, model: Resolved, example: Example | None) -> tuple[Change, ...]:
+    """The changes of the block. Raises FFNError for one that it does not have, and for a block in training mode."""
+    if not (question.set or question.ablate):
+        return ()
+    option = "--set" if question.set else "--ablate"
+    if question.train or (example and example.dropped and question.train is None):
+        raise FFNError(f"--train contradicts {option}", "add --eval: dropout would change the values too")
+    block = example.block if example and example.block else steps(model.layer(question.layer).spec)
+    block = ffn_steps(block) if question.model_prompt else block
+    return changes_of(block, question.set or (), question.ablate or ())
 
 
 # --- which numbers are explained --------------------------------------------------------------------------------------

@@ -38,9 +38,11 @@ if TYPE_CHECKING:
     from ffncli.run.ranks.one_process import RankTrace
     from ffncli.run.texts.fact import Fact
     from ffncli.run.trace.unembed import PromotedTokens
+    from ffncli.run.what_if.prediction import PredictionChange
+    from ffncli.run.what_if.step_changes import StepChange
 
 TOP_TOKENS = 10
-_MOST_LINES = 12  # of a session's repr
+_MOST_LINES = 8  # of a session's repr
 Note = Callable[[str], None]
 
 
@@ -77,6 +79,8 @@ class Session:
     aliases: Mapping[str, str] = field(default_factory=dict)
     facts: tuple[Fact, ...] | None = None
     explain: tuple[Explanation, ...] | None = None
+    changes: tuple[StepChange, ...] | None = None
+    prediction: PredictionChange | None = None
     over_ranks: RankTrace | None = None
     notes: tuple[str, ...] = ()
 
@@ -135,9 +139,10 @@ class Session:
         return step_frame(self[step], self.step(step).tokens, self.tokens, self.prepared.layer.index)
 
     def __repr__(self) -> str:
-        lines = [f"  {r.name:<8}  {[*r.shape]!s:<14} {r.dtype}" + _extremes(r) for r in self.steps[:_MOST_LINES]]
-        more = len(self.steps) - _MOST_LINES
-        lines += [f"  … {more} more steps"] if more > 0 else []
+        shown = self.steps if len(self.steps) < _MOST_LINES else self.steps[: _MOST_LINES - 2]
+        lines = [f"  {r.name:<8}  {[*r.shape]!s:<14} {r.dtype}" + _extremes(r) for r in shown]
+        more = len(self.steps) - len(shown)
+        lines += [f"  … {more} more steps"] if more else []
         return "\n".join([f"<Session of {self.block.name}", *lines]) + ">"
 
     def _repr_html_(self) -> str:
@@ -191,6 +196,7 @@ def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Sess
         flow=flow(prepared.steps, checked.example.aliases if checked.example else {}),
         **_text(checked, prepared),
         explain=_explain(checked, prepared, result) if checked.places else None,
+        **_what_if(checked, prepared, request),
         over_ranks=_over_ranks(question, prepared, result),
         notes=tuple(notes),
     )  # fmt: skip
@@ -366,3 +372,19 @@ def _explain(checked: CheckedQuestion, prepared: Prepared, result: Trace) -> tup
     return tuple(
         one for name, index in checked.places for one in explain(scene, name, index, terms, depth, "--explain")
     )
+
+
+def _what_if(checked: CheckedQuestion, prepared: Prepared, request: LayerRequest) -> dict[str, Any]:
+    """The steps next to those of the changed block, and the model's prediction where it has one."""
+    if not checked.changes:
+        return {}
+    from ffncli.run.what_if.step_changes import step_changes
+
+    changes = step_changes(prepared.steps, prepared.weights, prepared.inputs, checked.changes)
+    prompt, prediction = checked.question.model_prompt, None
+    if prompt is not None:
+        from ffncli.run.what_if.prediction import prediction_change
+
+        top = checked.question.top_tokens or TOP_TOKENS
+        prediction = prediction_change(checked.model, prepared.layer, prompt, checked.changes, request, top)
+    return {"changes": changes, "prediction": prediction}

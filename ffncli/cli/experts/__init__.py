@@ -1,0 +1,1 @@
+"""`ffn experts`."""

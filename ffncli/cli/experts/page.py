@@ -1,0 +1,102 @@
+"""`ffn experts` as JSON, as CSV and as tables to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from ffncli.show.parts import Answer, Heading, Line, Part
+from ffncli.show.tables import Table
+from ffncli.show.text import in_percent, plural
+
+if TYPE_CHECKING:
+    from ffncli.run.experts.figures import ExpertFigures, ExpertsSurvey, LayerExperts
+
+_MOST_EXPERTS, _MOST_PAIRS, _MOST_CACHES = 8, 3, 6
+CONVENTIONS = {
+    "output_change": "the norm of what the expert adds to a token's output over that of the output: the mean over the "
+    "tokens that are routed to it",
+    "divergence": "mean Kullback-Leibler divergence, in nats, of the next token's distribution without the expert from "
+    "that with it, over the texts that were read again",
+    "hit_rates": "share of the choices that a cache of 1, 2, ... experts would serve, if it drops the one chosen "
+    "longest ago; a token's experts are chosen one after the other, the heaviest first",
+    "lift": "how many times as often two experts are chosen together as if the choices were independent",
+}
+
+
+def experts_answer(survey: ExpertsSurvey) -> Answer:
+    """`layers` in JSON, a row for each expert in CSV, and tables of all layers and of the experts that matter most."""
+    figures = ("where", "texts", "tokens", "cut", "ablated_texts", "ablated_tokens", "seconds")
+    body = {
+        "model": {"name": survey.model.name, "source": survey.model.source},
+        "corpus": {name: getattr(survey, name) for name in figures},
+        "layers": [asdict(layer) for layer in survey.layers],
+    }
+    experts = [expert for layer in survey.layers for expert in layer.experts]
+    csv = Table(tuple(vars(experts[0])), [tuple(vars(expert).values()) for expert in experts])
+    read = f"{survey.texts:,} {plural('text', survey.texts)}, {survey.tokens:,} tokens"
+    parts: list[Part] = [
+        Heading(survey.model.name, f"{len(survey.layers)} {plural('layer', len(survey.layers))} with experts"),
+        Line(f"{survey.where}: {read}"),
+        _layers(survey),
+        Line("hits: share of the choices that a cache of half the experts would serve", quiet=True),
+        *(part for layer in survey.layers for part in _layer(survey, layer)),
+    ]
+    if survey.ablated_texts:
+        again = f"{survey.ablated_texts:,} {plural('text', survey.ablated_texts)}"
+        parts.append(Line(f"nats: the mean change of the prediction without the expert, over {again}", quiet=True))
+    return Answer("experts", body, csv, parts, CONVENTIONS)
+
+
+def _layers(survey: ExpertsSurvey) -> Table:
+    rows = []
+    for layer in survey.layers:
+        count = len(layer.experts)
+        half = layer.hit_rates[(count + 1) // 2 - 1] if layer.hit_rates else None
+        rows.append((
+            _name(survey, layer), f"{count - len(layer.idle_experts)} of {count}", layer.busiest_expert,
+            in_percent(layer.busiest_share), in_percent(1 / count), layer.entropy_bits, layer.max_entropy_bits,
+            in_percent(half),
+        ))  # fmt: skip
+    columns = ("layer", "experts used", "busiest", "share %", "even %", "entropy bits", "at most", "hits %")
+    return Table(columns, rows)
+
+
+def _layer(survey: ExpertsSurvey, layer: LayerExperts) -> list[Part]:
+    """The experts of a layer that matter most, the pairs, and what caches would serve."""
+    title = f"Layer {_name(survey, layer)}"
+    known = any(expert.divergence is not None for expert in layer.experts)
+    order = sorted(layer.experts, key=_worth)[:_MOST_EXPERTS]
+    by = "of most worth to the prediction" if known else "that add most to the output"
+    rows = [_row(expert, known) for expert in order if expert.tokens]
+    columns = ("expert", "tokens", "share %", "× even", "weight", "output %", *(("nats", "argmax %") if known else ()))
+    parts: list[Part] = [Table(columns, rows, f"{title}: the experts {by}")]
+    pairs = [f"{p.first} and {p.second}: {p.tokens:,} tokens, {p.lift:.2f} × chance" for p in layer.pairs[:_MOST_PAIRS]]
+    parts += [Line(f"together {', '.join(pairs)}", quiet=True)] if pairs else []
+    seen = ", ".join(f"{one.experts} after {one.tokens:,}" for one in layer.coverage)
+    parts.append(Line(f"experts used {seen} tokens", quiet=True))
+    return [*parts, Line(f"hits of a cache of {_caches(layer.hit_rates)}", quiet=True)] if layer.hit_rates else parts
+
+
+def _worth(expert: ExpertFigures) -> tuple[float, float]:
+    return -(expert.divergence or 0.0), -(expert.output_change or 0.0) * expert.tokens
+
+
+def _row(expert: ExpertFigures, known: bool) -> tuple[object, ...]:
+    row = (
+        str(expert.expert), expert.tokens, in_percent(expert.share), expert.times_even, expert.mean_weight,
+        in_percent(expert.output_change),
+    )  # fmt: skip
+    return (*row, expert.divergence, in_percent(expert.argmax_changed)) if known else row
+
+
+def _caches(rates: Sequence[float]) -> str:
+    """`1 expert 12 %, 2 31 %, 4 60 %`: some sizes, each twice the one before."""
+    sizes = [size for size in (2**power for power in range(_MOST_CACHES)) if size <= len(rates)]
+    return ", ".join(f"{size}: {100 * rates[size - 1]:.0f} %" for size in sizes)
+
+
+def _name(survey: ExpertsSurvey, layer: LayerExperts) -> str:
+    stacks = {group.stack for group in survey.model.groups}
+    return f"{layer.stack}.{layer.layer}" if len(stacks) > 1 else str(layer.layer)

@@ -1,0 +1,305 @@
+"""Hooks on a loaded model: what enters each FFN, its hidden units and what leaves the layer, at every forward pass.
+
+A plain or gated FFN shows its units itself: they enter its down projection. Where experts, a router or other steps lie
+between, our own steps run on what enters the FFN, with the model's own weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffncli.block.recipe import steps
+from ffncli.block.steps import (
+    Activation,
+    Dropout,
+    Experts,
+    Route,
+    Step,
+    ffn_span,
+    ffn_steps,
+    id_inputs,
+    parameters,
+    routes,
+    tables,
+)
+from ffncli.block.units import unit_steps
+from ffncli.dataclass import dataclass
+from ffncli.errors import ExitCode, FFNError
+from ffncli.models.model import Layer
+from ffncli.run.corpus.batches import Batch
+from ffncli.run.engine.execute import EVAL, Event, activation, execute
+from ffncli.run.pretrained.capture import batch_arguments, first_tensor
+from ffncli.run.pretrained.loading import Pretrained, cannot, demanding
+from ffncli.run.pretrained.locate import LiveFFN, live_weights
+
+
+class Receiver:
+    """Takes what a layer's FFN does with the tokens of a batch; the rows of a tensor are the tokens at `places`. Each
+    method is for those who need it."""
+
+    def entering(self, x: Tensor, places: Tensor) -> None:
+        """What enters the FFN [tokens, d_model]."""
+
+    def units(self, of: UnitGroup, values: Tensor, active: Tensor, places: Tensor) -> None:
+        """The hidden units [tokens, d_ff] that a down projection reads, and the output of their activation."""
+
+    def route(self, weights: Tensor, places: Tensor) -> None:
+        """A router's weights [tokens, experts], zero for experts that are not chosen."""
+
+    def written(self, expert: int, tokens: Tensor, values: Tensor) -> None:
+        """What an expert adds to the output of these tokens (rows of the batch) [tokens, d_model]."""
+
+    def left(self, output: Tensor) -> None:
+        """What leaves a mixture [tokens, d_model]."""
+
+    def leaving(self, stream: Tensor, batch: Batch) -> None:
+        """The residual stream after the layer [texts, length, d_model], with padding."""
+
+
+@dataclass(frozen=True)
+class UnitGroup:
+    """Which of a layer's units: those of `expert` among `experts` routed ones, of the part `shared`, or of a dense FFN
+    (part "", one of 1)."""
+
+    part: str
+    expert: int = 0
+    experts: int = 1
+
+
+DENSE = UnitGroup("")
+
+
+@dataclass(frozen=True)
+class UnitPlaces:
+    """The modules that show a dense FFN's units: they enter `down`; its activation `act` reads what leaves `gate`
+    (None: what enters `down` is its output)."""
+
+    down: str
+    gate: str | None
+    act: Activation
+
+
+def unit_places(block: Sequence[Step], owners: Mapping[str, str]) -> UnitPlaces | None:
+    """Those of an FFN whose parameters are in the modules `owners`; None where only its steps show its units."""
+    if any(isinstance(step.op, (Experts, Route)) for step in block) or "down.weight" not in owners:
+        return None
+    by_name = {step.output: step for step in block}
+    acts = [step for step in block if isinstance(step.op, Activation) and step.op.function != "identity"]
+    between = [name for name in unit_steps(block) if not isinstance(by_name[name].op, Dropout)]
+    if len(acts) != 1 or acts[0].parameters() or not isinstance(acts[0].op, Activation):
+        return None
+    (act,), op, down = acts, acts[0].op, owners["down.weight"]
+    if between == [act.output]:
+        return UnitPlaces(down, None, op)
+    (read,) = act.inputs
+    gate = owners.get(f"{read}.weight")
+    others = [owner for name, owner in owners.items() if not name.startswith(f"{read}.")]
+    return None if gate is None or gate in others else UnitPlaces(down, gate, op)
+
+
+class _AllLeft(Exception):
+    """Every layer has run."""
+
+
+class Listener:
+    """Runs batches through a model, with hooks on the layers of `live`, whose `receivers` take what they do."""
+
+    def __init__(self, loaded: Pretrained, live: Mapping[Layer, LiveFFN], receivers: Mapping[Layer, Receiver]) -> None:
+        self.loaded, self.busy = loaded, False
+        self.batch: Batch | None = None
+        self.layers = [_LayerHooks(self, layer, ffn, receivers[layer]) for layer, ffn in live.items()]
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """With the hooks in place."""
+        with ExitStack() as stack:
+            stack.enter_context(demanding(self.loaded))
+            stack.enter_context(torch.no_grad())
+            for layer in self.layers:
+                for handle in layer.hooks():
+                    stack.callback(handle.remove)
+            yield
+
+    def run(self, batch: Batch) -> None:
+        """One forward pass, up to the last layer that is listened to. Raises FFNError if transformers cannot."""
+        self.batch = batch
+        for layer in self.layers:
+            layer.begin()
+        try:
+            self.loaded.module(**batch_arguments(self.loaded, batch.ids, batch.mask))
+        except _AllLeft:
+            pass
+        except (FFNError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if self.busy or "memory" in str(error):  # our own
+                raise
+            what = f"transformers cannot run {self.loaded.config.model_type} on texts {min(batch.numbers)} to"
+            raise cannot(f"{what} {max(batch.numbers)}", error, ExitCode.ENVIRONMENT) from None
+        for layer in self.layers:
+            layer.end()
+
+    def left(self) -> None:
+        """A layer has run: the rest of the pass is not needed after the last."""
+        if all(layer.done for layer in self.layers):
+            raise _AllLeft
+
+
+class _LayerHooks:
+    """The hooks of one layer. Of a layer that runs several times in a pass the first time counts."""
+
+    def __init__(self, listener: Listener, layer: Layer, ffn: LiveFFN, receiver: Receiver) -> None:
+        self.listener, self.layer, self.ffn, self.receiver = listener, layer, ffn, receiver
+        self.block = ffn_steps(steps(layer.spec))
+        self.places = unit_places(self.block, ffn.owners)
+        needed = {**parameters(self.block), **tables(self.block)}
+        self._located = [item for item in ffn.located if item.parameter in needed]
+        self.experts = {name: op.experts.size for name, op in routes(self.block).items()}
+        self.certain = False  # that the modules of `places` are called
+        self.begin()
+
+    def begin(self) -> None:
+        """Before a pass."""
+        self.entered = self.shown = self.done = False
+        self.gate: Tensor | None = None
+        self.x: Tensor | None = None
+
+    def hooks(self) -> list[Any]:
+        """Put the hooks in place; returns their handles."""
+        find = self.listener.loaded.module.get_submodule
+        handles = [find(self.ffn.enters).register_forward_pre_hook(self._ours(self._enter), with_kwargs=True)]
+        if self.places is not None:
+            handles.append(find(self.places.down).register_forward_pre_hook(self._ours(self._show), with_kwargs=True))
+        if self.places is not None and self.places.gate is not None:
+            handles.append(find(self.places.gate).register_forward_hook(self._keep_gate))
+        handles.append(find(self.ffn.layer).register_forward_hook(self._ours(self._leave)))
+        return handles
+
+    def _ours(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """A hook during which an error is ours, not of transformers."""
+
+        def called(*args: Any) -> None:
+            self.listener.busy = True
+            hook(*args)
+            self.listener.busy = False
+
+        return called
+
+    @property
+    def _batch(self) -> Batch:
+        assert self.listener.batch is not None
+        return self.listener.batch
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.entered:
+            return
+        self.entered = True
+        x = self._batch.tokens_of(first_tensor(args, kwargs))
+        self.receiver.entering(x, self._batch.places)
+        if self.places is None:
+            self._run_steps(x)
+        elif not self.certain:
+            self.x = x.clone()  # in case that the down projection is not called
+
+    def _keep_gate(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.gate is None and isinstance(output, Tensor):
+            self.gate = output
+
+    def _show(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The units, on their way into the down projection."""
+        assert self.places is not None
+        if self.shown or (self.places.gate is not None and self.gate is None):
+            return
+        values = self._batch.tokens_of(first_tensor(args, kwargs))
+        active = values if self.gate is None else activation(self.places.act, {}, self._batch.tokens_of(self.gate))
+        self.receiver.units(DENSE, values, active, self._batch.places)
+        self.shown, self.certain, self.gate, self.x = True, True, None, None
+
+    def _run_steps(self, x: Tensor) -> None:
+        """The units by our own steps."""
+        batch, (start, end) = self._batch, ffn_span(self.block)
+        weights = live_weights(self.listener.loaded.module, self._located)
+        inputs = {start: x} | {name: batch.tokens_of(batch.ids[..., None]) for name in id_inputs(self.block)}
+        acts: dict[str, Tensor] = {}
+        route = None
+        for event in execute(self.block, weights, inputs, EVAL):
+            if event.name in self.experts:
+                route = event.tensor
+                self.receiver.route(route, batch.places)
+            owner, _, name = event.name.rpartition(".")
+            op, program = event.step.op, self._program(owner)
+            if isinstance(op, Activation) and op.function != "identity":
+                acts = {owner: event.tensor}
+            if name in program and program[name] is not None and owner in acts:
+                places = batch.places if event.tokens is None else batch.places[event.tokens]
+                self.receiver.units(self._group(owner, event.expert), event.tensor, acts[owner], places)
+            if event.expert is not None and event.tokens is not None and route is not None:
+                self._written(event, route)
+            if event.name == end and route is not None:
+                self.receiver.left(event.tensor)
+        self.shown = True
+
+    def _written(self, event: Event, route: Tensor) -> None:
+        """The last step of an expert's program, times its weight."""
+        outer = event.name.partition(".")[0]
+        experts = next(step.op for step in self.block if step.output == outer)
+        assert isinstance(experts, Experts)
+        assert event.expert is not None
+        if event.step.output != experts.program[-1].output:
+            return
+        share = route[event.tokens, event.expert, None] if experts.weigh == "output" else 1.0
+        self.receiver.written(event.expert, event.tokens, event.tensor * share)  # type: ignore[arg-type]
+
+    def _program(self, owner: str) -> Mapping[str, str | None]:
+        """The unit steps of the whole block, or of one expert's program."""
+        root = owner.partition(".")[0]
+        for step in self.block:
+            if step.output == root and isinstance(step.op, Experts):
+                return unit_steps(step.op.program)
+        readers = unit_steps(self.block)
+        return {name.rpartition(".")[2]: reader for name, reader in readers.items() if name.rpartition(".")[0] == owner}
+
+    def _group(self, owner: str, expert: int | None) -> UnitGroup:
+        if expert is None:
+            return UnitGroup(owner)
+        return UnitGroup(owner.partition(".")[0], expert, next(iter(self.experts.values())))
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.done:
+            return
+        stream = output[0] if isinstance(output, (tuple, list)) else output
+        if isinstance(stream, Tensor):
+            self.receiver.leaving(stream, self._batch)
+        self.done = True
+        self.listener.busy = False
+        self.listener.left()
+
+    def end(self) -> None:
+        """After a pass: the units of a layer whose down projection was not called, by its steps from now on."""
+        if self.entered and not self.shown and self.x is not None:
+            self.places = None
+            self._run_steps(self.x)
+
+
+def inputs_of(loaded: Pretrained, live: Mapping[Layer, LiveFFN], batch: Batch) -> list[Tensor]:
+    """What enters each layer's FFN in one pass [tokens, d_model], in the order in which they run."""
+    inputs = _FFNInputs()
+    listener = Listener(loaded, live, dict.fromkeys(live, inputs))
+    with listener.listening():
+        listener.run(batch)
+    return inputs.seen
+
+
+class _FFNInputs(Receiver):
+    """Keeps what enters the layers."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+
+    def entering(self, x: Tensor, places: Tensor) -> None:
+        self.seen.append(x.clone())

@@ -1,0 +1,1 @@
+"""The experts of a mixture over a corpus: how they are used, and what each is worth."""

@@ -1,0 +1,1 @@
+"""A block with a change: a weight of another value, or without a unit, an expert or its gate."""

@@ -1,0 +1,201 @@
+"""What if a weight were another, or a unit, an expert or the gate were gone: a change of a block, from its text.
+
+W1[0,3]=5            a weight as formulas print it: W1 is [d_model, d_ff], W1 of expert 2 is experts.2.W1
+up.weight[3,0]=5     the same as torch has it, [out, in]
+unit:358             hidden unit 358 writes nothing: its column of the down projection is 0 (unit:7:3 of expert 7)
+expert:5             expert 5 writes nothing, for the tokens that are routed to it
+gate                 act := 1, so that hidden = up
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ffncli.block.steps import Activation, Experts, Linear, Multiply, Step, weight_symbol
+from ffncli.block.units import unit_steps
+from ffncli.dataclass import dataclass
+from ffncli.errors import FFNError, did_you_mean, shown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class WeightChange:
+    """Elements of the parameter `name` (canonical) at `index`, which become `value`; `text` as it was typed."""
+
+    text: str
+    name: str
+    index: tuple[int | slice, ...]
+    value: float
+
+    def apply(self, weights: Mapping[str, Tensor]) -> None:
+        """Change them in place."""
+        import torch
+
+        with torch.no_grad():
+            weights[self.name][self.index] = self.value
+
+
+@dataclass(frozen=True)
+class NoGate:
+    """act := 1 in every gated part of the block."""
+
+    text: str = "gate"
+
+
+Change = WeightChange | NoGate
+
+
+def changes_of(steps: Sequence[Step], sets: Sequence[str], ablations: Sequence[str]) -> tuple[Change, ...]:
+    """The changes that these texts describe, for a block. Raises FFNError for one that it does not have."""
+    out: list[Change] = [_set(steps, text.strip()) for several in sets for text in _split(several)]
+    for several in ablations:
+        for text in several.split(","):
+            out += _ablated(steps, text.strip())
+    return tuple(out)
+
+
+def changed(
+    steps: Sequence[Step], weights: Mapping[str, Tensor], changes: Sequence[Change]
+) -> tuple[tuple[Step, ...], dict[str, Tensor]]:
+    """The block with these changes: tensors that change are copies."""
+    names = {change.name for change in changes if isinstance(change, WeightChange)}
+    copies = {name: tensor.clone() if name in names else tensor for name, tensor in weights.items()}
+    for change in changes:
+        if isinstance(change, WeightChange):
+            change.apply(copies)
+    return (ungated(steps) if any(isinstance(c, NoGate) for c in changes) else tuple(steps)), copies
+
+
+# --- a weight ---------------------------------------------------------------------------------------------------------
+
+
+def _split(text: str) -> list[str]:
+    """`W1[0,3]=5,W2[1,1]=0` → both: commas inside brackets do not separate."""
+    return re.split(r",(?![^\[]*\])", text)
+
+
+def _set(steps: Sequence[Step], text: str) -> WeightChange:
+    plain = re.sub(r"^(\w+)\[([0-9]{1,9})\]\.", r"\1.\2.", text)
+    match = re.fullmatch(r"([^\[\]=]+)\[([^\[\]]*)\]\s*=\s*(\S+)", plain)
+    if match is None or not all(re.fullmatch(r"\s*-?[0-9]{1,9}\s*", word, re.ASCII) for word in match[2].split(",")):
+        raise FFNError(
+            f"--set {shown(text)} is not a weight and its value", "give W1[i,j]=VALUE, as the formula has it"
+        )
+    try:
+        value = float(match[3])
+    except ValueError:
+        raise FFNError(f"--set {shown(text)}: {shown(match[3])} is not a number") from None
+    name, index = match[1].strip(), [int(word) for word in match[2].split(",")]
+    symbols = _symbols(steps)
+    expert = re.fullmatch(r"(\w+)\.([0-9]{1,9})\.(\S+)", name)
+    routed = name
+    if expert:
+        routed = expert[3]
+    if routed not in symbols:
+        raise FFNError(f"--set: the block has no weight {shown(name)}", did_you_mean(routed, [*symbols], ""))
+    full, shape, transposed, per_expert = symbols[routed]
+    if per_expert and not expert:
+        raise FFNError(f"--set {shown(text)}: every expert has one", f"give experts.0.{name}[...]")
+    if expert and not per_expert:
+        raise FFNError(f"--set {shown(text)}: it is not an expert's weight", f"give {routed}[...]")
+    printed = shape[::-1] if transposed else shape
+    if len(index) != len(printed) or not all(-n <= i < n for i, n in zip(index, printed, strict=True)):
+        raise FFNError(f"--set {shown(text)}: the index is out of range", f"{name} is {[*printed]}")
+    index = index[::-1] if transposed else index
+    if expert:
+        experts = _experts(steps)
+        assert experts is not None
+        if int(expert[2]) >= experts:
+            raise FFNError(f"--set {shown(text)}: expert {expert[2]} is out of range", f"there are {experts}")
+        index = [int(expert[2]), *index]
+    return WeightChange(text, full, tuple(index), value)
+
+
+def _symbols(steps: Sequence[Step]) -> dict[str, tuple[str, tuple[int, ...], bool, bool]]:
+    """(canonical name, torch's shape, whether it prints transposed, whether every expert has one) by how a weight is
+    typed: `W1`, `b1`, `shared.W1`, `up.weight`."""
+    out: dict[str, tuple[str, tuple[int, ...], bool, bool]] = {}
+    for step in steps:
+        inner = step.op.program if isinstance(step.op, Experts) else (step,)
+        per_expert, prefix = isinstance(step.op, Experts), step.prefix if isinstance(step.op, Experts) else ""
+        for one in inner:
+            for name, axes in one.parameters().items():
+                parameter = name.rpartition(".")[2]
+                shape = tuple(axis.size for axis in axes)
+                matrix = parameter == "weight" and isinstance(one.op, Linear)
+                symbol = weight_symbol(one.output, parameter, inner if per_expert else steps)
+                out.setdefault(symbol, (prefix + name, shape, matrix, per_expert))
+                out.setdefault(name, (prefix + name, shape, False, per_expert))
+    return out
+
+
+def _experts(steps: Sequence[Step]) -> int | None:
+    return next((step.op.experts.size for step in steps if isinstance(step.op, Experts)), None)
+
+
+# --- an ablation ------------------------------------------------------------------------------------------------------
+
+
+def _ablated(steps: Sequence[Step], text: str) -> Iterator[Change]:
+    """What `unit:358`, `unit:7:3`, `expert:5` or `gate` changes."""
+    experts = _experts(steps)
+    match = re.fullmatch(r"(unit|expert):([0-9]{1,9})(?::([0-9]{1,9}))?", text)
+    if text == "gate":
+        if ungated(steps) == tuple(steps):
+            raise FFNError("--ablate gate: the block has no gate")
+        yield NoGate()
+        return
+    if match is None or (match[1] == "expert" and match[3]):
+        raise FFNError(f"--ablate {shown(text)} is not a part of a block", "give unit:358, unit:7:3, expert:5 or gate")
+    if match[1] == "expert":
+        number = _below(text, int(match[2]), experts or 0, "experts")
+        yield from _silent(steps, text, (number,))
+        return
+    if experts and not match[3]:
+        raise FFNError(f"--ablate {text}: each of {experts} experts has one", f"give unit:0:{match[2]}")
+    if match[3] and not experts:
+        raise FFNError(f"--ablate {text}: the block has no experts", f"give unit:{match[3]}")
+    down = next((s for step in steps for s in (step.op.program if isinstance(step.op, Experts) else (step,))
+                 if s.output == "down"), None)  # fmt: skip
+    if down is None or not isinstance(down.op, Linear):
+        raise FFNError(f"--ablate {text}: the block has no down projection")
+    unit = _below(text, int(match[3] or match[2]), down.op.into.size, "units")
+    at = (_below(text, int(match[2]), experts or 0, "experts"),) if match[3] else ()
+    yield WeightChange(text, "down.weight", (*at, slice(None), unit), 0.0)
+
+
+def _silent(steps: Sequence[Step], text: str, at: tuple[int, ...]) -> Iterator[WeightChange]:
+    """An expert's down projection with its bias, which become 0."""
+    for step in steps:
+        if isinstance(step.op, Experts):
+            last = step.op.program[-1]
+            for name in last.parameters():
+                if not step.op.is_common(name):
+                    yield WeightChange(text, step.prefix + name, at, 0.0)
+
+
+def _below(text: str, number: int, count: int, what: str) -> int:
+    if number >= count:
+        raise FFNError(
+            f"--ablate {text} is out of range", f"there are {count} {what}" if count else f"it has no {what}"
+        )
+    return number
+
+
+def ungated(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The block with 1 in place of every gate's activation: a clip to 1 from both sides."""
+    read = {name for step in steps if isinstance(step.op, Multiply) for name in step.inputs}
+    gates = read & set(unit_steps(steps))
+    out = []
+    for step in steps:
+        if isinstance(step.op, Experts):
+            step = replace(step, op=replace(step.op, program=ungated(step.op.program)))
+        elif isinstance(step.op, Activation) and step.output in gates and step.op.function != "identity":
+            step = replace(step, op=Activation("identity", low=1.0, high=1.0))
+        out.append(step)
+    return tuple(out)

@@ -1,0 +1,171 @@
+"""What a change of one layer's FFN does to the whole model's prediction: the logits with it next to those without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffncli.block.recipe import steps
+from ffncli.block.steps import ffn_span, ffn_steps, id_inputs
+from ffncli.dataclass import dataclass
+from ffncli.errors import ExitCode, FFNError
+from ffncli.models.model import Layer, Resolved
+from ffncli.models.runnable import folder_of
+from ffncli.run.engine.execute import run
+from ffncli.run.engine.prepare import LayerRequest, device_of, dtype_of
+from ffncli.run.pretrained.capture import ForwardInput, first_tensor, forward_arguments
+from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
+from ffncli.run.pretrained.locate import LiveFFN, live_ffn, live_weights
+from ffncli.run.pretrained.prompt import Prompt
+from ffncli.run.pretrained.tokens import token_text, tokenizer_of, tokens_of
+from ffncli.run.what_if.changes import Change, WeightChange, changed
+
+
+@dataclass(frozen=True)
+class TokenChange:
+    """A token with its probability and its logit without and with the change."""
+
+    id: int
+    text: str | None
+    old_probability: float
+    new_probability: float
+    old_logit: float
+    new_logit: float
+
+
+@dataclass(frozen=True)
+class PredictionChange:
+    """The prediction after the token at `position`: `tokens` are the likeliest without or with the change, the largest
+    change first.
+
+    `logit_change` is the largest change of a logit by size, `divergence` the Kullback-Leibler divergence of the new
+    distribution from the old one, Σ old · ln(old / new), in nats; `argmax_changed` says whether another token is now
+    the likeliest.
+    """
+
+    position: int
+    logit_change: float
+    divergence: float
+    argmax_changed: bool
+    tokens: tuple[TokenChange, ...]
+
+
+def prediction_change(
+    resolved: Resolved, layer: Layer, prompt: Prompt, changes: Sequence[Change], request: LayerRequest, top: int
+) -> PredictionChange:
+    """The model's prediction after the prompt's last token, without and with the changes of a layer's FFN.
+
+    Raises FFNError for a model without a language-model head, and for everything that keeps it from running.
+    """
+    path = folder_of(resolved, prompt.option)
+    device, dtype = device_of(request.device), dtype_of(request.dtype)
+    with offline() as transformers:
+        config, tokenizer = read_config(transformers, path), tokenizer_of(transformers, path)
+        tokens = tokens_of(prompt, tokenizer, path)
+        loaded = load(transformers, path, config, dtype, device, lambda module, lean: None, with_head=True)
+        inputs = forward_arguments(loaded, tokens, tokenizer, [layer])
+        live = live_ffn(loaded.module, resolved, layer)
+        old = _logits(loaded, inputs)
+        ids = torch.tensor([[token.id] for token in inputs.of(layer.stack)], device=device)
+        with changed_model(loaded.module, layer, live, ids, changes):
+            new = _logits(loaded, inputs)
+    return _compared(old, new, len(tokens) - 1, top, tokenizer)
+
+
+def _logits(loaded: Pretrained, inputs: ForwardInput) -> Tensor:
+    """The logits of the last position, in float64."""
+    with torch.no_grad(), demanding(loaded):
+        try:
+            logits: Tensor = loaded.module(**inputs.arguments).logits
+        except FFNError:
+            raise
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            what = f"transformers cannot run {loaded.config.model_type} on this prompt"
+            raise cannot(what, error, ExitCode.ENVIRONMENT) from None
+    return logits.reshape(-1, logits.shape[-1])[-1].double()
+
+
+@contextmanager
+def changed_model(
+    module: nn.Module, layer: Layer, live: LiveFFN, ids: Tensor | None, changes: Sequence[Change]
+) -> Iterator[None]:
+    """The model with these changes of a layer's FFN, undone at the end.
+
+    Weights are changed where they are. Where that cannot be, and without its gate, our steps compute the FFN, for
+    tokens of these `ids` [tokens, 1] where a table of tokens chooses the experts.
+    """
+    weights = live_weights(module, live.located)
+    stored = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    in_place = all(isinstance(c, WeightChange) and weights[c.name].untyped_storage().data_ptr() in stored
+                   for c in changes)  # fmt: skip
+    if not in_place:
+        with _our_ffn(module, layer, live, ids, changes):
+            yield
+        return
+    before = {c.name: weights[c.name].clone() for c in changes if isinstance(c, WeightChange)}
+    try:
+        for change in changes:
+            if isinstance(change, WeightChange):
+                change.apply(weights)
+        yield
+    finally:
+        with torch.no_grad():
+            for name, tensor in before.items():
+                weights[name].copy_(tensor)
+
+
+@contextmanager
+def _our_ffn(
+    module: nn.Module, layer: Layer, live: LiveFFN, ids: Tensor | None, changes: Sequence[Change]
+) -> Iterator[None]:
+    """With hooks that put our steps' output, after the changes, in place of the FFN's."""
+    block = ffn_steps(steps(layer.spec))
+    start, _ = ffn_span(block)
+    entered: list[Tensor] = []
+
+    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        entered.append(first_tensor(args, kwargs))
+
+    def leave(first: bool) -> Any:
+        def put(_: nn.Module, args: Any, output: Any) -> Any:
+            tensor: Tensor = output[0] if isinstance(output, tuple) else output
+            out = torch.zeros_like(tensor)
+            if first:
+                x = entered[-1].reshape(-1, entered[-1].shape[-1])
+                given = {start: x, **({} if ids is None else dict.fromkeys(id_inputs(block), ids))}
+                out = run(*changed(block, live_weights(module, live.located), changes), given).view_as(tensor)
+            return (out, *output[1:]) if isinstance(output, tuple) else out
+
+        return put
+
+    handles = [module.get_submodule(live.enters).register_forward_pre_hook(enter, with_kwargs=True)]
+    handles += [module.get_submodule(leaf).register_forward_hook(leave(not at)) for at, leaf in enumerate(live.leaves)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _compared(old: Tensor, new: Tensor, position: int, top: int, tokenizer: Any) -> PredictionChange:
+    before, after = old.log_softmax(-1), new.log_softmax(-1)
+    named = list(dict.fromkeys([*before.topk(min(top, old.numel())).indices.tolist(),
+                                *after.topk(min(top, old.numel())).indices.tolist()]))  # fmt: skip
+    tokens = [
+        TokenChange(
+            i, token_text(tokenizer, i), float(before[i].exp()), float(after[i].exp()), float(old[i]), float(new[i])
+        )
+        for i in named
+    ]
+    tokens.sort(key=lambda token: -abs(token.new_probability - token.old_probability))
+    divergence = float((before.exp() * (before - after)).nan_to_num(0.0).sum())
+    return PredictionChange(
+        position, float((new - old).abs().max()), max(0.0, divergence), bool(old.argmax() != new.argmax()),
+        tuple(tokens),
+    )  # fmt: skip

@@ -1,0 +1,77 @@
+"""`ffn experts` as a user asks it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+import ffncli
+from tests.oracles.prompted import made
+
+TEXTS = ["Hello the cat sat", "the mat \x1b[31mred", "cat cat cat"]
+SEVERAL = [word for text in TEXTS for word in ("-p", text)]
+
+
+@pytest.fixture
+def mixtral() -> str:
+    return str(made("mixtral").path)
+
+
+def test_the_answer_is_that_of_the_library(call, mixtral):
+    code, out, err = call("experts", mixtral, *SEVERAL, "--json")
+    assert (code, err) == (0, "")
+    found, survey = json.loads(out), ffncli.experts(mixtral, TEXTS)
+    assert (found["command"], found["corpus"]["texts"], found["corpus"]["ablated_texts"]) == ("experts", 3, 3)
+    for layer, record in zip(found["layers"], survey.layers, strict=True):
+        assert layer["hit_rates"] == list(record.hit_rates)
+        assert [one["divergence"] for one in layer["experts"]] == [one.divergence for one in record.experts]
+
+
+@pytest.mark.parametrize("style", ["table", "json", "csv", "md"])
+def test_every_format(call, mixtral, style):
+    code, out, err = call("experts", mixtral, *SEVERAL, "--format", style)
+    assert (code, err) == (0, "")
+    assert "\x1b" not in out
+
+
+def test_csv_has_a_row_for_each_expert(call, mixtral):
+    rows = list(csv.DictReader(io.StringIO(call("experts", mixtral, *SEVERAL, "--ablate-texts", "0", "--csv")[1])))
+    survey = ffncli.experts(mixtral, TEXTS, ablate_texts=0)
+    assert [int(row["tokens"]) for row in rows] == [one.tokens for layer in survey.layers for one in layer.experts]
+    assert all(row["divergence"] == "" for row in rows)
+
+
+def test_a_file_of_texts_and_routes(call, mixtral, tmp_path):
+    path, routes = tmp_path / "texts.txt", tmp_path / "routes.safetensors"
+    path.write_text("\n".join(TEXTS), "utf-8")
+    code, out, err = call("experts", mixtral, "--prompts", str(path), "-l", "0", "--save-routes", str(routes))
+    assert code == 0
+    assert "Layer 0: the experts of most worth" in out
+    assert f"saved the routes of 10 tokens to {routes}" in err
+    assert routes.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "ffn experts needs texts"),
+        (["-p", "cat", "--prompts", "x"], "--prompt contradicts --prompts"),
+        (["-p", "cat", "-l", "9"], "layer"),
+        (["-p", "cat", "--save-routes", "x.safetensors"], "needs one layer"),
+        (["--prompts", "/nonexistent"], "cannot read"),
+    ],
+)
+def test_what_cannot_be_is_one_line(call, mixtral, arguments, words):
+    code, out, err = call("experts", mixtral, *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_a_dense_model_has_none(call):
+    code, _, err = call("experts", str(made("llama").path), "-p", "cat")
+    assert code == 2
+    assert "has no experts" in err

@@ -1,0 +1,160 @@
+"""`ffn trace --prompts` as a user asks it: every way to give texts, every format, what is refused, what is resumed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+import ffncli
+from tests.oracles.prompted import WORDS, made
+
+TEXTS = ["Hello the cat sat", "the mat", "", "\x1b[31mred naïve 日本", "cat cat cat"]
+
+
+@pytest.fixture
+def llama() -> str:
+    return str(made("llama").path)
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> str:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(TEXTS), "utf-8")
+    return str(path)
+
+
+def test_the_answer_is_that_of_the_library(call, llama, texts):
+    found = json.loads(call("trace", llama, "--prompts", texts, "--json", "--top-contexts", "2", "--top-units", "1")[1])
+    survey = ffncli.corpus(llama, texts, top_contexts=2, top_units=1)
+    corpus = found["corpus"]
+    assert [corpus[name] for name in ("where", "texts", "tokens", "cut", "limit")] == [texts, 4, 12, 0, 6.0]
+    assert corpus["outlier_dimensions"] == list(survey.outlier_dimensions)
+    assert len(corpus["layers"]) == len(survey.rows) == 2
+    for layer, row in zip(corpus["layers"], survey.rows, strict=True):
+        assert (layer["layer"], layer["units"], layer["dead_units"]) == (row.layer, row.units, row.dead_units)
+        assert layer["max"] == row.max
+        (unit,) = layer["top_units"]
+        assert [one["value"] for one in unit["top"]] == [one.value for one in row.top_units[0].top]
+        assert unit["max_at"]["token_text"] in WORDS
+
+
+def test_every_way_to_give_texts(call, ffn, llama, texts, tmp_path):
+    lines = tmp_path / "texts.jsonl"
+    lines.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS), "utf-8")
+
+    def layers(*arguments: str) -> list[dict]:
+        code, out, err = call("trace", llama, *arguments, "--json")
+        assert (code, err) == (0, "")
+        return json.loads(out)["corpus"]["layers"]
+
+    first = layers("--prompts", texts)
+    assert layers("--prompts", str(lines)) == first
+    several = [word for text in TEXTS if text for word in ("--prompt", text)]
+    assert layers(*several) == first
+    piped = ffn("trace", llama, "--prompts", "-", "--json", stdin="\n".join(TEXTS))
+    assert json.loads(piped.stdout)["corpus"]["layers"] == first
+    assert [row["layer"] for row in layers("--prompts", texts, "--layer", "1")] == [1]
+
+
+@pytest.mark.parametrize("style", ["table", "json", "csv", "md"])
+def test_every_format(call, llama, texts, style):
+    code, out, err = call("trace", llama, "--prompts", texts, "--top-contexts", "3", "--format", style)
+    assert (code, err) == (0, "")
+    assert "\x1b" not in out
+
+
+def test_csv_has_a_row_for_each_layer(call, llama, texts):
+    rows = list(csv.DictReader(io.StringIO(call("trace", llama, "--prompts", texts, "--csv")[1])))
+    survey = ffncli.corpus(llama, texts)
+    assert [float(row["max"]) for row in rows] == [row.max for row in survey.rows]
+    assert [int(row["max_text"]) for row in rows] == [row.max_at.text for row in survey.rows]
+
+
+def test_units_are_saved_and_a_finished_run_is_read(call, llama, texts, tmp_path):
+    state, units = str(tmp_path / "state.safetensors"), str(tmp_path / "units.csv")
+    first = json.loads(call("trace", llama, "--prompts", texts, "--resume", state, "--save", units, "--json")[1])[
+        "corpus"
+    ]
+    assert len(Path(units).read_text().splitlines()) == 1 + sum(layer["units"] for layer in first["layers"])
+    code, out, err = call("trace", llama, "--prompts", texts, "--resume", state, "--json")
+    assert json.loads(out)["corpus"]["layers"] == first["layers"]
+    assert (code, err) == (0, "note: going on after 4 texts\n")
+    code, _, err = call("trace", llama, "--prompts", texts, "--resume", units)
+    assert code == 2
+    assert units in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--tokens", "3"], "--tokens contradicts --prompts"),
+        (["--explain", "up[0,0]"], "--explain contradicts --prompts"),
+        (["--unembed"], "--unembed contradicts --prompts"),
+        (["--d-ff", "3"], "--d-ff contradicts --prompts"),
+        (["--ablate", "gate"], "--ablate contradicts --prompts"),
+        (["--seed", "1"], "--seed contradicts --prompts"),
+        (["--save", "x.npz"], "ends in .csv or .parquet"),
+        (["--prompt", "x"], "--prompt contradicts --prompts"),
+        (["--resume", "."], "it is a directory"),
+        (["--batch-size", "0"], "--batch-size must be"),
+        (["--outliers", "-1"], "--outliers must be"),
+    ],
+)
+def test_what_contradicts_is_refused(call, llama, texts, arguments, words):
+    code, out, err = call("trace", llama, "--prompts", texts, *arguments)
+    assert (code in (2, 3), out) == (True, "")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_options_of_a_corpus_need_one(call, llama):
+    for option in (["--top-contexts", "2"], ["--resume", "x"], ["--batch-size", "4"]):
+        code, _, err = call("trace", llama, "--prompt", "cat", *option)
+        assert code == 2
+        assert f"{option[0]} needs --prompts or several --prompt" in err
+
+
+def test_nan_is_counted_and_can_fail(call, tmp_path, texts):
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(made("llama").path, tmp_path / "model")
+    stored = load_file(folder / "model.safetensors")
+    stored["model.layers.1.mlp.up_proj.weight"][3] = float("nan")
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    code, out, err = call("trace", str(folder), "--prompts", texts, "--json", "--fail-on-nonfinite")
+    assert code == 1
+    assert [layer["not_finite"] for layer in json.loads(out)["corpus"]["layers"]] == [0, 12]
+    assert "decoder layer 1: 12 values of units" in err
+
+
+def test_what_if_in_every_format(call, llama):
+    for style in ("table", "json", "csv", "md"):
+        code, out, err = call("trace", llama, "--prompt", "Hello \x1b[31mred", "--ablate", "unit:3", "--format", style)
+        assert (code, err) == (0, "")
+        assert "\x1b" not in out
+    assert "what if  unit:3" in call("trace", llama, "--prompt", "the cat", "--ablate", "unit:3")[1]
+    found = json.loads(call("trace", "4x8:relu", "--set", "W1[0,3]=5,b1[0]=1", "--json")[1])
+    assert [one["name"] for one in found["changes"]] == ["up", "act", "down"]
+    assert "prediction" not in found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["4x8:relu", "--set", "W1[0,9]=1"], "out of range"),
+        (["4x8:relu", "--ablate", "gate"], "has no gate"),
+        (["4x8:relu", "--set", "W1[0,0]=1", "--layer", "all"], "--set needs one layer"),
+        (["gpt2", "--d-model", "4", "--d-ff", "8", "--layer", "all", "--ablate", "unit:1"], "--ablate needs one layer"),
+        (["4x8:relu", "--top-tokens", "3", "--ablate", "unit:1"], "--top-tokens needs"),
+    ],
+)
+def test_what_if_refuses(call, arguments, words):
+    code, out, err = call("trace", *arguments)
+    assert (code, out) == (2, "")
+    assert words in err

@@ -1,0 +1,113 @@
+"""Figures that are added up piece by piece are those of all values at once, whatever the pieces."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ffncli.run.corpus import outliers, sums
+from ffncli.run.corpus.outliers import Exceeding, Massive, in_many_layers
+from ffncli.run.corpus.sums import UnitSums
+
+TOKENS, UNITS = 50, 7
+
+
+def places(tokens: int) -> Tensor:
+    """Texts of three tokens."""
+    at = torch.arange(tokens)
+    return torch.stack([at // 3, at % 3], 1)
+
+
+def values(seed: int = 0) -> Tensor:
+    return torch.randn(TOKENS, UNITS, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("pieces", [[50], [1] * 50, [3, 40, 7]])
+@pytest.mark.parametrize("chunk", [1, 20, 1 << 20])
+def test_units(monkeypatch: pytest.MonkeyPatch, pieces: list[int], chunk: int) -> None:
+    monkeypatch.setattr(sums, "chunk_size", lambda tensor: chunk)
+    x, active, figures = values(), values(1), UnitSums(UNITS, top=4)
+    for part, act, at in zip(x.split(pieces), active.split(pieces), places(TOKENS).split(pieces), strict=True):
+        figures.add(part, at, act)
+    assert figures.tokens.tolist() == [TOKENS]
+    assert torch.equal(figures.active, (active > 0).double().sum(0))
+    assert torch.allclose(figures.total, x.double().sum(0), atol=1e-5)
+    assert torch.equal(figures.high, x.double().amax(0))
+    assert torch.equal(figures.low, x.double().amin(0))
+    assert torch.equal(figures.high_at, places(TOKENS)[x.argmax(0)])
+    assert torch.equal(figures.low_at, places(TOKENS)[x.argmin(0)])
+    largest = x.double().topk(4, 0)
+    assert torch.equal(figures.largest, largest.values.t())
+    assert torch.equal(figures.largest_at, places(TOKENS)[largest.indices.t()])
+
+
+def test_groups_are_apart_and_state_comes_back() -> None:
+    figures = UnitSums(UNITS, groups=3, top=2)
+    for group in (0, 2):
+        figures.add(values(group), places(TOKENS), group=group)
+    assert figures.tokens.tolist() == [TOKENS, 0, TOKENS]
+    assert torch.equal(figures.high[2 * UNITS :], values(2).double().amax(0))
+    assert figures.high[UNITS : 2 * UNITS].isinf().all()
+    again = UnitSums(UNITS, groups=3, top=2)
+    again.restore(figures.state())
+    assert all(torch.equal(tensor, again.state()[name]) for name, tensor in figures.state().items())
+    with pytest.raises(RuntimeError):
+        UnitSums(UNITS + 1, groups=3, top=2).restore(figures.state())
+
+
+def test_values_that_are_not_finite_are_counted() -> None:
+    x, figures = values(), UnitSums(UNITS, top=2)
+    x[3, 1], x[4, 1], x[5, 2] = torch.nan, torch.inf, -torch.inf
+    figures.add(x, places(TOKENS))
+    clean = x.nan_to_num(0.0, 0.0, 0.0)
+    assert figures.not_finite.tolist() == [3]
+    assert torch.equal(figures.high, clean.double().amax(0))
+    assert torch.allclose(figures.total, clean.double().sum(0), atol=1e-5)
+
+
+def test_fewer_tokens_than_top() -> None:
+    figures = UnitSums(UNITS, top=5)
+    figures.add(values()[:2], places(2))
+    assert (figures.largest > -torch.inf).sum(1).tolist() == [2] * UNITS
+
+
+@pytest.mark.parametrize("pieces", [[50], [1] * 50, [3, 40, 7]])
+def test_outlier_dimensions(pieces: list[int]) -> None:
+    x, figures = 3 * values(), Exceeding(UNITS, 6.0)
+    x[7, 2] = torch.nan
+    for part, at in zip(x.split(pieces), places(TOKENS).split(pieces), strict=True):
+        figures.add(part, at)
+    size = x.abs().nan_to_num(0.0)
+    assert torch.equal(figures.count, (size >= 6).sum(0))
+    assert torch.equal(figures.largest.abs(), size.double().amax(0))
+    assert torch.equal(figures.largest_at, places(TOKENS)[size.argmax(0)])
+    assert figures.outliers == [d for d in range(UNITS) if int((size[:, d] >= 6).sum()) >= 3]
+
+
+def test_dimensions_of_a_quarter_of_the_layers() -> None:
+    layers = []
+    for dimension in (0, 0, 1, 2, 3, 4, 5, 6):
+        x = torch.zeros(TOKENS, UNITS)
+        x[:, dimension] = 10
+        layers.append(Exceeding(UNITS, 6.0))
+        layers[-1].add(x, places(TOKENS))
+    assert in_many_layers(layers) == (0,)
+
+
+def test_massive_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outliers, "_MOST_KEPT", 2)
+    figures = Massive()
+    figures.add(0, torch.full((4, 4), 90.0))
+    assert figures.count == 0
+    x = torch.full((4, 4), 0.1)
+    x[1, 2], x[3, 0], x[0, 0], x[2, 2] = 200.0, -300.0, 99.0, 150.0
+    figures.add(1, x)
+    figures.add(2, 10 * x)  # 1000 times the median of 1 is 1000
+    assert figures.count == 3 + 3
+    assert [(one.text, one.token, one.dimension, one.value) for one in figures.kept] == [
+        (2, 3, 0, -3000.0),
+        (2, 1, 2, 2000.0),
+    ]
+    assert figures.kept[0].median == pytest.approx(1.0)
+    assert figures.kept[0].ratio == pytest.approx(3000.0)

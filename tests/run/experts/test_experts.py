@@ -1,0 +1,160 @@
+"""The experts of a mixture over a corpus, against transformers' routers, caches simulated token by token, and models
+with an expert zeroed."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from itertools import combinations
+from math import log2
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import ffncli
+from ffncli.errors import FFNError
+from tests.oracles.prompted import made
+from tests.run.corpus.test_corpus import TEXTS, entering_and_chosen, ids_of
+
+MIXTURES = {"mixtral": "gate", "qwen3_moe": "gate", "gpt_oss": "router"}
+
+
+def choices(name: str, layer: int) -> list[list[int]]:
+    """Each token's experts as transformers' router gives them, the heaviest first, text after text."""
+    model, mlp = made(name).model, f"model.layers.{layer}.mlp"
+    out: list[list[int]] = []
+    for text in TEXTS:
+        _, chosen = entering_and_chosen(model, mlp, f"{mlp}.{MIXTURES[name]}", text)
+        out += chosen.tolist()
+    return out
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_loads_pairs_and_coverage_are_those_of_the_router(name: str) -> None:
+    survey = ffncli.experts(made(name).path, TEXTS, batch_size=5, ablate_texts=0)
+    for layer in survey.layers:
+        tokens = choices(name, layer.layer)
+        load = Counter(expert for token in tokens for expert in token)
+        count = len(layer.experts)
+        assert [one.tokens for one in layer.experts] == [load[expert] for expert in range(count)]
+        assert layer.tokens == len(tokens) == survey.tokens
+        assert layer.choices == sum(load.values())
+        assert layer.idle_experts == tuple(expert for expert in range(count) if not load[expert])
+        shares = [load[e] / layer.choices for e in load]
+        assert layer.entropy_bits == pytest.approx(-sum(share * log2(share) for share in shares))
+        together = Counter(pair for token in tokens for pair in combinations(sorted(token), 2))
+        assert {(p.first, p.second): p.tokens for p in layer.pairs} == dict(together.most_common(len(layer.pairs)))
+        for pair in layer.pairs:
+            chance = load[pair.first] * load[pair.second] / len(tokens)
+            assert pair.lift == pytest.approx(pair.tokens / chance)
+        for one in layer.coverage:
+            assert one.experts == len({expert for token in tokens[: one.tokens] for expert in token})
+        assert layer.coverage[-1].tokens == len(tokens)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_hit_rates_are_those_of_a_cache(name: str) -> None:
+    """A cache of n experts, simulated choice by choice."""
+    for layer in ffncli.experts(made(name).path, TEXTS, batch_size=3, ablate_texts=0).layers:
+        tokens = choices(name, layer.layer)
+        assert len(layer.hit_rates) == len(layer.experts)
+        for size, rate in enumerate(layer.hit_rates, 1):
+            cache: OrderedDict[int, None] = OrderedDict()
+            hits = 0
+            for expert in (expert for token in tokens for expert in token):
+                hits += expert in cache
+                cache[expert] = None
+                cache.move_to_end(expert)
+                if len(cache) > size:
+                    cache.popitem(last=False)
+            assert rate == pytest.approx(hits / layer.choices)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_output_changes_are_those_of_a_block_without_the_expert(name: str) -> None:
+    model = made(name).model
+    for layer in ffncli.experts(made(name).path, TEXTS, ablate_texts=0).layers:
+        block: Any = model.get_submodule(f"model.layers.{layer.layer}.mlp")
+        pairs = [entering_and_chosen(model, f"model.layers.{layer.layer}.mlp",
+                                     f"model.layers.{layer.layer}.mlp.gate", text) for text in TEXTS]  # fmt: skip
+        x, chosen = (torch.cat([pair[at] for pair in pairs]) for at in (0, 1))
+        with torch.no_grad():
+            whole = output(block, x)
+            for one in layer.experts:
+                if not one.tokens:
+                    assert one.output_change is None
+                    continue
+                rows = (chosen == one.expert).any(-1)
+                kept = block.experts.down_proj[one.expert].clone()
+                block.experts.down_proj[one.expert] = 0
+                without = output(block, x)
+                block.experts.down_proj[one.expert] = kept
+                gap = (whole - without)[rows].norm(dim=-1) / whole[rows].norm(dim=-1)
+                assert one.output_change == pytest.approx(float(gap.mean()), rel=1e-4)
+
+
+def output(block: Any, x: Tensor) -> Tensor:
+    made_of = block(x[None])
+    tensor: Tensor = made_of[0] if isinstance(made_of, tuple) else made_of
+    return tensor.reshape(x.shape)
+
+
+@pytest.mark.parametrize(("name", "layer"), [("mixtral", 1), ("qwen3_moe", 2)])
+def test_worth_is_that_of_the_model_with_zeros(name: str, layer: int) -> None:
+    from transformers import AutoModelForCausalLM
+
+    survey = ffncli.experts(made(name).path, TEXTS, layer=layer, ablate_texts=3, dtype="fp64")
+    assert (survey.ablated_texts, survey.ablated_tokens) == (3, sum(len(text.split()) for text in TEXTS[:3]))
+    model: Any = AutoModelForCausalLM.from_pretrained(made(name).path, dtype=torch.float64).eval()
+    model.set_experts_implementation("eager")
+    down = model.model.layers[layer].mlp.experts.down_proj
+    with torch.no_grad():
+        old = torch.cat([model(ids_of(text)).logits[0] for text in TEXTS[:3]])
+        for one in survey.layers[0].experts:
+            if not one.tokens:
+                assert one.divergence is None
+                continue
+            kept = down[one.expert].clone()
+            down[one.expert] = 0
+            new = torch.cat([model(ids_of(text)).logits[0] for text in TEXTS[:3]])
+            down[one.expert] = kept
+            gap = functional.kl_div(new.log_softmax(-1), old.log_softmax(-1), log_target=True, reduction="sum")
+            assert one.divergence == pytest.approx(float(gap) / len(old), abs=1e-12)
+            assert one.argmax_changed == pytest.approx(float((old.argmax(-1) != new.argmax(-1)).double().mean()))
+
+
+def test_routes_go_to_a_benchmark(tmp_path: Path) -> None:
+    from ffncli.bench.request.case_data import traced_routes
+
+    path = tmp_path / "routes.safetensors"
+    survey = ffncli.experts(made("mixtral").path, TEXTS, layer=1, ablate_texts=0, save_routes=path)
+    assert any("saved the routes" in note for note in survey.notes)
+    experts = len(survey.layers[0].experts)
+    chosen = traced_routes(str(path), experts, 2)
+    assert [sorted(row.nonzero().flatten().tolist()) for row in chosen] == [sorted(c) for c in choices("mixtral", 1)]
+
+
+def test_a_frame_has_a_row_for_each_expert() -> None:
+    survey = ffncli.experts(made("mixtral").path, TEXTS, ablate_texts=0)
+    frame = survey.frame()
+    assert len(frame) == sum(len(layer.experts) for layer in survey.layers)
+    assert frame.tokens.sum() == sum(layer.choices for layer in survey.layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("llama", {}, "has no experts"),
+        ("deepseek_v3", {"layer": 0}, "this layer of"),
+        ("mixtral", {"save_routes": "a.safetensors"}, "needs one layer"),
+        ("mixtral", {"save_routes": "a.csv", "layer": 0}, "must end in .safetensors"),
+        ("mixtral", {"ablate_texts": -1}, "ablate_texts must be"),
+    ],
+)
+def test_what_cannot_be_is_refused(name: str, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(FFNError) as caught:
+        ffncli.experts(made(name).path, TEXTS, **arguments)
+    assert words in str(caught.value)

@@ -1,0 +1,205 @@
+"""What if: a changed weight, an ablated unit or expert, no gate; against torch modules with that change by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import ffncli
+from ffncli.errors import FFNError
+from tests.oracles.prompted import PROMPT, ids, made
+
+
+def by_name(session: Any) -> dict[str, Any]:
+    return {one.name: one for one in session.changes}
+
+
+@pytest.mark.parametrize(("place", "index"), [("W1[0,3]", (3, 0)), ("up.weight[3,0]", (3, 0)), ("W1[-4,-5]", (3, 0))])
+def test_a_weight_is_set_as_the_formula_prints_it(place: str, index: tuple[int, int]) -> None:
+    """up = x · W1: W1[0,3] reads x[0] and writes up[3]."""
+    session = ffncli.trace("4x8:relu", tokens=3, set=f"{place}=5")
+    x, w = session["x"], session.prepared.weights
+    assert w["up.weight"][index] != 5  # the block itself stays
+    up, down = nn.Linear(4, 8), nn.Linear(8, 4)
+    for linear, name in ((up, "up"), (down, "down")):
+        linear.load_state_dict({"weight": w[f"{name}.weight"], "bias": w[f"{name}.bias"]})
+    with torch.no_grad():
+        old = {"up": up(x), "act": up(x).relu(), "down": down(up(x).relu())}
+        up.weight[index] = 5
+        new = {"up": up(x), "act": up(x).relu(), "down": down(up(x).relu())}
+    changes = by_name(session)
+    assert [*changes] == ["up", "act", "down"]
+    for name, change in changes.items():
+        gap = new[name] - old[name]
+        assert change.values == gap.numel()
+        assert change.changed == int((gap != 0).sum())
+        assert change.difference == float((new[name].double() - old[name].double()).flatten()[gap.abs().argmax()])
+        assert change.at is not None
+        assert (change.old, change.new) == (float(old[name][change.at]), float(new[name][change.at]))
+        assert change.relative == pytest.approx(float(gap.norm() / old[name].norm()))
+    assert {tuple(at)[1] for at in (new["up"] != old["up"]).nonzero().tolist()} == {3}
+
+
+def test_biases_and_several_changes() -> None:
+    session = ffncli.trace("4x8:relu", tokens=2, set=["b1[2]=100,b2[0]=7"])
+    changes = by_name(session)
+    assert changes["up"].changed == 2
+    assert changes["up"].at[1] == 2
+    assert changes["down"].changed == 8
+
+
+def test_without_its_gate_hidden_is_up() -> None:
+    session = ffncli.trace("8x16:swiglu", tokens=2, ablate="gate")
+    changes = by_name(session)
+    assert (changes["gate"].changed, changes["up"].changed) == (0, 0)
+    up, act = session["up"], session["act"]
+    gap = (up - act * up).double()
+    assert changes["act"].new == 1.0
+    assert changes["hidden"].relative == pytest.approx(float(gap.norm() / (act * up).double().norm()))
+    with pytest.raises(FFNError, match="has no gate"):
+        ffncli.trace("8x16:relu", ablate="gate")
+
+
+def test_a_unit_writes_nothing() -> None:
+    session = ffncli.trace("8x16:swiglu", tokens=2, ablate="unit:5", dtype="fp64")
+    hidden, down = session["hidden"].clone(), session.prepared.weights["down.weight"]
+    hidden[:, 5] = 0
+    expected = functional.linear(hidden, down) - session["down"]
+    change = by_name(session)["down"]
+    assert abs(change.difference) == pytest.approx(float(expected.abs().max()), rel=1e-12)
+    assert by_name(session)["hidden"].changed == 0
+
+
+def test_an_expert_writes_nothing() -> None:
+    session = ffncli.trace("8x16:swiglu", experts=4, top_k=2, tokens=6, ablate="expert:1", expert="all", keep=True)
+    route = session["route"]
+    changes = by_name(session)
+    tokens = route[:, 1].nonzero().flatten()
+    assert changes["route"].changed == 0
+    assert changes["experts"].changed == 8 * len(tokens) > 0
+    gap = torch.zeros(6, 8)
+    gap[tokens] = -route[tokens, 1, None] * session["experts.1.down"]
+    assert abs(changes["experts"].difference) == pytest.approx(float(gap.abs().max()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"set": "W1[0,3]"}, "not a weight and its value"),
+        ({"set": "W1[8,0]=1"}, "out of range; W1 is"),
+        ({"set": "W9[0,0]=1"}, "no weight 'W9'"),
+        ({"set": "W1[0]=1"}, "out of range"),
+        ({"set": "W1[0,0]=x"}, "not a number"),
+        ({"set": "experts.0.W1[0,0]=1"}, "not an expert's weight"),
+        ({"ablate": "unit:16"}, "there are 16 units"),
+        ({"ablate": "expert:0"}, "has no experts"),
+        ({"ablate": "unit:1:1"}, "has no experts"),
+        ({"ablate": "head:1"}, "not a part of a block"),
+        ({"set": 3}, "set must be"),
+        ({"train": True, "ablate": "gate"}, "--train"),
+    ],
+)
+def test_what_the_block_does_not_have_is_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(FFNError) as caught:
+        ffncli.trace("8x16:swiglu", **arguments)
+    assert words in str(caught.value)
+
+
+def test_experts_have_their_own_weights() -> None:
+    with pytest.raises(FFNError, match="every expert has one"):
+        ffncli.trace("8x16:swiglu", experts=4, set="W1[0,0]=1")
+    with pytest.raises(FFNError, match="each of 4 experts has one"):
+        ffncli.trace("8x16:swiglu", experts=4, ablate="unit:1")
+    for name in ("experts.2.W1[0,3]=9", "experts[2].W1[0,3]=9", "experts.2.gate.weight[3,0]=9"):
+        session = ffncli.trace("8x16:swiglu", experts=4, top_k=4, tokens=2, set=name, expert="2", keep=True)
+        weights = session.prepared.weights
+        matrix = weights["gate.weight"][2].clone()
+        matrix[3, 0] = 9
+        act = functional.silu(functional.linear(session["x"], matrix))
+        new = functional.linear(act * session["experts.2.up"], weights["down.weight"][2])
+        gap = session["route"][:, 2, None] * (new - session["experts.2.down"])
+        assert abs(by_name(session)["experts"].difference) == pytest.approx(float(gap.abs().max()), rel=1e-4)
+
+
+# --- the whole model --------------------------------------------------------------------------------------------------
+
+
+def in_double(name: str) -> Any:
+    """The model in float64 as transformers loads it."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(made(name).path, dtype=torch.float64).eval()
+    model.set_experts_implementation("eager")
+    return model
+
+
+def zeroed_unit(model: Any) -> None:
+    model.model.layers[1].mlp.down_proj.weight[:, 7] = 0
+
+
+def zeroed_expert(model: Any) -> None:
+    model.model.layers[1].mlp.experts.down_proj[2] = 0
+
+
+def zeroed_expert_with_bias(model: Any) -> None:
+    zeroed_expert(model)
+    model.model.layers[1].mlp.experts.down_proj_bias[2] = 0
+
+
+def zeroed_conv(model: Any) -> None:
+    model.transformer.h[1].mlp.c_proj.weight[7] = 0
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "by_hand"),
+    [("llama", "unit:7", zeroed_unit), ("gpt2", "unit:7", zeroed_conv), ("mixtral", "expert:2", zeroed_expert),
+     ("gpt_oss", "expert:2", zeroed_expert_with_bias), ("qwen3_moe", "expert:2", zeroed_expert)],
+)  # fmt: skip
+def test_the_prediction_is_that_of_the_model_with_zeros(name: str, part: str, by_hand: Callable[[Any], None]) -> None:
+    """Bitwise in float64: the same module with the same numbers."""
+    model = in_double(name)
+    session = ffncli.trace(made(name).path, prompt=PROMPT, layer=1, dtype="fp64", ablate=part, top_tokens=60)
+    with torch.no_grad():
+        old = model(ids()).logits[0, -1]
+        by_hand(model)
+        new = model(ids()).logits[0, -1]
+    change = session.prediction
+    assert change is not None
+    assert {t.id: t.old_logit for t in change.tokens} == dict(enumerate(old.tolist()))
+    assert {t.id: t.new_logit for t in change.tokens} == dict(enumerate(new.tolist()))
+    assert change.logit_change == float((new - old).abs().max())
+    expected = functional.kl_div(new.log_softmax(-1), old.log_softmax(-1), log_target=True, reduction="sum")
+    assert change.divergence == pytest.approx(float(expected), abs=1e-12)
+    assert change.position == 3
+    assert change.argmax_changed == bool(old.argmax() != new.argmax())
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_the_prediction_without_a_gate(name: str) -> None:
+    """transformers' activation, made to give 1."""
+    model = in_double(name)
+    session = ffncli.trace(made(name).path, prompt=PROMPT, layer=0, dtype="fp64", ablate="gate", top_tokens=60)
+
+    class One(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.ones_like(x)
+
+    mlp = model.model.layers[0].mlp
+    (mlp if name == "llama" else mlp.experts).act_fn = One()
+    with torch.no_grad():
+        new = model(ids()).logits[0, -1]
+    change = session.prediction
+    assert change is not None
+    ours = torch.tensor([t.new_logit for t in sorted(change.tokens, key=lambda t: t.id)])
+    assert float((ours.double() - new).abs().max()) <= 1e-6 * float(new.abs().max())
+
+
+def test_the_model_is_not_needed_without_a_prompt() -> None:
+    session = ffncli.trace(made("llama").path, layer=1, ablate="unit:3")
+    assert session.prediction is None
+    assert by_name(session)["down"].changed

@@ -1,0 +1,45 @@
+"""docs/notebook.ipynb is run in a kernel of its own, where `my-model` and `my-mixture` are; its outputs are as shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs.blocks import page_folder
+
+NOTEBOOK = Path(__file__).parent.parent / "docs" / "notebook.ipynb"
+
+
+def outputs(cell: Any) -> list[str]:
+    """What a cell shows: the texts of its results, and an error's name."""
+    return [
+        str(one.get("data", {}).get("text/plain", one.get("ename", "")))
+        for one in cell.outputs
+        if one.output_type != "stream"
+    ]
+
+
+def run(notebook: Any) -> Any:
+    """The notebook with the outputs of a run."""
+    from nbclient import NotebookClient
+
+    with page_folder():
+        return NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+
+
+def test_the_notebook_shows_what_its_calls_give():
+    nbformat = pytest.importorskip("nbformat")
+    shown = nbformat.read(NOTEBOOK, as_version=4)
+    expected = [outputs(cell) for cell in shown.cells if cell.cell_type == "code"]
+    calls = "\n".join(cell.source for cell in shown.cells)
+    assert (
+        sum(
+            f"ffncli.{name}(" in calls
+            for name in ("trace", "count", "survey", "corpus", "experts", "verify", "benchmark")
+        )
+        == 7
+    )
+    found = [outputs(cell) for cell in run(shown).cells if cell.cell_type == "code"]
+    assert found == expected
