@@ -54,16 +54,14 @@ def test_a_benchmark_as_a_call_gives_the_rows_of_the_csv(tmp_path, monkeypatch):
     fake = (sys.executable, "-m", "tests.bench.fake_worker")
     monkeypatch.setattr(suite.run, "__defaults__", (suite.run.__defaults__[0], fake))
     path = tmp_path / "a.csv"
-    from ffncli.bench.records import Method
-
-    rows = ffncli.benchmark("8x16:relu", tokens=(4,), kernels=("packed",), method=Method(processes=2), save=path)
+    rows = ffncli.benchmark("8x16:relu", tokens=(4,), kernel="packed", processes=2, save=path)
     assert [(row.kernel, row.baseline, row.status) for row in rows] == [
         ("eager", "eager", "ok"),
         ("packed", "eager", "ok"),
     ]
     frame = ffncli.read_results(path)
     assert list(frame["ratio"]) == [row.ratio for row in rows]
-    assert ffncli.benchmark("8x16:relu", tokens=(4,), kernels=("packed",), method=Method(processes=2))[1].ratio
+    assert ffncli.benchmark("8x16:relu", tokens=(4,), kernel="packed", processes=2)[1].ratio
 
 
 def test_a_count_takes_what_a_trace_takes():
@@ -88,3 +86,23 @@ def test_what_a_call_refuses_is_one_kind_of_error():
     for wrong in ({"source": "x"}, {"source": 3}, {"layer": "a.b.c"}, {"input": object()}, {"tokens": "x"}):
         with pytest.raises(FFNError):
             ffncli.trace(**{"source": "4x8:relu", **wrong})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "accepted"),
+    [
+        ({"source": 3}, "source must be text such as"),
+        ({"tokens": "many"}, "tokens must be a whole number from 1"),
+        ({"kernel": 3}, "kernel must be names such as"),
+        ({"precision": "1%"}, "precision must be a share above 0"),
+        ({"precision": 0.9}, "precision must be a share above 0"),
+        ({"processes": 0}, "processes must be a whole number from 1"),
+        ({"method": "quick"}, "method must be a Method"),
+        ({"kernels": ["eager"]}, "no argument 'kernels'"),
+        ({"d_modle": 8}, "no argument 'd_modle'"),
+    ],
+)
+def test_a_benchmark_names_what_it_accepts(arguments: dict, accepted: str):
+    with pytest.raises(FFNError) as caught:
+        ffncli.benchmark(**arguments)
+    assert accepted in str(caught.value)

@@ -124,7 +124,7 @@ def test_it_costs_its_own_row(name, tmp_path, monkeypatch, capfd):
     file = tmp_path / "hostile.py"
     file.write_text(FILE)
     kernels = ["eager", f"mine={file}:{name}"]
-    rows = benchmark("32x64:relu", tokens=[4], caches=["warm"], threads=[1], kernels=kernels, method=METHOD)
+    rows = benchmark("32x64:relu", tokens=[4], cache="warm", threads=1, kernel=kernels, method=METHOD)
     eager, mine = rows
     assert (eager.kernel, eager.status, eager.ratio) == ("eager", "ok", 1.0)
     status, note = NOTES[name]

@@ -24,7 +24,7 @@ class ReadingOptions:
 
     prompts: Annotated[
         str | None,
-        option(INPUT, OPTION, metavar="FILE|-", daily=True,
+        option(INPUT, OPTION, metavar="FILE|-",
                help="Run the model on every line of FILE (.jsonl: its text) and show figures of all layers."),
     ] = None  # fmt: skip
     batch_size: Annotated[

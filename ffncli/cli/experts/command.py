@@ -63,8 +63,10 @@ def command(*, source: Mixture = None, experts: ExpertsOptions, reading: Reading
     """Show how a mixture's experts are used over many texts, and what each is worth.
 
     Examples:
-      ffn experts ./my-mixture --prompts texts.txt           # load, pairs, coverage, caches
-      ffn experts ./my-mixture -p "The cat sat" -l 2 --json  # one layer, one text
+      ffn experts ./my-mixture --prompts texts.txt        # load, pairs, caches
+      ffn experts ./my-mixture -p "The cat sat" -l 2      # one layer, one text
+      ffn experts ./my-mixture -p "The cat" --ablate-texts 0 --csv
+      ffn experts ./my-mixture --prompts texts.txt -l 2 --save-routes r.safetensors
     """
     output = show.output()
     prompts = reading.source_of(experts.prompt, 1)

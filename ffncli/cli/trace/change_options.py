@@ -17,11 +17,11 @@ class ChangeOptions:
 
     set: Annotated[
         list[str] | None,
-        _change("--set", metavar="W[i,j]=VALUE", daily=True,
+        _change("--set", metavar="W[i,j]=VALUE",
                 help="Set a weight, as the formula has it, and show what changes at each step; repeatable."),
     ] = None  # fmt: skip
     ablate: Annotated[
         list[str] | None,
-        _change("--ablate", metavar="PART", daily=True,
+        _change("--ablate", metavar="PART",
                 help="Take out unit:358, unit:7:3 (of expert 7), expert:5 or gate (act := 1); show what changes."),
     ] = None  # fmt: skip

@@ -22,6 +22,8 @@ from ffncli.run.corpus.call import corpus_for
 from ffncli.run.corpus.question import CorpusQuestion
 from ffncli.run.trace.call import session_for, survey_for
 from ffncli.run.trace.question import Question
+from ffncli.show.color import ColorChoice
+from ffncli.show.output import Output
 from ffncli.show.progress import progress
 
 
@@ -50,29 +52,27 @@ def command(
       ffn trace 4x8:relu --input 1,2,3,4          # small enough to check by hand
       ffn trace 512x2048:gelu --explain 'up[0,3]' # how one number was computed
       ffn trace ./my-model -l 1 -p "Hello world"  # a checkpoint, on real text
-      ffn trace ./my-model -l all -n 4 --json     # a row for each layer
-      ffn trace ./my-model --prompts texts.txt    # every layer and unit over many texts
+      ffn trace ./my-model --prompts texts.txt    # every layer over many texts
     """
     output = show.output()
     load_limit.apply()
     save.check(show.out)
     if (prompts := corpus.source_of(prompt.prompt)) is not None:
         refuse(tokens, view, explain, change, split, texts, prompt, dimensions, run, save)
-        asked = CorpusQuestion(
-            source, prompts, run.layer, run.dtype, run.device, run.threads, **corpus.values(), save=save.save,
-            top_units=insight.top_units, force=show.force,
-        )  # fmt: skip
-        with progress(corpus_size(prompts), "texts", show.quiet, show.color_choice()) as advance:
-            figures = corpus_for(asked, output.note, advance)
-        output.show(corpus_answer(figures, view.digits))
-        insight.judge(not_finite_layers(figures), output)
-        return
+        chosen = {**corpus.values(), "save": save.save, "top_units": insight.top_units, "force": show.force}
+        asked = CorpusQuestion(source, prompts, run.layer, run.dtype, run.device, run.threads, **chosen)
+        return _show_corpus(asked, view.digits, insight, show.color_choice(), output)
     question = Question(
         source, dimensions.dimensions(), **vars(run), **vars(tokens), **prompt.values(), **vars(texts), **vars(explain),
         **vars(change), **vars(save), expert=joined(view.expert), show=view.values(), keep=view.kept(),
         top_units=insight.top_units, force=show.force, **vars(split))  # fmt: skip
     output.notes(*prompt.notes)
-    if run.layer == "all":
+    return _show_trace(question, view, insight, output)
+
+
+def _show_trace(question: Question, view: ViewOptions, insight: InsightOptions, output: Output) -> None:
+    """One layer, or a row for each."""
+    if question.layer == "all":
         survey = survey_for(question, output.note)
         output.show(survey_answer(survey, insight.top_units or 1))
         insight.judge(not_finite_texts(survey), output)
@@ -80,3 +80,13 @@ def command(
         session = session_for(question, output.note)
         output.show(trace_answer(session, view.digits, view.steps(question)))
         insight.judge([*map(str, session.not_finite)], output)
+
+
+def _show_corpus(
+    question: CorpusQuestion, digits: int, insight: InsightOptions, color: ColorChoice, output: Output
+) -> None:
+    """Every layer over many texts."""
+    with progress(corpus_size(question.prompts), "texts", output.quiet, color) as advance:
+        survey = corpus_for(question, output.note, advance)
+    output.show(corpus_answer(survey, digits))
+    insight.judge(not_finite_layers(survey), output)

@@ -10,13 +10,15 @@ from ffncli.cli.common.model_run import label, named
 from ffncli.cli.trace.sampling_page import NOTHING, columns, more, sets_text
 from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Table
+from ffncli.show.tensors import number_text
 
 if TYPE_CHECKING:
     from ffncli.run.engine.prepare import Token
     from ffncli.run.trace.session import Session
-    from ffncli.run.trace.unembed import PromotedTokens
+    from ffncli.run.trace.unembed import PromotedTokens, TokenLogit
 
-_OUTPUT = "the FFN's direct contribution alone, through the final norm and head, without the residual stream"
+_OUTPUT = "the FFN's output through the final norm and head: normalised alone, then as a part of the residual stream"
+_MOST_LISTED = 4
 _UNIT = (
     "the unit's column of the down projection alone, through the norm of its branch, if any, the final norm"
     " and the head; its sign is the activation's"
@@ -65,4 +67,21 @@ def _parts(one: PromotedTokens, tokens: Sequence[Token], digits: int) -> list[Pa
         ),
         Line(sets_text(one, one.vocab, digits)),
         *more(one, len(rows), "--top-tokens"),
+        Line(f"suppressed: {_listed(one.suppressed, digits)}"),
+        *_direct(one, title, digits),
     ]
+
+
+def _direct(one: PromotedTokens, title: str, digits: int) -> list[Part]:
+    """The vector as a part of the residual stream."""
+    if one.direct is None:
+        return []
+    size = f"{title}, divided by the residual stream's RMS {number_text(one.direct.residual_rms, digits)}"
+    lines = [f"{what}: {_listed(tokens, digits)}" for what, tokens in (
+        ("promoted", one.direct.promoted), ("suppressed", one.direct.suppressed))]  # fmt: skip
+    return [Line(size), *map(Line, lines)]
+
+
+def _listed(tokens: Sequence[TokenLogit], digits: int) -> str:
+    """`" Paris" 3.12, " the" 2.9`: the first of them."""
+    return ", ".join(f"{named(t.id, t.text)} {number_text(t.logit, digits)}" for t in tokens[:_MOST_LISTED]) or "none"

@@ -70,7 +70,8 @@ class Prepared:
     """Everything `trace` needs. `layer` is the chosen one; `origin` says where the weights come from.
 
     If a model was run to get the input, `tokens` are the selected tokens, one per row of the flattened input, and
-    `reference` is the output of the model's own FFN for them, shaped as ffn_output.
+    `reference` is the output of the model's own FFN for them, shaped as ffn_output, and `stream` [tokens, d_model] the
+    residual stream after the layer.
     """
 
     layer: Layer
@@ -82,6 +83,7 @@ class Prepared:
     notes: tuple[str, ...]
     tokens: tuple[Token, ...] = ()
     reference: Tensor | None = None
+    stream: Tensor | None = None
 
 
 def prepare(resolved: Resolved, request: LayerRequest = LayerRequest(), example: Example | None = None) -> Prepared:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,11 @@ def capture(resolved: Resolved, prompt: Prompt, request: LayerRequest) -> Prepar
     """
     layer = resolved.layer(request.layer)
     passes: list[tuple[tuple[Token, ...], Tensor, Tensor]] = []
-    notes = run_model(resolved, [layer], prompt, request, lambda _, *tensors: passes.append(tensors))
+    streams: dict[Layer, Tensor] = {}
+    notes = run_model(resolved, [layer], prompt, request, lambda _, *tensors: passes.append(tensors), streams)
     ((tokens, entering, leaving),) = passes
-    return prepared(resolved, layer, request, tokens, entering, leaving, notes)
+    ready = prepared(resolved, layer, request, tokens, entering, leaving, notes)
+    return replace(ready, stream=streams.get(layer))
 
 
 def prepared(
@@ -80,12 +83,14 @@ def prepared(
 
 
 def run_model(
-    resolved: Resolved, layers: Sequence[Layer], prompt: Prompt, request: LayerRequest, receive: Receiver
-) -> tuple[str, ...]:
+    resolved: Resolved, layers: Sequence[Layer], prompt: Prompt, request: LayerRequest, receive: Receiver,
+    streams: dict[Layer, Tensor] | None = None,
+) -> tuple[str, ...]:  # fmt: skip
     """Run the model once up to the last of `layers`; `receive` is called for each layer as soon as its FFN has run.
 
-    The arguments of `receive` are the layer, the selected tokens, ffn_input and ffn_output [tokens, d_model]. Returns
-    notes on the run. Raises FFNError for everything that keeps a model from running.
+    The arguments of `receive` are the layer, the selected tokens, ffn_input and ffn_output [tokens, d_model]. `streams`
+    gets the residual stream after each layer [tokens, d_model]. Returns notes on the run. Raises FFNError for
+    everything that keeps a model from running.
     """
     path = model_files(resolved, layers, prompt.option)
     device, dtype = device_of(request.device), dtype_of(request.dtype)
@@ -97,7 +102,7 @@ def run_model(
             positions(prompt.positions, len(tokens))
         loaded, live = load_up_to(transformers, resolved, layers, path, config, dtype, device)
         inputs = forward_arguments(loaded, tokens, tokenizer, layers)
-        idle = _listen(loaded, live, inputs, prompt, receive)
+        idle = _listen(loaded, live, inputs, prompt, receive, streams)
     fault = FAULTS.get(resolved.model_type or "") if any(layer.spec.moe for layer in layers) else None
     return (*inputs.notes, *idle, *([fault] if fault else []))
 
@@ -294,12 +299,14 @@ class _Stop(Exception):
 
 
 def _listen(
-    loaded: Pretrained, live: Mapping[Layer, LiveFFN], inputs: ForwardInput, prompt: Prompt, receive: Receiver
-) -> tuple[str, ...]:
+    loaded: Pretrained, live: Mapping[Layer, LiveFFN], inputs: ForwardInput, prompt: Prompt, receive: Receiver,
+    streams: dict[Layer, Tensor] | None,
+) -> tuple[str, ...]:  # fmt: skip
     """Run the forward pass with a hook on every requested layer, until the last of them has run; returns notes on those
     that did not. FFNError if none did.
     """
     waiting, kind, ours = dict(live), loaded.config.model_type, False
+    inside = {} if streams is None else dict(live)  # the layers that are not left yet
 
     def done(layer: Layer, entering: Tensor, leaving: Tensor) -> None:
         nonlocal ours
@@ -311,7 +318,18 @@ def _listen(
         receive(layer, tuple(tokens[i] for i in chosen), *flat)
         ours = False
         del waiting[layer]
-        if not waiting:
+        if not (waiting or inside):
+            raise _Stop
+
+    def leave(layer: Layer, output: Any) -> None:
+        tensor = output[0] if isinstance(output, (tuple, list)) else output
+        tokens = inputs.of(layer.stack)
+        if layer in waiting or inside.pop(layer, None) is None:  # another pass of a layer that runs several times
+            return
+        if streams is not None and isinstance(tensor, Tensor) and _flat(tensor).shape[0] >= len(tokens):
+            chosen = torch.tensor(positions(prompt.positions, len(tokens)), device=tensor.device)
+            streams[layer] = _flat(tensor)[: len(tokens)][chosen].detach().clone()
+        if not (waiting or inside):
             raise _Stop
 
     with ExitStack() as stack:
@@ -319,6 +337,9 @@ def _listen(
         stack.enter_context(torch.no_grad())
         for layer, ffn in live.items():
             stack.callback(_hook(loaded.module, ffn, layer, done))
+            if layer in inside:
+                module = loaded.module.get_submodule(ffn.layer)
+                stack.callback(module.register_forward_hook(lambda _, args, out, at=layer: leave(at, out)).remove)
         try:
             loaded.module(**inputs.arguments)
         except _Stop:

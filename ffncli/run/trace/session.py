@@ -334,7 +334,8 @@ def _unembed(
     if question.neuron is None:
         output = result.tensors[result.ffn_output].flatten(0, -2)
         chosen = bool(prepared.tokens) and question.position is not None  # a prompt's rows are already the chosen ones
-        vectors = of_rows(output, positions("all" if chosen else question.position or "-1", output.shape[0]))
+        rows = positions("all" if chosen else question.position or "-1", output.shape[0])
+        vectors = of_rows(output, rows, prepared.stream)
     else:
         vectors = of_unit(prepared, question.neuron, checked.experts)
     top_k, top_p = question.sets

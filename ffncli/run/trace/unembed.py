@@ -49,6 +49,27 @@ class Promoted:
 
 
 @dataclass(frozen=True)
+class TokenLogit:
+    """A token with a logit."""
+
+    id: int
+    text: str | None
+    logit: float
+
+
+@dataclass(frozen=True)
+class DirectLogits:
+    """What a vector adds to the logits as a part of the residual stream after the layer, with the size of that stream:
+    the final norm divides the vector by the stream's `residual_rms` (of a LayerNorm: its standard deviation), not by
+    its own. `promoted` and `suppressed` are the tokens of the largest and of the smallest sums.
+    """
+
+    residual_rms: float
+    promoted: tuple[TokenLogit, ...]
+    suppressed: tuple[TokenLogit, ...]
+
+
+@dataclass(frozen=True)
 class TokenLimits:
     """How many tokens are listed, and the sampler's sets: the `top_k` likeliest, and those that make up `top_p`."""
 
@@ -62,7 +83,9 @@ class PromotedTokens:
     """The tokens promoted by the FFN's output for an input `row`, or by a unit (`neuron`, of `expert`, times `sign`).
 
     The sets are as in `Sampling`, of a vocabulary of `vocab` tokens; `promoted` are sorted by logit, the largest first.
-    If a logit is not a number, nothing is promoted or picked.
+    The vector is normalised alone, as if it were the whole residual stream; `direct` has it as a part of that, if a
+    prompt gives one, the head does not cap its logits and the final norm is like the layers'. `suppressed` are the
+    tokens of smallest logit, the smallest first. If a logit is not a number, nothing is promoted or picked.
     """
 
     row: int | None
@@ -77,6 +100,8 @@ class PromotedTokens:
     top_p_count: int | None
     top_p_mass: float | None
     promoted: tuple[Promoted, ...]
+    suppressed: tuple[TokenLogit, ...] = ()
+    direct: DirectLogits | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +109,7 @@ class Added:
     """A vector [d_model] from an FFN: its output for a `row` of the input, or the vector that one hidden unit writes.
 
     For a unit it is the column `neuron` of the down projection (of `expert`'s, if there are several) times `sign`.
+    `stream` is the residual stream after the layer [d_model], if the vector is a part of it.
     """
 
     vector: Tensor
@@ -91,11 +117,12 @@ class Added:
     neuron: int | None = None
     expert: int | None = None
     sign: int | None = None
+    stream: Tensor | None = None
 
 
-def of_rows(output: Tensor, rows: Sequence[int]) -> list[Added]:
-    """The FFN's output vectors for some rows of [tokens, d_model]."""
-    return [Added(output[row], row) for row in rows]
+def of_rows(output: Tensor, rows: Sequence[int], stream: Tensor | None = None) -> list[Added]:
+    """The FFN's output vectors for some rows of [tokens, d_model], with the residual stream after the layer there."""
+    return [Added(output[row], row, stream=None if stream is None else stream[row]) for row in rows]
 
 
 def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> list[Added]:
@@ -143,8 +170,51 @@ def unembed(
 
         dtype, device = dtype_of(request.dtype), device_of(request.device)
         loaded = load(transformers, path, config, dtype, device, shrink, with_head=True)
+        nothing = _logits(loaded, where[-1], torch.zeros_like(vectors[:1]))[0]
         rows = (row for some in torch.split(vectors, _AT_ONCE) for row in _logits(loaded, where[-1], some))
-        return tuple(_best(one, row, tokenizer, limits) for one, row in zip(added, rows, strict=True))
+        last = None if _capped(config) else _final_norm(layer)
+        return tuple(
+            replace(_best(one, row, tokenizer, limits), direct=_direct(one, row - nothing, last, tokenizer, limits))
+            for one, row in zip(added, rows, strict=True)
+        )
+
+
+def _capped(config: Any) -> bool:
+    """Whether the head caps its logits, which are then no sum of parts."""
+    values = {**config.to_dict(), **config.get_text_config(decoder=True).to_dict()}
+    return any("logit" in name and "cap" in name and "att" not in name and value for name, value in values.items())
+
+
+def _final_norm(layer: Layer) -> Norm | None:
+    """The norm between the last layer and the head, if it is like the one before the layers' FFNs."""
+    norms = [step.op for step in steps(layer.spec) if isinstance(step.op, Norm) and step.op.axis.name == "d_model"]
+    return norms[0] if norms and layer.spec.norm_position.startswith("pre") else None
+
+
+def _size(x: Tensor, op: Norm) -> float:
+    """What a norm divides by."""
+    x = x.double()
+    centred = x - x.mean() if op.kind == "layernorm" else x
+    return float((centred.square().mean() + op.eps).sqrt())
+
+
+def _direct(one: Added, logits: Tensor, last: Norm | None, tokenizer: Any, limits: TokenLimits) -> DirectLogits | None:
+    """`logits` are those of the vector normalised alone, less those of nothing."""
+    if one.stream is None or last is None:
+        return None
+    size = _size(one.stream, last)
+    logits = logits * (_size(one.vector, last) / size)
+    return DirectLogits(size, _ends(logits, True, tokenizer, limits.top), _ends(logits, False, tokenizer, limits.top))
+
+
+def _ends(logits: Tensor, largest: bool, tokenizer: Any, most: int) -> tuple[TokenLogit, ...]:
+    """The tokens of the largest logits, or of the smallest."""
+    if logits.isnan().any():
+        return ()
+    values, ids = logits.topk(min(most, len(logits)), largest=largest)
+    return tuple(
+        TokenLogit(i, token_text(tokenizer, i), value) for i, value in zip(ids.tolist(), values.tolist(), strict=True)
+    )
 
 
 def to_stream(ready: Prepared, vectors: Tensor) -> Tensor:
@@ -236,6 +306,7 @@ def _logits(loaded: Pretrained, layer: str, vectors: Tensor) -> Tensor:
 
 
 def _best(one: Added, logits: Tensor, tokenizer: Any, limits: TokenLimits) -> PromotedTokens:
+    every = logits
     # By the logits: far below the first, probabilities are 0 and have no order.
     logits, ids = logits.sort(descending=True, stable=True)
     sets = sampling(logits.softmax(-1), limits.top_k, limits.top_p, limits.top)[0]
@@ -256,5 +327,5 @@ def _best(one: Added, logits: Tensor, tokenizer: Any, limits: TokenLimits) -> Pr
     argmax = tokens[0].id if tokens else None
     return PromotedTokens(
         one.row, one.neuron, one.expert, one.sign, len(logits), argmax, sets.top_k, sets.top_k_mass, sets.top_p,
-        sets.top_p_count, sets.top_p_mass, tokens,
+        sets.top_p_count, sets.top_p_mass, tokens, _ends(every, False, tokenizer, limits.top),
     )  # fmt: skip

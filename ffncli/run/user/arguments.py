@@ -6,6 +6,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import is_dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeGuard
 
@@ -56,7 +57,7 @@ def converted(arguments: Mapping[str, Any], call: str) -> dict[str, Any]:
 
 def _converted(name: str, value: object, call: str = "") -> Any:
     """One argument as its option's value. Raises FFNError that says what is accepted."""
-    convert, accepted = _OF_CALL.get(call, {}).get(name, _ARGUMENTS[name])
+    convert, accepted = _OF_CALL.get(call, {}).get(name) or _ARGUMENTS[name]
     if value is None and name != "show":
         return _DEFAULTS.get(name)
     try:
@@ -165,8 +166,26 @@ def _positive(value: Any) -> float:
     return float(value)
 
 
+def _paths(value: Any) -> tuple[str, ...]:
+    return tuple(_text(one) for one in ([value] if isinstance(value, (str, os.PathLike)) else value))
+
+
+def _precision(value: Any) -> float:
+    """A number above 0 and at most 0.5."""
+    if _share(value) > 0.5:
+        raise ValueError
+    return float(value)
+
+
 def _shown_values(value: Any) -> int | None:
     return None if value is None or value == "all" else _from(1)(value)
+
+
+def _record(value: Any) -> Any:
+    """A record of the library's, whose class the caller names."""
+    if not is_dataclass(value) or isinstance(value, type):
+        raise TypeError
+    return value
 
 
 def _kept(value: Any) -> frozenset[str] | None:
@@ -253,7 +272,7 @@ _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "norm_position": _TEXT, "residual": _FLAG, "dropout": (_probability, "a number from 0 and below 1"),
     "experts": _COUNT, "top_k": _COUNT, "shared_experts": _NATURAL,
     "form": _TEXT, "part": _TEXT, "large": _FLAG,
-    "skew": _TEXT,
+    "skew": _TEXT, "baseline": _TEXT, "quick": _FLAG, "suite": _TEXT, "shard": _TEXT, "method": (_record, "a Method"),
     "gemm_efficiency": _PART, "memory_efficiency": _PART, "link_efficiency": _PART, "usable_memory": _PART,
     "link": _TEXT, "network": _TEXT, "per_node": _COUNT,
 }  # fmt: skip
@@ -263,4 +282,12 @@ _OF_CALL: Mapping[str, Mapping[str, tuple[Callable[[Any], Any], str]]] = {  # li
         "dtype": (_texts, "formats such as 'fp8', or several of them"), "tp": _COUNTS, "ep": _COUNTS,
     },
     "export": {"tokens": _COUNTS},
+    "benchmark": {
+        "source": (_text, "text such as '512x2048:gelu', or a path"), "tokens": _COUNTS,
+        "threads": _COUNTS, "input": (_text, "a path"),
+        **dict.fromkeys(("dtype", "passes", "cache", "device", "routing"), (_texts, "a name, or several of them")),
+        "certificate": (_paths, "a path, or several of them"),
+        "precision": (_precision, "a share above 0 and at most 0.5, such as 0.01"),
+        "max_time": (_seconds, "seconds, at most a day"), "processes": (_from(1, 1000), "a whole number from 1"),
+    },
 }  # fmt: skip

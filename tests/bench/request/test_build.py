@@ -80,7 +80,7 @@ def test_a_gpu_without_a_driver_is_refused_before_anything_starts(monkeypatch):
         request(Grid("8x16", devices=("cuda:1",)))
     assert caught.value.code == 3
     with pytest.raises(FFNError, match="there is no GPU here"):
-        library.benchmark("8x16", devices=("cuda",))
+        library.benchmark("8x16", device="cuda")
 
 
 def test_on_a_gpu_the_selftest_has_calls_that_can_be_slowed(monkeypatch):

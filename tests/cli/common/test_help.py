@@ -174,6 +174,8 @@ def place(tmp_path: Path, monkeypatch) -> Path:
     """A directory with the files that the examples name."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(made("llama").path, tmp_path / "my-model")
+    shutil.copytree(made("qwen3_moe").path, tmp_path / "my-mixture")
+    (tmp_path / "texts.txt").write_text("the cat sat\non the mat\n")
     (tmp_path / "mine.py").write_text(
         "import torch.nn.functional as F\n\n"
         "def mlp(x, gate, up, down):\n    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)\n"

@@ -68,9 +68,10 @@ LISTS = [
 ]
 ADDED = {  # each repeated value is one of its own
     ("params", "--sweep"), ("params", "--assert"), ("activations", "--expect"), ("trace", "--explain"),
+    ("trace", "--set"), ("trace", "--ablate"), ("trace", "--prompt"), ("experts", "--prompt"),
 }  # fmt: skip
 BELOW = {  # asked of the records below, since a run takes long
-    ("trace", "--input-ids"), ("trace", "--position"), ("activations", "--input-ids"),
+    ("trace", "--input-ids"), ("trace", "--position"), ("activations", "--input-ids"), ("activations", "--prompt"),
     ("activations", "--position"), ("bench", "--tokens"), ("bench", "--dtype"), ("bench", "--pass"),
     ("bench", "--cache"), ("bench", "--device"), ("bench", "--threads"), ("bench", "--kernel"),
     ("bench", "--certificate"), ("bench", "--routing"), ("bench", "--launcher-option"),
@@ -111,15 +112,20 @@ def test_lists_of_records():
 
 def test_a_prompt_in_a_file_and_on_standard_input(tmp_path, monkeypatch):
     (tmp_path / "p.txt").write_bytes("Zwölf\nZeilen\r\n".encode())
-    assert GivenOptions(prompt=f"@{tmp_path}/p.txt").model_input["prompt"] == "Zwölf\nZeilen"
+    assert GivenOptions(prompt=[f"@{tmp_path}/p.txt"]).model_input["prompt"] == "Zwölf\nZeilen"
     monkeypatch.setattr("sys.stdin", open(tmp_path / "p.txt"))  # noqa: SIM115
-    given = GivenOptions(prompt="-")
+    given = GivenOptions(prompt=["-"])
     assert (given.model_input["prompt"], given.model_prompt.text) == ("Zwölf\nZeilen",) * 2
-    assert GivenOptions(prompt="a@b -").model_input["prompt"] == "a@b -"
+    assert GivenOptions(prompt=["a@b -"]).model_input["prompt"] == "a@b -"
     assert given.notes == ("--prompt -: its 2 lines are read as one prompt",)
-    assert GivenOptions(prompt="two\nlines").notes == ()
+    assert GivenOptions(prompt=["two\nlines"]).notes == ()
     (tmp_path / "one.txt").write_text("one line\n")
-    assert GivenOptions(prompt=f"@{tmp_path}/one.txt").notes == ()
+    assert GivenOptions(prompt=[f"@{tmp_path}/one.txt"]).notes == ()
+
+
+def test_two_prompts_are_refused_where_one_is_read(call):
+    code, out, err = call("activations", "gelu", "--source", "gpt2", "--prompt", "a", "--prompt", "b")
+    assert (code, out, err) == (2, "", "error: --prompt takes one text, got 2; ffn trace takes several\n")
 
 
 def test_a_prompt_that_cannot_be_read(call, tmp_path, monkeypatch):

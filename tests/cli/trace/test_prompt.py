@@ -300,7 +300,7 @@ def test_the_output_at_the_last_position_is_unembedded(call):
     assert [t["id"] for t in some["unembed"][1]["promoted"]] == ids
     out = call("trace", source("llama"), "--prompt", PROMPT, "--unembed")[1]
     assert re.search(r'^after token 3 "sat": argmax \S+$', out, re.M)
-    assert "without the residual stream" in out
+    assert "normalised alone, then as a part of the residual stream" in out
 
 
 @pytest.mark.parametrize("more", [(), ("--neuron", "7")])
@@ -369,7 +369,14 @@ def test_the_sets_of_what_is_promoted(call):
     ]
     three, half = float(mass[2]), float(mass[needed - 1])
     assert table[12] == f"  top 3 with mass {three:.4f}, top-p 0.5 needs {needed} of 60 with mass {half:.4f}"
-    assert table[13:] == ["  -v shows the steps too"]
+    words = (
+        "suppressed: ",
+        'after token 3 "sat", divided by the residual stream\'s RMS ',
+        "promoted: ",
+        "suppressed: ",
+    )
+    assert all(line.startswith(f"  {start}") for line, start in zip(table[13:], words, strict=False))
+    assert table[17:] == ["  -v shows the steps too"]
     assert max(map(len, table)) <= 80
 
 

@@ -267,3 +267,49 @@ def test_several_heads_are_refused(tmp_path: Path) -> None:
     assert ready.steps
     with pytest.raises(FFNError, match="musicgen has several heads"):
         unembed(model, model.layer(None), torch.ones(1, model.main.spec.d_model), LayerRequest(), 5)
+
+
+def final_parts(name: str, m: Any) -> tuple[Tensor, Tensor, str]:
+    """(the head's matrix, the final norm's weight, the attribute of its eps)."""
+    if name == "gpt2":
+        return m.lm_head.weight, m.transformer.ln_f.weight, "eps"
+    return m.lm_head.weight, m.model.norm.weight, "variance_epsilon"
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("index", [0, 1])
+def test_direct_logits_are_the_share_of_a_sum(name: str, index: int) -> None:
+    """By hand: the head on the final norm's weight times the output over the size of the stream after the layer."""
+    import ffncli
+    from tests.oracles.prompted import ids, through
+
+    m: Any = made(name).model
+    layer = f"transformer.h.{index}" if name == "gpt2" else f"model.layers.{index}"
+    seen = through(m, {"stream_output": layer, "output": f"{layer}.mlp"}, input_ids=ids())
+    head, weight, _ = final_parts(name, m)
+    session = ffncli.trace(made(name).path, layer=index, prompt=PROMPT, unembed=True, position="all", top_tokens=VOCAB)
+    for row, one in enumerate(session.unembed or ()):
+        v, r = seen["output"][row].double(), seen["stream_output"][row].double()
+        if name == "gpt2":
+            v, size = v - v.mean(), (r.var(unbiased=False) + 1e-3).sqrt()
+        else:
+            size = (r.square().mean() + 1e-3).sqrt()
+        expected = head.double() @ (weight.double() * v / size)
+        assert one.direct is not None
+        assert one.direct.residual_rms == pytest.approx(float(size), rel=1e-5)
+        order = expected.argsort(descending=True).tolist()
+        assert [t.id for t in one.direct.promoted] == order
+        assert [t.id for t in one.direct.suppressed] == order[::-1]
+        for t in one.direct.promoted:
+            assert t.logit == pytest.approx(float(expected[t.id]), rel=1e-4, abs=1e-5)
+        assert [t.id for t in one.suppressed] == [t.id for t in one.promoted][::-1]
+
+
+def test_no_direct_logits_where_they_are_not_a_sum() -> None:
+    import ffncli
+
+    for name, layer in (("gemma2", "1"), ("bert", "1")):  # a cap on the logits; no norm between the layers and the head
+        session = ffncli.trace(made(name).path, layer=layer, prompt=PROMPT, unembed=True)
+        assert all(one.direct is None and one.suppressed for one in session.unembed or ())
+    unit = ffncli.trace(made("llama").path, layer=1, prompt=PROMPT, unembed=True, neuron=3)
+    assert all(one.direct is None and one.suppressed for one in unit.unembed or ())
