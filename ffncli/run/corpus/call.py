@@ -6,8 +6,11 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from ffncli.errors import FFNError
 from ffncli.run.corpus.question import CorpusQuestion, check_corpus
+from ffncli.run.corpus.texts import OPTION
 from ffncli.run.engine.threads import set_threads, sleep_while_waiting
+from ffncli.run.ranks.environment import torchrun
 from ffncli.run.user.arguments import Number, Source, converted
 from ffncli.system.packages import package_errors
 
@@ -56,6 +59,8 @@ def corpus_for(
 
     Raises FFNError for what cannot be, and (exit 3) without torch.
     """
+    if torchrun() is not None:
+        raise FFNError(f"{OPTION} runs in one process", "start it without torchrun")
     with sleep_while_waiting():
         checked = check_corpus(question)
     set_threads(question.threads)

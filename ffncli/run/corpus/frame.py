@@ -13,7 +13,7 @@ from ffncli.models.model import Layer
 from ffncli.run.corpus.layer import LayerSums
 from ffncli.run.corpus.sums import UnitSums
 from ffncli.system.files import written_whole
-from ffncli.system.packages import package_errors, require_extra
+from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
@@ -72,7 +72,6 @@ def _columns(layer: Layer, part: str, columns: UnitSums) -> Iterator[tuple[str, 
 def save_units(frame: DataFrame, path: Path) -> None:
     """Write the table as CSV, lists joined by `;`, or as Parquet. Raises FFNError (exit 3) if that fails."""
     if path.suffix.lower() == ".parquet":
-        require_extra("pyarrow", "parquet")
         with written_whole(path) as file:
             frame.to_parquet(file, index=False, engine="pyarrow")
         return

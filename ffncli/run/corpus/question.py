@@ -14,6 +14,7 @@ from ffncli.run.corpus.texts import OPTION
 from ffncli.run.pretrained.layers import layers_of
 from ffncli.run.user.load import load
 from ffncli.system.files import check_writable
+from ffncli.system.packages import require_extra
 
 BATCH_SIZE = 32
 LIMIT = 6.0  # of an outlier dimension
@@ -90,6 +91,8 @@ def _check_files(question: CorpusQuestion) -> None:
     if path is not None:
         if path.suffix.lower() not in TABLES:
             raise FFNError(f"--save {shown(question.save)}: a table of units ends in {' or '.join(TABLES)}")
+        if path.suffix.lower() == ".parquet":
+            require_extra("pyarrow", "parquet")
         check_writable(str(path), question.force, "--save")
     if question.resume is not None:
         check_writable(str(question.resume_path), True, "--resume")

@@ -11,7 +11,9 @@ from ffncli.run.corpus.progress import Progress, identity, read_progress, save_p
 from ffncli.run.corpus.question import CheckedCorpusQuestion
 from ffncli.run.corpus.reader import CorpusReader
 from ffncli.run.corpus.results import CorpusResults, survey_of
+from ffncli.run.corpus.sums import BYTES_OF_UNIT, BYTES_OF_VALUE
 from ffncli.run.corpus.texts import OPTION, opened
+from ffncli.run.engine.weights import require_memory
 from ffncli.run.pretrained.capture import model_files
 from ffncli.run.pretrained.loading import loading_notes, offline
 
@@ -43,6 +45,7 @@ def corpus_of(
         if progress.done:
             remark(f"going on after {progress.done:,} texts")
         advance(progress.end)
+        _require_room(checked)
         reader.load(remark)
 
         def save() -> None:
@@ -54,3 +57,10 @@ def corpus_of(
             remark(f"{progress.cut:,} of {progress.texts:,} texts were cut to {reader.limits.length:,} tokens")
         results = CorpusResults(checked, corpus, progress, sums, reader.tokenizer, reader.limits.length)
         return survey_of(results, tuple(notes))
+
+
+def _require_room(checked: CheckedCorpusQuestion) -> None:
+    """Raises FFNError (exit 3) if memory is too small for the figures of all units."""
+    top = checked.question.top_contexts or 0
+    units = sum(layer.spec.d_ff * (layer.spec.moe.experts if layer.spec.moe else 1) for layer in checked.layers)
+    require_memory(units * (BYTES_OF_UNIT + top * BYTES_OF_VALUE), "the figures of all units", "keep fewer contexts")

@@ -15,6 +15,7 @@ from torch import Tensor
 from ffncli.run.measure.statistics import chunk_size
 
 NOWHERE = -1
+BYTES_OF_UNIT, BYTES_OF_VALUE = 64, 24  # of figures; of each of a unit's largest values with its place
 
 
 class RunningFigures:

@@ -379,3 +379,38 @@ def test_units_are_saved(tmp_path: Path) -> None:
     stored = pandas.read_parquet(rows)
     assert stored["max"].tolist() == frame["max"].tolist()
     assert [list(values) for values in stored.top_tokens] == frame.top_tokens.tolist()
+
+
+def test_memory_is_asked_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ffncli.run.engine import weights
+
+    monkeypatch.setattr(weights, "available_memory", lambda root: 100_000)
+    with pytest.raises(FFNError, match=r"the figures of all units would need 0.0 GB.*keep fewer contexts") as caught:
+        ffncli.corpus(model_of("llama")[0], TEXTS, top_contexts=100)
+    assert caught.value.code == 3
+
+
+def test_a_figure_has_the_bytes_that_are_counted() -> None:
+    from ffncli.run.corpus.sums import BYTES_OF_UNIT, BYTES_OF_VALUE, UnitSums
+
+    for top in (0, 3):
+        arrays = [tensor for tensor in UnitSums(1000, top=top).state().values() if tensor.numel() >= 1000]
+        assert sum(tensor.nbytes for tensor in arrays) == 1000 * (BYTES_OF_UNIT + top * BYTES_OF_VALUE)
+
+
+def test_parquet_without_its_library_is_refused_before_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyarrow" else real(name))
+    with pytest.raises(FFNError, match="pyarrow is not installed") as caught:
+        ffncli.corpus(tmp_path, TEXTS, save=tmp_path / "units.parquet")
+    assert caught.value.code == 3
+
+
+def test_several_processes_do_not_read_one_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "x", "MASTER_PORT": "1",
+                        "TORCHELASTIC_RUN_ID": "x"}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    with pytest.raises(FFNError, match="--prompts runs in one process"):
+        ffncli.corpus(model_of("llama")[0], TEXTS)
