@@ -42,8 +42,9 @@ from benchmarks.common import machine, save
 from ffncli.bench.judge.statistics import t_interval
 from ffncli.run.corpus.batches import BatchLimits, batch_of, batches, windows
 from ffncli.run.corpus.texts import opened
-from ffncli.run.pretrained.capture import batch_arguments, most_tokens
+from ffncli.run.pretrained.capture import batch_arguments
 from ffncli.run.pretrained.loading import Pretrained, offline
+from ffncli.run.pretrained.token_limits import context_length
 
 BATCH, CONTEXTS = 32, 5
 MARKS = {"extremes": 0.90, "contexts": 0.75, "memory": 1.02}
@@ -79,7 +80,7 @@ def bare_seconds(folder: str, texts: list[str]) -> float:
         model: Any = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         loaded = Pretrained(model, model.config, ())
-        limits = BatchLimits(BATCH, 1 << 30, most_tokens(model, model.config))
+        limits = BatchLimits(BATCH, 1 << 30, context_length(model, model.config))
         seconds = 0.0
         for window, _ in windows(corpus, tokenizer, limits):
             started = time.monotonic()

@@ -20,8 +20,9 @@ from ffncli.run.corpus.progress import Progress
 from ffncli.run.corpus.question import BATCH_SIZE, CheckedCorpusQuestion
 from ffncli.run.corpus.texts import OPTION, Corpus
 from ffncli.run.engine.prepare import device_of, dtype_of
-from ffncli.run.pretrained.capture import known_tokens, load_up_to, most_tokens
+from ffncli.run.pretrained.capture import load_up_to
 from ffncli.run.pretrained.loading import Pretrained, read_config
+from ffncli.run.pretrained.token_limits import context_length, known_tokens
 from ffncli.run.pretrained.tokens import tokenizer_of
 from ffncli.system.host import available_memory
 
@@ -124,7 +125,7 @@ class CorpusReader:
 def _limits(checked: CheckedCorpusQuestion, loaded: Pretrained, dtype: torch.dtype) -> BatchLimits:
     """Of a batch: what was requested, what the model has positions for, and what memory has room for."""
     question = checked.question
-    positions = most_tokens(loaded.module, loaded.config)
+    positions = context_length(loaded.module, loaded.config)
     length = min((n for n in (question.max_tokens, positions) if n is not None), default=None)
     spec = max((layer.spec for layer in checked.layers), key=lambda spec: spec.d_ff)
     chosen = spec.moe.top_k if spec.moe else 1

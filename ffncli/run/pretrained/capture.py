@@ -29,6 +29,7 @@ from ffncli.run.engine.weights import located_weights
 from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
 from ffncli.run.pretrained.locate import LiveFFN, live_ffn
 from ffncli.run.pretrained.prompt import Prompt
+from ffncli.run.pretrained.token_limits import context_length, known_tokens
 from ffncli.run.pretrained.tokens import positions, tokenizer_of, tokens_of, with_texts
 
 # Bugs of transformers in the MoE layers of a model_type.
@@ -195,7 +196,7 @@ def forward_arguments(
     if wrong := next((token for token in tokens if not 0 <= token.id < known), None):
         what = f"token {wrong.id} (position {wrong.position}) is out of range"
         raise FFNError(what, f"the model has {known:,} tokens")
-    most = most_tokens(module, config)
+    most = context_length(module, config)
     if most is not None and len(tokens) > most:
         what = f"the prompt has {len(tokens):,} tokens, {config.model_type} has {most:,} positions"
         raise FFNError(what, "shorten it")
@@ -268,27 +269,6 @@ def _decoder_start(module: Any) -> int:
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
     numbers = [getattr(place, name, None) for name in names for place in places]
     return next((number for number in numbers if isinstance(number, int)), 0)
-
-
-def known_tokens(module: Any) -> int:
-    """The rows of the table of tokens: token ids are below."""
-    try:
-        return int(module.get_input_embeddings().weight.shape[0])
-    except (NotImplementedError, AttributeError):
-        return 2**31
-
-
-def most_tokens(module: Any, config: Any) -> int | None:
-    """How many tokens of a text the config has positions for, or the table of learned positions rows; None: any."""
-    try:
-        text = config.get_text_config(decoder=True)
-    except ValueError:  # it has several
-        text = config
-    limits = [limit for limit in (getattr(text, "max_position_embeddings", None),) if type(limit) is int and limit > 0]
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Embedding) and name.endswith("embeddings.position_embeddings") and part.padding_idx:
-            limits.append(part.num_embeddings - part.padding_idx - 1)  # RoBERTa counts from after the padding
-    return min(limits, default=None)
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------

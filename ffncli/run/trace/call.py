@@ -69,15 +69,13 @@ def trace(
     ['layer', 'token', 'unit', 'value']
 
     `source` is any SOURCE (a directory, a model's name, `512x2048:gelu`, `my.py:Class`), a path, what `load` gave, or
-    an nn.Module, which is identified as `my.py:Class` is; None is a small demo block, 4 → 8 → 4. `input` are values
-    [tokens, d_model], [d_model] or [batch, tokens, d_model] (a list, a NumPy array or a tensor), or text as it is
-    typed. The other arguments are the command line's options by their names, and mean the same (`ffn trace --help`);
-    numbers and lists may be numbers and lists: `layer=1` or `"decoder.3"`, `position=-1` or `[0, 3]`,
-    `input_ids=[1, 2]`, `expert=[0, 3]` or `"all"`, `show=None` for all values, `explain=["up[0,3]"]`,
-    `set=["W1[0,3]=5"]`, `ablate="unit:3"`. `keep` names the
-    steps whose whole tensors are kept (True: all): `session["act"]` then need not run the block again. `threads` sets
-    torch's number of threads for the process. Dimensions are keywords too: `d_model=8, d_ff="4x", activation="swiglu"`.
-    Raises FFNError for whatever the command line refuses, and for an argument of another type, naming the accepted.
+    an nn.Module, which is identified as `my.py:Class` is; None is a small demo block. `input` are values [tokens,
+    d_model], [d_model] or [batch, tokens, d_model] (a list, a NumPy array, a tensor), or text as it is typed. The other
+    arguments are the command line's options by their names (`ffn trace --help`); numbers and lists may be numbers and
+    lists: `layer=1` or `"decoder.3"`, `position=[0, 3]`, `expert="all"`, `show=None` (all values), `d_ff="4x"`. `keep`
+    names the steps whose whole tensors are kept (True: all): `session["act"]` then need not run the block again.
+    `threads` sets torch's number of threads for the process. Raises FFNError for whatever the command line refuses, and
+    for an argument of another type, naming the accepted.
     """
     options = converted(locals(), "trace")
     if options["layer"] == "all":
