@@ -74,8 +74,7 @@ def trace(
     arguments are the command line's options by their names (`ffn trace --help`); numbers and lists may be numbers and
     lists: `layer=1` or `"decoder.3"`, `position=[0, 3]`, `expert="all"`, `show=None` (all values), `d_ff="4x"`. `keep`
     names the steps whose whole tensors are kept (True: all): `session["act"]` then need not run the block again.
-    `threads` sets torch's number of threads for the process. Raises FFNError for whatever the command line refuses, and
-    for an argument of another type, naming the accepted.
+    `threads` are the process's. Raises FFNError as the command line does, and for a wrong type, naming the accepted.
     """
     options = converted(locals(), "trace")
     if options["layer"] == "all":

@@ -97,7 +97,10 @@ def _set(steps: Sequence[Step], text: str) -> WeightChange:
     if expert:
         routed = expert[3]
     if routed not in symbols:
-        raise FFNError(f"--set: the block has no weight {shown(name)}", did_you_mean(routed, [*symbols], ""))
+        raise FFNError(
+            f"--set: the block has no weight {shown(name)}",
+            did_you_mean(routed, [*symbols], f"it has {', '.join([*symbols][:12])}"),
+        )
     full, shape, transposed, per_expert = symbols[routed]
     if per_expert and not expert:
         raise FFNError(f"--set {shown(text)}: every expert has one", f"give experts.0.{name}[...]")
