@@ -128,3 +128,7 @@ class PromptOptions(GivenOptions):
             help="With --unembed: how many tokens to show. [default: 10]",
         ),
     ] = None
+    promotes: Annotated[
+        str | None,
+        _unembed("--promotes", metavar="TOKEN", help="Show the units that raise this token's logit, and lower it."),
+    ] = None

@@ -18,7 +18,7 @@ from ffncli.cli.trace.model_page import model_run_lines, routes_table
 from ffncli.cli.trace.ranks_page import ranks_json, ranks_parts, ranks_rows
 from ffncli.cli.trace.routing_page import routing_json, routing_parts
 from ffncli.cli.trace.sampling_page import sampling_parts
-from ffncli.cli.trace.unembed_page import unembed_json, unembed_parts
+from ffncli.cli.trace.unembed_page import promotes_parts, unembed_json, unembed_parts
 from ffncli.cli.trace.units_page import unit_parts
 from ffncli.show.bars import bars
 from ffncli.show.parts import Answer, Heading, Line, Part
@@ -62,6 +62,7 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True) -> Answ
         .with_section("routes", _records(session.routes) or None, routes_table(session))
         .with_section("routing", routing_json(session.routing), routing_parts(session.routing))
         .with_section("unembed", unembed_json(session), unembed_parts(session, digits, with_steps))
+        .with_section("promotes", _records(session.promotes), promotes_parts(session, digits, with_steps))
         .with_section("changes", changes_json(session), change_parts(session, digits, with_steps))
         .with_section("prediction", prediction_json(session))
         .with_section("sampling", _records(session.sampling), sampling_parts(session, digits))

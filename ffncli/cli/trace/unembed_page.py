@@ -1,4 +1,6 @@
-"""`--unembed`: the tokens that an FFN's output, or one of its hidden units, promotes."""
+"""`--unembed`, the tokens that an FFN's output or one of its hidden units promotes; `--promotes`, the units that
+promote a token.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,21 @@ from ffncli.show.tensors import number_text
 
 if TYPE_CHECKING:
     from ffncli.run.engine.prepare import Token
+    from ffncli.run.trace.promotes import UnitLogit
     from ffncli.run.trace.session import Session
     from ffncli.run.trace.unembed import PromotedTokens, TokenLogit
 
 _OUTPUT = "the FFN's output through the final norm and head: normalised alone, then as a part of the residual stream"
 _MOST_LISTED = 4
+_MORE = "-v shows the steps too"
 _UNIT = (
     "the unit's column of the down projection alone, through the norm of its branch, if any, the final norm"
     " and the head; its sign is the activation's"
 )
+_UNIT_AT = "what the unit adds to the FFN's output, through the final norm and head: normalised alone, then as a part"
+_UNIT_AT += " of the residual stream"
+_ALONE = "alone: the logit of the unit's column of the down projection, normalised alone"
+_PART = "logit: what the unit adds as a part of the residual stream, activation × column over the stream's RMS"
 
 
 def unembed_json(session: Session) -> list[dict[str, Any]] | None:
@@ -37,17 +45,58 @@ def unembed_parts(session: Session, digits: int, with_steps: bool) -> list[Part]
     """A table for each position or sign; nothing if nothing was unembedded."""
     if session.unembed is None:
         return []
-    parts: list[Part] = [Heading("unembed", _OUTPUT if session.question.neuron is None else _UNIT)]
+    parts: list[Part] = [Heading("unembed", _about(session))]
     parts += [part for one in session.unembed for part in _parts(one, session.tokens, digits)]
-    return parts if with_steps else [*parts, Line("-v shows the steps too", quiet=True)]
+    return parts if with_steps else [*parts, Line(_MORE, quiet=True)]
+
+
+def _about(session: Session) -> str:
+    """What is unembedded."""
+    return _OUTPUT if session.question.neuron is None else _UNIT_AT if session.tokens else _UNIT
+
+
+def promotes_parts(session: Session, digits: int, with_steps: bool) -> list[Part]:
+    """The units that promote a token and those that suppress it; nothing if that was not requested."""
+    if session.promotes is None:
+        return []
+    parts: list[Part] = []
+    for one in session.promotes:
+        after = "" if one.row is None else f" after token {label(session.tokens[one.row])}"
+        what = f"{named(one.id, one.text)}{after}"
+        for title, units in (("promote", one.promoting), ("suppress", one.suppressing)):
+            parts.append(_units_table(f"units that {title} {what}", units))
+        if one.units is not None and one.output is not None:
+            total, output = number_text(one.units, digits), number_text(one.output, digits)
+            parts.append(Line(f"all units of the layer add {total} to its logit, the FFN with its biases {output}"))
+    parts += [Line(_ALONE, quiet=True)] + ([Line(_PART, quiet=True)] if session.tokens else [])
+    return parts if with_steps else [*parts, Line(_MORE, quiet=True)]
+
+
+def _units_table(title: str, units: Sequence[UnitLogit]) -> Table:
+    """A row for each unit; columns without a value in any row are left out."""
+    places = [f"{one.part}." if one.expert is None and one.part else "" for one in units]
+    names = [f"{one.expert}:{one.unit}" if one.expert is not None else f"{at}{one.unit}"
+             for at, one in zip(places, units, strict=True)]  # fmt: skip
+    routed = any(one.expert is not None for one in units)
+    columns: dict[str, list[Any]] = {
+        "expert:unit" if routed else "unit": names,
+        "activation": [one.activation for one in units],
+        "logit": [one.logit for one in units],
+        "alone": [one.alone for one in units],
+    }
+    shown = {name: values for name, values in columns.items() if any(value is not None for value in values)}
+    return Table(tuple(shown), list(zip(*shown.values(), strict=True)), title)
 
 
 def _title(one: PromotedTokens, tokens: Sequence[Token]) -> str:
     """`after token 3 "sat"`, `unit 7 of expert 3, negative`."""
-    if one.row is not None:
-        return f"after token {label(tokens[one.row]) if tokens else one.row}"
-    where = "" if one.expert is None else f" of expert {one.expert}"
-    return f"unit {one.neuron}{where}, {'positive' if one.sign == 1 else 'negative'}"
+    at = "" if one.row is None else f"after token {label(tokens[one.row]) if tokens else one.row}"
+    if one.neuron is None:
+        return at
+    unit = f"unit {one.neuron}" + ("" if one.expert is None else f" of expert {one.expert}")
+    if one.activation is not None:
+        return f"{unit} {at}, activation {one.activation:.4g}"
+    return f"{unit}, {'positive' if one.sign == 1 else 'negative'}"
 
 
 def _parts(one: PromotedTokens, tokens: Sequence[Token], digits: int) -> list[Part]:

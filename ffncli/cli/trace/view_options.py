@@ -30,7 +30,8 @@ class ViewOptions:
         str | None, _view("--show", metavar="N|all", daily=True, help="Values to show per axis. [default: 8]")
     ] = None
     verbose: Annotated[
-        bool, _view("-v", "--verbose", help="With --unembed, --set, --ablate, --tp or --ep, show the steps too.")
+        bool,
+        _view("-v", "--verbose", help="With --unembed, --promotes, --set, --ablate, --tp, --ep, show the steps too."),
     ] = False
     digits: Annotated[int, _view("--digits", metavar="N", parser=natural("--digits", 17), help="Digits to show.")] = 4
 
@@ -41,12 +42,14 @@ class ViewOptions:
         return None if self.show == "all" else positive("--show")("8" if self.show is None else self.show)
 
     def steps(self, question: Question) -> bool:
-        """Whether the page has the steps: not where --unembed shows tokens, --tp ranks, and --set or --ablate changes,
-        unless an option about steps is given."""
-        asked = self.verbose or self.expert is not None or question.top_units is not None
+        """Whether the page has the steps: not where --unembed shows tokens, --promotes units, --tp ranks, and --set or
+        --ablate changes, unless an option about steps is given."""
+        lens = question.unembed or question.promotes is not None
+        steps = self.verbose or self.expert is not None
+        steps = steps or (question.top_units is not None and question.promotes is None)
         if question.ranks:
-            return asked
-        return asked or self.show is not None or not (question.unembed or question.set or question.ablate)
+            return steps
+        return steps or self.show is not None or not (lens or question.set or question.ablate)
 
     def kept(self) -> frozenset[str] | None:
         """The steps whose complete tensors are kept: all (None), or only those that the answer needs."""

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ffncli.models.model import Layer
 from ffncli.run.corpus.batches import Batch
-from ffncli.run.corpus.listen import Receiver, UnitGroup
+from ffncli.run.corpus.listen import Receiver
 from ffncli.run.corpus.outliers import MASSIVE, Exceeding, Massive, MassiveFigures
 from ffncli.run.corpus.sums import UnitSums
+from ffncli.run.engine.unit_events import UnitGroup
 
 
 class LayerSums(Receiver):

@@ -33,6 +33,7 @@ from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Layer
 from ffncli.run.corpus.batches import Batch
 from ffncli.run.engine.execute import EVAL, Event, activation, execute
+from ffncli.run.engine.unit_events import DENSE, UnitEvents, UnitGroup
 from ffncli.run.pretrained.capture import batch_arguments, first_tensor
 from ffncli.run.pretrained.loading import Pretrained, cannot, demanding
 from ffncli.run.pretrained.locate import LiveFFN, live_weights
@@ -59,19 +60,6 @@ class Receiver:
 
     def leaving(self, stream: Tensor, batch: Batch) -> None:
         """The residual stream after the layer [texts, length, d_model], with padding."""
-
-
-@dataclass(frozen=True)
-class UnitGroup:
-    """Which of a layer's units: those of `expert` among `experts` routed ones, of the part `shared`, or of a dense FFN
-    (part "", one of 1)."""
-
-    part: str
-    expert: int = 0
-    experts: int = 1
-
-
-DENSE = UnitGroup("")
 
 
 @dataclass(frozen=True)
@@ -225,19 +213,14 @@ class _LayerHooks:
         batch, (start, end) = self._batch, ffn_span(self.block)
         weights = live_weights(self.listener.loaded.module, self._located)
         inputs = {start: x} | {name: batch.tokens_of(batch.ids[..., None]) for name in id_inputs(self.block)}
-        acts: dict[str, Tensor] = {}
-        route = None
+        unit_events, route = UnitEvents(self.block), None
         for event in execute(self.block, weights, inputs, EVAL):
             if event.name in self.experts:
                 route = event.tensor
                 self.receiver.route(route, batch.places)
-            owner, _, name = event.name.rpartition(".")
-            op, program = event.step.op, self._program(owner)
-            if isinstance(op, Activation) and op.function != "identity":
-                acts = {owner: event.tensor}
-            if name in program and program[name] is not None and owner in acts:
+            if (units := unit_events.of(event)) is not None:
                 places = batch.places if event.tokens is None else batch.places[event.tokens]
-                self.receiver.units(self._group(owner, event.expert), event.tensor, acts[owner], places)
+                self.receiver.units(units.group, units.values, units.active, places)
             if event.expert is not None and event.tokens is not None and route is not None:
                 self._written(event, route)
             if event.name == end and route is not None:
@@ -254,20 +237,6 @@ class _LayerHooks:
             return
         share = route[event.tokens, event.expert, None] if experts.weigh == "output" else 1.0
         self.receiver.written(event.expert, event.tokens, event.tensor * share)  # type: ignore[arg-type]
-
-    def _program(self, owner: str) -> Mapping[str, str | None]:
-        """The unit steps of the whole block, or of one expert's program."""
-        root = owner.partition(".")[0]
-        for step in self.block:
-            if step.output == root and isinstance(step.op, Experts):
-                return unit_steps(step.op.program)
-        readers = unit_steps(self.block)
-        return {name.rpartition(".")[2]: reader for name, reader in readers.items() if name.rpartition(".")[0] == owner}
-
-    def _group(self, owner: str, expert: int | None) -> UnitGroup:
-        if expert is None:
-            return UnitGroup(owner)
-        return UnitGroup(owner.partition(".")[0], expert, next(iter(self.experts.values())))
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if self.done:

@@ -73,6 +73,25 @@ def token_text(tokenizer: Any, number: int) -> str | None:
     return " " + text if str(raw).startswith("▁") and not text.startswith(" ") else text
 
 
+def one_token(tokenizer: Any, text: str, vocab: int) -> int:
+    """The number of the token that `--promotes` names: its text, or `id:N` among `vocab`.
+
+    Raises FFNError for a text that is several tokens or none, with the tokens that it is.
+    """
+    if match := re.fullmatch(r"id:([0-9]{1,9})", text):
+        if int(match[1]) >= vocab:
+            raise FFNError(f"--promotes {text} is out of range", f"the model has {vocab:,} tokens")
+        return int(match[1])
+    if tokenizer is None:
+        raise FFNError(f"--promotes {shown(text)}: the model has no tokenizer", "--promotes id:42 gives its number")
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    exact = next((i for i in ids[-1:] if token_text(tokenizer, i) == text), None)  # SentencePiece adds a space token
+    if len(ids) != 1 and exact is None:
+        parts = ", ".join(shown(token_text(tokenizer, i) or f"id:{i}") for i in ids[:8])
+        raise FFNError(f"--promotes {shown(text)} is {len(ids)} tokens: {parts}", "name one of them, or id:N")
+    return int(ids[-1])
+
+
 def positions(text: str | None, count: int) -> tuple[int, ...]:
     """The positions that `-1`, `0,3` or `2:5` mean among `count` tokens, without duplicates; None: all of them.
 

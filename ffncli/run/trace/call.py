@@ -46,6 +46,7 @@ def trace(
     unembed: bool = False,
     neuron: int | None = None,
     top_tokens: int | None = None,
+    promotes: str | None = None,
     sample_top_k: int | None = None,
     sample_top_p: float | None = None,
     set: str | Iterable[str] = (),

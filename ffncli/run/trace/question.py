@@ -60,6 +60,7 @@ class Question:
     unembed: bool = False
     neuron: int | None = None
     top_tokens: int | None = None
+    promotes: str | None = None
     set: Sequence[str] | None = None
     ablate: Sequence[str] | None = None
     example: str | None = None

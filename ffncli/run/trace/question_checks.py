@@ -47,9 +47,9 @@ def check_survey(question: Question) -> CheckedQuestion:
     _check_options(question)
     example, model = _block(question)
     alone = {
-        "--unembed": question.unembed, "--train": question.train, "--explain": question.explain,
-        "--save": question.save, "--vocab": question.vocab, "--expert": question.expert, "--tp": question.tp,
-        "--ep": question.ep, "--set": question.set, "--ablate": question.ablate,
+        "--unembed": question.unembed, "--promotes": question.promotes, "--train": question.train,
+        "--explain": question.explain, "--save": question.save, "--vocab": question.vocab, "--expert": question.expert,
+        "--tp": question.tp, "--ep": question.ep, "--set": question.set, "--ablate": question.ablate,
     }  # fmt: skip
     if option := next((option for option, value in alone.items() if value), None):
         raise FFNError(f"{option} needs one layer", "give --layer I instead of all")
@@ -172,12 +172,13 @@ def _check_model(question: Question, model: Resolved, experts: frozenset[int] | 
         folder_of(model, prompt.option)
         if question.vocab:
             raise FFNError(f"--vocab contradicts {prompt.option}", "--unembed goes through the model's own head")
-    if not question.unembed:
+    option = "--unembed" if question.unembed else "--promotes" if question.promotes is not None else None
+    if option is None:
         return
-    folder_of(model, "--unembed")
+    folder_of(model, option)
     layer = model.layer(question.layer)
     if layer.stack == "encoder" and any(group.stack == "decoder" for group in model.groups):
-        raise FFNError(f"--unembed: no head reads {model.name}'s encoder", "a decoder layer's output can be unembedded")
+        raise FFNError(f"{option}: no head reads {model.name}'s encoder", "a decoder layer's output can be unembedded")
     if question.neuron is None:
         return
     if question.neuron >= layer.spec.d_ff:

@@ -37,11 +37,13 @@ if TYPE_CHECKING:
     from ffncli.run.explain.explain import Explanation
     from ffncli.run.ranks.one_process import RankTrace
     from ffncli.run.texts.fact import Fact
+    from ffncli.run.trace.promotes import PromotingUnits
     from ffncli.run.trace.unembed import PromotedTokens
     from ffncli.run.what_if.prediction import PredictionChange
     from ffncli.run.what_if.step_changes import StepChange
 
 TOP_TOKENS = 10
+PROMOTING_UNITS = 10
 _MOST_LINES = 8  # of a session's repr
 Note = Callable[[str], None]
 
@@ -75,6 +77,7 @@ class Session:
     routes: tuple[Chosen, ...] = ()
     routing: Routing | None = None
     unembed: tuple[PromotedTokens, ...] | None = None
+    promotes: tuple[PromotingUnits, ...] | None = None
     sampling: tuple[Sampling, ...] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     facts: tuple[Fact, ...] | None = None
@@ -192,6 +195,7 @@ def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Sess
         routes=chosen_experts(prepared.steps, result.tensors, question.show),
         routing=routing_of(prepared.steps, result.tensors),
         unembed=_unembed(checked, prepared, result, request) if question.unembed else None,
+        promotes=_promotes(checked, prepared, request),
         sampling=_sampling(question, result),
         flow=flow(prepared.steps, checked.example.aliases if checked.example else {}),
         **_text(checked, prepared),
@@ -327,15 +331,14 @@ def _unembed(
 
     Raises FFNError for a --sample-top-k above the vocabulary.
     """
-    from ffncli.run.pretrained.tokens import positions
-    from ffncli.run.trace.unembed import TokenLimits, of_rows, of_unit, promoted
+    from ffncli.run.trace.unembed import TokenLimits, of_rows, of_unit, of_unit_at, promoted
 
-    question = checked.question
+    question, output = checked.question, result.tensors[result.ffn_output].flatten(0, -2)
+    rows = _lens_rows(question, prepared, output.shape[0])
     if question.neuron is None:
-        output = result.tensors[result.ffn_output].flatten(0, -2)
-        chosen = bool(prepared.tokens) and question.position is not None  # a prompt's rows are already the chosen ones
-        rows = positions("all" if chosen else question.position or "-1", output.shape[0])
         vectors = of_rows(output, rows, prepared.stream)
+    elif prepared.tokens:
+        vectors = of_unit_at(prepared, question.neuron, checked.experts, rows)
     else:
         vectors = of_unit(prepared, question.neuron, checked.experts)
     top_k, top_p = question.sets
@@ -343,6 +346,26 @@ def _unembed(
     out = promoted(checked.model, prepared, vectors, request, limits)
     question.check_top_k(out[0].vocab)
     return out
+
+
+def _lens_rows(question: Question, prepared: Prepared, count: int) -> tuple[int, ...]:
+    """The rows of the input that the lens looks at, the last by default."""
+    from ffncli.run.pretrained.tokens import positions
+
+    chosen = bool(prepared.tokens) and question.position is not None  # a prompt's rows are already the chosen ones
+    return positions("all" if chosen else question.position or "-1", count)
+
+
+def _promotes(checked: CheckedQuestion, prepared: Prepared, request: LayerRequest) -> tuple[PromotingUnits, ...] | None:
+    """The units that promote a token; None if that was not requested."""
+    question = checked.question
+    if question.promotes is None:
+        return None
+    from ffncli.run.trace.promotes import promoting_units
+
+    most = question.top_units or PROMOTING_UNITS
+    rows = _lens_rows(question, prepared, len(prepared.tokens)) if prepared.tokens else ()
+    return promoting_units(checked.model, prepared, question.promotes, rows, request, most)
 
 
 def _sampling(question: Question, result: Trace) -> tuple[Sampling, ...] | None:

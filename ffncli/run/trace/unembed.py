@@ -1,35 +1,29 @@
-"""The logit lens on an FFN: which tokens a vector promotes, through the model's own final norm and head.
-
-The vector replaces the last layer's output, and the model's own forward does the rest: its final norm,
-its projection (OPT-350m), its head with any scaling or capping of the logits (Granite, Cohere, Gemma-2). Only the
-first layer is loaded, and its result is discarded.
-"""
+"""The logit lens on an FFN: which tokens a vector promotes, through the model's own final norm and head."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from math import isnan, nan
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ffncli.block.recipe import steps
-from ffncli.block.steps import Norm, Step, ffn_span
+from ffncli.block.steps import ffn_span, routes
 from ffncli.dataclass import dataclass
-from ffncli.errors import ExitCode, FFNError
+from ffncli.errors import FFNError
 from ffncli.models.model import Layer, Resolved
-from ffncli.models.runnable import folder_of
-from ffncli.run.engine.execute import norm
-from ffncli.run.engine.prepare import LayerRequest, Prepared, device_of, dtype_of
-from ffncli.run.engine.weights import stored_weights
-from ffncli.run.pretrained.capture import cut, stand_in
-from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
-from ffncli.run.pretrained.locate import live_ffn
-from ffncli.run.pretrained.tokens import token_text, tokenizer_of
+from ffncli.run.engine.execute import EVAL, execute
+from ffncli.run.engine.prepare import LayerRequest, Prepared
+from ffncli.run.engine.unit_events import DENSE, UnitEvents
+from ffncli.run.pretrained.tokens import token_text
+from ffncli.run.trace.head import Head, divisor, head_of
 from ffncli.run.trace.sampling import sampling
+from ffncli.run.trace.stream import last_norm, to_stream
 
-_AT_ONCE = 64  # vectors whose logits are in memory together
+OPTION = "--unembed"
+_SUMS = ("down", "experts", "moe")  # outputs of an FFN to which what a unit writes is added as it is
 
 
 @dataclass(frozen=True)
@@ -80,18 +74,21 @@ class TokenLimits:
 
 @dataclass(frozen=True)
 class PromotedTokens:
-    """The tokens promoted by the FFN's output for an input `row`, or by a unit (`neuron`, of `expert`, times `sign`).
+    """The tokens promoted by the FFN's output for an input `row`, or by a unit: `neuron`, of `expert` in a mixture.
 
-    The sets are as in `Sampling`, of a vocabulary of `vocab` tokens; `promoted` are sorted by logit, the largest first.
-    The vector is normalised alone, as if it were the whole residual stream; `direct` has it as a part of that, if a
-    prompt gives one, the head does not cap its logits and the final norm is like the layers'. `suppressed` are the
-    tokens of smallest logit, the smallest first. If a logit is not a number, nothing is promoted or picked.
+    A unit's vector is its column of the down projection times `activation`, its value for the `row` (in a mixture times
+    the router's weight too), or, without a prompt, times `sign`. The sets are as in `Sampling`, of a vocabulary of
+    `vocab` tokens; `promoted` are sorted by logit, the largest first. The vector is normalised alone, as if it were the
+    whole residual stream; `direct` has it as a part of that, if a prompt gives one and the logits are a sum of parts.
+    `suppressed` are the tokens of smallest logit, the smallest first. If a logit is not a number, nothing is promoted
+    or picked.
     """
 
     row: int | None
     neuron: int | None
     expert: int | None
     sign: int | None
+    activation: float | None
     vocab: int
     argmax: int | None
     top_k: int
@@ -108,8 +105,9 @@ class PromotedTokens:
 class Added:
     """A vector [d_model] from an FFN: its output for a `row` of the input, or the vector that one hidden unit writes.
 
-    For a unit it is the column `neuron` of the down projection (of `expert`'s, if there are several) times `sign`.
-    `stream` is the residual stream after the layer [d_model], if the vector is a part of it.
+    For a unit it is the column `neuron` of the down projection (of `expert`'s, if there are several) times `sign`, or
+    times the `activation` for the `row`. Of a vector that is a part of the FFN's `output` [d_model], and so of the
+    residual `stream` after the layer [d_model], both are here; `factor` makes it that part, NaN if it is not one.
     """
 
     vector: Tensor
@@ -117,7 +115,10 @@ class Added:
     neuron: int | None = None
     expert: int | None = None
     sign: int | None = None
+    activation: float | None = None
+    output: Tensor | None = None
     stream: Tensor | None = None
+    factor: float = 1.0
 
 
 def of_rows(output: Tensor, rows: Sequence[int], stream: Tensor | None = None) -> list[Added]:
@@ -133,6 +134,40 @@ def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> lis
     return [Added(sign * column, None, neuron, expert, sign) for expert, column in columns for sign in (1, -1)]
 
 
+def of_unit_at(ready: Prepared, neuron: int, experts: frozenset[int] | None, rows: Sequence[int]) -> list[Added]:
+    """The vectors that a hidden unit writes for some rows of a prompt, in those of `experts` that get the row.
+
+    Raises FFNError if no row gets there.
+    """
+    block, end, moe = ready.steps, ffn_span(ready.steps)[1], ready.layer.spec.moe
+    unit_events, mixtures = UnitEvents(block), routes(block)
+    values: list[tuple[int, int | None, float, Tensor]] = []
+    route = output = torch.ones(0)
+    for event in execute(block, ready.weights, ready.inputs, EVAL, keep=frozenset([end, *mixtures])):
+        route = event.tensor if event.name in mixtures else route
+        output = event.tensor
+        units = unit_events.of(event)
+        if units is None or (event.expert not in (experts or ()) if moe else units.group != DENSE):
+            continue
+        column = unit_events.columns(units.group, ready.weights)[:, neuron]
+        tokens = range(len(units.values)) if event.tokens is None else event.tokens.tolist()
+        for value, row in zip(units.values[:, neuron].tolist(), tokens, strict=True):
+            if row in rows:
+                weight = route[row, event.expert] if moe and moe.weigh == "output" else 1.0
+                values.append((row, event.expert, value, value * weight * column))
+    if not values:
+        what = f"--neuron {neuron}: these tokens are not routed to the experts of --expert"
+        raise FFNError(what, "without a prompt the unit's column of the down projection is shown")
+    factor = 1.0 if end in _SUMS else nan
+    return [
+        Added(
+            vector, row, neuron, expert, None, value, output[row],
+            None if ready.stream is None else ready.stream[row], factor,
+        )
+        for row, expert, value, vector in sorted(values, key=lambda one: one[:2])
+    ]  # fmt: skip
+
+
 def promoted(
     model: Resolved, ready: Prepared, added: Sequence[Added], request: LayerRequest, limits: TokenLimits
 ) -> tuple[PromotedTokens, ...]:
@@ -140,9 +175,11 @@ def promoted(
 
     Raises FFNError as `unembed` does.
     """
-    vectors = to_stream(ready, torch.stack([one.vector for one in added]))
-    normed = [replace(one, vector=vector) for one, vector in zip(added, vectors, strict=True)]
-    return unembed(model, ready.layer, normed, request, limits)
+    outputs = torch.stack([one.vector if one.output is None else one.output for one in added])
+    stream = to_stream(ready, torch.stack([one.vector for one in added]), outputs)
+    parts = zip(added, stream.vectors, stream.factors.tolist(), strict=True)
+    in_stream = [replace(one, vector=vector, factor=one.factor * factor) for one, vector, factor in parts]
+    return unembed(model, ready.layer, in_stream, request, limits)
 
 
 def unembed(
@@ -152,59 +189,21 @@ def unembed(
 
     Raises FFNError if no head reads that stream, and for models without a vocabulary.
     """
-    path = folder_of(model, "--unembed")
-    stacks = {group.stack for group in model.groups}
-    if not stacks <= {"encoder", "decoder"}:
-        names = ", ".join(sorted(stacks))
-        raise FFNError(
-            f"--unembed: {model.name} has the stacks {names}, and it is not known which of them the head reads"
-        )
-    vectors = _last_norm(model, layer, torch.stack([one.vector for one in added]), request)
-    with offline() as transformers:
-        config = read_config(transformers, path)
-        tokenizer = tokenizer_of(transformers, path)
-        where: list[str] = []
-
-        def shrink(module: Any, lean: bool) -> None:  # lean or not: an extra layer would change the answer
-            where.append(_first_alone(module, model, layer))
-
-        dtype, device = dtype_of(request.dtype), device_of(request.device)
-        loaded = load(transformers, path, config, dtype, device, shrink, with_head=True)
-        nothing = _logits(loaded, where[-1], torch.zeros_like(vectors[:1]))[0]
-        rows = (row for some in torch.split(vectors, _AT_ONCE) for row in _logits(loaded, where[-1], some))
-        last = None if _capped(config) else _final_norm(layer)
+    vectors = last_norm(model, layer, torch.stack([one.vector for one in added]), request)
+    with head_of(model, layer, request, OPTION) as head:
         return tuple(
-            replace(_best(one, row, tokenizer, limits), direct=_direct(one, row - nothing, last, tokenizer, limits))
-            for one, row in zip(added, rows, strict=True)
+            replace(_best(one, row, head.tokenizer, limits), direct=_direct(one, head, limits))
+            for one, row in zip(added, head.logits(vectors), strict=True)
         )
 
 
-def _capped(config: Any) -> bool:
-    """Whether the head caps its logits, which are then no sum of parts."""
-    values = {**config.to_dict(), **config.get_text_config(decoder=True).to_dict()}
-    return any("logit" in name and "cap" in name and "att" not in name and value for name, value in values.items())
-
-
-def _final_norm(layer: Layer) -> Norm | None:
-    """The norm between the last layer and the head, if it is like the one before the layers' FFNs."""
-    norms = [step.op for step in steps(layer.spec) if isinstance(step.op, Norm) and step.op.axis.name == "d_model"]
-    return norms[0] if norms and layer.spec.norm_position.startswith("pre") else None
-
-
-def _size(x: Tensor, op: Norm) -> float:
-    """What a norm divides by."""
-    x = x.double()
-    centred = x - x.mean() if op.kind == "layernorm" else x
-    return float((centred.square().mean() + op.eps).sqrt())
-
-
-def _direct(one: Added, logits: Tensor, last: Norm | None, tokenizer: Any, limits: TokenLimits) -> DirectLogits | None:
-    """`logits` are those of the vector normalised alone, less those of nothing."""
-    if one.stream is None or last is None:
+def _direct(one: Added, head: Head, limits: TokenLimits) -> DirectLogits | None:
+    """The vector as a part of the residual stream; None if there is no such part."""
+    if one.stream is None or isnan(one.factor) or head.norm is None:
         return None
-    size = _size(one.stream, last)
-    logits = logits * (_size(one.vector, last) / size)
-    return DirectLogits(size, _ends(logits, True, tokenizer, limits.top), _ends(logits, False, tokenizer, limits.top))
+    size = float(divisor(one.stream, head.norm))
+    logits = head.part(one.vector, size) * one.factor
+    return DirectLogits(size, *(_ends(logits, largest, head.tokenizer, limits.top) for largest in (True, False)))
 
 
 def _ends(logits: Tensor, largest: bool, tokenizer: Any, most: int) -> tuple[TokenLogit, ...]:
@@ -215,94 +214,6 @@ def _ends(logits: Tensor, largest: bool, tokenizer: Any, most: int) -> tuple[Tok
     return tuple(
         TokenLogit(i, token_text(tokenizer, i), value) for i, value in zip(ids.tolist(), values.tolist(), strict=True)
     )
-
-
-def to_stream(ready: Prepared, vectors: Tensor) -> Tensor:
-    """The FFN's output as it is added to the residual stream: Gemma-2 and OLMo-2 normalise it first."""
-    block = steps(ready.layer.spec)
-    _, name = ffn_span(block)
-    for step in block[[s.output for s in block].index(name) + 1 :]:
-        if not (isinstance(step.op, Norm) and step.inputs == (name,)):
-            break
-        vectors, name = _normed(step, ready.weights, vectors), step.output
-    return vectors
-
-
-def _normed(step: Step, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    assert isinstance(step.op, Norm)
-    return norm(step.op, {name.rpartition(".")[2]: weights[name] for name in step.parameters()}, x)
-
-
-def _last_norm(model: Resolved, layer: Layer, vectors: Tensor, request: LayerRequest) -> Tensor:
-    """Post-norm models have no final norm: the head reads the output of the last layer's norm (BERT)."""
-    last = max((g for g in model.groups if g.stack == layer.stack), key=lambda g: max(g.layers))
-    if last.spec.norm_position != "post" or last.spec.norm == "none":
-        return vectors
-    at = Layer(layer.stack, max(last.layers), last.spec)
-    weights = stored_weights(model, at, dtype_of(request.dtype), request.device)
-    step = last.steps[-1]
-    return _normed(step, weights or {}, vectors) if isinstance(step.op, Norm) else vectors
-
-
-def _first_alone(module: Any, model: Resolved, layer: Layer) -> str:
-    """Keep the first layer of the stack that the head reads, and no layer of its encoder; returns its name."""
-    first = next(g for g in model.groups if g.stack == layer.stack and min(g.layers) == _lowest(model, layer.stack))
-    live = live_ffn(module, model, Layer(layer.stack, min(first.layers), first.spec))
-    encoder = next((g for g in model.groups if g.stack != layer.stack), None)
-    if encoder is not None:
-        cut(module, live_ffn(module, model, Layer(encoder.stack, min(encoder.layers), encoder.spec)).layer, 0)
-    cut(module, live.layer, 1)
-    return live.layer
-
-
-def _lowest(model: Resolved, stack: str) -> int:
-    return min(min(group.layers) for group in model.groups if group.stack == stack)
-
-
-def _logits(loaded: Pretrained, layer: str, vectors: Tensor) -> Tensor:
-    """[n, vocabulary], in float64: the model's forward with `vectors` in place of the output of `layer`.
-
-    The last vector is passed twice, under two tokens: if its logits differ, something bypassed that place.
-    """
-    vectors = torch.cat([vectors, vectors[-1:]])
-    count, _width = vectors.shape
-    kind = loaded.config.model_type
-
-    def put(module: nn.Module, args: Any, output: Any) -> Any:
-        first = output[0] if isinstance(output, (tuple, list)) else output
-        places = (vectors[:, None], vectors[None])  # XLNet: time goes before the batch
-        placed = next((place for place in places if place.shape == first.shape), None)
-        if placed is None:
-            raise FFNError(f"--unembed: the layers of {kind} give {list(first.shape)}, not one vector per token")
-        inner = placed.to(first.dtype)
-        if isinstance(output, list):  # GPT-1
-            return [inner, *output[1:]]
-        return (inner, *output[1:]) if isinstance(output, tuple) else inner
-
-    given = stand_in(loaded, count)
-    for name in ("input_ids", "decoder_input_ids"):
-        if name in given:
-            given[name] = given[name].clone()
-            given[name][-1] = 1
-    handle = loaded.module.get_submodule(layer).register_forward_hook(put)
-    try:
-        with torch.no_grad(), demanding(loaded):
-            logits: Tensor = loaded.module(**given).logits
-    except FFNError:
-        raise
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        what = f"--unembed: {kind} does not run with only its first layer and vectors in place of its output"
-        raise cannot(what, error, ExitCode.ENVIRONMENT) from None
-    finally:
-        handle.remove()
-    if logits.numel() != count * logits.shape[-1]:
-        raise FFNError(f"--unembed: {kind} has several heads: {list(logits.shape)} logits for {count} vectors")
-    logits = logits.reshape(count, -1).double()
-    if (logits[-1] - logits[-2]).abs().max() > 1e-3 * logits[-1].abs().max():
-        raise FFNError(f"--unembed: the head of {kind} reads more than the output of its layers")
-    return logits[:-1]
 
 
 def _best(one: Added, logits: Tensor, tokenizer: Any, limits: TokenLimits) -> PromotedTokens:
@@ -326,6 +237,6 @@ def _best(one: Added, logits: Tensor, tokenizer: Any, limits: TokenLimits) -> Pr
     # A position in that order is not a token's number.
     argmax = tokens[0].id if tokens else None
     return PromotedTokens(
-        one.row, one.neuron, one.expert, one.sign, len(logits), argmax, sets.top_k, sets.top_k_mass, sets.top_p,
-        sets.top_p_count, sets.top_p_mass, tokens, _ends(every, False, tokenizer, limits.top),
+        one.row, one.neuron, one.expert, one.sign, one.activation, len(logits), argmax, sets.top_k, sets.top_k_mass,
+        sets.top_p, sets.top_p_count, sets.top_p_mass, tokens, _ends(every, False, tokenizer, limits.top),
     )  # fmt: skip

@@ -257,7 +257,7 @@ _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "explain": (_texts, "places such as ['up[0,3]']"), "terms": _COUNT, "depth": (_from(1, 99), "1 to 99 steps"),
     "set": (_texts, "weights and their values, such as ['W1[0,3]=5']"),
     "ablate": (_texts, "parts such as ['unit:3', 'expert:5', 'gate']"),
-    "unembed": _FLAG, "neuron": _NATURAL, "top_tokens": _COUNT, "sample_top_k": _COUNT,
+    "unembed": _FLAG, "neuron": _NATURAL, "top_tokens": _COUNT, "promotes": _TEXT, "sample_top_k": _COUNT,
     "sample_top_p": (_share, "a number above 0 and at most 1"), "example": _TEXT,
     "keep": (_kept, "names of steps, or True for all"),
     "save": (_text, "a path"), "save_weights": _FLAG, "force": _FLAG,

@@ -618,6 +618,11 @@ def test_every_key_is_described(call):
     from tests.test_docs import JSON_DOC, keys
 
     documented = set(re.findall(r"`(\w+)`", JSON_DOC))
-    for arguments in (["--unembed"], ["--unembed", "--neuron", "1", "--expert", "1"], ["--layer", "all"]):
+    for arguments in (
+        ["--unembed"],
+        ["--unembed", "--neuron", "1", "--expert", "0,1,2,3"],
+        ["--promotes", "cat"],
+        ["--layer", "all"],
+    ):
         found = answer(call, source("mixtral"), "--prompt", PROMPT, *arguments)
         assert keys(found) <= documented

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -17,54 +15,8 @@ from torch.nn import functional
 import ffncli
 from ffncli.errors import FFNError
 from ffncli.run.corpus.figures import CorpusSurvey
+from tests.oracles.dense import DENSE, SINGLE, in_double
 from tests.oracles.prompted import WORDS, built, made, through
-
-Path_ = str
-Function = Callable[[Tensor], Tensor]
-_GELU_TANH: Function = lambda x: functional.gelu(x, approximate="tanh")  # noqa: E731
-_LLAMA = ("model.layers.{i}.mlp.down_proj", "model.layers.{i}.mlp.gate_proj", functional.silu)
-_GEMMA = (*_LLAMA[:2], _GELU_TANH)
-_FUSED = ("model.layers.{i}.mlp.down_proj", "model.layers.{i}.mlp.gate_up_proj/0", functional.silu)
-# The module that the units enter, and for gated blocks what the activation reads: `/0`, the first half of an output.
-DENSE: Mapping[str, tuple[str, str | None, Function | None]] = {
-    **dict.fromkeys(("llama", "mistral", "smollm3", "qwen3", "olmo2", "granite", "cohere", "stablelm"), _LLAMA),
-    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _GEMMA),
-    **dict.fromkeys(("phi3", "glm", "glm4"), _FUSED),
-    "gpt2": ("transformer.h.{i}.mlp.c_proj", None, None),
-    "gpt_neo": ("transformer.h.{i}.mlp.c_proj", None, None),
-    **dict.fromkeys(("gptj", "codegen"), ("transformer.h.{i}.mlp.fc_out", None, None)),
-    **dict.fromkeys(("bloom", "falcon"), ("transformer.h.{i}.mlp.dense_4h_to_h", None, None)),
-    "gpt_neox": ("gpt_neox.layers.{i}.mlp.dense_4h_to_h", None, None),
-    "phi": ("model.layers.{i}.mlp.fc2", None, None),
-    "opt": ("model.decoder.layers.{i}.fc2", None, None),
-    "xglm": ("model.layers.{i}.fc2", None, None),
-    "biogpt": ("biogpt.layers.{i}.fc2", None, None),
-    "starcoder2": ("model.layers.{i}.mlp.c_proj", None, None),
-    "nemotron": ("model.layers.{i}.mlp.down_proj", None, None),
-    "mpt": ("transformer.blocks.{i}.ffn.down_proj", None, None),
-    "bert": ("bert.encoder.layer.{i}.output.dense", None, None),
-    "roberta": ("roberta.encoder.layer.{i}.output.dense", None, None),
-    "electra": ("electra.encoder.layer.{i}.output.dense", None, None),
-    "distilbert": ("distilbert.transformer.layer.{i}.ffn.lin2", None, None),
-    "xlnet": ("transformer.layer.{i}.ff.layer_2", None, None),
-    "t5-gated-gelu": ("encoder.block.{i}.layer.1.DenseReluDense.wo", "encoder.block.{i}.layer.1.DenseReluDense.wi_0",
-                      _GELU_TANH),
-    "t5-relu": ("encoder.block.{i}.layer.1.DenseReluDense.wo", None, None),
-}  # fmt: skip
-_SINGLE = {"xglm", "xlnet"}  # whose code refuses float64
-_MADE = {"llama", "gemma2", "olmo2", "gpt2", "opt", "gpt_neox", "bert", "t5-gated-gelu", "t5-relu"}
-
-
-@cache
-def model_of(name: str) -> tuple[Path, Any]:
-    """(a model's directory, the model in float64, where its code allows that)."""
-    if name in _MADE:
-        path, model = made(name).path, made(name).model
-    else:
-        path = Path(mkdtemp(prefix=f"ffn-{name}-"))
-        model = built(name, path)
-    dtype = torch.float32 if name in _SINGLE else torch.float64
-    return path, type(model).from_pretrained(path, dtype=dtype).eval()
 
 
 def corpus(count: int, seed: int = 0) -> list[str]:
@@ -92,7 +44,7 @@ def layer_values(name: str, index: int, texts: Sequence[str]) -> list[tuple[Tens
         names["gate_output"] = gate.partition("/")[0].format(i=index)
     out = []
     for text in texts:
-        seen = through(model_of(name)[1], names, **arguments(name, text))
+        seen = through(in_double(name)[1], names, **arguments(name, text))
         active = seen["units"]
         if gate is not None and act is not None:
             read = seen["gate_output"]
@@ -129,9 +81,9 @@ def check_layer(survey: CorpusSurvey, row: Any, per_text: Sequence[tuple[Tensor,
 @pytest.mark.parametrize("name", DENSE)
 def test_figures_are_those_of_hooks(name: str) -> None:
     how: dict[str, Any] = {"batch_size": 5, "dtype": "fp64"}
-    if name in _SINGLE:
+    if name in SINGLE:
         how = {"batch_size": 1}
-    survey = ffncli.corpus(model_of(name)[0], TEXTS, top_contexts=4, **how)
+    survey = ffncli.corpus(in_double(name)[0], TEXTS, top_contexts=4, **how)
     assert (survey.texts, survey.cut) == (len(TEXTS), 0)
     for row in survey.rows:
         per_text = layer_values(name, row.layer, TEXTS)
@@ -161,7 +113,7 @@ def check_contexts(survey: CorpusSurvey, row: Any, per_text: Sequence[tuple[Tens
 
 @pytest.mark.parametrize("name", ["llama", "bert", "gpt2", "xlnet"])
 def test_batches_of_any_size_say_the_same(name: str) -> None:
-    path = model_of(name)[0]
+    path = in_double(name)[0]
     alone = ffncli.corpus(path, TEXTS, batch_size=1).frame()
     for size in (2, 32):
         among = ffncli.corpus(path, TEXTS, batch_size=size).frame()
@@ -171,9 +123,9 @@ def test_batches_of_any_size_say_the_same(name: str) -> None:
 
 def test_a_model_that_mixes_its_batch_runs_texts_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLNet puts time before the batch: rows of a padded batch are not those of its texts."""
-    notes = ffncli.corpus(model_of("xlnet")[0], TEXTS).notes
+    notes = ffncli.corpus(in_double("xlnet")[0], TEXTS).notes
     assert any("texts run one by one" in note for note in notes)
-    assert not any("one by one" in note for note in ffncli.corpus(model_of("llama")[0], TEXTS).notes)
+    assert not any("one by one" in note for note in ffncli.corpus(in_double("llama")[0], TEXTS).notes)
 
 
 # --- mixtures ---------------------------------------------------------------------------------------------------------
@@ -293,7 +245,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     from ffncli.run.corpus import reader as reader_module
     from ffncli.run.corpus.listen import Listener
 
-    path, texts, state = model_of("llama")[0], corpus(100), tmp_path / "state.safetensors"
+    path, texts, state = in_double("llama")[0], corpus(100), tmp_path / "state.safetensors"
     whole = ffncli.corpus(path, texts, batch_size=2, top_contexts=3).frame()
     monkeypatch.setattr(reader_module, "_SAVE_EVERY", 0.0)
     real, calls = Listener.run, []
@@ -326,19 +278,19 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(FFNError, match="is of another corpus"):
         ffncli.corpus(path, texts[1:], batch_size=2, top_contexts=3, resume=state)
     with pytest.raises(FFNError, match="is of another model"):
-        ffncli.corpus(model_of("mistral")[0], texts, batch_size=2, top_contexts=3, resume=state)
+        ffncli.corpus(in_double("mistral")[0], texts, batch_size=2, top_contexts=3, resume=state)
 
 
 def test_long_texts_are_cut() -> None:
     long = " ".join(["cat"] * 40)
-    survey = ffncli.corpus(model_of("llama")[0], [long, "the cat"], max_tokens=7)
+    survey = ffncli.corpus(in_double("llama")[0], [long, "the cat"], max_tokens=7)
     assert (survey.tokens, survey.cut) == (9, 1)
     assert any("1 of 2 texts were cut to 7 tokens" in note for note in survey.notes)
-    assert ffncli.corpus(model_of("bert")[0], [long]).tokens == 32  # its positions
+    assert ffncli.corpus(in_double("bert")[0], [long]).tokens == 32  # its positions
 
 
 def test_one_layer_alone() -> None:
-    path = model_of("llama")[0]
+    path = in_double("llama")[0]
     every, one = ffncli.corpus(path, TEXTS), ffncli.corpus(path, TEXTS, layer=1)
     assert one.rows == every.rows[1:]
 
@@ -356,7 +308,7 @@ def test_one_layer_alone() -> None:
 )
 def test_what_cannot_be_is_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(FFNError, match=words):
-        ffncli.corpus(model_of("llama")[0], **{"prompts": TEXTS, **arguments})
+        ffncli.corpus(in_double("llama")[0], **{"prompts": TEXTS, **arguments})
 
 
 def test_a_block_has_no_corpus() -> None:
@@ -368,14 +320,14 @@ def test_units_are_saved(tmp_path: Path) -> None:
     import pandas
 
     units, rows = tmp_path / "units.csv", tmp_path / "units.parquet"
-    frame = ffncli.corpus(model_of("llama")[0], TEXTS, top_contexts=2, save=units).frame()
+    frame = ffncli.corpus(in_double("llama")[0], TEXTS, top_contexts=2, save=units).frame()
     table = pandas.read_csv(units)
     assert len(table) == len(frame)
     assert table["max"].tolist() == frame["max"].tolist()
     assert [float(value) for value in table.top_values[0].split(";")] == frame.top_values[0]
     with pytest.raises(FFNError, match="exists already"):
-        ffncli.corpus(model_of("llama")[0], TEXTS, save=units)
-    ffncli.corpus(model_of("llama")[0], TEXTS, top_contexts=2, save=rows)
+        ffncli.corpus(in_double("llama")[0], TEXTS, save=units)
+    ffncli.corpus(in_double("llama")[0], TEXTS, top_contexts=2, save=rows)
     stored = pandas.read_parquet(rows)
     assert stored["max"].tolist() == frame["max"].tolist()
     assert [list(values) for values in stored.top_tokens] == frame.top_tokens.tolist()
@@ -386,7 +338,7 @@ def test_memory_is_asked_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(weights, "available_memory", lambda root: 100_000)
     with pytest.raises(FFNError, match=r"the figures of all units would need 0.0 GB.*keep fewer contexts") as caught:
-        ffncli.corpus(model_of("llama")[0], TEXTS, top_contexts=100)
+        ffncli.corpus(in_double("llama")[0], TEXTS, top_contexts=100)
     assert caught.value.code == 3
 
 
@@ -413,4 +365,4 @@ def test_several_processes_do_not_read_one_corpus(monkeypatch: pytest.MonkeyPatc
                         "TORCHELASTIC_RUN_ID": "x"}.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     with pytest.raises(FFNError, match="--prompts runs in one process"):
-        ffncli.corpus(model_of("llama")[0], TEXTS)
+        ffncli.corpus(in_double("llama")[0], TEXTS)

@@ -1,0 +1,205 @@
+"""A model's final norm and head, for vectors in place of its last layer's output.
+
+A vector replaces that output, and the model's own forward does the rest: its final norm, its projection (OPT-350m),
+its head with any scaling or capping of the logits (Granite, Cohere, Gemma-2). Only the first layer is loaded, and its
+result is discarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffncli.block.recipe import steps
+from ffncli.block.steps import Norm
+from ffncli.errors import ExitCode, FFNError
+from ffncli.models.model import Layer, Resolved
+from ffncli.models.runnable import folder_of
+from ffncli.run.engine.prepare import LayerRequest, device_of, dtype_of
+from ffncli.run.pretrained.capture import cut, stand_in
+from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
+from ffncli.run.pretrained.locate import live_ffn
+from ffncli.run.pretrained.tokens import tokenizer_of
+
+_AT_ONCE = 64  # vectors whose logits are in memory together
+_ROUNDING = 1e-3  # of the largest value: far above rounding in float32, far below what another formula gives
+
+
+class Head:
+    """The final norm and head of a model of `width` d_model, loaded without its layers but the first, `first`.
+
+    `like` is the norm before the layers' FFNs: the final one is of the same kind where a model has one at all. Its
+    methods raise FFNError if the model does not run this way, or if its head reads more than what its layers give.
+    """
+
+    def __init__(self, loaded: Pretrained, first: str, width: int, like: Norm | None, tokenizer: Any, option: str):
+        self._loaded, self._first, self._width, self._like = loaded, first, width, like
+        self.tokenizer, self._option = tokenizer, option
+
+    def logits(self, vectors: Tensor) -> Iterator[Tensor]:
+        """For each of the vectors [n, d_model] its logits [vocabulary], in float64; some are computed together."""
+        with torch.no_grad():
+            for some in torch.split(vectors, _AT_ONCE):
+                yield from self._forward(some)
+
+    @cached_property
+    def norm(self) -> Norm | None:
+        """The final norm, if the logits before any cap are linear in what it gives: only then does a part of the
+        residual stream have a share in them. None for post-norm models, for BERT's head with its activation.
+        """
+        if self._like is None:
+            return None
+        pair = torch.randn(2, self._width, generator=torch.Generator().manual_seed(0))
+        pair = pair.to(self._loaded.module.device, self._loaded.module.dtype)
+        one, other, both = (self._above_nothing(v, self._like) for v in (*pair, pair.sum(0)))
+        return self._like if (one + other - both).abs().max() <= _ROUNDING * both.abs().max() else None
+
+    def part(self, vector: Tensor, size: float) -> Tensor:
+        """What a vector [d_model] adds to the logits before any cap [vocabulary], as a part of a residual stream whose
+        `size` the final norm divides by. There must be such a `norm`.
+        """
+        assert self.norm is not None
+        return self._above_nothing(vector, self.norm) / size
+
+    def direction(self, token: int) -> Tensor:
+        """The direction [d_model] in which a vector raises a token's logit: their product over the stream's size is
+        `part`'s value for the token. In float64.
+        """
+        assert self.norm is not None
+        vector = torch.randn(self._width, generator=torch.Generator().manual_seed(1))
+        vector = vector.to(self._loaded.module.device, self._loaded.module.dtype).requires_grad_()
+        (gradient,) = torch.autograd.grad(self._above_nothing(vector, self.norm, token), vector)
+        return gradient.double()
+
+    def token_logits(self, token: int) -> Callable[[Tensor], Tensor]:
+        """A function from vectors [n, d_model], each normalised alone, to the token's logits before any cap [n]."""
+        if (op := self.norm) is None:
+            return lambda vectors: torch.stack([row[token] for row in self.logits(vectors)])
+        direction = self.direction(token)
+        nothing = next(self.logits(torch.zeros(1, self._width).to(direction.device, self._loaded.module.dtype)))[token]
+        return lambda vectors: vectors.double() @ direction / divisor(vectors, op) + nothing
+
+    def _above_nothing(self, vector: Tensor, op: Norm, token: int | slice = slice(None)) -> Tensor:
+        """The logits of a vector before any cap, less those of 0, times what the final norm divides it by."""
+        with _without_caps(self._loaded.module.config), torch.set_grad_enabled(vector.requires_grad):
+            above = self._forward(torch.stack([vector, torch.zeros_like(vector)]))[:, token]
+            return (above[0] - above[1]) * divisor(vector, op)
+
+    def _forward(self, vectors: Tensor) -> Tensor:
+        """[n, vocabulary], in float64: the model's forward with `vectors` in place of the output of its layers.
+
+        The last vector is passed twice, under two tokens: if its logits differ, something bypassed that place.
+        """
+        vectors = torch.cat([vectors, vectors[-1:]])
+        count, module, kind = vectors.shape[0], self._loaded.module, self._loaded.config.model_type
+
+        def put(_: nn.Module, args: Any, output: Any) -> Any:
+            first = output[0] if isinstance(output, (tuple, list)) else output
+            places = (vectors[:, None], vectors[None])  # XLNet: time goes before the batch
+            placed = next((place for place in places if place.shape == first.shape), None)
+            if placed is None:
+                raise FFNError(f"{self._option}: the layers of {kind} give {list(first.shape)}, not a vector per token")
+            inner = placed.to(first.dtype)
+            if isinstance(output, list):  # GPT-1
+                return [inner, *output[1:]]
+            return (inner, *output[1:]) if isinstance(output, tuple) else inner
+
+        arguments = stand_in(self._loaded, count)
+        for name in ("input_ids", "decoder_input_ids"):
+            if name in arguments:
+                arguments[name] = arguments[name].clone()
+                arguments[name][-1] = 1
+        handle = module.get_submodule(self._first).register_forward_hook(put)
+        try:
+            with demanding(self._loaded):
+                logits: Tensor = module(**arguments).logits
+        except (FFNError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            what = f"{self._option}: {kind} does not run with only its first layer and vectors in place of its output"
+            raise cannot(what, error, ExitCode.ENVIRONMENT) from None
+        finally:
+            handle.remove()
+        if logits.numel() != count * logits.shape[-1]:
+            raise FFNError(f"{self._option}: {kind} has several heads: {[*logits.shape]} logits for {count} vectors")
+        logits = logits.reshape(count, -1).double()
+        if (logits[-1] - logits[-2]).abs().max() > _ROUNDING * logits[-1].abs().max():
+            raise FFNError(f"{self._option}: the head of {kind} reads more than the output of its layers")
+        return logits[:-1]
+
+
+def divisor(x: Tensor, op: Norm) -> Tensor:
+    """What a norm divides the last axis by: √(mean(x²) + eps), of a LayerNorm √(variance + eps). In float64."""
+    x = x.double()
+    centred = x - x.mean(-1, keepdim=True) if op.kind == "layernorm" else x
+    return (centred.square().mean(-1) + op.eps).sqrt()
+
+
+@contextmanager
+def head_of(model: Resolved, layer: Layer, request: LayerRequest, option: str) -> Iterator[Head]:
+    """The head that reads the residual stream to which `layer`'s FFN adds; `option` is what needs it.
+
+    Raises FFNError if no head reads that stream, and for models without a vocabulary.
+    """
+    path = folder_of(model, option)
+    stacks = {group.stack for group in model.groups}
+    if not stacks <= {"encoder", "decoder"}:
+        names = ", ".join(sorted(stacks))
+        raise FFNError(
+            f"{option}: {model.name} has the stacks {names}, and it is not known which of them the head reads"
+        )
+    with offline() as transformers:
+        config = read_config(transformers, path)
+        tokenizer = tokenizer_of(transformers, path)
+        where: list[str] = []
+
+        def shrink(module: Any, lean: bool) -> None:  # lean or not: an extra layer would change the answer
+            where.append(_first_alone(module, model, layer))
+
+        dtype, device = dtype_of(request.dtype), device_of(request.device)
+        loaded = load(transformers, path, config, dtype, device, shrink, with_head=True)
+        yield Head(loaded, where[-1], layer.spec.d_model, _norm_before(layer), tokenizer, option)
+
+
+def _norm_before(layer: Layer) -> Norm | None:
+    """A norm of the residual stream in the layer; None where the stream is what a norm gives."""
+    norms = [step.op for step in steps(layer.spec) if isinstance(step.op, Norm) and step.op.axis.name == "d_model"]
+    return norms[0] if norms and layer.spec.norm_position != "post" else None
+
+
+@contextmanager
+def _without_caps(config: Any) -> Iterator[None]:
+    """With the caps on the logits taken out of a config: a capped logit is not a sum of parts."""
+    capped = [
+        (values, name, value)
+        for values in {id(one): one for one in (config, config.get_text_config(decoder=True))}.values()
+        for name, value in values.to_dict().items()
+        if "logit" in name and "cap" in name and "att" not in name and isinstance(value, (int, float)) and value
+    ]
+    for values, name, _ in capped:
+        setattr(values, name, None)
+    try:
+        yield
+    finally:
+        for values, name, value in capped:
+            setattr(values, name, value)
+
+
+def _first_alone(module: Any, model: Resolved, layer: Layer) -> str:
+    """Keep the first layer of the stack that the head reads, and no layer of its encoder; returns its name."""
+    first = next(g for g in model.groups if g.stack == layer.stack and min(g.layers) == _lowest(model, layer.stack))
+    live = live_ffn(module, model, Layer(layer.stack, min(first.layers), first.spec))
+    encoder = next((g for g in model.groups if g.stack != layer.stack), None)
+    if encoder is not None:
+        cut(module, live_ffn(module, model, Layer(encoder.stack, min(encoder.layers), encoder.spec)).layer, 0)
+    cut(module, live.layer, 1)
+    return live.layer
+
+
+def _lowest(model: Resolved, stack: str) -> int:
+    return min(min(group.layers) for group in model.groups if group.stack == stack)
