@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ffncli.errors import FFNError, shown, shown_path
+from ffncli.models.files.checkpoint import PICKLED
 from ffncli.models.model import Resolved
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def folder_of(resolved: Resolved, option: str) -> Path:
             hint = f"join them: llama-gguf-split --merge {shown_path(checkpoint.folder / files[0])} joined.gguf"
             raise FFNError(f"{option}: {name} is {len(files)} GGUF files, and transformers loads a single one", hint)
         return checkpoint.folder / files[0]
+    if any(file.endswith(PICKLED) for file in {*checkpoint.files.values()}):
+        raise FFNError(f"{option}: {name} is pickled, and transformers is given safetensors alone", _HINT)
     if not (checkpoint.folder / "config.json").is_file():
         raise FFNError(f"{option}: {shown_path(checkpoint.folder / 'config.json')} is missing", _HINT)
     return checkpoint.folder

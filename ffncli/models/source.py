@@ -29,10 +29,7 @@ _HUB_PAGE = re.compile(
     r"(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(?:/(?:tree|blob|raw|resolve)/(?P<revision>[\w.-]+)(?:/[^?#]*)?)?/?(?:[?#].*)?",
     re.IGNORECASE,
 )
-_UNREAD = {
-    ".bin": "pickled weights", ".pt": "pickled weights", ".pth": "pickled weights",
-}  # fmt: skip
-_SUFFIXES = (".json", ".safetensors", ".gguf", *_UNREAD)
+_SUFFIXES = (".json", ".safetensors", ".gguf", ".pt", ".pth", ".bin")
 
 
 def load(source: str | None = None, dimensions: Dimensions | None = None) -> Resolved:
@@ -112,7 +109,7 @@ def _path_hint(text: str) -> str:
         )
     if _HUB_NAME.fullmatch(text):
         return f"for the model on the Hub: hf://{text}"
-    return "give a model directory, a config.json, a .safetensors or a .gguf file"
+    return "give a model directory, a config.json, a .safetensors, .gguf or .pt file"
 
 
 def _cached(text: str) -> Path | None:
@@ -148,8 +145,6 @@ def _from_path(path: Path, text: str) -> Resolved:
         raise FFNError(
             f"{shown_path(path)} is neither a file nor a directory", "a model is not read from a pipe or a device"
         )
-    if path.suffix in _UNREAD and path.is_file():
-        raise FFNError(f"{shown_path(path)}: {_UNREAD[path.suffix]} are not read by this version", "use safetensors")
     if path.suffix == ".gguf" and path.is_file():
         return _from_gguf(path, text)
     if path.is_file() and path.suffix not in _SUFFIXES:

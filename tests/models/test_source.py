@@ -52,7 +52,7 @@ def test_a_config_alone_is_enough_and_a_directory_without_weights_says_so(tmp_pa
     assert load(source).notes == (f"no safetensors in {source}: taken from the config alone",)
     (tmp_path / "model.pth").touch()
     assert "pickled weights are not read" in load(source).notes[0]
-    with pytest.raises(FFNError, match=r"model\.pth: pickled weights are not read"):
+    with pytest.raises(FFNError, match=r"model\.pth is not a file of torch\.save"):
         load(f"{source}/model.pth")
     shutil.copy(tmp_path / "model.pth", tmp_path / "notes.txt")
     with pytest.raises(FFNError, match=r"notes\.txt is not a model"):

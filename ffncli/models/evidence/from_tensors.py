@@ -32,7 +32,7 @@ from ffncli.models.files.quantized import logical
 from ffncli.models.model import IN_ALL, Disagreement, Group, Model, Resolved, StoredSize, grouped, unknown_note
 from ffncli.models.tensors.items import items_of
 from ffncli.models.tensors.matching import spots_by_name, stacks_of
-from ffncli.models.tensors.recognise import Layers, StoredFFN, layer_numbers
+from ffncli.models.tensors.recognise import Layers, StoredFFN, layer_numbers, stem_of
 from ffncli.models.tensors.shapes import Item
 
 _ACTIVATION = "hidden_act|hidden_activation|activation_function|activation|dense_act_fn|ffn_act_fn|hidden_activation_fn"
@@ -204,7 +204,7 @@ def _blocks(model: Model, tensors: RecognisedTensors, metadata: Metadata, ffns: 
     layers = tensors.layers
     prefix, numbered = next(iter(layers.items()))
     layer, first = min(numbered.items(), key=lambda item: item[0])
-    tensor = f"{prefix}.{layer}.{first[0].tensor}".replace("#", "0")
+    tensor = (stem_of(prefix, layer) + first[0].tensor).replace("#", "0")
     differences = tuple(_differences(model.groups, layers, tensors.items, metadata, tensor))
     doubts = () if metadata.binding else tuple(f"{difference}: the tensors count" for difference in differences)
     unknown = [unknown_note(model.unknown)] if model.unknown else []

@@ -17,6 +17,7 @@ from ffncli.models.files.headers import MOST_HEADER_BYTES, Columns, TensorInfo, 
 from ffncli.models.files.strict_json import parse_index
 
 INDEX = "model.safetensors.index.json"
+PICKLED = (".pt", ".pth", ".bin")  # what torch.save writes
 PLAIN = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' code: torch's name
 
 
@@ -56,7 +57,7 @@ class Checkpoint:
         """A tensor's dtype and shape. Raises FFNError if the index names it but its file lacks it."""
         file = self.files[name]
         if file not in self._headers:
-            columns = self._columns.get(file) or read_columns(self.folder / file)
+            columns = self._columns.get(file) or _columns_of(self.folder / file)
             self._headers[file] = named(columns)
             self._starts[file] = {
                 name: columns.data + at for name, at in zip(columns.names, columns.starts, strict=True)
@@ -89,7 +90,7 @@ class Checkpoint:
             if file not in self._columns and not os.path.exists(path):
                 yield file, None  # its tensors are not checked
                 continue
-            columns = self._columns.get(file) or read_columns(path)
+            columns = self._columns.get(file) or _columns_of(path)
             if names != columns.names and (lacking := {*names}.difference(columns.names)):
                 raise _not_there(path, next(name for name in names if name in lacking))
             yield file, columns
@@ -99,8 +100,17 @@ def _not_there(path: Path, name: str) -> FFNError:
     return FFNError(f"{shown_path(path)}: tensor {shown(name, 120)} is in the index but not in this file")
 
 
+def _columns_of(path: Path) -> Columns:
+    """A file's tensors, by its suffix."""
+    if path.suffix in PICKLED:
+        from ffncli.models.files.pickled import read_pickled
+
+        return read_pickled(path)
+    return read_columns(path)
+
+
 def open_checkpoint(location: Path) -> Checkpoint | None:
-    """The tensors at a directory, a `.safetensors` file or an index; None for a directory without any."""
+    """The tensors at a directory, a file or an index; None for a directory without any safetensors."""
     if location.is_file():
         return _indexed(location) if location.suffix == ".json" else _together(location, [location])
     if (location / INDEX).exists():
@@ -113,7 +123,7 @@ def open_checkpoint(location: Path) -> Checkpoint | None:
 
 def _together(where: Path, paths: list[Path]) -> Checkpoint:
     """Files without an index."""
-    columns = {path.name: read_columns(path) for path in paths}
+    columns = {path.name: _columns_of(path) for path in paths}
     return Checkpoint(shown_path(where), paths[0].parent, _named_once(columns, shown_path(where)), False, columns)
 
 

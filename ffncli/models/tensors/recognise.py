@@ -22,6 +22,7 @@ from ffncli.models.tensors.ffns import FFNLocation, Projections, ffn_locations, 
 from ffncli.models.tensors.names import last
 from ffncli.models.tensors.shapes import Hints, Item, Misfit, unlike, widths
 
+BARE = "*"  # the prefix of a file whose names have no layer at all: `fc1.weight`, `mlp.fc1.weight`
 MOST_FFNS = 256  # in one layer; if names nest, the first number decides the layer
 _LAYER = re.compile(r"(?:^|\.)(\d{1,6})\.")  # the first number between dots
 _ONLY_LAYER = re.compile(r"cross_attention()\.(?=mlp\.)")  # in Perceiver, without a number
@@ -128,6 +129,8 @@ def layer_numbers(names: Iterable[str]) -> Mapping[str, set[int]]:
 def _by_layer(items: Mapping[str, Item]) -> Mapping[str, Mapping[int, Mapping[str, Item]]]:
     """Prefix → layer → its tensors, without attention and tensors that are not parameters."""
     layers: dict[str, dict[int, dict[str, Item]]] = {}
+    if not any(_LAYER.search(name) or _ONLY_LAYER.search(name) for name in items):
+        return {BARE: {0: {rest: item for name, item in items.items() if (rest := _in_layer(name, 0))}}}
     for name, item in items.items():
         match = _LAYER.search(name) or _ONLY_LAYER.search(name)
         if match and (rest := _in_layer(name, match.end())):
@@ -146,6 +149,8 @@ def _in_layer(name: str, start: int) -> str:
 
 def stem_of(prefix: str, layer: int) -> str:
     """What the names of one layer begin with."""
+    if prefix == BARE:
+        return ""
     if _ONLY_LAYER.search(f"{prefix}.mlp."):
         return f"{prefix}."
     return f"{prefix}.{layer}." if prefix else f"{layer}."

@@ -172,7 +172,8 @@ def _weights(
         tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in example.weights.items()}
         return {name: tensor.to(device, dtype) for name, tensor in tensors.items()}, "fixed weights", ()
     if resolved.weights is not None:
-        return {n: tensor.to(device, dtype) for n, tensor in resolved.weights.items()}, "the module's own weights", ()
+        weights = {name: tensor.to(device, dtype) for name, tensor in resolved.weights[layer.index].items()}
+        return weights, "the module's own weights", ()
     stored = stored_layer(resolved, layer, dtype, device)
     if stored is not None:
         return stored

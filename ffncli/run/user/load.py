@@ -26,14 +26,18 @@ def load(
     if isinstance(source, Resolved):
         return with_dimensions(source, dimensions or Dimensions())
     if source is not None and not isinstance(source, str):
-        from ffncli.run.user.module import load_object
+        from ffncli.run.user.module import copied
+        from ffncli.run.user.whole import model_of
 
-        return load_object(source, dimensions or Dimensions()).model
+        with copied(source, dimensions or Dimensions()) as module:
+            return model_of(module, dimensions or Dimensions())
     if source is None or not model_source.is_user_module(source):
         return model_source.load(source, dimensions)
     path = Path(os.path.expanduser(source.rpartition(":")[0] if ":" in source else source))
     if not path.exists():  # before torch is imported
         raise FFNError(f"{shown_path(path)} does not exist", "give my.py:ClassName")
-    from ffncli.run.user.module import load_module
+    from ffncli.run.user.module import built
+    from ffncli.run.user.whole import model_of
 
-    return load_module(source, dimensions or Dimensions(), seed).model
+    with built(source, dimensions or Dimensions(), seed) as module:
+        return model_of(module, dimensions or Dimensions())

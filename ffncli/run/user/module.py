@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import field, replace
 from math import prod
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from ffncli.models.model import Resolved, block_model
 from ffncli.run.engine.execute import execute
 from ffncli.run.engine.weights import require_memory
 from ffncli.run.user.construct import NotTaken, calls
+from ffncli.run.user.ffn_layers import ffn_layers
 from ffncli.run.user.identify import Match, ModuleSample, confirmed, identify
 from ffncli.run.user.probe import Runner, parameter_dtype, probes, runner_for, same_eps
 from ffncli.run.user.python_file import import_file, pick, user_code
@@ -49,17 +51,8 @@ def load_module(text: str, dimensions: Dimensions, seed: int = 0) -> LoadedModul
     is identified by matching its outputs. Raises FFNError (exit 2) for errors in the user's code, and for a module
     that matches no block that can be described; exit 3 where all that takes too long.
     """
-    path_text, _, name = text.partition(".py:") if ".py:" in text else (text.removesuffix(".py"), "", None)
-    name = name or None
-    path = Path(os.path.abspath(os.path.expanduser(path_text + ".py")))
-    with torch.random.fork_rng(devices=[]), loading(path):
-        torch.manual_seed(seed)
-        target = pick(import_file(path), name, path)
-        module, runner, taken = _built(target, dimensions, path, seed)
-        match, dropout, remarks = _recognised(module, runner, path)
-    shown_name = name if name and isinstance(target, nn.Module) else type(module).__name__
-    model, weights = _record(text, shown_name, module, match, dimensions, (dropout, taken, remarks))
-    return LoadedModule(model, weights, module, runner, match)
+    with built(text, dimensions, seed) as module:
+        return one_block(module, dimensions)
 
 
 def load_object(module: nn.Module, dimensions: Dimensions) -> LoadedModule:
@@ -67,37 +60,90 @@ def load_object(module: nn.Module, dimensions: Dimensions) -> LoadedModule:
 
     The module itself is neither run nor changed. Raises FFNError as `load_module`.
     """
+    with copied(module, dimensions) as twin:
+        return one_block(twin, dimensions)
+
+
+@dataclass(frozen=True)
+class BuiltModule:
+    """A module in eval mode: what was typed for it, its name and file, and the assumed arguments of its constructor.
+
+    `runner` runs it; None for a whole model, whose FFNs are in `layers`: layer → the name of the module.
+    """
+
+    text: str
+    name: str
+    path: Path
+    module: nn.Module
+    runner: Runner | None
+    taken: tuple[str, ...] = ()
+    layers: Mapping[int, str] = field(default_factory=dict)
+
+
+@contextmanager
+def built(text: str, dimensions: Dimensions, seed: int) -> Iterator[BuiltModule]:
+    """The module that `my.py:Name` means, within the limit on loading it and without drawing from torch's generator."""
+    path_text, _, name = text.partition(".py:") if ".py:" in text else (text.removesuffix(".py"), "", None)
+    path = Path(os.path.abspath(os.path.expanduser(path_text + ".py")))
+    with torch.random.fork_rng(devices=[]), loading(path):
+        torch.manual_seed(seed)
+        target = pick(import_file(path), name or None, path)
+        module, runner, taken, layers = _built(target, dimensions, path, seed)
+        shown_name = name if name and isinstance(target, nn.Module) else type(module).__name__
+        yield BuiltModule(text, shown_name, path, module, runner, taken, layers)
+
+
+@contextmanager
+def copied(module: nn.Module, dimensions: Dimensions) -> Iterator[BuiltModule]:
+    """A copy of the caller's module."""
     name, path = type(module).__name__, Path("the module")
     with torch.random.fork_rng(devices=[]):
         with user_code(path, "raised while it was copied"):
-            copied = copy.deepcopy(module).cpu()
-        copied, runner, _ = _built(copied, dimensions, path, 0)
-        match, dropout, remarks = _recognised(copied, runner, path)
-    model, weights = _record(name, name, copied, match, dimensions, (dropout, (), remarks))
-    return LoadedModule(model, weights, copied, runner, match)
+            twin = copy.deepcopy(module).cpu()
+        twin, runner, _, layers = _built(twin, dimensions, path, 0)
+        yield BuiltModule(name, name, path, twin, runner, layers=layers)
+
+
+def one_block(built: BuiltModule, dimensions: Dimensions) -> LoadedModule:
+    """The block that a module computes. Raises FFNError for a whole model, and if no block matches it."""
+    if built.runner is None:
+        what = f"{shown_path(built.path)}: {built.name} is a model with {len(built.layers)} FFNs"
+        example = type(built.module.get_submodule(next(iter(built.layers.values())))).__name__
+        raise FFNError(what, f"give the class of one, {example}")
+    match, dropout, remarks = recognised(built.module, built.runner, built.path)
+    model, weights = _record(built.text, built.name, built.module, match, dimensions, (dropout, built.taken, remarks))
+    return LoadedModule(model, weights, built.module, built.runner, match)
 
 
 def _built(
     target: type[nn.Module] | nn.Module, dimensions: Dimensions, path: Path, seed: int
-) -> tuple[nn.Module, Runner, tuple[str, ...]]:
-    """The module in eval mode, how to run it, and the assumed values of its constructor's arguments."""
+) -> tuple[nn.Module, Runner | None, tuple[str, ...], Mapping[int, str]]:
+    """The module in eval mode, how to run it, the assumed values of its constructor's arguments, its layers' FFNs."""
     if isinstance(target, nn.Module):
         if dimensions != Dimensions(d_model=dimensions.d_model):
             raise NotTaken("the dimension options cannot change a module that is already built", "give its class")
-        return target.eval(), runner_for(target, dimensions, path), ()
+        return target.eval(), *_runner(target, dimensions, path, ())
     failures: list[FFNError] = []
     for call in calls(target, dimensions):
         try:
             torch.manual_seed(seed)
             with user_code(path, f"raised while {target.__name__} was built"):
                 module = target(*call.positional, **call.named).eval()
-            return module, runner_for(module, dimensions, path), tuple(call.taken)
+            return module, *_runner(module, dimensions, path, tuple(call.taken))
         except FFNError as error:
             failures.append(error)
     raise failures[0]
 
 
-def _recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, float, tuple[str, ...]]:
+def _runner(
+    module: nn.Module, dimensions: Dimensions, path: Path, taken: tuple[str, ...]
+) -> tuple[Runner | None, tuple[str, ...], Mapping[int, str]]:
+    """How to run a module that is one block; of a whole model, the FFNs of its layers."""
+    layers = ffn_layers(module)
+    return None if layers else runner_for(module, dimensions, path), taken, layers
+
+
+def recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, float, tuple[str, ...]]:
     """The block that the module computes, its dropout, and remarks. Raises FFNError if there is no match."""
     parameters = dict(module.named_parameters())
     total = sum(p.numel() for p in parameters.values())
@@ -151,11 +197,11 @@ def _record(
     weights = match.weights(parameters)
     block = block_model(spec, text, name, tuple(notes))
     model = replace(block.model, dtype=row.name if row else None)
-    evidence = tuple(_evidence(match, parameters, spec.d_ff))
-    return replace(block, model=model, evidence=evidence, weights=weights), weights
+    evidence = tuple(evidence_of(match, parameters, spec.d_ff))
+    return replace(block, model=model, evidence=evidence, weights={0: weights}), weights
 
 
-def _evidence(match: Match, parameters: Mapping[str, Tensor], d_ff: int) -> Iterator[str]:
+def evidence_of(match: Match, parameters: Mapping[str, Tensor], d_ff: int) -> Iterator[str]:
     """The evidence for the block, in order."""
     other, off = match.next_best
     yield f"activation: {match.activation} matches its outputs to {match.error:.1e} (next best: {other}, {off:.1e})"

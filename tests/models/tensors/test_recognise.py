@@ -125,7 +125,8 @@ def test_what_else_lies_in_the_module_counts_and_is_named():
     [
         {}, {"embed_tokens.weight": (9, D)}, {"model.layers.0.self_attn.q_proj.weight": (D, D)},
         {"model.layers.0.mlp.up_proj.weight": (F, D)}, {"model.layers.0.mlp.down_proj.weight": (D, F)},
-        {"model.mlp.up_proj.weight": (F, D), "model.mlp.down_proj.weight": (D, F)},  # in no layer
+        # in no layer of a file that has layers
+        {"model.mlp.up_proj.weight": (F, D), "model.mlp.down_proj.weight": (D, F), "l.0.norm.weight": (D,)},
         {"l.0.mlp.up_proj.weight": (F, D), "l.0.mlp.down_proj.weight": (D, F + 1)},  # they do not fit each other
         {"l.0.mlp.up_proj.weight": (F,), "l.0.mlp.down_proj.weight": (F,)},
         {"l.0.mlp.up_proj.weight": (F, D), "l.1.mlp.down_proj.weight": (D, F)},
