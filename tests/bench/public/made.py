@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -43,13 +44,22 @@ def result(
     run: Mapping[str, str] = RUN,
 ) -> Path:
     """The CSV, with its rounds file next to it; `edit` changes each row before it is written."""
-    rows: list[ResultRow] = []
-    rounds = ROUNDS_HEADER
-    for case in SUITE.cases("cpu"):
-        units = [unit_of(case, process, times) for process in range(processes)]
-        rows += summarise(case, units, SUITE.method("cpu"), run)
-        rounds += block_lines(run["run_id"], [block for unit in units for block in unit.blocks])
+    rows, rounds = _summarised(tuple(times.items()), processes, tuple(run.items()))
     return stored(folder / f"{name}.csv", [edit(replace(row, suite=SUITE.tag)) for row in rows], rounds)
+
+
+@cache
+def _summarised(
+    times: tuple[tuple[str, float], ...], processes: int, run: tuple[tuple[str, str], ...]
+) -> tuple[tuple[ResultRow, ...], str]:
+    """(the rows, the rounds file) of a run: most tests change rows of one and the same."""
+    rows: list[ResultRow] = []
+    rounds, named = ROUNDS_HEADER, dict(run)
+    for case in SUITE.cases("cpu"):
+        units = [unit_of(case, process, dict(times)) for process in range(processes)]
+        rows += summarise(case, units, SUITE.method("cpu"), named)
+        rounds += block_lines(named["run_id"], [block for unit in units for block in unit.blocks])
+    return tuple(rows), rounds
 
 
 def unit_of(case: Case, process: int, times: Mapping[str, float]) -> TimedUnit:

@@ -37,6 +37,16 @@ def plane(std, points=701, reach=9.0):
     return gate, up, weight[:, None] * weight[None, :]
 
 
+@cache
+def regression(std):
+    """(√weights, the weighted columns 1, gate, up, gate · up, their products): the same for every unit."""
+    gate, up, weight = plane(std)
+    root = weight.flatten().sqrt()
+    columns = (torch.ones_like(gate), gate, up, gate * up)
+    design = torch.stack([column.flatten() for column in columns], 1) * root[:, None]
+    return root, design, design.T @ design
+
+
 @pytest.mark.parametrize("std", [0.5, 1.0, 3.0])
 @every_unit
 def test_moments_and_shares_by_a_double_integral_and_a_regression(name, std):
@@ -44,25 +54,25 @@ def test_moments_and_shares_by_a_double_integral_and_a_regression(name, std):
     y = ORACLES[name](gate, up)
     mean = (weight * y).sum()
     variance = (weight * (y - mean) ** 2).sum()
+    root, design, gram = regression(std)
+    target = y.flatten() * root
 
-    def explained(*columns):
-        """R² of the least-squares fit of y, intercept included."""
-        root = weight.flatten().sqrt()
-        design = torch.stack([torch.ones_like(root), *(c.flatten() for c in columns)], 1) * root[:, None]
-        target = y.flatten() * root
-        fit = torch.linalg.solve(design.T @ design, design.T @ target)
-        return 1 - ((target - design @ fit) ** 2).sum() / variance
+    def explained(columns):
+        """R² of the least-squares fit of y by the first columns, intercept included."""
+        fit = torch.linalg.solve(gram[:columns, :columns], design[:, :columns].T @ target)
+        return 1 - ((target - design[:, :columns] @ fit) ** 2).sum() / variance
 
     found = gated_facts(UNITS[name], std)
     # 1e-4: the grid's own error where the slope jumps.
     assert found.mean == pytest.approx(mean.item(), rel=1e-4, abs=1e-12)
     assert found.variance == pytest.approx(variance.item(), rel=1e-4)
     assert found.gain == pytest.approx(std / (variance + mean**2).sqrt().item(), rel=1e-4)
-    linear = explained(gate, up)
+    linear = explained(3)
     assert found.linear_share == pytest.approx(linear.item(), abs=1e-4)
-    assert found.product_share == pytest.approx((explained(gate, up, gate * up) - linear).item(), abs=1e-4)
+    assert found.product_share == pytest.approx((explained(4) - linear).item(), abs=1e-4)
 
 
+@cache
 def line(std, points=1_000_001, reach=10.0):
     """(x, weights) on a grid of one input."""
     x = torch.linspace(-reach, reach, points, dtype=torch.float64)
@@ -86,6 +96,7 @@ def test_moments_on_a_million_points(name, std):
     assert found.gain == pytest.approx((std / second.sqrt()).item(), rel=1e-6)
 
 
+@cache
 def graded(std, points=400_001):
     """The same, finer towards 0, where the share changes within 1e-3 / std."""
     t = torch.linspace(-1, 1, points, dtype=torch.float64) * math.asinh(1e7 * std)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,7 +44,7 @@ def test_the_answer_is_that_of_the_library(call, llama, texts):
         assert unit["max_at"]["token_text"] in WORDS
 
 
-def test_every_way_to_give_texts(call, ffn, llama, texts, tmp_path):
+def test_every_way_to_give_texts(call, llama, texts, tmp_path, monkeypatch):
     lines = tmp_path / "texts.jsonl"
     lines.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS), "utf-8")
 
@@ -55,8 +57,12 @@ def test_every_way_to_give_texts(call, ffn, llama, texts, tmp_path):
     assert layers("--prompts", str(lines)) == first
     several = [word for text in TEXTS if text for word in ("--prompt", text)]
     assert layers(*several) == first
-    piped = ffn("trace", llama, "--prompts", "-", "--json", stdin="\n".join(TEXTS))
-    assert json.loads(piped.stdout)["corpus"]["layers"] == first
+    reading, writing = os.pipe()
+    os.write(writing, "\n".join(TEXTS).encode())
+    os.close(writing)
+    with open(reading, encoding="utf-8") as piped:  # no process of its own, which would import transformers again
+        monkeypatch.setattr(sys, "stdin", piped)
+        assert layers("--prompts", "-") == first
     assert [row["layer"] for row in layers("--prompts", texts, "--layer", "1")] == [1]
 
 

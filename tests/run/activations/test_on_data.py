@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,13 @@ def looked(
     return activations_on_data(load(str(source)), LayerRequest(layer, **request), Prompt(PROMPT), others)
 
 
+@cache
+def own_run(name: str, stack: str, index: int) -> tuple[Any, Tensor]:
+    """The model's own activations, listened to: the same for each other one that is compared with them."""
+    return run(made(name), ACTS[name], stack, index)
+
+
+@cache
 def activations(name: str, stack: str, index: int) -> tuple[ActivationInput, ...]:
     (layer,) = looked(made(name).path, f"{stack}.{index}").layers
     return layer.activations
@@ -43,7 +51,7 @@ def activations(name: str, stack: str, index: int) -> tuple[ActivationInput, ...
 
 @pytest.mark.parametrize(("name", "stack", "index"), CASES)
 def test_what_enters_is_what_the_models_own_activation_gets(name: str, stack: str, index: int) -> None:
-    recorders, _ = run(made(name), ACTS[name], stack, index)
+    recorders, _ = own_run(name, stack, index)
     found = activations(name, stack, index)
     assert len(found) == len(recorders)
     for entered, recorder in zip(found, recorders, strict=True):
@@ -69,7 +77,7 @@ def own_made(entered: ActivationInput, name: str) -> ActivationOutput:
 @pytest.mark.parametrize("other", OTHERS)
 def test_what_each_other_makes_of_it(name: str, stack: str, index: int, other: str) -> None:
     """The other's values on what entered, and the output of the model's own FFN with its activation replaced."""
-    recorders, before = run(made(name), ACTS[name], stack, index)
+    recorders, before = own_run(name, stack, index)
     _, after = run(made(name), ACTS[name], stack, index, ORACLES[other])
     for entered, recorder in zip(activations(name, stack, index), recorders, strict=True):
         row = own_made(entered, other)

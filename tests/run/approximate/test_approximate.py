@@ -92,7 +92,7 @@ def test_the_last_layer_is_least_squares():
 
 def test_errors_fall_with_width_but_for_identity_and_bilinear():
     names = ("relu", "gelu", "tanh", "swiglu", "identity", "bilinear")
-    found = approximate(activations=names, widths=("1", "4", "16", "64"))
+    found = approximate(activations=names, widths=("1", "4", "16", "64"), **FAST)
     by = {(f.row.activation, f.row.d_ff_plain): f.row for f in found}
     for name in ("relu", "gelu", "tanh", "swiglu"):
         falling = [by[name, width].rmse for width in (1, 4, 16, 64)]
@@ -132,7 +132,7 @@ def test_step_and_bump_are_fitted_by_tanh():
 
 def test_few_noisy_samples_are_fitted_closer_than_what_is_held_out():
     few, many = (
-        approximate(activations=("gelu",), widths=("64",), noise=0.3, samples=n, steps=1000, seeds=2)[0].row
+        approximate(activations=("gelu",), widths=("64",), noise=0.3, samples=n, steps=500, seeds=2)[0].row
         for n in (12, 1000)
     )
     assert few.train_rmse < 0.3 < 1.1 * many.train_rmse

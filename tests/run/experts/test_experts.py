@@ -4,6 +4,7 @@ with an expert zeroed."""
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from functools import cache
 from itertools import combinations
 from math import log2
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.run.corpus.test_corpus import TEXTS, entering_and_chosen, ids_of
 MIXTURES = {"mixtral": "gate", "qwen3_moe": "gate", "gpt_oss": "router"}
 
 
+@cache
 def choices(name: str, layer: int) -> list[list[int]]:
     """Each token's experts as transformers' router gives them, the heaviest first, text after text."""
     model, mlp = made(name).model, f"model.layers.{layer}.mlp"

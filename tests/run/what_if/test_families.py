@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ def with_head(name: str) -> Any:
 
     path, model = in_double(name)
     kind = next(kind for kind in _CLASSES if type(model.config) in getattr(transformers, kind)._model_mapping)
+    if type(model) is getattr(transformers, kind)._model_mapping[type(model.config)]:
+        return deepcopy(model)  # it has the head and the dtype already: units are set to 0 in the copy
     dtype = torch.float32 if name in SINGLE else torch.float64
     return getattr(transformers, kind).from_pretrained(path, dtype=dtype).eval()
 
