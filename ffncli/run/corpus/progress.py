@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, shown_path
+from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.checkpoint import Checkpoint
 from ffncli.models.files.json_records import Count, record_of
 from ffncli.models.model import Layer
@@ -88,6 +88,15 @@ def save_progress(path: Path, about: Mapping[str, Any], progress: Progress, laye
         write(file, ".safetensors", tensors, record)
 
 
+def _difference(name: str, before: Any) -> str:
+    """What an earlier run had, in words: another model, `--layer 0 to 3` or `--outliers 6`."""
+    if name in ("model", "corpus"):
+        return f"another {name}"
+    if name == "layers":
+        return f"other layers ({', '.join(map(str, before))})" if isinstance(before, list) else "other layers"
+    return f"--{name.replace('_', '-')} {shown(before)}" if before else f"no --{name.replace('_', '-')}"
+
+
 def read_progress(path: Path, about: Mapping[str, Any], layers: Mapping[Layer, LayerSums], device: str) -> Progress:
     """Where an interrupted run stopped, its figures restored; the beginning if there is no file.
 
@@ -96,10 +105,11 @@ def read_progress(path: Path, about: Mapping[str, Any], layers: Mapping[Layer, L
     if not path.exists():
         return Progress()
     hint = "give the name of a new file, or remove this one"
-    container = open_container(path)
+    container = open_container(path, ".safetensors")
     record: _SavedRun = record_of(_SavedRun, container.record, f"--resume: {shown_path(path)}", hint)
-    if differ := [name for name, value in about.items() if record.run.get(name) != value]:
-        raise FFNError(f"--resume: {shown_path(path)} is of another {' and '.join(differ)}", hint)
+    for name, value in about.items():
+        if (before := record.run.get(name)) != value:
+            raise FFNError(f"--resume: {shown_path(path)} was made with {_difference(name, before)}", hint)
     try:
         tensors = {name: container.tensor(name) for name in container.shapes}
         for layer, sums in layers.items():

@@ -26,7 +26,7 @@ from ffncli.run.pretrained.token_limits import context_length, known_tokens
 from ffncli.run.pretrained.tokens import tokenizer_of
 from ffncli.system.host import available_memory
 
-_SAVE_EVERY = 30.0  # s
+_SAVE_EVERY = 5.0  # seconds: what an interruption costs at most, beyond the texts that are read together
 _MOST_MEMORY = 512 << 20  # of a batch's intermediates; at most a quarter of what is free
 _ALIKE = {8: 1e-6, 4: 1e-3, 2: 0.05}  # relative distance of a text alone and among others, by bytes of a value
 

@@ -56,15 +56,17 @@ def write(file: BinaryIO, suffix: str, tensors: Mapping[str, Tensor], record: Ma
     {".safetensors": _write_safetensors, ".npz": _write_npz, ".json": _write_json}[suffix](file, tensors, record)
 
 
-def open_container(path: Path) -> Container:
-    """A file that `write` made. Raises FFNError, naming it, for anything else."""
-    if path.suffix not in TENSOR_SUFFIXES:
+def open_container(path: Path, suffix: str | None = None) -> Container:
+    """A file that `write` made, for the suffix of its name unless another is given. Raises FFNError, naming it, for
+    anything else."""
+    suffix = path.suffix if suffix is None else suffix
+    if suffix not in TENSOR_SUFFIXES:
         raise FFNError(f"{shown_path(path)} is not a saved trace", f"supported: {', '.join(TENSOR_SUFFIXES)}")
     try:
         openers: dict[str, Callable[[Path], Container]] = {
             ".safetensors": _open_safetensors, ".npz": _Npz, ".json": _open_json,
         }  # fmt: skip
-        container = openers[path.suffix](path)
+        container = openers[suffix](path)
     except OSError as error:
         raise FFNError(f"cannot read {shown_path(path)}: {error.strerror or error}") from None
     for name, shape in container.shapes.items():  # a size of 0 hides any others from a check of the bytes

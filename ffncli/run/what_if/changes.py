@@ -159,15 +159,15 @@ def _ablated(steps: Sequence[Step], text: str) -> Iterator[Change]:
         number = _below(text, int(match[2]), experts or 0, "experts")
         yield from _silent(steps, text, (number,))
         return
-    if experts and not match[3]:
-        raise FFNError(f"--ablate {text}: each of {experts} experts has one", f"give unit:0:{match[2]}")
-    if match[3] and not experts:
-        raise FFNError(f"--ablate {text}: the block has no experts", f"give unit:{match[3]}")
     down = next((s for step in steps for s in (step.op.program if isinstance(step.op, Experts) else (step,))
                  if s.output == "down"), None)  # fmt: skip
     if down is None or not isinstance(down.op, Linear):
         raise FFNError(f"--ablate {text}: the block has no down projection")
     unit = _below(text, int(match[3] or match[2]), down.op.into.size, "units")
+    if experts and not match[3]:
+        raise FFNError(f"--ablate {text}: each of {experts} experts has one", f"give unit:0:{unit}")
+    if match[3] and not experts:
+        raise FFNError(f"--ablate {text}: the block has no experts", f"give unit:{unit}")
     at = (_below(text, int(match[2]), experts or 0, "experts"),) if match[3] else ()
     yield WeightChange(text, "down.weight", (*at, slice(None), unit), 0.0)
 

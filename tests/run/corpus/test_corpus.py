@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from pandas import DataFrame
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -36,29 +37,29 @@ def arguments(name: str, text: str) -> dict[str, Tensor]:
     return {"input_ids": ids_of(text)} | ({"decoder_input_ids": torch.tensor([[0]])} if name.startswith("t5") else {})
 
 
-def layer_values(name: str, index: int, texts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
-    """(the units' values, their activations) of a layer, text by text, alone."""
+def values_of(name: str, layers: Sequence[int], texts: Sequence[str]) -> dict[int, list[tuple[Tensor, Tensor]]]:
+    """(the units' values, their activations) of each layer, text by text, alone: each text is run once."""
     down, gate, act = DENSE[name]
-    names = {"units": down.format(i=index)}
+    names = {f"{layer}/units": down.format(i=layer) for layer in layers}
     if gate is not None:
-        names["gate_output"] = gate.partition("/")[0].format(i=index)
-    out = []
+        names |= {f"{layer}/gate_output": gate.partition("/")[0].format(i=layer) for layer in layers}
+    out: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
     for text in texts:
         seen = through(in_double(name)[1], names, **arguments(name, text))
-        active = seen["units"]
-        if gate is not None and act is not None:
-            read = seen["gate_output"]
-            active = act(read.chunk(2, -1)[0] if gate.endswith("/0") else read)
-        out.append((seen["units"], active))
+        for layer in layers:
+            units = active = seen[f"{layer}/units"]
+            if gate is not None and act is not None:
+                read = seen[f"{layer}/gate_output"]
+                active = act(read.chunk(2, -1)[0] if gate.endswith("/0") else read)
+            out[layer].append((units, active))
     return out
 
 
-def check_layer(survey: CorpusSurvey, row: Any, per_text: Sequence[tuple[Tensor, Tensor]]) -> None:
+def check_layer(survey: CorpusSurvey, frame: DataFrame, row: Any, per_text: Sequence[tuple[Tensor, Tensor]]) -> None:
     """A layer's records and its part of the frame against all its values."""
     values = torch.cat([units for units, _ in per_text]).double()
     active = torch.cat([act for _, act in per_text]) > 0
     scale = float(values.abs().max())
-    frame = survey.frame()
     frame = frame[(frame.layer == row.layer) & (frame["stack"] == row.stack)]
     assert row.tokens == len(values) == survey.tokens
     assert (frame.tokens == len(values)).all()
@@ -85,16 +86,15 @@ def test_figures_are_those_of_hooks(name: str) -> None:
         how = {"batch_size": 1}
     survey = ffncli.corpus(in_double(name)[0], TEXTS, top_contexts=4, **how)
     assert (survey.texts, survey.cut) == (len(TEXTS), 0)
+    values, frame = values_of(name, [row.layer for row in survey.rows], TEXTS), survey.frame()
     for row in survey.rows:
-        per_text = layer_values(name, row.layer, TEXTS)
-        check_layer(survey, row, per_text)
-        check_contexts(survey, row, per_text)
+        check_layer(survey, frame, row, values[row.layer])
+        check_contexts(frame, row, values[row.layer])
 
 
-def check_contexts(survey: CorpusSurvey, row: Any, per_text: Sequence[tuple[Tensor, Tensor]]) -> None:
+def check_contexts(frame: DataFrame, row: Any, per_text: Sequence[tuple[Tensor, Tensor]]) -> None:
     values = torch.cat([units for units, _ in per_text])
     scale = float(values.abs().max())
-    frame = survey.frame()
     frame = frame[(frame.layer == row.layer) & (frame["stack"] == row.stack)]
     for unit in (0, values.shape[1] // 2):
         one = frame.iloc[unit]
@@ -269,15 +269,15 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert again.rows == resumed.rows
     assert (again.texts, again.tokens) == (100, resumed.tokens)
     for other, what in (
-        ({"top_contexts": 4}, "top_contexts"),
-        ({"max_tokens": 3}, "max_tokens"),
-        ({"layer": 1}, "layers"),
+        ({"top_contexts": 4}, "--top-contexts 3"),
+        ({"max_tokens": 3}, "no --max-tokens"),
+        ({"layer": 1}, "other layers"),
     ):
-        with pytest.raises(FFNError, match=f"is of another .*{what}"):
+        with pytest.raises(FFNError, match=f"was made with .*{what}"):
             ffncli.corpus(path, texts, **{"batch_size": 2, "top_contexts": 3, "resume": state, **other})
-    with pytest.raises(FFNError, match="is of another corpus"):
+    with pytest.raises(FFNError, match="was made with another corpus"):
         ffncli.corpus(path, texts[1:], batch_size=2, top_contexts=3, resume=state)
-    with pytest.raises(FFNError, match="is of another model"):
+    with pytest.raises(FFNError, match="was made with another model"):
         ffncli.corpus(in_double("mistral")[0], texts, batch_size=2, top_contexts=3, resume=state)
 
 
