@@ -28,8 +28,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install .ci/install_torch.py
 export PYTHON TORCH_INDEX TORCH_CUDA
+# Where bytecode is not written, each of hundreds of processes compiles the package again, and pytest every test file.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test fuzz test-runs test-architectures test-hub test-ranks test-kills test-cheats test-wheel test-install test-triton test-arenas check lint bench bench-timers bench-method bench-sweep bench-conv bench-grouped bench-corpus bench-trained bench-kernels bench-plan plan-published bench-grids certificates bench-fresh-inputs bench-suite results demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
+.PHONY: run test fuzz test-runs test-architectures test-hub test-ranks test-kills test-cheats test-browser test-wheel test-install test-triton test-arenas check lint bench bench-timers bench-method bench-sweep bench-conv bench-grouped bench-corpus bench-trained bench-kernels bench-plan plan-published bench-grids certificates bench-fresh-inputs bench-suite results demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
     bench-approximate bench-in-model mutations facts catalog architectures trace-architectures claims picture unchanged docs test-docs docs-update clean
 .DEFAULT_GOAL := run
 
@@ -58,6 +60,7 @@ endif
 # for a server, or builds every architecture has a target of its own: `make test` stays within 5 minutes.
 DOCS := tests/test_docs.py tests/test_schemas.py tests/test_claims.py tests/test_notebook.py
 INSTALL := tests/test_install.py tests/cli/test_missing_packages.py
+BROWSER := tests/browser
 CHEATS := tests/cheats tests/run/verify/test_referee.py tests/run/user/test_hosted.py tests/bench/test_hostile_kernels.py
 FUZZ := tests/cli/test_any_input.py tests/models/files/test_headers.py tests/models/files/test_bounded_work.py tests/fuzz/test_fuzz.py
 RUNS := tests/bench/test_suite.py tests/bench/test_kills.py tests/cli/bench/test_bench.py \
@@ -67,7 +70,7 @@ HUB := tests/cli/params/test_hub.py tests/models/files/test_hub.py tests/models/
 RANKS := tests/ranks
 FUZZ_CASES ?= 5000
 KILLS ?= 100
-HEAVY := $(DOCS) $(INSTALL) $(FUZZ) $(CHEATS) $(RUNS) $(ARCHITECTURES) $(HUB) $(RANKS)
+HEAVY := $(BROWSER) $(DOCS) $(INSTALL) $(FUZZ) $(CHEATS) $(RUNS) $(ARCHITECTURES) $(HUB) $(RANKS)
 
 test: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(HEAVY))
@@ -251,6 +254,10 @@ $(VENV)/.installed-docs: $(NEEDS)
 # pages, anew (ARGS=--measured: times too).
 test-docs: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(DOCS)
+
+# Pages of ffn report in headless Chromium, which is installed where that is allowed.
+test-browser: $(VENV)/.installed-test
+	@.ci/chromium && $(BIN)/python -m pytest $(BROWSER) || [ $$? -eq 77 ]
 
 docs-update: $(VENV)/.installed-test
 	@$(BIN)/python -m docs.generated

@@ -66,6 +66,7 @@ SAMPLES = {
     "compare": ["a.json b.json", "a.json a.json", "a.json c.json", "a.csv b.csv --fail-if-slower 900%", "a.csv b.csv",
                 "a.csv --plot"],
     "merge": ["part-1.csv -o one.csv", "part-1.csv part-2.csv -o both.csv"],
+    "report": ["a.json -o one.html", "a.json b.json -o two.html"],
     "doctor": ["", "--no-noise"],
     "export": [
         "4x8:relu --as torch", "gpt2 --as latex --tokens 1,4", "mixtral-8x7b --as flashinfer-trace",

@@ -35,6 +35,7 @@ _WHERE = {
     "plan": ("ffncli.run.user.plan", "plan"),
     "read_results": ("ffncli.bench.results.csv_file", "read_results"),
     "replace": ("ffncli.bench.in_model", "replace"),
+    "report": ("ffncli.bench.report.call", "report"),
     "steps": ("ffncli.block.recipe", "steps"),
     "survey": ("ffncli.run.trace.call", "survey"),
     "trace": ("ffncli.run.trace.call", "trace"),
@@ -62,6 +63,7 @@ __all__ = [
     "plan",
     "read_results",
     "replace",
+    "report",
     "steps",
     "survey",
     "trace",
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
     from ffncli.bench.benchmark import benchmark
     from ffncli.bench.in_model import kernel, replace
     from ffncli.bench.public.admission import admit
+    from ffncli.bench.report.call import report
     from ffncli.bench.results.csv_file import read_results
     from ffncli.bench.results.merge import merge
     from ffncli.block.analysis.facts import activation

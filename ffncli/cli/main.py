@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("ffncli.cli.export.command", "Write a block for torch, FlashInfer-Bench, ONNX or LaTeX."),
     "models": ("ffncli.cli.models", "List the known models, with their sources."),
     "compare": ("ffncli.cli.compare.command", "Compare two results of ffn bench, or two saved traces."),
+    "report": ("ffncli.cli.report.command", "Write a page of HTML from results, traces and certificates."),
     "doctor": ("ffncli.cli.doctor", "Show what this machine can do, and how noisy it is."),
 }
 

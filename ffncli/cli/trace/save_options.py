@@ -1,14 +1,22 @@
-"""--save of `ffn trace`: every intermediate in one file, for `ffn compare` and for other programs."""
+"""--save of `ffn trace`: every intermediate in one file, for `ffn compare` and for other programs; and its page."""
 
 from __future__ import annotations
 
 import os
+import tempfile
+from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from ffncli.cli.common.option import OUTPUT, option
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
+from ffncli.run.trace.call import session_for
+from ffncli.system.files import check_writable
+
+if TYPE_CHECKING:
+    from ffncli.run.trace.question import Question
+    from ffncli.show.output import Output
 
 _save = partial(option, OUTPUT)
 
@@ -31,3 +39,28 @@ class SaveOptions:
         path, other = (os.path.realpath(os.path.expanduser(name or "")) for name in (self.save, out))
         if None not in (self.save, out) and path == other:
             raise FFNError("--save and -o name the same file", "give two names")
+
+
+def is_page(out: str | None) -> bool:
+    """Whether -o names a page of HTML."""
+    return (out or "").lower().endswith((".html", ".htm"))
+
+
+def write_page(question: Question, page: str, force: bool, output: Output) -> None:
+    """The page of a small block, all of whose numbers can be changed there.
+
+    Raises FFNError for a block that is too large to compute in a page, or that a page cannot compute.
+    """
+    check_writable(os.path.expanduser(page), force, "-o")
+    with tempfile.TemporaryDirectory() as folder:
+        saved = os.path.join(folder, "trace.safetensors")
+        session = session_for(replace(question, save=saved, save_weights=True), lambda text: None)
+        from ffncli.bench.report.call import report
+        from ffncli.bench.report.traces import require_live
+
+        require_live(session.prepared.weights, session.steps, session.block.mode)
+        about = (
+            "Every number of a feed-forward block, to change and to follow. Made by ffn trace; the page loads nothing."
+        )
+        written = report(saved, page, title=session.block.name, about=about, force=force)
+    output.note(f"{written.path}: {written.bytes / 1000:,.0f} kB; change a number there and see what follows")

@@ -37,7 +37,7 @@ def read_pickled(path: Path) -> Columns:
     with open_to_read(path) as file:
         size = os.fstat(file.fileno()).st_size
         try:
-            with zipfile.ZipFile(file) as archive:  # type: ignore[arg-type]
+            with zipfile.ZipFile(file) as archive:
                 compressed = any(entry.compress_type for entry in archive.infolist())
         except (zipfile.BadZipFile, ValueError, NotImplementedError):
             raise FFNError(f"{where} is not a file of torch.save since torch 1.6", _RESAVE) from None

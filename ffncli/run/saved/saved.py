@@ -28,7 +28,8 @@ _MOST_WEIGHT_DIMS = 3  # experts, rows, columns
 
 @dataclass(frozen=True)
 class SavedStep:
-    """A saved step: its op and formula, and its tensor's shape and dtype. `detail` are the op's fields in words."""
+    """A saved step: its op and formula, its tensor's shape and dtype. `detail` are the op's fields in words, `flops`
+    those of the run (None in older files)."""
 
     name: str
     op: str
@@ -37,6 +38,7 @@ class SavedStep:
     shape: tuple[Count, ...]
     dtype: Literal["float64", "float32", "bfloat16", "float16"]
     detail: Mapping[str, str]
+    flops: Count | None = None
 
     @property
     def inner(self) -> bool:
@@ -127,7 +129,7 @@ def save(
         "steps": [
             {
                 "name": r.name, "op": r.op, "formula": r.formula, "inputs": list(r.inputs), "shape": list(r.shape),
-                "dtype": r.dtype, "detail": details.get(r.name, {}),
+                "dtype": r.dtype, "detail": details.get(r.name, {}), "flops": r.flops,
             }
             for r in result.steps
         ],

@@ -146,7 +146,8 @@ def _check_example(question: Question, example: Example) -> None:
         contradicts(f"--dtype {question.dtype}", "its facts are about exact numbers: use fp32 or fp64")
     if question.input is not None:
         contradicts("--input", "its facts hold for the text's own input, or a random one")
-    drawn = {name: getattr(question, name) for name in ("tokens", "batch", "seq_len", "seed", "train")}
+    drawn = {name: getattr(question, name) for name in ("tokens", "batch", "seq_len", "seed")}
+    drawn |= {"train": question.train or None}
     if example.fixed and (again := _first_option(drawn)):
         contradicts(again, "the text gives its input and its mask")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +29,7 @@ from ffncli.run.trace.question import TERMS, CheckedQuestion, Question
 from ffncli.run.trace.routes import Chosen, chosen_experts
 from ffncli.run.trace.routing import Routing, routing_of
 from ffncli.run.trace.sampling import Sampling, sampling
+from ffncli.show.page.element import element, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
@@ -149,8 +149,25 @@ class Session:
         return "\n".join([f"<Session of {self.block.name}", *lines]) + ">"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return f"<pre>{escape(repr(self))}</pre>"
+        """What a notebook shows: a row for each step."""
+        names = ("step", "formula", "shape", "min", "max", "FLOPs")
+        rows = [
+            (
+                r.name,
+                r.formula if r.inputs else "",
+                str([*r.shape]),
+                *(_digits(v) for v in (r.min, r.max)),
+                f"{r.flops:,}",
+            )
+            for r in self.steps
+        ]
+        head = element("tr", [element("th", name) for name in names])
+        body = [element("tr", [element("td", cell) for cell in row]) for row in rows]
+        return written(element("table", element("caption", self.block.name), head, body))
+
+
+def _digits(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
 
 
 def _extremes(record: StepRecord) -> str:
@@ -279,6 +296,8 @@ def _remarks(checked: CheckedQuestion, result: Trace) -> list[str]:
     if checked.question.keep is None:
         size = sum(tensor.numel() * tensor.element_size() for tensor in result.tensors.values())
         out.append(f"kept {len(result.tensors)} tensors, {size / 1e6:,.1f} MB")
+    if checked.example and checked.example.dropped and checked.question.train is False:
+        out.append("dropout is off: the text's statements, which need it, are not checked")
     names = [record.name for record in result.steps]
     idle = [e for e in sorted(checked.experts or ()) if not any(name.startswith(f"experts.{e}.") for name in names)]
     return out + ([f"no token is routed to expert {', '.join(map(str, idle))}"] if idle else [])
@@ -377,7 +396,7 @@ def _sampling(question: Question, result: Trace) -> tuple[Sampling, ...] | None:
 def _text(checked: CheckedQuestion, prepared: Prepared) -> dict[str, Any]:
     """For an example: the text's names of our steps, and its statements, computed."""
     name, example = checked.question.example, checked.example
-    if name is None or example is None:
+    if name is None or example is None or (example.dropped and checked.question.train is False):
         return {}
     from ffncli.run.texts import facts
 

@@ -28,6 +28,7 @@ def model_of(built: BuiltModule, dimensions: Dimensions) -> Resolved:
     specs: dict[int, FFNSpec] = {}
     weights: dict[int, Mapping[str, Tensor]] = {}
     match: Match | None = None
+    evidence: tuple[str, ...] = ()
     for layer, name in sorted(built.layers.items()):
         ffn = _part(built, name)
         match = _same(ffn, match, built) or _matched(ffn, name, built)
@@ -36,10 +37,10 @@ def model_of(built: BuiltModule, dimensions: Dimensions) -> Resolved:
         if layer == min(built.layers):
             names = ", ".join(dict.fromkeys((name, built.layers[max(built.layers)])))
             evidence = (f"FFNs, first and last: {names}", *evidence_of(match, parameters, specs[layer].d_ff))
-    notes = (f"assuming {', '.join(built.taken)}",) if built.taken else ()
-    notes += (f"the FFNs of {ranges(tuple(sorted(specs)))} alone: attention, norms and embeddings are set aside",)
+    notes = [f"assuming {', '.join(built.taken)}"] if built.taken else []
+    notes.append(f"the FFNs of {ranges(tuple(sorted(specs)))} alone: attention, norms and embeddings are set aside")
     model = Model(built.name, tuple(grouped("decoder", specs)))
-    return Resolved(model, built.text, evidence=evidence, notes=notes, weights=weights)
+    return Resolved(model, built.text, evidence=evidence, notes=tuple(notes), weights=weights)
 
 
 def _part(built: BuiltModule, name: str) -> nn.Module:

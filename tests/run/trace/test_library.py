@@ -156,6 +156,9 @@ def test_what_a_notebook_shows():
     assert lines[0] == "<Session of 4x8:relu"
     assert lines[1].split() == ["x", "[3,", "4]", "float32", "-3", "to", "8"]
     assert len(lines) == 5
-    assert session._repr_html_().startswith("<pre>&lt;Session of 4x8:relu\n")
+    html = session._repr_html_()
+    assert html.startswith("<table><caption>4x8:relu</caption><tr><th>step</th>")
+    assert html.count("<tr>") == 1 + len(session.steps)
+    assert "<td>x · W1 + b1</td>" in html
     many = ffncli.trace("8x16:swiglu", experts=4, expert="all")
     assert len(repr(many).splitlines()) == 8

@@ -1,0 +1,1 @@
+"""`ffn report`: results, comparisons, saved traces and certificates as one page of HTML."""

@@ -1,0 +1,97 @@
+"""`ffncli.report`: what `ffn report` does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+
+from ffncli.bench.report.comparisons import comparison_parts
+from ffncli.bench.report.documents import document_parts
+from ffncli.bench.report.results import results_parts
+from ffncli.bench.results.csv_file import is_results
+from ffncli.dataclass import dataclass
+from ffncli.errors import FFNError, shown, shown_path
+from ffncli.show.page.document import PageParts, document
+from ffncli.system.files import TENSOR_SUFFIXES, check_writable, written_whole
+from ffncli.system.packages import package_errors
+
+_MOST_FILES = 20
+
+
+@dataclass(frozen=True)
+class Report:
+    """A page that was written: its `path`, its size, the files that it shows and its sections' titles."""
+
+    path: str
+    bytes: int
+    files: tuple[str, ...]
+    sections: tuple[str, ...]
+
+
+@package_errors()
+def report(
+    files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    output: str | os.PathLike[str] = "report.html",
+    *,
+    title: str | None = None,
+    about: str | None = None,
+    force: bool = False,
+) -> Report:
+    """Write one self-contained page of HTML from results of `ffn bench` (.csv), saved traces (`ffn trace --save`), and
+    the JSON of `ffn verify` and `ffn compare`, as `ffn report` does. Two results and more are compared one after the
+    other. `about` is the line under the title.
+
+    Raises FFNError for a file that is none of these, and (exit 3) for a page that cannot be written.
+    """
+    paths = [files] if isinstance(files, (str, os.PathLike)) else [*files]
+    chosen = [Path(os.path.expanduser(path)) for path in paths]
+    if not chosen or len(chosen) > _MOST_FILES:
+        raise FFNError(f"a page shows 1 to {_MOST_FILES} files, got {len(chosen)}")
+    target = Path(os.path.expanduser(output))
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise FFNError(f"-o {shown(str(output))}: the name must end in .html")
+    check_writable(str(target), force, "-o")
+    parts = _parts(chosen)
+    names = ", ".join(path.name for path in chosen)
+    text = document(title or names, about or f"Made by ffn report from {names}; the page loads nothing.", parts)
+    data = text.encode("utf-8")
+    with written_whole(target) as file:
+        file.write(data)
+    sections = tuple(section.title for part in parts for section in part.sections)
+    return Report(shown_path(target), len(data), tuple(map(shown_path, chosen)), sections)
+
+
+def _parts(paths: list[Path]) -> list[PageParts]:
+    """The comparisons of results first, then every file in order."""
+    kinds = [_kind(path) for path in paths]
+    results = [path for path, kind in zip(paths, kinds, strict=True) if kind == "results"]
+    out = [comparison_parts(base, new, f"compared{at}") for at, (base, new) in enumerate(pairwise(results), 1)]
+    for at, (path, kind) in enumerate(zip(paths, kinds, strict=True), 1):
+        if kind == "results":
+            out.append(results_parts(path, f"file{at}"))
+        elif kind == "document":
+            out.append(document_parts(path, f"file{at}"))
+        else:
+            from ffncli.bench.report.traces import trace_parts
+
+            out.append(trace_parts(path, f"file{at}"))
+    return out
+
+
+def _kind(path: Path) -> str:
+    """What a file holds: `results`, `trace` or `document`. Raises FFNError for anything else."""
+    if not path.exists():
+        raise FFNError(f"{shown_path(path)} does not exist")
+    if path.suffix.lower() == ".json":
+        with path.open("rb") as file:
+            return "trace" if b'"ffn_trace"' in file.read(4096) else "document"
+    if path.suffix.lower() in TENSOR_SUFFIXES:
+        return "trace"
+    if is_results(path):
+        return "results"
+    raise FFNError(
+        f"{shown_path(path)} cannot be shown on a page",
+        "give results (.csv), a saved trace (.safetensors, .npz, .json), or the JSON of ffn verify or ffn compare",
+    )

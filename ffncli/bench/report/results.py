@@ -1,0 +1,254 @@
+"""A result of `ffn bench` as sections of a page: ratios, times, roofline, errors, rounds, the table and the machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ffncli.bench.records import TimedBlock
+from ffncli.bench.report.reading import HOW_TO_READ
+from ffncli.bench.results.csv_file import parse_rounds, read_rows
+from ffncli.bench.results.row import ResultRow
+from ffncli.errors import FFNError
+from ffncli.show.page.charts import ChartLine, RatioBar, intervals, lines
+from ffncli.show.page.document import PageParts, Section
+from ffncli.show.page.element import Child, element
+from ffncli.show.text import plural
+from ffncli.system.files import open_to_read
+
+_MOST_RATIOS = 100  # drawn; the table has all
+_MOST_BLOCKS = 20_000  # of the rounds, over all cases
+_MOST_ROUNDS_BYTES = 200_000_000
+_COLUMNS = (
+    "source", "tokens", "dtype", "passes", "cache", "device", "threads", "routing", "layout", "kernel", "status",
+    "time_s", "ratio", "ratio_low", "ratio_high", "verdict", "gemm_ratio", "tflops", "gbytes_per_s", "roof_fraction",
+    "bound", "error_rel", "note",
+)  # fmt: skip
+_OF_CASE = _COLUMNS[:9]
+_MACHINE = (
+    "started_utc", "ffncli", "torch", "python", "cpu", "isa", "device_name", "driver", "blas", "threads", "math_mode",
+    "openmp", "allocator", "precision", "processes", "rounds",
+)  # fmt: skip
+
+
+def results_parts(path: Path, name: str) -> PageParts:
+    """The sections of one result; their anchors begin with `name`. Raises FFNError for a file that is not a result."""
+    rows = read_rows(path)
+    if not rows:
+        raise FFNError(f"{path} has no rows")
+    labels = _labels(rows)
+    data: dict[str, Any] = {f"{name}-table": _table(rows), f"{name}-csv": {"name": path.name, "text": _text(path)}}
+    sections = [
+        Section(f"{name}-ratios", f"{path.name}: ratios", _ratios(rows, labels)),
+        *_optional(f"{name}-times", "Time against tokens", _times(rows)),
+        *_optional(f"{name}-roofline", "Roofline", _roofline(rows)),
+        *_optional(f"{name}-errors", "Error and speed", _errors(rows, labels)),
+    ]
+    rounds = _rounds(path, labels)
+    if rounds is not None:
+        data[f"{name}-rounds"], note = rounds
+        place = element("div", data_rounds=f"{name}-rounds")
+        sections.append(Section(f"{name}-rounds", "Rounds", (element("p", note, class_="muted"), place)))
+    sections += [
+        Section(f"{name}-table", "All rows", (element("div", data_table=f"{name}-table"), _download(name, path))),
+        Section(f"{name}-machine", "The machine", (_machine(rows),)),
+        Section(f"{name}-reading", "How to read this", HOW_TO_READ),
+    ]
+    return PageParts(tuple(sections), data, frozenset(["uplot"] if rounds is not None else []))
+
+
+def _optional(name: str, title: str, children: Sequence[Child]) -> list[Section]:
+    return [Section(name, title, tuple(children))] if children else []
+
+
+def _labels(rows: Sequence[ResultRow]) -> dict[str, str]:
+    """Every case by what differs among the rows."""
+    differ = [name for name in _OF_CASE if len({getattr(row, name) for row in rows}) > 1] or ["source"]
+    cases = {row.case: row for row in rows}
+    return {case: ", ".join(filter(None, (_word(row, name) for name in differ))) for case, row in cases.items()}
+
+
+def _word(row: ResultRow, name: str) -> str:
+    value = getattr(row, name)
+    return f"{value} {plural(name[:-1], value)}" if name in ("tokens", "threads") else str(value or "")
+
+
+# --- charts -----------------------------------------------------------------------------------------------------------
+
+
+def _ratios(rows: Sequence[ResultRow], labels: Mapping[str, str]) -> tuple[Child, ...]:
+    """Each kernel's time over the baseline's, with its interval; kernels without a time in words."""
+    timed = [row for row in rows if row.ratio is not None and row.kernel != row.baseline]
+    drawn = [
+        RatioBar(row.kernel, row.ratio, row.ratio_low, row.ratio_high, row.verdict, row.verdict, labels[row.case])
+        for row in timed[:_MOST_RATIOS]
+        if row.ratio is not None
+    ]
+    counts = {word: sum(row.verdict == word for row in timed) for word in ("faster", "slower", "same", "inconclusive")}
+    verdicts = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
+    baselines = ", ".join(dict.fromkeys(row.baseline for row in timed))
+    out: list[Child] = [element("p", f"Time over that of {baselines}, lower is faster: {verdicts}.")] if timed else []
+    if drawn:
+        out.append(element("figure", intervals(drawn, f"time over that of {baselines}")))
+    if len(timed) > len(drawn):
+        out.append(element("p", f"The first {len(drawn):,} of {len(timed):,}; the table has all.", class_="muted"))
+    wrong = [row for row in rows if row.status not in ("ok", "skipped", "")]
+    out += [element("p", f"{labels[row.case]}: {row.kernel} is {row.status}: {row.note}") for row in wrong[:20]]
+    skipped = [row for row in rows if row.status == "skipped"]
+    if skipped:
+        listed = [element("li", f"{labels[row.case]}: {row.kernel}: {row.note}") for row in skipped[:200]]
+        out.append(element("details", element("summary", f"{len(skipped):,} were skipped"), element("ul", listed)))
+    return tuple(out) or (element("p", "No kernel was compared with a baseline."),)
+
+
+def _times(rows: Sequence[ResultRow]) -> list[Child]:
+    """Per block and setting with several token counts: time against tokens, with the roof that the run measured."""
+    out: list[Child] = []
+    fields = [field for field in _OF_CASE if field not in ("tokens", "cache")]
+    for key, alike in _grouped(rows, lambda row: tuple(getattr(row, field) for field in fields)).items():
+        timed = [row for row in alike if row.time_s and row.tokens]
+        if len({row.tokens for row in timed}) < 2:
+            continue
+        series = [
+            ChartLine(
+                kernel,
+                [(float(row.tokens or 0), row.time_s or math.nan) for row in group],
+                [(row.time_low_s, row.time_high_s) if row.time_low_s and row.time_high_s else None for row in group],
+            )
+            for kernel, group in _grouped(
+                sorted(timed, key=lambda row: row.tokens or 0), lambda row: row.kernel
+            ).items()
+        ]
+        if roof := _roof(timed):
+            series.append(ChartLine("measured roof", roof, dashed=True))
+        out.append(element("h3", ", ".join(str(value) for value in key if value not in ("", None))))
+        out.append(lines(series, "tokens", "seconds per call"))
+    return out
+
+
+def _roof(rows: Sequence[ResultRow]) -> list[tuple[float, float]]:
+    """The time that the measured roof allows for each token count: that of any kernel times its share of the roof."""
+    times: dict[int, float] = {}
+    for row in rows:
+        if row.roof_fraction and row.time_s and row.tokens:
+            times.setdefault(row.tokens, row.time_s * row.roof_fraction)
+    return [(float(tokens), time) for tokens, time in sorted(times.items())]
+
+
+def _roofline(rows: Sequence[ResultRow]) -> list[Child]:
+    """FLOP/s against FLOPs per byte, one point per row, under the roofs that the run measured: bandwidth, then rate."""
+    known = [row for row in rows if row.flops_per_byte and row.tflops]
+    series = [
+        ChartLine(kernel, [(row.flops_per_byte or 0, 1e3 * (row.tflops or 0)) for row in group], joined=False)
+        for kernel, group in _grouped(known, lambda row: row.kernel).items()
+    ]
+    if not series:
+        return []
+    across = [row.flops_per_byte or 0 for row in known]
+    for (dtype, threads), group in _grouped(known, lambda row: (row.dtype, row.threads)).items():
+        if (roof := _peaks(group)) is not None:
+            bandwidth, peak = roof
+            ends = [min(across) / 2, peak / bandwidth, max(*across, 2 * peak / bandwidth)]
+            points = [(x, min(peak, bandwidth * x)) for x in ends]
+            series.append(ChartLine(f"roof of {dtype}, {threads} threads", points, dashed=True))
+    return [lines(series, "FLOPs per byte that no cache holds", "GFLOP/s")]
+
+
+def _peaks(rows: Sequence[ResultRow]) -> tuple[float, float] | None:
+    """(GB/s, GFLOP/s) that the run measured: a row says one of them by its share of it, and the machine balance."""
+    roofs = []
+    for row in rows:
+        if row.roof_fraction and row.ridge_flops_per_byte and row.tflops and row.flops_per_byte:
+            reached = 1e3 * row.tflops / row.roof_fraction
+            peak = reached if row.bound == "compute" else reached / row.flops_per_byte * row.ridge_flops_per_byte
+            roofs.append((peak / row.ridge_flops_per_byte, peak))
+    return sorted(roofs)[len(roofs) // 2] if roofs else None
+
+
+def _errors(rows: Sequence[ResultRow], labels: Mapping[str, str]) -> list[Child]:
+    """The error against float64 and the ratio."""
+    known = [row for row in rows if row.error_rel and row.ratio]
+    series = [
+        ChartLine(
+            kernel, [(row.ratio or 0, row.error_rel or 0) for row in group], joined=False,
+            labels=[f"{kernel}, {labels[row.case]}" for row in group],
+        )
+        for kernel, group in _grouped(known, lambda row: row.kernel).items()
+    ]  # fmt: skip
+    return [lines(series, "time over the baseline's", "error against float64, ‖a−b‖ / ‖b‖")] if series else []
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+
+def _rounds(path: Path, labels: Mapping[str, str]) -> tuple[dict[str, Any], str] | None:
+    """(the blocks of every case, a sentence about them) from the rounds file; None without one."""
+    file = path.with_name(f"{path.name.removesuffix('.csv')}.rounds.csv")
+    if not file.is_file():
+        return None
+    with open_to_read(file) as source:
+        raw = source.read(_MOST_ROUNDS_BYTES)
+    blocks = [block for _, block in parse_rounds(raw, file.name) if block.case in labels]
+    every = -(-len(blocks) // _MOST_BLOCKS) or 1
+    kept = blocks[::every]
+    kernels = list(dict.fromkeys(block.kernel for block in kept))
+    cases = [
+        {
+            "label": labels[case],
+            "kernel": [kernels.index(b.kernel) for b in group],
+            "seconds": [_short(b) for b in group],
+        }
+        for case, group in _grouped(kept, lambda block: block.case).items()
+    ]
+    note = f"{len(blocks):,} timed blocks" + (f", of which one in {every} is drawn" if every > 1 else "")
+    return ({"kernels": kernels, "cases": cases}, f"{note}. A drift or a jump here is in no ratio: kernels alternate.")
+
+
+def _short(block: TimedBlock) -> float:
+    return float(f"{block.per_call:.4g}")
+
+
+# --- the table, the file, the machine ---------------------------------------------------------------------------------
+
+
+def _table(rows: Sequence[ResultRow]) -> dict[str, Any]:
+    """The columns that differ or are filled, a row for each."""
+    shown = [
+        name for name in _COLUMNS
+        if name in ("kernel", "time_s") or any(getattr(row, name) not in (None, "", ()) for row in rows)
+    ]  # fmt: skip
+    names = ["pass" if name == "passes" else name for name in shown]
+    return {"columns": names, "rows": [[getattr(row, name) for name in shown] for row in rows]}
+
+
+def _download(name: str, path: Path) -> Child:
+    button = element("button", f"Download {path.name}", type="button", data_download=f"{name}-csv")
+    return element("div", button, class_="tools")
+
+
+def _text(path: Path) -> str:
+    with open_to_read(path) as file:
+        return file.read().decode("utf-8-sig")
+
+
+def _machine(rows: Sequence[ResultRow]) -> Child:
+    """What the rows say of the machine and the software; several values where the rows differ."""
+    out: list[Child] = []
+    for name in _MACHINE:
+        values = dict.fromkeys(str(value) for row in rows if (value := getattr(row, name)) not in (None, ""))
+        if values:
+            text = ", ".join([*values][:6]) + (f" and {len(values) - 6} more" if len(values) > 6 else "")
+            out += [element("dt", name.replace("_", " ")), element("dd", text)]
+    warnings = dict.fromkeys(warning.code for row in rows for warning in row.warnings)
+    if warnings:
+        out += [element("dt", "warnings"), element("dd", ", ".join(warnings))]
+    return element("dl", out)
+
+
+def _grouped(items: Iterable[Any], key: Any) -> dict[Any, list[Any]]:
+    out: dict[Any, list[Any]] = {}
+    for item in items:
+        out.setdefault(key(item), []).append(item)
+    return out

@@ -1,0 +1,200 @@
+"""A saved trace as sections of a page: its steps with their costs, a heat map of each, and, of a small block, all its
+numbers to change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ffncli.errors import FFNError
+from ffncli.run.saved.saved import Saved, SavedStep, open_saved
+from ffncli.show.page.document import PageParts, Section
+from ffncli.show.page.drawing import CostBar, cost_bars, histogram
+from ffncli.show.page.element import Child, element
+from ffncli.show.tensors import number_text
+
+if TYPE_CHECKING:
+    from ffncli.run.engine.trace import StepRecord
+
+_ABOUT = (
+    "name", "layer", "d_model", "d_ff", "activation", "gated", "bias", "experts", "weights", "mode", "dtype", "device",
+)  # fmt: skip
+_ROWS, _COLUMNS = 24, 96  # cells of a heat map at most
+_MOST_STEPS = 40
+LIVE_VALUES = 4096  # weights, and values, of a block whose numbers can be changed on the page
+_LIVE_OPS = ("input", "linear", "activation", "multiply", "add", "norm", "dropout")
+_LIVE_FUNCTIONS = (
+    "identity", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "relu2", "quick_gelu", "softplus", "elu",
+    "leaky_relu", "mish", "selu",
+)  # fmt: skip
+
+
+def trace_parts(path: Path, name: str) -> PageParts:
+    """The sections of one saved trace. Raises FFNError for a file that `ffn trace --save` did not write."""
+    saved = open_saved(path)
+    shown = [step for step in saved.steps if not step.inner][:_MOST_STEPS]
+    tensors = {step.name: _rows(saved.tensor(step.name)) for step in shown}
+    data: dict[str, Any] = {}
+    costs = [CostBar(_assignment(step), step.flops or 0, f"[{', '.join(map(str, step.shape))}]") for step in shown]
+    sections = [Section(f"{name}-block", str(saved.block.get("name") or path.name), (_about(saved), cost_bars(costs)))]
+    if (live := _live(saved, tensors)) is not None:
+        data[f"{name}-live"] = live
+        text = "Change an input, a weight or the activation: every number that follows is computed again."
+        place = element("div", data_live=f"{name}-live")
+        sections.append(Section(f"{name}-live", "Change a number", (element("p", text), place)))
+    for step in shown:
+        key = f"{name}-{step.name}"
+        data[key] = heat_data(step.name, tensors[step.name])
+        figures = element("p", _figures(tensors[step.name]), class_="values")
+        bars = histogram(tensors[step.name].flatten().tolist())
+        sections.append(Section(f"{key}-step", _assignment(step), (figures, element("div", data_heat=key), bars)))
+    return PageParts(tuple(sections), data)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """[..., features] as a matrix in float64."""
+    return tensor.reshape(-1, tensor.shape[-1]).double()
+
+
+def _assignment(step: SavedStep) -> str:
+    return f"{step.name} = {step.formula}" if step.inputs else step.name
+
+
+def _about(saved: Saved) -> Child:
+    out: list[Child] = []
+    for key in (
+        "name",
+        "layer",
+        "d_model",
+        "d_ff",
+        "activation",
+        "gated",
+        "bias",
+        "experts",
+        "weights",
+        "mode",
+        "dtype",
+        "device",
+    ):
+        if (value := saved.block.get(key)) not in (None, "", 0):
+            out += [element("dt", key), element("dd", _word(value))]
+    return element("dl", out)
+
+
+def _word(value: Any) -> str:
+    return "yes" if value is True else "no" if value is False else str(value)
+
+
+def _figures(x: Tensor) -> str:
+    """Shape, extremes, mean and spread of the finite values, and how many are not."""
+    finite = x[x.isfinite()]
+    text = f"{x.shape[0]} × {x.shape[1]}"
+    if finite.numel():
+        ends = (
+            ("min", finite.min()),
+            ("max", finite.max()),
+            ("mean", finite.mean()),
+            ("std", finite.std(correction=0)),
+        )
+        text += ", " + ", ".join(f"{name} {number_text(float(value), 4)}" for name, value in ends)
+    odd = {"NaN": int(x.isnan().sum()), "infinite": int(x.isinf().sum()), "zero": int((x == 0).sum())}
+    return text + "".join(f", {count:,} {name}" for name, count in odd.items() if count)
+
+
+# --- heat maps --------------------------------------------------------------------------------------------------------
+
+
+def heat_data(name: str, x: Tensor) -> dict[str, Any]:
+    """The cells of a heat map of a matrix: each the largest value by size of those it stands for, and their mean. NaN
+    goes before all, then infinity, so that a cell with one shows it.
+    """
+    rows, columns = min(x.shape[0], _ROWS), min(x.shape[1], _COLUMNS)
+    finite = x[x.isfinite()]
+    cells = [
+        [x[_span(i, x.shape[0], rows)][:, _span(j, x.shape[1], columns)] for j in range(columns)] for i in range(rows)
+    ]
+    out: dict[str, Any] = {
+        "name": name, "shape": list(x.shape), "values": [[_largest(cell) for cell in line] for line in cells],
+        "most": _digits(float(finite.abs().max())) if finite.numel() else 0,
+        "each": math.ceil(x.shape[0] / rows) * math.ceil(x.shape[1] / columns),
+    }  # fmt: skip
+    if out["each"] > 1:
+        out["means"] = [[_finite(float(cell.mean())) for cell in line] for line in cells]
+    return out
+
+
+def _span(part: int, size: int, count: int) -> slice:
+    """The indices that cell `part` of `count` stands for: as in heat.js."""
+    start = part * size // count
+    return slice(start, max(start + 1, (part + 1) * size // count))
+
+
+def _largest(cell: Tensor) -> float | str:
+    if bool(cell.isnan().any()):
+        return "nan"
+    value = float(cell.flatten()[cell.abs().argmax()])
+    return ("inf" if value > 0 else "-inf") if math.isinf(value) else _digits(value)
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def _finite(value: float) -> float | None:
+    return _digits(value) if math.isfinite(value) else None
+
+
+# --- a small block, to change -----------------------------------------------------------------------------------------
+
+
+def require_live(weights: Mapping[str, Tensor], steps: Sequence[StepRecord | SavedStep], mode: str) -> None:
+    """Raises FFNError for a block that a page cannot compute, with what to do instead."""
+    size = sum(tensor.numel() for tensor in weights.values())
+    values = sum(math.prod(step.shape) for step in steps)
+    if max(size, values) > LIVE_VALUES:
+        what = f"{size:,} weights" if size > LIVE_VALUES else f"{values:,} values"
+        raise FFNError(
+            f"-o of .html: the block has {what}, a page to change numbers in holds {LIVE_VALUES:,}",
+            "ffn trace ... --save t.safetensors, then ffn report t.safetensors -o page.html",
+        )
+    if mode != "eval" and any(step.op == "dropout" for step in steps):
+        raise FFNError("-o of .html: the page computes without dropout", "add --eval")
+    if odd := next((step for step in steps if step.op not in _LIVE_OPS), None):
+        raise FFNError(
+            f"-o of .html: the page cannot compute {odd.name} = {odd.formula}", "ffn report shows a saved trace"
+        )
+
+
+def _live(saved: Saved, tensors: Mapping[str, Tensor]) -> dict[str, Any] | None:
+    """All numbers of a small block; None for one that is large, without weights in the file, or computed otherwise."""
+    weights = {name: saved.weight(name).double() for name in saved.weights}
+    functions = [step.detail.get("function", "") for step in saved.steps if step.op == "activation"]
+    try:
+        require_live(weights, saved.steps, str(saved.block.get("mode")))
+    except FFNError:
+        return None
+    known = all(function in _LIVE_FUNCTIONS for function in functions)
+    if not weights or not known or not _all_finite([*weights.values(), *tensors.values()]):
+        return None
+    steps = [
+        {
+            "name": step.name, "op": step.op, "formula": step.formula, "inputs": list(step.inputs),
+            "detail": dict(step.detail),
+        }
+        for step in saved.steps
+    ]  # fmt: skip
+    return {
+        "steps": steps, "functions": _LIVE_FUNCTIONS, "values": {name: x.tolist() for name, x in tensors.items()},
+        "weights": {name: tensor.tolist() for name, tensor in weights.items()},
+        "inputs": {step.name: tensors[step.name].tolist() for step in saved.steps if step.op == "input"},
+    }  # fmt: skip
+
+
+def _all_finite(tensors: list[Tensor]) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)

@@ -1,0 +1,60 @@
+"""`ffn report`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from ffncli.cli.common.option import OUTPUT, option
+from ffncli.cli.common.options import OutputOptions, Text
+from ffncli.cli.common.spread import spread
+from ffncli.dataclass import dataclass
+from ffncli.show.output import Output
+
+_page = partial(option, "Page")
+
+Files = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="FILE",
+        help="Results of ffn bench (.csv), saved traces (ffn trace --save), or the JSON of ffn verify and ffn compare.",
+    ),
+]
+Title = Annotated[
+    Text, _page("--title", metavar="TEXT", daily=True, help="The page's title. [default: the files' names]")
+]
+
+
+@dataclass(frozen=True)
+class PageOptions(OutputOptions):
+    """The same, with the page in the place of a copy of the answer."""
+
+    out: Annotated[
+        Text, option(OUTPUT, "-o", "--output", metavar="FILE.html", daily=True,
+                     help="The page to write. [default: report.html]"),
+    ] = None  # fmt: skip
+
+    def output(self) -> Output:
+        """The sink for what was written."""
+        return OutputOptions.output(replace(self, out=None))
+
+
+@spread
+def command(*, files: Files, title: Title = None, show: PageOptions) -> None:
+    """Write one page of HTML that opens from disk and loads nothing: results with intervals, saved traces,
+    comparisons, certificates.
+
+    Examples:
+      ffn report run.csv                               # writes report.html
+      ffn report before.csv after.csv -o change.html   # compared first
+      ffn report trace.safetensors -o trace.html       # from ffn trace --save
+      ffn report certificate.json run.csv -o page.html --title "My kernel"
+    """
+    from ffncli.bench.report.call import report
+    from ffncli.cli.report.page import answer
+
+    output = show.output()
+    output.show(answer(report(files, show.out or "report.html", title=title, force=show.force)))

@@ -1,0 +1,19 @@
+"""What `ffn report` wrote, in a few lines."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from ffncli.show.parts import Answer, Line, Part
+from ffncli.show.tables import Table
+
+if TYPE_CHECKING:
+    from ffncli.bench.report.call import Report
+
+
+def answer(report: Report) -> Answer:
+    """The page's name, its size and its sections."""
+    parts: list[Part] = [Line(f"{report.path}: {len(report.sections)} sections, {report.bytes / 1000:,.0f} kB")]
+    rows = Table(("section",), [(title,) for title in report.sections])
+    return Answer("report", asdict(report), rows, parts, {"bytes": "of the page, which holds all that it shows"})

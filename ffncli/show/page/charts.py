@@ -1,0 +1,162 @@
+"""Charts as inline SVG: points with intervals, lines and scatters, on the axes of show/plots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import field
+from xml.etree.ElementTree import Element
+
+from ffncli.dataclass import dataclass
+from ffncli.show.page.element import element
+from ffncli.show.plots.axes import PlotAxis, axis
+
+WIDTH = 760
+_LABELS = 230  # left of an interval chart
+_ROW, _TOP, _BOTTOM, _RIGHT = 24, 8, 44, 16
+_COLOURS = 8  # then the same again, hollow
+
+
+@dataclass(frozen=True)
+class RatioBar:
+    """A row of an interval chart: `value` between `low` and `high`, `kind` a class for its colour. Rows of one `group`
+    that follow one another have its name above them."""
+
+    label: str
+    value: float
+    low: float | None
+    high: float | None
+    kind: str = ""
+    note: str = ""
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class ChartLine:
+    """Points (x, y) of one name; `bars` are (low, high) of y; `dashed` for a limit, `joined` draws the line."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    bars: Sequence[tuple[float, float] | None] = ()
+    dashed: bool = False
+    joined: bool = True
+    labels: Sequence[str] = field(default_factory=tuple)
+
+
+def intervals(rows: Sequence[RatioBar], across: str, mark: float = 1.0) -> Element:
+    """A row for each interval, with a line at `mark`. Their ends carry their values as data-low and data-high."""
+    ends = [v for row in rows for v in (row.value, row.low, row.high, mark) if v is not None and math.isfinite(v)]
+    scale = axis(ends, log=True)
+    groups = {at for at, row in enumerate(rows) if row.group and (at == 0 or rows[at - 1].group != row.group)}
+    height = _TOP + _ROW * (len(rows) + len(groups)) + _BOTTOM
+    if scale is None:
+        return element("p", "No ratios.")
+    parts: list[Element] = _across(scale, height - _BOTTOM, across, _LABELS)
+    x = _place(scale, mark, _LABELS)
+    parts.append(element("line", x1=x, x2=x, y1=_TOP, y2=height - _BOTTOM, class_="mark"))
+    line = 0
+    for at, row in enumerate(rows):
+        if at in groups:
+            name = _short(row.group, 110)
+            parts.append(element("text", name, x=4, y=_TOP + _ROW * line + _ROW / 2 + 5, class_="label group"))
+            line += 1
+        y = _TOP + _ROW * line + _ROW / 2
+        line += 1
+        group = [element("title", f"{', '.join(filter(None, (row.group, row.label)))}: {_text(row)}")]
+        group.append(element("text", _short(row.label, 34), x=_LABELS - 8, y=y + 4, class_="label end"))
+        if row.low is not None and row.high is not None:
+            x1, x2 = _place(scale, row.low, _LABELS), _place(scale, row.high, _LABELS)
+            group.append(element("line", x1=x1, x2=x2, y1=y, y2=y, class_="bar", data_low=row.low, data_high=row.high))
+        group.append(element("circle", cx=_place(scale, row.value, _LABELS), cy=y, r=4, class_="dot"))
+        parts.append(element("g", group, class_=f"interval {row.kind}".strip()))
+    described = f"{len(rows)} ratios with intervals, from {_number(min(ends))} to {_number(max(ends))}"
+    return _svg(parts, height, described)
+
+
+def lines(series: Sequence[ChartLine], across: str, up: str, log_x: bool = True, log_y: bool = True) -> Element:
+    """Lines or points over two axes, with a legend; a point's title says its values."""
+    xs = [x for one in series for x, _ in one.points]
+    ys = [y for one in series for _, y in one.points] + [v for one in series for bar in one.bars if bar for v in bar]
+    scale_x, scale_y = axis(xs, log_x), axis(ys, log_y)
+    if scale_x is None or scale_y is None:
+        return element("p", "Nothing to draw.")
+    left, height = 70, 340
+    parts = _across(scale_x, height - _BOTTOM, across, left)
+    for share, label in scale_y.ticks(7):
+        y = _up(share, height)
+        parts.append(element("line", x1=left, x2=WIDTH - _RIGHT, y1=y, y2=y, class_="grid"))
+        parts.append(element("text", label, x=left - 6, y=y + 4, class_="label end"))
+    parts.append(
+        element("text", up, x=12, y=height / 2, class_="label middle", transform=f"rotate(-90 12 {height / 2:g})")
+    )
+    for at, one in enumerate(series):
+        places = [
+            (_place(scale_x, x, left), _up(scale_y.share(y), height), x, y)
+            for x, y in one.points
+            if math.isfinite(scale_x.share(x)) and math.isfinite(scale_y.share(y))
+        ]
+        colour = "roof" if one.dashed else f"c{at % _COLOURS}"
+        if one.joined and len(places) > 1:
+            path = " ".join(f"{x:.2f},{y:.2f}" for x, y, _, _ in places)
+            parts.append(element("polyline", points=path, class_=f"line {colour}" + (" dashed" if one.dashed else "")))
+        for number, (px, py, x, y) in enumerate(places):
+            bar = one.bars[number] if number < len(one.bars) else None
+            if bar is not None:
+                ends = [_up(scale_y.share(v), height) for v in bar]
+                parts.append(element("line", x1=px, x2=px, y1=ends[0], y2=ends[1], class_=f"whisker {colour}"))
+            if not one.dashed:
+                label = one.labels[number] if number < len(one.labels) else one.name
+                title = element("title", f"{label}: {_number(x)}, {_number(y)}")
+                hollow = " hollow" if at >= _COLOURS else ""
+                parts.append(
+                    element("circle", title, cx=f"{px:.2f}", cy=f"{py:.2f}", r=3.5, class_=f"point {colour}{hollow}")
+                )
+    described = f"{up} against {across}: {', '.join(one.name for one in series)}"
+    legend = [
+        element("li", element("span", class_=f"swatch {_swatch(at, one)}"), one.name) for at, one in enumerate(series)
+    ]
+    return element("figure", _svg(parts, height, described), element("ul", legend, class_="legend"))
+
+
+def _swatch(at: int, one: ChartLine) -> str:
+    """The classes of a line's colour in the legend."""
+    return "roof" if one.dashed else f"c{at % _COLOURS}" + (" hollow" if at >= _COLOURS else "")
+
+
+def _svg(parts: list[Element], height: float, described: str) -> Element:
+    return element(
+        "svg", element("title", described), parts, viewBox=f"0 0 {WIDTH} {height:g}", role="img", class_="chart",
+        aria_label=described,
+    )  # fmt: skip
+
+
+def _across(scale: PlotAxis, bottom: float, name: str, left: float) -> list[Element]:
+    """The horizontal axis: grid lines, labels and its name."""
+    out = []
+    for share, label in scale.ticks(8):
+        x = left + share * (WIDTH - _RIGHT - left)
+        out.append(element("line", x1=x, x2=x, y1=_TOP, y2=bottom, class_="grid"))
+        out.append(element("text", label, x=x, y=bottom + 16, class_="label middle"))
+    middle = left + (WIDTH - _RIGHT - left) / 2
+    return [*out, element("text", name, x=middle, y=bottom + 36, class_="label middle")]
+
+
+def _place(scale: PlotAxis, value: float, left: float) -> float:
+    return left + scale.share(value) * (WIDTH - _RIGHT - left)
+
+
+def _up(share: float, height: float) -> float:
+    return height - _BOTTOM - share * (height - _BOTTOM - _TOP)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _text(row: RatioBar) -> str:
+    ends = f" [{_number(row.low)}, {_number(row.high)}]" if row.low is not None and row.high is not None else ""
+    return f"{_number(row.value)}{ends}" + (f", {row.note}" if row.note else "")
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

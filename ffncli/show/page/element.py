@@ -1,0 +1,38 @@
+"""Elements of a page, built as a tree and written by the standard library, which escapes every text and attribute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from xml.etree.ElementTree import Element, tostring
+
+from ffncli.errors import clean
+
+Child = Element | str | None
+
+
+def element(tag: str, *children: Child | Iterable[Child], **attributes: object) -> Element:
+    """`element("a", "text", href="#x")`: children are elements, texts, None (nothing), or lists of these.
+
+    `class_` is the attribute class, `data_x` is data-x; attributes that are None are left out. Texts are made safe to
+    print first: no control characters.
+    """
+    names = {name: name.rstrip("_").replace("_", "-") for name in attributes}
+    out = Element(tag, {names[name]: clean(str(value)) for name, value in attributes.items() if value is not None})
+    for child in children:
+        for one in [child] if child is None or isinstance(child, (str, Element)) else child:
+            _append(out, one)
+    return out
+
+
+def _append(out: Element, child: Child) -> None:
+    if isinstance(child, Element):
+        out.append(child)
+    elif child is not None and len(out):
+        out[-1].tail = (out[-1].tail or "") + clean(child)
+    elif child is not None:
+        out.text = (out.text or "") + clean(child)
+
+
+def written(tree: Element) -> str:
+    """The element as HTML."""
+    return tostring(tree, encoding="unicode", method="html")

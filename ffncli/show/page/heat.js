@@ -1,0 +1,74 @@
+// Heat maps. A cell stands for one value or for several, of which it shows the largest by size; NaN and Inf have colours of
+// their own. The pointer or the arrow keys move through the cells, and the line below says what is there.
+const dark = () => matchMedia("(prefers-color-scheme: dark)").matches;
+
+function heatColour(share, night) { // -1 to 1: orange through the background to blue
+  const [zero, one] = night ? [[30, 35, 40], share < 0 ? [245, 166, 109] : [138, 180, 248]]
+    : [[255, 255, 255], share < 0 ? [168, 72, 15] : [11, 87, 208]];
+  const t = Math.sqrt(Math.min(1, Math.abs(share)));
+  return zero.map((z, i) => Math.round(z + (one[i] - z) * t));
+}
+
+function heatMap(canvas, map, read) {
+  const rows = map.values.length, columns = rows ? map.values[0].length : 0;
+  canvas.width = columns;
+  canvas.height = rows;
+  canvas.style.height = Math.max(24, Math.min(320, rows * Math.max(6, Math.round(700 / Math.max(columns, 40))))) + "px";
+  let at = [0, 0];
+
+  function draw() {
+    const context = canvas.getContext("2d"), night = dark(), picture = context.createImageData(columns, rows);
+    map.values.forEach((row, i) => row.forEach((value, j) => {
+      const odd = typeof value !== "number";
+      const [r, g, b] = odd ? (value === "nan" ? [200, 0, 160] : [230, 180, 0]) : heatColour(value / (map.most || 1), night);
+      picture.data.set([r, g, b, 255], 4 * (i * columns + j));
+    }));
+    context.putImageData(picture, 0, 0);
+  }
+
+  function move(i, j) {
+    at = [Math.max(0, Math.min(rows - 1, i)), Math.max(0, Math.min(columns - 1, j))];
+    read(...at);
+  }
+
+  canvas.addEventListener("pointermove", (event) => {
+    const box = canvas.getBoundingClientRect();
+    move(Math.floor((event.clientY - box.top) / box.height * rows), Math.floor((event.clientX - box.left) / box.width * columns));
+  });
+  canvas.addEventListener("keydown", (event) => {
+    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    move(at[0] + step[0], at[1] + step[1]);
+  });
+  canvas.addEventListener("focus", () => move(...at));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  draw();
+}
+
+function span(part, size, count) { // the values that a cell stands for: [first, last]
+  return [Math.floor(part * size / count), Math.max(Math.floor(part * size / count), Math.floor((part + 1) * size / count) - 1)];
+}
+
+function heat(root) {
+  const map = DATA[root.dataset.heat], canvas = make("canvas", null, {
+    tabindex: "0", role: "img", "aria-label": `Heat map of ${map.name}; the arrow keys move through it`,
+  });
+  const out = make("p", "", { class: "reading values", role: "status" });
+  const ramp = make("canvas", null, { class: "ramp", "aria-hidden": "true" });
+  const scale = make("div", null, { class: "scale" });
+  const low = make("span", shownNumber(-map.most)), high = make("span", shownNumber(map.most));
+  scale.append(low, ramp, high, make("span", map.each > 1 ? `a cell: the largest of up to ${map.each} values` : "a cell: one value", { class: "muted" }));
+  root.append(canvas, scale, out);
+  heatMap(ramp, { values: [Array.from({ length: 101 }, (_, i) => i / 50 - 1)], most: 1 }, () => {});
+  ramp.style.height = "0.8rem";
+  heatMap(canvas, map, (i, j) => {
+    const row = span(i, map.shape[0], map.values.length), column = span(j, map.shape[1], map.values[0].length);
+    const place = [row, column].map(([a, b], axis) => (axis === 0 && map.rows && a === b ? map.rows[a] : a === b ? a : `${a}–${b}`));
+    const value = map.values[i][j], single = row[0] === row[1] && column[0] === column[1];
+    const mean = map.means ? `, mean ${shownNumber(map.means[i][j])}` : "";
+    out.textContent = `${map.name}[${place.join(", ")}] ${single ? "=" : "largest by size:"} ${shownNumber(value)}${single ? "" : mean}`;
+    root.dispatchEvent(new CustomEvent("cell", { detail: { row: row[0], column: column[0], single } }));
+  });
+}
+document.querySelectorAll("[data-heat]").forEach(heat);

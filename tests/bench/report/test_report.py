@@ -1,0 +1,167 @@
+"""`ffncli.report`: what goes on a page of each kind of file, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ffncli
+from ffncli.bench.report.traces import heat_data
+from ffncli.bench.results.csv_file import read_rows
+from ffncli.errors import ExitCode, FFNError
+from tests.show.page.test_page import Tags
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "ffn-1" / "xeon-avx512-2cpu.csv"
+
+
+def data_of(page: Path) -> dict[str, Any]:
+    """The data in a page."""
+    found: dict[str, Any] = json.loads(Tags(page.read_text("utf-8")).data)
+    return found
+
+
+def test_a_result(tmp_path: Path) -> None:
+    rows = read_rows(RESULTS)
+    written = ffncli.report(RESULTS, tmp_path / "page.html", title="Mine")
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert (written.bytes, written.path) == (len(text.encode()), str(tmp_path / "page.html"))
+    assert written.bytes < 500_000
+    assert written.sections[0] == "xeon-avx512-2cpu.csv: ratios"
+    assert {"Roofline", "Rounds", "All rows", "The machine", "How to read this"} <= {*written.sections}
+    assert "<title>Mine</title>" in text
+    data = data_of(tmp_path / "page.html")
+    table = data["file1-table"]
+    for row, ours in zip(rows, table["rows"], strict=True):
+        assert dict(zip(table["columns"], ours, strict=True)) == {
+            name: getattr(row, "passes" if name == "pass" else name) for name in table["columns"]
+        }
+    assert data["file1-csv"] == {"name": RESULTS.name, "text": RESULTS.read_text("utf-8")}
+    timed = sum(row.ratio is not None and row.kernel != row.baseline for row in rows)
+    assert text.count('class="interval') == timed
+    assert f"{sum(row.status == 'skipped' for row in rows)} were skipped" in text
+
+
+def test_a_result_without_rounds_needs_no_library(tmp_path: Path) -> None:
+    shutil.copy(RESULTS, tmp_path / "alone.csv")
+    written = ffncli.report(tmp_path / "alone.csv", tmp_path / "page.html")
+    assert "Rounds" not in written.sections
+    assert "uPlot=" not in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_several_results_are_compared_in_turn(tmp_path: Path) -> None:
+    names = ["a.csv", "b.csv", "c.csv"]
+    for name in names:
+        shutil.copy(RESULTS, tmp_path / name)
+    written = ffncli.report([tmp_path / name for name in names], tmp_path / "page.html")
+    assert written.sections[:2] == ("a.csv and b.csv", "b.csv and c.csv")
+    table = data_of(tmp_path / "page.html")["compared1"]
+    at = table["columns"].index("ratio")
+    assert {row[at] for row in table["rows"]} <= {1.0, None}
+
+
+def test_a_sweep_has_times_under_the_roof(tmp_path: Path) -> None:
+    with RESULTS.open(newline="", encoding="utf-8") as file:
+        first = next(row for row in csv.DictReader(file) if row["kernel"] == "packed")
+    with (tmp_path / "sweep.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, first)
+        writer.writeheader()
+        writer.writerows({**first, "tokens": tokens, "case": f"case {tokens}"} for tokens in (1, 32))
+    written = ffncli.report(tmp_path / "sweep.csv", tmp_path / "page.html")
+    assert "Time against tokens" in written.sections
+    assert "measured roof" in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_a_trace(tmp_path: Path) -> None:
+    session = ffncli.trace("4x8:relu", tokens=3, save=tmp_path / "t.npz")
+    written = ffncli.report(tmp_path / "t.npz", tmp_path / "page.html")
+    assert written.sections == (
+        "4x8:relu",
+        "Change a number",
+        "x",
+        "up = x · W1 + b1",
+        "act = relu(up)",
+        "down = act · W2 + b2",
+    )
+    data, text = data_of(tmp_path / "page.html"), (tmp_path / "page.html").read_text("utf-8")
+    for step in session.steps:
+        assert f"{step.flops:,} FLOPs" in text
+        shown = torch.tensor(data[f"file1-{step.name}"]["values"], dtype=torch.float64)
+        assert torch.allclose(shown, session[step.name].double(), rtol=1e-4)
+        live = torch.tensor(data["file1-live"]["values"][step.name], dtype=torch.float64)
+        assert torch.equal(live, session[step.name].double())
+    assert {*data["file1-live"]["weights"]} == {"up.weight", "up.bias", "down.weight", "down.bias"}
+
+
+@pytest.mark.parametrize("source", ["64x256:swiglu", "8x16:swiglu --experts"])
+def test_a_trace_that_a_page_does_not_compute(source: str, tmp_path: Path) -> None:
+    experts = {"experts": 4} if "--experts" in source else {}
+    ffncli.trace(source.split()[0], tokens=3, save=tmp_path / "t.safetensors", **experts)
+    written = ffncli.report(tmp_path / "t.safetensors", tmp_path / "page.html")
+    assert "Change a number" not in written.sections
+    assert any(title.startswith("experts" if experts else "hidden") for title in written.sections)
+
+
+def test_a_cell_shows_its_most_extreme_value() -> None:
+    x = torch.zeros(48, 300, dtype=torch.float64)
+    x[5, 7], x[40, 299], x[0, 0], x[1, 100] = -9.0, torch.nan, 2.0, torch.inf
+    data = heat_data("x", x)
+    values = data["values"]
+    assert (len(values), len(values[0])) == (24, 96)
+    assert data["most"] == 9.0
+    assert values[2][2] == -9.0
+    assert values[20][95] == "nan"
+    assert values[0][0] == 2.0
+    assert values[0][32] == "inf"
+    cells = [value for row in values for value in row]
+    assert sum(value != 0 for value in cells) == 4
+    assert data["means"][20][95] is None
+    assert heat_data("x", torch.ones(2, 3))["each"] == 1
+
+
+def test_answers_in_json(tmp_path: Path, call: Any) -> None:
+    for arguments in (["verify", "4x8:relu", "--kernel", "eager", "--referee"], ["verify", "4x8:relu"]):
+        path = tmp_path / f"{len(arguments)}.json"
+        call(*arguments, "-o", str(path))
+        written = ffncli.report(path, tmp_path / "page.html", force=True)
+        assert written.sections == (f"{path.name}: verified",)
+        rows = json.loads(path.read_text())["rows"]
+        table = data_of(tmp_path / "page.html")["file1"]
+        assert len(table["rows"]) == len(rows)
+        at = table["columns"].index("relative_error")
+        assert [row[at] for row in table["rows"]] == [row["relative_error"] for row in rows]
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    for name, text, words in (
+        ("x.txt", "hello", "cannot be shown on a page"),
+        ("p.json", '{"command": "params", "rows": []}', "the JSON of ffn params"),
+        ("q.json", "[1]", "q.json"),
+        ("r.json", '{"command": "verify", "rows": [1]}', "r.json"),
+        ("s.csv", "a,b\n1,2\n", "s.csv"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(FFNError, match=words):
+            ffncli.report(tmp_path / name, page)
+        assert not page.exists()
+    with pytest.raises(FFNError, match="does not exist"):
+        ffncli.report(tmp_path / "none.csv", page)
+    with pytest.raises(FFNError, match="is a rounds file"):
+        ffncli.report(RESULTS.with_name("xeon-avx512-2cpu.rounds.csv"), page)
+    with pytest.raises(FFNError, match=r"must end in \.html"):
+        ffncli.report(RESULTS, tmp_path / "page.pdf")
+    with pytest.raises(FFNError, match="1 to 20 files"):
+        ffncli.report([], page)
+    page.write_text("mine")
+    with pytest.raises(FFNError, match="exists already"):
+        ffncli.report(RESULTS, page)
+    assert page.read_text() == "mine"
+    with pytest.raises(FFNError) as caught:
+        ffncli.report(RESULTS, tmp_path / "nowhere" / "page.html")
+    assert caught.value.code is ExitCode.ENVIRONMENT

@@ -1,0 +1,76 @@
+"""A headless Chromium, and pages made of real runs: a bench, two of them, traces and a certificate."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ffncli
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "ffn-1" / "xeon-avx512-2cpu.csv"
+_FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--window-size=1280,900",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One for all tests. Without Debian's Chromium and its driver there is nothing to test."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no chromium and chromedriver here; on Debian: apt-get install chromium chromium-driver")
+    from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+
+    options = ChromeOptions()
+    options.binary_location = chromium
+    for flag in _FLAGS:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    chrome = Chrome(options, ChromeService(driver))
+    yield chrome
+    chrome.quit()
+
+
+@pytest.fixture
+def opened(browser: Any) -> Callable[..., Any]:
+    """Opens a page from disk, in a theme and a width; returns the browser. Nothing may be logged or requested."""
+
+    def open_page(path: Path, dark: bool = False, width: int = 1280) -> Any:
+        browser.get_log("browser")
+        theme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": theme})
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        browser.get(path.as_uri())
+        assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+        assert browser.get_log("browser") == []
+        return browser
+
+    return open_page
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A page of each kind."""
+    folder = tmp_path_factory.mktemp("pages")
+    for suffix in (".csv", ".rounds.csv"):
+        shutil.copy(RESULTS.with_name(RESULTS.name.removesuffix(".csv") + suffix), folder / f"run{suffix}")
+    lines = RESULTS.read_text("utf-8").splitlines(keepends=True)
+    (folder / "after.csv").write_text("".join(lines), "utf-8")
+    ffncli.trace("4x8:gelu", tokens=3, save=folder / "small.safetensors")
+    ffncli.trace("64x256:swiglu", tokens=40, save=folder / "large.safetensors")
+    ffncli.trace("8x16:swiglu", experts=4, tokens=6, save=folder / "mixture.npz")
+    made = {
+        "bench": ["run.csv"], "two": ["run.csv", "after.csv"], "small": ["small.safetensors"],
+        "traces": ["large.safetensors", "mixture.npz"],
+    }  # fmt: skip
+    out = {}
+    for name, files in made.items():
+        out[name] = folder / f"{name}.html"
+        ffncli.report([folder / file for file in files], out[name])
+    return out

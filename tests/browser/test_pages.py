@@ -1,0 +1,302 @@
+"""Pages of `ffn report` in a real browser: nothing is loaded or logged, numbers are the files', controls work."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+import ffncli
+from tests.browser.conftest import RESULTS
+
+Open = Callable[..., Any]
+PAGES = ("bench", "two", "small", "traces")
+CHANGE = """
+const field = document.querySelector(arguments[0]);
+field.value = arguments[1];
+field.dispatchEvent(new Event(arguments[2]));
+"""
+
+
+def texts(browser: Any, selector: str) -> list[str]:
+    """The texts of all elements, at once."""
+    script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
+    found: list[str] = browser.execute_script(script, selector)
+    return found
+
+
+LOOKS = [(name, *look) for name in PAGES for look in ((1280, False), (400, True))]
+
+
+@pytest.mark.parametrize(("name", "width", "dark"), [*LOOKS, ("bench", 1280, True), ("small", 400, False)])
+def test_it_opens_and_is_accessible(pages: dict[str, Path], opened: Open, name: str, width: int, dark: bool) -> None:
+    """By axe-core: no serious finding, contrast in both themes among them. The page is as wide as the window."""
+    browser = opened(pages[name], dark, width)
+    browser.execute_script(axe_source())
+    found = browser.execute_async_script("axe.run().then(arguments[arguments.length - 1])")
+    serious = [
+        (one["id"], one["nodes"][0]["html"][:200], one["nodes"][0]["failureSummary"][:200])
+        for one in found["violations"] if one["impact"] in ("serious", "critical")
+    ]  # fmt: skip
+    assert serious == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert pages[name].stat().st_size <= 500_000
+
+
+def axe_source() -> str:
+    """axe-core as the package ships it."""
+    import axe_core_python
+
+    return (Path(axe_core_python.__file__).parent / "axe.min.js").read_text("utf-8")
+
+
+# --- a bench ----------------------------------------------------------------------------------------------------------
+
+
+def rows_of_file() -> list[dict[str, str]]:
+    with RESULTS.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_numbers_are_those_of_the_file(pages: dict[str, Path], opened: Open) -> None:
+    browser = opened(pages["bench"])
+    table = browser.execute_script("return DATA['file1-table']")
+    expected = rows_of_file()
+    assert len(table["rows"]) == len(expected)
+    for ours, theirs in zip(table["rows"], expected, strict=True):
+        for name, value in zip(table["columns"], ours, strict=True):
+            if isinstance(value, (int, float)):
+                assert value == float(theirs[name])
+            else:
+                assert (value or "") == theirs[name]
+    assert browser.execute_script("return DATA['file1-csv'].text") == RESULTS.read_text("utf-8")
+    cells = texts(browser, "#file1-table tbody tr:first-child td")
+    for name, cell in zip(table["columns"], cells, strict=True):
+        theirs = expected[0][name]
+        assert cell == theirs or float(cell.replace(",", "")) == pytest.approx(float(theirs), rel=1e-3)
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_interval_ends_lie_where_the_axis_says(pages: dict[str, Path], opened: Open, width: int) -> None:
+    """Within a pixel, on the screen: the axis by its tick labels."""
+    browser = opened(pages["bench"], width=width)
+    script = """
+    const svg = document.querySelector('#file1-ratios svg'), box = (e) => e.getBoundingClientRect();
+    const numbers = [...svg.querySelectorAll('text.middle')].filter((t) => /^[0-9.]+$/.test(t.textContent));
+    const ticks = numbers.map((t) => [Number(t.textContent), box(t).left + box(t).width / 2]);
+    const lines = [...svg.querySelectorAll('line.bar')];
+    const bars = lines.map((b) => [b.dataset.low, b.dataset.high, box(b).left, box(b).right]);
+    const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+    return [ticks, bars, scale];
+    """
+    ticks, bars, scale = browser.execute_script(script)
+    (v0, x0), (v1, x1) = ticks[0], ticks[-1]
+    slope = (x1 - x0) / math.log(v1 / v0)
+    expected = [row for row in rows_of_file() if row["ratio"] and row["ratio_low"] and row["kernel"] != row["baseline"]]
+    assert len(bars) == len(expected) > 20
+    for (low, high, left, right), row in zip(bars, expected, strict=True):
+        assert (float(low), float(high)) == (float(row["ratio_low"]), float(row["ratio_high"]))
+        for value, x in ((low, left), (high, right)):
+            assert abs(x0 + slope * math.log(float(value) / v0) - x) <= 1 + 1.5 * scale  # half a stroke of 3
+
+
+def test_a_table_sorts_and_filters(pages: dict[str, Path], opened: Open) -> None:
+    browser = opened(pages["bench"])
+    columns = texts(browser, "#file1-table thead button")
+    button = browser.find_elements("css selector", "#file1-table thead button")[columns.index("ratio")]
+    expected = sorted(float(row["ratio"]) for row in rows_of_file() if row["ratio"])
+    at = columns.index("ratio") + 1
+    for order in (expected, expected[::-1]):
+        button.click()
+        shown = [text for text in texts(browser, f"#file1-table tbody td:nth-child({at})") if text]
+        assert [float(text.replace(",", "")) for text in shown] == pytest.approx(order, rel=1e-3)
+    assert (
+        browser.execute_script("return document.querySelector('[aria-sort]').getAttribute('aria-sort')") == "descending"
+    )
+    field = browser.find_element("css selector", "#file1-table input[type=search]")
+    field.send_keys("mkl BERT")
+    kept = [row for row in rows_of_file() if row["kernel"] == "mkl" and "bert" in row["source"]]
+    assert len(texts(browser, "#file1-table tbody tr")) == len(kept) > 0
+    assert texts(browser, "#file1-table [role=status]") == [f"{len(kept)} of {len(rows_of_file())} rows"]
+
+
+def test_rounds_are_drawn_and_a_case_is_chosen(pages: dict[str, Path], opened: Open) -> None:
+    browser = opened(pages["bench"])
+    data = browser.execute_script("return DATA['file1-rounds']")
+    lines = RESULTS.with_name("xeon-avx512-2cpu.rounds.csv").read_text("utf-8").splitlines()[1:]
+    assert sum(len(case["seconds"]) for case in data["cases"]) == len(lines)
+    first = next(csv.reader(lines[:1]))
+    seconds = float(first[8]) / int(first[7])
+    assert data["cases"][0]["seconds"][0] == pytest.approx(seconds, rel=1e-3)
+    assert len(texts(browser, "#file1-rounds option")) == len(data["cases"])
+    browser.execute_script(
+        "const s = document.querySelector('#file1-rounds select'); s.value = 1; s.dispatchEvent(new Event('change'))"
+    )
+    assert browser.execute_script("return document.querySelectorAll('#file1-rounds canvas').length") == 1
+    assert browser.get_log("browser") == []
+
+
+def test_two_results_are_compared(pages: dict[str, Path], opened: Open) -> None:
+    """The same numbers twice: every ratio is 1."""
+    browser = opened(pages["two"])
+    table = browser.execute_script("return DATA.compared1")
+    ratios = [row[table["columns"].index("ratio")] for row in table["rows"]]
+    assert {ratio for ratio in ratios if ratio is not None} == {1.0}
+
+
+def test_hostile_names_do_nothing(tmp_path: Path, opened: Open) -> None:
+    hostile = [
+        "<script>document.title='pwned'</script>",
+        '"><img src=x onerror="document.title=1">',
+        "</script><b>",
+        "\u202eevil&amp;",
+    ]
+    with RESULTS.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))[: len(hostile)]
+    for row, text in zip(rows, hostile, strict=True):
+        row.update(kernel=text, note=text, source=text, cpu=text, case=text)
+    with (tmp_path / "hostile.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    ffncli.report(tmp_path / "hostile.csv", tmp_path / "page.html", title=hostile[0])
+    browser = opened(tmp_path / "page.html")
+    assert browser.title == hostile[0]
+    kernel = texts(browser, "#file1-table thead button").index("kernel") + 1
+    assert texts(browser, f"#file1-table tbody td:nth-child({kernel})") == hostile
+    assert browser.execute_script("return document.querySelectorAll('main img, main b, main script').length") == 0
+
+
+def test_ten_thousand_rows_respond(tmp_path: Path, opened: Open) -> None:
+    """First paint and a filter, by the page's own clock."""
+    lines = RESULTS.read_text("utf-8").splitlines(keepends=True)
+    body = [line for line in lines[1:] for _ in range(-(-10_000 // (len(lines) - 1)))][:10_000]
+    (tmp_path / "many.csv").write_text("".join([lines[0], *body]), "utf-8")
+    ffncli.report(tmp_path / "many.csv", tmp_path / "page.html")
+    browser = opened(tmp_path / "page.html")
+    paint = browser.execute_script("return performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    script = """
+    const field = document.querySelector('#file1-table input'), before = performance.now();
+    field.value = 'mkl';
+    field.dispatchEvent(new Event('input'));
+    document.body.getBoundingClientRect();
+    return performance.now() - before;
+    """
+    took = browser.execute_script(script)
+    print(f"first paint {paint:.0f} ms, filter {took:.0f} ms")
+    assert paint <= 2000
+    assert took <= 200
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_pointer_and_the_keys_read_a_heat_map(pages: dict[str, Path], opened: Open) -> None:
+    from selenium.webdriver import ActionChains, Keys
+
+    browser = opened(pages["small"])
+    session = ffncli.trace("4x8:gelu", tokens=3)
+    canvas = browser.find_element("css selector", "#file1-act-step canvas:not(.ramp)")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    ActionChains(browser).move_to_element_with_offset(canvas, 0, 0).perform()
+    read = texts(browser, "#file1-act-step .reading")[0]
+    match = re.fullmatch(r"act\[(\d+), (\d+)\] = (\S+)", read)
+    assert match is not None, read
+    row, column = int(match[1]), int(match[2])
+    assert float(match[3]) == pytest.approx(float(session["act"][row, column]), rel=1e-3)
+    browser.execute_script("arguments[0].focus()", canvas)
+    canvas.send_keys(Keys.ARROW_RIGHT if column < 7 else Keys.ARROW_LEFT)
+    after = texts(browser, "#file1-act-step .reading")[0]
+    assert after.startswith(f"act[{row}, {column + (1 if column < 7 else -1)}] = ")
+
+
+def test_a_cell_of_many_values_shows_the_largest(pages: dict[str, Path], opened: Open) -> None:
+    browser = opened(pages["traces"])
+    data = browser.execute_script("return DATA['file1-act']")
+    act = ffncli.trace("64x256:swiglu", tokens=40)["act"].double()
+    rows, columns = len(data["values"]), len(data["values"][0])
+    assert (rows, columns) == (24, 96)
+    for i, j in ((0, 0), (5, 50), (23, 95)):
+        part = act[i * 40 // 24 : (i + 1) * 40 // 24, j * 256 // 96 : (j + 1) * 256 // 96]
+        assert data["values"][i][j] == pytest.approx(float(part.flatten()[part.abs().argmax()]), rel=1e-4)
+        assert data["means"][i][j] == pytest.approx(float(part.mean()), rel=1e-4)
+    assert data["most"] == pytest.approx(float(act.abs().max()), rel=1e-4)
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "identity": lambda x: x, "relu": torch.relu, "gelu": functional.gelu, "silu": functional.silu, "tanh": torch.tanh,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"), "sigmoid": torch.sigmoid, "mish": functional.mish,
+    "relu2": lambda x: torch.relu(x) ** 2, "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x), "elu": functional.elu,
+    "softplus": functional.softplus, "leaky_relu": functional.leaky_relu, "selu": functional.selu,
+}  # fmt: skip
+
+
+def computed(browser: Any, name: str) -> torch.Tensor:
+    """The numbers of a step as the page has them, in full."""
+    script = """
+    const rows = {};
+    for (const cell of document.querySelectorAll(`[data-cell^="${arguments[0]}["]`)) {
+      const row = cell.dataset.cell.split(/[\\[,]/)[1];
+      (rows[row] = rows[row] || []).push(Number(cell.dataset.value));
+    }
+    return Object.keys(rows).map((row) => rows[row]);
+    """
+    return torch.tensor(browser.execute_script(script, name), dtype=torch.float64)
+
+
+def test_what_is_changed_is_computed_as_by_torch(pages: dict[str, Path], opened: Open) -> None:
+    browser = opened(pages["small"])
+    session = ffncli.trace("4x8:gelu", tokens=3)
+    weights = {name: tensor.double() for name, tensor in session.prepared.weights.items()}
+    x = session["x"].double()
+    up = torch.addmm(weights["up.bias"], x, weights["up.weight"].T)
+    assert torch.allclose(computed(browser, "up"), up, rtol=1e-12, atol=1e-14)
+    for label, value in (("x[1, 2]", 3.25), ("W1[2, 5]", -4.0), ("up.bias[0]", 0.5)):
+        browser.execute_script(CHANGE, f"[aria-label='{label}']", value, "input")
+    x[1, 2], weights["up.weight"][5, 2], weights["up.bias"][0] = 3.25, -4.0, 0.5
+    up = torch.addmm(weights["up.bias"], x, weights["up.weight"].T)
+    assert torch.allclose(computed(browser, "up"), up, rtol=1e-12, atol=1e-14)
+    assert sorted(texts(browser, "select option")) == sorted(ACTIVATIONS)
+    for name, function in ACTIVATIONS.items():
+        browser.execute_script(CHANGE, ".live select", name, "change")
+        act = function(up)
+        assert torch.allclose(computed(browser, "act"), act, rtol=1e-11, atol=1e-13), name
+        down = torch.addmm(weights["down.bias"], act, weights["down.weight"].T)
+        assert torch.allclose(computed(browser, "down"), down, rtol=1e-11, atol=1e-13), name
+    browser.find_element("css selector", "[data-live] > button").click()
+    assert torch.allclose(computed(browser, "act"), functional.gelu(session["up"].double()), rtol=1e-5, atol=1e-6)
+
+
+LEARNED = ("4x8:swiglu --norm rmsnorm --residual", "4x8:geglu --norm layernorm --bias", "--example notebook --eval")
+
+
+@pytest.mark.parametrize("source", LEARNED)
+def test_a_page_for_learners(source: str, tmp_path: Path, opened: Open) -> None:
+    """`ffn trace -o page.html`: all steps as torch has them."""
+    import json
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "ffncli", "trace", *source.split(), "--dtype", "fp64"]
+    subprocess.run([*command, "-o", tmp_path / "page.html"], check=True, capture_output=True)
+    answer = subprocess.run([*command, "--json", "--show", "all"], check=True, capture_output=True)
+    browser = opened(tmp_path / "page.html")
+    steps = json.loads(answer.stdout)["steps"]
+    assert len(steps) > 3
+    for step in steps[1:]:
+        ours, theirs = computed(browser, step["name"]), torch.tensor(step["values"], dtype=torch.float64).flatten(0, -2)
+        assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-12), step["name"]
+
+
+def test_a_number_is_explained_where_the_focus_is(pages: dict[str, Path], opened: Open) -> None:
+    browser = opened(pages["small"])
+    browser.execute_script("document.querySelector('[data-cell=\"up[0,3]\"]').focus()")
+    read = texts(browser, "[data-live] .reading")[0]
+    assert re.fullmatch(r"up\[0, 3\] = (\S+·\S+ \+ ){4}\S+ = \S+", read), read
