@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, clean, shown
 from ffncli.show.color import ColorChoice, Paint, curve_style, is_colored, painted, sign_style, unpainted
+from ffncli.show.heat import HeatMap
 from ffncli.show.parts import Answer, Fold, Heading, Line, Part
 from ffncli.show.plots.plot import Plot
 from ffncli.show.tables import Table, csv_text
@@ -170,6 +171,8 @@ def _plain(parts: Sequence[Part], encoding: str, paint: Paint = unpainted) -> st
                 lines.append("  " + paint(clean(part.text), "dim" if part.quiet else ""))
             case Excerpt():
                 lines += ["  " + "  ".join(paint(text, sign_style(v)) for text, v in line) for line in part.lines()]
+            case HeatMap():
+                lines += [f"  {text}" for text in part.characters()] + ["  " + paint(part.scale(False), "dim")]
             case Table():
                 lines += ([""] if lines else []) + _plain_table(part, paint)
             case Plot():
@@ -212,6 +215,8 @@ def _markdown(parts: Sequence[Part], encoding: str) -> str:
                 out += [_md(part.text), ""]
             case Excerpt():
                 out += ["```text", *("  ".join(text for text, _ in line).rstrip() for line in part.lines()), "```", ""]
+            case HeatMap():
+                out += ["```text", *part.characters(), part.scale(False), "```", ""]
             case Table():
                 out += ["", *([f"**{_md(part.title)}**", ""] if part.title else []), *_markdown_table(part), ""]
             case Plot():

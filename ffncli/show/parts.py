@@ -7,6 +7,7 @@ from dataclasses import field, replace
 from typing import Any, TypeAlias
 
 from ffncli.dataclass import dataclass
+from ffncli.show.heat import HeatMap
 from ffncli.show.plots.plot import Plot
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt
@@ -36,7 +37,7 @@ class Fold:
     parts: Sequence[Part]
 
 
-Part: TypeAlias = Table | Excerpt | Heading | Line | Plot | Fold
+Part: TypeAlias = Table | Excerpt | Heading | HeatMap | Line | Plot | Fold
 
 
 @dataclass(frozen=True)

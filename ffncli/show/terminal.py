@@ -8,6 +8,7 @@ from typing import Literal, TextIO
 
 from ffncli.errors import clean
 from ffncli.show.color import curve_style, sign_style
+from ffncli.show.heat import HeatMap
 from ffncli.show.parts import Fold, Heading, Line, Part
 from ffncli.show.plots.plot import Plot
 from ffncli.show.tables import Table
@@ -44,6 +45,8 @@ class Terminal:
                     self.console.print(Padding(Text(self._fit(part.text), "dim" if part.quiet else ""), (0, 0, 0, 2)))
                 case Excerpt():
                     self._excerpt(part)
+                case HeatMap():
+                    self._heat(part)
                 case Table():
                     self._table(part, first=at == 0)
                 case Plot():
@@ -66,6 +69,21 @@ class Terminal:
                 line.append(("  " if at else "") + self._fit(text), sign_style(value))
                 used += (2 if at else 0) + width(text)
             self.console.print(line)
+
+    def _heat(self, heat: HeatMap) -> None:
+        """Half blocks, two rows of cells in a line; characters without colours."""
+        from rich.text import Text
+
+        colored = self.console.color_system in ("256", "truecolor") and self._fit("▀") == "▀"
+        for line in heat.colors() if colored else ():
+            text = Text("  ")
+            for up, down in line:
+                below = "" if down is None else f" on rgb({down[0]},{down[1]},{down[2]})"
+                text.append("▀", f"rgb({up[0]},{up[1]},{up[2]}){below}")
+            self.console.print(text)
+        for characters in () if colored else heat.characters():
+            self.console.print(Text("  " + characters))
+        self.console.print(Text("  " + heat.scale(colored), "dim"))
 
     def _plot(self, plot: Plot, first: bool) -> None:
         from rich.text import Text

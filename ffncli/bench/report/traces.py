@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ffncli.errors import FFNError
+from ffncli.run.measure.heat import cells_of, largest, values_of_a_cell
 from ffncli.run.saved.saved import Saved, SavedStep, open_saved
 from ffncli.show.page.document import PageParts, Section
 from ffncli.show.page.drawing import CostBar, cost_bars, histogram
@@ -114,32 +115,19 @@ def heat_data(name: str, x: Tensor) -> dict[str, Any]:
     """The cells of a heat map of a matrix: each the largest value by size of those it stands for, and their mean. NaN
     goes before all, then infinity, so that a cell with one shows it.
     """
-    rows, columns = min(x.shape[0], _ROWS), min(x.shape[1], _COLUMNS)
-    finite = x[x.isfinite()]
-    cells = [
-        [x[_span(i, x.shape[0], rows)][:, _span(j, x.shape[1], columns)] for j in range(columns)] for i in range(rows)
-    ]
+    cells, finite = cells_of(x, _ROWS, _COLUMNS), x[x.isfinite()]
     out: dict[str, Any] = {
-        "name": name, "shape": list(x.shape), "values": [[_largest(cell) for cell in line] for line in cells],
-        "most": _digits(float(finite.abs().max())) if finite.numel() else 0,
-        "each": math.ceil(x.shape[0] / rows) * math.ceil(x.shape[1] / columns),
+        "name": name, "shape": list(x.shape), "values": [[_word_of(largest(cell)) for cell in line] for line in cells],
+        "most": _digits(float(finite.abs().max())) if finite.numel() else 0, "each": values_of_a_cell(x, cells),
     }  # fmt: skip
     if out["each"] > 1:
         out["means"] = [[_finite(float(cell.mean())) for cell in line] for line in cells]
     return out
 
 
-def _span(part: int, size: int, count: int) -> slice:
-    """The indices that cell `part` of `count` stands for: as in heat.js."""
-    start = part * size // count
-    return slice(start, max(start + 1, (part + 1) * size // count))
-
-
-def _largest(cell: Tensor) -> float | str:
-    if bool(cell.isnan().any()):
-        return "nan"
-    value = float(cell.flatten()[cell.abs().argmax()])
-    return ("inf" if value > 0 else "-inf") if math.isinf(value) else _digits(value)
+def _word_of(value: float) -> float | str:
+    """A value for JSON, which has no NaN and no infinity."""
+    return _digits(value) if math.isfinite(value) else "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
 
 
 def _digits(value: float) -> float:

@@ -83,7 +83,7 @@ def _show_trace(question: Question, view: ViewOptions, insight: InsightOptions, 
         insight.judge(not_finite_texts(survey), output)
     else:
         session = session_for(question, output.note)
-        output.show(trace_answer(session, view.digits, view.steps(question)))
+        output.show(trace_answer(session, view.digits, view.steps(question), view.heatmap))
         insight.judge([*map(str, session.not_finite)], output)
 
 

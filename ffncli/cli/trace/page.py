@@ -21,6 +21,7 @@ from ffncli.cli.trace.sampling_page import sampling_parts
 from ffncli.cli.trace.unembed_page import promotes_parts, unembed_json, unembed_parts
 from ffncli.cli.trace.units_page import unit_parts
 from ffncli.show.bars import bars
+from ffncli.show.heat import HeatMap
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt, number_text
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
 
 
 _MOST_COLUMNS = 80
+_CELLS = 24, 76  # of a heat map
 _NOT_IN_CSV = ("parameters", "values", "values_index", "tokens", "units")
 
 
-def trace_answer(session: Session, digits: int, with_steps: bool = True) -> Answer:
+def trace_answer(session: Session, digits: int, with_steps: bool = True, heatmap: bool = False) -> Answer:
     """A session as JSON, as CSV (a row per step, without values, or per rank) and as a page, with `digits` of values.
 
     Its rows are named by the prompt's tokens, if there was one. Without steps the page starts with the other
@@ -55,7 +57,8 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True) -> Answ
     rows = rows if session.over_ranks is None else ranks_rows(session.over_ranks)
     parts = [*_head(session)]
     for record in session.steps if with_steps else ():
-        parts += _step(record, session.trace, digits, labels(session.tokens))
+        picture = _heat_map(session, record) if heatmap else None
+        parts += _step(record, session.trace, digits, labels(session.tokens), picture)
     page = Answer("trace", body, rows, parts, CONVENTIONS)
     return (
         page.with_section("model_run", asdict(session.model_run) if session.model_run else None)
@@ -93,8 +96,20 @@ def _head(session: Session) -> list[Part]:
     return parts
 
 
-def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...]) -> list[Part]:
-    """One step: its formula and shape, the values, their statistics, its cost."""
+def _heat_map(session: Session, record: StepRecord) -> HeatMap:
+    """The values of a step as a picture, at most 24 by 76 cells."""
+    from ffncli.run.measure.heat import cells_of, largest, values_of_a_cell
+
+    tensor = session[record.name]
+    x = tensor.reshape(-1, tensor.shape[-1]).double()
+    cells = cells_of(x, *_CELLS)
+    return HeatMap([[largest(cell) for cell in line] for line in cells], values_of_a_cell(x, cells))
+
+
+def _step(
+    record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...], picture: HeatMap | None = None
+) -> list[Part]:
+    """One step: its formula and shape, the values or a picture of them, their statistics, its cost."""
     marks = {result.ffn_input: "enters the FFN", result.ffn_output: "leaves the FFN"}
     if result.ffn_output == "logits":  # a final layer alone is not an FFN
         marks = {}
@@ -110,7 +125,7 @@ def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...])
     names = tuple(rows[row] for row in at) if rows else record.tokens
     if record.dtype.startswith("int"):  # token ids
         return [*parts, Excerpt(record.shape, record.values_index, record.values, 0, names)]
-    parts.append(Excerpt(record.shape, record.values_index, record.values, digits, names))
+    parts.append(picture or Excerpt(record.shape, record.values_index, record.values, digits, names))
     lines = (*_statistics(record, digits, names), _counts(record), _weights(record))
     parts += [Line(text, quiet=True) for text in lines if text]
     if record.live is not None and record.dropped is not None:

@@ -21,7 +21,7 @@ _view = partial(option, "What to show")
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """--expert, --show, --verbose, --digits and --keep."""
+    """--expert, --show, --verbose, --digits, --heatmap and --keep."""
 
     expert: Annotated[
         list[str] | None, _view("--expert", metavar="N,...|all", help="Show the steps inside these experts.")
@@ -35,6 +35,7 @@ class ViewOptions:
     ] = False
     digits: Annotated[int, _view("--digits", metavar="N", parser=natural("--digits", 17), help="Digits to show.")] = 4
 
+    heatmap: Annotated[bool, _view("--heatmap", help="Show each step as a picture in place of its values.")] = False
     keep: Annotated[bool, _view("--keep", help="Keep every intermediate tensor in memory until the end.")] = False
 
     def values(self) -> int | None:
@@ -53,7 +54,7 @@ class ViewOptions:
 
     def kept(self) -> frozenset[str] | None:
         """The steps whose complete tensors are kept: all (None), or only those that the answer needs."""
-        return None if self.keep else frozenset()
+        return None if self.keep or self.heatmap else frozenset()
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ def model_of(built: BuiltModule, dimensions: Dimensions) -> Resolved:
 def _part(built: BuiltModule, name: str) -> nn.Module:
     """A layer's FFN as a module. Raises FFNError if its matrices are not in a module of their own."""
     if not name or name.rpartition(".")[2].isdigit():
-        what = f"{shown_path(built.path)}: {built.name} has the matrices of its FFN directly in the layer"
-        raise FFNError(f"{what} {name}" if name else what, "give the layer's class, or put them in a module")
+        what = f"{shown_path(built.path)}: {built.name} has the matrices of its FFN in the layer itself"
+        raise FFNError(f"{what} {name}".rstrip(), "put them in a module of their own, or give its weights in a file")
     return built.module.get_submodule(name)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 import pytest
 import torch
@@ -277,3 +278,16 @@ def test_keep_holds_every_intermediate(call):
     sizes = {"x": 8, "gate": 16, "up": 16, "act": 16, "hidden": 16, "down": 8}
     assert (code, err) == (0, f"note: kept {len(sizes)} tensors, {4 * 4 * sum(sizes.values()) / 1e6:,.1f} MB\n")
     assert "kept" not in call("trace", "8x16:swiglu", "--tokens", "4")[2]
+
+
+def test_a_heat_map_shows_each_step_as_a_picture(call):
+    code, out, _ = call("trace", "16x200:relu", "--tokens", "30", "--heatmap", "--seed", "3")
+    lines = out.splitlines()
+    pictures = [line for line in lines if re.fullmatch(r"  [1-9a-i.]{16,76}", line)]
+    assert code == 0
+    assert len(pictures) == 4 * 24  # x, up, act, down
+    assert {len(line) for line in pictures} == {2 + 16, 2 + 76}
+    assert "a cell: the largest of up to 6 values; 9 is" in out
+    assert max(map(len, lines)) <= 80
+    act = pictures[2 * 24 : 3 * 24]
+    assert not {*"abcdefghi"} & {*"".join(act)}  # of a relu nothing is below zero

@@ -104,6 +104,16 @@ def test_a_layers_ffn_is_traced_with_its_weights(source: str, name: str, layer: 
     assert (session.block.activation, session.block.gated) == (("silu", True) if gated else ("gelu_tanh", False))
 
 
+def test_a_layer_with_torchs_attention(source: str) -> None:
+    """Its FFN is taken out at once: no block has such outputs."""
+    block = module_of(source, "GPT").h[1]  # type: ignore[index, union-attr]
+    session = ffncli.trace(block, tokens=3)
+    with torch.no_grad():
+        assert torch.allclose(session["down"], block.mlp(session["x"]), atol=1e-6)
+    with pytest.raises(FFNError, match="in the layer itself"):
+        ffncli.trace(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), tokens=2)
+
+
 def test_it_is_counted_and_surveyed(source: str) -> None:
     module = module_of(source, "Mixed")
     params = sum(p.numel() for block in module.h for p in block.mlp.parameters())  # type: ignore[union-attr]
@@ -126,7 +136,7 @@ def test_a_module_that_is_built_already(source: str) -> None:
     [
         ("GPT", {"layer": 3}, "GPT has decoder layers 0 to 2"),
         ("GPT", {"d_ff": 64, "layer": 0}, ""),
-        ("Flat", {"layer": 0}, "directly in the layer"),
+        ("Flat", {"layer": 0}, "in the layer itself"),
     ],
 )
 def test_what_it_does_not_have(source: str, name: str, arguments: dict[str, int], words: str) -> None:
