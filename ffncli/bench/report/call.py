@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from itertools import pairwise
@@ -10,7 +11,8 @@ from pathlib import Path
 from ffncli.bench.report.comparisons import comparison_parts
 from ffncli.bench.report.documents import document_parts
 from ffncli.bench.report.results import results_parts
-from ffncli.bench.results.csv_file import is_results
+from ffncli.bench.report.timeline import timeline
+from ffncli.bench.results.csv_file import is_results, read_rows
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.show.page.document import PageParts, document
@@ -43,6 +45,8 @@ def report(
     the JSON of `ffn verify` and `ffn compare`, as `ffn report` does. Two results and more are compared one after the
     other. `about` is the line under the title.
 
+    With an `output` of .json a result of `--by-step` becomes a trace of events, which Perfetto and Chrome open.
+
     Raises FFNError for a file that is none of these, and (exit 3) for a page that cannot be written.
     """
     paths = [files] if isinstance(files, (str, os.PathLike)) else [*files]
@@ -50,17 +54,28 @@ def report(
     if not chosen or len(chosen) > _MOST_FILES:
         raise FFNError(f"a page shows 1 to {_MOST_FILES} files, got {len(chosen)}")
     target = Path(os.path.expanduser(output))
-    if target.suffix.lower() not in (".html", ".htm"):
-        raise FFNError(f"-o {shown(str(output))}: the name must end in .html")
+    if target.suffix.lower() not in (".html", ".htm", ".json"):
+        raise FFNError(f"-o {shown(str(output))}: the name must end in .html, or in .json for a trace of events")
     check_writable(str(target), force, "-o")
-    parts = _parts(chosen)
-    names = ", ".join(path.name for path in chosen)
-    text = document(title or names, about or f"Made by ffn report from {names}; the page loads nothing.", parts)
+    sections: tuple[str, ...] = ()
+    if target.suffix.lower() == ".json":
+        text = _events(chosen)
+    else:
+        parts = _parts(chosen)
+        names = ", ".join(path.name for path in chosen)
+        text = document(title or names, about or f"Made by ffn report from {names}; the page loads nothing.", parts)
+        sections = tuple(section.title for part in parts for section in part.sections)
     data = text.encode("utf-8")
     with written_whole(target) as file:
         file.write(data)
-    sections = tuple(section.title for part in parts for section in part.sections)
     return Report(shown_path(target), len(data), tuple(map(shown_path, chosen)), sections)
+
+
+def _events(paths: list[Path]) -> str:
+    """A result of --by-step as a trace of events."""
+    if len(paths) > 1 or _kind(paths[0]) != "results":
+        raise FFNError("-o of .json: a trace of events is made of one result of ffn bench --by-step")
+    return json.dumps(timeline(read_rows(paths[0])), allow_nan=False)
 
 
 def _parts(paths: list[Path]) -> list[PageParts]:

@@ -24,7 +24,7 @@ Files = Annotated[
     ),
 ]
 Title = Annotated[
-    Text, _page("--title", metavar="TEXT", daily=True, help="The page's title. [default: the files' names]")
+    Text, _page("--title", metavar="WORDS", daily=True, help="The page's title. [default: the files' names]")
 ]
 
 
@@ -34,7 +34,7 @@ class PageOptions(OutputOptions):
 
     out: Annotated[
         Text, option(OUTPUT, "-o", "--output", metavar="FILE.html", daily=True,
-                     help="The page to write. [default: report.html]"),
+                     help="The page to write, or a .json for Perfetto. [default: report.html]"),
     ] = None  # fmt: skip
 
     def output(self) -> Output:
@@ -51,7 +51,7 @@ def command(*, files: Files, title: Title = None, show: PageOptions) -> None:
       ffn report run.csv                               # writes report.html
       ffn report before.csv after.csv -o change.html   # compared first
       ffn report trace.safetensors -o trace.html       # from ffn trace --save
-      ffn report certificate.json run.csv -o page.html --title "My kernel"
+      ffn report steps.csv -o steps.json               # of --by-step, for Perfetto
     """
     from ffncli.bench.report.call import report
     from ffncli.cli.report.page import answer

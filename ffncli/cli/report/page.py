@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 def answer(report: Report) -> Answer:
     """The page's name, its size and its sections."""
-    parts: list[Part] = [Line(f"{report.path}: {len(report.sections)} sections, {report.bytes / 1000:,.0f} kB")]
+    what = f"{len(report.sections)} sections" if report.sections else "a trace of events"
+    parts: list[Part] = [Line(f"{report.path}: {what}, {report.bytes / 1000:,.0f} kB")]
     rows = Table(("section",), [(title,) for title in report.sections])
     return Answer("report", asdict(report), rows, parts, {"bytes": "of the page, which holds all that it shows"})

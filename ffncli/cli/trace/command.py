@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ffncli.cli.common.corpus_options import corpus_size
 from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, RunOptions, Source, TokenOptions
@@ -17,7 +15,7 @@ from ffncli.cli.trace.corpus_page import corpus_answer, not_finite_layers
 from ffncli.cli.trace.example_options import ExampleOptions
 from ffncli.cli.trace.explain_options import ExplainOptions
 from ffncli.cli.trace.page import trace_answer
-from ffncli.cli.trace.save_options import SaveOptions, is_page, write_page
+from ffncli.cli.trace.save_options import SaveOptions, is_page, notes_alone, write_page
 from ffncli.cli.trace.survey_page import not_finite_texts, survey_answer
 from ffncli.cli.trace.view_options import InsightOptions, ViewOptions
 from ffncli.run.corpus.call import corpus_for
@@ -56,8 +54,7 @@ def command(
       ffn trace ./my-model -l 1 -p "Hello world"  # a checkpoint, on real text
       ffn trace ./my-model --prompts texts.txt    # every layer over many texts
     """
-    page = show.out if is_page(show.out) else None
-    output = (replace(show, out=None) if page else show).output()
+    output = notes_alone(show).output()
     load_limit.apply()
     save.check(show.out)
     if (prompts := corpus.source_of(prompt.prompt)) is not None:
@@ -70,9 +67,7 @@ def command(
         **vars(change), **vars(save), expert=joined(view.expert), show=view.values(), keep=view.kept(),
         top_units=insight.top_units, force=show.force, **vars(split))  # fmt: skip
     output.notes(*prompt.notes)
-    if page is not None:
-        return write_page(question, page, show.force, output)
-    return _show_trace(question, view, insight, output)
+    return write_page(question, show, output) if is_page(show.out) else _show_trace(question, view, insight, output)
 
 
 def _show_trace(question: Question, view: ViewOptions, insight: InsightOptions, output: Output) -> None:

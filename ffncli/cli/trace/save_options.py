@@ -15,6 +15,7 @@ from ffncli.run.trace.call import session_for
 from ffncli.system.files import check_writable
 
 if TYPE_CHECKING:
+    from ffncli.cli.common.options import OutputOptions
     from ffncli.run.trace.question import Question
     from ffncli.show.output import Output
 
@@ -46,12 +47,18 @@ def is_page(out: str | None) -> bool:
     return (out or "").lower().endswith((".html", ".htm"))
 
 
-def write_page(question: Question, page: str, force: bool, output: Output) -> None:
+def notes_alone(show: OutputOptions) -> OutputOptions:
+    """The options of the sink: a page that -o names is written in place of an answer, and only notes are left."""
+    return replace(show, out=None) if is_page(show.out) else show
+
+
+def write_page(question: Question, show: OutputOptions, output: Output) -> None:
     """The page of a small block, all of whose numbers can be changed there.
 
     Raises FFNError for a block that is too large to compute in a page, or that a page cannot compute.
     """
-    check_writable(os.path.expanduser(page), force, "-o")
+    page = os.path.expanduser(show.out or "")
+    check_writable(page, show.force, "-o")
     with tempfile.TemporaryDirectory() as folder:
         saved = os.path.join(folder, "trace.safetensors")
         session = session_for(replace(question, save=saved, save_weights=True), lambda text: None)
@@ -62,5 +69,5 @@ def write_page(question: Question, page: str, force: bool, output: Output) -> No
         about = (
             "Every number of a feed-forward block, to change and to follow. Made by ffn trace; the page loads nothing."
         )
-        written = report(saved, page, title=session.block.name, about=about, force=force)
+        written = report(saved, page, title=session.block.name, about=about, force=show.force)
     output.note(f"{written.path}: {written.bytes / 1000:,.0f} kB; change a number there and see what follows")

@@ -165,3 +165,28 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FFNError) as caught:
         ffncli.report(RESULTS, tmp_path / "nowhere" / "page.html")
     assert caught.value.code is ExitCode.ENVIRONMENT
+
+
+def test_steps_as_a_trace_of_events(tmp_path: Path) -> None:
+    """Complete events of microseconds, the steps end to end."""
+    with RESULTS.open(newline="", encoding="utf-8") as file:
+        first = next(csv.DictReader(file))
+    times = {"block": 3e-3, "step gate": 1e-3, "step up": 1.5e-3, "step experts[e].up": 2e-4, "step down": 5e-4}
+    with (tmp_path / "steps.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, first)
+        writer.writeheader()
+        writer.writerows({**first, "kernel": name, "time_s": time, "status": "ok"} for name, time in times.items())
+    written = ffncli.report(tmp_path / "steps.csv", tmp_path / "steps.json")
+    assert written.sections == ()
+    events = json.loads((tmp_path / "steps.json").read_text())["traceEvents"]
+    assert events[0] == {"name": "process_name", "ph": "M", "pid": 1, "tid": 0, "args": {"name": first["case"]}}
+    timed = {event["name"]: event for event in events[1:]}
+    assert [*timed] == ["block", "gate", "up", "experts[e].up", "down"]
+    assert all(event["ph"] == "X" and event["pid"] == 1 for event in timed.values())
+    assert [event["dur"] for event in timed.values()] == pytest.approx([1e6 * time for time in times.values()])
+    assert [event["tid"] for event in timed.values()] == [0, 1, 1, 2, 1]
+    assert [timed[name]["ts"] for name in ("gate", "up", "down")] == pytest.approx([0, 1000, 2500])
+    with pytest.raises(FFNError, match="this result has none"):
+        ffncli.report(RESULTS, tmp_path / "none.json")
+    with pytest.raises(FFNError, match="one result of ffn bench --by-step"):
+        ffncli.report([RESULTS, RESULTS], tmp_path / "none.json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -180,10 +181,18 @@ def place(tmp_path: Path, monkeypatch) -> Path:
         "import torch.nn.functional as F\n\n"
         "def mlp(x, gate, up, down):\n    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)\n"
     )
-    for name in ("main", "branch"):
+    for name in ("main", "branch", "run", "before", "after"):
         write(tmp_path / f"{name}.csv", table([1.0] * 6, name))
     for at, row in enumerate(table([1.0] * 2, "part"), 1):
         write(tmp_path / f"part-{at}.csv", [row])
+    block, gate = table([1.0] * 2, "steps")
+    write(
+        tmp_path / "steps.csv",
+        [
+            replace(row, kernel=kernel, case=block.case, time_s=1e-3)
+            for row, kernel in ((block, "block"), (gate, "step gate"))
+        ],
+    )
     return tmp_path
 
 
@@ -191,9 +200,8 @@ def place(tmp_path: Path, monkeypatch) -> Path:
 def test_the_examples_run(call, name, place, monkeypatch):
     """Trainings are cut to two steps, and the noise test does not wait: their options are read all the same."""
     monkeypatch.setattr(noise, "measure_noise", lambda *arguments: QUIET)
-    for file in ("base.npz", "new.npz"):
-        if name == "compare":
-            assert call("trace", "4x8:relu", "--save", file)[0] == 0
+    for file in {"compare": ("base.npz", "new.npz"), "report": ("trace.safetensors",)}.get(name, ()):
+        assert call("trace", "4x8:relu", "--save", file)[0] == 0
     assert len(examples(name)) == 4
     for line in examples(name):
         words = shlex.split(line)

@@ -76,7 +76,7 @@ CONTRADICTIONS = [
     (["--example", "bert", "--vocab", "8"], "contradicts --vocab"),
     (["--example", "notebook", "--seed", "1"], "contradicts --seed"),
     (["--example", "notebook", "--seq-len", "1"], "contradicts --seq-len"),
-    (["--example", "notebook", "--eval"], "contradicts --eval"),
+    (["--example", "notebook", "--train"], "contradicts --train"),
     (["--example", "notebook", "--train"], "contradicts --train"),
     (["4x8", "--sample-top-k", "2"], "--sample-top-k needs --vocab"),
     (["4x8", "--sample-top-p", "0.5"], "--sample-top-p needs --vocab"),
@@ -222,3 +222,13 @@ def test_every_key_is_described(call, arguments):
 def test_a_texts_names_can_be_explained(call):
     (found,) = asked(call, "--example", "llama", "--explain", "H[0,1,3]")["explain"]
     assert (found["place"], found["op"]) == ("hidden[0,1,3]", "multiply")
+
+
+def test_the_notebooks_block_without_its_dropout(call):
+    """Its statements need the mask: with --eval they are not checked."""
+    code, out, err = call("trace", "--example", "notebook", "--eval", "--json")
+    answer = json.loads(out)
+    assert (code, "facts" in answer) == (0, False)
+    by_name = {step["name"]: step for step in answer["steps"]}
+    assert by_name["dropout"]["values"] == by_name["act"]["values"]
+    assert "are not checked" in err
