@@ -39,15 +39,16 @@ class ReadingOptions:
     ] = None  # fmt: skip
 
     def source_of(self, prompt: list[str] | None, least: int = 2) -> str | tuple[str, ...] | None:
-        """The corpus: a file's name, or prompts, at least so many; None for fewer.
+        """The corpus: a file's name, or prompts, at least so many (one, with an option of a corpus); None for fewer.
 
         Raises FFNError for both, and for an option of a corpus without one.
         """
+        least = 1 if first_chosen(self) else least
         several = tuple(prompt) if prompt and len(prompt) >= least else None
         if self.prompts is not None and prompt:
             raise FFNError(f"--prompt contradicts {OPTION}", "give one")
         if self.prompts is None and several is None and (name := first_chosen(self)):
-            raise FFNError(f"{name} needs {OPTION} or several --prompt")
+            raise FFNError(f"{name} needs {OPTION} or --prompt")
         return self.prompts if several is None else several
 
 

@@ -119,9 +119,16 @@ def test_what_contradicts_is_refused(call, llama, texts, arguments, words):
 
 def test_options_of_a_corpus_need_one(call, llama):
     for option in (["--top-contexts", "2"], ["--resume", "x"], ["--batch-size", "4"]):
-        code, _, err = call("trace", llama, "--prompt", "cat", *option)
+        code, _, err = call("trace", llama, *option)
         assert code == 2
-        assert f"{option[0]} needs --prompts or several --prompt" in err
+        assert f"{option[0]} needs --prompts or --prompt" in err
+
+
+def test_one_prompt_with_an_option_of_a_corpus_is_one(call, llama):
+    code, out, _ = call("trace", llama, "--prompt", "Hello cat", "--outliers", "0.5", "--json")
+    answer = json.loads(out)["corpus"]
+    assert (code, answer["texts"], answer["tokens"]) == (0, 1, 2)
+    assert any(layer["outliers"] for layer in answer["layers"])
 
 
 def test_nan_is_counted_and_can_fail(call, tmp_path, texts):
