@@ -207,14 +207,27 @@ def test_the_pointer_and_the_keys_read_a_heat_map(pages: dict[str, Path], opened
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
     ActionChains(browser).move_to_element_with_offset(canvas, 0, 0).perform()
     read = texts(browser, "#file1-act-step .reading")[0]
-    match = re.fullmatch(r"act\[(\d+), (\d+)\] = (\S+)", read)
+    match = re.fullmatch(r"act\[(\d+), (\d+)\] = (\S+) = gelu\(up\), with up (\S+)", read)
     assert match is not None, read
     row, column = int(match[1]), int(match[2])
     assert float(match[3]) == pytest.approx(float(session["act"][row, column]), rel=1e-3)
+    assert float(match[4]) == pytest.approx(float(session["up"][row, column]), rel=1e-3)
     browser.execute_script("arguments[0].focus()", canvas)
     canvas.send_keys(Keys.ARROW_RIGHT if column < 7 else Keys.ARROW_LEFT)
     after = texts(browser, "#file1-act-step .reading")[0]
     assert after.startswith(f"act[{row}, {column + (1 if column < 7 else -1)}] = ")
+
+
+def test_a_slider_goes_through_the_tokens(pages: dict[str, Path], opened: Open) -> None:
+    browser = opened(pages["small"])
+    act = ffncli.trace("4x8:gelu", tokens=3)["act"]
+    for token in (0, 2):
+        browser.execute_script(CHANGE, "#file1-tokens input", token, "input")
+        assert texts(browser, "#file1-tokens output") == [str(token)]
+        ends = re.fullmatch(r"from (\S+) to (\S+)", texts(browser, "#file1-tokens .reading")[2])
+        assert ends is not None
+        row = act[token]
+        assert [float(end) for end in ends.groups()] == pytest.approx([float(row.min()), float(row.max())], rel=1e-3)
 
 
 def test_a_cell_of_many_values_shows_the_largest(pages: dict[str, Path], opened: Open) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ffncli.errors import FFNError
-from ffncli.run.measure.heat import cells_of, largest, values_of_a_cell
+from ffncli.run.measure.heat import cells_of, largest, span, values_of_a_cell
 from ffncli.run.saved.saved import Saved, SavedStep, open_saved
 from ffncli.show.page.document import PageParts, Section
 from ffncli.show.page.drawing import CostBar, cost_bars, histogram
@@ -49,9 +49,14 @@ def trace_parts(path: Path, name: str) -> PageParts:
         text = "Change an input, a weight or the activation: every number that follows is computed again."
         place = element("div", data_live=f"{name}-live")
         sections.append(Section(f"{name}-live", "Change a number", (element("p", text), place)))
+    alike = [step for step in shown if tensors[step.name].shape[0] == tensors[shown[0].name].shape[0]]
+    if (count := tensors[shown[0].name].shape[0]) > 1:
+        data[f"{name}-tokens"] = {"steps": [f"{name}-{step.name}" for step in alike], "labels": _tokens(count)}
+        sections.append(Section(f"{name}-tokens", "Token by token", (element("div", data_tokens=f"{name}-tokens"),)))
     for step in shown:
         key = f"{name}-{step.name}"
-        data[key] = heat_data(step.name, tensors[step.name])
+        data[key] = {**heat_data(step.name, tensors[step.name]), "inputs": step.inputs}
+        data[key] |= {"formula": step.formula} if step.inputs else {}
         figures = element("p", _figures(tensors[step.name]), class_="values")
         bars = histogram(tensors[step.name].flatten().tolist())
         sections.append(Section(f"{key}-step", _assignment(step), (figures, element("div", data_heat=key), bars)))
@@ -128,6 +133,12 @@ def heat_data(name: str, x: Tensor) -> dict[str, Any]:
 def _word_of(value: float) -> float | str:
     """A value for JSON, which has no NaN and no infinity."""
     return _digits(value) if math.isfinite(value) else "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+
+
+def _tokens(count: int) -> list[str]:
+    """What each row of cells is: a token, or several."""
+    rows = [span(i, count, min(count, _ROWS)) for i in range(min(count, _ROWS))]
+    return [str(r.start) if r.stop - r.start == 1 else f"{r.start} to {r.stop - 1}" for r in rows]
 
 
 def _digits(value: float) -> float:

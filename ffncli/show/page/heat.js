@@ -9,22 +9,24 @@ function heatColour(share, night) { // -1 to 1: orange through the background to
   return zero.map((z, i) => Math.round(z + (one[i] - z) * t));
 }
 
-function heatMap(canvas, map, read) {
-  const rows = map.values.length, columns = rows ? map.values[0].length : 0;
+function paintCells(canvas, values, most) {
+  const rows = values.length, columns = rows ? values[0].length : 0;
   canvas.width = columns;
   canvas.height = rows;
   canvas.style.height = Math.max(24, Math.min(320, rows * Math.max(6, Math.round(700 / Math.max(columns, 40))))) + "px";
-  let at = [0, 0];
+  const context = canvas.getContext("2d"), night = dark(), picture = context.createImageData(columns, rows);
+  values.forEach((row, i) => row.forEach((value, j) => {
+    const odd = typeof value !== "number";
+    const [r, g, b] = odd ? (value === "nan" ? [200, 0, 160] : [230, 180, 0]) : heatColour(value / (most || 1), night);
+    picture.data.set([r, g, b, 255], 4 * (i * columns + j));
+  }));
+  context.putImageData(picture, 0, 0);
+}
 
-  function draw() {
-    const context = canvas.getContext("2d"), night = dark(), picture = context.createImageData(columns, rows);
-    map.values.forEach((row, i) => row.forEach((value, j) => {
-      const odd = typeof value !== "number";
-      const [r, g, b] = odd ? (value === "nan" ? [200, 0, 160] : [230, 180, 0]) : heatColour(value / (map.most || 1), night);
-      picture.data.set([r, g, b, 255], 4 * (i * columns + j));
-    }));
-    context.putImageData(picture, 0, 0);
-  }
+function heatMap(canvas, map, read) {
+  const rows = map.values.length, columns = rows ? map.values[0].length : 0;
+  let at = [0, 0];
+  const draw = () => paintCells(canvas, map.values, map.most);
 
   function move(i, j) {
     at = [Math.max(0, Math.min(rows - 1, i)), Math.max(0, Math.min(columns - 1, j))];
@@ -67,8 +69,47 @@ function heat(root) {
     const place = [row, column].map(([a, b], axis) => (axis === 0 && map.rows && a === b ? map.rows[a] : a === b ? a : `${a}–${b}`));
     const value = map.values[i][j], single = row[0] === row[1] && column[0] === column[1];
     const mean = map.means ? `, mean ${shownNumber(map.means[i][j])}` : "";
-    out.textContent = `${map.name}[${place.join(", ")}] ${single ? "=" : "largest by size:"} ${shownNumber(value)}${single ? "" : mean}`;
-    root.dispatchEvent(new CustomEvent("cell", { detail: { row: row[0], column: column[0], single } }));
+    const how = single ? origin(map, root.dataset.heat, i, j) : "";
+    out.textContent = `${map.name}[${place.join(", ")}] ${single ? "=" : "largest by size:"} ${shownNumber(value)}${single ? how : mean}`;
   });
 }
+
+function origin(map, key, i, j) { // the formula of a value, with the values of its inputs where they stand at the same place
+  if (!map.formula) return "";
+  const inputs = map.inputs.map((name) => [name, DATA[key.slice(0, key.length - map.name.length) + name]]);
+  const alike = inputs.filter(([, other]) => other && other.each === 1 && other.shape[0] === map.shape[0] && other.shape[1] === map.shape[1]);
+  const values = alike.map(([name, other]) => `${name} ${shownNumber(other.values[i][j])}`);
+  return ` = ${map.formula}` + (values.length === inputs.length && values.length ? `, with ${values.join(", ")}` : "");
+}
+
+function tokens(root) { // a slider through the tokens: the row of each step
+  const { steps, labels } = DATA[root.dataset.tokens];
+  const slider = make("input", null, { type: "range", min: "0", max: String(labels.length - 1), value: "0", "aria-label": "Token" });
+  const name = make("output");
+  const tools = make("div", null, { class: "tools" });
+  tools.append(make("label", "Token "), slider, name);
+  root.append(tools);
+  const strips = steps.map((key) => {
+    const map = DATA[key], canvas = make("canvas", null, { role: "img" }), out = make("p", "", { class: "reading values" });
+    root.append(make("h3", map.formula ? `${map.name} = ${map.formula}` : map.name), canvas, out);
+    return { map, canvas, out };
+  });
+
+  function draw() {
+    const at = Number(slider.value);
+    name.textContent = labels[at];
+    for (const { map, canvas, out } of strips) {
+      const row = map.values[Math.min(at, map.values.length - 1)], plain = row.filter((v) => typeof v === "number");
+      const ends = plain.length ? `from ${shownNumber(Math.min(...plain))} to ${shownNumber(Math.max(...plain))}` : "nothing finite";
+      paintCells(canvas, [row], map.most);
+      canvas.setAttribute("aria-label", `${map.name}: ${ends}`);
+      out.textContent = ends + (map.each > 1 ? ", a cell the largest of several values" : "");
+    }
+  }
+
+  slider.addEventListener("input", draw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  draw();
+}
 document.querySelectorAll("[data-heat]").forEach(heat);
+document.querySelectorAll("[data-tokens]").forEach(tokens);

@@ -83,6 +83,7 @@ def test_a_trace(tmp_path: Path) -> None:
     assert written.sections == (
         "4x8:relu",
         "Change a number",
+        "Token by token",
         "x",
         "up = x · W1 + b1",
         "act = relu(up)",
