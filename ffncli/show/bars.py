@@ -1,4 +1,4 @@
-"""A histogram as one line of block characters (`encodable` has ASCII for them)."""
+"""A histogram, or an interval, as one line of characters (`encodable` has ASCII for them)."""
 
 from __future__ import annotations
 
@@ -20,3 +20,19 @@ def bars(counts: Sequence[int]) -> str:
         return ""
     most = max(counts)
     return "".join(_BLOCKS[-(-len(_BLOCKS) * n // most) - 1] if n else " " for n in counts)
+
+
+def interval_bar(low: float | None, value: float, high: float | None, mark: float, columns: int) -> str:
+    """`  ├──●──┤  │  `: an interval and the value in it, with a mark, all as shares of the line's `columns`."""
+    line = [" "] * columns
+
+    def place(share: float) -> int:
+        return min(columns - 1, max(0, round(share * (columns - 1))))
+
+    line[place(mark)] = "│"
+    if low is not None and high is not None:
+        start, stop = place(low), place(high)
+        line[start : stop + 1] = "─" * (stop + 1 - start)
+        line[start], line[stop] = "├", "┤"
+    line[place(value)] = "●"
+    return "".join(line)

@@ -69,7 +69,7 @@ def test_the_page_the_json_and_the_file_agree(bench, tmp_path):
     assert lines[2] == ""
 
 
-def test_a_sweep_can_be_drawn_and_a_single_case_is_refused_before_it_is_measured(bench, tmp_path):
+def test_a_sweep_can_be_drawn_and_a_single_case_is_refused_as_a_file_before_it_is_measured(bench, tmp_path):
     words = ("8x16:swiglu", "--kernel", "eager,packed", "--save", "a.csv")
     code, out, err = bench(*words, "--tokens", "1,4", "--plot", "--plot-file", "a.svg")
     page, _, plot = out.partition("speed against eager, 8x16:silu, gated\n")
@@ -77,7 +77,10 @@ def test_a_sweep_can_be_drawn_and_a_single_case_is_refused_before_it_is_measured
     *_, labels, name, legend = plot.rstrip().splitlines()
     assert (labels.split(), name.strip(), legend) == (["1", "4"], "tokens", "  a eager (baseline)   b packed")
     assert (tmp_path / "a.svg").exists()
-    expect_refusal(bench(*words, "--force", "--plot"), "no size has two values")
+    bars = [line.split() for line in page.splitlines() if "●" in line]
+    assert [bar[0] for bar in bars] == ["packed", "packed"]
+    assert bench(*words, "--force", "--plot")[1].count("●") == 1
+    expect_refusal(bench(*words, "--force", "--plot-file", "b.svg"), "no size has two values")
     expect_refusal(bench(*words, "--force", "--tokens", "1,2", "--plot-file", "a.txt"), ".svg, .png, .pdf")
     expect_refusal(bench("8x16", "--by-step", "--tokens", "1,2", "--plot"), "--by-step contradicts --plot")
     expect_refusal(bench("8x16", "--selftest", "--plot"), "--selftest has no sweep to plot")
