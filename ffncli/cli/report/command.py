@@ -44,8 +44,8 @@ class PageOptions(OutputOptions):
 
 @spread
 def command(*, files: Files, title: Title = None, show: PageOptions) -> None:
-    """Write one page of HTML that opens from disk and loads nothing: results with intervals, saved traces,
-    comparisons, certificates.
+    """Write a page of HTML from results, saved traces, comparisons and certificates; it opens from disk and loads
+    nothing.
 
     Examples:
       ffn report run.csv                               # writes report.html
