@@ -57,7 +57,7 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True, heatmap
     rows = rows if session.over_ranks is None else ranks_rows(session.over_ranks)
     parts = [*_head(session)]
     for record in session.steps if with_steps else ():
-        picture = _heat_map(session, record) if heatmap else None
+        picture = HeatMap(*session.heat_map(record.name, *_CELLS)) if heatmap else None
         parts += _step(record, session.trace, digits, labels(session.tokens), picture)
     page = Answer("trace", body, rows, parts, CONVENTIONS)
     return (
@@ -94,16 +94,6 @@ def _head(session: Session) -> list[Part]:
     if block.mask is not None:
         parts.append(Line(f"dropout is on, with a fixed mask ({block.mask})", quiet=True))
     return parts
-
-
-def _heat_map(session: Session, record: StepRecord) -> HeatMap:
-    """The values of a step as a picture, at most 24 by 76 cells."""
-    from ffncli.run.measure.heat import cells_of, largest, values_of_a_cell
-
-    tensor = session[record.name]
-    x = tensor.reshape(-1, tensor.shape[-1]).double()
-    cells = cells_of(x, *_CELLS)
-    return HeatMap([[largest(cell) for cell in line] for line in cells], values_of_a_cell(x, cells))
 
 
 def _step(

@@ -28,7 +28,12 @@ class SaveOptions:
 
     save: Annotated[
         str | None,
-        _save("--save", metavar="FILE", daily=True, help="Save every tensor to FILE.safetensors, .npz or .json."),
+        _save(
+            "--save",
+            metavar="FILE",
+            daily=True,
+            help="Save every tensor: .safetensors, .npz, .json; or all values: .csv, .parquet.",
+        ),
     ] = None
     save_weights: Annotated[
         bool | None,

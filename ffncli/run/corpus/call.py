@@ -64,10 +64,10 @@ def corpus_for(
     with sleep_while_waiting():
         checked = check_corpus(question)
     set_threads(question.threads)
-    from ffncli.run.corpus.frame import save_units
+    from ffncli.run.corpus.frame import save_table
     from ffncli.run.corpus.run import corpus_of
 
     survey = corpus_of(checked, note, advance)
     if question.save_path is not None:
-        save_units(survey.frame(), question.save_path)
+        save_table(survey.frame(), question.save_path)
     return survey

@@ -69,7 +69,7 @@ def _columns(layer: Layer, part: str, columns: UnitSums) -> Iterator[tuple[str, 
             yield f"top_{name}", [row[kept].tolist() for row, kept in zip(largest.cpu(), there, strict=True)]
 
 
-def save_units(frame: DataFrame, path: Path) -> None:
+def save_table(frame: DataFrame, path: Path) -> None:
     """Write the table as CSV, lists joined by `;`, or as Parquet. Raises FFNError (exit 3) if that fails."""
     if path.suffix.lower() == ".parquet":
         with written_whole(path) as file:

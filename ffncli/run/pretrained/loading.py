@@ -28,6 +28,7 @@ from ffncli.run.engine.weights import require_memory
 from ffncli.show.text import bytes_text
 from ffncli.system.packages import installed
 
+_DEQUANTIZED = 1e7  # parameters in a second, on two cores
 _LONGEST = 200  # characters of another library's exception
 _HEADS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
 
@@ -126,12 +127,14 @@ def _gguf_config(transformers: Any, path: Path) -> Any:
 
 
 def loading_notes(resolved: Resolved, last_layer: int, dtype: str | None) -> tuple[str, ...]:
-    """What is worth saying before a model is loaded up to a layer: the memory that a GGUF file takes then."""
+    """What is worth saying before a model is loaded up to a layer: the memory and time that a GGUF file takes."""
     checkpoint = resolved.checkpoint
     if checkpoint is None or not checkpoint.gguf:
         return ()
-    size = bytes_text(loaded_parameters(checkpoint, last_layer) * dtype_of(dtype).itemsize)
-    return (f"transformers dequantizes the GGUF file to run the prompt: {size} of memory in {dtype or 'fp32'}",)
+    count = loaded_parameters(checkpoint, last_layer)
+    size, seconds = bytes_text(count * dtype_of(dtype).itemsize), max(1, round(count / _DEQUANTIZED))
+    what = f"{size} of memory in {dtype or 'fp32'}, some {seconds:,} s"
+    return (f"transformers dequantizes the GGUF file to run the prompt: {what}",)
 
 
 def load(

@@ -18,10 +18,12 @@ from ffncli.models.dimensions import Dimensions, whole
 from ffncli.models.examples import Example, final_layer_alone, find
 from ffncli.models.model import Group, Resolved
 from ffncli.models.runnable import folder_of
+from ffncli.run.corpus.question import TABLES
 from ffncli.run.trace.question import CheckedQuestion, Question, StepIndex
 from ffncli.run.user.load import load
 from ffncli.run.what_if.changes import Change, changes_of
 from ffncli.system.files import TENSOR_SUFFIXES, check_writable
+from ffncli.system.packages import require_extra
 
 _MOST_PLACES = 100  # in one question
 
@@ -90,8 +92,14 @@ def _check_save(question: Question) -> None:
             option = "--save-weights" if question.save_weights else "--no-save-weights"
             raise FFNError(f"{option} has no effect without --save FILE")
         return
-    if Path(question.save).suffix not in TENSOR_SUFFIXES:
-        raise FFNError(f"--save {shown(question.save)}: the name must end in one of {', '.join(TENSOR_SUFFIXES)}")
+    suffix = Path(question.save).suffix
+    if suffix not in (*TENSOR_SUFFIXES, *TABLES):
+        ends = ", ".join((*TENSOR_SUFFIXES, *TABLES))
+        raise FFNError(f"--save {shown(question.save)}: the name must end in one of {ends}")
+    if suffix in TABLES and question.save_weights:
+        raise FFNError(f"--save-weights: a table of values ({suffix}) has no weights", "save as .safetensors")
+    if suffix == ".parquet":
+        require_extra("pyarrow", "parquet")
     check_writable(str(question.save_path), question.force, "--save")
 
 

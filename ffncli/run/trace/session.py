@@ -16,11 +16,13 @@ from ffncli.block.steps import Step, ffn_span, routes
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.model import Resolved
+from ffncli.run.corpus.question import TABLES
 from ffncli.run.engine.block_summary import BlockSummary, block_summary
 from ffncli.run.engine.execute import execute
 from ffncli.run.engine.prepare import LayerRequest, Prepared, Token, prepare
 from ffncli.run.engine.trace import StepRecord, Trace, find_not_finite, trace
 from ffncli.run.measure.gap import Agreement, agreement
+from ffncli.run.measure.heat import cells_of, largest, values_of_a_cell
 from ffncli.run.measure.not_finite import NotFinite
 from ffncli.run.ranks.environment import follows, torchrun
 from ffncli.run.trace.flow import flow
@@ -132,6 +134,14 @@ class Session:
             keep = frozenset([name])
             events = execute(prepared.steps, prepared.weights, prepared.inputs, prepared.mode, keep)
             return next(event.tensor for event in events if event.name == name)
+
+    def heat_map(self, name: str, rows: int, columns: int) -> tuple[list[list[float]], int]:
+        """(the values of a step as a picture of at most so many rows and columns, how many values a cell stands for at
+        most). A cell is its value of largest size, NaN if there is one. Raises FFNError as `session[name]`.
+        """
+        x = self[name].flatten(0, -2).double()
+        cells = cells_of(x, rows, columns)
+        return [[largest(cell) for cell in line] for line in cells], values_of_a_cell(x, cells)
 
     def frame(self, step: str = "act") -> DataFrame:
         """The values of a step as a pandas DataFrame: `layer`, `token`, `unit` and `value`, a row for each value.
@@ -309,7 +319,11 @@ def _save(question: Question, block: BlockSummary, prepared: Prepared, result: T
     Raises FFNError (exit 3) if that is impossible.
     """
     from ffncli.run.saved.saved import SMALL_WEIGHTS, save
+    from ffncli.run.trace.frame import save_values
 
+    if question.save_path.suffix in TABLES:
+        count = save_values(question.save_path, result.steps, result.tensors, prepared.tokens, prepared.layer.index)
+        return f"saved {count:,} values of {len(result.steps)} steps to {question.save}"
     size = sum(tensor.numel() * tensor.element_size() for tensor in prepared.weights.values())
     with_weights = size <= SMALL_WEIGHTS if question.save_weights is None else question.save_weights
     seed = prepared.mode.generator.initial_seed() if prepared.mode.generator else None

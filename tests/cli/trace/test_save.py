@@ -85,3 +85,29 @@ def test_home_is_found(call, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert call("trace", "--save", "~/t.npz")[0] == 0
     assert (tmp_path / "t.npz").exists()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_values_as_a_table(call, tmp_path, suffix):
+    """A row for each value of each step."""
+    import pandas
+
+    import ffncli
+
+    path = tmp_path / f"values{suffix}"
+    code, _, err = call("trace", "4x8:relu", "--tokens", "3", "--save", str(path))
+    assert (code, "values of 4 steps" in err) == (0, True)
+    table = pandas.read_csv(path) if suffix == ".csv" else pandas.read_parquet(path)
+    assert [*table.columns] == ["step", "layer", "token", "unit", "value"]
+    session = ffncli.trace("4x8:relu", tokens=3)
+    assert table.step.drop_duplicates().tolist() == [record.name for record in session.steps]
+    for record in session.steps:
+        ours, theirs = table[table.step == record.name].drop(columns="step"), session.frame(record.name)
+        assert ours.value.to_numpy().astype("float32").tolist() == theirs.value.tolist()
+        assert (
+            ours[["layer", "token", "unit"]].to_numpy().tolist()
+            == theirs[["layer", "token", "unit"]].to_numpy().tolist()
+        )
+    assert call("trace", "4x8:relu", "--save", str(path))[0] == 2
+    code, _, err = call("trace", "4x8:relu", "--save", str(path), "--force", "--save-weights")
+    assert (code, "has no weights" in err) == (2, True)
