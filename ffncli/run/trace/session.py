@@ -27,10 +27,11 @@ from ffncli.run.measure.not_finite import NotFinite
 from ffncli.run.ranks.environment import follows, torchrun
 from ffncli.run.trace.flow import flow
 from ffncli.run.trace.frame import step_frame
+from ffncli.run.trace.lens import TOP_TOKENS, promoting, sampler_sets, unembedded
 from ffncli.run.trace.question import TERMS, CheckedQuestion, Question
 from ffncli.run.trace.routes import Chosen, chosen_experts
 from ffncli.run.trace.routing import Routing, routing_of
-from ffncli.run.trace.sampling import Sampling, sampling
+from ffncli.run.trace.sampling import Sampling
 from ffncli.show.page.element import element, written
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     from ffncli.run.what_if.prediction import PredictionChange
     from ffncli.run.what_if.step_changes import StepChange
 
-TOP_TOKENS = 10
-PROMOTING_UNITS = 10
 _MOST_LINES = 8  # of a session's repr
 Note = Callable[[str], None]
 
@@ -221,9 +220,9 @@ def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Sess
         model_run=_model_run(question, prepared, result),
         routes=chosen_experts(prepared.steps, result.tensors, question.show),
         routing=routing_of(prepared.steps, result.tensors),
-        unembed=_unembed(checked, prepared, result, request) if question.unembed else None,
-        promotes=_promotes(checked, prepared, request),
-        sampling=_sampling(question, result),
+        unembed=unembedded(checked, prepared, result, request) if question.unembed else None,
+        promotes=promoting(checked, prepared, request),
+        sampling=sampler_sets(question, result),
         flow=flow(prepared.steps, checked.example.aliases if checked.example else {}),
         **_text(checked, prepared),
         explain=_explain(checked, prepared, result) if checked.places else None,
@@ -355,56 +354,6 @@ def _over_ranks(question: Question, prepared: Prepared, result: Trace) -> RankTr
         if follows():
             return None
     return rank_trace(*block, result.tensors, question.show, events)
-
-
-def _unembed(
-    checked: CheckedQuestion, prepared: Prepared, result: Trace, request: LayerRequest
-) -> tuple[PromotedTokens, ...]:
-    """The tokens that the FFN's output promotes after the chosen tokens (default: the last), or a hidden unit's effect.
-
-    Raises FFNError for a --sample-top-k above the vocabulary.
-    """
-    from ffncli.run.trace.unembed import TokenLimits, of_rows, of_unit, of_unit_at, promoted
-
-    question, output = checked.question, result.tensors[result.ffn_output].flatten(0, -2)
-    rows = _lens_rows(question, prepared, output.shape[0])
-    if question.neuron is None:
-        vectors = of_rows(output, rows, prepared.stream)
-    elif prepared.tokens:
-        vectors = of_unit_at(prepared, question.neuron, checked.experts, rows)
-    else:
-        vectors = of_unit(prepared, question.neuron, checked.experts)
-    top_k, top_p = question.sets
-    limits = TokenLimits(question.top_tokens or max(TOP_TOKENS, top_k), top_k, top_p)
-    out = promoted(checked.model, prepared, vectors, request, limits)
-    question.check_top_k(out[0].vocab)
-    return out
-
-
-def _lens_rows(question: Question, prepared: Prepared, count: int) -> tuple[int, ...]:
-    """The rows of the input that the lens looks at, the last by default."""
-    from ffncli.run.pretrained.tokens import positions
-
-    chosen = bool(prepared.tokens) and question.position is not None  # a prompt's rows are already the chosen ones
-    return positions("all" if chosen else question.position or "-1", count)
-
-
-def _promotes(checked: CheckedQuestion, prepared: Prepared, request: LayerRequest) -> tuple[PromotingUnits, ...] | None:
-    """The units that promote a token; None if that was not requested."""
-    question = checked.question
-    if question.promotes is None:
-        return None
-    from ffncli.run.trace.promotes import promoting_units
-
-    most = question.top_units or PROMOTING_UNITS
-    rows = _lens_rows(question, prepared, len(prepared.tokens)) if prepared.tokens else ()
-    return promoting_units(checked.model, prepared, question.promotes, rows, request, most)
-
-
-def _sampling(question: Question, result: Trace) -> tuple[Sampling, ...] | None:
-    """The sets from which a sampler may pick after a final layer; None without such a layer."""
-    probs = result.tensors.get("probs")
-    return None if probs is None else sampling(probs, *question.sets, question.show)
 
 
 def _text(checked: CheckedQuestion, prepared: Prepared) -> dict[str, Any]:
