@@ -74,8 +74,7 @@ def trace(
     d_model], [d_model] or [batch, tokens, d_model] (a list, a NumPy array, a tensor), or text as it is typed. The other
     arguments are the command line's options by their names (`ffn trace --help`); numbers and lists may be numbers and
     lists: `layer=1` or `"decoder.3"`, `position=[0, 3]`, `expert="all"`, `show=None` (all values), `d_ff="4x"`. `keep`
-    names the steps whose whole tensors are kept (True: all): `session["act"]` then need not run the block again.
-    `threads` are the process's. Raises FFNError as the command line does, and for a wrong type, naming the accepted.
+    names steps whose tensors stay (True: all); `threads` are the process's. Raises FFNError as the command line does.
     """
     options = converted(locals(), "trace")
     if options["layer"] == "all":
