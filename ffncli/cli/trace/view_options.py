@@ -64,7 +64,7 @@ class InsightOptions:
     top_units: Annotated[
         Count,
         _view("--top-units", metavar="N", parser=natural("--top-units", 1000), daily=True,
-              help="Show the N hidden units with the largest norms, and the N most active."),
+              help="Show the N largest hidden units of each token, and over all tokens."),
     ] = None  # fmt: skip
     fail_on_nonfinite: Annotated[
         bool, _view("--fail-on-nonfinite", help="Exit 1 if the input, a weight or a step has NaN or Inf.")

@@ -209,7 +209,8 @@ def _units(event: Event, program: Sequence[Step], weights: Mapping[str, Tensor],
         tuple(replace(unit, token=tokens[unit.token]) for unit in order)
         for order in (units.largest_norm, units.most_active)
     )
-    return replace(units, largest_norm=largest, most_active=active)
+    per_token = tuple(replace(one, token=tokens[one.token]) for one in units.per_token)
+    return replace(units, largest_norm=largest, most_active=active, per_token=per_token)
 
 
 def _record(

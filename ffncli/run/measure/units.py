@@ -1,4 +1,4 @@
-"""The hidden units of a step, each over all tokens: which never act, which are the largest, which act most."""
+"""The hidden units of a step: which never act, which are the largest and act most, over all tokens and for each."""
 
 from __future__ import annotations
 
@@ -30,10 +30,20 @@ class HiddenUnit:
 
 
 @dataclass(frozen=True)
+class TokenUnits:
+    """The units with the largest values by size for one (flat) token, the largest first."""
+
+    token: int
+    units: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Units:
     """All units of a step: `dead` are zero for every token, `near_dead` within NEAR_ZERO of zero (dead units included).
 
-    `largest_norm` and `most_active` (by mean |x|) have the requested number of units, the largest first.
+    `largest_norm` and `most_active` (by mean |x|) have the requested number of units, the largest first;
+    `per_token` has as many of every token's.
     """
 
     units: int
@@ -42,6 +52,7 @@ class Units:
     near_dead: int
     largest_norm: tuple[HiddenUnit, ...] = ()
     most_active: tuple[HiddenUnit, ...] = ()
+    per_token: tuple[TokenUnits, ...] = ()
 
 
 def unit_statistics(tensor: Tensor, top: int = 0, down: Tensor | None = None) -> Units:
@@ -57,7 +68,7 @@ def unit_statistics(tensor: Tensor, top: int = 0, down: Tensor | None = None) ->
     by_norm, by_mean = (sizes.sort(descending=True, stable=True).indices[:top].tolist() for sizes in (norms, means))
     by_number = {unit: _unit(rows[:, unit], unit, norms, means, down) for unit in {*by_norm, *by_mean}}
     largest, active = (tuple(by_number[unit] for unit in order) for order in (by_norm, by_mean))
-    return Units(counts.units, counts.tokens, counts.dead, counts.near_dead, largest, active)
+    return Units(counts.units, counts.tokens, counts.dead, counts.near_dead, largest, active, _per_token(rows, top))
 
 
 def _blocks(rows: Tensor) -> Iterator[Tensor]:
@@ -91,6 +102,16 @@ def _sizes(rows: Tensor) -> tuple[Tensor, Tensor]:
         sums += size.sum(0)
         squares += size.square_().sum(0)
     return squares.sqrt_(), sums / max(1, rows.shape[0])
+
+
+def _per_token(rows: Tensor, top: int) -> tuple[TokenUnits, ...]:
+    out: list[TokenUnits] = []
+    for block in _blocks(rows):
+        values = block.double().nan_to_num(0.0, 0.0, 0.0)
+        units = values.abs().sort(dim=1, descending=True, stable=True).indices[:, :top]
+        pairs = zip(units.tolist(), values.gather(1, units).tolist(), strict=True)
+        out += [TokenUnits(token, tuple(first), tuple(best)) for token, (first, best) in enumerate(pairs, len(out))]
+    return tuple(out)
 
 
 def _unit(column: Tensor, unit: int, norms: Tensor, means: Tensor, down: Tensor | None) -> HiddenUnit:

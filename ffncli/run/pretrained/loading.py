@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -25,6 +25,7 @@ from ffncli.models.model import Resolved
 from ffncli.models.runnable import is_gguf, loaded_parameters
 from ffncli.run.engine.prepare import dtype_of
 from ffncli.run.engine.weights import require_memory
+from ffncli.run.pretrained.gguf_reader import shared_reader
 from ffncli.show.text import bytes_text
 from ffncli.system.packages import installed
 
@@ -64,7 +65,7 @@ def offline() -> Iterator[Any]:
     log.set_verbosity(log.CRITICAL)
     log.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _gguf_once():
             warnings.simplefilter("ignore")
             yield transformers
     finally:
@@ -72,6 +73,10 @@ def offline() -> Iterator[Any]:
         log.set_verbosity(level)
         if bars:
             log.enable_progress_bar()
+
+
+def _gguf_once() -> AbstractContextManager[Any]:
+    return nullcontext() if installed("gguf") is None else shared_reader()
 
 
 def arguments_for(path: Path) -> dict[str, Any]:
@@ -154,6 +159,9 @@ def load(
         shrink(module, lean)
         if lean and not with_head:
             _without_head(module)
+        if is_gguf(path):
+            with shared_reader() as readers:
+                readers.tensors_of(module)
         size = sum(p.numel() for p in module.parameters()) * dtype.itemsize
         require_memory(size, f"{kind.__name__} up to there", "take a lower --layer or --dtype bf16")
 

@@ -96,3 +96,23 @@ def test_what_transformers_cannot_load_is_one_line(model, tmp_path, call, files,
     code, _, err = call("trace", str(files["F32"]), "--prompt", PROMPT)
     assert (code, err.splitlines()[-1].endswith("pip install 'ffncli[models]'")) == (3, True)
     assert "needs the accelerate library" in err
+
+
+def test_the_file_is_parsed_once_and_only_the_layers_that_run_are_dequantized(files, monkeypatch):
+    import gguf
+
+    parsed, unpacked = [], []
+
+    class Counted(gguf.GGUFReader):
+        def __init__(self, *arguments):
+            parsed.append(arguments)
+            super().__init__(*arguments)
+
+    original = gguf.dequantize
+    monkeypatch.setattr(gguf, "GGUFReader", Counted)
+    monkeypatch.setattr(gguf, "dequantize", lambda data, kind: unpacked.append(data.shape) or original(data, kind))
+    ffncli.trace(files["Q8_0"], layer=0, prompt=PROMPT)
+    tensors = gguf.GGUFReader(files["Q8_0"]).tensors
+    assert len(parsed) == 2  # this line's is the second
+    assert len(unpacked) == sum("blk.1" not in t.name and "blk.2" not in t.name for t in tensors) < len(tensors)
+    assert gguf.GGUFReader is Counted  # and the library is left as it was

@@ -39,9 +39,14 @@ def test_top_units(call):
     acts = torch.tensor(steps["act"]["values"], dtype=torch.float64)
     assert [u["unit"] for u in active] == acts.abs().mean(0).topk(3).indices.tolist()
     text = call("trace", *ARGUMENTS, "--top-units", "3")[1]
-    assert "act: the units with the largest norm over 50 tokens" in text
-    assert "act: the units with the largest mean |x| over 50 tokens" in text
+    assert "act: the units with the largest norm or mean |x| over 50 tokens" in text
     assert text.count("writes: the norm of what the unit adds to the output") == 1
+    for one, row in zip(steps["hidden"]["units"]["per_token"], values, strict=True):
+        assert one["units"] == row.abs().topk(3).indices.tolist()
+        assert one["values"] == row[one["units"]].tolist()
+    table = text[text.index("hidden: each token's units") :].splitlines()
+    last = steps["hidden"]["units"]["per_token"][49]
+    assert " ".join(table[10].split()) == "49 " + " ".join(map("{}: {:.4g}".format, last["units"], last["values"]))
     row = next(line for line in text[text.index("hidden: the units") :].splitlines() if line[:1].isdigit())
     assert row.split()[:2] == [str(best[0]["unit"]), f"{best[0]['norm']:.4g}"]
     assert found(call, *ARGUMENTS)["steps"][3]["units"]["largest_norm"] == []

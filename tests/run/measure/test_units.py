@@ -89,6 +89,7 @@ def test_experts_have_units_of_their_own_and_tokens_by_their_number():
         units = record.units
         assert units.tokens == len(record.tokens)
         assert {u.token for u in units.largest_norm} <= set(record.tokens)
+        assert [one.token for one in units.per_token] == list(record.tokens)
         column = weights["down.weight"][e][:, units.largest_norm[0].unit].double().norm().item()
         assert units.largest_norm[0].writes == pytest.approx(units.largest_norm[0].norm * column)
 
