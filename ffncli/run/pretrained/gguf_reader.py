@@ -60,7 +60,7 @@ def shared_reader() -> Iterator[SharedReaders]:
 
 
 def _fast(kind: type) -> type:
-    class Reader(kind):  # type: ignore[misc, valid-type]
+    class Reader(kind):  # type: ignore[misc]
         """Slices a plain array: each slice of a memmap runs Python code, and a vocabulary has a million."""
 
         @property
