@@ -180,7 +180,7 @@ class Model:
 @dataclass(frozen=True)
 class Resolved:
     """A model and how it is known. `source` is what was typed, `location` where weights may be, `checkpoint` the stored
-    tensors, if any, `weights` the canonical tensors of each layer of a user's module, in its dtype.
+    tensors, if any, `weights` the canonical tensors of a module in memory by stack and layer, in its dtype.
 
     `evidence` says, in order, what decided gatedness and widths; `notes` are for the user. `differences` are those
     between config and tensors, `stored` is the size of the tensors; None where no headers were read. `from_tensors`:
@@ -202,7 +202,7 @@ class Resolved:
     quantization: Mapping[str, Any] | None = field(default=None, compare=False)
     checkpoint: Checkpoint | None = field(default=None, compare=False, repr=False)
     spots: Mapping[tuple[str, int], Spot] = field(default_factory=dict, compare=False, repr=False)
-    weights: Mapping[int, Mapping[str, Tensor]] | None = field(default=None, compare=False, repr=False)
+    weights: Mapping[tuple[str, int], Mapping[str, Tensor]] | None = field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> str:

@@ -122,6 +122,17 @@ class ModelCount:
         """Whether any layer is MoE; the main ones may not be (in Llama 4 every second one is)."""
         return any(group.experts for group in self.groups)
 
+    def __repr__(self) -> str:
+        layers = "" if self.layers is None else f"{self.layers:,} layers, "
+        lines = [
+            f"<ModelCount of {self.name}: {layers}d_model {self.d_model:,}, d_ff {self.d_ff:,}",
+            f"  ffn_params_per_layer {self.ffn_params_per_layer:,}, ffn_params_total {self.ffn_params_total:,}",
+            f"  weight_bytes {self.weight_bytes:,} in {self.dtype}>",
+        ]
+        if self.model_params_total is not None:
+            lines.insert(2, f"  model_params_total {self.model_params_total:,}")
+        return "\n".join(lines)
+
 
 def count(resolved: Resolved, dtype: str | None = None, tokens: int = 1) -> ModelCount:
     """Count a model. `dtype` sets the format of weight_bytes (default: the stored one, else fp32).

@@ -33,10 +33,10 @@ from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Layer
 from ffncli.run.corpus.batches import Batch
 from ffncli.run.engine.execute import EVAL, Event, activation, execute
+from ffncli.run.engine.locate import LiveFFN, live_weights
 from ffncli.run.engine.unit_events import DENSE, UnitEvents, UnitGroup
 from ffncli.run.pretrained.capture import batch_arguments, first_tensor
 from ffncli.run.pretrained.loading import Pretrained, cannot, demanding
-from ffncli.run.pretrained.locate import LiveFFN, live_weights
 
 
 class Receiver:

@@ -169,11 +169,11 @@ def _weights(
 ) -> tuple[Mapping[str, Tensor], str, tuple[str, ...]]:  # fmt: skip
     """(the weights, where they come from, what was assumed about them)."""
     if example and _fits(example, block):
-        tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in example.weights.items()}
-        return {name: tensor.to(device, dtype) for name, tensor in tensors.items()}, "fixed weights", ()
+        exact = {name: torch.tensor(values, dtype=torch.float64) for name, values in example.weights.items()}
+        return {name: tensor.to(device, dtype) for name, tensor in exact.items()}, "fixed weights", ()
     if resolved.weights is not None:
-        weights = {name: tensor.to(device, dtype) for name, tensor in resolved.weights[layer.index].items()}
-        return weights, "the module's own weights", ()
+        tensors = resolved.weights[layer.stack, layer.index]
+        return {name: tensor.to(device, dtype) for name, tensor in tensors.items()}, "the module's own weights", ()
     stored = stored_layer(resolved, layer, dtype, device)
     if stored is not None:
         return stored

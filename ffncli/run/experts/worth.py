@@ -15,10 +15,10 @@ from ffncli.errors import FFNError
 from ffncli.models.model import Layer
 from ffncli.run.corpus.batches import Tokenized, batch_of
 from ffncli.run.corpus.question import CheckedCorpusQuestion
+from ffncli.run.engine.locate import live_ffn
 from ffncli.run.engine.prepare import device_of, dtype_of
 from ffncli.run.pretrained.capture import batch_arguments
 from ffncli.run.pretrained.loading import Pretrained, demanding, load
-from ffncli.run.pretrained.locate import live_ffn
 from ffncli.run.what_if.changes import changes_of
 from ffncli.run.what_if.prediction import changed_model
 

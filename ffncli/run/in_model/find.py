@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,11 +16,10 @@ from ffncli.kernels.activations import activation
 from ffncli.kernels.between import learned
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.kernels.pattern import dense
-from ffncli.models.config.read import from_config
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.tensors.layout import Located
+from ffncli.run.engine.locate import common_module, live_parameters, live_weights, tensor_at
 from ffncli.run.pretrained.layers import layers_of
-from ffncli.run.pretrained.locate import common_module, live_parameters, live_weights, tensor_at
 
 _LEAST = 1e-3  # relative distance of two functions of the same name, in any dtype: some write √(2/π) with four digits
 
@@ -52,15 +50,6 @@ class FoundFFN:
     def width(self) -> int:
         """Columns of its input."""
         return self.layer.spec.d_model
-
-
-def described(model: nn.Module) -> Resolved:
-    """The blocks of a transformers model, by its config. Raises FFNError for another module, or an unknown family."""
-    config = getattr(model, "config", None)
-    if not isinstance(model, nn.Module) or config is None or not hasattr(config, "to_dict"):
-        raise FFNError(f"{type(model).__name__} is not a transformers model", "a single block is ffncli.kernel's")
-    values = json.loads(json.dumps(config.to_dict(), default=str))
-    return from_config(values, type(model).__name__, f"the config of {type(model).__name__}")
 
 
 def chosen_layers(resolved: Resolved, wanted: int | str | Sequence[int | str] | None) -> list[Layer]:

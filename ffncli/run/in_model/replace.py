@@ -23,6 +23,7 @@ from ffncli.run.in_model.kernel_call import SharedKernel, built, dtype_text
 from ffncli.run.in_model.swap import FFNSwap
 from ffncli.run.measure.gap import gap
 from ffncli.run.measure.tolerance import declared_tolerance, tolerance_for
+from ffncli.run.user.in_memory import described
 from ffncli.run.user.kernels import kernel_of
 from ffncli.show.text import plural
 
@@ -137,7 +138,7 @@ def replace_ffns(
     All are verified before the first is replaced. Raises FFNError for a model of an unknown family, if no FFN can be
     replaced, and (exit 1) if a kernel's output is not the block's.
     """
-    resolved = find.described(model)
+    resolved = described(model)
     work = _Replacing(model, resolved, choose, tuple(tokens))
     swaps: list[FFNSwap] = []
     ffns: list[ReplacedFFN] = []

@@ -20,10 +20,10 @@ from ffncli.block.steps import Norm
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.runnable import folder_of
+from ffncli.run.engine.locate import live_ffn
 from ffncli.run.engine.prepare import LayerRequest, device_of, dtype_of
 from ffncli.run.pretrained.capture import cut, stand_in
 from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
-from ffncli.run.pretrained.locate import live_ffn
 from ffncli.run.pretrained.tokens import tokenizer_of
 
 _AT_ONCE = 64  # vectors whose logits are in memory together

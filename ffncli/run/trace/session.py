@@ -5,7 +5,7 @@ Modules that few questions need are imported where needed: a plain trace starts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +133,16 @@ class Session:
             keep = frozenset([name])
             events = execute(prepared.steps, prepared.weights, prepared.inputs, prepared.mode, keep)
             return next(event.tensor for event in events if event.name == name)
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the steps: `{name: session[name] for name in session}`."""
+        return (record.name for record in self.steps)
+
+    def __contains__(self, name: object) -> bool:
+        return any(record.name == name for record in self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
 
     def heat_map(self, name: str, rows: int, columns: int) -> tuple[list[list[float]], int]:
         """(the values of a step as a picture of at most so many rows and columns, how many values a cell stands for at

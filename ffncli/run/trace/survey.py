@@ -89,6 +89,13 @@ class Survey:
         """The layers with NaN or Inf: the first one matters, because it affects all later layers."""
         return tuple(row for row in self.rows if row.not_finite)
 
+    def __repr__(self) -> str:
+        lines = [f"<Survey of {self.model.name}: {len(self.rows)} layers"]
+        for row in self.rows[:7]:
+            gain = "" if row.gain is None else f", gain {row.gain:.3g}"
+            lines.append(f"  {row.stack} {row.layer}: {row.dead_units:,} of {row.units:,} units dead{gain}")
+        return "\n".join(lines) + ("\n  …>" if len(self.rows) > 7 else ">")
+
 
 def survey_of(checked: CheckedQuestion, note: Callable[[str], None] = lambda text: None) -> Survey:
     """What a question about all layers asks; `note` gets every remark at once. Raises FFNError as `survey`."""

@@ -50,6 +50,8 @@ def converted(arguments: Mapping[str, Any], call: str) -> dict[str, Any]:
     names, sizes = list(DimensionNames.__annotations__), arguments["dimensions"]
     if unknown := next((name for name in sizes if name not in names), None):
         candidates = [name for name in (*options, *names) if name != "source"]
+        if unknown == "prompts":
+            raise FFNError(f"no argument 'prompts' of ffncli.{call}", "several texts are ffncli.corpus's")
         raise FFNError(f"no argument {shown(unknown)}", did_you_mean(unknown, candidates, f"see help(ffncli.{call})"))
     chosen = Dimensions(**{name: _converted(name, value) for name, value in sizes.items()})
     return {name: _converted(name, value, call) for name, value in options.items()} | {"dimensions": chosen}
@@ -63,7 +65,9 @@ def _converted(name: str, value: object, call: str = "") -> Any:
     try:
         return convert(value)
     except (TypeError, ValueError, OverflowError):
-        raise FFNError(f"{name} must be {accepted}, got {shown(value)}") from None
+        several = name == "prompt" and isinstance(value, (list, tuple))
+        hint = "several texts are ffncli.corpus's prompts" if several else ""
+        raise FFNError(f"{name} must be {accepted}, got {shown(value)}", hint) from None
 
 
 def is_module(value: object) -> TypeGuard[nn.Module]:

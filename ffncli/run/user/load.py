@@ -26,9 +26,12 @@ def load(
     if isinstance(source, Resolved):
         return with_dimensions(source, dimensions or Dimensions())
     if source is not None and not isinstance(source, str):
+        from ffncli.run.user.in_memory import in_memory
         from ffncli.run.user.module import copied
         from ffncli.run.user.whole import model_of
 
+        if (resolved := in_memory(source)) is not None:
+            return with_dimensions(resolved, dimensions or Dimensions())
         with copied(source, dimensions or Dimensions()) as module:
             return model_of(module, dimensions or Dimensions())
     if source is None or not model_source.is_user_module(source):

@@ -198,7 +198,7 @@ def _record(
     block = block_model(spec, text, name, tuple(notes))
     model = replace(block.model, dtype=row.name if row else None)
     evidence = tuple(evidence_of(match, parameters, spec.d_ff))
-    return replace(block, model=model, evidence=evidence, weights={0: weights}), weights
+    return replace(block, model=model, evidence=evidence, weights={(model.main.stack, 0): weights}), weights
 
 
 def evidence_of(match: Match, parameters: Mapping[str, Tensor], d_ff: int) -> Iterator[str]:

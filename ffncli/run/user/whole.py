@@ -26,14 +26,14 @@ def model_of(built: BuiltModule, dimensions: Dimensions) -> Resolved:
     if built.runner is not None:
         return one_block(built, dimensions).model
     specs: dict[int, FFNSpec] = {}
-    weights: dict[int, Mapping[str, Tensor]] = {}
+    weights: dict[tuple[str, int], Mapping[str, Tensor]] = {}
     match: Match | None = None
     evidence: tuple[str, ...] = ()
     for layer, name in sorted(built.layers.items()):
         ffn = _part(built, name)
         match = _same(ffn, match, built) or _matched(ffn, name, built)
         parameters = {n: p.detach() for n, p in ffn.named_parameters()}
-        specs[layer], weights[layer] = match.spec(parameters), match.weights(parameters)
+        specs[layer], weights["decoder", layer] = match.spec(parameters), match.weights(parameters)
         if layer == min(built.layers):
             names = ", ".join(dict.fromkeys((name, built.layers[max(built.layers)])))
             evidence = (f"FFNs, first and last: {names}", *evidence_of(match, parameters, specs[layer].d_ff))

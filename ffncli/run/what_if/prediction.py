@@ -16,10 +16,10 @@ from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.run.engine.execute import run
+from ffncli.run.engine.locate import LiveFFN, live_ffn, live_weights
 from ffncli.run.engine.prepare import LayerRequest, device_of, dtype_of
 from ffncli.run.pretrained.capture import ForwardInput, first_tensor, forward_arguments
 from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
-from ffncli.run.pretrained.locate import LiveFFN, live_ffn, live_weights
 from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.pretrained.tokens import token_text, tokenizer_of, tokens_of
 from ffncli.run.what_if.changes import Change, WeightChange, changed

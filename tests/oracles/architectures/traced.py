@@ -27,8 +27,8 @@ from ffncli.models.source import load
 from ffncli.models.tensors import layout
 from ffncli.models.tensors.layout import Located
 from ffncli.run.engine.execute import run
+from ffncli.run.engine.locate import LiveFFN, live_ffn, live_parameters, live_tensors
 from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
-from ffncli.run.pretrained.locate import LiveFFN, live_ffn, live_parameters, live_tensors
 from tests.oracles.architectures import Architecture, class_of
 from tests.oracles.architectures.nested import composites, kind_of
 from tests.oracles.architectures.tiny import TOKENS, Tiny

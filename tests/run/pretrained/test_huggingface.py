@@ -23,8 +23,8 @@ from ffncli.models.files import checkpoint
 from ffncli.models.source import load
 from ffncli.models.tensors import read_weights as values
 from ffncli.run.engine.execute import execute
+from ffncli.run.engine.locate import live_ffn
 from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
-from ffncli.run.pretrained.locate import live_ffn
 from tests.oracles.architectures.traced import Caught
 from tests.oracles.huggingface import CASES, D_MODEL, DTYPES, Made, make
 

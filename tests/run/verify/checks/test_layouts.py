@@ -357,7 +357,7 @@ def test_a_module_of_ones_own_is_held_to_a_checkpoint(zoo, tmp_path):
     weights = dict(stored_weights(original, layer, torch.float32))
     weights["gate.weight"], weights["up.weight"] = weights["up.weight"], weights["gate.weight"]
     spec = with_(layer.spec, norm="none", residual=False)
-    port = with_(block_model(spec, "mine.py:FFN"), weights={0: weights})
+    port = with_(block_model(spec, "mine.py:FFN"), weights={("block", 0): weights})
     found = {row.subject: row for row in verify_layer(port, VerifyQuestion(checks=("layout",), against=original)).rows}
     failed = found[f"as read = {zoo('llama')}"]
     assert (failed.passed, failed.note) == (False, f"read with gate and up swapped, it agrees with {zoo('llama')}")

@@ -17,7 +17,7 @@ from ffncli.errors import FFNError
 from ffncli.models.config.read import from_config
 from ffncli.models.model import Resolved
 from ffncli.run.engine.execute import run
-from ffncli.run.pretrained.locate import live_ffn
+from ffncli.run.engine.locate import live_ffn
 from tests.oracles.architectures import build, cases
 from tests.oracles.architectures.traced import live_weights
 
