@@ -22,6 +22,7 @@ _WHERE = {
     "activation": ("ffncli.block.analysis.facts", "activation"),
     "approximate": ("ffncli.run.approximate.call", "approximate"),
     "benchmark": ("ffncli.bench.benchmark", "benchmark"),
+    "compare": ("ffncli.bench.comparison", "compare"),
     "corpus": ("ffncli.run.corpus.call", "corpus"),
     "cost": ("ffncli.block.cost", "cost"),
     "count": ("ffncli.run.user.count", "count"),
@@ -50,6 +51,7 @@ __all__ = [
     "admit",
     "approximate",
     "benchmark",
+    "compare",
     "corpus",
     "cost",
     "count",
@@ -72,6 +74,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ffncli.bench.benchmark import benchmark
+    from ffncli.bench.comparison import compare
     from ffncli.bench.in_model import kernel, replace
     from ffncli.bench.public.admission import admit
     from ffncli.bench.report.call import report

@@ -15,7 +15,7 @@ from ffncli.bench.records import Method
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import BenchRequest, Grid
 from ffncli.bench.request.parts import grid_part
-from ffncli.bench.results.row import ResultRow
+from ffncli.bench.results.rows import ResultRows
 from ffncli.bench.suite import run
 from ffncli.errors import FFNError
 from ffncli.run.user.arguments import DimensionNames, converted
@@ -50,7 +50,7 @@ def benchmark(
     save: _FilePath | None = None,
     force: bool = False,
     **dimensions: Unpack[DimensionNames],
-) -> tuple[ResultRow, ...]:
+) -> ResultRows:
     """Verify, then time kernels in fresh processes; a row for every case and kernel, as in the CSV of `ffn bench`.
 
     The arguments are the command line's options by their names (`passes` are those of `--pass`), and mean the same;
@@ -59,6 +59,8 @@ def benchmark(
     everything else about how it is measured; those named here go before it. `save` names a CSV, with the rounds next to
     it; without one nothing is kept. `suite` names a public suite: its cases for the device, and nothing of yours but
     the kernels. Times in seconds.
+
+    What it returns is a tuple of the rows; its `frame()` is a DataFrame with the CSV's columns.
 
     Raises FFNError for an impossible request, and for an argument of another type, naming the accepted; a kernel that
     is wrong or fails is a row with that status.
@@ -69,7 +71,7 @@ def benchmark(
         path = Path(folder, "results.csv") if save is None else Path(os.path.expanduser(options["save"]))
         part = None if shard is None else grid_part("shard")(options["shard"])
         with begun(path, request, force, part) as journal:
-            return run(journal).rows
+            return ResultRows(run(journal).rows)
 
 
 def _request(options: Mapping[str, Any]) -> BenchRequest:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Literal
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Literal
 
 from ffncli.bench.judge.environment_match import (
     EnvironmentMismatch,
@@ -26,10 +26,15 @@ from ffncli.bench.judge.ratios import differs, verdict
 from ffncli.bench.judge.statistics import Interval, exp_or_inf, holm, log_or_inf
 from ffncli.bench.judge.warnings import Code, has
 from ffncli.bench.judge.welch import Shift, mean_ratio, welch
-from ffncli.bench.results.row import ResultRow
+from ffncli.bench.results.row import ResultRow, name_of
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
+from ffncli.show.page.record_table import record_table
 from ffncli.show.text import percent
+from ffncli.system.packages import package_errors
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped]
 
 ALPHA = 0.05  # of the gate: the chance that any row fails wrongly
 CompareVerdict = Literal["slower", "faster", "same", "inconclusive", "broken", "mended"]
@@ -157,6 +162,34 @@ class ResultComparison:
     def count(self, verdict: CompareVerdict) -> int:
         """How many rows have that verdict."""
         return sum(row.verdict == verdict for row in self.rows)
+
+    @package_errors()
+    def frame(self) -> DataFrame:
+        """A row per case and kernel, as in the CSV of `ffn compare`. Raises FFNError (exit 3) without pandas."""
+        import pandas
+
+        return pandas.DataFrame([asdict(row) for row in self.rows]).rename(columns=name_of)
+
+    def __repr__(self) -> str:
+        verdicts = [row.verdict for row in self.rows if row.verdict is not None]
+        counts = ", ".join(f"{verdicts.count(word)} {word}" for word in dict.fromkeys(verdicts))
+        return f"<ResultComparison of {len(self.rows)} rows: {counts or 'nothing was timed on both sides'}>"
+
+    def _repr_html_(self) -> str:
+        names = (
+            "block",
+            "tokens",
+            "dtype",
+            "passes",
+            "device",
+            "kernel",
+            "ratio",
+            "ratio_low",
+            "ratio_high",
+            "verdict",
+        )
+        rows = [[getattr(row, name) for name in names] for row in self.rows]
+        return record_table(repr(self)[1:-1], [*map(name_of, names)], rows)
 
 
 def compare(base: Sequence[ResultRow], new: Sequence[ResultRow], rules: Rules = Rules()) -> ResultComparison:

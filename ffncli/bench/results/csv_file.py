@@ -158,10 +158,15 @@ def read_results(path: str | Path | Sequence[str | Path]) -> pandas.DataFrame:
     Whole numbers are Int64 and booleans `boolean` (unknown: <NA>), other numbers float64 (unknown: NaN), texts str,
     lists tuples. `path` may be several files. Raises FFNError for a file that is not a result.
     """
+    paths = [path] if isinstance(path, (str, Path)) else list(path)
+    return results_frame([row for one in paths for row in read_rows(one)])
+
+
+def results_frame(records: Sequence[ResultRow]) -> pandas.DataFrame:
+    """Rows as a DataFrame, as `read_results` gives those of a file."""
     import pandas
 
-    paths = [path] if isinstance(path, (str, Path)) else list(path)
-    rows = [cells(row) for one in paths for row in read_rows(one)]
+    rows = [cells(row) for row in records]
     kinds = {"int": "Int64", "float": "float64", "bool": "boolean"}
     columns = {}
     for at, name in enumerate(COLUMNS):

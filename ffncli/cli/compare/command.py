@@ -62,11 +62,9 @@ def command(
     if plot.wanted:
         raise FFNError("--plot draws one result of ffn bench", "leave out NEW")
     sides = [_files(text, (base, new)) for text in (base, new)]
-    kinds = [_kind(text, paths) for text, paths in zip((base, new), sides, strict=True)]
-    if kinds[0] != kinds[1]:
-        first, second = ("results" if kind else "a saved trace" for kind in kinds)
-        raise FFNError(f"{shown(base, 200)} holds {first}, {shown(new, 200)} {second}", "give two of one kind")
-    if kinds[0]:
+    from ffncli.bench.comparison import are_results
+
+    if are_results(sides):
         if tolerance is not None:
             raise FFNError("--tolerance is for saved traces", "for results, --margin sets what counts as the same")
         _results(sides[0], sides[1], results, output)
@@ -83,7 +81,9 @@ def _alone(
     if not plot.wanted:
         raise FFNError("Missing argument 'NEW'", "give two files, or one result of ffn bench with --plot")
     paths = _files(base, (base,))
-    if not _kind(base, paths):
+    from ffncli.bench.results.csv_file import is_results
+
+    if not all(map(is_results, paths)):
         raise FFNError(f"{shown(base, 200)} is not a result of ffn bench", "--plot draws those alone")
     if option := options.first_set() or ("--tolerance" if tolerance is not None else ""):
         raise FFNError(f"{option} compares two files", "give NEW too, or leave it out")
@@ -97,15 +97,10 @@ def _alone(
 
 
 def _results(base: Sequence[Path], new: Sequence[Path], options: CompareResultOptions, output: Output) -> None:
-    from ffncli.bench.judge.compare import compare
-    from ffncli.bench.results.csv_file import read_rows
+    from ffncli.bench.comparison import compare_results
     from ffncli.cli.compare.results_page import answer, failure, not_gated, open_question
 
-    rows = [[row for path in paths for row in read_rows(path)] for paths in (base, new)]
-    for paths, side in zip((base, new), rows, strict=True):
-        if not side:
-            raise FFNError(f"{shown(','.join(map(str, paths)), 200)} holds no rows", "the run did not finish any case")
-    comparison = compare(rows[0], rows[1], options.rules())
+    comparison = compare_results(base, new, options.rules())
     failed = failure(comparison) if options.fail_if_slower is not None else ""
     open_ = open_question(comparison) if options.strict else ""
     output.show(answer(base, new, comparison, output.format, verdict=not (_same_screen(output) and (failed or open_))))
@@ -156,16 +151,3 @@ def _are_activations(names: Sequence[str]) -> bool:
     from ffncli.block.activations import known_names
 
     return all(name.lower().replace("-", "_") in known_names() for name in names)
-
-
-def _kind(text: str, paths: Sequence[Path]) -> bool:
-    """Whether the files are results; else it is one saved trace. Raises FFNError for anything else."""
-    from ffncli.bench.results.csv_file import is_results
-
-    are = [is_results(path) for path in paths]
-    if not all(are) and len(paths) > 1:
-        name = str(paths[are.index(False)])
-        raise FFNError(
-            f"{shown(text, 200)}: {shown(name, 200)} is not a CSV", "only results may have several files per side"
-        )
-    return all(are)

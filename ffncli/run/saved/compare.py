@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,7 +17,12 @@ from ffncli.run.measure.statistics import unravel
 from ffncli.run.measure.ulp import narrower, ulps
 from ffncli.run.saved.causes import causes
 from ffncli.run.saved.saved import Saved, SavedStep
+from ffncli.show.page.record_table import record_table
 from ffncli.show.tensors import written
+from ffncli.system.packages import package_errors
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped]
 
 TOLERANCE: Mapping[torch.dtype, float] = {
     torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2,
@@ -82,6 +88,23 @@ class TraceComparison:
     def row(self, step: str) -> TensorRow:
         """The row of that step."""
         return next(row for row in self.rows if row.step == step)
+
+    @package_errors()
+    def frame(self) -> DataFrame:
+        """A row for each step, then for each weight, as a pandas DataFrame. Raises FFNError (exit 3) without pandas."""
+        import pandas
+
+        return pandas.DataFrame([asdict(row) for row in (*self.rows, *self.weights)])
+
+    def __repr__(self) -> str:
+        state = "all agree" if self.first is None else f"'{self.first}' is the first that differs"
+        lines = [f"<TraceComparison of {len(self.rows)} steps: {state}", *(f"  {cause}" for cause in self.causes)]
+        return "\n".join(lines) + ">"
+
+    def _repr_html_(self) -> str:
+        names = ("step", "formula", "relative_error", "tolerance", "worst", "agrees")
+        rows = [[getattr(row, name) for name in names] for row in (*self.rows, *self.weights)]
+        return record_table(repr(self)[1:-1].splitlines()[0], names, rows)
 
 
 def compare(base: Saved, new: Saved, tolerance: float | None = None) -> TraceComparison:

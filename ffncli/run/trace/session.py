@@ -32,7 +32,7 @@ from ffncli.run.trace.question import TERMS, CheckedQuestion, Question
 from ffncli.run.trace.routes import Chosen, chosen_experts
 from ffncli.run.trace.routing import Routing, routing_of
 from ffncli.run.trace.sampling import Sampling
-from ffncli.show.page.element import element, written
+from ffncli.show.page.record_table import record_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
@@ -170,23 +170,12 @@ class Session:
     def _repr_html_(self) -> str:
         """What a notebook shows: a row for each step."""
         names = ("step", "formula", "shape", "min", "max", "FLOPs")
+        formulas = [r.formula if r.inputs else "" for r in self.steps]
         rows = [
-            (
-                r.name,
-                r.formula if r.inputs else "",
-                str([*r.shape]),
-                *(_digits(v) for v in (r.min, r.max)),
-                f"{r.flops:,}",
-            )
-            for r in self.steps
+            (r.name, formula, [*r.shape], r.min, r.max, f"{r.flops:,}")
+            for r, formula in zip(self.steps, formulas, strict=True)
         ]
-        head = element("tr", [element("th", name) for name in names])
-        body = [element("tr", [element("td", cell) for cell in row]) for row in rows]
-        return written(element("table", element("caption", self.block.name), head, body))
-
-
-def _digits(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+        return record_table(self.block.name, names, rows)
 
 
 def _extremes(record: StepRecord) -> str:

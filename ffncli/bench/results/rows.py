@@ -1,0 +1,44 @@
+"""What `ffncli.benchmark` gives: the rows, which show themselves as a table and become a DataFrame."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ffncli.bench.results.row import ResultRow
+
+if TYPE_CHECKING:
+    import pandas  # type: ignore[import-untyped]
+
+_COLUMNS = (
+    "tokens", "dtype", "passes", "cache", "device", "kernel", "status", "time_s", "ratio", "ratio_low", "ratio_high",
+    "verdict",
+)  # fmt: skip
+
+
+class ResultRows(tuple[ResultRow, ...]):
+    """The rows of a run in the order of the CSV: a tuple of them."""
+
+    def frame(self) -> pandas.DataFrame:
+        """A row per case and kernel with all columns of the CSV, in the types of `read_results`."""
+        from ffncli.bench.results.csv_file import results_frame
+
+        return results_frame(self)
+
+    def __repr__(self) -> str:
+        lines = [f"<ResultRows: {len(self)}", *(f"  {_line(row)}" for row in self[:10])]
+        return "\n".join(lines) + ("\n  …>" if len(self) > 10 else ">")
+
+    def _repr_html_(self) -> str:
+        from ffncli.bench.results.row import name_of
+        from ffncli.show.page.record_table import record_table
+
+        rows = [[getattr(row, name) for name in _COLUMNS] for row in self]
+        return record_table(f"{len(self)} results", [*map(name_of, _COLUMNS)], rows)
+
+
+def _line(row: ResultRow) -> str:
+    time = "" if row.time_s is None else f", {row.time_s:.4g} s"
+    low, high = row.ratio_low, row.ratio_high
+    ends = "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
+    ratio = "" if row.ratio is None else f", ratio {row.ratio:.3f}{ends}"
+    return f"{row.tokens} tokens, {row.dtype}, {row.kernel}: {row.status}{time}{ratio} {row.verdict}".rstrip()
