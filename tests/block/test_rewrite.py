@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ffncli.block.analysis.flow import flow
 from ffncli.block.cost import cost
 from ffncli.block.limits import hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
@@ -25,7 +26,6 @@ from ffncli.block.steps import (
     walk,
 )
 from ffncli.errors import FFNError
-from ffncli.run.trace.flow import flow
 
 GATED = FFNSpec(8, 16, "silu", gated=True, limits=hard_limits(7.0))
 

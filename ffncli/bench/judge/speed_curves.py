@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ffncli.bench.judge.environment_match import block_of
-from ffncli.bench.records import Case
 from ffncli.bench.results.row import ResultRow
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
@@ -17,7 +16,6 @@ _OTHERS = (
     "device", "baseline", "routing", "input", *SIZES,
 )  # fmt: skip
 _NO_SWEEP = "--plot draws speed against a size, and no size has two values here"
-_HINT = "sweep one, as in --tokens 1,16,256 or --threads 1,2"
 
 
 @dataclass(frozen=True)
@@ -52,14 +50,6 @@ class SpeedSweep:
     block: str
     where: str
     curves: tuple[SpeedCurve, ...]
-
-
-def require_sweep(cases: Sequence[Case]) -> None:
-    """Raises FFNError for a grid in which no size changes: there would be nothing to draw."""
-    sizes = {"tokens": [case.tokens for case in cases], "threads": [case.threads for case in cases]}
-    sizes |= {"d_ff": [case.spec.d_ff for case in cases], "d_model": [case.spec.d_model for case in cases]}
-    if _axis(sizes) is None:
-        raise FFNError(_NO_SWEEP, _HINT)
 
 
 def speed_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:

@@ -171,17 +171,13 @@ def _part_note(part: GridPart, cases: int, all_cases: int) -> str:
 
 
 def _require_plottable(plot: PlotOptions, request: BenchRequest) -> None:
-    """Raises FFNError, before anything is measured, where --plot-file would have nothing to draw."""
+    """Raises FFNError, before anything is measured, where there would be nothing to draw."""
     if not plot.wanted:
         return
-    from ffncli.bench.judge.speed_curves import require_sweep
-
     if request.method.by_step:
         raise FFNError("--by-step contradicts --plot", "it times steps, not kernels")
     if request.method.in_model:
         raise FFNError("--in-model contradicts --plot", "its page has the figures")
-    if plot.plot_file is not None:
-        require_sweep(request.cases)
 
 
 def _resume(
@@ -254,19 +250,18 @@ def _measure_elsewhere(journal: Journal, request: BenchRequest, output: Output) 
 
 
 def _with_plots(page: Answer, rows: Sequence[ResultRow], plot: PlotOptions, output: Output) -> Answer:
-    """The page with the intervals of its ratios as bars, and with speed against the swept size, in it or in a file; a
-    note where too little was timed for a curve in a file."""
+    """The page with the intervals of its ratios as bars, and with speed against the swept size; a file has the latter,
+    or the intervals where no size was swept. A note where nothing was timed."""
     from ffncli.bench.judge.speed_curves import speed_sweeps
-    from ffncli.cli.common.results.ratio_bars import ratio_bars
+    from ffncli.cli.common.results.ratio_bars import ratio_bars, ratio_plot
     from ffncli.cli.common.speed_plots import speed_plots
 
     sweeps = speed_sweeps(rows)
     page = replace(page, parts=[*page.parts, *ratio_bars(rows)]) if plot.plot else page
-    if not sweeps:
-        if plot.plot_file is not None or not ratio_bars(rows):
-            output.note("nothing to plot: fewer than two sizes were timed")
+    if not sweeps and not ratio_bars(rows):
+        output.note("nothing to plot: no ratio was measured")
         return page
-    return plot.extended(page, speed_plots(sweeps), output)
+    return plot.extended(page, speed_plots(sweeps), output, [] if sweeps else ratio_plot(rows))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
-from ffncli.show.plots.plot import Plot
+from ffncli.show.plots.plot import IntervalPlot, Plot
 from ffncli.system.files import check_writable
 
 _plot = partial(option, OUTPUT)
@@ -59,15 +59,18 @@ class PlotOptions:
         if find_spec("matplotlib") is None:
             raise FFNError("--plot-file needs matplotlib", NEEDS, ExitCode.ENVIRONMENT)
 
-    def extended(self, page: Answer, plots: Sequence[Plot], output: Output) -> Answer:
-        """`page` with the plots at its end if --plot is given; writes them to --plot-file and notes that.
+    def extended(
+        self, page: Answer, plots: Sequence[Plot], output: Output, file_only: Sequence[IntervalPlot] = ()
+    ) -> Answer:
+        """`page` with the plots at its end if --plot is given; writes them to --plot-file and notes that, followed by
+        those that are `file_only`.
 
         Raises FFNError (exit 3) if the file cannot be written.
         """
         if self.plot_file is not None:
             from ffncli.show.plots.image import write
 
-            write(Path(self.path), plots)
+            write(Path(self.path), [*plots, *file_only])
             output.note(f"wrote {self.plot_file}")
         if not self.plot:
             return page

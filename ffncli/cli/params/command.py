@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block import dtypes, shard, storage, traffic
+from ffncli.block.analysis.flow import flow
 from ffncli.block.cost import CONVENTIONS
+from ffncli.block.recipe import steps
 from ffncli.cli.common.devices_page import devices_answer
 from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, TokenListOptions
@@ -34,7 +36,7 @@ from ffncli.models import catalog
 from ffncli.models.counting import assertions
 from ffncli.models.counting.figures import KEYS, FigureQuestion
 from ffncli.models.dimensions import Dimensions
-from ffncli.models.model import Resolved
+from ffncli.models.model import Resolved, ranges
 from ffncli.run.user.load import load
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Heading, Line, Part
@@ -128,7 +130,19 @@ def answer_for(models: list[Resolved], options: FigureQuestion) -> tuple[Answer,
     reports = options.reports(models)
     lines = [line for one in reports for line in one.lines()]
     parts = parts_of(reports, costs=bool(options.tokens or options.ranks))
+    if len(models) == 1 and not models[0].model.unknown:  # below the line with its widths
+        parts[2:2] = _drawing(models[0])
     return Answer("params", {"rows": [one.row() for one in reports]}, _flat(lines), parts, _CONVENTIONS), lines
+
+
+def _drawing(model: Resolved) -> list[Part]:
+    """The flow of dimensions through the block; of several kinds, the one of most layers."""
+    group = model.model.main
+    where = f"{group.stack} {ranges(group.layers)}:"
+    return [
+        *([Line(where, quiet=True)] if len(model.groups) > 1 else []),
+        *(Line(line) for line in flow(steps(group.spec))),
+    ]
 
 
 def _formats(text: str | None) -> tuple[str | None, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ffncli.block.analysis.flow import flow
 from ffncli.block.steps import Step, ffn_span, routes
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
@@ -25,7 +26,6 @@ from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.heat import cells_of, largest, values_of_a_cell
 from ffncli.run.measure.not_finite import NotFinite
 from ffncli.run.ranks.environment import follows, torchrun
-from ffncli.run.trace.flow import flow
 from ffncli.run.trace.frame import step_frame
 from ffncli.run.trace.lens import TOP_TOKENS, promoting, sampler_sets, unembedded
 from ffncli.run.trace.question import TERMS, CheckedQuestion, Question

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.errors import ExitCode, FFNError, clean
 from ffncli.show.plots.axes import axis
-from ffncli.show.plots.plot import Plot, Series
+from ffncli.show.plots.plot import IntervalPlot, Plot, Series
 from ffncli.system.files import written_whole
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _UNSIGNED: dict[str, dict[str, Any]] = {
 }
 
 
-def write(path: Path, plots: Sequence[Plot]) -> None:
+def write(path: Path, plots: Sequence[Plot | IntervalPlot]) -> None:
     """Draw the plots below each other into one SVG, PNG or PDF, by suffix; the file is complete or absent.
 
     Raises FFNError (exit 3) without matplotlib, or if the file cannot be written.
@@ -58,7 +58,7 @@ def write(path: Path, plots: Sequence[Plot]) -> None:
         file.write(picture)
 
 
-def drawn(plots: Sequence[Plot], kind: str) -> bytes:
+def drawn(plots: Sequence[Plot | IntervalPlot], kind: str) -> bytes:
     """The file's bytes; `kind` is svg, png or pdf. Raises FFNError (exit 3) without matplotlib."""
     try:
         from matplotlib import style
@@ -68,16 +68,24 @@ def drawn(plots: Sequence[Plot], kind: str) -> bytes:
     out = io.BytesIO()
     with style.context(["default", _STYLE]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a character missing from the font is drawn as a box, without a line on stderr
-        count = max(1, len(plots))
-        figure = Figure((_SIZE[0], _SIZE[1] * count), dpi=150, layout="constrained")
-        _fill(figure, plots)
+        heights = [_height(plot) for plot in plots] or [_SIZE[1]]
+        figure = Figure((_SIZE[0], sum(heights)), dpi=150, layout="constrained")
+        _fill(figure, plots, heights)
         figure.savefig(out, format=kind, metadata=_UNSIGNED[kind])
     return out.getvalue()
 
 
-def _fill(figure: Figure, plots: Sequence[Plot]) -> None:
+def _height(plot: Plot | IntervalPlot) -> float:
+    return _SIZE[1] if isinstance(plot, Plot) else 1.3 + 0.3 * len(plot.rows)
+
+
+def _fill(figure: Figure, plots: Sequence[Plot | IntervalPlot], heights: Sequence[float]) -> None:
+    places = figure.add_gridspec(max(1, len(plots)), 1, height_ratios=heights)
     for at, plot in enumerate(plots):
-        axes = figure.add_subplot(len(plots), 1, at + 1)
+        axes = figure.add_subplot(places[at])
+        if isinstance(plot, IntervalPlot):
+            _intervals(axes, plot)
+            continue
         for curve, line in enumerate(plot.lines):
             x, y = _drawable(line, plot)
             mark = _MARKS[curve % len(_MARKS)] if plot.marks else _lone(y)
@@ -93,6 +101,23 @@ def _fill(figure: Figure, plots: Sequence[Plot]) -> None:
         _scale(axes, plot)
         if plot.lines:
             axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, handlelength=3.5)
+
+
+def _intervals(axes: Axes, plot: IntervalPlot) -> None:
+    """A row for each, the first on top: a dot at the value, a stroke from end to end."""
+    rows = [row for row in plot.rows if _fits(row.value, log=True)]
+    for at, row in enumerate(rows):
+        ends = [end for end in (row.low, row.high) if end is not None and _fits(end, log=True)]
+        if len(ends) == 2:
+            axes.plot(ends, [at, at], color=_COLORS[0], linewidth=1.6, marker="|", markersize=9)
+        axes.plot([row.value], [at], color=_COLORS[0], marker="o", markersize=6)
+    axes.axvline(1, color="0.4", linewidth=1, linestyle="--", zorder=0)
+    axes.set_yticks(range(len(rows)), [clean(row.name) for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set(title=clean(plot.title), xlabel=clean(plot.x), xscale="log")
+    every = [end for row in rows for end in (row.value, row.low, row.high, 1.0) if end is not None]
+    axes.set_xticks(*_log_ticks([end for end in every if _fits(end, log=True)]))
+    axes.minorticks_off()
 
 
 def _drawable(line: Series, plot: Plot) -> tuple[list[float], list[float]]:

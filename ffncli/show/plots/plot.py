@@ -38,6 +38,25 @@ class Plot:
     frame: tuple[float, float] | None = None
 
 
+@dataclass(frozen=True)
+class IntervalRow:
+    """A value with the ends of its interval, None where an end is not known."""
+
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class IntervalPlot:
+    """Rows of intervals on one log axis `x`, with a line at 1: a chart for a file."""
+
+    title: str
+    x: str
+    rows: Sequence[IntervalRow]
+
+
 def letter(curve: int) -> str:
     """The letter of a curve in its frame."""
     return "abcdefghijklmnopqrstuvwxyz"[curve % 26]

@@ -69,7 +69,7 @@ def test_the_page_the_json_and_the_file_agree(bench, tmp_path):
     assert lines[2] == ""
 
 
-def test_a_sweep_can_be_drawn_and_a_single_case_is_refused_as_a_file_before_it_is_measured(bench, tmp_path):
+def test_a_sweep_can_be_drawn_and_the_intervals_of_a_single_case(bench, tmp_path):
     words = ("8x16:swiglu", "--kernel", "eager,packed", "--save", "a.csv")
     code, out, err = bench(*words, "--tokens", "1,4", "--plot", "--plot-file", "a.svg")
     page, _, plot = out.partition("speed against eager, 8x16:silu, gated\n")
@@ -80,13 +80,14 @@ def test_a_sweep_can_be_drawn_and_a_single_case_is_refused_as_a_file_before_it_i
     bars = [line.split() for line in page.splitlines() if "●" in line]
     assert [bar[0] for bar in bars] == ["packed", "packed"]
     assert bench(*words, "--force", "--plot")[1].count("●") == 1
-    expect_refusal(bench(*words, "--force", "--plot-file", "b.svg"), "no size has two values")
+    assert "wrote b.svg" in bench(*words, "--force", "--plot-file", "b.svg")[2]
+    assert "with its 95 % interval" in (tmp_path / "b.svg").read_text()
     expect_refusal(bench(*words, "--force", "--tokens", "1,2", "--plot-file", "a.txt"), ".svg, .png, .pdf")
     expect_refusal(bench("8x16", "--by-step", "--tokens", "1,2", "--plot"), "--by-step contradicts --plot")
     expect_refusal(bench("8x16", "--selftest", "--plot"), "--selftest has no sweep to plot")
     lost = (" 1 tokens 0 kill", " 4 tokens 0 kill")
     code, out, err = bench(*words, "--tokens", "1,4", "--plot", "--force", faults=lost)
-    assert (code, "times as fast" in out, "nothing to plot: fewer than two sizes" in err) == (3, False, True)
+    assert (code, "times as fast" in out, "nothing to plot: no ratio was measured" in err) == (3, False, True)
 
 
 def test_a_first_look_is_short_and_any_option_makes_it_a_whole_run(call, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 
 from ffncli.errors import ExitCode, FFNError
 from ffncli.show.plots.image import drawn, write
-from ffncli.show.plots.plot import Plot, Series
+from ffncli.show.plots.plot import IntervalPlot, IntervalRow, Plot, Series
 
 CURVE = Plot("Waves", "angle", "height", [Series("sine", [(x / 10, math.sin(x / 10)) for x in range(-30, 31)])])
 ERRORS = Plot(
@@ -119,3 +119,23 @@ def test_intervals_are_strokes_from_end_to_end_and_an_unknown_end_has_none():
 
     short, tall = sorted(set(strokes(whole)) - set(strokes(plain)))
     assert tall / short == pytest.approx(1.0 / 0.2, rel=1e-3)
+
+
+def test_interval_charts_are_where_their_numbers_are():
+    """The ends of the strokes, read from the SVG, lie on the log axis as the ticks do."""
+    rows = [IntervalRow("packed", 0.8, 0.7, 0.9), IntervalRow("mine", 2.0, 1, 4), IntervalRow("open", 1.0, None, 2.0)]
+        IntervalRow("packed", 0.8, 0.7, 0.9),
+        IntervalRow("mine", 2.0, 1.0, 4.0),
+        IntervalRow("open", 1.0, None, 2.0),
+    ]
+    plot = IntervalPlot("512x2048", "time over eager's", rows)
+    assert drawn([plot], "png") == drawn([plot], "png")
+    svg = drawn([plot], "svg").decode()
+    assert all(text in svg for text in ("packed", "mine", "open", "512x2048", "time over eager"))
+    strokes = [
+        [float(n) for n in re.findall(r"[ML] ([\d.]+) [\d.]+", path)]
+        for path in re.findall(r'<path d="([^"]+)"[^>]*style="fill: none; stroke: #0072b2', svg)
+    ]
+    (a, b), (c, d) = [x for x in strokes if len(x) == 2]
+    assert (d - c) / (b - a) == pytest.approx(math.log(4) / math.log(9 / 7), rel=1e-4)
+    assert (c - a) / (b - a) == pytest.approx(math.log(1 / 0.7) / math.log(9 / 7), rel=1e-4)

@@ -9,9 +9,11 @@ from ffncli.cli.common.results.words import ratio
 from ffncli.show.bars import interval_bar
 from ffncli.show.parts import Line, Part
 from ffncli.show.plots.axes import axis
+from ffncli.show.plots.plot import IntervalPlot, IntervalRow
 from ffncli.show.tables import Table
 
 _COLUMNS = 40
+_MOST_ROWS = 60  # of a chart in a file
 
 
 def ratio_bars(rows: Sequence[ResultRow]) -> list[Part]:
@@ -33,3 +35,18 @@ def ratio_bars(rows: Sequence[ResultRow]) -> list[Part]:
         parts.append(Table(("kernel", "time over the baseline's", "ratio"), lines, title=case))
     text = f"from {min(ends):.3g} to {max(ends):.3g} on a logarithmic scale; │ is 1, ├ and ┤ end the interval"
     return [*parts, Line(text, quiet=True)]
+
+
+def ratio_plot(rows: Sequence[ResultRow]) -> list[IntervalPlot]:
+    """The same for a file: one chart with a row for each case and kernel; nothing without ratios."""
+    timed = [row for row in rows if row.ratio is not None and row.kernel != row.baseline][:_MOST_ROWS]
+    if not timed:
+        return []
+    several = len({row.case for row in timed}) > 1
+    names = [f"{row.case}: {row.kernel}" if several else row.kernel for row in timed]
+    lines = [
+        IntervalRow(name, row.ratio or 0.0, row.ratio_low, row.ratio_high)
+        for name, row in zip(names, timed, strict=True)
+    ]
+    title = "" if several else timed[0].case
+    return [IntervalPlot(title, f"time over that of {timed[0].baseline}, with its 95 % interval", lines)]
