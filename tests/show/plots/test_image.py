@@ -124,10 +124,6 @@ def test_intervals_are_strokes_from_end_to_end_and_an_unknown_end_has_none():
 def test_interval_charts_are_where_their_numbers_are():
     """The ends of the strokes, read from the SVG, lie on the log axis as the ticks do."""
     rows = [IntervalRow("packed", 0.8, 0.7, 0.9), IntervalRow("mine", 2.0, 1, 4), IntervalRow("open", 1.0, None, 2.0)]
-        IntervalRow("packed", 0.8, 0.7, 0.9),
-        IntervalRow("mine", 2.0, 1.0, 4.0),
-        IntervalRow("open", 1.0, None, 2.0),
-    ]
     plot = IntervalPlot("512x2048", "time over eager's", rows)
     assert drawn([plot], "png") == drawn([plot], "png")
     svg = drawn([plot], "svg").decode()
