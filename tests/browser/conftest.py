@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 import ffncli
+from ffncli.cli.main import main
+from tests.oracles.prompted import PROMPT
+from tests.oracles.prompted import made as checkpoint
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "ffn-1" / "xeon-avx512-2cpu.csv"
 _FLAGS = (
@@ -65,9 +68,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ffncli.trace("4x8:gelu", tokens=3, save=folder / "small.safetensors")
     ffncli.trace("64x256:swiglu", tokens=40, save=folder / "large.safetensors")
     ffncli.trace("8x16:swiglu", experts=4, tokens=6, save=folder / "mixture.npz")
+    survey = ["trace", str(checkpoint("mixtral").path), "--layer", "all", "--prompt", PROMPT, "-o"]
+    with pytest.raises(SystemExit):
+        main([*survey, str(folder / "layers.json")])
     made = {
         "bench": ["run.csv"], "two": ["run.csv", "after.csv"], "small": ["small.safetensors"],
-        "traces": ["large.safetensors", "mixture.npz"],
+        "traces": ["large.safetensors", "mixture.npz"], "layers": ["layers.json"],
     }  # fmt: skip
     out = {}
     for name, files in made.items():

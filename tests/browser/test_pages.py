@@ -17,7 +17,7 @@ import ffncli
 from tests.browser.conftest import RESULTS
 
 Open = Callable[..., Any]
-PAGES = ("bench", "two", "small", "traces")
+PAGES = ("bench", "two", "small", "traces", "layers")
 CHANGE = """
 const field = document.querySelector(arguments[0]);
 field.value = arguments[1];

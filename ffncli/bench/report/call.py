@@ -42,8 +42,8 @@ def report(
     force: bool = False,
 ) -> Report:
     """Write one self-contained page of HTML from results of `ffn bench` (.csv), saved traces (`ffn trace --save`), and
-    the JSON of `ffn verify` and `ffn compare`, as `ffn report` does. Two results and more are compared one after the
-    other. `about` is the line under the title.
+    the JSON of `ffn verify`, `ffn compare`, `ffn experts` and `ffn trace --layer all`, as `ffn report` does. Two
+    results and more are compared one after the other. `about` is the line under the title.
 
     With an `output` of .json a result of `--by-step` becomes a trace of events, which Perfetto and Chrome open.
 
@@ -108,5 +108,5 @@ def _kind(path: Path) -> str:
         return "results"
     raise FFNError(
         f"{shown_path(path)} cannot be shown on a page",
-        "give results (.csv), a saved trace (.safetensors, .npz, .json), or the JSON of ffn verify or ffn compare",
+        "give results (.csv), a saved trace (.safetensors, .npz, .json), or the JSON of ffn verify, compare or experts",
     )

@@ -1,4 +1,5 @@
-"""JSON of `ffn verify` (a certificate, or its checks) and of `ffn compare` as sections: records and a table."""
+"""JSON answers as sections: `ffn verify` (a certificate, or its checks) and `ffn compare` as records and a table, those
+about layers as `layers.py` has them."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ffncli.bench.report.layers import layer_parts, layer_rows
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.strict_json import read_object
 from ffncli.show.page.document import PageParts, Section
@@ -18,13 +20,16 @@ _TITLES = {"verify": "verified", "compare": "compared", "bench": "results"}
 def document_parts(path: Path, name: str) -> PageParts:
     """The section of one JSON answer. Raises FFNError for any other JSON."""
     values = read_object(path, _MOST_BYTES)
+    if (layers := layer_rows(values)) is not None:
+        return layer_parts(path, name, layers, values.get("model"))
     command, rows = values.get("command"), values.get("rows")
     if command not in _TITLES or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         what = (
             f"the JSON of ffn {command}" if isinstance(command, str) and command.isalpha() else "not an answer of ffn"
         )
         raise FFNError(
-            f"{shown_path(path)} is {what}", "a page is made of results, saved traces, ffn verify and ffn compare"
+            f"{shown_path(path)} is {what}",
+            "a page is made of results, saved traces, ffn verify, ffn compare, ffn experts and ffn trace --layer all",
         )
     children: list[Child] = []
     for key in ("certificate", "block"):

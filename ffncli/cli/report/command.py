@@ -20,7 +20,8 @@ Files = Annotated[
     list[str],
     typer.Argument(
         metavar="FILE",
-        help="Results of ffn bench (.csv), saved traces (ffn trace --save), or the JSON of ffn verify and ffn compare.",
+        help="Results of ffn bench (.csv), saved traces (ffn trace --save), or JSON of ffn verify, ffn compare, ffn "
+        "experts and ffn trace --layer all.",
     ),
 ]
 Title = Annotated[

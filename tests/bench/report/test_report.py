@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import ffncli
 from ffncli.bench.report.traces import heat_data
 from ffncli.bench.results.csv_file import read_rows
 from ffncli.errors import ExitCode, FFNError
+from tests.oracles.prompted import PROMPT, made
 from tests.show.page.test_page import Tags
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "ffn-1" / "xeon-avx512-2cpu.csv"
@@ -138,11 +140,44 @@ def test_answers_in_json(tmp_path: Path, call: Any) -> None:
         assert [row[at] for row in table["rows"]] == [row["relative_error"] for row in rows]
 
 
+def test_layers_are_curves_over_their_numbers(tmp_path: Path, call: Any) -> None:
+    """The points of a chart say their numbers, which are those of the rows; so does the table."""
+    source = str(made("llama").path)
+    texts = tmp_path / "texts.txt"
+    texts.write_text("Hello cat\nsat Hello\n")
+    for name, options in (("one", ["--prompt", PROMPT]), ("corpus", ["--prompts", str(texts)])):
+        path, page = tmp_path / f"{name}.json", tmp_path / f"{name}.html"
+        call("trace", source, "--layer", "all", *options, "-o", str(path))
+        ffncli.report(path, page)
+        answer = json.loads(path.read_text())
+        rows = answer["layers"] if name == "one" else answer["corpus"]["layers"]
+        key = "output_norm" if name == "one" else "max"
+        titles = re.findall(rf"{key.replace('_', ' ')}, layer: (\S+), ([^<]+)<", page.read_text())
+        assert titles == [(f"{row['layer']:g}", f"{row[key]:.4g}") for row in rows]
+        table = data_of(page)["file1"]
+        assert [line[table["columns"].index(key)] for line in table["rows"]] == [row[key] for row in rows]
+
+
+def test_the_load_of_experts_is_a_map(tmp_path: Path, call: Any) -> None:
+    source, path = str(made("mixtral").path), tmp_path / "e.json"
+    for command, options in (("experts", []), ("trace", ["--layer", "all"])):
+        call(command, source, "--prompt", PROMPT, *options, "-o", str(path), "--force")
+        ffncli.report(path, tmp_path / "e.html", force=True)
+        rows = json.loads(path.read_text())["layers"]
+        load = data_of(tmp_path / "e.html")["file1-load"]
+        expected = [
+            row["routing"]["tokens_per_expert"] if command == "trace" else [e["tokens"] for e in row["experts"]]
+            for row in rows
+        ]
+        assert (load["values"], load["rows"]) == (expected, [f"decoder {row['layer']}" for row in rows])
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     for name, text, words in (
         ("x.txt", "hello", "cannot be shown on a page"),
         ("p.json", '{"command": "params", "rows": []}', "the JSON of ffn params"),
+        ("l.json", '{"command": "trace", "layers": [1]}', "the JSON of ffn trace"),
         ("q.json", "[1]", "q.json"),
         ("r.json", '{"command": "verify", "rows": [1]}', "r.json"),
         ("s.csv", "a,b\n1,2\n", "s.csv"),
