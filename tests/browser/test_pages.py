@@ -218,6 +218,32 @@ def test_the_pointer_and_the_keys_read_a_heat_map(pages: dict[str, Path], opened
     assert after.startswith(f"act[{row}, {column + (1 if column < 7 else -1)}] = ")
 
 
+def test_a_number_of_a_large_block_is_explained_by_its_terms(pages: dict[str, Path], opened: Open) -> None:
+    """A cell: the place of its value, whose largest terms, by torch, and all else add up to it."""
+    from selenium.webdriver import Keys
+
+    browser = opened(pages["traces"])
+    session = ffncli.trace("64x256:swiglu", tokens=40)
+    weight = session.prepared.weights["down.weight"].double()
+    canvas = browser.find_element("css selector", "#file1-down-step canvas:not(.ramp)")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'}); arguments[0].focus()", canvas)
+    canvas.send_keys(Keys.ARROW_DOWN)
+    read = texts(browser, "#file1-down-step .reading")[0]
+    match = re.fullmatch(
+        r"down\[(\d+), (\d+)\] = (\S+) = hidden · W2: (.*) \+ all else (\S+) \(the largest of .*\)", read
+    )
+    assert match is not None, read
+    row, column = int(match[1]), int(match[2])
+    terms = session["hidden"][row].double() * weight[column]
+    found = re.findall(r"hidden\[(\d+), (\d+)\]·W2\[(\d+), (\d+)\] (\S+)", match[4])
+    assert [int(k) for _, k, _, _, _ in found] == terms.abs().topk(len(found)).indices.tolist()
+    assert {(i, k, j) for i, k, _, j, _ in found} == {(match[1], k, match[2]) for _, k, _, _, _ in found}
+    values = [float(value) for *_, value in found]
+    assert values == pytest.approx(terms[[int(k) for _, k, _, _, _ in found]].tolist(), rel=1e-3)
+    assert float(match[3]) == pytest.approx(float(session["down"][row, column]), rel=1e-3)
+    assert sum(values) + float(match[5]) == pytest.approx(float(match[3]), abs=2e-3)
+
+
 def test_a_slider_goes_through_the_tokens(pages: dict[str, Path], opened: Open) -> None:
     browser = opened(pages["small"])
     act = ffncli.trace("4x8:gelu", tokens=3)["act"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ffncli.bench.report.origins import origins
 from ffncli.errors import FFNError
 from ffncli.run.measure.heat import cells_of, largest, span, values_of_a_cell
 from ffncli.run.saved.saved import Saved, SavedStep, open_saved
@@ -57,6 +58,8 @@ def trace_parts(path: Path, name: str) -> PageParts:
         key = f"{name}-{step.name}"
         data[key] = {**heat_data(step.name, tensors[step.name]), "inputs": step.inputs}
         data[key] |= {"formula": step.formula} if step.inputs else {}
+        cells = data[key]["values"]
+        data[key] |= origins(saved, step, tensors, (len(cells), len(cells[0])))
         figures = element("p", _figures(tensors[step.name]), class_="values")
         bars = histogram(tensors[step.name].flatten().tolist())
         sections.append(Section(f"{key}-step", _assignment(step), (figures, element("div", data_heat=key), bars)))

@@ -69,8 +69,14 @@ function heat(root) {
     const place = [row, column].map(([a, b], axis) => (axis === 0 && map.rows && a === b ? map.rows[a] : a === b ? a : `${a}–${b}`));
     const value = map.values[i][j], single = row[0] === row[1] && column[0] === column[1];
     const mean = map.means ? `, mean ${shownNumber(map.means[i][j])}` : "";
-    const how = single ? origin(map, root.dataset.heat, i, j) : "";
-    out.textContent = `${map.name}[${place.join(", ")}] ${single ? "=" : "largest by size:"} ${shownNumber(value)}${single ? how : mean}`;
+    const known = map.origins && map.origins[i * map.values[0].length + j];
+    if (known) { // the value's own place, which is one of the cell's
+      const at = `${map.rows && row[0] === row[1] ? map.rows[known[0]] : known[0]}, ${known[1]}`;
+      const largest = single ? "" : ` (the largest of [${place.join(", ")}]${mean})`;
+      out.textContent = `${map.name}[${at}] = ${shownNumber(value)}${computedFrom(map, known)}${largest}`;
+      return;
+    }
+    out.textContent = `${map.name}[${place.join(", ")}] ${single ? "=" : "largest by size:"} ${shownNumber(value)}${single ? origin(map, root.dataset.heat, i, j) : mean}`;
   });
 }
 
@@ -80,6 +86,19 @@ function origin(map, key, i, j) { // the formula of a value, with the values of 
   const alike = inputs.filter(([, other]) => other && other.each === 1 && other.shape[0] === map.shape[0] && other.shape[1] === map.shape[1]);
   const values = alike.map(([name, other]) => `${name} ${shownNumber(other.values[i][j])}`);
   return ` = ${map.formula}` + (values.length === inputs.length && values.length ? `, with ${values.join(", ")}` : "");
+}
+
+function computedFrom(map, [row, column, ...numbers]) { // what a value was computed from
+  if (!map.weight) {
+    const values = map.inputs.map((name, at) => `${name} ${shownNumber(numbers[at])}`);
+    return ` = ${map.formula}, with ${values.join(", ")}`;
+  }
+  const terms = [];
+  for (let at = 0; at + 1 < numbers.length; at += 2) {
+    const k = numbers[at];
+    terms.push(`${map.inputs[0]}[${row}, ${k}]·${map.weight}[${k}, ${column}] ${shownNumber(numbers[at + 1])}`);
+  }
+  return ` = ${map.formula}: ${terms.join(" + ")} + all else ${shownNumber(numbers[numbers.length - 1])}`;
 }
 
 function tokens(root) { // a slider through the tokens: the row of each step
