@@ -1,6 +1,7 @@
 # make run     creates .venv if needed, runs the default trace, then `ffn params` side by side (ARGS="..." runs anything)
 # make test    creates .venv if needed, runs every test but those of the targets test-* and fuzz
 # make test-runs     whole runs of `ffn bench` with real workers, and what kills or starves them
+# make test-models     tiny models of transformers, run on prompts and corpora: lens, what if, experts, units
 # make test-architectures   every architecture of transformers: its config read, counted, traced, compared with its module
 # make test-hub      a local server as the Hub: slow, broken, lying
 # make test-ranks    blocks split over 2 and 4 processes: outputs, gradients, collectives; and over simulated ranks
@@ -31,7 +32,7 @@ export PYTHON TORCH_INDEX TORCH_CUDA
 # Where bytecode is not written, each of hundreds of processes compiles the package again, and pytest every test file.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test fuzz test-runs test-architectures test-hub test-ranks test-kills test-cheats test-browser test-wheel test-install test-triton test-arenas check lint bench bench-timers bench-method bench-sweep bench-conv bench-grouped bench-corpus bench-trained bench-kernels bench-plan plan-published bench-grids certificates bench-fresh-inputs bench-suite results demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
+.PHONY: run test fuzz test-runs test-models test-architectures test-hub test-ranks test-kills test-cheats test-browser test-wheel test-install test-triton test-arenas check lint bench bench-timers bench-method bench-sweep bench-conv bench-grouped bench-corpus bench-trained bench-kernels bench-plan plan-published bench-grids certificates bench-fresh-inputs bench-suite results demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
     bench-approximate bench-in-model mutations facts catalog architectures trace-architectures claims picture unchanged docs test-docs docs-update clean
 .DEFAULT_GOAL := run
 
@@ -57,7 +58,8 @@ else
 endif
 
 # What runs every command of the manual, installs or removes packages, makes up input, measures with real workers, waits
-# for a server, or builds every architecture has a target of its own: `make test` stays within 5 minutes.
+# for a server, runs models of transformers or builds every architecture has a target of its own: `make test` stays
+# within 5 minutes.
 DOCS := tests/test_docs.py tests/test_schemas.py tests/test_claims.py tests/test_notebook.py
 INSTALL := tests/test_install.py tests/cli/test_missing_packages.py
 BROWSER := tests/browser
@@ -68,9 +70,12 @@ RUNS := tests/bench/test_suite.py tests/bench/test_kills.py tests/cli/bench/test
 ARCHITECTURES := tests/architectures tests/models/config tests/models/tensors/test_non_ffn.py
 HUB := tests/cli/params/test_hub.py tests/models/files/test_hub.py tests/models/files/test_hub_requests.py
 RANKS := tests/ranks
+MODELS := tests/run/pretrained tests/run/what_if tests/run/corpus tests/run/experts tests/run/user/test_in_memory.py \
+    $(addprefix tests/run/trace/test_,lens.py unembed.py session.py) tests/run/activations/test_on_data.py \
+    $(addprefix tests/cli/trace/test_,prompt.py corpus.py gguf_prompt.py) tests/cli/activations/test_data.py tests/cli/experts
 FUZZ_CASES ?= 5000
 KILLS ?= 100
-HEAVY := $(BROWSER) $(DOCS) $(INSTALL) $(FUZZ) $(CHEATS) $(RUNS) $(ARCHITECTURES) $(HUB) $(RANKS)
+HEAVY := $(BROWSER) $(DOCS) $(INSTALL) $(FUZZ) $(CHEATS) $(RUNS) $(ARCHITECTURES) $(HUB) $(RANKS) $(MODELS)
 
 test: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(HEAVY))
@@ -90,6 +95,9 @@ test-runs: $(VENV)/.installed-test
 test-architectures: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARCHITECTURES)
 
+test-models: $(VENV)/.installed-test
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(MODELS)
+
 # Its tests wait more than they compute.
 test-hub: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 4 --dist worksteal $(HUB)
@@ -107,8 +115,8 @@ test-arenas: $(VENV)/.installed-test
 
 fuzz: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(FUZZ)
-	@$(BIN)/python -m tests.fuzz --cases $(FUZZ_CASES)
-	@$(BIN)/python -m tests.fuzz --only families --cases 2000
+	@$(BIN)/python -m tests.fuzz --cases $(FUZZ_CASES) & \
+	$(BIN)/python -m tests.fuzz --only families --cases 2000; families=$$?; wait $$! && exit $$families
 
 # Runs that are killed at drawn moments and resumed: `make test` has four, this KILLS=100.
 test-kills: $(VENV)/.installed-test
