@@ -331,7 +331,7 @@ def test_values_that_are_no_numbers_stop_the_rest():
     weights = random_weights(steps(spec), torch.Generator().manual_seed(0))
     weights["gate.weight"][0, 0] = math.nan
     weights["down.weight"][0, :2] = math.inf
-    found = verify_layer(replace(block_model(spec, "t"), weights={0: weights}), VerifyQuestion())
+    found = verify_layer(replace(block_model(spec, "t"), weights={("block", 0): weights}), VerifyQuestion())
     assert [(row.check, row.subject) for row in found.failed] == [("finite", "weights")]
     assert found.failed[0].note == "gate.weight has 1 NaN; down.weight has 2 Inf"
     assert {row.note for row in found.rows if row.check == "kernels"} == {"not run: weights with NaN or Inf"}
