@@ -71,6 +71,7 @@ ARCHITECTURES := tests/architectures tests/models/config tests/models/tensors/te
 HUB := tests/cli/params/test_hub.py tests/models/files/test_hub.py tests/models/files/test_hub_requests.py
 RANKS := tests/ranks
 MODELS := tests/run/pretrained tests/run/what_if tests/run/corpus tests/run/experts tests/run/user/test_in_memory.py \
+    tests/run/in_model tests/run/verify/checks/test_layouts.py \
     $(addprefix tests/run/trace/test_,lens.py unembed.py session.py) tests/run/activations/test_on_data.py \
     $(addprefix tests/cli/trace/test_,prompt.py corpus.py gguf_prompt.py) tests/cli/activations/test_data.py tests/cli/experts
 FUZZ_CASES ?= 5000
