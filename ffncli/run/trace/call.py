@@ -70,12 +70,11 @@ def trace(
     ['layer', 'token', 'unit', 'value']
 
     `source` is any SOURCE (a directory, a model's name, `512x2048:gelu`, `my.py:Class`), a path, what `load` gave, or
-    an nn.Module: a transformers model or layer of one, or one identified as `my.py:Class` is. None is a demo block.
-    `input` are values [tokens, d_model], [d_model] or [batch, tokens, d_model] (a list, a NumPy array, a tensor), or
-    text as it is typed. The other arguments are the command line's options by their names (`ffn trace --help`); numbers
-    and lists may be numbers and lists: `layer=1` or `"decoder.3"`, `position=[0, 3]`, `expert="all"`, `show=None` (all
-    values), `d_ff="4x"`. `keep` names steps whose tensors stay (True: all); `threads` are the process's. Raises
-    FFNError as the command line does.
+    an nn.Module: a transformers model or a layer of one, else identified as `my.py:Class` is. None is a demo block.
+    `input` are values [tokens, d_model], [d_model] or [batch, tokens, d_model] (list, NumPy array or tensor), or text
+    as typed. The other arguments are the command line's options by their names (`ffn trace --help`), as numbers and
+    lists too: `layer=1`, `position=[0, 3]`, `show=None` (all values), `d_ff="4x"`. `keep` names steps whose tensors
+    stay (True: all); `threads` are the process's. Raises FFNError as the command line does.
     """
     options = converted(locals(), "trace")
     if options["layer"] == "all":
