@@ -26,6 +26,11 @@ ONE = Axis("one", 1)
 class Op:
     """The base of all nine. By default `parameters` is empty and shapes pass through."""
 
+    @property
+    def name(self) -> str:
+        """In one word, as records have it: `linear`, `activation`, `allreduce`."""
+        return type(self).__name__.lower()
+
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
         """Parameter name → its axes, in torch's order (`weight` of a Linear: out, in)."""
         return {}

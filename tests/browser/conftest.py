@@ -20,6 +20,20 @@ _FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--window-size=1280,900",
 )  # fmt: skip
 
+Open = Callable[..., Any]
+CHANGE = """
+const field = document.querySelector(arguments[0]);
+field.value = arguments[1];
+field.dispatchEvent(new Event(arguments[2]));
+"""
+
+
+def texts(browser: Any, selector: str) -> list[str]:
+    """The texts of all elements, at once."""
+    script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
+    found: list[str] = browser.execute_script(script, selector)
+    return found
+
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:

@@ -71,4 +71,4 @@ def _costs(case: Case) -> dict[str, tuple[str, int]]:
 
 def _of(block: Sequence[Step], inputs: Mapping[str, Shape]) -> dict[str, tuple[str, int]]:
     costs = step_costs(block, inputs)
-    return {step.output: (type(step.op).__name__.lower(), costs[step.output].flops) for step in block}
+    return {step.output: (step.op.name, costs[step.output].flops) for step in block}

@@ -19,7 +19,8 @@ _MOST_CELLS = 1_500  # of an element-wise step
 def origins(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Any]:
     """For the heat map of a step, `grid` rows and columns of cells: `origins`, one list for each cell, row by row.
 
-    Each begins with the place [token, unit] of the cell's value, the largest by size. Of a linear step there follow its
+    Each begins with the place [token, unit] of the cell's value, the largest by size, counted from the cell's first. Of
+    a linear step there follow its
     largest terms, each its index in the sum and its value, then what all others add up to, the bias among them; of a
     step that computes element by element, the values of its inputs there. Empty where the file has no weights, and
     where the map is too large to carry them.
@@ -27,13 +28,13 @@ def origins(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], grid: 
     x, inputs = tensors[step.name], [tensors.get(name) for name in step.inputs]
     weight = f"{step.name}.weight"
     if step.op == "linear" and weight in saved.weights and inputs and inputs[0] is not None:
-        rows, columns = _places(x, grid)
-        return _products(inputs[0], saved.weight(weight), x, rows, columns) | {"weight": _symbol(step)}
+        return _products(inputs[0], saved.weight(weight), x, grid) | {"weight": _symbol(step)}
     if inputs and all(one is not None and one.shape == x.shape for one in inputs) and grid[0] * grid[1] <= _MOST_CELLS:
         rows, columns = _places(x, grid)
         values = [one[rows, columns] for one in inputs if one is not None]
         there = torch.stack(values, 1).tolist()
-        return {"origins": [[*at, *map(_short, some)] for at, some in zip(_pairs(rows, columns), there, strict=True)]}
+        places = _inside_cells(x, grid, rows, columns)
+        return {"origins": [[*at, *map(_short, some)] for at, some in zip(places, there, strict=True)]}
     return {}
 
 
@@ -50,8 +51,18 @@ def _places(x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
     return torch.tensor(rows), torch.tensor(columns)
 
 
-def _products(a: Tensor, w: Tensor, x: Tensor, rows: Tensor, columns: Tensor) -> dict[str, Any]:
+def _inside_cells(x: Tensor, grid: tuple[int, int], rows: Tensor, columns: Tensor) -> list[list[int]]:
+    """Places counted from the first of their cell."""
+    down, across = (
+        [span(at, size, count).start for at in range(count)] for size, count in zip(x.shape, grid, strict=True)
+    )
+    first = [(i, j) for i in down for j in across]
+    return (torch.stack([rows, columns], 1) - torch.tensor(first)).tolist()
+
+
+def _products(a: Tensor, w: Tensor, x: Tensor, grid: tuple[int, int]) -> dict[str, Any]:
     """The largest terms of Σ a[token, k] · w[unit, k], in float64."""
+    rows, columns = _places(x, grid)
     count = min(_TERMS, a.shape[1], (_MOST_NUMBERS // rows.numel() - 3) // 2)
     if count < 1:
         return {}
@@ -61,13 +72,11 @@ def _products(a: Tensor, w: Tensor, x: Tensor, rows: Tensor, columns: Tensor) ->
     others = x.double()[rows, columns] - values.sum(1)
     out = []
     rest = [[_short(value)] for value in others.tolist()]
-    for at, k, some, left in zip(_pairs(rows, columns), best.tolist(), values.tolist(), rest, strict=True):
+    for at, k, some, left in zip(
+        _inside_cells(x, grid, rows, columns), best.tolist(), values.tolist(), rest, strict=True
+    ):
         out.append([*at, *(number for pair in zip(k, map(_short, some), strict=True) for number in pair), *left])
     return {"origins": out}
-
-
-def _pairs(rows: Tensor, columns: Tensor) -> list[list[int]]:
-    return torch.stack([rows, columns], 1).tolist()
 
 
 def _symbol(step: SavedStep) -> str:

@@ -5,13 +5,13 @@ numbers to change.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor
 
+from ffncli.bench.report.live import live_block
 from ffncli.bench.report.origins import origins
 from ffncli.errors import FFNError
 from ffncli.run.measure.heat import cells_of, largest, span, values_of_a_cell
@@ -21,20 +21,11 @@ from ffncli.show.page.drawing import CostBar, cost_bars, histogram
 from ffncli.show.page.element import Child, element
 from ffncli.show.tensors import number_text
 
-if TYPE_CHECKING:
-    from ffncli.run.engine.trace import StepRecord
-
 _ABOUT = (
     "name", "layer", "d_model", "d_ff", "activation", "gated", "bias", "experts", "weights", "mode", "dtype", "device",
 )  # fmt: skip
 _ROWS, _COLUMNS = 24, 96  # cells of a heat map at most
 _MOST_STEPS = 40
-LIVE_VALUES = 4096  # weights, and values, of a block whose numbers can be changed on the page
-_LIVE_OPS = ("input", "linear", "activation", "multiply", "add", "norm", "dropout")
-_LIVE_FUNCTIONS = (
-    "identity", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "relu2", "quick_gelu", "softplus", "elu",
-    "leaky_relu", "mish", "selu",
-)  # fmt: skip
 
 
 def trace_parts(path: Path, name: str) -> PageParts:
@@ -45,8 +36,8 @@ def trace_parts(path: Path, name: str) -> PageParts:
     data: dict[str, Any] = {}
     costs = [CostBar(_assignment(step), step.flops or 0, f"[{', '.join(map(str, step.shape))}]") for step in shown]
     sections = [Section(f"{name}-block", str(saved.block.get("name") or path.name), (_about(saved), cost_bars(costs)))]
-    if (live := _live(saved, tensors)) is not None:
-        data[f"{name}-live"] = live
+    with suppress(FFNError):  # of a large block there is nothing to change
+        data[f"{name}-live"] = live_block(saved)
         text = "Change an input, a weight or the activation: every number that follows is computed again."
         place = element("div", data_live=f"{name}-live")
         sections.append(Section(f"{name}-live", "Change a number", (element("p", text), place)))
@@ -145,58 +136,8 @@ def _tokens(count: int) -> list[str]:
 
 
 def _digits(value: float) -> float:
-    return float(f"{value:.5g}")
+    return float(f"{value:.4g}")
 
 
 def _finite(value: float) -> float | None:
     return _digits(value) if math.isfinite(value) else None
-
-
-# --- a small block, to change -----------------------------------------------------------------------------------------
-
-
-def require_live(weights: Mapping[str, Tensor], steps: Sequence[StepRecord | SavedStep], mode: str) -> None:
-    """Raises FFNError for a block that a page cannot compute, with what to do instead."""
-    size = sum(tensor.numel() for tensor in weights.values())
-    values = sum(math.prod(step.shape) for step in steps)
-    if max(size, values) > LIVE_VALUES:
-        what = f"{size:,} weights" if size > LIVE_VALUES else f"{values:,} values"
-        raise FFNError(
-            f"-o of .html: the block has {what}, a page to change numbers in holds {LIVE_VALUES:,}",
-            "ffn trace ... --save t.safetensors, then ffn report t.safetensors -o page.html",
-        )
-    if mode != "eval" and any(step.op == "dropout" for step in steps):
-        raise FFNError("-o of .html: the page computes without dropout", "add --eval")
-    if odd := next((step for step in steps if step.op not in _LIVE_OPS), None):
-        raise FFNError(
-            f"-o of .html: the page cannot compute {odd.name} = {odd.formula}", "ffn report shows a saved trace"
-        )
-
-
-def _live(saved: Saved, tensors: Mapping[str, Tensor]) -> dict[str, Any] | None:
-    """All numbers of a small block; None for one that is large, without weights in the file, or computed otherwise."""
-    weights = {name: saved.weight(name).double() for name in saved.weights}
-    functions = [step.detail.get("function", "") for step in saved.steps if step.op == "activation"]
-    try:
-        require_live(weights, saved.steps, str(saved.block.get("mode")))
-    except FFNError:
-        return None
-    known = all(function in _LIVE_FUNCTIONS for function in functions)
-    if not weights or not known or not _all_finite([*weights.values(), *tensors.values()]):
-        return None
-    steps = [
-        {
-            "name": step.name, "op": step.op, "formula": step.formula, "inputs": list(step.inputs),
-            "detail": dict(step.detail),
-        }
-        for step in saved.steps
-    ]  # fmt: skip
-    return {
-        "steps": steps, "functions": _LIVE_FUNCTIONS, "values": {name: x.tolist() for name, x in tensors.items()},
-        "weights": {name: tensor.tolist() for name, tensor in weights.items()},
-        "inputs": {step.name: tensors[step.name].tolist() for step in saved.steps if step.op == "input"},
-    }  # fmt: skip
-
-
-def _all_finite(tensors: list[Tensor]) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)

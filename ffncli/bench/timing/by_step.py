@@ -81,7 +81,7 @@ def _arms(steps: Sequence[Step], weights: Weights, x: Tensor, copy: CopyTensor) 
         else:
             last = {name.rpartition(".")[2]: tensor for name, tensor in params.items()}
             call = partial(_function(step), last, [inputs[name] for name in step.inputs])
-        yield StepArm(step.output, _word(step), call, costs[step.output].flops, moved)
+        yield StepArm(step.output, step.op.name, call, costs[step.output].flops, moved)
         if isinstance(step.op, Experts):
             yield from _inside(step, step.op, weights, tensors, copy)
 
@@ -103,7 +103,7 @@ def _inside(step: Step, op: Experts, weights: Weights, tensors: Weights, copy: C
             calls.append(partial(_function(inner), params, inputs))
             moved += sum(t.nbytes for t in (*params.values(), *inputs, there[inner.output]))
         name = f"{step.output}[e].{inner.output}"
-        yield StepArm(name, _word(inner), partial(_every, calls), costs[inner.output].flops, moved)
+        yield StepArm(name, inner.op.name, partial(_every, calls), costs[inner.output].flops, moved)
 
 
 def _function(step: Step) -> Callable[[Weights, Sequence[Tensor]], Tensor]:
@@ -162,10 +162,6 @@ def _weight_bytes(step: Step, weights: Weights, tensors: Weights) -> int:
         parts = _received(step, step.op, weights, tensors)
         return sum(t.nbytes for part in parts for t in part.weights.values())
     return sum(weights[name].nbytes for name in step.parameters())
-
-
-def _word(step: Step) -> str:
-    return type(step.op).__name__.lower()
 
 
 class StepArms:

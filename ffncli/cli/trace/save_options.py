@@ -6,6 +6,7 @@ import os
 import tempfile
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ffncli.cli.common.option import OUTPUT, option
@@ -68,9 +69,10 @@ def write_page(question: Question, show: OutputOptions, output: Output) -> None:
         saved = os.path.join(folder, "trace.safetensors")
         session = session_for(replace(question, save=saved, save_weights=True), lambda text: None)
         from ffncli.bench.report.call import report
-        from ffncli.bench.report.traces import require_live
+        from ffncli.bench.report.live import live_block
+        from ffncli.run.saved.saved import open_saved
 
-        require_live(session.prepared.weights, session.steps, session.block.mode)
+        live_block(open_saved(Path(saved)))
         about = (
             "Every number of a feed-forward block, to change and to follow. Made by ffn trace; the page loads nothing."
         )

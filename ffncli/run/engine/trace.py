@@ -181,11 +181,13 @@ def _inner(event: Event, steps: Sequence[Step], weights: Mapping[str, Tensor], l
     outer, _, _ = event.name.rpartition(".")
     experts = next(s for s in steps if s.output == outer.split(".")[0])
     assert isinstance(experts.op, Experts)
+    assert event.expert is not None
     program = experts.op.program
     cost = step_costs(program, input_shapes(program, (event.tensor.shape[0],)))[event.step.output]
     (entry,) = block_inputs(program)
     renamed = tuple(experts.inputs[0] if name == entry else name for name in event.step.inputs)
-    units = _units(event, program, weights, look.top_units)
+    inside = experts.op.of_one(weights, event.expert - experts.op.first, experts.prefix)
+    units = _units(event, program, inside, look.top_units)
     record = _record(event.name, event.tensor, look, replace(event.step, inputs=renamed), program, cost, units)
     inner = {step.output for step in program}
     names = tuple(f"{outer}.{name}" if name in inner else name for name in record.inputs)
@@ -199,8 +201,6 @@ def _units(event: Event, program: Sequence[Step], weights: Mapping[str, Tensor],
         return None
     reader = readers[event.step.output]
     down = weights[f"{reader}.weight"] if reader is not None else None
-    if down is not None and event.expert is not None:
-        down = down[event.expert]
     units = unit_statistics(event.tensor, top, down)
     if event.tokens is None:
         return units
@@ -227,7 +227,7 @@ def _record(
     summary = statistics(tensor)
     return StepRecord(
         name=name,
-        op=type(step.op).__name__.lower() if step else "input",
+        op=step.op.name if step else "input",
         formula=right_hand_side(step, steps) if step else name,
         inputs=step.inputs if step else (),
         shape=tuple(tensor.shape),

@@ -109,7 +109,7 @@ def _explanation(scene: Scene, place: TensorPlace, index: tuple[int, ...], made:
         place=written(place.name, index),
         name=place.name,
         index=index,
-        op=type(place.step.op).__name__.lower() if place.step else "input",
+        op=place.step.op.name if place.step else "input",
         formula=formula,
         dtype=str(tensor.dtype).removeprefix("torch."),
         token=scene.tokens(place)[index[0]] if place.outer else None,

@@ -143,7 +143,8 @@ def compare(base: Saved, new: Saved, tolerance: float | None = None) -> TraceCom
 
 
 def difference(new: Tensor, base: Tensor, tolerance: float | None = None) -> TensorRow:
-    """Two tensors of one shape as a TensorRow without names."""
+    """Two tensors of one shape as a TensorRow without names; whole numbers, such as token ids, as float64."""
+    new, base = (tensor if tensor.is_floating_point() else tensor.double() for tensor in (new, base))
     dtype = narrower(new.dtype, base.dtype)
     distance = gap(new, base)
     at = distance.first_unlike if distance.unlike else distance.at

@@ -27,18 +27,30 @@ _MOST_WEIGHT_DIMS = 3  # experts, rows, columns
 
 
 @dataclass(frozen=True)
+class SavedAssignment:
+    """One assignment of an expert's program; `detail` are the op's fields in words."""
+
+    name: str
+    op: str
+    formula: str
+    inputs: tuple[str, ...]
+    detail: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class SavedStep:
     """A saved step: its op and formula, its tensor's shape and dtype. `detail` are the op's fields in words, `flops`
-    those of the run (None in older files)."""
+    those of the run (None in older files), `program` what each of its experts runs (empty in older files)."""
 
     name: str
     op: str
     formula: str
     inputs: tuple[str, ...]
     shape: tuple[Count, ...]
-    dtype: Literal["float64", "float32", "bfloat16", "float16"]
+    dtype: Literal["float64", "float32", "bfloat16", "float16", "int64"]  # int64: token ids
     detail: Mapping[str, str]
     flops: Count | None = None
+    program: tuple[SavedAssignment, ...] = ()
 
     @property
     def inner(self) -> bool:
@@ -119,6 +131,7 @@ def save(
             tensors[_TOKENS + expert] = torch.tensor(record.tokens, dtype=torch.int64)
     tensors |= {_WEIGHTS + name: tensor for name, tensor in weights.items()}
     details = {**_details(steps), **{r.name: {"inside": "expert"} for r in result.steps if r.tokens is not None}}
+    programs = {step.output: _program(step.op.program) for step in steps if isinstance(step.op, Experts)}
     about = {
         "format": _FORMAT,
         "ffncli": __version__,
@@ -130,6 +143,7 @@ def save(
             {
                 "name": r.name, "op": r.op, "formula": r.formula, "inputs": list(r.inputs), "shape": list(r.shape),
                 "dtype": r.dtype, "detail": details.get(r.name, {}), "flops": r.flops,
+                **({"program": programs[r.name]} if r.name in programs else {}),
             }
             for r in result.steps
         ],
@@ -151,6 +165,16 @@ def _details(steps: Sequence[Step]) -> dict[str, dict[str, str]]:
     return {step.output: _fields(step) for step in steps}
 
 
+def _program(steps: Sequence[Step]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": step.output, "op": step.op.name, "formula": right_hand_side(step, steps),
+            "inputs": list(step.inputs), "detail": _fields(step),
+        }
+        for step in steps
+    ]  # fmt: skip
+
+
 def _fields(step: Step) -> dict[str, str]:
     """An op's fields in words: `{"into": "d_model 4", "out": "d_ff 8", "bias": "True"}`; without those of a rank's
     experts, as in files of earlier versions: a saved block is whole."""
@@ -161,8 +185,9 @@ def _fields(step: Step) -> dict[str, str]:
 def _field_text(value: Any) -> str:
     if isinstance(value, Axis):
         return f"{value.name} {value.size}"
-    if isinstance(value, tuple):  # a program
-        return "; ".join(f"{s.output} = {right_hand_side(s, value)} {_fields(s)}" for s in value)
+    if isinstance(value, tuple):  # a program, or names of steps in it
+        steps = [s for s in value if isinstance(s, Step)]
+        return "; ".join(f"{s.output} = {right_hand_side(s, steps)} {_fields(s)}" for s in steps) or ", ".join(value)
     return str(value)
 
 

@@ -45,7 +45,6 @@ def document(title: str, about: str, parts: Sequence[PageParts]) -> str:
     libraries = sorted({name for part in parts for name in part.libraries})
     data = {name: value for part in parts for name, value in part.data.items()}
     style = "\n".join([*(_file(f"vendor/{name}/uPlot.min.css") for name in libraries), _file("page.css")])
-    scripts = [*(_file(f"vendor/{name}/uPlot.iife.min.js") for name in libraries), *map(_file, _SCRIPTS)]
     links = [element("li", element("a", section.title, href=f"#{section.name}")) for section in sections]
     head = element(
         "head",
@@ -62,9 +61,12 @@ def document(title: str, about: str, parts: Sequence[PageParts]) -> str:
         element("nav", element("ul", links), aria_label="Sections"),
         element("main", [section.tree() for section in sections], id="main"),
     )
+    text = written(element("html", head, body, lang="en"))
+    needed = [name for name, attributes in _SCRIPTS.items() if any(one in text for one in attributes)]
+    scripts = [*(_file(f"vendor/{name}/uPlot.iife.min.js") for name in libraries), *map(_file, needed)]
     tail = [f"<style>\n{style}\n</style>", f'<script type="application/json" id="data">{_embedded(data)}</script>']
     tail += [f"<script>\n{script}\n</script>" for script in scripts]
-    top, _, rest = written(element("html", head, body, lang="en")).partition("</head>")
+    top, _, rest = text.partition("</head>")
     return (
         f"<!DOCTYPE html>\n{top}{tail[0]}\n</head>{rest.removesuffix('</body></html>')}"
         + "\n".join(tail[1:])
@@ -72,7 +74,14 @@ def document(title: str, about: str, parts: Sequence[PageParts]) -> str:
     )
 
 
-_SCRIPTS = ("table.js", "rounds.js", "heat.js", "live.js")
+# The page's scripts in order, each with what calls it: an empty text is in every page.
+_SCRIPTS = {
+    "table.js": ("",),
+    "rounds.js": (" data-rounds=",),
+    "heat.js": (" data-heat=", " data-tokens="),
+    "compute.js": (" data-live=",),
+    "live.js": (" data-live=",),
+}
 
 
 def _embedded(data: Any) -> str:

@@ -69,8 +69,9 @@ function heat(root) {
     const place = [row, column].map(([a, b], axis) => (axis === 0 && map.rows && a === b ? map.rows[a] : a === b ? a : `${a}–${b}`));
     const value = map.values[i][j], single = row[0] === row[1] && column[0] === column[1];
     const mean = map.means ? `, mean ${shownNumber(map.means[i][j])}` : "";
-    const known = map.origins && map.origins[i * map.values[0].length + j];
-    if (known) { // the value's own place, which is one of the cell's
+    const origins = map.origins && map.origins[i * map.values[0].length + j];
+    if (origins) { // the value's place, counted from the cell's first
+      const [down, across, ...numbers] = origins, known = [row[0] + down, column[0] + across, ...numbers];
       const at = `${map.rows && row[0] === row[1] ? map.rows[known[0]] : known[0]}, ${known[1]}`;
       const largest = single ? "" : ` (the largest of [${place.join(", ")}]${mean})`;
       out.textContent = `${map.name}[${at}] = ${shownNumber(value)}${computedFrom(map, known)}${largest}`;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 import torch
 
 import ffncli
+from ffncli.bench.report.live import live_block
 from ffncli.bench.report.traces import heat_data
 from ffncli.bench.results.csv_file import read_rows
 from ffncli.errors import ExitCode, FFNError
+from ffncli.run.saved.saved import open_saved
 from tests.oracles.prompted import PROMPT, made
 from tests.show.page.test_page import Tags
 
@@ -94,20 +97,42 @@ def test_a_trace(tmp_path: Path) -> None:
     data, text = data_of(tmp_path / "page.html"), (tmp_path / "page.html").read_text("utf-8")
     for step in session.steps:
         assert f"{step.flops:,} FLOPs" in text
-        shown = torch.tensor(data[f"file1-{step.name}"]["values"], dtype=torch.float64)
-        assert torch.allclose(shown, session[step.name].double(), rtol=1e-4)
-        live = torch.tensor(data["file1-live"]["values"][step.name], dtype=torch.float64)
-        assert torch.equal(live, session[step.name].double())
+        digits = [[float(f"{value:.4g}") for value in row] for row in session[step.name].tolist()]
+        assert data[f"file1-{step.name}"]["values"] == digits
+    live = torch.tensor(data["file1-live"]["inputs"]["x"], dtype=torch.float64)
+    assert torch.equal(live, session["x"].double())
     assert {*data["file1-live"]["weights"]} == {"up.weight", "up.bias", "down.weight", "down.bias"}
 
 
-@pytest.mark.parametrize("source", ["64x256:swiglu", "8x16:swiglu --experts"])
-def test_a_trace_that_a_page_does_not_compute(source: str, tmp_path: Path) -> None:
-    experts = {"experts": 4} if "--experts" in source else {}
-    ffncli.trace(source.split()[0], tokens=3, save=tmp_path / "t.safetensors", **experts)
+def test_a_trace_that_a_page_does_not_compute(tmp_path: Path) -> None:
+    ffncli.trace("64x256:swiglu", tokens=3, save=tmp_path / "t.safetensors")
     written = ffncli.report(tmp_path / "t.safetensors", tmp_path / "page.html")
     assert "Change a number" not in written.sections
-    assert any(title.startswith("experts" if experts else "hidden") for title in written.sections)
+    assert any(title.startswith("hidden") for title in written.sections)
+
+
+@pytest.mark.parametrize(("block", "options", "why"), [
+    ("32x64:swiglu", {}, "the block has 6,144 weights, a page to change numbers in (-o page.html) holds 4,096"),
+    ("2x700:relu", {"tokens": 30}, "the block has 42,120 values, a page to change numbers in (-o page.html)"),
+    ("4x6:relu", {"save_weights": False}, "t.safetensors has no weights; add --save-weights"),
+    ("4x6:relu", {"dropout": 0.5, "train": True}, "the page computes without dropout; add --eval"),
+    ("1x2:relu", {"input": [[math.inf]]}, "x has values that are not finite"),
+])  # fmt: skip
+def test_why_a_page_does_not_compute_a_block(block: str, options: dict[str, Any], why: str, tmp_path: Path) -> None:
+    ffncli.trace(block, save=tmp_path / "t.safetensors", **options)
+    with pytest.raises(FFNError) as error:
+        live_block(open_saved(tmp_path / "t.safetensors"))
+    assert why in str(error.value)
+
+
+@pytest.mark.parametrize("block", ["1x1365:gelu", "1x1365:swiglu", "44x45:relu", "8x16:swiglu"])
+def test_any_block_of_4096_weights_is_computed_for_the_usual_tokens(block: str, tmp_path: Path) -> None:
+    options = {"experts": 10} if block.startswith("8x") else {}
+    session = ffncli.trace(block, save=tmp_path / "t.safetensors", **options)
+    assert 3900 < sum(tensor.numel() for tensor in session.prepared.weights.values()) <= 4096
+    written = ffncli.report(tmp_path / "t.safetensors", tmp_path / "page.html")
+    assert "Change a number" in written.sections
+    assert written.bytes <= 500_000
 
 
 def test_a_cell_shows_its_most_extreme_value() -> None:

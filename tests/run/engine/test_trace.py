@@ -114,6 +114,17 @@ def test_inside_the_experts():
     assert opened.step("experts.2.act").inputs == ("experts.2.gate",)
 
 
+def test_units_of_a_shared_expert_write_with_its_own_weights():
+    moe = MoE(4, 2, 2, score="sigmoid", shared_routed=True)
+    block = steps(FFNSpec(8, 12, "swiglu", moe=moe))
+    weights = random_weights(block, torch.Generator().manual_seed(0))
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    found = trace(block, weights, {"x": x}, inside=None, top_units=1)
+    for name, of_all in (("experts", weights["down.weight"]), ("shared", weights["shared.down.weight"])):
+        (unit,) = found.step(f"{name}.1.hidden").units.largest_norm
+        assert unit.writes == pytest.approx(unit.norm * of_all[1][:, unit.unit].norm().item(), rel=1e-6)
+
+
 def test_unknown_step_is_named():
     with pytest.raises(FFNError, match="no step 'gate'"):
         traced(FFNSpec(4, 8), torch.ones(1, 4)).step("gate")

@@ -15,10 +15,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.steps import Experts
 from ffncli.errors import FFNError
 from ffncli.run.engine.trace import trace
 from ffncli.run.engine.weights import random_weights
 from ffncli.run.saved import containers
+from ffncli.run.saved.compare import compare
 from ffncli.run.saved.saved import fingerprint, kept_for_saving, open_saved, save
 from tests.oracles.checkpoints import raw_safetensors
 
@@ -89,6 +91,32 @@ def test_inside_experts(tmp_path, kind):
     assert found.tokens("router") is None
     closed = saved(tmp_path / f"c{kind}", spec)
     assert not any(name.startswith("experts.") for name in closed)
+
+
+def test_a_mixture_says_what_its_experts_compute(tmp_path):
+    spec = FFNSpec(4, 6, "swiglu", moe=MoE(3, 2, expert_norm=True))  # one norm for all experts
+    saved(tmp_path / "t.npz", spec)
+    (step,) = (step for step in open_saved(tmp_path / "t.npz").steps if step.op == "experts")
+    program = next(s.op for s in steps(spec) if isinstance(s.op, Experts)).program
+    assert [(one.name, one.inputs) for one in step.program] == [(s.output, s.inputs) for s in program]
+    assert [one.op for one in step.program] == ["linear", "linear", "activation", "multiply", "linear", "norm"]
+    assert (step.program[0].formula, step.program[0].detail["out"]) == ("x · W1", "d_ff 6")
+    assert step.detail["common"] == "expert_norm"
+    assert not open_saved(tmp_path / "t.npz").steps[1].program
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_token_ids_are_read_back_and_compared(tmp_path, kind):
+    block = steps(FFNSpec(4, 6, "swiglu", moe=MoE(8, 3, score="sqrtsoftplus", lookup=20)))
+    weights = random_weights(block, torch.Generator().manual_seed(0))
+    for number, name in ((19, "a"), (3, "b")):
+        inputs = {"x": torch.ones(2, 4), "token_ids": torch.tensor([[number], [7]])}
+        save(tmp_path / f"{name}{kind}", block, trace(block, weights, inputs, keep=None), {}, weights)
+    a, b = (open_saved(tmp_path / f"{name}{kind}") for name in ("a", "b"))
+    assert a.tensor("token_ids").tolist() == [[19], [7]]
+    row = next(row for row in compare(a, b).rows if row.step == "token_ids")
+    assert (row.max_error, row.worst, row.base, row.new) == (16, "token_ids[0,0]", 19, 3)
+    assert compare(a, a).first is None
 
 
 def test_blocks_have_fingerprints_of_their_own():

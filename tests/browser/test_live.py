@@ -1,0 +1,223 @@
+"""Blocks that a page computes: what is changed there is held to torch, in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import ffncli
+from ffncli.block.activations import TABLE
+from ffncli.block.limits import Limits
+from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.steps import id_inputs, input_shapes
+from ffncli.run.engine.trace import trace
+from ffncli.run.engine.weights import random_weights
+from ffncli.run.saved.saved import save
+from tests.browser.conftest import CHANGE, Open, texts
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "identity": lambda x: x, "relu": torch.relu, "gelu": functional.gelu, "silu": functional.silu, "tanh": torch.tanh,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"), "sigmoid": torch.sigmoid, "mish": functional.mish,
+    "relu2": lambda x: torch.relu(x) ** 2, "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x), "elu": functional.elu,
+    "softplus": functional.softplus, "leaky_relu": functional.leaky_relu, "selu": functional.selu,
+    "relu6": functional.relu6, "hardswish": functional.hardswish, "gelu_10": lambda x: functional.gelu(x).clamp(max=10),
+    "sqrtsoftplus": lambda x: functional.softplus(x).sqrt(),
+    "laplace": lambda x: 0.5 * (1 + torch.erf((x - 0.707107) / (0.282095 * 2**0.5))),
+}  # fmt: skip
+
+
+def computed(browser: Any, name: str) -> torch.Tensor:
+    """The numbers of a step as the page has them, in full."""
+    script = """
+    const rows = {};
+    for (const cell of document.querySelectorAll(`[data-cell^="${arguments[0]}["]`)) {
+      if (cell.parentElement.hidden) continue;
+      const row = cell.dataset.cell.split(/[\\[,]/)[1];
+      (rows[row] = rows[row] || []).push(Number(cell.dataset.value));
+    }
+    return Object.keys(rows).map((row) => rows[row]);
+    """
+    return torch.tensor(browser.execute_script(script, name), dtype=torch.float64)
+
+
+def test_what_is_changed_is_computed_as_by_torch(pages: dict[str, Path], opened: Open) -> None:
+    browser = opened(pages["small"])
+    session = ffncli.trace("4x8:gelu", tokens=3)
+    weights = {name: tensor.double() for name, tensor in session.prepared.weights.items()}
+    x = session["x"].double()
+    up = torch.addmm(weights["up.bias"], x, weights["up.weight"].T)
+    assert torch.allclose(computed(browser, "up"), up, rtol=1e-12, atol=1e-14)
+    for label, value in (("x[1, 2]", 3.25), ("W1[2, 5]", -4.0), ("up.bias[0]", 0.5)):
+        browser.execute_script(CHANGE, f"[aria-label='{label}']", value, "input")
+    x[1, 2], weights["up.weight"][5, 2], weights["up.bias"][0] = 3.25, -4.0, 0.5
+    up = torch.addmm(weights["up.bias"], x, weights["up.weight"].T)
+    assert torch.allclose(computed(browser, "up"), up, rtol=1e-12, atol=1e-14)
+    assert sorted(texts(browser, "select option")) == sorted(ACTIVATIONS)
+    for name, function in ACTIVATIONS.items():
+        browser.execute_script(CHANGE, ".live select", name, "change")
+        act = function(up)
+        assert torch.allclose(computed(browser, "act"), act, rtol=1e-11, atol=1e-13), name
+        down = torch.addmm(weights["down.bias"], act, weights["down.weight"].T)
+        assert torch.allclose(computed(browser, "down"), down, rtol=1e-11, atol=1e-13), name
+    browser.find_element("css selector", "[data-live] > button").click()
+    assert torch.allclose(computed(browser, "act"), functional.gelu(session["up"].double()), rtol=1e-5, atol=1e-6)
+
+
+LEARNED = ("4x8:swiglu --norm rmsnorm --residual", "4x8:geglu --norm layernorm --bias", "--example notebook --eval")
+
+
+@pytest.mark.parametrize("source", LEARNED)
+def test_a_page_for_learners(source: str, tmp_path: Path, opened: Open) -> None:
+    """`ffn trace -o page.html`: all steps as torch has them."""
+    command = [sys.executable, "-m", "ffncli", "trace", *source.split(), "--dtype", "fp64"]
+    subprocess.run([*command, "-o", tmp_path / "page.html"], check=True, capture_output=True)
+    answer = subprocess.run([*command, "--json", "--show", "all"], check=True, capture_output=True)
+    browser = opened(tmp_path / "page.html")
+    steps = json.loads(answer.stdout)["steps"]
+    assert len(steps) > 3
+    for step in steps[1:]:
+        ours, theirs = computed(browser, step["name"]), torch.tensor(step["values"], dtype=torch.float64).flatten(0, -2)
+        assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-12), step["name"]
+
+
+def test_a_number_is_explained_where_the_focus_is(pages: dict[str, Path], opened: Open) -> None:
+    browser = opened(pages["small"])
+    browser.execute_script("document.querySelector('[data-cell=\"up[0,3]\"]').focus()")
+    read = texts(browser, "[data-live] .reading")[0]
+    assert re.fullmatch(r"up\[0, 3\] = (\S+·\S+ \+ ){4}\S+ = \S+", read), read
+
+
+GATED = FFNSpec(4, 6, "swiglu")
+DEEPSEEK = MoE(8, 3, 1, score="sigmoid", correction=True, groups=4, top_groups=2, group_best=2, scale=2.5)
+BLOCKS: dict[str, FFNSpec] = {
+    "softmax": replace(GATED, moe=MoE(5, 2), norm="rmsnorm", residual=True),
+    "groups": replace(GATED, moe=DEEPSEEK),
+    "groups, 0 outside": replace(GATED, moe=replace(DEEPSEEK, zero_outside=True)),
+    "choose first": replace(GATED, bias=True, moe=MoE(5, 2, order="choose_first", router_bias=True)),
+    "one by one": replace(GATED, moe=MoE(6, 2, order="one_by_one", renormalise=False, threshold=0.9)),
+    "shared, with a gate": replace(GATED, moe=MoE(5, 2, 2, shared_gate=True, renormalise=False)),
+    "shared in the route": replace(
+        GATED, learned_scale=True, moe=MoE(5, 2, 3, score="sigmoid", correction=True, scale=8.0, shared_routed=True)
+    ),
+    "a table of token ids": replace(GATED, moe=MoE(8, 3, 1, score="sqrtsoftplus", eps=0.25, lookup=20)),
+    "identities": replace(GATED, moe=MoE(4, 3, identity_experts=3)),
+    "experts' inputs weighed": replace(GATED, moe=MoE(5, 1, weigh="input", score="sigmoid", renormalise=False)),
+    "a norm of all experts": replace(GATED, moe=MoE(5, 2, expert_norm=True), norm="rmsnorm", residual=True),
+    "a bias of the sum": replace(GATED, moe=MoE(5, 2, mixed_bias=True)),
+    "a narrow space": replace(GATED, moe=MoE(5, 2, latent=3, latent_norm=True, mixed_norm=True), norm="rmsnorm"),
+    "a router of several layers": replace(GATED, moe=MoE(5, 2, router_width=3, router_carries=True, skip_experts=1)),
+    "soft caps": replace(GATED, limits=Limits(gate_cap=0.5, up_cap=0.75)),
+    "limits": replace(GATED, limits=Limits(gate_high=0.2, up_limit=0.3, up_plus=1.0, act_high=0.1)),
+    "a norm that weighs its input": replace(
+        GATED, norm="rmsnorm", norm_position="pre+branch", norm_weight="one_plus", post_norm_weigh="input"
+    ),
+    "a gate of the norm": replace(GATED, norm="layernorm", norm_gate=2, residual=True, residual_scale=0.22),
+    "xielu": FFNSpec(4, 6, "xielu"),
+    "prelu": FFNSpec(4, 6, "prelu"),
+    "parallel": FFNSpec(4, 6, "gelu_tanh", norm="layernorm", parallel=True, residual=True),
+}  # fmt: skip
+
+
+def traced(spec: FFNSpec, path: Path) -> dict[str, Tensor]:
+    """A saved trace in float64, of weights that are no identities; every tensor of the run."""
+    moe = spec.moe and replace(spec.moe, score_dtype="input")
+    block, generator = steps(replace(spec, moe=moe)), torch.Generator().manual_seed(3)
+    weights = random_weights(block, generator, torch.float64)
+    for name, tensor in weights.items():
+        if tensor.is_floating_point():
+            weights[name] = tensor + 0.3 * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+    inputs: Mapping[str, Tensor] = {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64) if shape[-1] > 1
+        else torch.randint(20, shape, generator=generator).double()
+        for name, shape in input_shapes(block, (7,)).items()
+    }  # fmt: skip
+    run = {name: tensor.long() if name in id_inputs(block) else tensor for name, tensor in inputs.items()}
+    result = trace(block, weights, run, inside=None, keep=None)
+    save(path, block, result, {"name": "a block", "mode": "eval"}, weights)
+    return dict(result.tensors)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_every_kind_of_block(name: str, tmp_path: Path, opened: Open) -> None:
+    """Each step, those inside experts with it, as `execute` has it, which is held to transformers elsewhere."""
+    tensors = traced(BLOCKS[name], tmp_path / "t.safetensors")
+    ffncli.report(tmp_path / "t.safetensors", tmp_path / "page.html")
+    browser = opened(tmp_path / "page.html")
+    given = {*input_shapes(steps(BLOCKS[name]), (1,))}
+    for step in tensors.keys() - given:
+        assert torch.allclose(computed(browser, step), tensors[step].double(), rtol=1e-11, atol=1e-13), step
+
+
+def mixture(x: Tensor, weights: Mapping[str, Tensor], act: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """(the two experts of each token, the sum over them): token by token in plain torch."""
+    chosen, out = [], torch.zeros_like(x)
+    for i, token in enumerate(x):
+        share, experts = (weights["router.weight"] @ token).softmax(0).topk(2)
+        chosen.append(experts)
+        for weight, e in zip(share / share.sum(), experts.tolist(), strict=True):
+            gate, up, down = (weights[f"{name}.weight"][e] for name in ("gate", "up", "down"))
+            out[i] += weight * (down @ (act(gate @ token) * (up @ token)))
+    return torch.stack(chosen), out
+
+
+def expert_tokens(browser: Any) -> list[list[int]]:
+    return [[int(n) for n in re.findall(r"\d+", text)[1:]] for text in texts(browser, ".expert > summary")]
+
+
+def test_tokens_change_their_experts(tmp_path: Path, opened: Open) -> None:
+    """A changed input sends a token elsewhere; an expert's weights, and the activation of all, follow in the sum."""
+    session = ffncli.trace("4x6:swiglu", experts=5, top_k=2, tokens=3, save=tmp_path / "t.safetensors")
+    ffncli.report(tmp_path / "t.safetensors", tmp_path / "page.html")
+    browser = opened(tmp_path / "page.html")
+    weights = {name: tensor.double() for name, tensor in session.prepared.weights.items()}
+    x = session["x"].double()
+
+    def agrees(act: Callable[[Tensor], Tensor] = functional.silu) -> Tensor:
+        chosen, out = mixture(x, weights, act)
+        assert torch.allclose(computed(browser, "experts"), out, rtol=1e-11, atol=1e-13)
+        tokens = [(chosen == e).any(1).nonzero().flatten().tolist() for e in range(5)]
+        assert expert_tokens(browser) == tokens
+        for e, here in enumerate(tokens):
+            gate = computed(browser, f"experts.{e}.gate")
+            assert torch.allclose(gate, x[here] @ weights["gate.weight"][e].T) if here else gate.numel() == 0
+        return chosen
+
+    before = agrees()
+    x[1] = -x[1]
+    for j, value in enumerate(x[1].tolist()):
+        browser.execute_script(CHANGE, f"[aria-label='x[1, {j}]']", value, "input")
+    after = agrees()
+    assert set(before[1].tolist()) != set(after[1].tolist())
+    e = int(after[1, 0])
+    weights["gate.weight"][e, 4, 2] = 3.5
+    browser.execute_script(CHANGE, f"[aria-label='W1[{e}, 2, 4]']", 3.5, "input")
+    agrees()
+    browser.execute_script(CHANGE, "[aria-label='Activation of experts.act']", "relu", "change")
+    agrees(torch.relu)
+    browser.execute_script("document.querySelector('[data-cell=\"experts[1,2]\"]').focus()")
+    (read,) = texts(browser, "[data-live] > .reading")
+    terms = re.fullmatch(r"experts\[1, 2\] = (\S+)·(\S+) \(expert (\d)\) \+ (\S+)·(\S+) \(expert (\d)\) = (\S+)", read)
+    assert terms is not None, read
+    assert {int(terms[3]), int(terms[6])} == set(after[1].tolist())
+    total = float(terms[1]) * float(terms[2]) + float(terms[4]) * float(terms[5])
+    assert total == pytest.approx(float(terms[7]), rel=5e-3)
+    browser.execute_script(f"document.querySelector('[data-cell=\"route[1,{e}]\"]').focus()")
+    names = " and ".join(map(str, sorted(after[1].tolist())))
+    assert f": this token goes to experts {names}; the softmax of expert {e} is 0." in texts(browser, ".reading")[0]
+
+
+def test_a_function_can_be_chosen_if_nothing_in_it_is_learned(pages: dict[str, Path], opened: Open) -> None:
+    names = opened(pages["small"]).execute_script("return Object.keys(FUNCTIONS)")
+    assert sorted(names) == sorted(TABLE)
+    assert sorted(ACTIVATIONS) == sorted(name for name, row in TABLE.items() if not row.learned)
