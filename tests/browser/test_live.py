@@ -99,7 +99,7 @@ def test_a_number_is_explained_where_the_focus_is(pages: dict[str, Path], opened
 
 
 GATED = FFNSpec(4, 6, "swiglu")
-DEEPSEEK = MoE(8, 3, 1, score="sigmoid", correction=True, groups=4, top_groups=2, group_best=2, scale=2.5)
+DEEPSEEK = MoE(6, 3, 1, score="sigmoid", correction=True, groups=3, top_groups=2, group_best=2, scale=2.5)
 BLOCKS: dict[str, FFNSpec] = {
     "softmax": replace(GATED, moe=MoE(5, 2), norm="rmsnorm", residual=True),
     "groups": replace(GATED, moe=DEEPSEEK),
@@ -136,7 +136,8 @@ def traced(spec: FFNSpec, path: Path) -> dict[str, Tensor]:
     weights = random_weights(block, generator, torch.float64)
     for name, tensor in weights.items():
         if tensor.is_floating_point():
-            weights[name] = tensor + 0.3 * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+            shift = -3.0 if name.endswith("correction") else 0.0  # so that 0 for the others is more
+            weights[name] = tensor + shift + 0.3 * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
     inputs: Mapping[str, Tensor] = {
         name: torch.randn(shape, generator=generator, dtype=torch.float64) if shape[-1] > 1
         else torch.randint(20, shape, generator=generator).double()

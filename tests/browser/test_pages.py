@@ -225,6 +225,37 @@ def test_a_number_of_a_large_block_is_explained_by_its_terms(pages: dict[str, Pa
     assert sum(values) + float(match[5]) == pytest.approx(float(match[3]), abs=2e-3)
 
 
+def test_a_mixtures_numbers_are_explained_by_its_experts(tmp_path: Path, opened: Open) -> None:
+    """With the steps inside experts in the file: a sum over them, and a step of one, whose rows are its tokens."""
+    session = ffncli.trace("16x32:swiglu", experts=4, tokens=6, expert="all", save=tmp_path / "t.safetensors")
+    ffncli.report(tmp_path / "t.safetensors", tmp_path / "page.html")
+    browser = opened(tmp_path / "page.html")
+    read = {}
+    for step in ("experts", "experts.3.gate", "experts.3.down", "route"):
+        browser.execute_script(f"document.querySelector('[data-heat=\"file1-{step}\"] canvas').focus()")
+        (read[step],) = texts(browser, f"[data-heat='file1-{step}'] .reading")
+    match = re.fullmatch(r"experts\[0, 0\] = (\S+) = Σ route\[e\] · expert_e\(x\): (.*)", read["experts"])
+    assert match is not None, read
+    shares = {int(e): float(v) for e, v in re.findall(r"route\[0, (\d)\]·experts\.\1\.down (\S+)", match[2])}
+    assert {*shares} == {*session["route"][0].nonzero().flatten().tolist()}
+    assert sum(shares.values()) == pytest.approx(float(session["experts"][0, 0]), rel=2e-3)
+    token = int(session["route"][:, 3].nonzero()[0])  # the first that goes to expert 3
+    match = re.fullmatch(
+        r"experts\.3\.gate\[0, 0\] \(token (\d)\) = \S+ = x · W1: x\[(\d), (\d+)\]·W1\[\3, 0\] (\S+) \+ .*",
+        read["experts.3.gate"],
+    )
+    assert match is not None, read
+    assert (int(match[1]), int(match[2])) == (token, token)
+    weight = session.prepared.weights["gate.weight"][3, 0]
+    assert float(match[4]) == pytest.approx(float(session["x"][token, int(match[3])] * weight[int(match[3])]), rel=1e-3)
+    assert read["experts.3.down"].startswith(f"experts.3.down[0, 0] (token {token}) = ")
+    assert "hidden · W2: experts.3.hidden[0, " in read["experts.3.down"]
+    assert re.fullmatch(
+        r"route\[0, 0\] = \S+ = normalise\(top2\(softmax\(router\)\)\), of the whole row, with router \S+ there",
+        read["route"],
+    )
+
+
 def test_a_slider_goes_through_the_tokens(pages: dict[str, Path], opened: Open) -> None:
     browser = opened(pages["small"])
     act = ffncli.trace("4x8:gelu", tokens=3)["act"]

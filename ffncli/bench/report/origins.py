@@ -14,28 +14,76 @@ from ffncli.run.saved.saved import Saved, SavedStep
 _TERMS = 3  # of a product of matrices: the largest by size
 _MOST_NUMBERS = 12_000  # of a linear step, so that a page stays small: then fewer terms, then none
 _MOST_CELLS = 1_500  # of an element-wise step
+_ROUNDING = 1e-6  # of a value, which is no term
 
 
 def origins(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Any]:
     """For the heat map of a step, `grid` rows and columns of cells: `origins`, one list for each cell, row by row.
 
     Each begins with the place [token, unit] of the cell's value, the largest by size, counted from the cell's first. Of
-    a linear step there follow its
-    largest terms, each its index in the sum and its value, then what all others add up to, the bias among them; of a
-    step that computes element by element, the values of its inputs there. Empty where the file has no weights, and
-    where the map is too large to carry them.
+    a linear step there follow its largest terms, each its index in the sum and its value, then what all others add up
+    to, the bias among them; of experts whose inner steps are in the file each expert's share likewise; of other steps
+    the values of their inputs there, with `of_row` where they read the whole row. Empty where the file has no weights,
+    and where the map is too large to carry them.
     """
-    x, inputs = tensors[step.name], [tensors.get(name) for name in step.inputs]
-    weight = f"{step.name}.weight"
-    if step.op == "linear" and weight in saved.weights and inputs and inputs[0] is not None:
-        return _products(inputs[0], saved.weight(weight), x, grid) | {"weight": _symbol(step)}
-    if inputs and all(one is not None and one.shape == x.shape for one in inputs) and grid[0] * grid[1] <= _MOST_CELLS:
-        rows, columns = _places(x, grid)
-        values = [one[rows, columns] for one in inputs if one is not None]
-        there = torch.stack(values, 1).tolist()
-        places = _inside_cells(x, grid, rows, columns)
-        return {"origins": [[*at, *map(_short, some)] for at, some in zip(places, there, strict=True)]}
-    return {}
+    x, inputs = tensors[step.name], [_rows_of(saved, step, tensors, name) for name in step.inputs]
+    if any(one is None for one in inputs) or not inputs:
+        return {}
+    present = [one for one in inputs if one is not None]
+    if step.op == "linear":
+        weight = _weight(saved, step)
+        return {} if weight is None else _products(present[0], weight, x, grid) | {"weight": _symbol(step)}
+    if step.op == "experts":
+        return _mixed(saved, step, present[1], tensors, grid)
+    if any(one.shape != x.shape for one in present) or grid[0] * grid[1] > _MOST_CELLS:
+        return {}
+    rows, columns = _places(x, grid)
+    there = torch.stack([one[rows, columns] for one in present], 1).tolist()
+    places = _inside_cells(x, grid, rows, columns)
+    out = [[*at, *map(_short, some)] for at, some in zip(places, there, strict=True)]
+    return {"origins": out, "of_row": step.op in ("norm", "route")}
+
+
+def _rows_of(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], name: str) -> Tensor | None:
+    """An input of a step, row by row as the step reads it; None where the file does not have it."""
+    if not step.inner or name.startswith(step.name.rpartition(".")[0] + "."):
+        return tensors.get(name)
+    outer = next(one for one in saved.steps if one.name == step.name.partition(".")[0])
+    if outer.detail.get("weigh") == "input" or name not in tensors:
+        return None
+    return tensors[name][saved.tokens(step.name)]
+
+
+def _weight(saved: Saved, step: SavedStep) -> Tensor | None:
+    """The matrix [out, in] of a linear step; None where the file does not have it."""
+    if not step.inner:
+        name = f"{step.name}.weight"
+        return saved.weight(name) if name in saved.weights else None
+    outer, expert, inner = step.name.split(".", 2)
+    for name in (f"{outer}.{inner}.weight", f"{inner}.weight"):  # of shared experts in the route, of routed ones
+        if name in saved.weights:
+            return saved.weight(name)[int(expert)]
+    return None
+
+
+def _mixed(
+    saved: Saved, step: SavedStep, route: Tensor, tensors: Mapping[str, Tensor], grid: tuple[int, int]
+) -> dict[str, Any]:
+    """The terms route[token, e] · expert_e[token, unit], if the file has what every expert that is chosen gave."""
+    x, last = tensors[step.name], step.program[-1].name if step.program else ""
+    count = int(step.detail["experts"].rpartition(" ")[2])
+    first = route.shape[1] - count if step.detail["always"] == "True" else 0
+    terms = torch.zeros(*x.shape, count, dtype=torch.float64)
+    for e in range(count):
+        name, share = f"{step.name}.{e}.{last}", route[:, first + e]
+        if name in tensors:
+            tokens = saved.tokens(name)
+            weight = 1 if step.detail["weigh"] == "input" else share[tokens, None]
+            terms[tokens, :, e] = (tensors[name] * weight).double()
+        elif bool(share.any()):
+            return {}
+    rows, columns = _places(x, grid)
+    return _largest(terms[rows, columns], x, grid, rows, columns) | {"expert": last, "first": first}
 
 
 def _places(x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -63,19 +111,23 @@ def _inside_cells(x: Tensor, grid: tuple[int, int], rows: Tensor, columns: Tenso
 def _products(a: Tensor, w: Tensor, x: Tensor, grid: tuple[int, int]) -> dict[str, Any]:
     """The largest terms of Σ a[token, k] · w[unit, k], in float64."""
     rows, columns = _places(x, grid)
-    count = min(_TERMS, a.shape[1], (_MOST_NUMBERS // rows.numel() - 3) // 2)
+    return _largest(a.double()[rows] * w.double()[columns], x, grid, rows, columns)
+
+
+def _largest(terms: Tensor, x: Tensor, grid: tuple[int, int], rows: Tensor, columns: Tensor) -> dict[str, Any]:
+    """The largest of each place's terms [places, k], and what all else adds to the value there."""
+    count = min(_TERMS, terms.shape[1], (_MOST_NUMBERS // rows.numel() - 3) // 2)
     if count < 1:
         return {}
-    terms = a.double()[rows] * w.double()[columns]
     best = terms.abs().nan_to_num(nan=torch.inf).topk(count, dim=1).indices
     values = terms.gather(1, best)
-    others = x.double()[rows, columns] - values.sum(1)
+    there = x.double()[rows, columns]
+    others = there - values.sum(1)
+    rest = others.where(others.abs() > _ROUNDING * there.abs(), 0.0).tolist()
+    places = _inside_cells(x, grid, rows, columns)
     out = []
-    rest = [[_short(value)] for value in others.tolist()]
-    for at, k, some, left in zip(
-        _inside_cells(x, grid, rows, columns), best.tolist(), values.tolist(), rest, strict=True
-    ):
-        out.append([*at, *(number for pair in zip(k, map(_short, some), strict=True) for number in pair), *left])
+    for at, k, some, left in zip(places, best.tolist(), values.tolist(), rest, strict=True):
+        out.append([*at, *(number for pair in zip(k, map(_short, some), strict=True) for number in pair), _short(left)])
     return {"origins": out}
 
 

@@ -31,17 +31,18 @@ _MOST_STEPS = 40
 def trace_parts(path: Path, name: str) -> PageParts:
     """The sections of one saved trace. Raises FFNError for a file that `ffn trace --save` did not write."""
     saved = open_saved(path)
-    shown = [step for step in saved.steps if not step.inner][:_MOST_STEPS]
+    shown = [step for step in saved.steps if 0 not in step.shape][:_MOST_STEPS]
     tensors = {step.name: _rows(saved.tensor(step.name)) for step in shown}
+    whole = [step for step in shown if not step.inner]
     data: dict[str, Any] = {}
-    costs = [CostBar(_assignment(step), step.flops or 0, f"[{', '.join(map(str, step.shape))}]") for step in shown]
+    costs = [CostBar(_assignment(step), step.flops or 0, f"[{', '.join(map(str, step.shape))}]") for step in whole]
     sections = [Section(f"{name}-block", str(saved.block.get("name") or path.name), (_about(saved), cost_bars(costs)))]
     with suppress(FFNError):  # of a large block there is nothing to change
         data[f"{name}-live"] = live_block(saved)
         text = "Change an input, a weight or the activation: every number that follows is computed again."
         place = element("div", data_live=f"{name}-live")
         sections.append(Section(f"{name}-live", "Change a number", (element("p", text), place)))
-    alike = [step for step in shown if tensors[step.name].shape[0] == tensors[shown[0].name].shape[0]]
+    alike = [step for step in whole if tensors[step.name].shape[0] == tensors[shown[0].name].shape[0]]
     if (count := tensors[shown[0].name].shape[0]) > 1:
         data[f"{name}-tokens"] = {"steps": [f"{name}-{step.name}" for step in alike], "labels": _tokens(count)}
         sections.append(Section(f"{name}-tokens", "Token by token", (element("div", data_tokens=f"{name}-tokens"),)))
@@ -49,11 +50,16 @@ def trace_parts(path: Path, name: str) -> PageParts:
         key = f"{name}-{step.name}"
         data[key] = {**heat_data(step.name, tensors[step.name]), "inputs": step.inputs}
         data[key] |= {"formula": step.formula} if step.inputs else {}
+        if (tokens := saved.tokens(step.name)) is not None:
+            data[key]["tokens"] = tokens
         cells = data[key]["values"]
         data[key] |= origins(saved, step, tensors, (len(cells), len(cells[0])))
         figures = element("p", _figures(tensors[step.name]), class_="values")
         bars = histogram(tensors[step.name].flatten().tolist())
         sections.append(Section(f"{key}-step", _assignment(step), (figures, element("div", data_heat=key), bars)))
+    if left := len(saved.steps) - len(shown):
+        more = element("p", f"{left:,} steps more are in the file, or went to no token.")
+        sections.append(Section(f"{name}-more", "More steps", (more,)))
     return PageParts(tuple(sections), data)
 
 

@@ -74,7 +74,8 @@ function heat(root) {
       const [down, across, ...numbers] = origins, known = [row[0] + down, column[0] + across, ...numbers];
       const at = `${map.rows && row[0] === row[1] ? map.rows[known[0]] : known[0]}, ${known[1]}`;
       const largest = single ? "" : ` (the largest of [${place.join(", ")}]${mean})`;
-      out.textContent = `${map.name}[${at}] = ${shownNumber(value)}${computedFrom(map, known)}${largest}`;
+      const token = map.tokens ? ` (token ${map.tokens[known[0]]})` : "";
+      out.textContent = `${map.name}[${at}]${token} = ${shownNumber(value)}${computedFrom(map, known)}${largest}`;
       return;
     }
     out.textContent = `${map.name}[${place.join(", ")}] ${single ? "=" : "largest by size:"} ${shownNumber(value)}${single ? origin(map, root.dataset.heat, i, j) : mean}`;
@@ -90,16 +91,21 @@ function origin(map, key, i, j) { // the formula of a value, with the values of 
 }
 
 function computedFrom(map, [row, column, ...numbers]) { // what a value was computed from
-  if (!map.weight) {
+  if (!map.weight && !map.expert) {
     const values = map.inputs.map((name, at) => `${name} ${shownNumber(numbers[at])}`);
-    return ` = ${map.formula}, with ${values.join(", ")}`;
+    return ` = ${map.formula}, ${map.of_row ? "of the whole row, with" : "with"} ${values.join(", ")}${map.of_row ? " there" : ""}`;
   }
+  const inside = map.tokens && map.inputs[0].startsWith(map.name.slice(0, map.name.lastIndexOf(".") + 1));
+  const from = map.tokens && !inside ? map.tokens[row] : row; // an expert's first steps read rows of all tokens
   const terms = [];
   for (let at = 0; at + 1 < numbers.length; at += 2) {
     const k = numbers[at];
-    terms.push(`${map.inputs[0]}[${row}, ${k}]·${map.weight}[${k}, ${column}] ${shownNumber(numbers[at + 1])}`);
+    const term = map.weight ? `${map.inputs[0]}[${from}, ${k}]·${map.weight}[${k}, ${column}]`
+      : `${map.inputs[1]}[${row}, ${map.first + k}]·${map.name}.${k}.${map.expert}`;
+    if (map.weight || numbers[at + 1]) terms.push(`${term} ${shownNumber(numbers[at + 1])}`);
   }
-  return ` = ${map.formula}: ${terms.join(" + ")} + all else ${shownNumber(numbers[numbers.length - 1])}`;
+  const rest = numbers[numbers.length - 1];
+  return ` = ${map.formula}: ${terms.join(" + ")}${rest === 0 ? "" : ` + all else ${shownNumber(rest)}`}`;
 }
 
 function tokens(root) { // a slider through the tokens: the row of each step
