@@ -234,6 +234,8 @@ def test_a_mixtures_numbers_are_explained_by_its_experts(tmp_path: Path, opened:
     for step in ("experts", "experts.3.gate", "experts.3.down", "route"):
         browser.execute_script(f"document.querySelector('[data-heat=\"file1-{step}\"] canvas').focus()")
         (read[step],) = texts(browser, f"[data-heat='file1-{step}'] .reading")
+    least = {step: texts(browser, f"[data-heat='file1-{step}'] .scale span")[0] for step in ("route", "experts")}
+    assert (least["route"], least["experts"][0]) == ("0", "-")  # the ends of the colours' scale
     match = re.fullmatch(r"experts\[0, 0\] = (\S+) = Σ route\[e\] · expert_e\(x\): (.*)", read["experts"])
     assert match is not None, read
     shares = {int(e): float(v) for e, v in re.findall(r"route\[0, (\d)\]·experts\.\1\.down (\S+)", match[2])}

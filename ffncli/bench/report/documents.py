@@ -46,17 +46,14 @@ def _record(record: Mapping[str, Any]) -> Child:
     for key, value in record.items():
         for inner, one in value.items() if isinstance(value, Mapping) else [(key, value)]:
             if one not in (None, "", []):
-                text = (
-                    "yes"
-                    if one is True
-                    else "no"
-                    if one is False
-                    else shown(one)
-                    if isinstance(one, list)
-                    else str(one)
-                )
-                out += [element("dt", str(inner).replace("_", " ")), element("dd", text)]
+                out += [element("dt", str(inner)), element("dd", _text(one))]
     return element("dl", out)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return shown(value) if isinstance(value, list) else str(_cell(value))
 
 
 def _table(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ffncli.run.saved.saved import Saved, SavedStep
 _TERMS = 3  # of a product of matrices: the largest by size
 _MOST_NUMBERS = 12_000  # of a linear step, so that a page stays small: then fewer terms, then none
 _MOST_CELLS = 1_500  # of an element-wise step
-_ROUNDING = 1e-6  # of a value, which is no term
+_ROUNDING = 1e-6  # of a value: smaller than that is how it was rounded
 
 
 def origins(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Any]:

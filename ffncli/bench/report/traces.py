@@ -74,21 +74,9 @@ def _assignment(step: SavedStep) -> str:
 
 def _about(saved: Saved) -> Child:
     out: list[Child] = []
-    for key in (
-        "name",
-        "layer",
-        "d_model",
-        "d_ff",
-        "activation",
-        "gated",
-        "bias",
-        "experts",
-        "weights",
-        "mode",
-        "dtype",
-        "device",
-    ):
-        if (value := saved.block.get(key)) not in (None, "", 0):
+    for key in _ABOUT:
+        value = saved.block.get(key)
+        if value not in (None, "") and (key != "experts" or value):
             out += [element("dt", key), element("dd", _word(value))]
     return element("dl", out)
 

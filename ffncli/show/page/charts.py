@@ -81,7 +81,7 @@ def lines(series: Sequence[ChartLine], across: str, up: str, log_x: bool = True,
     if scale_x is None or scale_y is None:
         return element("p", "Nothing to draw.")
     left, height = 70, 340
-    parts = _across(scale_x, height - _BOTTOM, across, left)
+    parts = _across(scale_x, height - _BOTTOM, across, left, whole=all(x == round(x) for x in xs if math.isfinite(x)))
     for share, label in scale_y.ticks(7):
         y = _up(share, height)
         parts.append(element("line", x1=left, x2=WIDTH - _RIGHT, y1=y, y2=y, class_="grid"))
@@ -130,10 +130,10 @@ def _svg(parts: list[Element], height: float, described: str) -> Element:
     )  # fmt: skip
 
 
-def _across(scale: PlotAxis, bottom: float, name: str, left: float) -> list[Element]:
+def _across(scale: PlotAxis, bottom: float, name: str, left: float, whole: bool = False) -> list[Element]:
     """The horizontal axis: grid lines, labels and its name."""
     out = []
-    for share, label in scale.ticks(8):
+    for share, label in scale.ticks(8, whole):
         x = left + share * (WIDTH - _RIGHT - left)
         out.append(element("line", x1=x, x2=x, y1=_TOP, y2=bottom, class_="grid"))
         out.append(element("text", label, x=x, y=bottom + 16, class_="label middle"))

@@ -59,10 +59,11 @@ function heat(root) {
   const out = make("p", "", { class: "reading values", role: "status" });
   const ramp = make("canvas", null, { class: "ramp", "aria-hidden": "true" });
   const scale = make("div", null, { class: "scale" });
-  const low = make("span", shownNumber(-map.most)), high = make("span", shownNumber(map.most));
+  const least = map.values.flat().some((v) => v < 0 || v === "-inf") ? -1 : 0; // of the ramp, as a share of the most
+  const low = make("span", shownNumber(least * map.most)), high = make("span", shownNumber(map.most));
   scale.append(low, ramp, high, make("span", map.each > 1 ? `a cell: the largest of up to ${map.each} values` : "a cell: one value", { class: "muted" }));
   root.append(canvas, scale, out);
-  heatMap(ramp, { values: [Array.from({ length: 101 }, (_, i) => i / 50 - 1)], most: 1 }, () => {});
+  heatMap(ramp, { values: [Array.from({ length: 101 }, (_, i) => least + (i / 100) * (1 - least))], most: 1 }, () => {});
   ramp.style.height = "0.8rem";
   heatMap(canvas, map, (i, j) => {
     const row = span(i, map.shape[0], map.values.length), column = span(j, map.shape[1], map.values[0].length);

@@ -32,10 +32,15 @@ class PlotAxis:
         # Halves, because the difference of two floats may be more than a float can hold.
         return (place / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
 
-    def ticks(self, most: int) -> list[Tick]:
-        """At most this many: multiples of 1, 2 or 5 times a power of ten; on a log axis, powers of ten if they fit."""
+    def ticks(self, most: int, whole: bool = False) -> list[Tick]:
+        """At most this many: multiples of 1, 2 or 5 times a power of ten; on a log axis, powers of ten if they fit.
+
+        With `whole` a linear axis has ticks at whole numbers alone, for what is counted.
+        """
         if not self.log:
             values = _steps(self.low, self.high, most)
+            if whole:
+                values = [rounded for value in values if (rounded := value.to_integral_value()) == value]
             text = _alike(values)
             return [(self._share(float(value)), text(value)) for value in values]
         values = next(some for some in _decades(self.low, self.high) if len(some) <= most)

@@ -92,3 +92,10 @@ def test_what_is_not_finite_has_no_place(value):
 def test_what_is_not_above_zero_has_no_place_on_a_log_axis():
     assert axis([0.0, -1.0], log=True) is None
     assert math.isnan(axis([1, 2], log=True).share(0.0))
+
+
+@pytest.mark.parametrize(("high", "labels"), [(1, "0 1"), (3, "0 1 2 3"), (47, "0 10 20 30 40")])
+def test_what_is_counted_has_ticks_at_whole_numbers(high, labels):
+    scale = axis([0, high])
+    assert [text for _, text in scale.ticks(8, whole=True)] == labels.split()
+    assert all(share == pytest.approx(scale.share(float(text))) for share, text in scale.ticks(8, whole=True))

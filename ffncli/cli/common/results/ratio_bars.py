@@ -13,7 +13,7 @@ from ffncli.show.plots.plot import IntervalPlot, IntervalRow
 from ffncli.show.tables import Table
 
 _COLUMNS = 40
-_MOST_ROWS = 60  # of a chart in a file
+_MOST_ROWS = 300  # of a chart in a file
 
 
 def ratio_bars(rows: Sequence[ResultRow]) -> list[Part]:
@@ -38,10 +38,12 @@ def ratio_bars(rows: Sequence[ResultRow]) -> list[Part]:
 
 
 def ratio_plot(rows: Sequence[ResultRow]) -> list[IntervalPlot]:
-    """The same for a file: one chart with a row for each case and kernel; nothing without ratios."""
-    timed = [row for row in rows if row.ratio is not None and row.kernel != row.baseline][:_MOST_ROWS]
-    if not timed:
+    """The same for a file: one chart with a row for each case and kernel, which says if there are too many to draw;
+    nothing without ratios."""
+    every = [row for row in rows if row.ratio is not None and row.kernel != row.baseline]
+    if not every:
         return []
+    timed = every[:_MOST_ROWS]
     several = len({row.case for row in timed}) > 1
     names = [f"{row.case}: {row.kernel}" if several else row.kernel for row in timed]
     lines = [
@@ -49,4 +51,6 @@ def ratio_plot(rows: Sequence[ResultRow]) -> list[IntervalPlot]:
         for name, row in zip(names, timed, strict=True)
     ]
     title = "" if several else timed[0].case
+    if len(every) > len(timed):
+        title = f"the first {len(timed):,} of {len(every):,} rows"
     return [IntervalPlot(title, f"time over that of {timed[0].baseline}, with its 95 % interval", lines)]
