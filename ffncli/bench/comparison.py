@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ffncli.bench.judge.compare import ResultComparison, Rules
 from ffncli.bench.judge.compare import compare as compare_rows
+from ffncli.bench.judge.comparison_records import ResultComparison, Rules
 from ffncli.bench.results.csv_file import is_results, read_rows
 from ffncli.errors import FFNError, shown
 from ffncli.system.packages import package_errors

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ffncli.bench.judge.compare import ComparedRow, Rules, compare
+from ffncli.bench.judge.compare import compare
+from ffncli.bench.judge.comparison_records import ComparedRow, Rules
 from ffncli.bench.results.csv_file import read_rows
 from ffncli.show.page.charts import RatioBar, intervals
 from ffncli.show.page.document import PageParts, Section

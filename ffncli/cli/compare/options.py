@@ -11,7 +11,7 @@ from ffncli.cli.common.parsers import percentage
 from ffncli.dataclass import dataclass
 
 if TYPE_CHECKING:
-    from ffncli.bench.judge.compare import Rules
+    from ffncli.bench.judge.comparison_records import Rules
 
 _results = partial(option, "Results of ffn bench")
 
@@ -46,7 +46,7 @@ class CompareResultOptions:
 
     def rules(self) -> Rules:
         """The same for `bench/judge/compare.py`."""
-        from ffncli.bench.judge.compare import Rules
+        from ffncli.bench.judge.comparison_records import Rules
 
         margin = {} if self.margin is None else {"margin": self.margin}
         return Rules(threshold=self.fail_if_slower, allow_mismatch=self.allow_mismatch, **margin)

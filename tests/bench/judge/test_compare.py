@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.bench.judge.compare import ResultComparison, Rules, compare
+from ffncli.bench.judge.compare import compare
+from ffncli.bench.judge.comparison_records import ResultComparison, Rules
 from ffncli.bench.judge.environment_match import ENVIRONMENT, match
 from ffncli.bench.judge.gate import gate
 from ffncli.bench.judge.welch import welch
