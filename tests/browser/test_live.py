@@ -160,6 +160,44 @@ def test_every_kind_of_block(name: str, tmp_path: Path, opened: Open) -> None:
         assert torch.allclose(computed(browser, step), tensors[step].double(), rtol=1e-11, atol=1e-13), step
 
 
+NAMESPACE = {
+    **{name: lambda x, f=f: float(f(torch.tensor(x, dtype=torch.float64))) for name, f in ACTIVATIONS.items()},
+    "min": min, "max": max, "clip": lambda x, low, high: min(max(x, low), high),
+}  # fmt: skip
+NO_EQUATION = ("norm", "route", "xielu", "prelu")
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_what_explains_a_number_is_an_equation(name: str, tmp_path: Path, opened: Open) -> None:
+    """The right-hand side of each step's text, computed, is the number on the page."""
+    traced(BLOCKS[name], tmp_path / "t.safetensors")
+    ffncli.report(tmp_path / "t.safetensors", tmp_path / "page.html")
+    browser = opened(tmp_path / "page.html")
+    script = """
+    const cells = [...document.querySelectorAll("[data-cell]")].filter((cell) => !cell.parentElement.hidden);
+    return cells.map((cell) => { cell.dispatchEvent(new Event("focus"));
+      return [cell.dataset.cell, Number(cell.dataset.value), document.querySelector(".reading").textContent]; });
+    """
+    checked = set()
+    for cell, value, text in browser.execute_script(script):
+        place, _, rest = text.partition(" = ")
+        assert place.replace(", ", ",") == cell
+        sides, _, _ = rest.partition(": this token goes to ")
+        left, _, right = sides.rpartition(" = ")
+        assert float(right) == pytest.approx(value, rel=1e-3, abs=1e-9)
+        left = re.sub(r" \((expert \d+|identities)\)", "", left).replace("·", "*")
+        if re.match(r"[\w.]*(norm|route|xielu|prelu|sqrt)", left) and "(" in left and not re.search(r"\d\)", left):
+            continue
+        if any(word in left for word in NO_EQUATION):
+            continue
+        left = re.sub(r"^\w+ (?=-?\d)|(?<=\*)\w+ (?=-?\d)", "", left)  # `x` of what an expert receives
+        terms = [abs(float(number)) for number in re.findall(r"(?<![\w.])\d+\.?\d*(?:e-?\d+)?", left)]
+        assert eval(left, dict(NAMESPACE)) == pytest.approx(value, abs=2e-3 * max(1.0, *terms)), text
+        checked.add(cell.partition("[")[0])
+    assert {"router", "experts"} & checked or BLOCKS[name].moe is None
+    assert checked & {"down", "shared.down", "experts"}
+
+
 def mixture(x: Tensor, weights: Mapping[str, Tensor], act: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """(the two experts of each token, the sum over them): token by token in plain torch."""
     chosen, out = [], torch.zeros_like(x)
@@ -214,8 +252,11 @@ def test_tokens_change_their_experts(tmp_path: Path, opened: Open) -> None:
     total = float(terms[1]) * float(terms[2]) + float(terms[4]) * float(terms[5])
     assert total == pytest.approx(float(terms[7]), rel=5e-3)
     browser.execute_script(f"document.querySelector('[data-cell=\"route[1,{e}]\"]').focus()")
-    names = " and ".join(map(str, sorted(after[1].tolist())))
-    assert f": this token goes to experts {names}; the softmax of expert {e} is 0." in texts(browser, ".reading")[0]
+    names = " and ".join(f"expert {n}" for n in sorted(after[1].tolist()))
+    assert f": this token goes to {names}; the softmax of expert {e} is 0." in texts(browser, ".reading")[0]
+    browser.execute_script(CHANGE, "[aria-label='x[1, 0]']", 50, "input")
+    shown = float(computed(browser, "route")[1, e])
+    assert f"= {shown:.4g}" in texts(browser, ".reading")[0].replace("= 0;", "= 0")  # what is read follows too
 
 
 def test_a_function_can_be_chosen_if_nothing_in_it_is_learned(pages: dict[str, Path], opened: Open) -> None:

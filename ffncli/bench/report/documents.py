@@ -52,7 +52,7 @@ def _record(record: Mapping[str, Any]) -> Child:
 
 def _text(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:.6g}"
     return shown(value) if isinstance(value, list) else str(_cell(value))
 
 

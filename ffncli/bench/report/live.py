@@ -14,12 +14,13 @@ from torch import Tensor
 
 from ffncli.block.activations import TABLE
 from ffncli.errors import FFNError
-from ffncli.run.saved.saved import Saved, SavedAssignment, SavedStep
+from ffncli.run.saved.saved import Saved, SavedAssignment, SavedStep, axis_size
 
 MOST_WEIGHTS = 4096
 _MOST_VALUES = 32_768  # of all steps, each expert's counted for every token
 _OPS = ("input", "linear", "activation", "multiply", "add", "norm", "dropout", "route", "experts")
 _FUNCTIONS = tuple(name for name, row in TABLE.items() if not row.learned)
+_PAGE = "a page to change numbers in (-o page.html)"
 _AGAIN = "ffn trace ... --save t.safetensors, then ffn report t.safetensors -o page.html"
 
 _Step = dict[str, Any]
@@ -30,40 +31,46 @@ def live_block(saved: Saved) -> dict[str, Any]:
 
     Raises FFNError for a block that is too large to be changed number by number, or that a page cannot compute.
     """
+    _require_small(saved.weight_count, "weights", MOST_WEIGHTS, _AGAIN)
+    _require_computable(saved)
     weights = {name: saved.weight(name).double() for name in saved.weights}
     inputs = {step.name: _matrix(saved.tensor(step.name)) for step in saved.steps if step.op == "input"}
-    _require_small(sum(tensor.numel() for tensor in weights.values()), "weights", MOST_WEIGHTS)
-    _require_computable(saved, {**weights, **inputs})
+    for name, tensor in {**weights, **inputs}.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise FFNError(f"{_PAGE} holds finite numbers, {name} has others", _AGAIN)
     steps = _Unrolled(weights).steps(saved)
     tokens = max(len(rows) for rows in inputs.values())
-    _require_small(tokens * sum(step["width"] for step in steps), "values", _MOST_VALUES)
+    values = tokens * sum(step["width"] for step in steps)
+    _require_small(values, "values", _MOST_VALUES, f"use fewer tokens, or {_AGAIN}")
     return {
         "steps": steps,
         "functions": _FUNCTIONS,
-        "weights": {name: tensor.tolist() for name, tensor in _of_steps(steps, weights)},
+        "weights": {name: tensor.tolist() for name, tensor in _by_reader(steps, weights)},
         "inputs": {name: rows.tolist() for name, rows in inputs.items()},
     }
 
 
-def _require_small(count: int, what: str, most: int) -> None:
+def _require_small(count: int, what: str, most: int, hint: str) -> None:
     if count > most:
-        raise FFNError(
-            f"the block has {count:,} {what}, a page to change numbers in (-o page.html) holds {most:,}", _AGAIN
-        )
+        raise FFNError(f"{_PAGE} holds {most:,} {what}, the block has {count:,}", hint)
 
 
-def _require_computable(saved: Saved, numbers: Mapping[str, Tensor]) -> None:
+def _require_computable(saved: Saved) -> None:
     if not saved.weights:
-        raise FFNError(f"{saved.where} has no weights", "add --save-weights")
-    if saved.block.get("mode") != "eval" and any(step.op == "dropout" for step in saved.steps):
-        raise FFNError("the page computes without dropout", "add --eval")
-    for step in saved.steps:
+        raise FFNError(f"{_PAGE} needs the weights, {saved.where} has none", "add --save-weights")
+    outer = [step for step in saved.steps if not step.inner]
+    ops: list[SavedStep | SavedAssignment] = [*outer, *(one for step in outer for one in step.program)]
+    if saved.block.get("mode") != "eval" and any(step.op == "dropout" for step in ops):
+        raise FFNError(f"{_PAGE} computes without dropout", "add --eval")
+    for step in outer:
         if step.op not in _OPS:
-            raise FFNError(f"the page cannot compute {step.name} = {step.formula}", "ffn report shows a saved trace")
+            raise FFNError(f"{_PAGE} cannot compute {step.name} = {step.formula}", _AGAIN)
         if step.op == "experts" and not step.program:
-            raise FFNError(f"{saved.where} does not say what its experts compute", "save it again with this version")
-    if odd := next((name for name, tensor in numbers.items() if not bool(torch.isfinite(tensor).all())), None):
-        raise FFNError(f"{odd} has values that are not finite", "ffn report shows a saved trace")
+            why = f"{saved.where} does not say what its experts compute"
+            raise FFNError(f"{_PAGE} computes all steps, {why}", "save the trace again with this version")
+    for one in ops:
+        if one.op == "activation" and one.detail.get("function") not in TABLE:
+            raise FFNError(f"{_PAGE} does not know the function of {one.name} = {one.formula}", _AGAIN)
 
 
 class _Unrolled:
@@ -82,6 +89,8 @@ class _Unrolled:
                 out += self._experts(step)
             else:
                 out.append(self._step(step, step.name, list(step.inputs), self._parameters(step.name)))
+            if step.op == "route":
+                out[-1]["names"] = _entry_names(saved, step.name, step.shape[-1])
             self._width[step.name] = out[-1]["width"] = step.shape[-1]
         return out
 
@@ -101,55 +110,59 @@ class _Unrolled:
 
     def _experts(self, step: SavedStep) -> Iterator[_Step]:
         x, route = step.inputs
-        count, common = _size(step.detail["experts"]), step.detail["common"].split(", ")
-        always = step.detail["always"] == "True"
-        first = self._width[route] - count if always else 0
+        entries = step.entries(self._width[route])
         outputs = []
-        for e in range(count):
-            program = self._expert(step, e, x, route, first + e, f"{step.name}." if always else "", common)
+        for e in range(step.experts):
+            program = self._expert(step, e, entries[e])
             yield from program
             outputs.append(program[-1]["name"])
         yield {
             **self._step(step, step.name, [x, route, *outputs], {}),
-            "first": first,
-            "identity": int(step.detail["identity"]),
+            "first": entries[0],
+            "identity": step.identities,
         }
 
-    def _expert(
-        self, step: SavedStep, e: int, x: str, route: str, entry: int, prefix: str, common: list[str]
-    ) -> list[_Step]:
+    def _expert(self, step: SavedStep, e: int, entry: int) -> list[_Step]:
         """The steps of one expert, from the rows of its tokens on."""
-        inner = {one.name for one in step.program}
+        x, route = step.inputs
+        inner, common = {one.name for one in step.program}, step.detail.get("common", "").split(", ")
         start = next(name for one in step.program for name in one.inputs if name not in inner)
-        place, weighed = f"{step.name}.{e}", step.detail["weigh"] == "input"
-        rows = f"{x} of the tokens with {route}[{entry}] ≠ 0"
+        place, rows = f"{step.name}.{e}", f"{x} of the tokens with {route}[{entry}] ≠ 0"
         received = {
-            "name": f"{place}.{start}", "op": "received", "formula": f"{route}[{entry}] · {rows}" if weighed else rows,
-            "inputs": [x, route], "detail": {"entry": entry, "weighed": weighed}, "weights": {}, "expert": e,
-            "width": self._width[x],
+            "name": f"{place}.{start}", "op": "received", "inputs": [x, route], "weights": {}, "expert": e,
+            "formula": f"{route}[{entry}] · {rows}" if step.weighs_input else rows, "width": self._width[x],
+            "detail": {"entry": entry, "weighs_input": step.weighs_input},
         }  # fmt: skip
         out, width = [received], {start: self._width[x]}
         for one in step.program:
-            parameters = self._parameters(prefix + one.name)
+            parameters = self._parameters(step.parameter(one.name).rpartition(".")[0])
             names = {part: name if one.name in common else f"{name}[{e}]" for part, name in parameters.items()}
-            into = [f"{place}.{name}" for name in one.inputs]
-            width[one.name] = _size(one.detail["out"]) if one.op == "linear" else max(width[n] for n in one.inputs)
-            part = self._step(one, f"{place}.{one.name}", into, names)
+            width[one.name] = axis_size(one.detail["out"]) if one.op == "linear" else max(width[n] for n in one.inputs)
+            part = self._step(one, f"{place}.{one.name}", [f"{place}.{name}" for name in one.inputs], names)
             choice = {"choice": f"{step.name}.{one.name}"} if one.op == "activation" else {}
             out.append(part | {"expert": e, "width": width[one.name]} | choice)
         return out
 
 
-def _of_steps(steps: list[_Step], weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _entry_names(saved: Saved, route: str, width: int) -> list[str]:
+    """What each entry of a route stands for."""
+    readers = [step for step in saved.steps if step.op == "experts" and step.inputs[1] == route]
+    if not readers:
+        return []
+    names = ["no expert"] * width
+    for step in readers:
+        for e in range(step.identities):
+            names[width - 1 - e] = "an identity"
+        for e, entry in enumerate(step.entries(width)):
+            names[entry] = f"{'shared ' if step.always else ''}expert {e}"
+    return names
+
+
+def _by_reader(steps: list[_Step], weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """The weights by the names under which the steps read them: `gate.weight[3]` is the third expert's."""
     for key in dict.fromkeys(name for step in steps for name in step["weights"].values()):
         name, _, expert = key.partition("[")
         yield key, weights[name] if not expert else weights[name][int(expert.removesuffix("]"))]
-
-
-def _size(axis: str) -> int:
-    """8 of `d_ff 8`."""
-    return int(axis.rpartition(" ")[2])
 
 
 def _matrix(tensor: Tensor) -> Tensor:

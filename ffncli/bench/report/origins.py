@@ -14,7 +14,7 @@ from ffncli.run.saved.saved import Saved, SavedStep
 _TERMS = 3  # of a product of matrices: the largest by size
 _MOST_NUMBERS = 12_000  # of a linear step, so that a page stays small: then fewer terms, then none
 _MOST_CELLS = 1_500  # of an element-wise step
-_ROUNDING = 1e-6  # of a value: smaller than that is how it was rounded
+_ULPS = 8  # in the last place of the largest sum: more than rounding
 
 
 def origins(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Any]:
@@ -23,8 +23,8 @@ def origins(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], grid: 
     Each begins with the place [token, unit] of the cell's value, the largest by size, counted from the cell's first. Of
     a linear step there follow its largest terms, each its index in the sum and its value, then what all others add up
     to, the bias among them; of experts whose inner steps are in the file each expert's share likewise; of other steps
-    the values of their inputs there, with `of_row` where they read the whole row. Empty where the file has no weights,
-    and where the map is too large to carry them.
+    the values of their inputs there, with `of_row` where they read the whole row. Empty where the file does not have
+    what the step read, and where the map is too large to carry them.
     """
     x, inputs = tensors[step.name], [_rows_of(saved, step, tensors, name) for name in step.inputs]
     if any(one is None for one in inputs) or not inputs:
@@ -32,9 +32,9 @@ def origins(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], grid: 
     present = [one for one in inputs if one is not None]
     if step.op == "linear":
         weight = _weight(saved, step)
-        return {} if weight is None else _products(present[0], weight, x, grid) | {"weight": _symbol(step)}
+        return {} if weight is None else _products(present[0], weight, step, x, grid) | {"weight": _symbol(step)}
     if step.op == "experts":
-        return _mixed(saved, step, present[1], tensors, grid)
+        return _mixed(saved, step, tensors, grid)
     if any(one.shape != x.shape for one in present) or grid[0] * grid[1] > _MOST_CELLS:
         return {}
     rows, columns = _places(x, grid)
@@ -48,10 +48,8 @@ def _rows_of(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], name:
     """An input of a step, row by row as the step reads it; None where the file does not have it."""
     if not step.inner or name.startswith(step.name.rpartition(".")[0] + "."):
         return tensors.get(name)
-    outer = next(one for one in saved.steps if one.name == step.name.partition(".")[0])
-    if outer.detail.get("weigh") == "input" or name not in tensors:
-        return None
-    return tensors[name][saved.tokens(step.name)]
+    outer = next(one for one in saved.steps if one.name == step.place[0])
+    return None if outer.weighs_input or name not in tensors else tensors[name][saved.tokens(step.name)]
 
 
 def _weight(saved: Saved, step: SavedStep) -> Tensor | None:
@@ -59,31 +57,32 @@ def _weight(saved: Saved, step: SavedStep) -> Tensor | None:
     if not step.inner:
         name = f"{step.name}.weight"
         return saved.weight(name) if name in saved.weights else None
-    outer, expert, inner = step.name.split(".", 2)
-    for name in (f"{outer}.{inner}.weight", f"{inner}.weight"):  # of shared experts in the route, of routed ones
-        if name in saved.weights:
-            return saved.weight(name)[int(expert)]
-    return None
+    outer, expert, inner = step.place
+    name = next(one for one in saved.steps if one.name == outer).parameter(inner)
+    return saved.weight(name)[expert] if name in saved.weights else None
 
 
-def _mixed(
-    saved: Saved, step: SavedStep, route: Tensor, tensors: Mapping[str, Tensor], grid: tuple[int, int]
-) -> dict[str, Any]:
-    """The terms route[token, e] · expert_e[token, unit], if the file has what every expert that is chosen gave."""
-    x, last = tensors[step.name], step.program[-1].name if step.program else ""
-    count = int(step.detail["experts"].rpartition(" ")[2])
-    first = route.shape[1] - count if step.detail["always"] == "True" else 0
-    terms = torch.zeros(*x.shape, count, dtype=torch.float64)
-    for e in range(count):
-        name, share = f"{step.name}.{e}.{last}", route[:, first + e]
-        if name in tensors:
-            tokens = saved.tokens(name)
-            weight = 1 if step.detail["weigh"] == "input" else share[tokens, None]
-            terms[tokens, :, e] = (tensors[name] * weight).double()
-        elif bool(share.any()):
-            return {}
+def _mixed(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Any]:
+    """The terms route[token, e] · expert_e[token, unit] and that of the identities, if the file has what every expert
+    that is chosen computed."""
+    x, entered, route = (tensors[name] for name in (step.name, *step.inputs))
+    entries, last = step.entries(route.shape[1]), step.program[-1].name if step.program else ""
+    outputs = {e: f"{step.name}.{e}.{last}" for e in range(step.experts)}
+    if any(bool(route[:, entries[e]].any()) for e, name in outputs.items() if name not in tensors):
+        return {}
     rows, columns = _places(x, grid)
-    return _largest(terms[rows, columns], x, grid, rows, columns) | {"expert": last, "first": first}
+    terms = torch.zeros(rows.numel(), step.experts + 1, dtype=torch.float64)
+    for e, name in outputs.items():
+        if name in tensors:
+            at = torch.full((len(x),), -1)  # each token's row among the expert's
+            at[saved.tokens(name)] = torch.arange(len(tensors[name]))
+            here = at[rows] >= 0
+            share = 1 if step.weighs_input else route[rows[here], entries[e]]
+            terms[here, e] = tensors[name][at[rows[here]], columns[here]] * share
+    if step.identities:
+        terms[:, -1] = entered[rows, columns] * route[rows, -step.identities :].sum(1)
+    sums = _largest(terms, step, x, grid, rows, columns)
+    return sums | {"expert": last, "first": entries[0], "experts": step.experts, "weighs_input": step.weighs_input}
 
 
 def _places(x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -108,22 +107,25 @@ def _inside_cells(x: Tensor, grid: tuple[int, int], rows: Tensor, columns: Tenso
     return (torch.stack([rows, columns], 1) - torch.tensor(first)).tolist()
 
 
-def _products(a: Tensor, w: Tensor, x: Tensor, grid: tuple[int, int]) -> dict[str, Any]:
+def _products(a: Tensor, w: Tensor, step: SavedStep, x: Tensor, grid: tuple[int, int]) -> dict[str, Any]:
     """The largest terms of Σ a[token, k] · w[unit, k], in float64."""
     rows, columns = _places(x, grid)
-    return _largest(a.double()[rows] * w.double()[columns], x, grid, rows, columns)
+    return _largest(a.double()[rows] * w.double()[columns], step, x, grid, rows, columns)
 
 
-def _largest(terms: Tensor, x: Tensor, grid: tuple[int, int], rows: Tensor, columns: Tensor) -> dict[str, Any]:
-    """The largest of each place's terms [places, k], and what all else adds to the value there."""
+def _largest(
+    terms: Tensor, step: SavedStep, x: Tensor, grid: tuple[int, int], rows: Tensor, columns: Tensor
+) -> dict[str, Any]:
+    """The largest of each place's terms [places, k], and what all else adds to the value there; 0 for what can be the
+    rounding of the sum."""
     count = min(_TERMS, terms.shape[1], (_MOST_NUMBERS // rows.numel() - 3) // 2)
     if count < 1:
         return {}
     best = terms.abs().nan_to_num(nan=torch.inf).topk(count, dim=1).indices
     values = terms.gather(1, best)
-    there = x.double()[rows, columns]
-    others = there - values.sum(1)
-    rest = others.where(others.abs() > _ROUNDING * there.abs(), 0.0).tolist()
+    others = x.double()[rows, columns] - values.sum(1)
+    rounding = _ULPS * torch.finfo(getattr(torch, step.dtype)).eps * terms.abs().sum(1)
+    rest = others.where(~(others.abs() <= rounding) | ~others.isfinite(), 0.0).tolist()
     places = _inside_cells(x, grid, rows, columns)
     out = []
     for at, k, some, left in zip(places, best.tolist(), values.tolist(), rest, strict=True):

@@ -5,13 +5,12 @@ numbers to change.
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ffncli.bench.report.live import live_block
+from ffncli.bench.report.live import MOST_WEIGHTS, live_block
 from ffncli.bench.report.origins import origins
 from ffncli.errors import FFNError
 from ffncli.run.measure.heat import cells_of, largest, span, values_of_a_cell
@@ -31,17 +30,22 @@ _MOST_STEPS = 40
 def trace_parts(path: Path, name: str) -> PageParts:
     """The sections of one saved trace. Raises FFNError for a file that `ffn trace --save` did not write."""
     saved = open_saved(path)
-    shown = [step for step in saved.steps if 0 not in step.shape][:_MOST_STEPS]
+    shown = _shown(saved)
     tensors = {step.name: _rows(saved.tensor(step.name)) for step in shown}
     whole = [step for step in shown if not step.inner]
     data: dict[str, Any] = {}
     costs = [CostBar(_assignment(step), step.flops or 0, f"[{', '.join(map(str, step.shape))}]") for step in whole]
     sections = [Section(f"{name}-block", str(saved.block.get("name") or path.name), (_about(saved), cost_bars(costs)))]
-    with suppress(FFNError):  # of a large block there is nothing to change
+    text: Child = "Change an input, a weight or the activation: every number that follows is computed again."
+    try:
         data[f"{name}-live"] = live_block(saved)
-        text = "Change an input, a weight or the activation: every number that follows is computed again."
-        place = element("div", data_live=f"{name}-live")
-        sections.append(Section(f"{name}-live", "Change a number", (element("p", text), place)))
+        live = Section(
+            f"{name}-live", "Change a number", (element("p", text), element("div", data_live=f"{name}-live"))
+        )
+        sections.append(live)
+    except FFNError as error:  # nothing is asked of a large block, or of one without weights
+        if 0 < saved.weight_count <= MOST_WEIGHTS:
+            sections.append(Section(f"{name}-live", "Change a number", (element("p", f"{error}"),)))
     alike = [step for step in whole if tensors[step.name].shape[0] == tensors[shown[0].name].shape[0]]
     if (count := tensors[shown[0].name].shape[0]) > 1:
         data[f"{name}-tokens"] = {"steps": [f"{name}-{step.name}" for step in alike], "labels": _tokens(count)}
@@ -57,10 +61,18 @@ def trace_parts(path: Path, name: str) -> PageParts:
         figures = element("p", _figures(tensors[step.name]), class_="values")
         bars = histogram(tensors[step.name].flatten().tolist())
         sections.append(Section(f"{key}-step", _assignment(step), (figures, element("div", data_heat=key), bars)))
-    if left := len(saved.steps) - len(shown):
-        more = element("p", f"{left:,} steps more are in the file, or went to no token.")
+    if left := len([step for step in saved.steps if 0 not in step.shape]) - len(shown):
+        more = element("p", f"The file has {left:,} more step{'s' if left > 1 else ''}.")
         sections.append(Section(f"{name}-more", "More steps", (more,)))
     return PageParts(tuple(sections), data)
+
+
+def _shown(saved: Saved) -> list[SavedStep]:
+    """The steps on the page, in the file's order: those of the block before those inside experts, which have the room
+    that is left. Steps of an expert without tokens have no values."""
+    steps = sorted((step for step in saved.steps if 0 not in step.shape), key=lambda step: step.inner)
+    names = {step.name for step in steps[:_MOST_STEPS]}
+    return [step for step in saved.steps if step.name in names]
 
 
 def _rows(tensor: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -57,6 +59,40 @@ class SavedStep:
         """Whether it is inside an expert: such steps are saved with --expert."""
         return self.detail.get("inside") == "expert"
 
+    @property
+    def place(self) -> tuple[str, int, str]:
+        """Of a step inside an expert: its step of experts, the expert's number and its name in the program."""
+        outer, expert, name = self.name.split(".", 2)
+        return outer, int(expert), name
+
+    @property
+    def experts(self) -> int:
+        """Of a step of experts: how many they are."""
+        return axis_size(self.detail["experts"])
+
+    @property
+    def identities(self) -> int:
+        """Of a step of experts: how many entries of its route return the token unchanged."""
+        return int(self.detail.get("identity", 0))
+
+    @property
+    def always(self) -> bool:
+        """Of a step of experts: whether every token goes to all of them (shared experts in the route)."""
+        return self.detail.get("always") == "True"
+
+    @property
+    def weighs_input(self) -> bool:
+        """Of a step of experts: whether the route multiplies their input, not their output."""
+        return self.detail.get("weigh") == "input"
+
+    def entries(self, width: int) -> range:
+        """Of a step of experts: which of a route's `width` entries are theirs."""
+        return range(width - self.experts, width) if self.always else range(self.experts)
+
+    def parameter(self, step: str, name: str = "weight") -> str:
+        """Of a step of experts: the canonical name of a parameter of their program's step."""
+        return f"{self.name}.{step}.{name}" if self.always else f"{step}.{name}"
+
 
 @dataclass(frozen=True)
 class _TraceRecord:
@@ -95,9 +131,16 @@ class Saved:
         return tuple(name.removeprefix(_WEIGHTS) for name in self.container.shapes if name.startswith(_WEIGHTS))
 
     def weight(self, name: str) -> Tensor:
-        """A weight by its canonical name, in the dtype of the block's inputs, as in the run."""
+        """A weight by its canonical name, in the dtype of the block's inputs, as in the run; a table of integers as it
+        is."""
+        tensor = self.container.tensor(_WEIGHTS + name)
         dtype: torch.dtype = getattr(torch, self.steps[0].dtype)
-        return self.container.tensor(_WEIGHTS + name).to(dtype)
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    @property
+    def weight_count(self) -> int:
+        """How many numbers the weights in the file have."""
+        return sum(math.prod(self.container.shapes[_WEIGHTS + name]) for name in self.weights)
 
     def tokens(self, step: str) -> list[int] | None:
         """The tokens that a step's expert received; None for a step outside of experts."""
@@ -194,6 +237,11 @@ def _field_text(value: Any) -> str:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
+def axis_size(axis: str) -> int:
+    """8 of `d_ff 8`."""
+    return int(axis.rpartition(" ")[2])
+
+
 def open_saved(path: Path) -> Saved:
     """A file that `save` wrote. Raises FFNError, naming it and what is wrong, for anything else."""
     where = shown_path(path)
@@ -207,6 +255,7 @@ def open_saved(path: Path) -> Saved:
         raise FFNError(f"{where}: a step is duplicated, or there is none")
     for step in record.steps:
         _check_step(step, container, {*names}, where)
+    _check_experts(record.steps, where)
     for name, shape in container.shapes.items():
         if (name.startswith(_WEIGHTS) and len(shape) > _MOST_WEIGHT_DIMS) or (
             name.startswith(_TOKENS) and len(shape) != 1
@@ -224,3 +273,31 @@ def _check_step(step: SavedStep, container: Container, names: set[str], where: s
         raise FFNError(f"{label} has shape {shown(list(step.shape))}, its tensor has another")
     if not step.inner and (missing := next((name for name in step.inputs if name not in names), None)):
         raise FFNError(f"{label} reads {shown(missing, 120)}, which is not a step")
+
+
+_SIZED = re.compile(r"\w+ [1-9]\d{0,8}")  # an axis in words
+_PROGRAM_OPS = ("linear", "activation", "multiply", "add", "norm", "dropout")
+
+
+def _check_experts(steps: Sequence[SavedStep], where: str) -> None:
+    """FFNError if what the experts compute, or a step inside one, cannot be as the record has it."""
+    outer = {step.name: step for step in steps if step.op == "experts"}
+    for step in outer.values():
+        label = f"{where}: step {shown(step.name, 120)}"
+        if not _SIZED.fullmatch(step.detail.get("experts", "")) or len(step.inputs) != 2:
+            raise FFNError(f"{label} does not say how many experts it has")
+        known: set[str] = set()
+        entries: set[str] = set()
+        for one in step.program:
+            entries |= {name for name in one.inputs if name not in known}
+            known.add(one.name)
+            fits = one.inputs and one.op in _PROGRAM_OPS
+            if not fits or (one.op == "linear" and not _SIZED.fullmatch(one.detail.get("out", ""))):
+                raise FFNError(f"{label} has an impossible step {shown(one.name, 120)} in its program")
+        if step.program and (len(entries) != 1 or len(known) != len(step.program) or entries & known):
+            raise FFNError(f"{label} has a program that does not read one input")
+    for step in steps:
+        name, _, rest = step.name.partition(".")
+        expert, _, inner = rest.partition(".")
+        if step.inner and not (name in outer and expert.isdecimal() and int(expert) < outer[name].experts and inner):
+            raise FFNError(f"{where}: step {shown(step.name, 120)} is inside no expert")

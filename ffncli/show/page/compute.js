@@ -96,7 +96,7 @@ function oneByOne(d, logits) { // each time the best of those left, scored among
   return [chosen, values];
 }
 
-function choice(step, logits, id, { correction, lookup }) { // the experts of a token, and what each of them weighs
+function chosenExperts(step, logits, id, { correction, lookup }) { // the experts of a token, and what each of them weighs
   const d = step.detail, count = logits.length, always = Number(d.always), top = Number(d.top_k), all = scored(d.score, logits);
   const corrected = (values) => (correction ? values.map((v, i) => v + correction[i]) : values);
   if (d.order === "one_by_one") return oneByOne(d, logits);
@@ -104,7 +104,8 @@ function choice(step, logits, id, { correction, lookup }) { // the experts of a 
     const chosen = best(corrected(logits), top);
     return [chosen, scored(d.score, chosen.map((e) => logits[e]))];
   }
-  const row = lookup && lookup[Math.min(lookup.length - 1, Math.max(0, Math.round(id)))];
+  const nearest = (index, size) => Math.min(size - 1, Math.max(0, Math.round(index)));
+  const row = lookup && lookup[nearest(id, lookup.length)].map((e) => nearest(e, count));
   const chosen = row || best(withinGroups(d, corrected(all.slice(0, count - always))), top);
   const taken = [...chosen, ...Array.from({ length: always }, (_, i) => count - always + i)];
   const values = taken.map((e) => all[e]), total = sum(values) + Number(d.eps);
@@ -112,17 +113,16 @@ function choice(step, logits, id, { correction, lookup }) { // the experts of a 
 }
 
 function routed(step, logits, id, weights) { // one number per expert, 0 for those that are not chosen
-  const [chosen, values] = choice(step, logits, id, weights), factor = weights.factor ? weights.factor[0] : 1;
+  const [chosen, values] = chosenExperts(step, logits, id, weights), factor = weights.factor ? weights.factor[0] : 1;
   const out = logits.map(() => 0);
   chosen.forEach((e, k) => { out[e] += values[k] * Number(step.detail.scale) * factor; });
   return out;
 }
 
 function mixed(step, x, share, outputs, i) { // a token's weighted sum over its experts
-  const weighed = step.detail.weigh === "output", rest = share.slice(share.length - step.identity);
-  const identity = step.identity ? sum(rest) : 0;
+  const byOutput = step.detail.weigh === "output", identity = step.identity ? sum(share.slice(share.length - step.identity)) : 0;
   return Array.from({ length: step.width }, (_, j) => outputs.reduce(
-    (total, rows, e) => (rows[i] ? total + rows[i][j] * (weighed ? share[step.first + e] : 1) : total), identity ? identity * x[j] : 0));
+    (total, rows, e) => (rows[i] ? total + rows[i][j] * (byOutput ? share[step.first + e] : 1) : total), identity ? identity * x[j] : 0));
 }
 
 const ROW = { // by op, a row of the step's output from the rows of its inputs; i is the token
@@ -134,7 +134,7 @@ const ROW = { // by op, a row of the step's output from the rows of its inputs; 
   norm: (step, [x], weights) => norm(x, step, weights),
   dropout: (step, [x]) => x,
   route: (step, [logits, ids], weights) => routed(step, logits, ids && ids[0], weights),
-  received: ({ detail: d }, [x, share]) => (share[d.entry] === 0 ? undefined : d.weighed ? x.map((v) => v * share[d.entry]) : x),
+  received: ({ detail: d }, [x, share]) => (share[d.entry] === 0 ? undefined : d.weighs_input ? x.map((v) => v * share[d.entry]) : x),
 };
 const scaleOf = (step) => (known(step.detail.scale) ? Number(step.detail.scale) : 1);
 const weightsOf = (step, weights) => Object.fromEntries(Object.entries(step.weights).map(([part, name]) => [part, weights[name]]));
@@ -157,13 +157,13 @@ const EXPLAINED = { // by op, how one number was computed, in words
     const terms = x.slice(0, 12).map((v, k) => `${shownNumber(v)}·${shownNumber(weight[k][j])}`);
     return `${terms.join(" + ")}${x.length > 12 ? ` + … (${x.length} products)` : ""}${bias ? ` + ${shownNumber(bias[j])}` : ""}`;
   },
-  activation: (step, j, [x], weights, chosen) => `${chosen[step.choice || step.name] || step.detail.function}(${shownNumber(x[j])})`,
+  activation: (step, j, [x], weights, chosen) => activationText(step.detail, chosen[step.choice || step.name] || step.detail.function, shownNumber(x[j])),
   multiply: (step, j, rows, { factor }) => [...(factor ? [factor] : []), ...rows].map((row) => shownNumber(row[row.length > 1 ? j : 0])).join(" · "),
   add(step, j, rows, { bias }) {
     const terms = rows.map((row, k) => (k === rows.length - 1 && scaleOf(step) !== 1 ? `${step.detail.scale}·` : "") + shownNumber(row[j]));
     return [...terms, ...(bias ? [shownNumber(bias[j])] : [])].join(" + ");
   },
-  received: (step, j, [x, share]) => (step.detail.weighed ? `${shownNumber(share[step.detail.entry])}·` : "") + `${step.inputs[0]} ${shownNumber(x[j])}`,
+  received: (step, j, [x, share]) => (step.detail.weighs_input ? `${shownNumber(share[step.detail.entry])}·` : "") + `${step.inputs[0]} ${shownNumber(x[j])}`,
   experts(step, j, [x, share, ...outputs]) {
     const terms = outputs.map((row, e) => row && `${step.detail.weigh === "output" ? `${shownNumber(share[step.first + e])}·` : ""}${shownNumber(row[j])} (expert ${e})`);
     const identity = step.identity ? sum(share.slice(share.length - step.identity)) : 0;
@@ -171,11 +171,22 @@ const EXPLAINED = { // by op, how one number was computed, in words
   },
 };
 
-function chosenBy(step, j, [logits, ids], weights) { // what the router's numbers say of one expert
-  const [experts] = choice(step, logits, ids && ids[0], weights), score = scored(step.detail.score, logits)[j];
-  if (experts.length === logits.length) return "";
-  const names = [...experts].sort((a, b) => a - b).join(" and ");
-  return `: this token goes to expert${experts.length > 1 ? "s" : ""} ${names}; the ${step.detail.score} of expert ${j} is ${shownNumber(score)}`;
+function activationText(d, name, x) { // as formulas print it, of a number
+  const clipped = known(d.low) && known(d.high) ? `clip(${x}, ${d.low}, ${d.high})`
+    : known(d.high) ? `min(${x}, ${d.high})` : known(d.low) ? `max(${x}, ${d.low})` : x;
+  const capped = known(d.soft_cap) && SOFT_CAPPED[name];
+  const value = capped ? `${d.soft_cap} · tanh(${clipped} / ${d.soft_cap})${name === "identity" ? "" : ` · sigmoid(${clipped})`}`
+    : name === "identity" && clipped !== x ? clipped : `${name}(${clipped})`;
+  const bounded = known(d.most) ? `min(${value}, ${d.most})` : value;
+  return bounded + (Number(d.plus || 0) ? ` + ${d.plus}` : "");
+}
+
+function chosenBy(step, j, [logits, ids], weights) { // where the token goes, and what the router says of entry j
+  const [chosen] = chosenExperts(step, logits, ids && ids[0], weights), names = [...new Set(chosen)].sort((a, b) => a - b);
+  if (names.length === logits.length || !step.names.length) return "";
+  const [kind, number] = step.detail.order === "score_first" ? [step.detail.score, scored(step.detail.score, logits)[j]] : ["logit", logits[j]];
+  const list = names.map((e) => step.names[e]), last = list.pop();
+  return `: this token goes to ${list.length ? `${list.join(", ")} and ` : ""}${last}; the ${kind} of ${step.names[j]} is ${shownNumber(number)}`;
 }
 
 function explained(step, i, j, values, weights, chosen) { // one number, in words

@@ -79,7 +79,7 @@ function heat(root) {
       out.textContent = `${map.name}[${at}]${token} = ${shownNumber(value)}${computedFrom(map, known)}${largest}`;
       return;
     }
-    out.textContent = `${map.name}[${place.join(", ")}] ${single ? "=" : "largest by size:"} ${shownNumber(value)}${single ? origin(map, root.dataset.heat, i, j) : mean}`;
+    out.textContent = `${map.name}[${place.join(", ")}] ${single ? "=" : "largest by size:"} ${shownNumber(value)}${single && !map.tokens ? origin(map, root.dataset.heat, i, j) : mean}`;
   });
 }
 
@@ -98,15 +98,20 @@ function computedFrom(map, [row, column, ...numbers]) { // what a value was comp
   }
   const inside = map.tokens && map.inputs[0].startsWith(map.name.slice(0, map.name.lastIndexOf(".") + 1));
   const from = map.tokens && !inside ? map.tokens[row] : row; // an expert's first steps read rows of all tokens
-  const terms = [];
+  const terms = [], number = (v) => (v === null ? "(not finite)" : shownNumber(v));
   for (let at = 0; at + 1 < numbers.length; at += 2) {
-    const k = numbers[at];
-    const term = map.weight ? `${map.inputs[0]}[${from}, ${k}]·${map.weight}[${k}, ${column}]`
-      : `${map.inputs[1]}[${row}, ${map.first + k}]·${map.name}.${k}.${map.expert}`;
-    if (map.weight || numbers[at + 1]) terms.push(`${term} ${shownNumber(numbers[at + 1])}`);
+    const k = numbers[at], value = numbers[at + 1];
+    if (map.weight) terms.push(`${map.inputs[0]}[${from}, ${k}]·${map.weight}[${k}, ${column}] ${number(value)}`);
+    else if (value !== 0) terms.push(`${expertTerm(map, row, k)} ${number(value)}`);
   }
   const rest = numbers[numbers.length - 1];
-  return ` = ${map.formula}: ${terms.join(" + ")}${rest === 0 ? "" : ` + all else ${shownNumber(rest)}`}`;
+  if (rest !== 0 || !terms.length) terms.push(`all else ${number(rest)}`);
+  return ` = ${map.formula}: ${terms.join(" + ")}`;
+}
+
+function expertTerm(map, row, k) { // one expert's share of a token's sum
+  if (k === map.experts) return "the identities";
+  return `${map.weighs_input ? "" : `${map.inputs[1]}[${row}, ${map.first + k}]·`}${map.name}.${k}.${map.expert}`;
 }
 
 function tokens(root) { // a slider through the tokens: the row of each step

@@ -28,44 +28,57 @@ function editable(title, rows, label, changed) { // a matrix of number fields, r
   return fold;
 }
 
-function live(root) {
-  const block = DATA[root.dataset.live], chosen = {};
-  const tokens = Object.values(block.inputs)[0].length;
-  const copy = (value) => JSON.parse(JSON.stringify(value));
-  const linear = new Set(block.steps.filter((step) => step.op === "linear").map((step) => step.weights.weight));
-  const fresh = () => Object.fromEntries(Object.entries(copy(block.weights)).map(([name, tensor]) => [ // as x · W multiplies
-    name, linear.has(name) ? tensor[0].map((_, i) => tensor.map((row) => row[i])) : tensor,
-  ]));
-  let inputs = copy(block.inputs), weights = fresh(), values, grids, folds;
-  const first = compute(block, inputs, weights, chosen);
-  const place = make("div", null, { class: "live" });
-  const reading = make("p", "Point at a number, or move to it with Tab, to see how it is computed.", { class: "reading values", role: "status" });
-  const again = make("button", "Back to the saved numbers", { type: "button" });
-  root.append(again, place, reading);
+const copied = (value) => JSON.parse(JSON.stringify(value));
+const ownerOf = (step) => step.name.split(".")[0]; // of a step inside an expert: its step of experts
+const prefixOf = (step) => (step.expert === undefined || ownerOf(step) === "experts" ? "" : `${ownerOf(step)}.`);
 
-  function computed(step) { // a line per token; without those that do not go to its expert
-    const grid = make("table");
-    grids.push({ step, lines: Array.from({ length: tokens }, (_, i) => {
-      const line = make("tr"), cells = Array.from({ length: step.width }, (__, j) => {
-        const cell = make("td", "", { class: "value", tabindex: "0", "data-cell": `${step.name}[${i},${j}]` });
-        const tell = () => { reading.textContent = explained(step, i, j, values, weights, chosen); };
-        cell.addEventListener("pointerenter", tell);
-        cell.addEventListener("focus", tell);
-        return cell;
-      });
-      if (step.expert !== undefined) line.append(make("th", `token ${i}`, { scope: "row" }));
-      line.append(...cells);
-      grid.append(line);
-      return { line, cells };
-    }) });
-    return scrolled(grid, step.name);
+class LiveBlock {
+  constructor(root) {
+    this.block = DATA[root.dataset.live];
+    this.tokens = Object.values(this.block.inputs)[0].length;
+    this.place = make("div", null, { class: "live" });
+    this.reading = make("p", "Point at a number, or move to it with Tab, to see how it is computed.", { class: "reading values", role: "status" });
+    const reset = make("button", "Back to the saved numbers", { type: "button" });
+    reset.addEventListener("click", () => this.reset());
+    root.append(reset, this.place, this.reading);
+    this.reset();
   }
 
-  function update() {
-    values = compute(block, inputs, weights, chosen);
-    for (const { step: { name }, lines } of grids) {
+  reset() {
+    const linear = new Set(this.block.steps.filter((step) => step.op === "linear").map((step) => step.weights.weight));
+    this.inputs = copied(this.block.inputs);
+    this.weights = Object.fromEntries(Object.entries(copied(this.block.weights)).map(([name, tensor]) => [ // as x · W multiplies
+      name, linear.has(name) ? tensor[0].map((_, i) => tensor.map((row) => row[i])) : tensor,
+    ]));
+    this.chosen = {};
+    this.first = this.first || compute(this.block, this.inputs, this.weights, this.chosen);
+    this.build();
+  }
+
+  build() {
+    Object.assign(this, { grids: [], folds: [], shown: new Set(), pointed: null });
+    this.place.replaceChildren();
+    let into = this.place;
+    for (const step of this.block.steps) {
+      if (step.op === "input") {
+        const title = `${step.name}, the input: a row per token`, label = (i, j) => `${step.name}[${i}, ${j}]`;
+        this.place.append(make("h3", step.name), editable(title, this.inputs[step.name], label, () => this.update()));
+        continue;
+      }
+      if (step.op === "received") into = this.foldOf(step);
+      else if (step.expert === undefined) into = this.place;
+      into.append(make("h3", `${step.name} = ${step.formula}`));
+      if (step.op === "activation" && !step.choice) into.append(this.selectOf(step));
+      into.append(...this.fieldsOf(step), this.gridOf(step));
+    }
+    this.update();
+  }
+
+  update() {
+    this.values = compute(this.block, this.inputs, this.weights, this.chosen);
+    for (const { step: { name }, lines } of this.grids) {
       lines.forEach(({ line, cells }, i) => {
-        const row = values[name][i], before = first[name][i];
+        const row = this.values[name][i], before = this.first[name][i];
         line.hidden = row === undefined;
         if (row) cells.forEach((cell, j) => {
           cell.textContent = shownNumber(Number(row[j].toPrecision(6)));
@@ -74,75 +87,73 @@ function live(root) {
         });
       });
     }
-    for (const { summary, step } of folds) {
-      const here = values[step.name].flatMap((row, i) => (row ? [i] : []));
-      summary.textContent = `Expert ${step.expert}: ${here.length ? `token${here.length > 1 ? "s" : ""} ${here.join(", ")}` : "no token"}`;
+    for (const { summary, step } of this.folds) {
+      const here = this.values[step.name].flatMap((row, i) => (row ? [i] : []));
+      const name = ownerOf(step) === "experts" ? "Expert" : `${ownerOf(step)}, expert`;
+      summary.textContent = `${name} ${step.expert}: ${here.length ? `token${here.length > 1 ? "s" : ""} ${here.join(", ")}` : "no token"}`;
     }
+    this.read();
   }
 
-  function choiceOf(step) {
-    const name = step.choice || step.name, initial = step.detail.function;
+  read() { // how the number under the pointer is computed, while it is there
+    if (!this.pointed) return;
+    const { step, i, j } = this.pointed;
+    if (this.values[step.name][i]) this.reading.textContent = explained(step, i, j, this.values, this.weights, this.chosen);
+  }
+
+  foldOf(step) { // the part of an expert; before the first one what all of them share
+    const summary = make("summary"), fold = make("details", null, { class: "expert" });
+    fold.open = this.first[step.name].some(Boolean) && !this.folds.some((one) => one.fold.open);
+    this.folds.push({ summary, step, fold });
+    fold.append(summary);
+    for (const one of step.expert === 0 ? this.block.steps : []) {
+      if (one.expert === 0 && one.choice && ownerOf(one) === ownerOf(step)) {
+        this.place.append(make("h3", `${one.choice} = ${one.formula}, of each expert`), this.selectOf(one));
+      }
+    }
+    this.place.append(fold);
+    return fold;
+  }
+
+  gridOf(step) { // a line per token; without those that do not go to its expert
+    const grid = make("table");
+    const lines = Array.from({ length: this.tokens }, (_, i) => {
+      const line = make("tr"), cells = Array.from({ length: step.width }, (__, j) => {
+        const cell = make("td", "", { class: "value", tabindex: "0", "data-cell": `${step.name}[${i},${j}]` });
+        const point = () => { this.pointed = { step, i, j }; this.read(); };
+        cell.addEventListener("pointerenter", point);
+        cell.addEventListener("focus", point);
+        return cell;
+      });
+      if (step.expert !== undefined) line.append(make("th", `token ${i}`, { scope: "row" }));
+      line.append(...cells);
+      grid.append(line);
+      return { line, cells };
+    });
+    this.grids.push({ step, lines });
+    return scrolled(grid, step.name);
+  }
+
+  selectOf(step) {
+    const name = step.choice || step.name, initial = step.detail.function, { functions } = this.block;
     const select = make("select", null, { "aria-label": `Activation of ${name}` });
-    const functions = block.functions.includes(initial) ? block.functions : [initial, ...block.functions];
-    for (const one of functions) select.append(make("option", one, { value: one }));
-    select.value = chosen[name] || initial;
-    select.addEventListener("change", () => { chosen[name] = select.value; update(); });
+    for (const one of functions.includes(initial) ? functions : [initial, ...functions]) select.append(make("option", one, { value: one }));
+    select.value = this.chosen[name] || initial;
+    select.addEventListener("change", () => { this.chosen[name] = select.value; this.update(); });
     return select;
   }
 
-  function fieldsOf(step, shown) { // of the weights that no step before has shown
-    const fields = [];
-    for (const [part, name] of Object.entries(step.weights)) {
-      if (shown.has(name)) continue;
-      shown.add(name);
-      const tensor = weights[name], matrix = Array.isArray(tensor[0]);
-      const symbol = step.op === "linear" && matrix ? (/ · ((?:\w+\.)*W\w*)/.exec(step.formula) || [0, name])[1] : name;
-      const expert = matrix && name.endsWith("]") ? `${step.expert}, ` : "", transposed = part === "weight" && matrix;
+  fieldsOf(step) { // of the weights that no step before has shown
+    return Object.entries(step.weights).filter(([, name]) => !this.shown.has(name)).map(([part, name]) => {
+      this.shown.add(name);
+      const tensor = this.weights[name], matrix = Array.isArray(tensor[0]), ofOne = name.endsWith("]"); // one expert's
+      const formula = step.op === "linear" && matrix && / · ((?:\w+\.)*W\w*)/.exec(step.formula);
+      const symbol = formula ? prefixOf(step) + formula[1] : name.replace(/\[\d+\]$/, "");
       const shape = matrix ? `[${tensor.length}, ${tensor[0].length}]` : `[${tensor.length}]`;
-      const title = `${symbol} ${shape}${transposed ? `, ${name} transposed: a row per input` : ""}`;
-      fields.push(editable(title, matrix ? tensor : [tensor], (i, j) => `${symbol}[${expert}${matrix ? `${i}, ` : ""}${j}]`, update));
-    }
-    return fields;
+      const title = `${symbol} ${shape}${part === "weight" && matrix ? `, ${name} transposed: a row per input` : ""}`;
+      const label = (i, j) => `${symbol}[${[...(ofOne ? [step.expert] : []), ...(matrix ? [i] : []), j].join(", ")}]`;
+      return editable(title, matrix ? tensor : [tensor], label, () => this.update());
+    });
   }
-
-  function build() {
-    grids = [];
-    folds = [];
-    const shown = new Set();
-    let into = place;
-    place.replaceChildren();
-    for (const step of block.steps) {
-      if (step.op === "input") {
-        const title = `${step.name}, the input: a row per token`;
-        place.append(make("h3", step.name), editable(title, inputs[step.name], (i, j) => `${step.name}[${i}, ${j}]`, update));
-        continue;
-      }
-      if (step.op === "received") {
-        const summary = make("summary");
-        into = make("details", null, { class: "expert" });
-        into.open = first[step.name].some(Boolean) && !folds.some((fold) => fold.open);
-        folds.push({ summary, step, open: into.open });
-        into.append(summary);
-        if (step.expert === 0) { // one choice for all experts, before the first
-          for (const one of block.steps.filter((other) => other.expert === 0 && other.choice && other.name.startsWith(step.name.slice(0, step.name.lastIndexOf("."))))) {
-            place.append(make("h3", `${one.choice} = ${one.formula}, of each expert`), choiceOf(one));
-          }
-        }
-        place.append(into);
-      } else if (step.expert === undefined) into = place;
-      into.append(make("h3", `${step.name} = ${step.formula}`));
-      if (step.op === "activation" && !step.choice) into.append(choiceOf(step));
-      into.append(...fieldsOf(step, shown), computed(step));
-    }
-    update();
-  }
-
-  again.addEventListener("click", () => {
-    inputs = copy(block.inputs);
-    weights = fresh();
-    for (const name of Object.keys(chosen)) delete chosen[name];
-    build();
-  });
-  build();
 }
-document.querySelectorAll("[data-live]").forEach(live);
+document.querySelectorAll("[data-live]").forEach((root) => new LiveBlock(root));

@@ -112,17 +112,49 @@ def test_a_trace_that_a_page_does_not_compute(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("block", "options", "why"), [
-    ("32x64:swiglu", {}, "the block has 6,144 weights, a page to change numbers in (-o page.html) holds 4,096"),
-    ("2x700:relu", {"tokens": 30}, "the block has 42,120 values, a page to change numbers in (-o page.html)"),
-    ("4x6:relu", {"save_weights": False}, "t.safetensors has no weights; add --save-weights"),
-    ("4x6:relu", {"dropout": 0.5, "train": True}, "the page computes without dropout; add --eval"),
-    ("1x2:relu", {"input": [[math.inf]]}, "x has values that are not finite"),
+    ("32x64:swiglu", {}, "(-o page.html) holds 4,096 weights, the block has 6,144; ffn trace ... --save"),
+    ("2x700:relu", {"tokens": 30}, "(-o page.html) holds 32,768 values, the block has 42,120; use fewer tokens, or "),
+    ("4x6:relu", {"save_weights": False}, "t.safetensors has none; add --save-weights"),
+    ("4x6:relu", {"dropout": 0.5, "train": True}, "computes without dropout; add --eval"),
+    ("4x6:swiglu", {"experts": 4, "dropout": 0.5, "train": True}, "computes without dropout; add --eval"),
+    ("1x2:relu", {"input": [[math.inf]]}, "holds finite numbers, x has others"),
 ])  # fmt: skip
 def test_why_a_page_does_not_compute_a_block(block: str, options: dict[str, Any], why: str, tmp_path: Path) -> None:
     ffncli.trace(block, save=tmp_path / "t.safetensors", **options)
     with pytest.raises(FFNError) as error:
         live_block(open_saved(tmp_path / "t.safetensors"))
     assert why in str(error.value)
+
+
+def test_a_trace_of_an_older_version(tmp_path: Path) -> None:
+    """Without what the experts compute, and without fields that its version did not have."""
+    ffncli.trace("4x6:swiglu", experts=3, tokens=2, expert="all", save=tmp_path / "t.json")
+    values = json.loads((tmp_path / "t.json").read_text("utf-8"))
+    step = next(one for one in values["ffn_trace"]["steps"] if one["name"] == "experts")
+    del step["program"], step["detail"]["always"], step["detail"]["common"]
+    (tmp_path / "t.json").write_text(json.dumps(values), "utf-8")
+    ffncli.report(tmp_path / "t.json", tmp_path / "page.html")
+    assert "save the trace again with this version" in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_steps_inside_experts_do_not_crowd_out_the_blocks(tmp_path: Path) -> None:
+    options = {"experts": 16, "top_k": 4, "tokens": 6, "norm": "rmsnorm", "residual": True, "expert": "all"}
+    session = ffncli.trace("8x8:swiglu", save=tmp_path / "t.safetensors", **options)
+    written = ffncli.report(tmp_path / "t.safetensors", tmp_path / "page.html")
+    steps = [title.partition(" = ")[0] for title in written.sections]
+    assert {"x", "norm", "router", "route", "experts", "out"} <= {*steps}
+    count = sum(step.shape[0] > 0 for step in session.steps)
+    assert sum(step in {one.name for one in session.steps} for step in steps) == 40 < count
+    assert f"The file has {count - 40} more steps." in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_a_sum_that_overflows_has_a_rest_that_is_not_finite(tmp_path: Path) -> None:
+    ffncli.trace("4x8:relu2", dtype="fp16", input=[[3e3, -3e3, 3e3, 3e3]], save=tmp_path / "t.safetensors")
+    ffncli.report(tmp_path / "t.safetensors", tmp_path / "page.html")
+    down = data_of(tmp_path / "page.html")["file1-down"]
+    infinite = [at for at, value in enumerate(down["values"][0]) if isinstance(value, str)]
+    assert infinite
+    assert all(down["origins"][at][-1] is None for at in infinite)
 
 
 @pytest.mark.parametrize("block", ["1x1365:gelu", "1x1365:swiglu", "44x45:relu", "8x16:swiglu"])

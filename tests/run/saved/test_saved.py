@@ -114,9 +114,43 @@ def test_token_ids_are_read_back_and_compared(tmp_path, kind):
         save(tmp_path / f"{name}{kind}", block, trace(block, weights, inputs, keep=None), {}, weights)
     a, b = (open_saved(tmp_path / f"{name}{kind}") for name in ("a", "b"))
     assert a.tensor("token_ids").tolist() == [[19], [7]]
+    assert torch.equal(a.weight("route.lookup"), weights["route.lookup"])  # numbers of experts, in whole numbers
     row = next(row for row in compare(a, b).rows if row.step == "token_ids")
     assert (row.max_error, row.worst, row.base, row.new) == (16, "token_ids[0,0]", 19, 3)
     assert compare(a, a).first is None
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"program": "drop"}, "has a program that does not read one input"),
+    ({"program": "twice"}, "has a program that does not read one input"),
+    ({"op": "route"}, "has an impossible step 'gate' in its program"),
+    ({"out": "d_ff"}, "has an impossible step 'gate' in its program"),
+    ({"experts": "experts"}, "does not say how many experts it has"),
+    ({"experts": "experts 2"}, "'experts.2.gate' is inside no expert"),
+    ({"inside": "router"}, "'router' is inside no expert"),
+])  # fmt: skip
+def test_a_mixture_that_was_changed(tmp_path, change, words):
+    saved(tmp_path / "t.json", FFNSpec(4, 6, "swiglu", moe=MoE(3, 2)), inside=None)
+    values = json.loads((tmp_path / "t.json").read_text())
+    by = {step["name"]: step for step in values["ffn_trace"]["steps"]}
+    program, detail = by["experts"]["program"], by["experts"]["detail"]
+    match change:
+        case {"program": "drop"}:
+            del program[0]
+        case {"program": "twice"}:
+            program.append(program[0])
+        case {"op": op}:
+            program[0]["op"] = op
+        case {"out": out}:
+            program[0]["detail"]["out"] = out
+        case {"experts": experts}:
+            detail["experts"] = experts
+        case {"inside": name}:
+            by[name]["detail"]["inside"] = "expert"
+    (tmp_path / "t.json").write_text(json.dumps(values))
+    with pytest.raises(FFNError) as error:
+        open_saved(tmp_path / "t.json")
+    assert words in str(error.value)
 
 
 def test_blocks_have_fingerprints_of_their_own():
