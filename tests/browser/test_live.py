@@ -259,6 +259,26 @@ def test_tokens_change_their_experts(tmp_path: Path, opened: Open) -> None:
     assert f"= {shown:.4g}" in texts(browser, ".reading")[0].replace("= 0;", "= 0")  # what is read follows too
 
 
+def test_what_is_changed_is_marked(tmp_path: Path, opened: Open) -> None:
+    ffncli.trace("4x6:swiglu", experts=3, tokens=2, save=tmp_path / "t.safetensors")
+    ffncli.report(tmp_path / "t.safetensors", tmp_path / "page.html")
+    browser = opened(tmp_path / "page.html")
+    assert texts(browser, ".changed") == []
+    browser.execute_script(CHANGE, "[aria-label='x[0, 0]']", 3, "input")
+    marked = browser.execute_script("return [...document.querySelectorAll('td.changed')].map((e) => e.dataset.cell)")
+    assert len(browser.execute_script("return [...document.querySelectorAll('input.changed')]")) == 1
+    assert {"router[0,0]", "route[0,0]", "experts[0,0]"} <= {*marked}
+    assert any(re.fullmatch(r"experts\.\d\.x\[0,0\]", cell) for cell in marked)
+    assert not any("[1," in cell for cell in marked)
+    browser.execute_script(CHANGE, "[aria-label='x[0, 0]']", "", "input")  # is no number: 3 still counts
+    assert len(texts(browser, "[aria-invalid=true]")) == 1
+    browser.execute_script(CHANGE, ".live select", "laplace", "change")
+    assert any("= laplace(gate)" in text for text in texts(browser, ".live h3"))
+    browser.find_element("css selector", "[data-live] > button").click()
+    assert texts(browser, ".changed, [aria-invalid=true]") == []
+    assert not any("laplace" in text for text in texts(browser, ".live h3"))
+
+
 def test_a_function_can_be_chosen_if_nothing_in_it_is_learned(pages: dict[str, Path], opened: Open) -> None:
     names = opened(pages["small"]).execute_script("return Object.keys(FUNCTIONS)")
     assert sorted(names) == sorted(TABLE)

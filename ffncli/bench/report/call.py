@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -92,7 +93,15 @@ def _parts(paths: list[Path]) -> list[PageParts]:
             from ffncli.bench.report.traces import trace_parts
 
             out.append(trace_parts(path, f"file{at}"))
+        if len(paths) > 1:
+            out[-1] = _named(path.name, out[-1])
     return out
+
+
+def _named(name: str, parts: PageParts) -> PageParts:
+    """The sections of one file among several, with its name."""
+    titles = (one.title if one.title.startswith(name) else f"{name}: {one.title}" for one in parts.sections)
+    return replace(parts, sections=tuple(replace(one, title=t) for one, t in zip(parts.sections, titles, strict=True)))
 
 
 def _kind(path: Path) -> str:
@@ -105,7 +114,11 @@ def _kind(path: Path) -> str:
     if path.suffix.lower() in TENSOR_SUFFIXES:
         return "trace"
     if is_results(path):
-        return "results"
+        with path.open("rb") as file:
+            if b"schema_version" in file.readline(65536) or path.stat().st_size == 0:
+                return "results"
+        hint = "a trace is shown from .safetensors, .npz or .json (ffn trace --save)"
+        raise FFNError(f"{shown_path(path)} is not a result of ffn bench", hint)
     raise FFNError(
         f"{shown_path(path)} cannot be shown on a page",
         "give results (.csv), a saved trace (.safetensors, .npz, .json), or the JSON of ffn verify, compare or experts",

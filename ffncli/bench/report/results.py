@@ -89,7 +89,11 @@ def _ratios(rows: Sequence[ResultRow], labels: Mapping[str, str]) -> tuple[Child
     counts = {word: sum(row.verdict == word for row in timed) for word in ("faster", "slower", "same", "inconclusive")}
     verdicts = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
     baselines = ", ".join(dict.fromkeys(row.baseline for row in timed))
-    out: list[Child] = [element("p", f"Time over that of {baselines}, lower is faster: {verdicts}.")] if timed else []
+    out: list[Child] = (
+        [element("p", f"Time over that of {baselines}, lower is faster. Of {len(timed):,}: {verdicts}.")]
+        if timed
+        else []
+    )
     if drawn:
         out.append(element("figure", intervals(drawn, f"time over that of {baselines}")))
     if len(timed) > len(drawn):
@@ -152,7 +156,9 @@ def _roofline(rows: Sequence[ResultRow]) -> list[Child]:
             bandwidth, peak = roof
             ends = [min(across) / 2, peak / bandwidth, max(*across, 2 * peak / bandwidth)]
             points = [(x, min(peak, bandwidth * x)) for x in ends]
-            series.append(ChartLine(f"roof of {dtype}, {threads} threads", points, dashed=True))
+            series.append(
+                ChartLine(f"roof of {dtype}, {threads} thread{'s' if str(threads) != '1' else ''}", points, dashed=True)
+            )
     return [lines(series, "FLOPs per byte that no cache holds", "GFLOP/s")]
 
 

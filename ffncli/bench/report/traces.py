@@ -20,8 +20,10 @@ from ffncli.show.page.drawing import CostBar, cost_bars, histogram
 from ffncli.show.page.element import Child, element
 from ffncli.show.tensors import number_text
 
+_OF_EXPERTS = ("experts", "top_k", "shared_experts")  # 0 in a dense block
 _ABOUT = (
-    "name", "layer", "d_model", "d_ff", "activation", "gated", "bias", "experts", "weights", "mode", "dtype", "device",
+    "name", "layer", "d_model", "d_ff", "activation", "gated", "bias", "norm", *_OF_EXPERTS, "weights", "mode", "dtype",
+    "device",
 )  # fmt: skip
 _ROWS, _COLUMNS = 24, 96  # cells of a heat map at most
 _MOST_STEPS = 40
@@ -36,7 +38,10 @@ def trace_parts(path: Path, name: str) -> PageParts:
     data: dict[str, Any] = {}
     costs = [CostBar(_assignment(step), step.flops or 0, f"[{', '.join(map(str, step.shape))}]") for step in whole]
     sections = [Section(f"{name}-block", str(saved.block.get("name") or path.name), (_about(saved), cost_bars(costs)))]
-    text: Child = "Change an input, a weight or the activation: every number that follows is computed again."
+    text: Child = (
+        "Change an input, a weight or the activation: every number of this part that follows is computed again, in "
+        "float64, and marked where it differs. The parts below keep the saved numbers."
+    )
     try:
         data[f"{name}-live"] = live_block(saved)
         live = Section(
@@ -52,7 +57,7 @@ def trace_parts(path: Path, name: str) -> PageParts:
         sections.append(Section(f"{name}-tokens", "Token by token", (element("div", data_tokens=f"{name}-tokens"),)))
     for step in shown:
         key = f"{name}-{step.name}"
-        data[key] = {**heat_data(step.name, tensors[step.name]), "inputs": step.inputs}
+        data[key] = {**heat_data(step.name, tensors[step.name]), "inputs": step.inputs, "op": step.op}
         data[key] |= {"formula": step.formula} if step.inputs else {}
         if (tokens := saved.tokens(step.name)) is not None:
             data[key]["tokens"] = tokens
@@ -88,7 +93,7 @@ def _about(saved: Saved) -> Child:
     out: list[Child] = []
     for key in _ABOUT:
         value = saved.block.get(key)
-        if value not in (None, "") and (key != "experts" or value):
+        if value not in (None, "") and (key not in _OF_EXPERTS or value):
             out += [element("dt", key), element("dd", _word(value))]
     return element("dl", out)
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from ffncli.cli.common.corpus_options import first_chosen
 from ffncli.cli.common.option import OUTPUT, option
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
@@ -56,6 +57,16 @@ def is_page(out: str | None) -> bool:
 def notes_alone(show: OutputOptions) -> OutputOptions:
     """The options of the sink: a page that -o names is written in place of an answer, and only notes are left."""
     return replace(show, out=None) if is_page(show.out) else show
+
+
+_OF_A_PAGE = frozenset({"expert", "out", "force", "quiet", "debug", "color", "no_color"})
+
+
+def check_page(*bundles: object) -> None:
+    """Raises FFNError for an option that a page cannot follow: it shows the whole block, and as it is."""
+    for options in bundles:
+        if name := first_chosen(options, _OF_A_PAGE):
+            raise FFNError(f"{name} contradicts -o of .html", "the page is of the whole block, as it is")
 
 
 def write_page(question: Question, show: OutputOptions, output: Output) -> None:

@@ -85,6 +85,7 @@ function heat(root) {
 
 function origin(map, key, i, j) { // the formula of a value, with the values of its inputs where they stand at the same place
   if (!map.formula) return "";
+  if (!["activation", "multiply", "add", "dropout"].includes(map.op)) return ` = ${map.formula}`; // more than what is at that place
   const inputs = map.inputs.map((name) => [name, DATA[key.slice(0, key.length - map.name.length) + name]]);
   const alike = inputs.filter(([, other]) => other && other.each === 1 && other.shape[0] === map.shape[0] && other.shape[1] === map.shape[1]);
   const values = alike.map(([name, other]) => `${name} ${shownNumber(other.values[i][j])}`);

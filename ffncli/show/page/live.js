@@ -12,9 +12,12 @@ function editable(title, rows, label, changed) { // a matrix of number fields, r
     row.forEach((_, j) => {
       const field = make("input", null, { class: "number", type: "number", step: "any", "aria-label": label(i, j) });
       field.value = String(Number(row[j].toPrecision(6)));
+      const before = row[j];
       field.addEventListener("input", () => {
-        const value = Number(field.value);
-        if (field.value !== "" && Number.isFinite(value)) { row[j] = value; changed(); }
+        const value = Number(field.value), valid = field.value !== "" && Number.isFinite(value);
+        field.setAttribute("aria-invalid", String(!valid)); // the number before it still counts
+        field.classList.toggle("changed", valid && value !== before);
+        if (valid) { row[j] = value; changed(); }
       });
       const cell = make("td");
       cell.append(field);
@@ -51,12 +54,13 @@ class LiveBlock {
       name, linear.has(name) ? tensor[0].map((_, i) => tensor.map((row) => row[i])) : tensor,
     ]));
     this.chosen = {};
-    this.first = this.first || compute(this.block, this.inputs, this.weights, this.chosen);
+    this.first = this.first || compute(this.block, copied(this.inputs), this.weights, this.chosen);
     this.build();
   }
 
   build() {
-    Object.assign(this, { grids: [], folds: [], shown: new Set(), pointed: null });
+    this.opened = this.folds && new Set(this.folds.filter((one) => one.fold.open).map((one) => one.step.name));
+    Object.assign(this, { grids: [], folds: [], headings: [], shown: new Set(), pointed: null });
     this.place.replaceChildren();
     let into = this.place;
     for (const step of this.block.steps) {
@@ -67,7 +71,7 @@ class LiveBlock {
       }
       if (step.op === "received") into = this.foldOf(step);
       else if (step.expert === undefined) into = this.place;
-      into.append(make("h3", `${step.name} = ${step.formula}`));
+      into.append(this.headingOf(step, step.name));
       if (step.op === "activation" && !step.choice) into.append(this.selectOf(step));
       into.append(...this.fieldsOf(step), this.gridOf(step));
     }
@@ -92,7 +96,17 @@ class LiveBlock {
       const name = ownerOf(step) === "experts" ? "Expert" : `${ownerOf(step)}, expert`;
       summary.textContent = `${name} ${step.expert}: ${here.length ? `token${here.length > 1 ? "s" : ""} ${here.join(", ")}` : "no token"}`;
     }
+    for (const { node, name, step, rest } of this.headings) {
+      const function_ = this.chosen[step.choice || step.name];
+      node.textContent = `${name} = ${function_ ? step.formula.replace(step.detail.function, function_) : step.formula}${rest}`;
+    }
     this.read();
+  }
+
+  headingOf(step, name, rest = "") { // its formula has the activation that is chosen
+    const node = make("h3");
+    this.headings.push({ node, name, step, rest });
+    return node;
   }
 
   read() { // how the number under the pointer is computed, while it is there
@@ -103,12 +117,13 @@ class LiveBlock {
 
   foldOf(step) { // the part of an expert; before the first one what all of them share
     const summary = make("summary"), fold = make("details", null, { class: "expert" });
-    fold.open = this.first[step.name].some(Boolean) && !this.folds.some((one) => one.fold.open);
+    const busy = this.first[step.name].some(Boolean) && !this.folds.some((one) => one.fold.open);
+    fold.open = this.opened ? this.opened.has(step.name) : busy;
     this.folds.push({ summary, step, fold });
     fold.append(summary);
     for (const one of step.expert === 0 ? this.block.steps : []) {
       if (one.expert === 0 && one.choice && ownerOf(one) === ownerOf(step)) {
-        this.place.append(make("h3", `${one.choice} = ${one.formula}, of each expert`), this.selectOf(one));
+        this.place.append(this.headingOf(one, one.choice, ", of each expert"), this.selectOf(one));
       }
     }
     this.place.append(fold);
@@ -125,8 +140,7 @@ class LiveBlock {
         cell.addEventListener("focus", point);
         return cell;
       });
-      if (step.expert !== undefined) line.append(make("th", `token ${i}`, { scope: "row" }));
-      line.append(...cells);
+      line.append(make("th", `token ${i}`, { scope: "row" }), ...cells);
       grid.append(line);
       return { line, cells };
     });

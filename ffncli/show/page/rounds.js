@@ -19,7 +19,10 @@ function rounds(root) {
     plot = new uPlot({
       width: Math.max(280, Math.min(760, root.clientWidth)), height: 320,
       scales: { x: { time: false }, y: { distr: 3 } },
-      axes: [{ ...axis, label: "block, in the order of the run" }, { ...axis, label: "seconds per call", size: 80 }],
+      axes: [
+        { ...axis, label: "block, in the order of the run" },
+        { ...axis, label: "seconds per call", size: 80, values: (_, ticks) => ticks.map((v) => (v === null ? "" : String(Number(v.toPrecision(3))))) },
+      ],
       series: [{ label: "block" }, ...used.map((k) => ({
         label: kernels[k], stroke: colour("--c" + (k % 8)), paths: () => null, points: { show: true, size: 5 },
       }))],

@@ -149,7 +149,7 @@ def test_steps_inside_experts_do_not_crowd_out_the_blocks(tmp_path: Path) -> Non
 
 
 def test_a_sum_that_overflows_has_a_rest_that_is_not_finite(tmp_path: Path) -> None:
-    ffncli.trace("4x8:relu2", dtype="fp16", input=[[3e3, -3e3, 3e3, 3e3]], save=tmp_path / "t.safetensors")
+    ffncli.trace("4x64:relu2", dtype="fp16", input=[[6e4, -6e4, 6e4, 6e4]], save=tmp_path / "t.safetensors")
     ffncli.report(tmp_path / "t.safetensors", tmp_path / "page.html")
     down = data_of(tmp_path / "page.html")["file1-down"]
     infinite = [at for at, value in enumerate(down["values"][0]) if isinstance(value, str)]
