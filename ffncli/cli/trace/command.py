@@ -15,7 +15,7 @@ from ffncli.cli.trace.corpus_page import corpus_answer, not_finite_layers
 from ffncli.cli.trace.example_options import ExampleOptions
 from ffncli.cli.trace.explain_options import ExplainOptions
 from ffncli.cli.trace.page import trace_answer
-from ffncli.cli.trace.save_options import SaveOptions, check_page, is_page, notes_alone, write_page
+from ffncli.cli.trace.save_options import SaveOptions, is_page, notes_alone, write_page
 from ffncli.cli.trace.survey_page import not_finite_texts, survey_answer
 from ffncli.cli.trace.view_options import InsightOptions, ViewOptions
 from ffncli.run.corpus.call import corpus_for
@@ -56,7 +56,7 @@ def command(
     """
     output = notes_alone(show).output()
     load_limit.apply()
-    save.check(show.out)
+    save.check(show, explain, view, insight, change, split)
     if (prompts := corpus.source_of(prompt.prompt)) is not None:
         refuse(tokens, view, explain, change, split, texts, prompt, dimensions, run, save)
         chosen = {**corpus.values(), "save": save.save, "top_units": insight.top_units, "force": show.force}
@@ -67,10 +67,7 @@ def command(
         **vars(change), **vars(save), expert=joined(view.expert), show=view.values(), keep=view.kept(),
         top_units=insight.top_units, force=show.force, **vars(split))  # fmt: skip
     output.notes(*prompt.notes)
-    if is_page(show.out):
-        check_page(explain, view, insight, change, split, save, show)
-        return write_page(question, show, output)
-    return _show_trace(question, view, insight, output)
+    return write_page(question, show, output) if is_page(show.out) else _show_trace(question, view, insight, output)
 
 
 def _show_trace(question: Question, view: ViewOptions, insight: InsightOptions, output: Output) -> None:

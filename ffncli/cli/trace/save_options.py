@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ffncli.show.output import Output
 
 _save = partial(option, OUTPUT)
+_OF_A_PAGE = frozenset({"expert", "out", "force", "quiet", "debug", "color", "no_color"})
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,16 @@ class SaveOptions:
         _save("--save-weights/--no-save-weights", help="Save the weights too. [default: if 64 MB or less]"),
     ] = None
 
-    def check(self, out: str | None) -> None:
-        """Raises FFNError if -o names the same file."""
-        path, other = (os.path.realpath(os.path.expanduser(name or "")) for name in (self.save, out))
-        if None not in (self.save, out) and path == other:
+    def check(self, show: OutputOptions, *bundles: object) -> None:
+        """Raises FFNError if -o names the same file, or a page that cannot follow one of the options of `bundles`: it
+        shows the whole block, and as it is.
+        """
+        path, other = (os.path.realpath(os.path.expanduser(name or "")) for name in (self.save, show.out))
+        if None not in (self.save, show.out) and path == other:
             raise FFNError("--save and -o name the same file", "give two names")
+        for options in (*bundles, self, show) if is_page(show.out) else ():
+            if name := first_chosen(options, _OF_A_PAGE):
+                raise FFNError(f"{name} contradicts -o of .html", "the page is of the whole block, as it is")
 
 
 def is_page(out: str | None) -> bool:
@@ -57,16 +63,6 @@ def is_page(out: str | None) -> bool:
 def notes_alone(show: OutputOptions) -> OutputOptions:
     """The options of the sink: a page that -o names is written in place of an answer, and only notes are left."""
     return replace(show, out=None) if is_page(show.out) else show
-
-
-_OF_A_PAGE = frozenset({"expert", "out", "force", "quiet", "debug", "color", "no_color"})
-
-
-def check_page(*bundles: object) -> None:
-    """Raises FFNError for an option that a page cannot follow: it shows the whole block, and as it is."""
-    for options in bundles:
-        if name := first_chosen(options, _OF_A_PAGE):
-            raise FFNError(f"{name} contradicts -o of .html", "the page is of the whole block, as it is")
 
 
 def write_page(question: Question, show: OutputOptions, output: Output) -> None:
