@@ -32,8 +32,8 @@ export PYTHON TORCH_INDEX TORCH_CUDA
 # Where bytecode is not written, each of hundreds of processes compiles the package again, and pytest every test file.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test fuzz test-runs test-models test-architectures test-hub test-ranks test-kills test-cheats test-browser test-wheel test-install test-triton test-arenas check lint bench bench-timers bench-method bench-sweep bench-conv bench-grouped bench-corpus bench-trained bench-kernels bench-plan plan-published bench-grids certificates bench-fresh-inputs bench-suite results demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
-    bench-approximate bench-in-model mutations facts catalog architectures trace-architectures claims picture unchanged docs test-docs docs-update clean
+.PHONY: run test fuzz test-runs test-models test-architectures test-hub test-ranks test-kills test-cheats test-browser test-wheel test-install test-triton test-arenas check lint bench bench-timers bench-method bench-sweep bench-conv bench-grouped bench-corpus bench-trained bench-kernels bench-plan plan-published bench-grids certificates results demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
+    bench-approximate bench-in-model facts catalog architectures trace-architectures claims picture unchanged docs test-docs docs-update clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: $(NEEDS)
@@ -154,11 +154,6 @@ bench-trace-scale: $(VENV)/.installed-test
 bench-approximate: $(VENV)/.installed-test
 	@$(BIN)/python benchmarks/approximate.py $(ARGS)
 
-# Needs coverage for its first step: $(BIN)/pip install coverage.
-mutations: $(VENV)/.installed-test
-	@$(BIN)/python -m benchmarks.mutations map
-	@$(BIN)/python -m benchmarks.mutations run $(ARGS)
-
 bench: $(VENV)/.installed
 	@$(BIN)/ffn bench $(ARGS)
 
@@ -202,18 +197,12 @@ bench-grids: $(VENV)/.installed-test
 certificates: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.certificates $(ARGS)
 
-bench-fresh-inputs: $(VENV)/.installed-test
-	@$(BIN)/python -m benchmarks.fresh_inputs $(ARGS)
-
 demo: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.demo --into docs/benchmarking.md $(ARGS)
 
-# The public suite's table; and a track of the suite measured twice (ARGS="-- --quick" tries it).
+# The public suite's table.
 results: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.results_table $(ARGS)
-
-bench-suite: $(VENV)/.installed-test
-	@$(BIN)/python -m benchmarks.suite_twice $(ARGS)
 
 facts: $(VENV)/.installed
 	@$(BIN)/ffn params --all --format json -o facts.json --force

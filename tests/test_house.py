@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import csv
 import io
 import re
 import tokenize
@@ -158,12 +157,3 @@ def test_inner_floors(container: str, most: int):
     assert not contract.get("exclude_type_checking_imports", False)
     assert "ignore_imports" not in contract
     assert len(contract["layers"]) <= most
-
-
-def test_the_table_of_moves_is_true():
-    """For older branches (`tools/move.py`): every new path is there, no old one is."""
-    with (ROOT / "tools" / "moves.csv").open(newline="") as file:
-        moves = [(row["old"], row["new"]) for row in csv.DictReader(file)]
-    assert [new for _, new in moves if not (ROOT / new).is_file()] == []
-    olds = {old for old, _ in moves} - {new for _, new in moves}
-    assert [old for old in olds if (ROOT / old).is_file()] == []

@@ -1,4 +1,4 @@
-"""The public table: ranks against every pair, the page against made-up results, and two runs against each other."""
+"""The public table: ranks against every pair, and the page against made-up results."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import itertools
 import math
 import random
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from benchmarks import results_table, suite_twice
+from benchmarks import results_table
 from benchmarks.results_table import Entry, newest, page, ranked, ranks
 from ffncli.bench.public.admission import admit
-from ffncli.bench.results.csv_file import read_rows
 from ffncli.version import __version__
-from tests.bench.public.made import RUN, TIMES, changed, result
+from tests.bench.public.made import RUN, TIMES, result
 from tests.bench.stored import row
 
 ROOT = Path(__file__).parents[3]
@@ -94,37 +92,6 @@ def test_what_is_withdrawn_is_named_and_not_ranked(tmp_path):
     (folder / "withdrawn.toml").write_text(reason.replace("fast", "fats"), "utf-8")
     with pytest.raises(SystemExit, match="no admitted result has"):
         page(folder.parent, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("places", "order"),
-    [((1, 2, 1, 3), "same"), ((1, 1, 2, 2), "same"), ((1, 2, 1, 1), "split"), ((1, 1, 3, 1), "split"),
-     ((1, 2, 2, 1), "changed"), ((3, 1, 1, 2), "changed")],
-)  # fmt: skip
-def test_how_two_runs_order_a_pair(places, order):
-    assert suite_twice.order(*places) == order
-
-
-def test_two_results_are_compared_pair_by_pair(tmp_path):
-    runs = [read_rows(result(tmp_path, name=name, times={**TIMES, "fast": time})) for name, time in
-            (("a", 8e-3), ("b", 1.2e-2), ("c", 8.1e-3))]  # fmt: skip
-    a, b, c = map(suite_twice.ranks_of, runs)
-    rows = list(suite_twice.compared(a, b))
-    assert len(rows) == 6
-    assert {line["order"] for line in rows} == {"changed"}
-    assert {line["order"] for line in suite_twice.compared(a, c)} == {"same"}
-    text = suite_twice.summary(rows, (500.0, 510.0))
-    assert text.startswith(
-        "6 pairs of kernels: 0 in the same order in both runs, 0 told apart in one of them only, 6 changed"
-    )
-    wide = [replace(one, ratio_low=0.5, ratio_high=2.0) if one.kernel == "fast" else one for one in runs[0]]
-    assert {line["order"] for line in suite_twice.compared(a, suite_twice.ranks_of(wide))} == {"split"}
-
-
-def test_a_kernel_without_a_time_is_in_no_table(tmp_path):
-    failed = changed("fast", 4, status="failed", **dict.fromkeys(("time_s", "ratio", "ratio_low", "ratio_high")))
-    ranks_of = suite_twice.ranks_of(read_rows(result(tmp_path, failed)))
-    assert sum(kernel == "fast" for _, _, kernel in ranks_of) == 5
 
 
 def test_the_citation_names_this_version():

@@ -1,1 +1,0 @@
-"""Breaks the code at drawn places and asks whether the tests notice: `python -m benchmarks.mutations --help`."""
