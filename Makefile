@@ -205,7 +205,7 @@ results: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.results_table $(ARGS)
 
 facts: $(VENV)/.installed
-	@$(BIN)/ffn params --all --format json -o facts.json --force
+	@$(BIN)/ffn params --all -o docs/facts.csv --force
 
 bench-headers: $(VENV)/.installed-test
 	@$(BIN)/python benchmarks/headers.py $(ARGS)

@@ -1,4 +1,4 @@
-"""A hook of MkDocs: links to files of the repository that are no pages (`../facts.json`) lead to copies in the site."""
+"""A hook of MkDocs: links to files of the repository that are no pages (`../README.md`) lead to copies in the site."""
 
 from __future__ import annotations
 
