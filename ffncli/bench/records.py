@@ -45,8 +45,6 @@ COLLECTIVES = "(collectives)"  # over ranks: what a block sends, of the same ten
 OWN_ARMS = (TWIN, ANCHOR, GEMM, COLLECTIVES)
 COMPUTE = " (compute)"  # over ranks: the end of the name of an arm which is a kernel without its collectives
 
-NO_GRAPHS = "no CUDA graphs, as "  # the start of a note: the case could have been replayed, and was not
-
 # Flags of a block on a GPU: work that its clock did not see was left; the seconds in which the host launched its calls.
 OTHER_STREAM, HOST_SECONDS = "other-stream", "host"
 
@@ -222,7 +220,7 @@ class Outcome:
     to compute in; empty: the case's dtype. `chosen` is the kernel that `auto` stands for.
 
     In a model, `error_max` is the largest over its FFNs, and `logits_error` that of the logits against the model's own;
-    `logits_limit` is what rounding may cause.
+    `logits_limit` is what rounding may cause. `ended_worker`: its worker died of it, or was killed for it.
     """
 
     kernel: str
@@ -236,6 +234,7 @@ class Outcome:
     chosen: str = ""
     logits_error: Share | None = None
     logits_limit: Share | None = None
+    ended_worker: bool = False
 
 
 @dataclass(frozen=True)
@@ -280,7 +279,8 @@ class TimedUnit:
 
     `environment` has the machine and the versions under the columns' names; `spent` the seconds of
     preparing (start, verification, warm-up), of timed blocks with their lead-in, and of everything else. `launch` is
-    how calls reached a GPU, `graphs` or `plain`; empty on a CPU, and where nothing was timed.
+    how calls reached a GPU, `graphs` or `plain`; empty on a CPU, and where nothing was timed. `plain_because` says why
+    the calls of a case that graphs suit could not be captured.
 
     With a prescribed routing, `tokens_per_expert` is how many each expert received, and `experts_touched` how many
     experts received any, both the mean of a call.
@@ -302,6 +302,7 @@ class TimedUnit:
     tokens_per_expert: tuple[Share, ...] = ()
     experts_touched: Share | None = None
     referee: Refereed = "worker"
+    plain_because: str = ""
 
 
 def model_with(label: str) -> str:

@@ -16,10 +16,10 @@ from typing import Any, cast, get_args
 
 from ffncli.bench.conditions import require_same
 from ffncli.bench.judge.agreement import agreed
-from ffncli.bench.judge.limits import LOST, Excess, WorkerLimits, memory_limit
+from ffncli.bench.judge.limits import Excess, WorkerLimits, ended_worker, memory_limit
 from ffncli.bench.launch import WORKER, Worker, worker
 from ffncli.bench.rank_launches import RankLaunches
-from ffncli.bench.records import NO_GRAPHS, Case, Doing, Job, Outcome, Stage, Status, TimedUnit, not_captured
+from ffncli.bench.records import Case, Doing, Job, Outcome, Stage, Status, TimedUnit, not_captured
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results.journal import Journal
 from ffncli.bench.results.row import ResultRow
@@ -149,7 +149,7 @@ def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...])
                 return
         code, culprit = busy.ended(), served.culprit
     if served.stage is not None:
-        outcome = Outcome(culprit, _status(code), f"{LOST}{ending(code)}{_ITSELF if code == 0 else ''}")
+        outcome = ended_worker(culprit, _status(code), f"{ending(code)}{_ITSELF if code == 0 else ''}")
         running.lost(process, served.stage, Excess(culprit, outcome, (served.stage.case,)))
     elif not served.finished:
         raise _failed(f"a worker could not start ({ending(code)})")
@@ -203,7 +203,7 @@ class _Served:
             case ("unit", TimedUnit() as unit) if unit.case in self.known:
                 self._finish(unit)
             case ("lost", str(kernel), str(why)) if self.stage is not None:
-                outcome = Outcome(kernel, "failed", f"{LOST}lost its GPU: {clean(why)[:_LONGEST_NOTE]}")
+                outcome = ended_worker(kernel, "failed", f"lost its GPU: {clean(why)[:_LONGEST_NOTE]}")
                 self.running.lost(self.process, self.stage, Excess(kernel, outcome, (self.stage.case,)))
                 return True
             case ("spoiled", str(arm), str(why)) if self.stage is not None and self.stage.case.key not in self.plain:
@@ -227,7 +227,8 @@ class _Served:
     def _broke(self, kernel: str, why: str) -> None:
         """A kernel raised on one rank while all were timing it: it is not run again in this case."""
         assert self.stage is not None
-        self.running.gone[self.stage.case.key, kernel] = Outcome(kernel, "failed", LOST + clean(why)[:_LONGEST_NOTE])
+        outcome = ended_worker(kernel, "failed", clean(why)[:_LONGEST_NOTE])
+        self.running.gone[self.stage.case.key, kernel] = outcome
 
     def _heard_from_others(self, error: FFNError) -> bool:
         """Rank 0's worker ended because of another: True if a kernel broke there. Raises the error, and what that rank
@@ -319,7 +320,7 @@ def _failed(text: str) -> FFNError:
 def _gone(journal: Journal) -> Gone:
     """Kernels that have ended a worker, according to the finished units."""
     units = (kept.unit for by_process in journal.units.values() for kept in by_process.values())
-    return {(u.case, o.kernel): o for u in units for o in u.outcomes if o.note.startswith(LOST)}
+    return {(u.case, o.kernel): o for u in units for o in u.outcomes if o.ended_worker}
 
 
 def _chosen(journal: Journal) -> dict[tuple[str, str], str]:
@@ -331,8 +332,7 @@ def _chosen(journal: Journal) -> dict[tuple[str, str], str]:
 def _plain(journal: Journal) -> dict[str, str]:
     """Cases that an earlier process could not replay, and why: all of a case's processes launch alike."""
     units = (kept.unit for by_process in journal.units.values() for kept in by_process.values())
-    notes = ((u.case, note) for u in units for note in u.notes if note.startswith(NO_GRAPHS))
-    return {case: note.removeprefix(NO_GRAPHS) for case, note in notes}
+    return {unit.case: unit.plain_because for unit in units if unit.plain_because}
 
 
 def _status(code: int | None) -> Status:
@@ -342,9 +342,9 @@ def _status(code: int | None) -> Status:
 def _dead(journal: Journal, process: int, case: Case, kernel: str | None, outcome: Outcome) -> TimedUnit:
     """The unit of a case that ended its worker, at that kernel if it is known, with this outcome."""
     request = journal.request
-    status, why = outcome.status, outcome.note
+    elsewhere = f"{outcome.note} at {kernel}"
     outcomes = tuple(
-        Outcome(name, status, why) if kernel in (None, name) else Outcome(name, status, f"{why} at {kernel}")
+        replace(outcome, kernel=name, note=outcome.note if kernel in (None, name) else elsewhere)
         for name in request.names
     )
     place = (case.device, case.threads)

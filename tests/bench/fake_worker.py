@@ -27,7 +27,6 @@ from ffncli.bench.activity import ACTIVITY, SIZE
 from ffncli.bench.launch import labels
 from ffncli.bench.records import (
     ANCHOR,
-    NO_GRAPHS,
     TWIN,
     Case,
     CaseReport,
@@ -64,12 +63,12 @@ def unit(case: Case, job: Job, what: str = "") -> TimedUnit:
     outcomes = tuple(
         gone.get(name) or Outcome(name, status, "0 of 9" if status != "ok" else "", 1e-7, 1e-8) for name in names
     )
-    notes, launch = ("a note; of the unit",), ""
-    if why := dict(job.plain).get(case.key):
-        notes, launch = (*notes, NO_GRAPHS + why), "plain"
+    notes, why = ("a note; of the unit",), dict(job.plain).get(case.key, "")
+    if why:
+        notes = (*notes, f"no CUDA graphs, as {why}")
     environment = {"host": "there" if what == "other" else "here", "torch": "2.x", "cpu": "fake", "numpy": "2"}
     return TimedUnit(job.process, case.key, job.baseline or names[0], case.cache, outcomes, blocks, Roof(1e11, 1e10),
-                environment, notes, {"blocks": 1.0}, launch)  # fmt: skip
+                environment, notes, {"blocks": 1.0}, "plain" if why else "", plain_because=why)  # fmt: skip
 
 
 def hold_memory() -> None:

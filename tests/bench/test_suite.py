@@ -21,7 +21,7 @@ import pytest
 from ffncli.bench import launch, opening, suite
 from ffncli.bench.judge.summary import summarise
 from ffncli.bench.opening import begun, resumed
-from ffncli.bench.records import CaseReport, Finding, Job, Method
+from ffncli.bench.records import CaseReport, Finding, Job, Method, Outcome
 from ffncli.bench.request.grid import BenchRequest, Grid, cases, from_json, to_json
 from ffncli.bench.results.csv_file import read_results, read_rows
 from ffncli.bench.results.journal import Journal, ResultFiles, begin
@@ -214,6 +214,21 @@ def test_a_resumed_run_launches_a_case_as_it_began(tmp_path):
     assert len(log.read_text().splitlines()) == 1
     assert {row.launch for row in found} == {"plain"}
     assert not any(row.warnings and "environment" in str(row.warnings) for row in found)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_resumed_run_leaves_out_what_ended_a_worker_whatever_a_note_says(tmp_path, ended):
+    """A kernel may raise an error that reads like a note about its worker's end."""
+    asked, path = request(tokens=(1,)), tmp_path / "a.csv"
+    (case,) = asked.cases
+    outcome = Outcome("packed", "failed", "the worker of my pool has stopped", ended_worker=ended)
+    with begun(path, asked) as journal:
+        job = Job(0, (), asked.kernels, asked.baseline, asked.method, ((case.key, outcome),))
+        journal.add(fake_worker.unit(case, job))
+    with resumed(path) as journal:
+        run(journal, command=FAKE)
+        (second,) = [o for o in journal.units[case.key][1].unit.outcomes if o.kernel == "packed"]
+    assert second.status == ("failed" if ended else "ok")
 
 
 def test_the_limit_of_loading_is_what_was_asked_for(tmp_path, minutes):

@@ -11,13 +11,12 @@ from dataclasses import field
 
 from ffncli.bench.activity import RunningCode
 from ffncli.bench.judge.roofline import work_of
-from ffncli.bench.records import FIRST_CALL, Case, Method, Outcome, Stage
+from ffncli.bench.records import FIRST_CALL, Case, Method, Outcome, Stage, Status
 from ffncli.dataclass import dataclass
 from ffncli.show.text import bytes_text, seconds_text, time_text
 from ffncli.system.host import available_memory
 
 LEAST_MEMORY = 200_000_000  # bytes; Python and torch take some 160 MB before any kernel runs
-LOST = "the worker "  # the start of a note about a worker's end
 _CALL = 120.0  # s, at least, for a call
 # With all threads; slower than any machine that anybody would measure on.
 _FLOPS_PER_S, _BYTES_PER_S = 1e9, 1e8
@@ -123,9 +122,13 @@ class WorkerLimits:
             self.growth.pop(kernel, None)
 
 
-def _excess(kernel: str, status: str, why: str, cases: Sequence[Case]) -> Excess:
-    outcome = Outcome(kernel, "oom" if status == "oom" else "failed", LOST + why)
-    return Excess(kernel, outcome, tuple(cases))
+def ended_worker(kernel: str, status: Status, why: str) -> Outcome:
+    """The outcome of a kernel whose worker ended; `why` is how it did, as in `was killed`."""
+    return Outcome(kernel, status, f"the worker {why}", ended_worker=True)
+
+
+def _excess(kernel: str, status: Status, why: str, cases: Sequence[Case]) -> Excess:
+    return Excess(kernel, ended_worker(kernel, status, why), tuple(cases))
 
 
 def _seconds(seconds: float) -> str:

@@ -11,7 +11,7 @@ from functools import partial
 from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.judge import roofline
 from ffncli.bench.machine import machine
-from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Doing, Job, Launched
+from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Doing, Job
 from ffncli.bench.referee.errors import Error, Ruling
 from ffncli.bench.referee.prescribed_routing import ExpertLoad
 from ffncli.bench.referee.problem import Problem
@@ -176,11 +176,6 @@ class Arms:
     def load(self) -> ExpertLoad:
         """Where the tokens of all calls went, if a routing is prescribed."""
         return self._source.load if isinstance(self._source, RoutedSource) else ExpertLoad()
-
-    @property
-    def launched(self) -> tuple[Launched, str]:
-        """How the arms were called on a GPU, and a note if that is not what was requested."""
-        return (self.launching.launch, self.launching.note) if self.launching else ("", "")
 
     def _start_clocks(self) -> None:
         self._problem.rules.clock_started()

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from ffncli.bench.records import NO_GRAPHS, Launch, Launched, not_captured
+from ffncli.bench.records import Launch, Launched, not_captured
 from ffncli.bench.timing.clock import Call
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped
 
@@ -117,8 +117,8 @@ def captured(
 
 
 class Launching:
-    """How the arms of a case are called, the same way in all its placements: `launch`, and in `note` why, if that is
-    not what was requested.
+    """How the arms of a case are called, the same way in all its placements: `launch`, and `plain_because` if they
+    could not be captured.
 
     `asked` is --launch: with `auto`, a `small` case is replayed if all arms can be captured, which the first placement
     shows. `earlier` is why another process of the run could not capture them, which decides it.
@@ -126,10 +126,15 @@ class Launching:
 
     def __init__(self, asked: Launch, small: bool, earlier: str = "", cuda: Cuda = torch.cuda) -> None:
         self.launch: Launched = "graphs" if asked == "graphs" or (asked == "auto" and small) else "plain"
-        self.note = ""
+        self.plain_because = ""
         self._asked, self._captured_before, self._cuda = asked, False, cuda
         if earlier and asked == "auto":
-            self._plain(earlier)
+            self.launch, self.plain_because = "plain", earlier
+
+    @property
+    def note(self) -> str:
+        """Why they are not replayed from CUDA graphs, where that was to be; else empty."""
+        return f"no CUDA graphs, as {self.plain_because}" if self.plain_because else ""
 
     def capture(
         self,
@@ -156,7 +161,7 @@ class Launching:
                 raise BrokenArm(reason.arm) from Skipped(not_captured(str(reason)))
             if self._captured_before:  # a measurement by graphs cannot go on with plain calls
                 raise BrokenArm(reason.arm) from reason
-            self._plain(f"{reason.arm} {not_captured(str(reason))}")
+            self.launch, self.plain_because = "plain", f"{reason.arm} {not_captured(str(reason))}"
             return {}
         self._captured_before = True
         for name, arm in arms.items():
@@ -168,9 +173,6 @@ class Launching:
             return captured(arm.on_copy, arm.copies, calls, self._cuda, judged)
         except NotCaptured as reason:
             raise type(reason)(str(reason), name) from reason
-
-    def _plain(self, why: str) -> None:
-        self.launch, self.note = "plain", f"{NO_GRAPHS}{why}"
 
 
 def replaying(replays: Sequence[Call]) -> Call:

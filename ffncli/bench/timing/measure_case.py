@@ -101,6 +101,7 @@ class CaseRun:
     mode: Caching = field(default_factory=lambda: Caching("warm"))
     measured: Measured | None = None
     launch: Launched = ""
+    plain_because: str = ""
     tell: Callable[[Doing, str], None] = lambda doing, name: None
     free: int | None = None  # bytes of memory before the case
     without: set[str] = field(default_factory=set)  # own arms that could not be made
@@ -188,6 +189,7 @@ class CaseRun:
             launch=self.launch if measured else "",
             tokens_per_expert=self.load.tokens_per_expert,
             experts_touched=self.load.touched,
+            plain_because=self.plain_because,
         )
 
     @contextmanager
@@ -378,8 +380,9 @@ class CaseRun:
             except ChangedRecords as changed:
                 wrong = WrongResult(str(changed), code=WrongCode.PATCHED_CLOCK)
                 raise BrokenArm(self.inspector.suspect(self.placed)) from wrong
-        self.launch, note = arms.launched
-        self.notes.append(note)
+        if arms.launching:
+            self.launch, self.plain_because = arms.launching.launch, arms.launching.plain_because
+            self.notes.append(arms.launching.note)
         self.spent["inside"] = arms.seconds
         self.spent["verify"] = self.spent.get("verify", 0.0) + arms.seconds
         if recompiles() > compiled:

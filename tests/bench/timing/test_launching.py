@@ -48,7 +48,7 @@ def test_a_replay_makes_the_calls_of_a_block_on_all_copies_in_turn(passes):
         assert {arm.calls for arm in arms.place(0)} == {1}
         called = {placed.name: counted(placed) for placed in (*arms.kernels, arms.twin)}
         by_name = {arm.name: arm for arm in arms.captured(INNER)}
-        assert arms.launched == ("graphs", "")
+        assert (arms.launching.launch, arms.launching.note) == ("graphs", "")
         assert {name: arm.calls for name, arm in by_name.items()} == INNER
         for placed in (*arms.kernels, arms.twin):
             assert called[placed.name][-6:] == [0, 1, 2, 0, 1, 2]
@@ -91,7 +91,7 @@ def test_a_large_case_is_called_as_before():
         by_name = {arm.name: arm for arm in arms.captured(INNER)}
         assert by_name["eager"].call() is not by_name["eager"].call()
         assert {arm.calls for arm in by_name.values()} == {1}
-    assert arms.launched == ("plain", "")
+    assert (arms.launching.launch, arms.launching.note) == ("plain", "")
     assert not cuda.log
 
 
