@@ -35,6 +35,8 @@ Flag: TypeAlias = Annotated[str, Form(r"[a-z-]{1,40}(=-?[0-9]{1,15}(\.[0-9]{1,20
 Share: TypeAlias = Annotated[float, Range(0)]
 Rate: TypeAlias = Annotated[float, Range(1, 1e24)]  # per second
 
+GRAVEST: tuple[Status, ...] = ("wrong", "oom", "failed", "skipped", "ok")
+LEAST_TIME = 1e-12  # s of a call; none takes less, and a time of zero has no logarithm
 FIRST_CALL = 5  # times the limit of a call, for building a kernel and its first call: it may compile
 
 # Arms that are not the user's kernels; their names in the rounds file.
@@ -192,7 +194,8 @@ class Job:
 class TimedBlock:
     """`inner` calls of one arm, timed together. `seconds` is the time of all of them.
 
-    `flags`: `preempted`, `throttled`, `stolen`, and counts such as `faults=12` (page faults in the block).
+    `flags`, as the rounds file has them: `preempted`, `throttled`, `stolen`, and figures such as `faults=12` (page
+    faults in the block).
     """
 
     process: Count
@@ -209,6 +212,11 @@ class TimedBlock:
     def per_call(self) -> float:
         """Seconds of one call."""
         return self.seconds / self.inner
+
+    def figure(self, name: str) -> float | None:
+        """The value of the flag `name=value`; None if the block has no such flag."""
+        values = (flag.partition("=")[2] for flag in self.flags if flag.startswith(f"{name}="))
+        return next(map(float, values), None)
 
 
 @dataclass(frozen=True)

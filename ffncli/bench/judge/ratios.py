@@ -7,10 +7,9 @@ from math import log, log1p
 
 from ffncli.bench.judge import statistics
 from ffncli.bench.judge.statistics import Interval
-from ffncli.bench.records import TimedBlock, Verdict
+from ffncli.bench.records import LEAST_TIME, TimedBlock, Verdict
 from ffncli.dataclass import dataclass
 
-_LEAST = 1e-12  # s; a time of zero has no logarithm
 Nested = dict[int, dict[int, list[float]]]  # process → placement → one value per round
 
 
@@ -46,7 +45,7 @@ def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | 
     for block in blocks:
         if block.kernel in (kernel, baseline):
             key = (block.process, block.placement, block.round)
-            times.setdefault(key, {})[block.kernel] = max(block.per_call, _LEAST)
+            times.setdefault(key, {})[block.kernel] = max(block.per_call, LEAST_TIME)
     nested: Nested = {}
     for (process, placement, _), both in sorted(times.items()):
         if len(both) == 2:
@@ -61,7 +60,7 @@ def log_times(blocks: Iterable[TimedBlock], kernel: str) -> Means | None:
     for block in sorted(blocks, key=lambda b: (b.process, b.placement, b.round)):
         if block.kernel == kernel:
             values = nested.setdefault(block.process, {}).setdefault(block.placement, [])
-            values.append(log(max(block.per_call, _LEAST)))
+            values.append(log(max(block.per_call, LEAST_TIME)))
     return averaged(nested)
 
 

@@ -18,6 +18,7 @@ from ffncli.bench.records import (
     COLLECTIVES,
     COMPUTE,
     GEMM,
+    GRAVEST,
     HOST_SECONDS,
     STEP,
     TWIN,
@@ -25,7 +26,6 @@ from ffncli.bench.records import (
     Method,
     Outcome,
     Roof,
-    Status,
     TimedBlock,
     TimedUnit,
 )
@@ -33,7 +33,6 @@ from ffncli.bench.results.row import BenchWarning, ResultRow
 from ffncli.dataclass import dataclass
 from ffncli.show.text import finite
 
-_GRAVEST: tuple[Status, ...] = ("wrong", "oom", "failed", "skipped", "ok")
 _ENVIRONMENT = (
     *("ffncli", "torch", "python", "host", "cpu", "device_name", "driver", "blas", "math_mode"),
     *("openmp", "allocator", "numpy", "isa", "launch_queues"),
@@ -186,7 +185,7 @@ def _of_ranks(case: Case) -> dict[str, Any]:
 def _of_kernel(whole: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:
     """A kernel's row: its outcome, and its time if that is ok in all processes."""
     outcomes = whole.outcomes(kernel)
-    gravest = min(outcomes, key=lambda o: _GRAVEST.index(o.status))
+    gravest = min(outcomes, key=lambda o: GRAVEST.index(o.status))
     ok = gravest.status == "ok" and len(outcomes) == len(whole.units)
     notes = [gravest.note] if gravest.note else []
     if len(outcomes) < len(whole.units):

@@ -10,7 +10,7 @@ from statistics import median
 from ffncli.bench.judge import statistics
 from ffncli.bench.judge.ratios import Means, differs
 from ffncli.bench.judge.statistics import Interval
-from ffncli.bench.records import Method, TimedBlock
+from ffncli.bench.records import LEAST_TIME, Method, TimedBlock
 from ffncli.bench.results.row import BenchWarning
 
 DISTURBANCES = frozenset({"preempted", "throttled", "stolen"})
@@ -112,7 +112,7 @@ def of_case(anchors: Sequence[TimedBlock], aa: Interval | None, method: Method, 
 def halves(blocks: Sequence[TimedBlock]) -> float | None:
     """Log of how much slower the second half of an arm's blocks is than the first, by medians."""
     ordered = sorted(blocks, key=lambda b: (b.process, b.placement, b.round))
-    times = [log(max(b.per_call, 1e-12)) for b in ordered]
+    times = [log(max(b.per_call, LEAST_TIME)) for b in ordered]
     if len(times) < 4:
         return None
     middle = len(times) // 2
@@ -196,9 +196,8 @@ def of_roof(roof: float | None, datasheet: float | None) -> list[BenchWarning]:
 
 
 def figures(blocks: Sequence[TimedBlock], name: str) -> list[float]:
-    """The values of flags `name=value`."""
-    texts = (flag.partition("=") for block in blocks for flag in block.flags)
-    return [float(value) for key, _, value in texts if key == name]
+    """That figure of every block that has it."""
+    return [value for block in blocks if (value := block.figure(name)) is not None]
 
 
 def outside(blocks: Sequence[TimedBlock]) -> float:
@@ -206,7 +205,7 @@ def outside(blocks: Sequence[TimedBlock]) -> float:
     placements: dict[tuple[str, int, int], list[float]] = {}
     for block in blocks:
         key = (block.kernel, block.process, block.placement)
-        placements.setdefault(key, []).append(log(max(block.per_call, 1e-12)))
+        placements.setdefault(key, []).append(log(max(block.per_call, LEAST_TIME)))
     total = count = 0
     for kernel in {key[0] for key in placements}:
         away = [t - median(ts) for key, ts in placements.items() if key[0] == kernel for t in ts]

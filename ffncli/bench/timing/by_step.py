@@ -9,7 +9,7 @@ weights in another cache state than in the block; and the block's time includes 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -25,85 +25,59 @@ from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.placed_kernel import touched
 from ffncli.bench.timing.placement import Arena, Caching, caching, flusher
 from ffncli.bench.timing.rounds import Arm, Measured, measure, plan_of
-from ffncli.block.cost import step_costs
 from ffncli.block.steps import Activation, Experts, Step, block_inputs
 from ffncli.dataclass import dataclass
 from ffncli.kernels.activations import activation
-from ffncli.run.engine.execute import Received, apply, execute, received, run
+from ffncli.run.engine.execute import apply, execute, received, run
 
 Weights = Mapping[str, Tensor]
 CopyTensor = Callable[[Tensor], Tensor]
+StepCall = Callable[[], object]
 
 
-@dataclass(frozen=True)
-class StepArm:
-    """One step that can be called repeatedly: `gate`, `experts[e].gate` (of all experts together), or the block.
-
-    `op` is the op's class in lower case. `bytes` are the bytes that the call reads (inputs, weights) and writes, each
-    once; for experts, only the weights of those that receive tokens.
-    """
-
-    name: str
-    op: str
-    call: Callable[[], object]
-    flops: int
-    bytes: int
-
-
-def step_arms(
+@torch.no_grad()
+def step_calls(
     steps: Sequence[Step], weights: Weights, x: Tensor, copy: CopyTensor = torch.clone
-) -> tuple[StepArm, ...]:
-    """The whole block, the baseline, first; then its steps in order, those inside experts after the experts.
+) -> dict[str, StepCall]:
+    """The whole block, the baseline, first; then its steps in order by name, `experts[e].gate` (of all experts
+    together) after the experts.
 
-    `steps` are kernel steps, `weights` canonical, x [tokens, d_model] the input. No arm changes its inputs, so every
-    call of one returns the same. `copy` copies a tensor to its place for an arm: every arm has its own buffers, two or
+    `steps` are kernel steps, `weights` canonical, x [tokens, d_model] the input. No call changes its inputs, so every
+    call of one returns the same. `copy` copies a tensor to its place for a call: every one has its own buffers, two or
     three times the block's weights in all. Forward only; raises FFNError as `execute` does.
     """
-    with torch.no_grad():
-        return tuple(_arms(steps, weights, x, copy))
-
-
-def _arms(steps: Sequence[Step], weights: Weights, x: Tensor, copy: CopyTensor) -> Iterator[StepArm]:
     (entry,) = block_inputs(steps)
     tensors = {entry: x} | {e.name: e.tensor for e in execute(steps, weights, {entry: x}) if e.expert is None}
-    costs = step_costs(steps, {entry: tuple(x.shape)})
-    read = sum(_weight_bytes(step, weights, tensors) for step in steps)
     params = {name: copy(weights[name]) for step in steps for name in step.parameters()}
-    moved = x.nbytes + read + tensors[steps[-1].output].nbytes
-    flops = sum(cost.flops for cost in costs.values())
-    yield StepArm(BLOCK, BLOCK, _in_turn(steps, params, entry, copy(x)), flops, moved)
+    calls: dict[str, StepCall] = {BLOCK: _in_turn(steps, params, entry, copy(x))}
     for step in steps:
         inputs = {name: copy(tensors[name]) for name in step.inputs}
         params = {name: copy(weights[name]) for name in step.parameters()}
-        moved = sum(tensors[name].nbytes for name in (*inputs, step.output)) + _weight_bytes(step, weights, tensors)
         if isinstance(step.op, Experts):
-            call: Callable[[], object] = partial(run, (step,), params, inputs)
+            calls[step.output] = partial(run, (step,), params, inputs)
+            calls |= _inside(step, step.op, weights, tensors, copy)
         else:
             last = {name.rpartition(".")[2]: tensor for name, tensor in params.items()}
-            call = partial(_function(step), last, [inputs[name] for name in step.inputs])
-        yield StepArm(step.output, step.op.name, call, costs[step.output].flops, moved)
-        if isinstance(step.op, Experts):
-            yield from _inside(step, step.op, weights, tensors, copy)
+            calls[step.output] = partial(_function(step), last, [inputs[name] for name in step.inputs])
+    return calls
 
 
-def _inside(step: Step, op: Experts, weights: Weights, tensors: Weights, copy: CopyTensor) -> Iterator[StepArm]:
-    """One step of the program, of every expert that receives tokens, one expert after the other."""
-    parts = list(_received(step, op, weights, tensors))
+def _inside(step: Step, op: Experts, weights: Weights, tensors: Weights, copy: CopyTensor) -> dict[str, StepCall]:
+    """Each step of the program, of every expert that receives tokens, one expert after the other."""
+    x, route = (tensors[name] for name in step.inputs)
+    parts = list(received(step, op, x, route, weights))
     if not parts:
-        return
+        return {}
     (entry,) = block_inputs(op.program)
     made = [{entry: p.x} | {e.name: e.tensor for e in execute(op.program, p.weights, {entry: p.x})} for p in parts]
-    costs = step_costs(op.program, {entry: (sum(len(p.x) for p in parts), parts[0].x.shape[-1])})
+    out: dict[str, StepCall] = {}
     for inner in op.program:
         calls: list[Callable[[], Tensor]] = []
-        moved = 0
         for part, there in zip(parts, made, strict=True):
             params = {name.rpartition(".")[2]: copy(part.weights[name]) for name in inner.parameters()}
-            inputs = [copy(there[name]) for name in inner.inputs]
-            calls.append(partial(_function(inner), params, inputs))
-            moved += sum(t.nbytes for t in (*params.values(), *inputs, there[inner.output]))
-        name = f"{step.output}[e].{inner.output}"
-        yield StepArm(name, inner.op.name, partial(_every, calls), costs[inner.output].flops, moved)
+            calls.append(partial(_function(inner), params, [copy(there[name]) for name in inner.inputs]))
+        out[f"{step.output}[e].{inner.output}"] = partial(_every, calls)
+    return out
 
 
 def _function(step: Step) -> Callable[[Weights, Sequence[Tensor]], Tensor]:
@@ -151,19 +125,6 @@ def _every(calls: Sequence[Callable[[], Tensor]]) -> Tensor:
     return out
 
 
-def _received(step: Step, op: Experts, weights: Weights, tensors: Weights) -> Iterator[Received]:
-    x, route = step.inputs
-    return received(step, op, tensors[x], tensors[route], weights)
-
-
-def _weight_bytes(step: Step, weights: Weights, tensors: Weights) -> int:
-    """Bytes of the weights that a step reads on these inputs."""
-    if isinstance(step.op, Experts):
-        parts = _received(step, step.op, weights, tensors)
-        return sum(t.nbytes for part in parts for t in part.weights.values())
-    return sum(weights[name].nbytes for name in step.parameters())
-
-
 class StepArms:
     """The arms of --by-step: the whole block and its steps, as `engine.execute` computes them, and the machine anchor.
 
@@ -176,8 +137,8 @@ class StepArms:
 
     def place(self, number: int) -> list[Arm]:
         """All arms with new buffers."""
-        arms = step_arms(self._problem.steps, self._problem.weights, self._problem.first.x, self._placed_copy)
-        named = {arm.name if arm.name == BLOCK else STEP + arm.name: arm.call for arm in arms}
+        calls = step_calls(self._problem.steps, self._problem.weights, self._problem.first.x, self._placed_copy)
+        named = {name if name == BLOCK else STEP + name: call for name, call in calls.items()}
         return [
             *(Arm(name, call, self._flush, flushes=self._flush is not None) for name, call in named.items()),
             anchor_of(self._problem.case.device, self._draw),

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.judge import statistics
 from ffncli.bench.machine.counters import Counters
-from ffncli.bench.records import ANCHOR, GEMM, TWIN, Method, TimedBlock
+from ffncli.bench.records import ANCHOR, GEMM, LEAST_TIME, TWIN, Method, TimedBlock
 from ffncli.bench.timing.clock import Call, Clock
 from ffncli.dataclass import dataclass
 
@@ -22,7 +22,6 @@ _LEAD_IN = 4
 _LONG_LEAD_IN = 2  # for calls as long as a block: the first call fills the caches
 _MOST_LEAD_IN = 12
 _AGREE = 0.05
-_LEAST = 1e-12  # s of a call; none takes less
 _OF_MEDIANS = 1.2533  # standard errors of a median over those of a mean, for normal values: √(π / 2)
 _PLACING = 0.15  # of the time, at most, if more rounds can achieve that
 _MOST_WALL = 20  # block lengths that a block may last together with its untimed work
@@ -245,7 +244,7 @@ class _Measurement:
         """A kernel whose blocks no longer give the ratios that were taken from them at once; empty if there is none."""
         times: dict[tuple[int, int], dict[str, float]] = {}
         for block in self.blocks:
-            times.setdefault((block.placement, block.round), {})[block.kernel] = max(block.per_call, _LEAST)
+            times.setdefault((block.placement, block.round), {})[block.kernel] = max(block.per_call, LEAST_TIME)
         base = self.plan.baseline
         for kernel, before in self.log_ratios.items():
             now = [log(one[kernel] / one[base]) for one in times.values() if kernel in one and base in one]
@@ -304,11 +303,11 @@ class _Measurement:
             ACTIVITY.calls(arm.name)
             start = self.clock.now()
             seconds = self.clock.time(arm.call, count, arm.before)
-            wall = max(self.clock.now() - start, seconds, _LEAST)
+            wall = max(self.clock.now() - start, seconds, LEAST_TIME)
             if wall < self.plan.block / 2 and count < 2**20 and least == inf:
                 count *= 2
                 continue
-            least, least_wall = min(least, max(seconds / count, _LEAST)), min(least_wall, wall / count)
+            least, least_wall = min(least, max(seconds / count, LEAST_TIME)), min(least_wall, wall / count)
             if not again or wall > LONG_CALL:
                 return least, least_wall
             again -= 1
@@ -347,7 +346,7 @@ class _Measurement:
         for position, name in enumerate(order):
             block = self._block(placement, number, position, arms[name])
             self.blocks.append(block)
-            times[name] = max(block.per_call, _LEAST)
+            times[name] = max(block.per_call, LEAST_TIME)
         return times
 
     def _block(self, placement: int, number: int, position: int, arm: Arm) -> TimedBlock:

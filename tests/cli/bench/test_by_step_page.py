@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from ffncli.bench.judge.step_shares import step_shares
 from ffncli.bench.records import BLOCK, STEP, Case
 from ffncli.bench.results.row import ResultRow
-from ffncli.bench.timing.by_step import step_arms
+from ffncli.bench.timing.by_step import step_calls
+from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.steps import walk
 from ffncli.cli.bench.by_step_page import by_step_parts
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.weights import random_weights
@@ -65,20 +68,26 @@ def test_shares_and_rates():
 
 
 @pytest.mark.parametrize("case", [GATED, MOE])
-def test_flops_are_those_of_the_arms_and_of_torch(case):
+def test_flops_are_those_of_the_block_and_of_torch(case):
     """Every step's share of the FLOPs, against torch's own counter for the products."""
     block, generator = kernel_steps(steps(case.spec)), torch.Generator().manual_seed(0)
     weights = random_weights(block, generator)
-    arms = step_arms(block, weights, torch.randn(case.tokens, case.spec.d_model, generator=generator))
-    rows = [row(arm.name if arm.name == BLOCK else STEP + arm.name, 1.0) for arm in arms]
+    calls = step_calls(block, weights, torch.randn(case.tokens, case.spec.d_model, generator=generator))
+    ops = {BLOCK: BLOCK} | {name: step.op.name for name, step in walk(block)}
+    rows = [row(name if name == BLOCK else STEP + name, 1.0) for name in calls]
     table, _, _ = parts_of(case, rows)
-    assert [line[0].strip() for line in table.rows] == [arm.name for arm in arms]
-    for arm, line in zip(arms, table.rows, strict=True):
-        assert (line[1], line[6]) == (arm.op, f"{arm.flops / 1e-3 / 1e9:.3g}")
-        if arm.op == "linear":
+    assert [(line[0].strip(), line[1]) for line in table.rows] == list(ops.items())
+    flops = {BLOCK: cost(block, case.tokens).flops}
+    for name, call in calls.items():
+        if ops[name] == "linear":
             with FlopCounterMode(display=False) as counter:
-                arm.call()
-            assert counter.get_total_flops() == arm.flops
+                call()
+            flops[name] = counter.get_total_flops()
+    assert len(flops) > 3
+    printed = {line[0].strip(): line[6] for line in table.rows}
+    assert {name: printed[name] for name in flops} == {n: f"{count / 1e-3 / 1e9:.3g}" for n, count in flops.items()}
+    shares = step_shares(case, rows)
+    assert sum(one.flops_share for one in shares if not (one.whole or one.inside)) == pytest.approx(1.0)
 
 
 def test_experts_steps_stand_under_them_and_are_not_added():

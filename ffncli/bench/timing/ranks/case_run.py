@@ -13,7 +13,7 @@ from functools import partial
 from torch import Tensor
 
 from ffncli.bench.machine.counters import Counters, Snapshot, SystemCounters
-from ffncli.bench.records import GEMM, TWIN, Case, Doing, Job, Outcome, Status, TimedBlock, TimedUnit
+from ffncli.bench.records import GEMM, GRAVEST, TWIN, Case, Doing, Job, Outcome, TimedBlock, TimedUnit
 from ffncli.bench.referee.errors import Error, Ruling
 from ffncli.bench.referee.problem import Inputs, Problem, Referee
 from ffncli.bench.referee.process import RefereeProcess
@@ -37,8 +37,6 @@ from ffncli.bench.timing.settings import settle
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.kernels.kernel import Kernel
-
-_GRAVEST: tuple[Status, ...] = ("wrong", "oom", "failed", "skipped", "ok")
 
 
 class KernelBroke(RuntimeError):
@@ -114,7 +112,7 @@ class _RankRun(CaseRun):
     def _agree(self, name: str) -> None:
         """Every rank has the gravest outcome of all, with the largest errors."""
         outcomes: list[Outcome] = self.channel.all(self.outcomes[name])
-        rank, gravest = min(enumerate(outcomes), key=lambda one: _GRAVEST.index(one[1].status))
+        rank, gravest = min(enumerate(outcomes), key=lambda one: GRAVEST.index(one[1].status))
         note = self.outcomes[name].note
         if gravest.status != self.outcomes[name].status:
             note = f"rank {rank}: {gravest.note}"
