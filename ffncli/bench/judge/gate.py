@@ -12,6 +12,7 @@ from ffncli.bench.judge.warnings import Code
 from ffncli.bench.records import Method
 from ffncli.bench.results.row import ResultRow
 from ffncli.dataclass import dataclass
+from ffncli.show.text import percent
 
 LEVEL = 0.05  # the chance of any false alarm among all rows
 
@@ -102,7 +103,7 @@ def _not_gated(row: ResultRow, method: Method) -> str:
     if len(row.process_ratios) < 2:
         return "1 process: this process only"
     if differs(aa_of(row), method.margin):
-        return f"this machine cannot resolve {warnings.percent(method.margin)} here"
+        return f"this machine cannot resolve {percent(method.margin, 2)} here"
     if warnings.has(row.warnings, Code.PREEMPTED):
         return "other work ran on these cores"
     return ""

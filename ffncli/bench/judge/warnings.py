@@ -12,6 +12,7 @@ from ffncli.bench.judge.ratios import Means, differs
 from ffncli.bench.judge.statistics import Interval
 from ffncli.bench.records import LEAST_TIME, Method, TimedBlock
 from ffncli.bench.results.row import BenchWarning
+from ffncli.show.text import percent
 
 DISTURBANCES = frozenset({"preempted", "throttled", "stolen"})
 _DRIFT = 0.02
@@ -88,23 +89,18 @@ def has(warnings: Iterable[BenchWarning], code: Code) -> bool:
     return any(warning.code == code for warning in warnings)
 
 
-def percent(share: float) -> str:
-    """Two significant digits: `2.1 %`, `0.53 %`, `140 %`."""
-    return f"{float(f'{100 * share:.2g}'):g} %"
-
-
 def of_case(anchors: Sequence[TimedBlock], aa: Interval | None, method: Method, processes: int) -> list[BenchWarning]:
     """Warnings for all rows of a case: the anchor's blocks, and the A/A interval of the log ratio."""
     warnings = []
     if processes == 1:
         warnings.append(BenchWarning(Code.ONE_PROCESS, "1 process"))
     if aa is not None and differs(aa, method.margin):
-        text = f"this machine cannot resolve {percent(method.margin)} here"
+        text = f"this machine cannot resolve {percent(method.margin, 2)} here"
         warnings.append(BenchWarning(Code.UNRESOLVED, f"{text}, A/A reads {exp(aa.low):.3f} to {exp(aa.high):.3f}"))
     drift = halves(anchors)
     if drift is not None and abs(drift) > log1p(_DRIFT):
         warnings.append(
-            BenchWarning(Code.DRIFT, f"{'+' if drift > 0 else '−'}{percent(abs(expm1(drift)))} between halves")
+            BenchWarning(Code.DRIFT, f"{'+' if drift > 0 else '−'}{percent(abs(expm1(drift)), 2)} between halves")
         )
     return warnings
 
@@ -131,7 +127,7 @@ def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[BenchWar
     elif reached > wanted:
         more = min(reached / wanted, 1e6) ** 2  # of a precision that nobody reaches, more than anybody waits for
         rounds = ceil(ratio.rounds * more)
-        text = f"±{percent(expm1(reached))} reached, ±{percent(method.precision)} wanted"
+        text = f"±{percent(expm1(reached), 2)} reached, ±{percent(method.precision, 2)} wanted"
         seconds = float(f"{method.max_time * rounds / ratio.rounds:.2g}")
         option = f" (--max-time {seconds:g}s)" if seconds <= _PATIENCE else ""  # nobody waits for days
         if early:  # each process is precise, but they differ
@@ -158,19 +154,19 @@ def of_blocks(blocks: Sequence[TimedBlock]) -> list[BenchWarning]:
     """Warnings from the flags of a kernel's and the baseline's blocks."""
     warnings = []
     if disturbed(blocks):
-        warnings.append(BenchWarning(Code.PREEMPTED, f"{percent(disturbed_share(blocks))} of the blocks"))
+        warnings.append(BenchWarning(Code.PREEMPTED, f"{percent(disturbed_share(blocks), 2)} of the blocks"))
     for code, least in ((Code.THROTTLED, 0.0), (Code.STOLEN, _STOLEN)):
         share = _share(blocks, code.value.__eq__)
         if share > least:
-            warnings.append(BenchWarning(code, f"{percent(share)} of the blocks"))
+            warnings.append(BenchWarning(code, f"{percent(share, 2)} of the blocks"))
     load, clock, cpu = (figures(blocks, name) for name in ("load", "clock", "cpu"))
     if load:
         warnings.append(BenchWarning(Code.LOAD, f"{max(load):.1f}"))
     if len(cpu) > len(blocks) / 2:
-        warnings.append(BenchWarning(Code.WAITING, f"threads were busy {percent(median(cpu))} of the time"))
+        warnings.append(BenchWarning(Code.WAITING, f"threads were busy {percent(median(cpu), 2)} of the time"))
     read = [block for block in blocks if figures([block], "power")] or blocks  # the GPU's state is read now and then
     if len(clock) > _SHARE * len(read):
-        warnings.append(BenchWarning(Code.CLOCK, f"{percent(median(clock))} of the rated clock"))
+        warnings.append(BenchWarning(Code.CLOCK, f"{percent(median(clock), 2)} of the rated clock"))
     for code, judged, which in (
         (Code.GPU_THROTTLED, read, "its readings"),
         (Code.POWER_CAPPED, read, "its readings"),
@@ -179,17 +175,17 @@ def of_blocks(blocks: Sequence[TimedBlock]) -> list[BenchWarning]:
         share = _share(judged, code.value.__eq__)
         if share > _SHARE:
             at = f", at {median(sm):.0f} MHz" if code == Code.POWER_CAPPED and (sm := figures(judged, "sm")) else ""
-            warnings.append(BenchWarning(code, f"{percent(share)} of {which}{at}"))
+            warnings.append(BenchWarning(code, f"{percent(share, 2)} of {which}{at}"))
     share = outside(blocks)
     if share > _SHARE:
-        warnings.append(BenchWarning(Code.SPIKES, f"{percent(share)} of the blocks"))
+        warnings.append(BenchWarning(Code.SPIKES, f"{percent(share, 2)} of the blocks"))
     return warnings
 
 
 def of_roof(roof: float | None, datasheet: float | None) -> list[BenchWarning]:
     """A fraction of a roof that is above 1."""
     return [
-        BenchWarning(Code.ROOF, f"{percent(fraction)} of the {name} roof")
+        BenchWarning(Code.ROOF, f"{percent(fraction, 2)} of the {name} roof")
         for name, fraction in (("measured", roof), ("datasheet", datasheet))
         if fraction is not None and fraction > _ROOF
     ]
