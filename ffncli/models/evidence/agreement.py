@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cache
 from typing import Any
 
 from ffncli.block.cost import cost
-from ffncli.block.recipe import FFNSpec, steps
+from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.dataclass import dataclass
 from ffncli.errors import shown
 from ffncli.models.model import IN_ALL, UNEVEN, Disagreement, Group, Layer, Model, NotCounted, Spot, StoredSize, grouped
@@ -17,37 +17,13 @@ from ffncli.models.tensors.arrangement import EXPERT_NORMS
 from ffncli.models.tensors.matching import Spotted, blocks, pairs, prefixes, side_by_side
 from ffncli.models.tensors.recognise import Layers, StoredFFN
 
-
-def _expert_norms(spec: FFNSpec) -> tuple[str, ...]:
-    """The norms among a block's experts, as StoredFFN names them."""
-    return tuple(name for name in sorted(EXPERT_NORMS) if spec.moe and getattr(spec.moe, name))
-
-
-# What a block's tensors show: our name → (its value in a spec, the attribute of StoredFFN).
-_COMPARED: Mapping[str, tuple[Callable[[FFNSpec], Any], str]] = {
-    "d_model": (lambda s: s.d_model, "d_model"),
-    "d_ff": (lambda s: s.d_ff, "d_ff"),
-    "gated": (lambda s: s.gated, "gated"),
-    "bias": (lambda s: s.bias, "bias"),
-    "experts": (lambda s: s.moe.experts if s.moe else 0, "experts"),
-    "shared_d_ff": (lambda s: s.shared_width, "shared_d_ff"),
-    "latent": (lambda s: (s.moe.latent or 0) if s.moe else 0, "latent"),
-    "norms of the experts": (_expert_norms, "expert_norms"),
-    "bias of the experts' sum": (lambda s: bool(s.moe and s.moe.mixed_bias), "mixed_bias"),
-    "router_bias": (lambda s: bool(s.moe and s.moe.router_bias), "router_bias"),
-    "correction": (lambda s: bool(s.moe and s.moe.correction), "correction"),
-    "shared_gate": (lambda s: bool(s.moe and s.moe.shared_gate), "shared_gate"),
-    "activation": (lambda s: s.activation, "activation"),
-    "learned_scale": (lambda s: s.learned_scale, "learned_scale"),
-    "shared_routed": (lambda s: s.moe.shared_experts if s.moe and s.moe.shared_routed else 0, "shared_routed"),
-    "router_width": (lambda s: (s.moe.router_width or 0) if s.moe else 0, "router_width"),
-    "router_carries": (lambda s: bool(s.moe and s.moe.router_carries), "router_carries"),
-    "skip_experts": (lambda s: s.moe.skip_experts if s.moe else 0, "skip_experts"),
-}
+# The fields of a spec, and of its MoE, that tensors can show.
+_OF_SPEC = ("d_model", "d_ff", "gated", "bias", "activation", "learned_scale")
 _OF_MOE = (
-    "experts", "shared_d_ff", "latent", "norms of the experts", "bias of the experts' sum", "router_bias", "correction",
-    "shared_gate", "shared_routed", "router_width", "router_carries", "skip_experts",
+    "experts", "latent", *EXPERT_NORMS, "mixed_bias", "router_bias", "correction", "shared_gate", "shared_routed",
+    "shared_experts", "router_width", "router_carries", "skip_experts",
 )  # fmt: skip
+_DENSE = MoE(experts=0, top_k=0)
 _BY_TENSORS = ("gated", "bias")  # the tensors decide these; a block with any other difference cannot run
 _MOST_NOTES = 3
 
@@ -171,18 +147,22 @@ def _compare(model: Model, block: Layer, item: StoredFFN, at: str, agreement: Co
         agreement.differ(Disagreement(UNEVEN, UNEVEN, "all", item.uneven, at, block.stack, block.index))
         return spec
     differ: list[tuple[str, object, object, str]] = []
-    for name, (of_spec, attribute) in _COMPARED.items():
-        stored = getattr(item, attribute)
-        if stored is not None and stored != of_spec(spec) and (item.whole or name not in _OF_MOE):
-            differ.append((name, of_spec(spec), stored, tensor))
+    moe = spec.moe or _DENSE
+    stated = {name: getattr(spec, name) for name in _OF_SPEC}
+    if item.whole:  # a missing file may have the router, or the shared experts
+        stated |= {"shared_d_ff": spec.shared_width, **{name: getattr(moe, name) for name in _OF_MOE}}
+    for name, stored in item.shows.items():
+        if name in stated and stored != stated[name]:
+            differ.append((name, stated[name], stored, tensor))
     decided: dict[str, Any] = {name: stored for name, _, stored, _ in differ if name in _BY_TENSORS}
     corrected = replace(spec, **decided) if decided else spec
     counted = params_of(corrected)
     if item.whole and counted != item.params and all(name in _BY_TENSORS for name, *_ in differ):
         differ.append((IN_ALL, counted, item.params, f"{at}.{item.loose[0]}" if item.loose else tensor))
     for name, was, stored, where in differ:
-        agreement.differ(Disagreement(name, _config_name(model, name, spec), shown(was), shown(stored), where,
-                                block.stack, block.index))  # fmt: skip
+        was, stored = ("none" if value is None else shown(value) for value in (was, stored))
+        field = _config_name(model, name, spec)
+        agreement.differ(Disagreement(name, field, was, stored, where, block.stack, block.index))
     if item.misfit:
         agreement.differ(replace(misfit(item, spec, at), stack=block.stack, index=block.index))
     if item not in agreement.explained:  # one layer of each kind is evidence enough
@@ -193,13 +173,18 @@ def _compare(model: Model, block: Layer, item: StoredFFN, at: str, agreement: Co
 
 def _without_leftovers(spec: FFNSpec, item: StoredFFN, agreement: ConfigAgreement) -> StoredFFN:
     """The FFN without the zero biases that GPTQ writers add to modules without biases: loaders skip them."""
-    if spec.bias or not item.bias or not item.formats or not all(form.startswith("gptq") for form in item.formats):
+    if (
+        spec.bias
+        or not item.shows["bias"]
+        or not item.formats
+        or not all(form.startswith("gptq") for form in item.formats)
+    ):
         return item
     biases = params_of(replace(spec, bias=True)) - params_of(spec)
     note = "biases stored with GPTQ's matrices are left out: the model has none"
     agreement.notes += [] if note in agreement.notes else [note]
     agreement.params -= biases
-    return replace(item, bias=False, params=item.params - biases)
+    return replace(item, shows={**item.shows, "bias": False}, params=item.params - biases)
 
 
 def misfit(item: StoredFFN, spec: FFNSpec, at: str) -> Disagreement:
@@ -224,14 +209,15 @@ def _config_name(model: Model, name: str, spec: FFNSpec) -> str:
 
 
 def _evidence(model: Model, spec: FFNSpec, item: StoredFFN, tensor: str) -> Iterator[str]:
-    if item.gated is not None:
+    gated, bias = item.shows.get("gated"), item.shows["bias"]
+    if gated is not None:
         fused = "gate and up in " if item.fused else ""
-        yield f"{'gated' if item.gated else 'plain'}: {fused}tensor {shown(tensor, 120)}"
-        if item.gated != spec.gated:
+        yield f"{'gated' if gated else 'plain'}: {fused}tensor {shown(tensor, 120)}"
+        if gated != spec.gated:
             family = f"model_type {model.model_type}, which is {'gated' if spec.gated else 'plain'}"
             yield f"gatedness: the tensors override {family}"
-    if item.bias != spec.bias:
-        yield f"bias: {'present' if item.bias else 'absent'} in the file, unlike the config"
+    if bias != spec.bias:
+        yield f"bias: {'present' if bias else 'absent'} in the file, unlike the config"
 
 
 def _corrected(model: Model, agreement: ConfigAgreement) -> TensorBlocks:

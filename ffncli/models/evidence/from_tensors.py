@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +177,7 @@ def _resolved(
     if tensors.absent and not all(ffn.whole for ffn in ffns):
         advice = "they have tensors of FFNs, whose shapes are needed without a config"
         raise FFNError(f"{where}: {tensors.absent}", advice)
-    learned = next((ffn.activation for ffn in ffns if ffn.activation), None)
+    learned = next((ffn.shows["activation"] for ffn in ffns if "activation" in ffn.shows), None)
     metadata = replace(metadata, activation=learned or metadata.activation)
     unknown = {"norm"} | ({"activation"} if metadata.activation is None else set())
     unknown |= {"top_k"} if any(ffn.experts for ffn in ffns) and metadata.top_k is None else set()
@@ -205,6 +205,7 @@ def _blocks(model: Model, tensors: RecognisedTensors, metadata: Metadata, ffns: 
     prefix, numbered = next(iter(layers.items()))
     layer, first = min(numbered.items(), key=lambda item: item[0])
     tensor = (stem_of(prefix, layer) + first[0].tensor).replace("#", "0")
+    kind = "gated" if first[0].shows.get("gated") else "plain"
     differences = tuple(_differences(model.groups, layers, tensors.items, metadata, tensor))
     doubts = () if metadata.binding else tuple(f"{difference}: the tensors count" for difference in differences)
     unknown = [unknown_note(model.unknown)] if model.unknown else []
@@ -214,7 +215,7 @@ def _blocks(model: Model, tensors: RecognisedTensors, metadata: Metadata, ffns: 
         spots_by_name(layers),
         StoredSize(sum(ffn.params for ffn in ffns), sum(ffn.bytes for ffn in ffns), formats),
         (*_uncounted(layers, metadata), *(differences if metadata.binding else ())),
-        (f"{'gated' if first[0].gated else 'plain'}: tensor {shown(tensor, 120)}",),
+        (f"{kind}: tensor {shown(tensor, 120)}",),
         (*doubts, *unknown),
         tuple(not_counted(tensors.others)),
     )
@@ -236,36 +237,19 @@ def _groups(
 def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
     if ffn.uneven:
         raise FFNError(f"{where} has {ffn.uneven}", NOT_WHOLE)
-    if ffn.d_model is None or ffn.d_ff is None:
+    shows = dict(ffn.shows)
+    if not {"d_model", "d_ff"} <= shows.keys():
         what = " and ".join(f"{shown(name)} {shown(list(shape))}" for name, shape in ffn.misfit)
         problem = f"{what} do not fit each other" if what else f"the shapes of {shown(ffn.tensor)} do not show widths"
         raise FFNError(f"{where}: {problem}", "" if what else "add a config.json, which has d_model and d_ff")
-    moe = None
-    if ffn.experts:
-        moe = MoE(
-            experts=ffn.experts,
-            top_k=min(metadata.top_k or 1, ffn.experts),
-            shared_experts=ffn.shared_routed or int(bool(ffn.shared_d_ff)),
-            shared_d_ff=None if ffn.shared_routed else ffn.shared_d_ff or None,
-            shared_routed=bool(ffn.shared_routed),
-            shared_gate=ffn.shared_gate,
-            router_bias=ffn.router_bias,
-            correction=ffn.correction,
-            latent=ffn.latent or None,
-            mixed_bias=ffn.mixed_bias,
-            latent_norm="latent_norm" in ffn.expert_norms,
-            expert_norm="expert_norm" in ffn.expert_norms,
-            mixed_norm="mixed_norm" in ffn.expert_norms,
-            router_width=ffn.router_width or None,
-            router_carries=ffn.router_carries,
-            skip_experts=ffn.skip_experts,
-        )
-    down_bias = ffn.down_bias if ffn.down_bias != ffn.bias else None
-    activation = metadata.activation or "silu"
-    return FFNSpec(
-        ffn.d_model, ffn.d_ff, activation, bool(ffn.gated), ffn.bias, down_bias=down_bias, moe=moe,
-        learned_scale=ffn.learned_scale,
-    )  # fmt: skip
+    routing = {field.name: shows.pop(field.name) for field in fields(MoE) if field.name in shows}
+    if routing["shared_routed"]:
+        routing["shared_d_ff"] = None  # each is as wide as a routed one
+    else:
+        routing |= {"shared_experts": int(routing["shared_d_ff"] > 0), "shared_d_ff": routing["shared_d_ff"] or None}
+    moe = MoE(top_k=min(metadata.top_k or 1, ffn.experts), **routing) if ffn.experts else None
+    dense = {**shows, "activation": metadata.activation or "silu", "gated": bool(shows.get("gated"))}
+    return FFNSpec(**dense, moe=moe)
 
 
 # --- differences ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import field
 from itertools import islice
+from typing import Any
 
 from ffncli.block import activations
 from ffncli.dataclass import dataclass
@@ -45,47 +47,33 @@ _LEARNED = {frozenset(row.learned): name for name, row in activations.TABLE.item
 
 @dataclass(frozen=True)
 class StoredFFN:
-    """One FFN by its tensors: widths from the shapes (None if they do not show them), parts, parameters, bytes.
+    """One FFN by its tensors. `shows` is as much of its spec as they show: fields of FFNSpec and MoE by name.
 
-    `gated` is None if the file that would show it is missing; `whole` is False if any of its files is. `params`
-    counts the FFN without norms, `bytes` is its size in the file. `tensor` decided gatedness.
-    `latent` is the narrower width that its experts read and write, 0 where that is d_model. `expert_norms` are the
-    norms among the experts (keys of EXPERT_NORMS), `mixed_bias` says whether their sum has a bias.
-    `loose` names tensors inside the FFN that fit no role but are counted. `activation` is the function
-    whose learned parameters are among them, None without any. `misfit` are matrices, name and shape, that do not fit
-    one another. `uneven` says which matrix some experts lack; empty if none does. `shared_routed` is the number of
-    shared experts that the router has rows for, next to the others. `router_width` is that of a router that is an MLP,
-    0 without one, which may get a state (`router_carries`) and have rows for experts without matrices (`skip_experts`).
+    Without a shape, d_model and d_ff are not in it, and `gated` is not if the file that would show it is missing;
+    `activation` is in it if the function's learned parameters are. `shared_d_ff` is the width of all shared experts,
+    0 without any; `shared_experts` is their number, if the router has rows for them.
+
+    `params` counts the FFN without norms, `bytes` is its size in the file; `whole` is False if any of its files is
+    missing. `tensor` decided gatedness. `loose` names tensors inside the FFN that fit no role but are counted.
+    `misfit` are matrices, name and shape, that do not fit one another. `uneven` says which matrix some experts lack;
+    empty if none does.
     """
 
     tensor: str
-    d_model: int | None
-    d_ff: int | None
-    gated: bool | None
-    bias: bool
-    down_bias: bool
-    experts: int
-    shared_d_ff: int
-    router_bias: bool
-    correction: bool
-    shared_gate: bool
+    shows: Mapping[str, Any] = field(hash=False)
     params: int
     bytes: int
     formats: tuple[str, ...]
     loose: tuple[str, ...]
     fused: bool
     whole: bool
-    latent: int = 0
-    expert_norms: tuple[str, ...] = ()
-    mixed_bias: bool = False
-    activation: str | None = None
     misfit: Misfit = ()
     uneven: str = ""
-    learned_scale: bool = False
-    shared_routed: int = 0
-    router_width: int = 0
-    router_carries: bool = False
-    skip_experts: int = 0
+
+    @property
+    def experts(self) -> int:
+        """How many routed experts it has; 0: it is dense."""
+        return int(self.shows["experts"])
 
 
 Layers = Mapping[str, Mapping[int, tuple[StoredFFN, ...]]]  # prefix → layer → its FFNs
@@ -221,18 +209,35 @@ def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[s
     rows = next((s[0] for name, kind in roles.items() if kind == "router" and (s := items[name].shape)), 0)
     uneven, alone = _uneven(p, matrices, members)
     activation, learned = _learned(members, others - with_role - biases)
+    shared_routed = _shared_rows(items, location, rows)
+    bias, down_bias = (p.bias(leaf) in items for leaf in (p.naming.up, p.naming.down))
+    if_shown = {
+        "d_model": d_model,
+        "d_ff": d_ff,
+        "gated": True if p.naming.gate else (fused if shown_here else None),
+        "down_bias": None if down_bias == bias else down_bias,
+        "activation": activation,
+        "shared_experts": shared_routed or None,
+    }
+    shows = {name: value for name, value in if_shown.items() if value is not None} | {
+        "bias": bias,
+        "experts": location.experts,
+        "shared_d_ff": sum(width or 0 for _, width in shared),
+        "latent": latent[0] if latent else None,
+        **{name: bool(location.experts) and name in norms for name in EXPERT_NORMS},
+        "mixed_bias": "mixed_bias" in roles.values(),
+        "router_bias": bool(biases) and not mlp,
+        "correction": "correction" in roles.values(),
+        "shared_gate": "shared_gate" in roles.values(),
+        "learned_scale": "factor" in roles.values(),
+        "shared_routed": bool(shared_routed),
+        "router_width": mlp[0] if mlp else None,
+        "router_carries": "router_carried" in roles.values(),
+        "skip_experts": max(0, rows - location.experts) if mlp else 0,
+    }
     return StoredFFN(
         tensor=p.name(p.naming.gate or p.naming.up),
-        d_model=d_model,
-        d_ff=d_ff,
-        gated=True if p.naming.gate else (fused if shown_here else None),
-        bias=p.bias(p.naming.up) in items,
-        down_bias=p.bias(p.naming.down) in items,
-        experts=location.experts,
-        shared_d_ff=sum(width or 0 for _, width in shared),
-        router_bias=bool(biases) and not mlp,
-        correction="correction" in roles.values(),
-        shared_gate="shared_gate" in roles.values(),
+        shows=shows,
         params=sum(item.params * item.count for item in members.values()),
         bytes=sum(item.bytes for item in members.values()),
         formats=tuple(dict.fromkeys(item.format for theirs in (matrices, *(t for t, _ in shared))
@@ -240,17 +245,8 @@ def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[s
         loose=tuple(sorted(others - with_role - biases - learned)),
         fused=fused,
         whole=all(item.params for item in members.values()),
-        latent=latent[0] if latent else 0,
-        expert_norms=tuple(sorted(norms)) if location.experts else (),
-        mixed_bias="mixed_bias" in roles.values(),
-        activation=activation,
         misfit=misfit or alone,
         uneven=uneven,
-        learned_scale="factor" in roles.values(),
-        shared_routed=_shared_rows(items, location, rows),
-        router_width=mlp[0] if mlp else 0,
-        router_carries="router_carried" in roles.values(),
-        skip_experts=max(0, rows - location.experts) if mlp else 0,
     )  # fmt: skip
 
 

@@ -109,8 +109,8 @@ def test_numbers_are_what_was_put_in(d: int, f: int, experts: int, shared: int, 
     ((found,),) = layers_of(named, experts=experts)["l"].values()
     assert found.params == 3 * d * (experts * f + shared) + experts * d + router * experts
     assert found.bytes == 4 * found.params
-    assert (found.experts, found.shared_d_ff, found.router_bias) == (experts, shared, router)
-    assert (found.d_model, found.d_ff) == (d, f)
+    names = ("experts", "shared_d_ff", "router_bias", "d_model", "d_ff")
+    assert [found.shows[name] for name in names] == [experts, shared, router, d, f]
 
 
 def test_numbers_counts_experts():
