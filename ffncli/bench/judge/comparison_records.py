@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Literal
 
 from ffncli.bench.judge.environment_match import EnvironmentMismatch
 from ffncli.bench.judge.ratios import differs
 from ffncli.bench.judge.statistics import Interval, log_or_inf
-from ffncli.bench.results.row import name_of
+from ffncli.bench.results.row import ASKED, name_of
 from ffncli.dataclass import dataclass
 from ffncli.show.page.record_table import record_table
 from ffncli.show.text import percent
@@ -108,6 +108,9 @@ class ComparedRow:
         return not self.gated or self.ratio_high is None or self.ratio_high > 1 + threshold
 
 
+CASE_COLUMNS = ("block", *(column.name for column in fields(ComparedRow) if column.name in ASKED))
+
+
 @dataclass(frozen=True)
 class KernelMean:
     """One kernel over its cases: geometric means of the ratios that are known."""
@@ -159,17 +162,7 @@ class ResultComparison:
         return f"<ResultComparison of {len(self.rows)} rows: {counts or 'nothing was timed on both sides'}>"
 
     def _repr_html_(self) -> str:
-        names = (
-            "block",
-            "tokens",
-            "dtype",
-            "passes",
-            "device",
-            "kernel",
-            "ratio",
-            "ratio_low",
-            "ratio_high",
-            "verdict",
-        )
+        asked = [name for name in CASE_COLUMNS if any(getattr(row, name) for row in self.rows)]
+        names = (*asked, "kernel", "ratio", "ratio_low", "ratio_high", "verdict")
         rows = [[getattr(row, name) for name in names] for row in self.rows]
         return record_table(repr(self)[1:-1], [*map(name_of, names)], rows)

@@ -9,19 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ffncli.bench.results.row import ResultRow, name_of
+from ffncli.bench.results.row import ASKED, BLOCK, COMPARED, ResultRow, name_of
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.show.text import plural
 
-# What must match for times to be comparable. Device, dtype, threads, pass and cache mode are part of the case.
-ENVIRONMENT = (
-    "cpu", "isa", "device_name", "driver", "blas", "openmp", "allocator", "math_mode", "torch", "numpy", "python",
-    "gpu_uuid", "power_limit_w", "cublas", "cudnn", "triton", "mig", "launch_queues", "launch",
-)  # fmt: skip
-_BLOCK = ("d_model", "d_ff", "activation", "gated", "bias", "experts", "top_k", "shared_experts")
-_ASKED = ("tokens", "dtype", "passes", "cache", "device", "threads", "routing", "input", "layout")
-Key = tuple[object, ...]  # of _BLOCK, _ASKED, the kernel; the case's own text if these do not distinguish cases
+_KEY = (*BLOCK, *ASKED, "kernel")
+Key = tuple[object, ...]  # of _KEY; and the case's own text if that does not distinguish cases
 
 
 @dataclass(frozen=True)
@@ -54,7 +48,7 @@ class Matching:
 
 
 def match(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> Matching:
-    """Rows by (block, tokens, dtype, pass, cache, device, threads, routing, input, layout, kernel).
+    """Rows by block, by what was asked of it (tokens, dtype, device, ...), and by kernel.
 
     Several runs of a side combine their rows. A row that a side has twice (a file named twice, or joined to itself)
     counts once. Raises FFNError if one run has two different results for one case, and if nothing is in common.
@@ -73,7 +67,7 @@ def mismatches(pairs: Iterable[RowPair]) -> tuple[EnvironmentMismatch, ...]:
     """The differences of the environments, by field; a field recorded on only one side also differs."""
     counts: dict[tuple[str, str, str], int] = {}
     for pair in pairs:
-        for field in ENVIRONMENT:
+        for field in COMPARED:
             sides = [sorted({_recorded(row, field) for row in rows}) for rows in (pair.base, pair.new)]
             if len({*sides[0], *sides[1]}) > 1:
                 texts = [" and ".join(value or "unknown" for value in side) for side in sides]
@@ -90,7 +84,7 @@ def _recorded(row: ResultRow, field: str) -> str:
 def environment(pairs: Iterable[RowPair]) -> str:
     """What all rows of both sides share, in a line: `AMD EPYC 7B13, torch 2.13.0, Python 3.12.1`."""
     rows = [row for pair in pairs for row in (*pair.base, *pair.new)]
-    shared = {field: values.pop() for field in ENVIRONMENT if len(values := {getattr(row, field) for row in rows}) == 1}
+    shared = {field: values.pop() for field in COMPARED if len(values := {getattr(row, field) for row in rows}) == 1}
     device = shared.get("device_name") or shared.get("cpu")
     named = (("torch", "torch"), ("python", "Python"), ("numpy", "numpy"), ("driver", "driver"))
     words = [f"{name} {shared[field]}" for field, name in named if shared.get(field)]
@@ -109,7 +103,7 @@ def hosts(pairs: Iterable[RowPair]) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _key(row: ResultRow) -> Key:
-    return tuple(getattr(row, field) for field in (*_BLOCK, *_ASKED, "kernel"))
+    return tuple(getattr(row, field) for field in _KEY)
 
 
 def _unclear(rows: Sequence[ResultRow]) -> set[Key]:
@@ -156,10 +150,9 @@ def block_of(row: ResultRow) -> str:
 def _apart(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> str:
     """Why no row of one side matches a row of the other: the fields without a common value."""
     parts = []
-    for field in (*_BLOCK, *_ASKED, "kernel"):
+    for field in _KEY:
         sides = [list(dict.fromkeys(str(getattr(row, field)) for row in rows)) for rows in (base, new)]
         if not set(sides[0]) & set(sides[1]):
             few = [", ".join(side[:3]) + (", ..." if len(side) > 3 else "") for side in sides]
             parts.append(f"{name_of(field)}: {few[0] or 'unknown'} in BASE, {few[1] or 'unknown'} in NEW")
-    matched = "block, tokens, dtype, pass, cache, device, threads, routing, input, ranks and kernel"
-    return "; ".join(parts) or f"rows are matched by {matched}"
+    return "; ".join(parts) or f"rows are matched by block, {', '.join(map(name_of, ASKED))} and kernel"

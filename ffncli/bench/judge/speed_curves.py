@@ -6,15 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ffncli.bench.judge.environment_match import block_of
-from ffncli.bench.results.row import ResultRow
+from ffncli.bench.results.row import ASKED, BLOCK, ResultRow, columns
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 
 SIZES = ("tokens", "d_ff", "d_model", "threads")  # what may be swept, the first of equals in front
-_OTHERS = (
-    "activation", "gated", "bias", "experts", "top_k", "shared_experts", "dtype", "passes", "cache",
-    "device", "baseline", "routing", "input", *SIZES,
-)  # fmt: skip
 _NO_SWEEP = "--plot draws speed against a size, and no size has two values here"
 
 
@@ -59,7 +55,8 @@ def speed_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:
     if axis is None:
         return ()
     several = () if _are_of_one_grid(timed) else ("run_id",)
-    varying = [name for name in (*several, *_OTHERS) if name != axis and not _decided_by(axis, name, timed)]
+    others = (*several, *BLOCK, *ASKED, "baseline")
+    varying = [name for name in others if name != axis and not _decided_by(axis, name, timed)]
     if len({row.hardware for row in timed}) > 1:  # no curve is across kinds of machines, even if sizes decide these
         varying.append("hardware")
     groups: dict[tuple[Any, ...], list[ResultRow]] = {}
@@ -90,8 +87,10 @@ def _axis(sizes: Mapping[str, Sequence[int | None]]) -> str | None:
 
 
 def _are_of_one_grid(rows: Sequence[ResultRow]) -> bool:
-    """Whether rows of several runs can be parts of one grid: nothing twice, and with one version of torch."""
-    return len({(row.case, row.kernel) for row in rows}) == len(rows) and len({row.torch for row in rows}) == 1
+    """Whether rows of several runs can be parts of one grid: nothing twice, and of one version."""
+    shared = columns("environment", one_per_grid=True)
+    versions = {tuple(getattr(row, name) for name in shared) for row in rows}
+    return len({(row.case, row.kernel) for row in rows}) == len(rows) and len(versions) == 1
 
 
 def _decided_by(axis: str, name: str, rows: Sequence[ResultRow]) -> bool:

@@ -29,15 +29,10 @@ from ffncli.bench.records import (
     TimedBlock,
     TimedUnit,
 )
-from ffncli.bench.results.row import BenchWarning, ResultRow
+from ffncli.bench.results.row import MACHINE, BenchWarning, ResultRow
 from ffncli.dataclass import dataclass
 from ffncli.show.text import finite
 
-_ENVIRONMENT = (
-    *("ffncli", "torch", "python", "host", "cpu", "device_name", "driver", "blas", "math_mode"),
-    *("openmp", "allocator", "numpy", "isa", "launch_queues"),
-    *("gpu_uuid", "power_limit_w", "cublas", "cudnn", "triton", "mig", "persistence"),
-)  # columns that a unit's environment fills
 _EARLY = 0.6  # of --max-time
 _FAULTS = 1.0  # page faults a call, by which arms may differ
 
@@ -81,7 +76,7 @@ class _CaseUnits:
         aa = paired([*arms.get(TWIN, ()), *arms.get(baseline, ())], TWIN, baseline)
         signal = arms.get(ANCHOR) or arms.get(baseline, [])
         warned = warnings.of_case(signal, aa.interval if aa else None, method, len(units)) if arms else []
-        differing = [c for c in _ENVIRONMENT if len({u.environment.get(c, "") for u in units}) > 1]
+        differing = [c for c in MACHINE if len({u.environment.get(c, "") for u in units}) > 1]
         differing += ["cache"] * (len({u.cache for u in units}) > 1)
         differing += ["launch"] * (len({u.launch for u in units if u.launch}) > 1)
         if differing:
@@ -130,27 +125,12 @@ class _CaseUnits:
 
 def _of_case(whole: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
     """The columns that all rows of a case share."""
-    case, spec, moe = whole.case, whole.case.spec, whole.case.spec.moe
+    case = whole.case
     environment = whole.units[0].environment
     anchor, aa = log_times(whole.blocks(ANCHOR), ANCHOR), whole.aa.interval.map(exp_or_inf) if whole.aa else None
     row = ResultRow(
         run_id=run.get("run_id", ""),
         started_utc=run.get("started_utc", ""),
-        device=case.device,
-        threads=case.threads,
-        source=case.source,
-        d_model=spec.d_model,
-        d_ff=spec.d_ff,
-        activation=spec.activation,
-        gated=spec.gated,
-        bias=spec.bias,
-        experts=moe.experts if moe else 0,
-        top_k=moe.top_k if moe else 0,
-        shared_experts=moe.shared_experts if moe else 0,
-        tokens=case.tokens,
-        dtype=case.dtype,
-        passes=case.passes,
-        cache=whole.units[0].cache,
         baseline=whole.baseline,
         processes=len(whole.units),
         aa_ratio=aa.value if aa else None,
@@ -159,27 +139,44 @@ def _of_case(whole: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
         baseline_error_rel=_worst(o.error_rel for o in whole.outcomes(whole.baseline)),
         seed=whole.method.seed,
         process_anchors_s=tuple(exp(v) for v in anchor.of_processes.values()) if anchor else (),
-        case=case.key,
         precision=whole.method.precision,
         launch=next((u.launch for u in whole.units if u.launch), ""),
-        routing=case.routing_sha256 or case.routing,
         tokens_per_expert=whole.tokens_per_expert,
-        input=case.input_sha256,
         referee="worker" if any(u.referee == "worker" for u in whole.units) else "process",
-        **_of_ranks(case),
+        communication_bytes=communication_bytes(case) if case.layout else None,
+        **case_columns(case) | {"cache": whole.units[0].cache},  # the mode in use
     )
-    columns: dict[str, Any] = {column: environment[column] for column in _ENVIRONMENT if column in environment}
+    columns: dict[str, Any] = {column: environment[column] for column in MACHINE if column in environment}
     if limit := columns.pop("power_limit_w", ""):  # the only number among them
         columns["power_limit_w"] = float(limit)
     return replace(row, **columns)
 
 
-def _of_ranks(case: Case) -> dict[str, Any]:
-    """How a block is split, and what that sends; nothing on one rank."""
-    if case.ranks.world_size == 1:
-        return {}
-    sent = communication_bytes(case)
-    return {"world_size": case.ranks.world_size, "layout": case.layout, "communication_bytes": sent}
+def case_columns(case: Case) -> dict[str, Any]:
+    """The columns that say what was measured, with the requested cache mode."""
+    spec, moe = case.spec, case.spec.moe
+    return {
+        "source": case.source,
+        "case": case.key,
+        "d_model": spec.d_model,
+        "d_ff": spec.d_ff,
+        "activation": spec.activation,
+        "gated": spec.gated,
+        "bias": spec.bias,
+        "experts": moe.experts if moe else 0,
+        "top_k": moe.top_k if moe else 0,
+        "shared_experts": moe.shared_experts if moe else 0,
+        "tokens": case.tokens,
+        "dtype": case.dtype,
+        "passes": case.passes,
+        "cache": case.cache,
+        "routing": case.routing_sha256 or case.routing,
+        "input": case.input_sha256,
+        "device": case.device,
+        "threads": case.threads,
+        "world_size": case.ranks.world_size if case.layout else None,
+        "layout": case.layout,
+    }
 
 
 def _of_kernel(whole: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:

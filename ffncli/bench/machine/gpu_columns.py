@@ -19,22 +19,20 @@ from ffncli.system.cgroup import text
 from ffncli.system.gpu_state import gpu_state, uuid_of
 from ffncli.system.packages import installed
 
-GPU_COLUMNS = ("gpu_uuid", "power_limit_w", "cublas", "cudnn", "triton", "mig", "persistence")
 _HASHED = 12  # hexadecimal digits: enough to tell cards apart, too few to be the card's
 _CUBLAS = ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12", "nvidia-cublas-cu11")
 
 
 def gpu_columns(device: str) -> dict[str, str]:
-    """All of GPU_COLUMNS, empty where they do not apply or are not known; on a CPU, all are."""
-    columns = dict.fromkeys(GPU_COLUMNS, "")
+    """Those of a GPU, empty where they are not known; none of a CPU."""
     if torch.device(device).type != "cuda":
-        return columns
+        return {}
     handles, _ = gpu_handles(device)
     state = gpu_state(handles) if handles else None
     limit, persistence = (state.power_limit_w, state.persistence) if state else (None, None)
     uuid = uuid_of(device, torch)
     part = re.search(r"\bMIG (\S+)", torch.cuda.get_device_name(torch.device(device)))
-    return columns | {
+    return {
         "gpu_uuid": hashlib.sha256(uuid.encode()).hexdigest()[:_HASHED] if uuid else "",
         "power_limit_w": "" if limit is None else f"{limit:g}",
         "cublas": cublas_version(),

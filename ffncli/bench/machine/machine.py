@@ -32,7 +32,7 @@ _GPU_CACHE_FALLBACK = 50 << 20  # H100's; used if torch does not report it
 
 
 def environment(device: str) -> dict[str, str]:
-    """The columns of `ResultRow` on machine and software: all of them, empty if they do not apply.
+    """The columns of `ResultRow` on machine and software that apply to this device, and the device.
 
     Call it in the process that measures, after its settings: `math_mode`, `openmp` and `allocator` are the current
     ones.

@@ -14,12 +14,13 @@ from pathlib import Path
 
 from ffncli.bench.judge.gate import aa_of
 from ffncli.bench.judge.ratios import differs
+from ffncli.bench.judge.summary import case_columns
 from ffncli.bench.public.definition import CPU, PublicSuite, public_suite
-from ffncli.bench.public.recomputed import CHECKED, recomputed
+from ffncli.bench.public.recomputed import recomputed
 from ffncli.bench.records import Case, TimedBlock
 from ffncli.bench.results.csv_file import parse_rounds, read_rows
 from ffncli.bench.results.journal import ResultFiles
-from ffncli.bench.results.row import ResultRow, name_of
+from ffncli.bench.results.row import ASKED, BLOCK, MACHINE, ResultRow, columns, name_of
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, clean, shown, shown_path
 from ffncli.kernels import BUILT_IN
@@ -30,10 +31,6 @@ MOST_OF_ROOF = 1.02
 _SHA256 = re.compile(r"sha256 ([0-9a-f]{64})\b")
 _MOST_ROUNDS_BYTES = 300_000_000
 _CLOSE = 1e-9  # relative: the same numbers by another machine's logarithm
-_ONE_ENVIRONMENT = (
-    "ffncli", "torch", "numpy", "python", "cpu", "isa", "device_name", "driver", "gpu_uuid", "math_mode", "openmp",
-    "allocator", "host",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -153,17 +150,10 @@ def _all_cases(judged: _Judged) -> Iterator[str]:
 
 def _unlike(row: ResultRow, case: Case, suite: PublicSuite) -> Iterator[str]:
     """Columns that are not those of the definition."""
-    spec, moe = case.spec, case.spec.moe
-    defined = {
-        "d_model": spec.d_model, "d_ff": spec.d_ff, "activation": spec.activation, "gated": spec.gated,
-        "bias": spec.bias, "experts": moe.experts if moe else 0, "top_k": moe.top_k if moe else 0,
-        "shared_experts": moe.shared_experts if moe else 0, "tokens": case.tokens, "dtype": case.dtype,
-        "passes": case.passes, "device": case.device, "threads": case.threads, "routing": case.routing, "input": "",
-        "seed": suite.seed, "world_size": None,
-    }  # fmt: skip
-    for name, value in defined.items():
-        if getattr(row, name) != value:
-            yield f"{name_of(name)} is {shown(getattr(row, name))}, not {shown(value)}"
+    defined = case_columns(case) | {"seed": suite.seed}
+    for name in (*BLOCK, *ASKED, "world_size", "seed"):
+        if name != "cache" and getattr(row, name) != defined[name]:
+            yield f"{name_of(name)} is {shown(getattr(row, name))}, not {shown(defined[name])}"
     if row.cache not in ((case.cache, "shared") if case.cache == "warm" else (case.cache,)):
         yield f"cache is {shown(row.cache)}, not {case.cache}"
 
@@ -229,7 +219,7 @@ def _changed(rows: Sequence[ResultRow], again: Mapping[str, ResultRow]) -> Itera
         if row.kernel not in again:
             yield f"{_name(row)} has no blocks"
             continue
-        for name in CHECKED:
+        for name in columns("figure", recomputed=True):
             stored, computed = getattr(row, name), getattr(again[row.kernel], name)
             if not _same(stored, computed):
                 yield f"{_name(row)}: {name} is {shown(stored)}, its blocks give {shown(computed)}"
@@ -277,7 +267,7 @@ def _processes(judged: _Judged) -> Iterator[str]:
 
 
 def _one_machine(judged: _Judged) -> Iterator[str]:
-    for name in _ONE_ENVIRONMENT:
+    for name in MACHINE:
         values = dict.fromkeys(getattr(row, name) for row in judged.rows)
         if len(values) > 1:
             yield f"{name} is {' and '.join(shown(value, 60) for value in values)}"

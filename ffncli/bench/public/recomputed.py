@@ -9,13 +9,6 @@ from ffncli.bench.judge.summary import summarise
 from ffncli.bench.records import Cache, Case, Method, Outcome, Status, TimedBlock, TimedUnit
 from ffncli.bench.results.row import ResultRow
 
-# The columns that follow from the blocks and the definition alone.
-CHECKED = (
-    "processes", "placements", "rounds", "inner", "time_s", "time_low_s", "time_high_s", "ratio", "ratio_low",
-    "ratio_high", "verdict", "aa_ratio", "aa_low", "aa_high", "gemm_ratio", "process_times_s", "process_anchors_s",
-    "process_ratios", "page_faults_per_call", "flops", "tflops",
-)  # fmt: skip
-
 
 def recomputed(case: Case, rows: Sequence[ResultRow], blocks: Sequence[TimedBlock]) -> Mapping[str, ResultRow]:
     """Kernel → its row as its blocks give it; status and errors, which no block has, are the stored ones."""

@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.bench.judge.compare import compare
-from ffncli.bench.judge.comparison_records import ComparedRow, Rules
+from ffncli.bench.judge.comparison_records import CASE_COLUMNS, ComparedRow, Rules
 from ffncli.bench.results.csv_file import read_rows
+from ffncli.bench.results.row import name_of
 from ffncli.show.page.charts import RatioBar, intervals
 from ffncli.show.page.document import PageParts, Section
 from ffncli.show.page.element import Child, element
 
 _MOST_DRAWN = 100
-_COLUMNS = (
-    "block", "tokens", "dtype", "passes", "cache", "device", "threads", "kernel", "base_status", "new_status",
-    "base_time_s", "new_time_s", "ratio", "ratio_low", "ratio_high", "normalised_ratio", "verdict", "reason",
+_FIGURES = (
+    "base_status", "new_status", "base_time_s", "new_time_s", "ratio", "ratio_low", "ratio_high", "normalised_ratio",
+    "verdict", "reason",
 )  # fmt: skip
 
 
@@ -37,8 +38,10 @@ def comparison_parts(base: Path, new: Path, name: str) -> PageParts:
     for which, left in ((base.name, result.only_in_base), (new.name, result.only_in_new)):
         if left:
             children.append(element("p", f"Only in {which}: {len(left):,} cases and kernels.", class_="muted"))
-    columns = ["pass" if column == "passes" else column for column in _COLUMNS]
-    data: dict[str, Any] = {"columns": columns, "rows": [[getattr(row, c) for c in _COLUMNS] for row in result.rows]}
+    asked = [column for column in CASE_COLUMNS if any(getattr(row, column) for row in result.rows)]
+    names = (*asked, "kernel", *_FIGURES)
+    rows = [[getattr(row, column) for column in names] for row in result.rows]
+    data: dict[str, Any] = {"columns": [*map(name_of, names)], "rows": rows}
     section = Section(f"{name}-section", f"{base.name} and {new.name}", tuple(children))
     return PageParts((section,), {name: data})
 

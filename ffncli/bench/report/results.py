@@ -10,7 +10,7 @@ from typing import Any
 from ffncli.bench.records import TimedBlock
 from ffncli.bench.report.reading import HOW_TO_READ
 from ffncli.bench.results.csv_file import parse_rounds, read_rows
-from ffncli.bench.results.row import ResultRow
+from ffncli.bench.results.row import ASKED, ResultRow, columns, name_of
 from ffncli.errors import FFNError
 from ffncli.show.page.charts import ChartLine, RatioBar, intervals, lines
 from ffncli.show.page.document import PageParts, Section
@@ -21,16 +21,10 @@ from ffncli.system.files import open_to_read
 _MOST_RATIOS = 100  # drawn; the table has all
 _MOST_BLOCKS = 20_000  # of the rounds, over all cases
 _MOST_ROUNDS_BYTES = 200_000_000
-_COLUMNS = (
-    "source", "tokens", "dtype", "passes", "cache", "device", "threads", "routing", "layout", "kernel", "status",
-    "time_s", "ratio", "ratio_low", "ratio_high", "verdict", "gemm_ratio", "tflops", "gbytes_per_s", "roof_fraction",
-    "bound", "error_rel", "note",
-)  # fmt: skip
-_OF_CASE = _COLUMNS[:9]
-_MACHINE = (
-    "started_utc", "ffncli", "torch", "python", "cpu", "isa", "device_name", "driver", "blas", "threads", "math_mode",
-    "openmp", "allocator", "precision", "processes", "rounds",
-)  # fmt: skip
+_OF_CASE = ("source", *ASKED)
+_FIGURES = (*columns("figure", shown="always"), *columns("figure", shown="page"))
+_COLUMNS = (*_OF_CASE, "kernel", *_FIGURES, "note")
+_MACHINE = ("started_utc", *columns("environment"), "threads", "precision", "processes", "rounds")
 
 
 def results_parts(path: Path, name: str) -> PageParts:
@@ -225,7 +219,7 @@ def _table(rows: Sequence[ResultRow]) -> dict[str, Any]:
         name for name in _COLUMNS
         if name in ("kernel", "time_s") or any(getattr(row, name) not in (None, "", ()) for row in rows)
     ]  # fmt: skip
-    names = ["pass" if name == "passes" else name for name in shown]
+    names = [name_of(name) for name in shown]
     return {"columns": names, "rows": [[getattr(row, name) for name in shown] for row in rows]}
 
 

@@ -25,7 +25,7 @@ from ffncli.bench.results.csv_file import (
 )
 from ffncli.bench.results.grid_file import WholeGrid, difference, grid_bytes, parse_grid, stored_grid
 from ffncli.bench.results.journal import ResultFiles, begun_run, locked, unfinished
-from ffncli.bench.results.row import ResultRow
+from ffncli.bench.results.row import ResultRow, columns
 from ffncli.block import recipe
 from ffncli.block.steps import walk
 from ffncli.dataclass import dataclass
@@ -34,7 +34,6 @@ from ffncli.kernels.kernel import kernel_steps
 from ffncli.show.text import plural
 from ffncli.system.files import check_writable, written_whole
 
-_SAME_VERSIONS = ("ffncli", "torch")  # they decide how is measured, and what
 _NOT_RESULTS = (".rounds.csv", ".grid.json", ".csv.lock")  # files next to a result, which `part-*` matches too
 _JOURNAL = ".partial.jsonl"
 _DAMAGED = "the file is damaged, or not of this grid"
@@ -203,7 +202,7 @@ def _one_grid(sources: Sequence[_ResultInput]) -> WholeGrid | None:
 
 def _mismatches(sources: Sequence[_ResultInput], allowed: bool) -> Iterator[str]:
     """A note on every version that differs. Raises FFNError for the first one unless that is `allowed`."""
-    for field in _SAME_VERSIONS:
+    for field in columns("environment", one_per_grid=True):
         files: dict[str, str] = {}
         for source in sources:
             for row in source.rows:

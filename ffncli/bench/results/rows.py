@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ffncli.bench.results.row import ResultRow
+from ffncli.bench.results.row import ASKED, ResultRow, columns, name_of
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
-
-_COLUMNS = (
-    "tokens", "dtype", "passes", "cache", "device", "kernel", "status", "time_s", "ratio", "ratio_low", "ratio_high",
-    "verdict",
-)  # fmt: skip
 
 
 class ResultRows(tuple[ResultRow, ...]):
@@ -29,11 +24,12 @@ class ResultRows(tuple[ResultRow, ...]):
         return "\n".join(lines) + ("\n  …>" if len(self) > 10 else ">")
 
     def _repr_html_(self) -> str:
-        from ffncli.bench.results.row import name_of
         from ffncli.show.page.record_table import record_table
 
-        rows = [[getattr(row, name) for name in _COLUMNS] for row in self]
-        return record_table(f"{len(self)} results", [*map(name_of, _COLUMNS)], rows)
+        asked = [name for name in ASKED if any(getattr(row, name) for row in self)]
+        names = (*asked, "kernel", *columns("figure", shown="always"))
+        rows = [[getattr(row, name) for name in names] for row in self]
+        return record_table(f"{len(self)} results", [*map(name_of, names)], rows)
 
 
 def _line(row: ResultRow) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.bench.judge.compare import change
-from ffncli.bench.judge.comparison_records import CONVENTIONS, ComparedRow, ResultComparison
+from ffncli.bench.judge.comparison_records import CASE_COLUMNS, CONVENTIONS, ComparedRow, ResultComparison
 from ffncli.bench.results.row import name_of
 from ffncli.errors import clean
 from ffncli.show.output import markdown
@@ -19,10 +19,7 @@ from ffncli.show.tables import Table
 from ffncli.show.text import finite, percent, plural, time_text
 
 LONGEST_COMMENT = 65_000  # characters of Markdown; GitHub refuses comments of more than 65,536
-_ASKED = (
-    ("block", ""), ("tokens", " tokens"), ("dtype", ""), ("passes", ""), ("cache", ""), ("device", ""),
-    ("routing", " routing"), ("input", " input"),
-)  # fmt: skip
+_UNITS = {"tokens": " tokens", "routing": " routing", "input": " input"}
 _MOST_NAMED = 5  # rows named in one line
 _MOST_MEANS = 20
 _LONGEST_CELL = 120
@@ -265,13 +262,12 @@ def _title(comparison: ResultComparison) -> str:
 def _frame(comparison: ResultComparison) -> list[str]:
     """What all rows share, the machine, and remarks."""
     first = comparison.rows[0]
+    units = _UNITS | {"threads": f" {plural('thread', first.threads or 0)}"}
     alike = [
-        f"{getattr(first, name)}{unit}"
-        for name, unit in _ASKED
+        f"{getattr(first, name)}{units.get(name, '')}"
+        for name in CASE_COLUMNS
         if not _varies(comparison, name) and getattr(first, name)
     ]
-    if not _varies(comparison, "threads") and first.threads is not None:
-        alike.append(f"{first.threads} {plural('thread', first.threads)}")
     out = [", ".join(_cut(text) for text in alike)] if alike else []
     counts = [sorted({getattr(row, f"processes_{side}") for row in comparison.rows} - {0}) for side in ("base", "new")]
     texts = ["none" if not c else f"{c[0]}" if len(c) == 1 else f"{c[0]} to {c[-1]}" for c in counts]
@@ -287,7 +283,7 @@ def _varies(comparison: ResultComparison, name: str) -> bool:
 
 
 def _table(comparison: ResultComparison, rows: Sequence[ComparedRow], title: str, emphasis: str = "") -> Table:
-    varying = [name for name in (*(name for name, _ in _ASKED), "threads") if _varies(comparison, name)]
+    varying = [name for name in CASE_COLUMNS if _varies(comparison, name)]
     columns = (*(name_of(name) for name in varying), "kernel", "BASE", "NEW", "NEW's time is")
     cells = [
         (

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from ffncli.bench.judge.compare import compare
 from ffncli.bench.judge.comparison_records import ResultComparison, Rules
-from ffncli.bench.judge.environment_match import ENVIRONMENT, match
+from ffncli.bench.judge.environment_match import match
 from ffncli.bench.judge.gate import gate
 from ffncli.bench.judge.welch import welch
 from ffncli.bench.records import Method
-from ffncli.bench.results.row import BenchWarning, ResultRow
+from ffncli.bench.results.row import COMPARED, BenchWarning, ResultRow
 from ffncli.errors import FFNError
 from tests.bench.stored import around, row, table
 
@@ -31,7 +31,7 @@ def held(slowdowns: list[float], rules: Rules = GATE, **changes: object) -> Resu
 # --- METHOD: the tests by name ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("field", ENVIRONMENT)
+@pytest.mark.parametrize("field", COMPARED)
 def test_a_baseline_from_another_environment_is_refused_and_never_gates(field):
     base, new = table([1, 1], "base"), table([1.5, 1.5], "new", **{field: "another"})
     with pytest.raises(FFNError, match=rf"{field}: .* in BASE, another in NEW.*--allow-mismatch") as refused:
@@ -427,5 +427,5 @@ def test_rows_cannot_hide_in_fields_that_nothing_reads():
     """Every field that names the machine is compared, in the question, or deliberately neither."""
     named = "cpu isa device_name driver blas openmp allocator math_mode torch numpy python launch_queues launch"
     named += " gpu_uuid power_limit_w cublas cudnn triton mig"  # what makes two GPUs of one model two machines
-    assert set(ENVIRONMENT) == set(named.split()) < {f.name for f in fields(ResultRow)}
-    assert {"host", "ffncli", "persistence"} & set(ENVIRONMENT) == set()
+    assert set(COMPARED) == set(named.split()) < {f.name for f in fields(ResultRow)}
+    assert {"host", "ffncli", "persistence"} & set(COMPARED) == set()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ffncli import kernels
 from ffncli.bench.records import Case
+from ffncli.bench.results.row import columns
 from ffncli.block.recipe import steps
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, shown_path
@@ -23,10 +24,8 @@ from ffncli.system import host
 from ffncli.system.files import cache_folder, read_whole, written_whole
 
 _MOST_BYTES = 100_000  # of a file
-# Columns of an environment on which the fastest kernel depends.
-_DEPENDS_ON = (
-    "cpu", "isa", "device_name", "driver", "torch", "numpy", "blas", "triton", "math_mode", "openmp", "ffncli"
-)  # fmt: skip
+# A choice holds where times are comparable, on any machine or card of that model.
+_DEPENDS_ON = ("ffncli", *columns("environment", compared=True, individual=False, per_case=False))
 
 
 @dataclass(frozen=True)
