@@ -6,6 +6,7 @@ Also what every message needs: text from files and arguments, escaped so that it
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 
@@ -38,17 +39,54 @@ class Terminated(SystemExit):
         super().__init__(int(ExitCode.TERMINATED))
 
 
+def option(name: str, value: object = None) -> str:
+    """A field, or a field with a value, as part of a message: `layer` and `norm='none'` in Python.
+
+    The command line writes the same as it is typed there: `--layer` and `--norm none`.
+    """
+    return f"\ue000{name}\ue002" if value is None else f"\ue000{name}\ue001{value!r}\ue002"
+
+
+_OPTION = re.compile("\ue000(\\w+)(?:\ue001([^\ue002]*))?\ue002")
+
+
+def spelled(text: str, spell: Callable[[str, str | None], str] | None = None) -> str:
+    """`text` with its options as Python writes them, or as `spell` does from a name and the repr of its value."""
+    python: Callable[[str, str | None], str] = lambda name, value: name if value is None else f"{name}={value}"  # noqa: E731
+    return _OPTION.sub(lambda match: (spell or python)(match[1], match[2]), text)
+
+
 class FFNError(Exception):
-    """Something the user can fix. `message` says what is wrong and where, `hint` what to do."""
+    """Something the user can fix. `message` says what is wrong and where, `hint` what to do, in Python's names.
+
+    A message names options by `option`, so that the command line can write them as they are typed (`in_words`).
+    """
 
     def __init__(self, message: str, hint: str = "", code: ExitCode = ExitCode.USAGE) -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self._message, self._hint = message, hint
         self.code = code
 
+    @property
+    def message(self) -> str:
+        """What is wrong, and where."""
+        return spelled(self._message)
+
+    @property
+    def hint(self) -> str:
+        """What to do; "" if the message says it."""
+        return spelled(self._hint)
+
+    def in_words(self, spell: Callable[[str, str | None], str] | None = None) -> str:
+        """Message and hint on one line, with options as `spell` writes them."""
+        return spelled(f"{self._message}; {self._hint}" if self._hint else self._message, spell)
+
     def __str__(self) -> str:
-        return f"{self.message}; {self.hint}" if self.hint else self.message
+        return self.in_words()
+
+    def within(self, place: str, hint: str | None = None) -> FFNError:
+        """The same error with its place before the message, and another hint if one is given."""
+        return FFNError(f"{place}: {self._message}", self._hint if hint is None else hint, self.code)
 
 
 def shown(value: object, limit: int = 60) -> str:

@@ -12,10 +12,11 @@ from dataclasses import field, replace
 from typing import Annotated, Literal, TypeAlias
 
 from ffncli.block.ranks import Ranks
-from ffncli.block.recipe import MAX_SIZE, FFNSpec
+from ffncli.block.recipe import FFNSpec
 from ffncli.dataclass import dataclass
 from ffncli.kernels.choice import KernelChoice
 from ffncli.models.files.json_records import Count, Form, Positive, Range
+from ffncli.options.accept import MAX_SIZE
 from ffncli.show.text import plural
 
 Pass: TypeAlias = Literal["forward", "forward+backward"]

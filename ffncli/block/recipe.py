@@ -15,8 +15,7 @@ from ffncli.block.router import router_steps
 from ffncli.block.steps import NORM_GATE, Activation, Dropout, Experts, Linear, Norm, Route, Step
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
-
-MAX_SIZE = 2**31 - 1  # no tensor axis in use is larger; beyond it torch overflows in places
+from ffncli.options.accept import MAX_SIZE
 
 NormKind = Literal["none", "layernorm", "rmsnorm"]
 NormPosition = Literal["pre", "post", "branch", "pre+branch"]

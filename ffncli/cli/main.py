@@ -214,7 +214,9 @@ def _failed(error: Exception, args: list[str]) -> int:
 
     error = package_error(error) or error
     if isinstance(error, FFNError):
-        print_error(f"error: {error}")
+        from ffncli.options.opt import as_typed
+
+        print_error(f"error: {error.in_words(as_typed)}")
         return error.code
     import typer
 

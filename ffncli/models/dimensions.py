@@ -3,42 +3,102 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any
 
 from ffncli.block import activations
-from ffncli.block.recipe import MAX_SIZE, FFNSpec, MoE, NormKind, NormPosition, one_of, size
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, shown
+from ffncli.block.recipe import FFNSpec, MoE, NormKind, NormPosition, one_of, size
+from ffncli.errors import FFNError, option, shown
 from ffncli.models.model import Resolved, block_model, unknown_note
+from ffncli.options.accept import COUNT, MAX_SIZE, PROBABILITY, number_or_text
+from ffncli.options.accept import whole as whole_from
+from ffncli.options.opt import SOURCE, Opt, Options
+
+_SIZE = number_or_text("a whole number or text such as '4x'")
 
 
-@dataclass(frozen=True)
-class Dimensions:
+@dataclass(frozen=True, kw_only=True)
+class Dimensions(Options):
     """The dimension options; None where one is not set. d_ff is a number or a multiple of d_model (`4x`)."""
 
-    d_model: str | None = None
-    d_ff: str | None = None
-    activation: str | None = None
-    gated: bool | None = None
-    bias: bool | None = None
-    norm: str | None = None
-    norm_position: str | None = None
-    residual: bool | None = None
-    dropout: float | None = None
-    experts: int | None = None
-    top_k: int | None = None
-    shared_experts: int | None = None
+    d_model: Annotated[
+        int | str | None,
+        Opt(
+            "--d-model", metavar="N", group=SOURCE, accepts=_SIZE,
+            help="Width of the model. This option and those below override SOURCE.",
+        ),
+    ] = None  # fmt: skip
+    d_ff: Annotated[
+        int | str | None,
+        Opt(
+            "--d-ff", metavar="N|4x", group=SOURCE, accepts=_SIZE,
+            help="Width of one projection: a number, or a multiple of d_model.",
+        ),
+    ] = None  # fmt: skip
+    activation: Annotated[
+        str | None,
+        Opt(
+            "--activation", metavar="NAME", group=SOURCE, completes="functions gates limited",
+            help="Activation, as in gelu or silu; swiglu, geglu and reglu are gated.",
+        ),
+    ] = None  # fmt: skip
+    gated: Annotated[bool | None, Opt("--gated/--plain", group=SOURCE, help="With a gate projection, or without.")] = (
+        None
+    )
+    bias: Annotated[
+        bool | None,
+        Opt("--bias/--no-bias", group=SOURCE, help="Add biases to the projections. [default: in plain blocks]"),
+    ] = None
+    norm: Annotated[
+        str | None,
+        Opt("--norm", metavar="NAME", group=SOURCE, completes="norms", help="Norm: none, layernorm or rmsnorm."),
+    ] = None
+    norm_position: Annotated[
+        str | None,
+        Opt(
+            "--norm-position", metavar="PLACE", group=SOURCE, completes="norm_positions",
+            help="Position of the norm: pre, post, branch or pre+branch.",
+        ),
+    ] = None  # fmt: skip
+    residual: Annotated[
+        bool | None, Opt("--residual/--no-residual", group=SOURCE, help="Add the input to the output.")
+    ] = None
+    dropout: Annotated[
+        float | None,
+        Opt(
+            "--dropout", metavar="P", group=SOURCE, accepts=PROBABILITY,
+            help="Dropout probability before the down projection.",
+        ),
+    ] = None  # fmt: skip
+    experts: Annotated[
+        int | None,
+        Opt("--experts", metavar="N", group=SOURCE, accepts=COUNT, help="Routed experts (mixture of experts)."),
+    ] = None
+    top_k: Annotated[
+        int | None, Opt("--top-k", metavar="N", group=SOURCE, accepts=COUNT, help="Experts per token. [default: 2]")
+    ] = None
+    shared_experts: Annotated[
+        int | None,
+        Opt(
+            "--shared-experts", metavar="N", group=SOURCE, accepts=whole_from(0, MAX_SIZE),
+            help="Shared experts, which every token uses.",
+        ),
+    ] = None  # fmt: skip
 
     def any_set(self) -> bool:
         """Whether any option is set."""
-        return any(getattr(self, f.name) is not None for f in fields(self))
+        return any(getattr(self, f.name) is not None for f in fields(Dimensions))
+
+    @property
+    def dimensions(self) -> Dimensions:
+        """The dimension options alone, of a question that has others too."""
+        return Dimensions(**{f.name: getattr(self, f.name) for f in fields(Dimensions)})
 
 
 def merged(first: Dimensions, over: Dimensions) -> Dimensions:
     """`first`, overridden by the options that `over` sets."""
-    changes = {f.name: value for f in fields(over) if (value := getattr(over, f.name)) is not None}
+    changes = {f.name: value for f in fields(Dimensions) if (value := getattr(over, f.name)) is not None}
     return replace(first, **changes)
 
 
@@ -48,9 +108,12 @@ def from_dimensions(options: Dimensions, source: str | None = None) -> Resolved:
     `source` is the inline text they came from, if any; without one, a note lists the defaults.
     """
     if options.d_model is None:
-        raise FFNError("--d-model is missing", "give a SOURCE (a model, a directory, 512x2048:gelu) or --d-model N")
+        raise FFNError(
+            f"{option('d_model')} is missing",
+            f"give a SOURCE (a model, a directory, 512x2048:gelu) or {option('d_model')}",
+        )
     label = source if source is None or len(source) <= 80 else source[:60] + "…"
-    names = (f"{label}: d_model", f"{label}: d_ff") if source else ("--d-model", "--d-ff")
+    names = (f"{label}: d_model", f"{label}: d_ff") if source else (option("d_model"), option("d_ff"))
     d_model = whole(names[0], options.d_model)
     d_ff = width(names[1], "4x" if options.d_ff is None else options.d_ff, d_model)
     spec = FFNSpec(d_model, d_ff, **_choices(options, "relu"), moe=_moe(options, None))
@@ -69,8 +132,8 @@ def from_dimensions(options: Dimensions, source: str | None = None) -> Resolved:
 def with_dimensions(resolved: Resolved, options: Dimensions) -> Resolved:
     """The model with its specs overridden by the options that are set.
 
-    In a mix of dense and MoE layers, --d-ff and the MoE options apply to the kind of most layers (the model's
-    "per layer" numbers); the other layers keep their values, and a note says so. --top-k without --experts applies to
+    In a mix of dense and MoE layers, `d_ff` and the MoE options apply to the kind of most layers (the model's
+    "per layer" numbers); the other layers keep their values, and a note says so. `top_k` without `experts` applies to
     the model's experts. A field that an option sets is no longer unknown. Raises FFNError for a user's module: its code
     decides what it computes.
     """
@@ -87,7 +150,7 @@ def with_dimensions(resolved: Resolved, options: Dimensions) -> Resolved:
         ours = replace(options, top_k=None, shared_experts=None)
         others = replace(others, top_k=options.top_k, shared_experts=options.shared_experts)
     specs = [_changed(g.spec, ours if (g.spec.moe is not None) == main else others) for g in model.groups]
-    names = ", ".join(f.name for f in fields(options) if getattr(options, f.name) is not None)
+    names = ", ".join(f.name for f in fields(Dimensions) if getattr(options, f.name) is not None)
     unknown = frozenset(name for name in model.unknown if getattr(options, name) is None)
     notes = resolved.notes
     if unknown != model.unknown:
@@ -102,8 +165,8 @@ def with_dimensions(resolved: Resolved, options: Dimensions) -> Resolved:
 
 
 def _changed(spec: FFNSpec, options: Dimensions) -> FFNSpec:
-    d_model = whole("--d-model", options.d_model) if options.d_model is not None else spec.d_model
-    d_ff = width("--d-ff", options.d_ff, d_model) if options.d_ff is not None else spec.d_ff
+    d_model = whole(option("d_model"), options.d_model) if options.d_model is not None else spec.d_model
+    d_ff = width(option("d_ff"), options.d_ff, d_model) if options.d_ff is not None else spec.d_ff
     choices = _choices(options, None)
     if "norm" in choices and choices["norm"] != spec.norm:
         choices["norm_bias"] = None  # the new kind's default
@@ -119,28 +182,30 @@ def _choices(options: Dimensions, default_activation: str | None) -> dict[str, A
         out["activation"], implied = activations.resolve(name)
         if implied and options.gated is False:
             raise FFNError(
-                f"--activation {name} is gated and contradicts --plain",
-                f"for a plain block: --activation {out['activation']}",
+                f"{option('activation', name)} is gated and contradicts {option('gated', False)}",
+                f"for a plain block: {option('activation', out['activation'])}",
             )
         if implied:
             out |= {"gated": True, "limits": activations.limits_of(name), "shared_limits": None}
     if options.gated is not None:
         out["gated"] = options.gated
     if options.norm is not None:
-        out["norm"] = one_of("--norm", options.norm, NormKind)
+        out["norm"] = one_of(option("norm"), options.norm, NormKind)
     if options.norm_position is not None:
-        out["norm_position"] = one_of("--norm-position", options.norm_position, NormPosition)
+        out["norm_position"] = one_of(option("norm_position"), options.norm_position, NormPosition)
         if options.norm == "none" or (options.norm is None and default_activation is not None):
-            raise FFNError(f"--norm-position {options.norm_position} needs --norm", "there is no norm to place")
+            raise FFNError(
+                f"{option('norm_position', options.norm_position)} needs {option('norm')}", "there is no norm to place"
+            )
     return out
 
 
 def _moe(options: Dimensions, routing: MoE | None) -> MoE | None:
-    """The routing after --experts, --top-k and --shared-experts; `routing` is the source's."""
+    """The routing after `experts`, `top_k` and `shared_experts`; `routing` is the source's."""
     if options.experts is None and routing is None:
         if options.top_k is not None or options.shared_experts is not None:
-            option = "--top-k" if options.top_k is not None else "--shared-experts"
-            raise FFNError(f"{option} needs --experts", "a dense block has no router")
+            name = "top_k" if options.top_k is not None else "shared_experts"
+            raise FFNError(f"{option(name)} needs {option('experts')}", "a dense block has no router")
         return None
     base = routing or MoE(options.experts or 0, min(2, options.experts or 0))
     changes: dict[str, Any] = {
@@ -151,28 +216,30 @@ def _moe(options: Dimensions, routing: MoE | None) -> MoE | None:
     moe = replace(base, **changes)
     if moe.top_k > moe.experts:
         if options.top_k is None:
-            what = f"--experts {moe.experts} is fewer than the {moe.top_k} that each token uses"
-            raise FFNError(what, f"add --top-k, at most {moe.experts}")
-        raise FFNError(f"--top-k {moe.top_k} exceeds the {moe.experts} experts", "choose at most as many as there are")
+            what = f"{option('experts', moe.experts)} is fewer than the {moe.top_k} that each token uses"
+            raise FFNError(what, f"add {option('top_k')}, at most {moe.experts}")
+        raise FFNError(
+            f"{option('top_k', moe.top_k)} exceeds the {moe.experts} experts", "choose at most as many as there are"
+        )
     return moe
 
 
-def whole(option: str, text: str, high: int = MAX_SIZE) -> int:
+def whole(name: str, text: int | str, high: int = MAX_SIZE) -> int:
     """A size from text: `4096`. Raises FFNError unless it is a whole number from 1 to `high`."""
-    if re.fullmatch(r"[-+]?[0-9]{1,4000}", text.strip()):
-        return size(option, int(text), high)
-    raise FFNError(f"{option} must be a whole number, got {shown(text)}")
+    if re.fullmatch(r"[-+]?[0-9]{1,4000}", str(text).strip()):
+        return size(name, int(text), high)
+    raise FFNError(f"{name} must be a whole number, got {shown(text)}")
 
 
-def width(option: str, text: str, d_model: int) -> int:
+def width(name: str, text: int | str, d_model: int) -> int:
     """d_ff from `2048` or, as a multiple of d_model, `4x` or `2.6875x`, which must give a whole number."""
-    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)x", text.strip())
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)x", str(text).strip())
     if not match:
-        return whole(option, text)
+        return whole(name, text)
     exact = Fraction(match[1]) * d_model
     if exact.denominator != 1:
-        raise FFNError(f"{option} {text} of d_model {d_model} is {float(exact):g}, not a whole number")
-    return size(option, int(exact))
+        raise FFNError(f"{name} {text} of d_model {d_model} is {float(exact):g}, not a whole number")
+    return size(name, int(exact))
 
 
 def leading_axes(tokens: int | None, batch: int | None, seq_len: int | None) -> tuple[int, ...] | None:
@@ -180,5 +247,7 @@ def leading_axes(tokens: int | None, batch: int | None, seq_len: int | None) -> 
     if batch is None and seq_len is None:
         return None if tokens is None else (tokens,)
     if tokens is not None:
-        raise FFNError("--tokens contradicts --batch and --seq-len", "give one or the other")
+        raise FFNError(
+            f"{option('tokens')} contradicts {option('batch')} and {option('seq_len')}", "give one or the other"
+        )
     return (batch or 1, seq_len or 1)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, clean, shown
+from ffncli.errors import FFNError, clean, shown, spelled
+from ffncli.options.opt import as_typed
 from ffncli.show.color import ColorChoice, Paint, curve_style, is_colored, painted, sign_style, unpainted
 from ffncli.show.heat import HeatMap
 from ffncli.show.parts import Answer, Fold, Heading, Line, Part
@@ -50,7 +51,7 @@ class Output:
     def note(self, text: str) -> None:
         """A remark on stderr, unless quiet."""
         if not self.quiet:
-            print_error(f"note: {text}")
+            print_error(f"note: {spelled(text, as_typed)}")
 
     def notes(self, *texts: str) -> None:
         """Several of them."""

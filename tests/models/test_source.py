@@ -104,7 +104,7 @@ def test_options_keep_what_they_do_not_say_and_drop_what_no_longer_holds():
 
 
 def test_norm_position_needs_a_norm():
-    with pytest.raises(FFNError, match="needs --norm"):
+    with pytest.raises(FFNError, match="needs norm"):
         load(None, Dimensions(d_model="4", norm_position="post"))
     assert load("gpt2", Dimensions(norm_position="post")).main.spec.norm_position == "post"
 

@@ -203,7 +203,7 @@ def _source(source: str | None, model: Resolved) -> str:
 def _blocks(grid: Grid) -> list[tuple[str | None, Dimensions]]:
     """The source with every combination of --d-model and --d-ff."""
     source = NEWCOMERS if grid.source is None and grid.overrides.d_model is None else grid.source
-    widths = [(None,) if text is None else tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    widths = [(None,) if text is None else tuple(dict.fromkeys(part.strip() for part in str(text).split(",")))
               for text in (grid.overrides.d_model, grid.overrides.d_ff)]  # fmt: skip
     if len(widths[0]) * len(widths[1]) > MOST_CASES:
         raise FFNError(f"--d-model and --d-ff make more than {MOST_CASES:,} blocks", "give fewer values")

@@ -21,10 +21,11 @@ from ffncli.bench.results.row import ResultRow
 from ffncli.cli.bench.launcher_options import LauncherOptions
 from ffncli.cli.bench.options import FIRST_LOOK, GridOptions, MethodOptions, ResultOptions, asked
 from ffncli.cli.bench.suite_options import SuiteOptions, require_admission_alone, require_of_suite
-from ffncli.cli.common.options import BenchSource, DimensionOptions, OutputOptions, TokenListOptions
+from ffncli.cli.common.options import BenchSource, OutputOptions, TokenListOptions
 from ffncli.cli.common.plot_options import PlotOptions
 from ffncli.cli.common.spread import spread
 from ffncli.errors import ExitCode, FFNError, Terminated, shown_path
+from ffncli.models.dimensions import Dimensions
 from ffncli.run.ranks.environment import require_ranks, split_asked_for, torchrun
 from ffncli.run.user.time_limit import set_load_time
 from ffncli.show.output import Output
@@ -43,7 +44,7 @@ _SHORT = "a first look, shorter than other runs; ffn bench --max-time 60s takes 
 def command(
     *,
     source: BenchSource = None,
-    dimensions: DimensionOptions,
+    dimensions: Dimensions,
     tokens: TokenListOptions,
     grid: GridOptions,
     method: MethodOptions,

@@ -16,11 +16,12 @@ from ffncli.bench.request.parts import GridPart, grid_part
 from ffncli.block.ranks import Ranks
 from ffncli.cli.common import values
 from ffncli.cli.common.option import COMPUTE, option
-from ffncli.cli.common.options import Count, DimensionOptions, Text, TokenListOptions
+from ffncli.cli.common.options import Count, Text, TokenListOptions
 from ffncli.cli.common.parsers import byte_count, duration, flat, natural, numbers, percentage, positive
 from ffncli.cli.common.rank_options import ExpertParallel, TensorParallel
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
+from ffncli.models.dimensions import Dimensions
 
 _what = partial(option, "What to measure")
 _how = partial(option, "How to measure")
@@ -107,11 +108,11 @@ class GridOptions:
         return _words(self.device)
 
     def grid(
-        self, source: str | None, dimensions: DimensionOptions, tokens: TokenListOptions, ranks: Ranks | None = None
+        self, source: str | None, dimensions: Dimensions, tokens: TokenListOptions, ranks: Ranks | None = None
     ) -> Grid:
         """The requested cases, each split over the `ranks`."""
         return Grid(
-            source, dimensions.dimensions(), tokens.numbers(), _words(self.dtype), _words(self.passes),
+            source, dimensions, tokens.numbers(), _words(self.dtype), _words(self.passes),
             _words(self.cache), self.devices, flat(self.threads) or (), routings=_words(self.routing),
             input=self.input, ranks=ranks or Ranks(),
         )  # fmt: skip

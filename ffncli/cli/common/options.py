@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from ffncli.block.recipe import MAX_SIZE
 from ffncli.cli.common import values
 from ffncli.cli.common.option import COMPUTE, INPUT, OUTPUT, SOURCE, option
 from ffncli.cli.common.parsers import (
@@ -17,11 +15,12 @@ from ffncli.cli.common.parsers import (
     natural,
     numbers,
     positive,
-    probability,
 )
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
-from ffncli.models.dimensions import Dimensions, leading_axes
+from ffncli.models.dimensions import leading_axes
+from ffncli.options import shared
+from ffncli.options.opt import Opt, Options
 from ffncli.run.ranks.environment import follows
 from ffncli.show.color import ColorChoice, color_choice
 from ffncli.show.output import Output
@@ -53,66 +52,6 @@ BenchSource = Annotated[
 Text = str | None
 Count = int | None
 Flag = bool | None
-
-
-@dataclass(frozen=True)
-class DimensionOptions:
-    """--d-model and related options: the choices that make a block, or override a source's."""
-
-    d_model: Annotated[
-        Text,
-        _source("--d-model", metavar="N", help="Width of the model. This option and those below override SOURCE."),
-    ] = None
-    d_ff: Annotated[
-        Text, _source("--d-ff", metavar="N|4x", help="Width of one projection: a number, or a multiple of d_model.")
-    ] = None
-    activation: Annotated[
-        Text,
-        _source(
-            "--activation", metavar="NAME", values=values.activations,
-            help="Activation, as in gelu or silu; swiglu, geglu and reglu are gated.",
-        ),
-    ] = None  # fmt: skip
-    gated: Annotated[Flag, _source("--gated/--plain", help="With a gate projection, or without.")] = None
-    bias: Annotated[
-        Flag, _source("--bias/--no-bias", help="Add biases to the projections. [default: in plain blocks]")
-    ] = None
-    norm: Annotated[
-        Text, _source("--norm", metavar="NAME", values=values.norms, help="Norm: none, layernorm or rmsnorm.")
-    ] = None
-    norm_position: Annotated[
-        Text,
-        _source(
-            "--norm-position", metavar="PLACE", values=values.norm_positions,
-            help="Position of the norm: pre, post, branch or pre+branch.",
-        ),
-    ] = None  # fmt: skip
-    residual: Annotated[Flag, _source("--residual/--no-residual", help="Add the input to the output.")] = None
-    dropout: Annotated[
-        float | None,
-        _source(
-            "--dropout", metavar="P", parser=probability("--dropout"),
-            help="Dropout probability before the down projection.",
-        ),
-    ] = None  # fmt: skip
-    experts: Annotated[
-        Count,
-        _source("--experts", metavar="N", parser=positive("--experts"), help="Routed experts (mixture of experts)."),
-    ] = None
-    top_k: Annotated[
-        Count, _source("--top-k", metavar="N", parser=positive("--top-k"), help="Experts per token. [default: 2]")
-    ] = None
-    shared_experts: Annotated[
-        Count,
-        _source(
-            "--shared-experts", metavar="N", parser=natural("--shared-experts", MAX_SIZE),
-            help="Shared experts, which every token uses.",
-        ),
-    ] = None  # fmt: skip
-
-    def dimensions(self) -> Dimensions:
-        """The same choices for `models/source.py`."""
-        return Dimensions(**{f.name: getattr(self, f.name) for f in fields(self)})
 
 
 _tokens = partial(_input, "-n", "--tokens", daily=True)
@@ -217,35 +156,26 @@ def format_of(path: str | None) -> str | None:
     return suffix[1:]
 
 
-@dataclass(frozen=True)
-class OutputOptions:
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions(Options):
     """--format and related options."""
 
     format: Annotated[
-        Text,
-        _show("--format", metavar="NAME", values=values.formats, help="table, json, csv or md. [default: table]"),
+        str | None,
+        Opt("--format", metavar="NAME", completes="formats", help="table, json, csv or md. [default: table]"),
     ] = None
-    json: Annotated[bool, _show("--json", daily=True, help="Same as --format json.")] = False
-    csv: Annotated[bool, _show("--csv", help="Same as --format csv.")] = False
-    out: Annotated[
-        Text,
-        _show(
-            "-o",
-            "--output",
-            metavar="FILE",
-            daily=True,
-            help="Write to FILE, in the format of its suffix (.json, .csv, .md); - is stdout.",
-        ),
-    ] = None
-    force: Annotated[bool, _show("--force", help="Overwrite existing files.")] = False
+    json: Annotated[bool, Opt("--json", daily=True, help="Same as --format json.")] = False
+    csv: Annotated[bool, Opt("--csv", help="Same as --format csv.")] = False
+    out: shared.Output = None
+    force: shared.Force = False
     color: Annotated[
-        Text,
-        _show("--color", metavar="WHEN", is_eager=True, values=values.colors,
-              help="Colours: auto (in a terminal), always or never. [default: auto]"),
+        str | None,
+        Opt("--color", metavar="WHEN", eager=True, completes="colors",
+            help="Colours: auto (in a terminal), always or never. [default: auto]"),
     ] = None  # fmt: skip
-    no_color: Annotated[bool, _show("--no-color", is_eager=True, help="Same as --color never.")] = False
-    quiet: Annotated[bool, _show("-q", "--quiet", help="Print no notes on stderr.")] = False
-    debug: Annotated[bool, _show("--debug", help="Print the traceback of an error.")] = False  # main.py reads argv
+    no_color: Annotated[bool, Opt("--no-color", eager=True, help="Same as --color never.")] = False
+    quiet: Annotated[bool, Opt("-q", "--quiet", help="Print no notes on stderr.")] = False
+    debug: Annotated[bool, Opt("--debug", help="Print the traceback of an error.")] = False  # main.py reads argv
 
     def output(self) -> Output:
         """The sink for these options. Raises FFNError for a contradiction or an existing file."""

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from math import inf, nan
 
-from ffncli.block.recipe import MAX_SIZE
 from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import whole
+from ffncli.options.accept import MAX_SIZE
 from ffncli.show.text import bytes_text
 
 _MOST_VALUES = 1000  # of a comma list

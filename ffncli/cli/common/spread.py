@@ -1,6 +1,7 @@
-"""`spread` lets a command's signature name an options dataclass; Typer sees its fields as the command's own options.
+"""`spread` lets a command's signature name records of options; Typer sees their fields as the command's own options.
 
--h and --help are the last options of every command.
+A field's `Opt` says how it is typed; a record converts what was typed when it is made. A field of the same name in two
+records is one option, whose value both get. -h and --help are the last options of every command.
 """
 
 from __future__ import annotations
@@ -9,38 +10,73 @@ import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import wraps
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
+
+import typer
 
 from ffncli.cli.common.help import HELP_OPTIONS
+from ffncli.cli.common.option import Daily
+from ffncli.cli.common.values import values
+from ffncli.options.accept import FLAG
+from ffncli.options.opt import Opt, Options, options_of
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with every parameter whose type is an options dataclass replaced by that class's fields."""
+    """`command` with every parameter whose type is a record of options replaced by that record's fields."""
     hints = get_type_hints(command, include_extras=True)
-    parameters: list[inspect.Parameter] = []
-    bundles: dict[str, type[Any]] = {}
+    parameters: dict[str, inspect.Parameter] = {}
+    records: dict[str, type[Any]] = {}
     for name, parameter in inspect.signature(command).parameters.items():
         if hasattr(hints[name], "__dataclass_fields__"):
-            bundles[name] = hints[name]
-            types = get_type_hints(hints[name], include_extras=True)
-            parameters += [_parameter(f.name, types[f.name], f.default) for f in fields(hints[name])]
+            records[name] = hints[name]
+            for field, one in _parameters(hints[name]).items():
+                parameters.setdefault(field, one)
         else:
-            parameters.append(_parameter(name, hints[name], parameter.default))
-
-    parameters += [_parameter(name, hint, False) for name, hint in HELP_OPTIONS.items()]
+            parameters[name] = _parameter(name, hints[name], parameter.default)
+    parameters |= {name: _parameter(name, hint, False) for name, hint in HELP_OPTIONS.items()}
 
     @wraps(command)
-    def run(**values: Any) -> None:
-        for name in HELP_OPTIONS:  # their callbacks have already run
-            values.pop(name, None)
-        for name, bundle in bundles.items():
-            values[name] = bundle(**{f.name: values.pop(f.name) for f in fields(bundle)})
-        command(**values)
+    def run(**typed: Any) -> None:
+        made = {name: record(**{f: typed[f] for f in _asked(record)}) for name, record in records.items()}
+        command(**{name: typed[name] for name in hints if name in typed and name not in made} | made)
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters.values()}
     del run.__wrapped__  # or Typer would inspect the original
     return run
+
+
+def _asked(record: type[Any]) -> list[str]:
+    """The fields that a shell can set."""
+    return list(options_of(record)) if issubclass(record, Options) else [f.name for f in fields(record)]
+
+
+def _parameters(record: type[Any]) -> dict[str, inspect.Parameter]:
+    """A record's fields as parameters that Typer reads."""
+    defaults = {f.name: f.default for f in fields(record)}
+    if issubclass(record, Options):
+        return {name: _typed(name, opt, defaults[name]) for name, opt in options_of(record).items()}
+    types = get_type_hints(record, include_extras=True)
+    return {name: _parameter(name, types[name], default) for name, default in defaults.items()}
+
+
+def _typed(name: str, opt: Opt, default: Any) -> inspect.Parameter:
+    """A field as Typer's parameter: a flag, or text that the record converts."""
+    completion = None if opt.completes is None else lambda: values(str(opt.completes))
+    flag = opt.accepts is FLAG
+    kind: Any = bool | None if flag else list[str] | None if opt.repeat else str | None
+    if not opt.names:
+        argument = typer.Argument(metavar=opt.metavar, help=opt.help, autocompletion=completion)
+        return _parameter(name, Annotated[kind, argument], None)
+    panel = Daily(opt.group) if opt.daily else opt.group
+    shown = typer.Option(
+        *opt.names, metavar=opt.metavar, help=opt.help, rich_help_panel=panel, is_eager=opt.eager,
+        autocompletion=completion,
+    )  # fmt: skip
+    if flag:
+        return _parameter(name, Annotated[bool if default is False else kind, shown], default)
+    plain = isinstance(default, str | int | float)
+    return _parameter(name, Annotated[kind, shown], str(default) if plain and default != "" else None)
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:

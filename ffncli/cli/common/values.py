@@ -1,133 +1,111 @@
-"""Shell completions for option values. Each imports its list only when a shell asks."""
+"""Shell completions for option values, by the name that an `Opt` has for them; a list is imported when a shell asks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import get_args
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import Any, get_args
+
+# name → (module, what there, its values from that)
+_LISTS: dict[str, tuple[str, str, Callable[[Any], Iterable[str]]]] = {
+    "models": ("ffncli.models.catalog", "names", lambda names: names()),
+    "devices": ("ffncli.system.hardware", "typed_names", lambda names: names()),
+    "links": ("ffncli.system.hardware", "links", lambda links: [link.name for link in links()]),
+    "gates": ("ffncli.block.activations", "GATED", list),
+    "limited": ("ffncli.block.limits", "UNITS_WITH_LIMITS", list),
+    "functions": ("ffncli.block.activations", "TABLE", list),
+    "kernels": ("ffncli.kernels", "BUILT_IN", lambda built_in: [*built_in, "auto"]),
+    "forms": ("ffncli.run.export.call", "FORMS", list),
+    "parts": ("ffncli.run.export.problem", "Part", get_args),
+    "examples": ("ffncli.models.examples", "EXAMPLES", list),
+    "checks": ("ffncli.run.verify.names", "CHECK_STATEMENTS", list),
+    "targets": ("ffncli.run.approximate.targets", "TARGETS", list),
+    "dtypes": ("ffncli.block.dtypes", "TABLE", lambda rows: [row.name for row in rows]),
+    "stored": ("ffncli.block.dtypes", "STORED", lambda rows: [row.name for row in rows]),
+    "rounding": ("ffncli.block.analysis.formats", "FORMATS", list),
+    "norms": ("ffncli.block.recipe", "NormKind", get_args),
+    "norm_positions": ("ffncli.block.recipe", "NormPosition", get_args),
+    "launchers": ("ffncli.bench.request.cluster", "LauncherName", get_args),
+    "formats": ("ffncli.show.output", "Format", get_args),
+    "colors": ("ffncli.show.color", "COLORS", list),
+}
 
 
-def models() -> Iterable[str]:
-    """Names of the catalog."""
-    from ffncli.models import catalog
-
-    return catalog.names()
-
-
-def devices() -> Iterable[str]:
-    """Accelerators, as they are typed."""
-    from ffncli.system.hardware import typed_names
-
-    return typed_names()
+def values(names: str) -> list[str]:
+    """The values of one list, or of several: `functions gates`."""
+    lists = (_LISTS[name] for name in names.split())
+    return [value for module, name, read in lists for value in read(getattr(import_module(module), name))]
 
 
-def links() -> Iterable[str]:
-    """Interconnects, as they are typed."""
-    from ffncli.system.hardware import links
-
-    return [link.name for link in links()]
-
-
-def activations() -> Iterable[str]:
-    """Activations and gated units, each by its usual name."""
-    from ffncli.block.activations import GATED, TABLE
-    from ffncli.block.limits import UNITS_WITH_LIMITS
-
-    return [*TABLE, *GATED, *UNITS_WITH_LIMITS]
+# ruff: noqa: D103
+# The lists as functions, for options that are not declared by an `Opt` yet.
+def models() -> list[str]:
+    return values("models")
 
 
-def kernels() -> Iterable[str]:
-    """The package's kernels, and the choice among them."""
-    from ffncli.kernels import AUTO, BUILT_IN
-
-    return [*BUILT_IN, AUTO]
+def devices() -> list[str]:
+    return values("devices")
 
 
-def forms() -> Iterable[str]:
-    """Forms of `ffn export`."""
-    from ffncli.run.export.call import FORMS
-
-    return FORMS
+def links() -> list[str]:
+    return values("links")
 
 
-def parts() -> Iterable[str]:
-    """Parts of a block that `ffn export` writes."""
-    from ffncli.run.export.problem import Part
-
-    return get_args(Part)
+def activations() -> list[str]:
+    return values("functions gates limited")
 
 
-def examples() -> Iterable[str]:
-    """Blocks of --example."""
-    from ffncli.models.examples import EXAMPLES
-
-    return EXAMPLES
+def kernels() -> list[str]:
+    return values("kernels")
 
 
-def checks() -> Iterable[str]:
-    """Checks of `ffn verify`."""
-    from ffncli.run.verify.names import CHECK_STATEMENTS
-
-    return CHECK_STATEMENTS
+def forms() -> list[str]:
+    return values("forms")
 
 
-def targets() -> Iterable[str]:
-    """Functions that `ffn approximate` fits."""
-    from ffncli.run.approximate.targets import TARGETS
-
-    return TARGETS
+def parts() -> list[str]:
+    return values("parts")
 
 
-def dtypes() -> Iterable[str]:
-    """Formats to compute in."""
-    from ffncli.block.dtypes import TABLE
-
-    return [row.name for row in TABLE]
+def examples() -> list[str]:
+    return values("examples")
 
 
-def storage_formats() -> Iterable[str]:
-    """Formats that weights may be stored in."""
-    from ffncli.block.dtypes import STORED, TABLE
-
-    return [row.name for row in (*TABLE, *STORED)]
+def checks() -> list[str]:
+    return values("checks")
 
 
-def rounding_formats() -> Iterable[str]:
-    """Formats that `ffn activations` rounds to."""
-    from ffncli.block.analysis.formats import FORMATS
-
-    return FORMATS
+def targets() -> list[str]:
+    return values("targets")
 
 
-def norms() -> Iterable[str]:
-    """Kinds of norm."""
-    from ffncli.block.recipe import NormKind
-
-    return get_args(NormKind)
+def dtypes() -> list[str]:
+    return values("dtypes")
 
 
-def norm_positions() -> Iterable[str]:
-    """Positions of a norm."""
-    from ffncli.block.recipe import NormPosition
-
-    return get_args(NormPosition)
+def storage_formats() -> list[str]:
+    return values("dtypes stored")
 
 
-def launchers() -> Iterable[str]:
-    """Who starts the cases on other machines."""
-    from ffncli.bench.request.cluster import LauncherName
-
-    return get_args(LauncherName)
+def rounding_formats() -> list[str]:
+    return values("rounding")
 
 
-def formats() -> Iterable[str]:
-    """Output formats."""
-    from ffncli.show.output import Format
-
-    return get_args(Format)
+def norms() -> list[str]:
+    return values("norms")
 
 
-def colors() -> Iterable[str]:
-    """Values of --color."""
-    from ffncli.show.color import COLORS
+def norm_positions() -> list[str]:
+    return values("norm_positions")
 
-    return COLORS
+
+def launchers() -> list[str]:
+    return values("launchers")
+
+
+def formats() -> list[str]:
+    return values("formats")
+
+
+def colors() -> list[str]:
+    return values("colors")

@@ -11,13 +11,15 @@ import typer
 
 from ffncli.cli.common import values
 from ffncli.cli.common.load_options import LoadOptions
-from ffncli.cli.common.option import COMPUTE, INPUT, OUTPUT, SOURCE, option
-from ffncli.cli.common.options import KINDS_OF_SOURCE, DimensionOptions, OutputOptions, Text, TokenListOptions
+from ffncli.cli.common.option import COMPUTE, INPUT, SOURCE, option
+from ffncli.cli.common.options import KINDS_OF_SOURCE, OutputOptions, Text, TokenListOptions
 from ffncli.cli.common.parsers import natural, numbers
 from ffncli.cli.common.spread import spread
 from ffncli.cli.export.page import answer
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
+from ffncli.models.dimensions import Dimensions
+from ffncli.options.opt import Opt
 from ffncli.run.export.call import FORMS, export, require_form
 from ffncli.show.output import Output
 from ffncli.system.files import check_writable
@@ -73,14 +75,16 @@ class WorkloadOptions(TokenListOptions):
     ] = None  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExportedOutputOptions(OutputOptions):
     """The same, with the exported file or folder in the place of a copy of the page."""
 
     out: Annotated[
-        Text,
-        option(OUTPUT, "-o", "--output", metavar="PATH", daily=True,
-               help="Write to PATH: a file, or a folder for flashinfer-trace. [default: torch and latex: stdout]"),
+        str | None,
+        Opt(
+            "-o", "--output", metavar="PATH", daily=True,
+            help="Write to PATH: a file, or a folder for flashinfer-trace. [default: torch and latex: stdout]",
+        ),
     ] = None  # fmt: skip
 
     def output(self) -> Output:
@@ -115,7 +119,7 @@ def command(
     tokens: WorkloadOptions,
     dtype: DTypeName = None,
     seed: Seed = None,
-    dimensions: DimensionOptions,
+    dimensions: Dimensions,
     load_limit: LoadOptions,
     show: ExportedOutputOptions,
 ) -> None:
@@ -131,9 +135,7 @@ def command(
     load_limit.apply()
     form = require_form(form)
     path = show.path(form)
-    made = export(
-        source, form, part, layer, tokens.numbers() or None, dtype, seed, large, **vars(dimensions.dimensions())
-    )
+    made = export(source, form, part, layer, tokens.numbers() or None, dtype, seed, large, **vars(dimensions))
     output.notes(*made.notes)
     written = () if path is None else made.write(path, show.force)
     if written or show.json or show.csv or show.format is not None:

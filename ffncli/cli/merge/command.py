@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from ffncli.cli.common.option import OUTPUT, option
-from ffncli.cli.common.options import OutputOptions, Text
+from ffncli.cli.common.option import option
+from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
+from ffncli.options.opt import Opt
 from ffncli.show.output import Output
 
 _merging = partial(option, "Merging")
@@ -28,13 +29,16 @@ AllowMismatch = Annotated[
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MergedOutputOptions(OutputOptions):
     """The same, with the merged result in the place of a copy of the page."""
 
     out: Annotated[
-        Text, option(OUTPUT, "-o", "--output", metavar="FILE.csv", daily=True,
-                     help="The merged result; its rounds and its grid are written next to it."),
+        str | None,
+        Opt(
+            "-o", "--output", metavar="FILE.csv", daily=True,
+            help="The merged result; its rounds and its grid are written next to it.",
+        ),
     ] = None  # fmt: skip
 
     def output(self) -> Output:

@@ -14,7 +14,7 @@ from ffncli.block.cost import CONVENTIONS
 from ffncli.block.recipe import steps
 from ffncli.cli.common.devices_page import devices_answer
 from ffncli.cli.common.load_options import LoadOptions
-from ffncli.cli.common.options import DimensionOptions, OutputOptions, TokenListOptions
+from ffncli.cli.common.options import OutputOptions, TokenListOptions
 from ffncli.cli.common.parsers import joined
 from ffncli.cli.common.rank_options import ExpertParallel, TensorParallel
 from ffncli.cli.common.spread import spread
@@ -69,7 +69,7 @@ def command(
     ridge: Ridge = None,
     dtype: Formats = None,
     tokens: TokenListOptions,
-    dimensions: DimensionOptions,
+    dimensions: Dimensions,
     load_limit: LoadOptions,
     show: OutputOptions,
 ) -> None:
@@ -87,7 +87,7 @@ def command(
         return
     load_limit.apply()
     conditions = assertions.parse([*(asserted or []), *_lines_of(assert_file)], KEYS)
-    overrides = dimensions.dimensions()
+    overrides = dimensions
     options = FigureQuestion(_formats(joined(dtype)), tokens.numbers(), tp, *ridge_of(ridge), ep)
     if multiple_of is not None and not iso_params:
         raise FFNError("--multiple-of needs --iso-params", "it rounds the d_ff of the other block")

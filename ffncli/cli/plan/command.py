@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.block import dtypes
 from ffncli.cli.common.load_options import LoadOptions
-from ffncli.cli.common.options import DimensionOptions, OutputOptions, Source, TokenListOptions
+from ffncli.cli.common.options import OutputOptions, Source, TokenListOptions
 from ffncli.cli.common.parsers import flat, joined
 from ffncli.cli.common.spread import spread
 from ffncli.cli.plan.options import (
@@ -26,6 +26,7 @@ from ffncli.cli.plan.page import parts_of
 from ffncli.models.counting.cluster_plan import ClusterPlan, PlanQuestion, plan_model
 from ffncli.models.counting.expert_load import UNIFORM
 from ffncli.models.counting.plan import PlanRow
+from ffncli.models.dimensions import Dimensions
 from ffncli.run.user.load import load
 from ffncli.show.parts import Answer
 from ffncli.show.tables import Table
@@ -58,7 +59,7 @@ def command(
     dtype: Formats = None,
     tokens: TokenListOptions,
     assumptions: AssumptionOptions,
-    dimensions: DimensionOptions,
+    dimensions: Dimensions,
     load_limit: LoadOptions,
     show: OutputOptions,
 ) -> None:
@@ -91,7 +92,7 @@ def command(
         skew=UNIFORM if skew is None else skew,
         assumptions=assumptions.assumptions(),
     )
-    model = load(source, dimensions.dimensions())
+    model = load(source, dimensions)
     plan = plan_model(model, question, speeds)
     answer, checks = answer_of(plan, speeds), _simulated(model, question, plan) if simulate else []
     output.notes(*model.notes)

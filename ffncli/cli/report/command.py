@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from ffncli.cli.common.option import OUTPUT, option
+from ffncli.cli.common.option import option
 from ffncli.cli.common.options import OutputOptions, Text
 from ffncli.cli.common.spread import spread
 from ffncli.dataclass import dataclass
+from ffncli.options.opt import Opt
 from ffncli.show.output import Output
 
 _page = partial(option, "Page")
@@ -29,13 +30,16 @@ Title = Annotated[
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PageOptions(OutputOptions):
     """The same, with the page in the place of a copy of the answer."""
 
     out: Annotated[
-        Text, option(OUTPUT, "-o", "--output", metavar="FILE.html", daily=True,
-                     help="The page to write, or a .json for Perfetto. [default: report.html]"),
+        str | None,
+        Opt(
+            "-o", "--output", metavar="FILE.html", daily=True,
+            help="The page to write, or a .json for Perfetto. [default: report.html]",
+        ),
     ] = None  # fmt: skip
 
     def output(self) -> Output:

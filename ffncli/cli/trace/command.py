@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ffncli.cli.common.corpus_options import corpus_size
 from ffncli.cli.common.load_options import LoadOptions
-from ffncli.cli.common.options import DimensionOptions, OutputOptions, RunOptions, Source, TokenOptions
+from ffncli.cli.common.options import OutputOptions, RunOptions, Source, TokenOptions
 from ffncli.cli.common.parsers import joined
 from ffncli.cli.common.prompt_options import PromptOptions
 from ffncli.cli.common.rank_options import SplitOptions
@@ -18,6 +18,7 @@ from ffncli.cli.trace.page import trace_answer
 from ffncli.cli.trace.save_options import SaveOptions, is_page, notes_alone, write_page
 from ffncli.cli.trace.survey_page import not_finite_texts, survey_answer
 from ffncli.cli.trace.view_options import InsightOptions, ViewOptions
+from ffncli.models.dimensions import Dimensions
 from ffncli.run.corpus.call import corpus_for
 from ffncli.run.corpus.question import CorpusQuestion
 from ffncli.run.trace.call import session_for, survey_for
@@ -41,7 +42,7 @@ def command(
     texts: ExampleOptions,
     prompt: PromptOptions,
     corpus: CorpusOptions,
-    dimensions: DimensionOptions,
+    dimensions: Dimensions,
     load_limit: LoadOptions,
     save: SaveOptions,
     show: OutputOptions,
@@ -63,7 +64,7 @@ def command(
         asked = CorpusQuestion(source, prompts, run.layer, run.dtype, run.device, run.threads, **chosen)
         return _show_corpus(asked, view.digits, insight, show.color_choice(), output)
     question = Question(
-        source, dimensions.dimensions(), **vars(run), **vars(tokens), **prompt.values(), **vars(texts), **vars(explain),
+        source, dimensions, **vars(run), **vars(tokens), **prompt.values(), **vars(texts), **vars(explain),
         **vars(change), **vars(save), expert=joined(view.expert), show=view.values(), keep=view.kept(),
         top_units=insight.top_units, force=show.force, **vars(split))  # fmt: skip
     output.notes(*prompt.notes)

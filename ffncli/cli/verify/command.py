@@ -8,13 +8,14 @@ from typing import Annotated
 from ffncli.cli.common import values
 from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.option import OUTPUT, SOURCE, option
-from ffncli.cli.common.options import DimensionOptions, OutputOptions, PlaceOptions, Source, TokenOptions
+from ffncli.cli.common.options import OutputOptions, PlaceOptions, Source, TokenOptions
 from ffncli.cli.common.parsers import duration, from_zero
 from ffncli.cli.common.rank_options import RankOptions
 from ffncli.cli.common.spread import spread
 from ffncli.cli.verify.page import answer, failure
 from ffncli.cli.verify.referee_page import referee_answer, refusal
 from ffncli.dataclass import dataclass
+from ffncli.models.dimensions import Dimensions
 from ffncli.run.verify.call import verify
 from ffncli.run.verify.names import CHECK_STATEMENTS
 
@@ -102,7 +103,7 @@ def command(
     tokens: TokenOptions,
     referee: RefereeOptions,
     ranks: RankOptions,
-    dimensions: DimensionOptions,
+    dimensions: Dimensions,
     load_limit: LoadOptions,
     show: OutputOptions,
 ) -> None:
@@ -119,7 +120,7 @@ def command(
     load_time = load_limit.load_time if referee.referee else None
     verdict = verify(
         source, **vars(place), **vars(tokens), check=checks or (), kernel=kernels or (), against=against,
-        tolerance=tolerance, load_time=load_time, **vars(referee), **vars(ranks), **vars(dimensions.dimensions()),
+        tolerance=tolerance, load_time=load_time, **vars(referee), **vars(ranks), **vars(dimensions),
     )  # fmt: skip
     output.notes(*verdict.notes)
     if verdict.certificate is not None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ffncli.block.recipe import MAX_SIZE
 from ffncli.models.config.attention import Flag, Heads, Latent, flag
 from ffncli.models.config.non_ffn_mixed import MIXED
 from ffncli.models.config.non_ffn_row import Once, Rest, StackRow
 from ffncli.models.files.fields import Fields
+from ffncli.options.accept import MAX_SIZE
 
 # --- what no plain field holds ----------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import prod
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 from ffncli.block import activations
 from ffncli.block.recipe import NormKind, NormPosition, one_of
 from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.errors import FFNError, did_you_mean, option, shown
 from ffncli.models.dimensions import Dimensions, merged, whole, with_dimensions
 from ffncli.models.model import Resolved
 from ffncli.models.source import load
@@ -71,7 +72,7 @@ def swept(
         try:
             yield point, change(merged(options, point.dimensions))
         except FFNError as error:
-            raise FFNError(f"--sweep {point.label}: {error.message}", error.hint, error.code) from None
+            raise error.within(option("sweep", point.label)) from None
 
 
 def _changer(source: str | None, load: Load) -> Callable[[Dimensions], Resolved]:
@@ -87,7 +88,11 @@ def _changer(source: str | None, load: Load) -> Callable[[Dimensions], Resolved]
 def _point(combination: Sequence[tuple[str, str, Any]]) -> Point:
     values = {name: value for name, _, value in combination}
     tokens = values.pop("tokens", None)
-    return Point(tuple((name, text) for name, text, _ in combination), Dimensions(**values), tokens)
+    point = Point(tuple((name, text) for name, text, _ in combination), Dimensions(), tokens)
+    try:
+        return replace(point, dimensions=Dimensions(**values))
+    except FFNError as error:
+        raise error.within(option("sweep", point.label)) from None
 
 
 def _sweep(text: str) -> tuple[str, list[str]]:

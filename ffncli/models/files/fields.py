@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
-from ffncli.block.recipe import MAX_SIZE
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
+from ffncli.options.accept import MAX_SIZE
 
 REQUIRED: Any = object()  # no default: the field is required
 

@@ -15,10 +15,10 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ffncli.block.recipe import MAX_SIZE
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.files.fields import Fields
+from ffncli.options.accept import MAX_SIZE
 from ffncli.system.files import open_to_read
 
 MOST_HEADER_BYTES = 100_000_000  # a vocabulary of 260,000 tokens with its merges takes 25 MB

@@ -10,10 +10,10 @@ from dataclasses import is_dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeGuard
 
-from ffncli.block.recipe import MAX_SIZE
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Resolved
+from ffncli.options.accept import MAX_SIZE
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,9 +6,10 @@ import pytest
 import typer
 
 from ffncli.cli.bench.options import GridOptions, ResultOptions
-from ffncli.cli.common.options import DimensionOptions, TokenListOptions
+from ffncli.cli.common.options import TokenListOptions
 from ffncli.cli.common.prompt_options import GivenOptions
 from ffncli.cli.main import COMMANDS, _app
+from ffncli.models.dimensions import Dimensions
 
 
 def options(name):
@@ -98,7 +99,7 @@ def test_lists_of_records():
         passes=["forward", "forward+backward"],
         cache=["warm", "flush"],
         device=["cpu", "cuda"],
-    ).grid(None, DimensionOptions(), TokenListOptions(tokens=[(1,), (16, 64)]))
+    ).grid(None, Dimensions(), TokenListOptions(tokens=[(1,), (16, 64)]))
     assert (grid.threads, grid.tokens, grid.dtypes) == ((1, 2, 4), (1, 16, 64), ("fp32", "bf16"))
     assert (grid.passes, grid.caches, grid.devices) == (
         ("forward", "forward+backward"),

@@ -38,7 +38,8 @@ def test_a_point_says_what_it_sets():
          "experts=8", "top_k=2", "activation=swiglu", "d_model=512"]
     )  # fmt: skip
     assert every.dimensions == Dimensions(
-        "512", None, "swiglu", None, False, "rmsnorm", "post", True, 0.1, 8, 2, 0
+        d_model="512", bias=False, norm="rmsnorm", norm_position="post", residual=True, dropout=0.1, shared_experts=0,
+        experts=8, top_k=2, activation="swiglu",
     )  # fmt: skip
     assert every.tokens is None
 
@@ -118,8 +119,8 @@ def test_the_limit_itself_is_taken():
 def test_an_impossible_combination_is_named():
     with pytest.raises(FFNError) as refused:
         blocks("8x32", "activation=relu,swiglu", "gated=no")
-    assert str(refused.value).startswith("--sweep activation=swiglu gated=no: --activation swiglu is gated")
-    with pytest.raises(FFNError, match=r"--sweep dropout=1.5: dropout must be at least 0 and below 1"):
+    assert str(refused.value).startswith("sweep='activation=swiglu gated=no': activation='swiglu' is gated")
+    with pytest.raises(FFNError, match=r"sweep='dropout=1.5': dropout must be a number from 0 and below 1"):
         blocks("8x32", "dropout=0.5,1.5")
-    with pytest.raises(FFNError, match=r"--sweep d_ff=0.3x: .* is 2.4, not a whole number"):
+    with pytest.raises(FFNError, match=r"d_ff=0.3x': .* is 2.4, not a whole number"):
         blocks("8x32", "d_ff=0.3x")

@@ -1,0 +1,147 @@
+"""An option is a field of a record: `tokens: Annotated[int | None, Opt("-n", "--tokens", accepts=COUNT, ...)] = None`.
+
+From that one line come the command line's option with its help, its completion and its error (`cli/common/spread.py`),
+and the argument of the library's call with its type and default (`call`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
+
+from ffncli.errors import FFNError, did_you_mean, option, shown
+from ffncli.options.accept import FLAG, TEXT, Accepts
+
+SOURCE, INPUT, COMPUTE, OUTPUT, HELP = "Source and dimensions", "Input", "Compute", "Output", "Help"
+
+_OPTIONS: dict[type[Any], Mapping[str, Opt]] = {}
+_KNOWN: dict[str, Opt] = {}  # by their fields: every option that this process has met
+P = ParamSpec("P")
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+
+class Opt:
+    """The shape of one option: `names` in a shell (none: an argument without a name), the field's name in Python.
+
+    `accepts` converts shell text and Python values alike (by default text, or a flag for bool). `metavar` is what to
+    type, `help` its line in the help, in `group`; `daily` options are in the short help too. `repeat`: it may be given
+    several times. `completes` names the lists of values that a shell offers (`cli/common/values.py`); `eager` options
+    are looked at before all others.
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        help: str,
+        accepts: Accepts[Any] | None = None,
+        metavar: str | None = None,
+        group: str = OUTPUT,
+        daily: bool = False,
+        repeat: bool = False,
+        completes: str | None = None,
+        eager: bool = False,
+    ) -> None:
+        self.names = names
+        self.help = help
+        self.accepts = accepts
+        self.metavar = metavar
+        self.group = group
+        self.daily = daily
+        self.repeat = repeat
+        self.completes = completes
+        self.eager = eager
+
+    @property
+    def spelling(self) -> str:
+        """The name that errors print in a shell: the longest one, `--tokens`; SOURCE for an argument."""
+        names = [name for text in self.names for name in text.split("/")[:1]]
+        return max(names, key=len, default=self.metavar or "")
+
+    @property
+    def opposite(self) -> str:
+        """The name that switches a flag off, `--plain`; "" if there is none."""
+        return next((text.partition("/")[2] for text in self.names if "/" in text), "")
+
+    def converted(self, name: str, value: object) -> Any:
+        """`value` as the field holds it. Raises FFNError that names the field and says what it takes."""
+        accepts = self.accepts or TEXT
+        try:
+            return accepts.convert(value)
+        except FFNError as error:
+            raise error.within(option(name)) from None
+        except (TypeError, ValueError, OverflowError):
+            raise FFNError(f"{option(name)} must be {accepts.words}, got {shown(value)}", accepts.hint(value)) from None
+
+
+@dataclass(frozen=True)
+class Options:
+    """A record whose fields are options: each is converted when the record is made, from shell text or Python values.
+
+    None stands for the field's default, unless the field accepts None itself.
+    """
+
+    def __post_init__(self) -> None:
+        defaults = _defaults(type(self))
+        for name, opt in options_of(type(self)).items():
+            value, default = getattr(self, name), defaults[name]
+            if value is None and not (opt.accepts and opt.accepts.none):
+                value = default
+            object.__setattr__(self, name, value if value is default else opt.converted(name, value))
+
+
+def options_of(record: type[Any]) -> Mapping[str, Opt]:
+    """The options of a record by their fields, in order."""
+    if record not in _OPTIONS:
+        hints = get_type_hints(record, include_extras=True)
+        options: dict[str, Opt] = {}
+        for field in fields(record):
+            kind, *extras = get_args(hints[field.name]) or (None,)
+            for opt in extras:
+                if isinstance(opt, Opt):
+                    if opt.accepts is None:
+                        opt.accepts = FLAG if bool in (kind, *get_args(kind)) else TEXT
+                    options[field.name] = _KNOWN[field.name] = opt
+        _OPTIONS[record] = options
+    return _OPTIONS[record]
+
+
+def as_typed(name: str, value: str | None) -> str:
+    """An option as a shell has it, `--norm none`, from its field's name and the repr of a value."""
+    opt = _KNOWN.get(name)
+    spelling = opt.spelling if opt else f"--{name.replace('_', '-')}"
+    if value is None or value == "True":
+        return spelling
+    if value == "False":
+        return (opt and opt.opposite) or f"--no-{name.replace('_', '-')}"
+    return f"{spelling} " + (value[1:-1] if value[:1] in "'\"" else value)
+
+
+def _defaults(record: type[Any]) -> Mapping[str, Any]:
+    return {f.name: None if f.default is MISSING else f.default for f in fields(record)}
+
+
+def chosen(record: Options) -> tuple[str, ...]:
+    """The fields of a record that are not at their defaults, in order."""
+    defaults = _defaults(type(record))
+    return tuple(name for name in options_of(type(record)) if getattr(record, name) != defaults[name])
+
+
+def call(question: Callable[P, Q], run: Callable[[Q], R], name: str) -> Callable[P, R]:
+    """The library's call `name`: it takes a question's fields as arguments, and runs the question.
+
+    >>> from ffncli.run.trace.call import trace  # trace = call(Question, session_for, "trace")
+    """
+
+    @wraps(question, assigned=("__doc__", "__module__"), updated=())
+    def ask(*args: P.args, **kwargs: P.kwargs) -> R:
+        known = [p.name for p in inspect.signature(question).parameters.values()]
+        if unknown := next((word for word in kwargs if word not in known), None):
+            raise FFNError(f"no argument {shown(unknown)}", did_you_mean(unknown, known, f"see help(ffncli.{name})"))
+        return run(question(*args, **kwargs))
+
+    ask.__name__ = ask.__qualname__ = name
+    return ask

@@ -1,0 +1,102 @@
+"""Options that several commands share, each with one meaning: the types of fields that records of options have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Annotated, TypeAlias
+
+from ffncli.options.accept import (
+    COUNT,
+    COUNTS,
+    NATURAL,
+    PATH,
+    RANKS,
+    SECONDS,
+    THREADS,
+    number_or_text,
+)
+from ffncli.options.opt import COMPUTE, INPUT, SOURCE, Opt
+
+KINDS_OF_SOURCE = "Model name, directory, file or hf://org/name; 512x2048:gelu; my.py:Class (runs that file)."
+SPLIT = "Ranks"
+
+Path: TypeAlias = str | os.PathLike[str]
+Counts: TypeAlias = int | Sequence[int]
+
+Layer = Annotated[
+    int | str | None,
+    Opt(
+        "-l", "--layer", metavar="N", group=SOURCE, daily=True,
+        help="Layer, counted from 0; decoder.3 in a model with two stacks.",
+        accepts=number_or_text("a whole number or text such as 'decoder.3'"),
+    ),
+]  # fmt: skip
+Tokens = Annotated[
+    int | None,
+    Opt("-n", "--tokens", metavar="N", accepts=COUNT, group=INPUT, daily=True, help="Number of tokens."),
+]
+TokenList = Annotated[
+    Counts | None,
+    Opt(
+        "-n", "--tokens", metavar="N,...", accepts=COUNTS, repeat=True, group=INPUT, daily=True,
+        help="Number of tokens; several give one row each.",
+    ),
+]  # fmt: skip
+Batch = Annotated[
+    int | None,
+    Opt("--batch", metavar="N", accepts=COUNT, group=INPUT, help="Batch size; with --seq-len, instead of --tokens."),
+]
+SeqLen = Annotated[int | None, Opt("--seq-len", metavar="N", accepts=COUNT, group=INPUT, help="Tokens per sequence.")]
+Dtype = Annotated[
+    str | None,
+    Opt(
+        "--dtype", metavar="NAME", group=COMPUTE, daily=True, completes="dtypes",
+        help="Compute in fp32, fp64, bf16 or fp16. [default: fp32]",
+    ),
+]  # fmt: skip
+Device = Annotated[str, Opt("--device", metavar="NAME", group=COMPUTE, help="Device: cpu, cuda or cuda:1.")]
+Seed = Annotated[
+    int | None,
+    Opt(
+        "--seed", metavar="N", accepts=NATURAL, group=COMPUTE,
+        help="Seed of random weights and random input. [default: 0]",
+    ),
+]  # fmt: skip
+Threads = Annotated[int | None, Opt("--threads", metavar="N", accepts=THREADS, group=COMPUTE, help="CPU threads.")]
+LoadTime = Annotated[
+    float | None,
+    Opt(
+        "--load-time", metavar="TIME", accepts=SECONDS, group=SOURCE,
+        help="Time limit for loading a Python file of yours. [default: 3m]",
+    ),
+]  # fmt: skip
+TensorParallel = Annotated[
+    int | None,
+    Opt(
+        "--tp", "--tensor-parallel", metavar="N", accepts=RANKS, group=SPLIT,
+        help="Split every d_ff over N ranks (tensor parallelism).",
+    ),
+]  # fmt: skip
+ExpertParallel = Annotated[
+    int | None,
+    Opt(
+        "--ep", "--expert-parallel", metavar="N", accepts=RANKS, group=SPLIT,
+        help="Split the experts of a mixture over N ranks (expert parallelism).",
+    ),
+]  # fmt: skip
+RankTimeout = Annotated[
+    float | None,
+    Opt(
+        "--rank-timeout", metavar="TIME", accepts=SECONDS, group=SPLIT,
+        help="Limit on waiting for another rank, to join and in every collective. [default: 2m]",
+    ),
+]  # fmt: skip
+Force = Annotated[bool, Opt("--force", help="Overwrite existing files.")]
+Output = Annotated[
+    str | None,
+    Opt(
+        "-o", "--output", metavar="FILE", accepts=PATH, daily=True,
+        help="Write to FILE, in the format of its suffix (.json, .csv, .md); - is stdout.",
+    ),
+]  # fmt: skip
