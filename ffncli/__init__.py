@@ -36,7 +36,7 @@ _WHERE = {
     "plan": ("ffncli.run.user.plan", "plan"),
     "read_results": ("ffncli.bench.results.csv_file", "read_results"),
     "replace": ("ffncli.bench.in_model", "replace"),
-    "report": ("ffncli.bench.report.call", "report"),
+    "report": ("ffncli.pages.call", "report"),
     "steps": ("ffncli.block.recipe", "steps"),
     "survey": ("ffncli.run.trace.call", "survey"),
     "trace": ("ffncli.run.trace.call", "trace"),
@@ -77,7 +77,6 @@ if TYPE_CHECKING:
     from ffncli.bench.comparison import compare
     from ffncli.bench.in_model import kernel, replace
     from ffncli.bench.public.admission import admit
-    from ffncli.bench.report.call import report
     from ffncli.bench.results.csv_file import read_results
     from ffncli.bench.results.merge import merge
     from ffncli.block.analysis.facts import activation
@@ -85,6 +84,7 @@ if TYPE_CHECKING:
     from ffncli.block.recipe import FFNSpec, MoE, steps
     from ffncli.errors import FFNError
     from ffncli.kernels import kernel_names
+    from ffncli.pages.call import report
     from ffncli.run.approximate.call import approximate
     from ffncli.run.corpus.call import corpus
     from ffncli.run.experts.call import experts

@@ -58,8 +58,8 @@ def command(*, files: Files, title: Title = None, show: PageOptions) -> None:
       ffn report trace.safetensors -o trace.html       # from ffn trace --save
       ffn report steps.csv -o steps.json               # of --by-step, for Perfetto
     """
-    from ffncli.bench.report.call import report
     from ffncli.cli.report.page import answer
+    from ffncli.pages.call import report
 
     output = show.output()
     output.show(answer(report(files, show.out or "report.html", title=title, force=show.force)))

@@ -9,7 +9,7 @@ from ffncli.show.parts import Answer, Line, Part
 from ffncli.show.tables import Table
 
 if TYPE_CHECKING:
-    from ffncli.bench.report.call import Report
+    from ffncli.pages.call import Report
 
 
 def answer(report: Report) -> Answer:

@@ -75,8 +75,8 @@ def write_page(question: Question, show: OutputOptions, output: Output) -> None:
     with tempfile.TemporaryDirectory() as folder:
         saved = os.path.join(folder, "trace.safetensors")
         session = session_for(replace(question, save=saved, save_weights=True), lambda text: None)
-        from ffncli.bench.report.call import report
-        from ffncli.bench.report.live import live_block
+        from ffncli.pages.call import report
+        from ffncli.pages.live import live_block
         from ffncli.run.saved.saved import open_saved
 
         live_block(open_saved(Path(saved)))

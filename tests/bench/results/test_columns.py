@@ -20,7 +20,6 @@ from ffncli.bench.judge.warnings import Code
 from ffncli.bench.machine import machine
 from ffncli.bench.public.admission import admit
 from ffncli.bench.records import Case
-from ffncli.bench.report.results import results_parts
 from ffncli.bench.results.merge import merge
 from ffncli.bench.results.row import ASKED, BLOCK, COMPARED, MACHINE, ResultRow, columns, name_of
 from ffncli.bench.results.rows import ResultRows
@@ -28,6 +27,7 @@ from ffncli.bench.timing.auto.kept import key_of
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
 from ffncli.models.files.json_records import hints_of
+from ffncli.pages.results import results_parts
 from tests.bench.public.made import changed, result
 from tests.bench.stored import row, write
 from tests.bench.units import CASE, QUICK, RUN, units_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.report.test_report import RESULTS
+from tests.pages.test_report import RESULTS
 
 
 def test_it_says_what_it_wrote(call, tmp_path: Path) -> None:

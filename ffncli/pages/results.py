@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.bench.records import TimedBlock
-from ffncli.bench.report.reading import HOW_TO_READ
 from ffncli.bench.results.csv_file import parse_rounds, read_rows
 from ffncli.bench.results.row import ASKED, ResultRow, columns, name_of
 from ffncli.errors import FFNError
+from ffncli.pages.reading import HOW_TO_READ
 from ffncli.show.page.charts import ChartLine, RatioBar, intervals, lines
 from ffncli.show.page.document import PageParts, Section
 from ffncli.show.page.element import Child, element

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ffncli.bench.report.live import MOST_WEIGHTS, live_block
-from ffncli.bench.report.origins import origins
 from ffncli.errors import FFNError
+from ffncli.pages.live import MOST_WEIGHTS, live_block
+from ffncli.pages.origins import origins
 from ffncli.run.measure.heat import cells_of, largest, span, values_of_a_cell
 from ffncli.run.saved.saved import Saved, SavedStep, open_saved
 from ffncli.show.page.document import PageParts, Section

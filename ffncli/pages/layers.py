@@ -88,7 +88,7 @@ def _load_map(rows: _Rows, loads: Sequence[Sequence[float]]) -> dict[str, Any]:
     """A heat map with a row for each layer of as many experts as the first has, a column for each expert."""
     import torch
 
-    from ffncli.bench.report.traces import heat_data
+    from ffncli.pages.traces import heat_data
 
     alike = [load for load in loads if len(load) == len(loads[0])]
     labels = [f"{row.get('stack', '')} {row['layer']}" for row in rows if len(_loads(row)) == len(loads[0])]

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ffncli.bench.report.layers import layer_parts, layer_rows
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.strict_json import read_object
+from ffncli.pages.layers import layer_parts, layer_rows
 from ffncli.show.page.document import PageParts, Section
 from ffncli.show.page.element import Child, element
 

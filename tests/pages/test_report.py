@@ -14,15 +14,15 @@ import pytest
 import torch
 
 import ffncli
-from ffncli.bench.report.live import live_block
-from ffncli.bench.report.traces import heat_data
 from ffncli.bench.results.csv_file import read_rows
 from ffncli.errors import ExitCode, FFNError
+from ffncli.pages.live import live_block
+from ffncli.pages.traces import heat_data
 from ffncli.run.saved.saved import open_saved
 from tests.oracles.prompted import PROMPT, made
 from tests.show.page.test_page import Tags
 
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "ffn-1" / "xeon-avx512-2cpu.csv"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "ffn-1" / "xeon-avx512-2cpu.csv"
 
 
 def data_of(page: Path) -> dict[str, Any]:

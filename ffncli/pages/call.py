@@ -9,13 +9,13 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from ffncli.bench.report.comparisons import comparison_parts
-from ffncli.bench.report.documents import document_parts
-from ffncli.bench.report.results import results_parts
-from ffncli.bench.report.timeline import timeline
 from ffncli.bench.results.csv_file import is_results, read_rows
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown, shown_path
+from ffncli.pages.comparisons import comparison_parts
+from ffncli.pages.documents import document_parts
+from ffncli.pages.results import results_parts
+from ffncli.pages.timeline import timeline
 from ffncli.show.page.document import PageParts, document
 from ffncli.system.files import TENSOR_SUFFIXES, check_writable, written_whole
 from ffncli.system.packages import package_errors
@@ -90,7 +90,7 @@ def _parts(paths: list[Path]) -> list[PageParts]:
         elif kind == "document":
             out.append(document_parts(path, f"file{at}"))
         else:
-            from ffncli.bench.report.traces import trace_parts
+            from ffncli.pages.traces import trace_parts
 
             out.append(trace_parts(path, f"file{at}"))
         if len(paths) > 1:

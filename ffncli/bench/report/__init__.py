@@ -1,1 +1,0 @@
-"""`ffn report`: results, comparisons, saved traces and certificates as one page of HTML."""
