@@ -12,6 +12,7 @@
 # make unchanged   what commands of every kind print, against that of BASE=REV, byte for byte (default HEAD~1: what the
 #              last commit and the working tree changed; BASE=main for all of a branch)
 # make fuzz        input that lies, of every format: FUZZ_CASES=5000 of it beside the tests that make up input
+# make wheel         a wheel with the JSON Schemas of all commands, in dist/
 # make test-wheel    builds the wheel and tries it in a new environment, away from the checkout
 # make test-triton   Triton kernels without a GPU, in an environment of its own (1.8 GB)
 # make test-arenas   what `ffn export` writes for FlashInfer-Bench, loaded by its own loader (30 MB)
@@ -32,7 +33,7 @@ export PYTHON TORCH_INDEX TORCH_CUDA
 # Where bytecode is not written, each of hundreds of processes compiles the package again, and pytest every test file.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test fuzz test-runs test-models test-architectures test-hub test-ranks test-kills test-cheats test-browser test-wheel test-install test-triton test-arenas check lint bench bench-timers bench-method bench-sweep bench-conv bench-grouped bench-corpus bench-trained bench-kernels bench-plan plan-published bench-grids certificates results demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
+.PHONY: run test fuzz test-runs test-models test-architectures test-hub test-ranks test-kills test-cheats test-browser wheel test-wheel test-install test-triton test-arenas check lint bench bench-timers bench-method bench-sweep bench-conv bench-grouped bench-corpus bench-trained bench-kernels bench-plan plan-published bench-grids certificates results demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
     bench-approximate bench-in-model facts catalog architectures trace-architectures claims picture unchanged docs test-docs docs-update clean
 .DEFAULT_GOAL := run
 
@@ -80,6 +81,10 @@ HEAVY := $(BROWSER) $(DOCS) $(INSTALL) $(FUZZ) $(CHEATS) $(RUNS) $(ARCHITECTURES
 
 test: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(HEAVY))
+
+wheel: $(VENV)/.installed-test
+	@$(BIN)/python -m docs.schemas
+	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 test-wheel: $(VENV)/.installed-test
 	@.ci/test_wheel $(VENV)
@@ -241,7 +246,8 @@ unchanged: $(VENV)/.installed-test
 
 # The manual as a site, in site/: it fetches nothing when it is read. Needs mkdocs-material (the group `docs`).
 docs: export NO_MKDOCS_2_WARNING = 1
-docs: $(VENV)/.installed-docs
+docs: $(VENV)/.installed-test $(VENV)/.installed-docs
+	@$(BIN)/python -m docs.schemas
 	@$(BIN)/mkdocs build --strict --quiet && echo "site/index.html; to search in it: python3 -m http.server -d site"
 
 $(VENV)/.installed-docs: $(NEEDS)
@@ -259,7 +265,6 @@ test-browser: $(VENV)/.installed-test
 
 docs-update: $(VENV)/.installed-test
 	@$(BIN)/python -m docs.generated
-	@$(BIN)/python -m docs.schemas
 	@$(BIN)/python -m docs.blocks update $(ARGS)
 
 clean:

@@ -1,9 +1,10 @@
 """A JSON Schema for every command, in docs/schema/: what its `--json` prints.
 
-    python -m docs.schemas [COMMAND ...]      write them anew; `bench`, `merge` and `doctor` measure for some seconds
+    python -m docs.schemas [COMMAND ...]      write them; `bench`, `merge` and `doctor` measure for some seconds
 
-A schema is what the samples below have in common: a key is required where each of them has it. Meanings come from
-docs/json.md. tests/test_schemas.py holds other outputs to the schemas and lets no key through that they do not have.
+They are not committed: `make docs` and `make wheel` write them. A schema is what the samples below have in common: a
+key is required if each of them has it. Meanings come from docs/json.md. tests/test_schemas.py holds other outputs to
+the schemas, and accepts no key that they do not have.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -80,9 +82,14 @@ echo '{"model_type": "gemma4_text", "hidden_size": 8, "intermediate_size": 16, "
 echo '"hidden_size_per_layer_input": 4}' >> tables.json
 cp -r my-model unknown && sed -i 's/"model_type": "llama"/"model_type": "llamb"/' unknown/config.json
 cp -r my-model edited && sed -i 's/"intermediate_size": 176/"intermediate_size": 192/' edited/config.json
-ffn trace 8x16:swiglu --save a.json && ffn trace 8x16:geglu --save b.json
-ffn trace 8x16:swiglu --seed 1 --save c.json
 printf 'The cat sat on the mat\\nParis is the capital\\n' > texts.txt"""
+_TRACES = ("8x16:swiglu --save a.json", "8x16:geglu --save b.json", "8x16:swiglu --seed 1 --save c.json")
+_GRID = "64x256:swiglu --kernel eager,packed --tokens 1,2"
+_MEASURE = f"[ -e b.csv ] || {{ ffn bench {_GRID} --quick --save a.csv -q && cp a.csv b.csv; }}"
+_SHARDS = " && ".join(
+    f"ffn bench {_GRID} --processes 1 --max-time 2s --shard {part}/2 --save part-{part}.csv -q" for part in (1, 2)
+)
+_MEASURED = {"compare": _MEASURE, "plan": _MEASURE, "merge": _SHARDS}  # what a command's samples read
 _BY_NAME = {"conventions", "sweep"}  # objects whose keys are data: text → value
 _NUMBERS = {"anyOf": [{"type": ["null", "number"]}, {"type": "array", "items": {"$ref": "#/$defs/numbers"}}]}
 
@@ -186,20 +193,29 @@ def answers(command: str, samples: list[str]) -> Iterator[Any]:
         yield json.loads(out)
 
 
-def main() -> None:
-    """Write the schemas of the commands named, else of all."""
-    names = sys.argv[1:] or list(SAMPLES)
-    SCHEMAS.mkdir(exist_ok=True)
+@contextmanager
+def folder() -> Iterator[Callable[[str], None]]:
+    """The folder of `page_folder`, with the files that the samples of several commands read."""
     with page_folder() as run:
         run(_PREPARE.strip())
-        if {"compare", "plan"} & {*names}:
-            run("ffn bench 64x256:swiglu --kernel eager,packed --quick --tokens 1,2 --save a.csv -q && cp a.csv b.csv")
-        if "merge" in names:
-            for part in (1, 2):
-                grid = "64x256:swiglu --kernel eager,packed --processes 1 --max-time 2s --tokens 1,2"
-                run(f"ffn bench {grid} --shard {part}/2 --save part-{part}.csv -q")
-        for name in names:
-            text = json.dumps(schema_of(name, list(answers(name, SAMPLES[name]))), indent=1, ensure_ascii=False)
+        for line in _TRACES:
+            in_process(["trace", *shlex.split(line)])
+        yield run
+
+
+def schema(command: str, run: Callable[[str], None]) -> dict[str, Any]:
+    """The schema of a command, from its samples; in the `folder` whose `run` this is."""
+    if command in _MEASURED:
+        run(_MEASURED[command])
+    return schema_of(command, list(answers(command, SAMPLES[command])))
+
+
+def main() -> None:
+    """Write the schemas of the commands named, else of all."""
+    SCHEMAS.mkdir(exist_ok=True)
+    with folder() as run:
+        for name in sys.argv[1:] or SAMPLES:
+            text = json.dumps(schema(name, run), indent=1, ensure_ascii=False)
             (SCHEMAS / f"{name}.schema.json").write_text(text + "\n", "utf-8")
             print(f"docs/schema/{name}.schema.json")
 

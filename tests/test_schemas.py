@@ -1,9 +1,14 @@
-"""docs/schema/: outputs that the schemas were not made from."""
+"""The schemas of docs/schemas.py, held to outputs that they were not made from."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shlex
+from collections.abc import Callable, Iterator
+from contextlib import chdir
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +29,7 @@ OTHERS = [
     "activations relu6 --against relu --dtype bf16", "activations geglu --iso-params", "activations silu --rounding",
     "activations relu --expect 1=1", f"activations gelu --source my-model --layer 1 {PROMPT}",
     "approximate --target abs --d-ff 2,4 --activation relu --seeds 2 --steps 10", "verify 6x12:gelu",
-    "verify my-model --layer 2", "models qwen", "compare c.json d.json", "doctor --no-noise",
+    "verify my-model --layer 2", "models qwen", "compare e.json f.json", "doctor --no-noise",
     "export gpt-oss-20b --as latex", "export 4x8:swiglu --as flashinfer-trace --dtype bf16 --part block",
     "bench 32x64:gelu --kernel eager --quick --threads 1 --save here.csv",
 ]  # fmt: skip
@@ -40,20 +45,36 @@ def strict(schema: Any) -> Any:
     return {**closed, "additionalProperties": False} if isinstance(schema.get("properties"), dict) else closed
 
 
-def schema(name: str) -> Any:
-    return json.loads((schemas.SCHEMAS / f"{name}.schema.json").read_text("utf-8"))
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Callable[[str], None]]:
+    """Where the samples run, and the commands below."""
+    with schemas.folder() as run:
+        for line in ("4x8:gelu --save e.json", "4x8:gelu --no-bias --seed 1 --save f.json"):
+            blocks.in_process(["trace", *line.split()])
+        yield run
 
 
 @pytest.fixture(scope="module")
-def folder():
-    with blocks.page_folder() as run:
-        run("ffn trace 4x8:gelu --save c.json; ffn trace 4x8:gelu --no-bias --seed 1 --save d.json")
-        yield Path.cwd()
+def schema(folder: Callable[[str], None], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """The schema of a command; of pytest's processes the first that needs it makes it."""
+    shared, place = tmp_path_factory.getbasetemp(), Path.cwd()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+
+    @cache
+    def made(name: str) -> Any:
+        path = shared / f"{name}.schema.json"
+        with (shared / f"{name}.lock").open("w") as lock, chdir(place):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                path.write_text(json.dumps(schemas.schema(name, folder)), "utf-8")
+        return json.loads(path.read_text("utf-8"))
+
+    return made
 
 
 @pytest.mark.parametrize("line", OTHERS)
-def test_what_a_command_prints_is_as_its_schema_says(call, folder, monkeypatch, line):
-    monkeypatch.chdir(folder)
+def test_what_a_command_prints_is_as_its_schema_says(call, schema, line):
     name, *rest = shlex.split(line)
     code, out, err = call(name, *rest, "--json")
     assert code in (0, 1), err
@@ -61,7 +82,7 @@ def test_what_a_command_prints_is_as_its_schema_says(call, folder, monkeypatch, 
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_a_schema_that_refuses_something_else(name):
+def test_every_command_has_a_schema_that_refuses_something_else(schema, name):
     assert name in schemas.SAMPLES
     jsonschema.Draft202012Validator.check_schema(schema(name))
     with pytest.raises(jsonschema.ValidationError):
@@ -71,8 +92,8 @@ def test_every_command_has_a_schema_that_refuses_something_else(name):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_meanings_are_those_of_the_page(name):
-    """Of keys with one meaning; `make docs-update` writes them anew."""
+def test_meanings_are_those_of_the_page(schema, name):
+    """Of keys with one meaning."""
 
     def described(properties: dict[str, Any]) -> list[tuple[str, str]]:
         pairs = []
@@ -86,6 +107,18 @@ def test_meanings_are_those_of_the_page(name):
     found = described(schema(name)["properties"])
     assert len(found) > 3
     assert all(meanings.get(key) == [text] for key, text in found)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_key_of_the_page_is_printed(schema, name):
+    """By some sample; `models` shares its section with `params`, which has more keys."""
+
+    def keys(part: Any) -> set[str]:
+        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        return set(part.get("properties", ()) if isinstance(part, dict) else ()).union(*map(keys, inner))
+
+    shown = keys(schema(name)) | (keys(schema("params")) if name == "models" else set())
+    assert set(schemas.meanings(name)) <= shown
 
 
 def test_the_shape_of_values():
