@@ -3,13 +3,13 @@ about layers as `layers.py` has them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.strict_json import read_object
-from ffncli.pages.layers import layer_parts, layer_rows
+from ffncli.show.page.charts import ChartLine, lines
 from ffncli.show.page.document import PageParts, Section
 from ffncli.show.page.element import Child, element
 
@@ -65,3 +65,115 @@ def _table(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _cell(value: Any) -> Any:
     return "yes" if value is True else "no" if value is False else value
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+
+_Rows = Sequence[Mapping[str, Any]]
+# What is drawn in one frame: its name, and the keys, one line each. Only keys that the rows have are drawn.
+_FRAMES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("Norms of a token", "mean L2 norm", ("input_norm", "output_norm")),
+    ("Shares", "share", ("zero_share", "near_zero_share", "active_share", "dead_share", "busiest_share")),
+    ("Extremes after the activation", "value", ("min", "max")),
+    ("Entropy of the experts' load", "bits", ("entropy_bits", "max_entropy_bits")),
+    ("Against the model's own FFN", "relative error", ("relative_error",)),
+)
+
+
+def layer_rows(values: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+    """The rows of an answer about layers; None for any other answer."""
+    corpus = values.get("corpus")
+    inside = corpus if values.get("command") == "trace" and isinstance(corpus, Mapping) else values
+    rows = inside.get("layers")
+    wanted = isinstance(rows, list) and rows and all(isinstance(row, dict) and "layer" in row for row in rows)
+    return rows if wanted and values.get("command") in ("trace", "experts") else None
+
+
+def layer_parts(path: Path, name: str, rows: _Rows, model: object) -> PageParts:
+    """The section of an answer about layers: charts over their numbers, the load of experts, a table."""
+    drawn = [_with_shares(row) for row in rows]
+    children: list[Child] = []
+    for title, up, keys in _FRAMES:
+        if series := _series(drawn, keys):
+            log = up in ("mean L2 norm", "relative error")
+            children += [element("h3", title), lines(series, "layer", up, log_x=False, log_y=log and _positive(series))]
+    data: dict[str, Any] = {name: _layer_table(drawn)}
+    if loads := [_loads(row) for row in rows if _loads(row)]:
+        data[f"{name}-load"] = _load_map(rows, loads)
+        children += [element("h3", "Tokens per expert"), element("div", data_heat=f"{name}-load")]
+    children += [element("h3", "Layers"), element("div", data_table=name)]
+    label = model.get("name") if isinstance(model, Mapping) else None
+    title = f"{label or path.name}: {len(rows)} layers"
+    return PageParts((Section(f"{name}-section", title, tuple(children)),), data)
+
+
+def _with_shares(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row with the share of its units that are dead, and with the figures of its routing."""
+    routing = row.get("routing")
+    out = {**row, **(routing if isinstance(routing, Mapping) else {})}
+    units, dead = row.get("units"), row.get("dead_units")
+    return out | ({"dead_share": dead / units} if _is_number(units) and _is_number(dead) and units else {})
+
+
+def _series(rows: _Rows, keys: Iterable[str]) -> list[ChartLine]:
+    """A line for each key and stack."""
+    stacks = list(dict.fromkeys(str(row.get("stack", "")) for row in rows))
+    out = []
+    for key in keys:
+        for stack in stacks:
+            some = [row for row in rows if str(row.get("stack", "")) == stack and _is_number(row.get(key))]
+            points = [(float(row["layer"]), float(row[key])) for row in some]
+            name = key.replace("_", " ") + (f", {stack}" if len(stacks) > 1 else "")
+            if points and (key not in ("relative_error", "near_zero_share") or any(y for _, y in points)):
+                out.append(ChartLine(name, points, labels=[f"{name}, layer" for _ in points]))
+    return out
+
+
+def _positive(series: Sequence[ChartLine]) -> bool:
+    return all(y > 0 for one in series for _, y in one.points)
+
+
+def _loads(row: Mapping[str, Any]) -> list[float]:
+    """The tokens that each routed expert of a layer receives."""
+    routing = row.get("routing")
+    loads = routing.get("tokens_per_expert") if isinstance(routing, Mapping) else None
+    if not isinstance(loads, list):
+        experts = row.get("experts")
+        loads = [e.get("tokens") for e in experts if isinstance(e, Mapping)] if isinstance(experts, list) else []
+    return [float(load) for load in loads if _is_number(load)]
+
+
+def _load_map(rows: _Rows, loads: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """A heat map with a row for each layer of as many experts as the first has, a column for each expert."""
+    import torch
+
+    from ffncli.pages.traces import heat_data
+
+    alike = [load for load in loads if len(load) == len(loads[0])]
+    labels = [f"{row.get('stack', '')} {row['layer']}" for row in rows if len(_loads(row)) == len(loads[0])]
+    return {**heat_data("tokens", torch.tensor(alike)), "rows": labels}
+
+
+def _layer_table(rows: _Rows) -> dict[str, Any]:
+    """The rows under the keys that are plain values; lists of units and numbers as text."""
+    keys = [key for key in dict.fromkeys(key for row in rows for key in row) if _plain(rows, key)]
+    return {"columns": keys, "rows": [[_layer_cell(row.get(key)) for key in keys] for row in rows]}
+
+
+def _plain(rows: _Rows, key: str) -> bool:
+    return not any(isinstance(row.get(key), dict) for row in rows) and key not in ("experts", "top_units", "outliers")
+
+
+def _layer_cell(value: Any) -> Any:
+    if isinstance(value, list):
+        return ", ".join(_word(one) for one in value[:8]) + (" …" if len(value) > 8 else "")
+    return "yes" if value is True else "no" if value is False else value
+
+
+def _word(one: Any) -> str:
+    return str(one["unit"]) if isinstance(one, Mapping) and "unit" in one else str(one)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ffncli.bench.judge.compare import compare
+from ffncli.bench.judge.comparison_records import CASE_COLUMNS, ComparedRow, Rules
 from ffncli.bench.records import TimedBlock
 from ffncli.bench.results.csv_file import parse_rounds, read_rows
 from ffncli.bench.results.row import ASKED, ResultRow, columns, name_of
 from ffncli.errors import FFNError
-from ffncli.pages.reading import HOW_TO_READ
 from ffncli.show.page.charts import ChartLine, RatioBar, intervals, lines
 from ffncli.show.page.document import PageParts, Section
 from ffncli.show.page.element import Child, element
@@ -252,3 +253,65 @@ def _grouped(items: Iterable[Any], key: Any) -> dict[Any, list[Any]]:
     for item in items:
         out.setdefault(key(item), []).append(item)
     return out
+
+
+# --- comparisons ------------------------------------------------------------------------------------------------------
+
+
+_MOST_DRAWN = 100
+_OF_COMPARISON = (
+    "base_status", "new_status", "base_time_s", "new_time_s", "ratio", "ratio_low", "ratio_high", "normalised_ratio",
+    "verdict", "reason",
+)  # fmt: skip
+
+
+def comparison_parts(base: Path, new: Path, name: str) -> PageParts:
+    """The section of two results. Raises FFNError if they have nothing in common."""
+    result = compare(read_rows(base), read_rows(new), Rules(allow_mismatch=True))
+    children: list[Child] = [element("p", f"The time in {new.name} over the time in {base.name}, lower is faster.")]
+    if result.mismatches:
+        listed = "; ".join(f"{m.field}: {m.base}, then {m.new}" for m in result.mismatches)
+        children.append(element("p", f"The two were measured in different environments: {listed}. Nothing is decided."))
+    drawn = [
+        RatioBar(_label(row), row.ratio, row.ratio_low, row.ratio_high, row.verdict or "", row.verdict or "")
+        for row in result.rows
+        if row.ratio is not None
+    ][:_MOST_DRAWN]
+    if drawn:
+        children.append(element("figure", intervals(drawn, f"time over that in {base.name}")))
+    children.append(element("div", data_table=name))
+    for which, left in ((base.name, result.only_in_base), (new.name, result.only_in_new)):
+        if left:
+            children.append(element("p", f"Only in {which}: {len(left):,} cases and kernels.", class_="muted"))
+    asked = [column for column in CASE_COLUMNS if any(getattr(row, column) for row in result.rows)]
+    names = (*asked, "kernel", *_OF_COMPARISON)
+    rows = [[getattr(row, column) for column in names] for row in result.rows]
+    data: dict[str, Any] = {"columns": [*map(name_of, names)], "rows": rows}
+    section = Section(f"{name}-section", f"{base.name} and {new.name}", tuple(children))
+    return PageParts((section,), {name: data})
+
+
+def _label(row: ComparedRow) -> str:
+    return ", ".join(str(part) for part in (row.block, f"{row.tokens} tokens", row.dtype, row.kernel) if part)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+_RATIO = (
+    "A ratio is a kernel's time over the baseline's in the same rounds of the same processes: they alternate, so what "
+    "slows the machine down slows both. Its interval covers the differences between processes, at 95 %."
+)
+_VERDICT = (
+    "faster and slower: the whole interval lies on that side of 1, outside of the requested precision. same: it lies "
+    "within that precision. inconclusive: it is too wide to say; more processes or more time make it narrower."
+)
+_ROOF = (
+    "The roof is the best rate that the same run measured on the same threads: of a large product, or of reading "
+    "memory. Above 100 % the machine was faster while the kernel ran than while its roof was measured."
+)
+_ERROR = (
+    "The error is that of the output against float64, ‖a−b‖ / ‖b‖. A kernel that is faster because it computes in "
+    "fewer bits shows it there."
+)
+HOW_TO_READ: tuple[Child, ...] = tuple(element("p", text) for text in (_RATIO, _VERDICT, _ROOF, _ERROR))
