@@ -22,6 +22,9 @@ from ffncli.system.files import TENSOR_SUFFIXES, check_writable, written_whole
 from ffncli.system.packages import package_errors
 
 _MOST_FILES = 20
+_ABOUT = (
+    "each step's time by itself, laid end to end; the block above them is its own time, which need not be their sum"
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def _events(paths: list[Path]) -> str:
     """A result of --by-step as a trace of events."""
     if len(paths) > 1 or _kind(paths[0]) != "results":
         raise FFNError("-o of .json: a trace of events is made of one result of ffn bench --by-step")
-    return json.dumps(timeline(read_rows(paths[0])), allow_nan=False)
+    return json.dumps(_timeline(read_rows(paths[0])), allow_nan=False)
 
 
 def _parts(paths: list[Path]) -> list[PageParts]:
@@ -126,17 +129,13 @@ def _kind(path: Path) -> str:
     )
 
 
-# --- timeline ---------------------------------------------------------------------------------------------------------
+# --- a trace of events ------------------------------------------------------------------------------------------------
 
 
-_ABOUT = (
-    "each step's time by itself, laid end to end; the block above them is its own time, which need not be their sum"
-)
-
-
-def timeline(rows: Sequence[ResultRow]) -> dict[str, Any]:
-    """The events of every case, a process each: the block, and its steps in their order. Steps inside experts lie under
-    those of the block.
+def _timeline(rows: Sequence[ResultRow]) -> dict[str, Any]:
+    """A result of `ffn bench --by-step` in Chrome's Trace Event Format, which Perfetto opens too: complete events
+    ("X"), times in microseconds. Every case is a process: the block, and its steps in their order; steps inside experts
+    lie under those of the block.
 
     Raises FFNError for a result without steps.
     """

@@ -1,9 +1,9 @@
-"""JSON answers as sections: `ffn verify` (a certificate, or its checks) and `ffn compare` as records and a table, those
-about layers as `layers.py` has them."""
+"""JSON answers as sections: of `ffn verify` (a certificate, or its checks) and `ffn compare` records and a table; of
+`ffn trace --layer all`, `ffn trace --prompts` and `ffn experts` pictures over the layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,26 @@ from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.strict_json import read_object
 from ffncli.show.page.charts import ChartLine, lines
 from ffncli.show.page.document import PageParts, Section
-from ffncli.show.page.element import Child, element
+from ffncli.show.page.element import Child, definitions, element
 
 _MOST_BYTES = 50_000_000
 _TITLES = {"verify": "verified", "compare": "compared", "bench": "results"}
+# What is drawn in one frame: its name, and the keys, one line each. Only keys that the rows have are drawn.
+_FRAMES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("Norms of a token", "mean L2 norm", ("input_norm", "output_norm")),
+    ("Shares", "share", ("zero_share", "near_zero_share", "active_share", "dead_share", "busiest_share")),
+    ("Extremes after the activation", "value", ("min", "max")),
+    ("Entropy of the experts' load", "bits", ("entropy_bits", "max_entropy_bits")),
+    ("Against the model's own FFN", "relative error", ("relative_error",)),
+)
+_Rows = Sequence[Mapping[str, Any]]
 
 
 def document_parts(path: Path, name: str) -> PageParts:
     """The section of one JSON answer. Raises FFNError for any other JSON."""
     values = read_object(path, _MOST_BYTES)
-    if (layers := layer_rows(values)) is not None:
-        return layer_parts(path, name, layers, values.get("model"))
+    if (layers := _layer_rows(values)) is not None:
+        return _layer_parts(path, name, layers, values.get("model"))
     command, rows = values.get("command"), values.get("rows")
     if command not in _TITLES or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         what = (
@@ -37,17 +46,19 @@ def document_parts(path: Path, name: str) -> PageParts:
             children += [element("h3", key.capitalize()), _record(record)]
     children += [element("h3", "Rows"), element("div", data_table=name)]
     title = f"{path.name}: {_TITLES[command]}"
-    return PageParts((Section(f"{name}-section", title, tuple(children)),), {name: _table(rows)})
+    lists = {key for row in rows for key, value in row.items() if isinstance(value, list)}
+    return PageParts((Section(f"{name}-section", title, tuple(children)),), {name: _table(rows, lists)})
 
 
 def _record(record: Mapping[str, Any]) -> Child:
     """A record's fields with their values; those of records inside it in the same list."""
-    out: list[Child] = []
-    for key, value in record.items():
-        for inner, one in value.items() if isinstance(value, Mapping) else [(key, value)]:
-            if one not in (None, "", []):
-                out += [element("dt", str(inner)), element("dd", _text(one))]
-    return element("dl", out)
+    fields = [
+        pair
+        for key, value in record.items()
+        for pair in (value.items() if isinstance(value, Mapping) else [(key, value)])
+        if pair[1] not in (None, "", [])
+    ]
+    return definitions((str(key), _text(value)) for key, value in fields)
 
 
 def _text(value: Any) -> str:
@@ -56,32 +67,27 @@ def _text(value: Any) -> str:
     return shown(value) if isinstance(value, list) else str(_cell(value))
 
 
-def _table(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rows under the keys that are plain values."""
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    plain = [key for key in keys if not any(isinstance(row.get(key), (list, dict)) for row in rows)]
-    return {"columns": plain, "rows": [[_cell(row.get(key)) for key in plain] for row in rows]}
+def _table(rows: _Rows, left_out: Container[str]) -> dict[str, Any]:
+    """The rows, without keys that have a record anywhere; a list is a cell of text."""
+    keys = [
+        key
+        for key in dict.fromkeys(key for row in rows for key in row)
+        if key not in left_out and not any(isinstance(row.get(key), dict) for row in rows)
+    ]
+    return {"columns": keys, "rows": [[_cell(row.get(key)) for key in keys] for row in rows]}
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, list):
+        words = (str(one["unit"] if isinstance(one, Mapping) and "unit" in one else one) for one in value[:8])
+        return ", ".join(words) + (" …" if len(value) > 8 else "")
     return "yes" if value is True else "no" if value is False else value
 
 
-# --- layers -----------------------------------------------------------------------------------------------------------
+# --- over the layers --------------------------------------------------------------------------------------------------
 
 
-_Rows = Sequence[Mapping[str, Any]]
-# What is drawn in one frame: its name, and the keys, one line each. Only keys that the rows have are drawn.
-_FRAMES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("Norms of a token", "mean L2 norm", ("input_norm", "output_norm")),
-    ("Shares", "share", ("zero_share", "near_zero_share", "active_share", "dead_share", "busiest_share")),
-    ("Extremes after the activation", "value", ("min", "max")),
-    ("Entropy of the experts' load", "bits", ("entropy_bits", "max_entropy_bits")),
-    ("Against the model's own FFN", "relative error", ("relative_error",)),
-)
-
-
-def layer_rows(values: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+def _layer_rows(values: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
     """The rows of an answer about layers; None for any other answer."""
     corpus = values.get("corpus")
     inside = corpus if values.get("command") == "trace" and isinstance(corpus, Mapping) else values
@@ -90,7 +96,7 @@ def layer_rows(values: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
     return rows if wanted and values.get("command") in ("trace", "experts") else None
 
 
-def layer_parts(path: Path, name: str, rows: _Rows, model: object) -> PageParts:
+def _layer_parts(path: Path, name: str, rows: _Rows, model: object) -> PageParts:
     """The section of an answer about layers: charts over their numbers, the load of experts, a table."""
     drawn = [_with_shares(row) for row in rows]
     children: list[Child] = []
@@ -98,7 +104,7 @@ def layer_parts(path: Path, name: str, rows: _Rows, model: object) -> PageParts:
         if series := _series(drawn, keys):
             log = up in ("mean L2 norm", "relative error")
             children += [element("h3", title), lines(series, "layer", up, log_x=False, log_y=log and _positive(series))]
-    data: dict[str, Any] = {name: _layer_table(drawn)}
+    data: dict[str, Any] = {name: _table(drawn, ("experts", "top_units", "outliers"))}
     if loads := [_loads(row) for row in rows if _loads(row)]:
         data[f"{name}-load"] = _load_map(rows, loads)
         children += [element("h3", "Tokens per expert"), element("div", data_heat=f"{name}-load")]
@@ -153,26 +159,6 @@ def _load_map(rows: _Rows, loads: Sequence[Sequence[float]]) -> dict[str, Any]:
     alike = [load for load in loads if len(load) == len(loads[0])]
     labels = [f"{row.get('stack', '')} {row['layer']}" for row in rows if len(_loads(row)) == len(loads[0])]
     return {**heat_data("tokens", torch.tensor(alike)), "rows": labels}
-
-
-def _layer_table(rows: _Rows) -> dict[str, Any]:
-    """The rows under the keys that are plain values; lists of units and numbers as text."""
-    keys = [key for key in dict.fromkeys(key for row in rows for key in row) if _plain(rows, key)]
-    return {"columns": keys, "rows": [[_layer_cell(row.get(key)) for key in keys] for row in rows]}
-
-
-def _plain(rows: _Rows, key: str) -> bool:
-    return not any(isinstance(row.get(key), dict) for row in rows) and key not in ("experts", "top_units", "outliers")
-
-
-def _layer_cell(value: Any) -> Any:
-    if isinstance(value, list):
-        return ", ".join(_word(one) for one in value[:8]) + (" …" if len(value) > 8 else "")
-    return "yes" if value is True else "no" if value is False else value
-
-
-def _word(one: Any) -> str:
-    return str(one["unit"]) if isinstance(one, Mapping) and "unit" in one else str(one)
 
 
 def _is_number(value: object) -> bool:

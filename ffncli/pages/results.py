@@ -1,4 +1,5 @@
-"""A result of `ffn bench` as sections of a page: ratios, times, roofline, errors, rounds, the table and the machine."""
+"""Results of `ffn bench` as sections of a page: ratios, times, roofline, errors, rounds, the table and the machine of
+one; of two, the newer's times over the older's with intervals."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from ffncli.bench.results.row import ASKED, ResultRow, columns, name_of
 from ffncli.errors import FFNError
 from ffncli.show.page.charts import ChartLine, RatioBar, intervals, lines
 from ffncli.show.page.document import PageParts, Section
-from ffncli.show.page.element import Child, element
+from ffncli.show.page.element import Child, definitions, element
 from ffncli.show.text import plural
 from ffncli.system.files import open_to_read
 
@@ -25,6 +26,10 @@ _MOST_ROUNDS_BYTES = 200_000_000
 _OF_CASE = ("source", *ASKED)
 _FIGURES = (*columns("figure", shown="always"), *columns("figure", shown="page"))
 _COLUMNS = (*_OF_CASE, "kernel", *_FIGURES, "note")
+_OF_COMPARISON = (
+    "base_status", "new_status", "base_time_s", "new_time_s", "ratio", "ratio_low", "ratio_high", "normalised_ratio",
+    "verdict", "reason",
+)  # fmt: skip
 _MACHINE = ("started_utc", *columns("environment"), "threads", "precision", "processes", "rounds")
 
 
@@ -49,7 +54,7 @@ def results_parts(path: Path, name: str) -> PageParts:
     sections += [
         Section(f"{name}-table", "All rows", (element("div", data_table=f"{name}-table"), _download(name, path))),
         Section(f"{name}-machine", "The machine", (_machine(rows),)),
-        Section(f"{name}-reading", "How to read this", HOW_TO_READ),
+        Section(f"{name}-reading", "How to read this", _HOW_TO_READ),
     ]
     return PageParts(tuple(sections), data, frozenset(["uplot"] if rounds is not None else []))
 
@@ -236,16 +241,15 @@ def _text(path: Path) -> str:
 
 def _machine(rows: Sequence[ResultRow]) -> Child:
     """What the rows say of the machine and the software; several values where the rows differ."""
-    out: list[Child] = []
+    texts: dict[str, str] = {}
     for name in _MACHINE:
         values = dict.fromkeys(str(value) for row in rows if (value := getattr(row, name)) not in (None, ""))
         if values:
-            text = ", ".join([*values][:6]) + (f" and {len(values) - 6} more" if len(values) > 6 else "")
-            out += [element("dt", name.replace("_", " ")), element("dd", text)]
-    warnings = dict.fromkeys(warning.code for row in rows for warning in row.warnings)
-    if warnings:
-        out += [element("dt", "warnings"), element("dd", ", ".join(warnings))]
-    return element("dl", out)
+            more = f" and {len(values) - 6} more" if len(values) > 6 else ""
+            texts[name.replace("_", " ")] = ", ".join([*values][:6]) + more
+    if warnings := dict.fromkeys(warning.code for row in rows for warning in row.warnings):
+        texts["warnings"] = ", ".join(warnings)
+    return definitions(texts.items())
 
 
 def _grouped(items: Iterable[Any], key: Any) -> dict[Any, list[Any]]:
@@ -255,14 +259,7 @@ def _grouped(items: Iterable[Any], key: Any) -> dict[Any, list[Any]]:
     return out
 
 
-# --- comparisons ------------------------------------------------------------------------------------------------------
-
-
-_MOST_DRAWN = 100
-_OF_COMPARISON = (
-    "base_status", "new_status", "base_time_s", "new_time_s", "ratio", "ratio_low", "ratio_high", "normalised_ratio",
-    "verdict", "reason",
-)  # fmt: skip
+# --- two results ------------------------------------------------------------------------------------------------------
 
 
 def comparison_parts(base: Path, new: Path, name: str) -> PageParts:
@@ -276,7 +273,7 @@ def comparison_parts(base: Path, new: Path, name: str) -> PageParts:
         RatioBar(_label(row), row.ratio, row.ratio_low, row.ratio_high, row.verdict or "", row.verdict or "")
         for row in result.rows
         if row.ratio is not None
-    ][:_MOST_DRAWN]
+    ][:_MOST_RATIOS]
     if drawn:
         children.append(element("figure", intervals(drawn, f"time over that in {base.name}")))
     children.append(element("div", data_table=name))
@@ -295,7 +292,7 @@ def _label(row: ComparedRow) -> str:
     return ", ".join(str(part) for part in (row.block, f"{row.tokens} tokens", row.dtype, row.kernel) if part)
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
+# --- how to read a page, in a few sentences ---------------------------------------------------------------------------
 
 
 _RATIO = (
@@ -314,4 +311,4 @@ _ERROR = (
     "The error is that of the output against float64, ‖a−b‖ / ‖b‖. A kernel that is faster because it computes in "
     "fewer bits shows it there."
 )
-HOW_TO_READ: tuple[Child, ...] = tuple(element("p", text) for text in (_RATIO, _VERDICT, _ROOF, _ERROR))
+_HOW_TO_READ: tuple[Child, ...] = tuple(element("p", text) for text in (_RATIO, _VERDICT, _ROOF, _ERROR))

@@ -17,7 +17,7 @@ from ffncli.run.measure.heat import cells_of, largest, span, values_of_a_cell
 from ffncli.run.saved.saved import Saved, SavedStep, open_saved
 from ffncli.show.page.document import PageParts, Section
 from ffncli.show.page.drawing import CostBar, cost_bars, histogram
-from ffncli.show.page.element import Child, element
+from ffncli.show.page.element import Child, definitions, element
 from ffncli.show.tensors import number_text
 
 _OF_EXPERTS = ("experts", "top_k", "shared_experts")  # 0 in a dense block
@@ -90,16 +90,12 @@ def _assignment(step: SavedStep) -> str:
 
 
 def _about(saved: Saved) -> Child:
-    out: list[Child] = []
-    for key in _ABOUT:
-        value = saved.block.get(key)
-        if value not in (None, "") and (key not in _OF_EXPERTS or value):
-            out += [element("dt", key), element("dd", _word(value))]
-    return element("dl", out)
-
-
-def _word(value: Any) -> str:
-    return "yes" if value is True else "no" if value is False else str(value)
+    values = {key: saved.block.get(key) for key in _ABOUT}
+    return definitions(
+        (key, "yes" if value is True else "no" if value is False else str(value))
+        for key, value in values.items()
+        if value not in (None, "") and (key not in _OF_EXPERTS or value)
+    )
 
 
 def _figures(x: Tensor) -> str:

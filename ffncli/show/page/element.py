@@ -24,6 +24,11 @@ def element(tag: str, *children: Child | Iterable[Child], **attributes: object) 
     return out
 
 
+def definitions(pairs: Iterable[tuple[str, str]]) -> Element:
+    """A list of (name, its value)."""
+    return element("dl", *(element(tag, text) for pair in pairs for tag, text in zip(("dt", "dd"), pair, strict=True)))
+
+
 def _append(out: Element, child: Child) -> None:
     if isinstance(child, Element):
         out.append(child)
