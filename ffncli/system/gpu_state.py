@@ -12,8 +12,9 @@ from importlib import import_module
 from typing import Any
 
 from ffncli.dataclass import dataclass
+from ffncli.system.packages import extra_command
 
-NEEDS = "clocks and power were not read: pip install 'ffncli[gpu]'"
+NEEDS = f"clocks and power were not read: {extra_command('gpu')}"
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}  # nvmlComputeMode_t
 
 

@@ -29,6 +29,11 @@ def install_command(name: str) -> str:
     return f"pip install '{name}>={REQUIRED[name]}'"
 
 
+def extra_command(extra: str) -> str:
+    """The line that installs one of ffn's extras, which are on no package index."""
+    return f"in a clone of ffn: pip install -e '.[{extra}]'"
+
+
 def reinstall_command(name: str) -> str:
     """The line that repairs a package that is installed but does not load."""
     return f"pip install --force-reinstall '{name}>={REQUIRED[name]}'"
@@ -51,7 +56,7 @@ def require_extra(package: str, extra: str) -> None:
     from importlib.util import find_spec
 
     if find_spec(package) is None:
-        raise FFNError(f"{package} is not installed", f"pip install 'ffncli[{extra}]'", ExitCode.ENVIRONMENT)
+        raise FFNError(f"{package} is not installed", extra_command(extra), ExitCode.ENVIRONMENT)
 
 
 def package_error(error: BaseException) -> FFNError | None:

@@ -24,7 +24,7 @@ from ffncli.system import host
 from ffncli.system.cgroup import ROOT, text
 from ffncli.system.files import results_folder
 from ffncli.system.gpu import has_driver
-from ffncli.system.packages import REQUIRED, install_command, installed, reinstall_command
+from ffncli.system.packages import REQUIRED, extra_command, install_command, installed, reinstall_command
 from ffncli.version import __version__
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _extra(name: str) -> DoctorCheck:
     versions = {package: installed(package) for package in wanted}
     missing = [package for package, have in versions.items() if have is None]
     old = [package for package, have in versions.items() if have is not None and older(have, wanted[package])]
-    install = f"pip install 'ffncli[{name}]'  ({_FOR[name]})"
+    install = f"{extra_command(name)}  ({_FOR[name]})"
     if name == "gpu" and missing and not has_driver():
         return DoctorCheck(f"extra {name}", "no GPU to use it", "ok")
     if missing:

@@ -20,6 +20,7 @@ from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.files.fields import Fields
 from ffncli.options.accept import MAX_SIZE
 from ffncli.system.files import open_to_read
+from ffncli.system.packages import extra_command
 
 MOST_HEADER_BYTES = 100_000_000  # a vocabulary of 260,000 tokens with its merges takes 25 MB
 MOST_TENSORS = 1_000_000
@@ -137,9 +138,7 @@ def _formats() -> dict[int, _GGMLFormat]:
     try:
         from gguf.constants import GGML_QUANT_SIZES
     except ImportError:
-        raise FFNError(
-            "GGUF files need the gguf library", "pip install 'ffncli[models]'", ExitCode.ENVIRONMENT
-        ) from None
+        raise FFNError("GGUF files need the gguf library", extra_command("models"), ExitCode.ENVIRONMENT) from None
     return {int(kind): _GGMLFormat(kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
 
 

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 from ffncli.dataclass import dataclass
 from ffncli.errors import UNSAFE, ExitCode, FFNError, shown
+from ffncli.system.packages import extra_command
 
 AT_ONCE = 16  # simultaneous requests
 PATIENCE = 12  # all requests together may take this many times the limit of one: two minutes by default
@@ -48,7 +49,7 @@ def library() -> Any:
         import huggingface_hub.constants
         import huggingface_hub.utils
     except ImportError:
-        hint = "pip install 'ffncli[models]'"
+        hint = extra_command("models")
         raise FFNError("reading from the Hub needs huggingface_hub", hint, ExitCode.ENVIRONMENT) from None
     except ValueError as error:
         hint = "check HF_ENDPOINT, HF_HUB_DOWNLOAD_TIMEOUT and HF_HUB_ETAG_TIMEOUT"

@@ -27,7 +27,7 @@ from ffncli.run.engine.prepare import dtype_of
 from ffncli.run.engine.weights import require_memory
 from ffncli.run.pretrained.gguf_reader import shared_reader
 from ffncli.show.text import bytes_text
-from ffncli.system.packages import installed
+from ffncli.system.packages import extra_command, installed
 
 _DEQUANTIZED = 1e7  # parameters in a second, on two cores
 _LONGEST = 200  # characters of another library's exception
@@ -52,7 +52,7 @@ def offline() -> Iterator[Any]:
         import huggingface_hub.constants as hub
         import transformers
     except ImportError:
-        hint = "pip install 'ffncli[models]'"
+        hint = extra_command("models")
         raise FFNError("running a model needs the transformers library", hint, ExitCode.ENVIRONMENT) from None
     finally:
         if before is None:
@@ -122,7 +122,7 @@ def _gguf_config(transformers: Any, path: Path) -> Any:
     """
     if installed("accelerate") is None:
         what = f"{shown_path(path)}: transformers needs the accelerate library to load a GGUF file"
-        raise FFNError(what, "pip install 'ffncli[models]'", ExitCode.ENVIRONMENT)
+        raise FFNError(what, extra_command("models"), ExitCode.ENVIRONMENT)
     try:
         return transformers.AutoConfig.from_pretrained(**arguments_for(path))
     except Exception as error:

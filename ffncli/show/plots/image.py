@@ -13,13 +13,14 @@ from ffncli.errors import ExitCode, FFNError, clean
 from ffncli.show.plots.axes import axis
 from ffncli.show.plots.plot import IntervalPlot, Plot, Series
 from ffncli.system.files import written_whole
+from ffncli.system.packages import extra_command
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SUFFIXES = (".svg", ".png", ".pdf")
-NEEDS = "pip install 'ffncli[plots]'"
+NEEDS = extra_command("plots")
 _SIZE = (8.0, 4.2)  # inches, of one plot
 _LARGEST = 1e300  # beyond it matplotlib's arithmetic overflows
 # Okabe and Ito's colours, distinct for any colour vision, and dashes that need no colour at all.

@@ -50,7 +50,7 @@ def test_a_missing_package_is_named_with_its_command(monkeypatch):
     assert (rows["torch"].status, rows["torch"].advice) == ("missing", "pip install 'torch>=2.10'")
     assert rows["extra models"].status == "missing"
     assert "gguf missing" in rows["extra models"].value
-    assert "pip install 'ffncli[models]'" in rows["extra models"].advice
+    assert "in a clone of ffn: pip install -e '.[models]'" in rows["extra models"].advice
     assert [check.name for check in doctor.lacking(rows.values())] == ["torch"]
 
 

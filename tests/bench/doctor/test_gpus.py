@@ -75,7 +75,7 @@ def test_what_nvml_does_not_provide_has_no_row(card):
 
 def test_without_nvml_one_row_says_how_to_get_it(card, monkeypatch):
     monkeypatch.setattr(nvml, "gpu_handles", lambda device: (None, NEEDS))
-    assert rows()["gpu 0 state"].value == "clocks and power were not read: pip install 'ffncli[gpu]'"
+    assert rows()["gpu 0 state"].value == "clocks and power were not read: in a clone of ffn: pip install -e '.[gpu]'"
 
 
 @pytest.mark.parametrize(

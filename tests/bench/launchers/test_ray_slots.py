@@ -181,7 +181,7 @@ def test_an_address_where_nothing_listens_is_an_error_at_once():
 
 def test_without_ray_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(FFNError, match=r"ray is not installed; pip install 'ffncli\[ray\]'") as error:
+    with pytest.raises(FFNError, match=r"ray is not installed; in a clone of ffn: pip install -e '\.\[ray\]'") as error:
         ray_slots.ray_slots(LauncherChoice("ray"), SlotSize(1, 0)).__enter__()
     assert error.value.code == 3
 

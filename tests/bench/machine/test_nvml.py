@@ -51,7 +51,7 @@ def test_what_a_card_does_not_tell_is_unknown(refused):
 def test_without_the_module_the_command_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert probe_of("1234") == (None, NEEDS)
-    assert "pip install 'ffncli[gpu]'" in NEEDS
+    assert "in a clone of ffn: pip install -e '.[gpu]'" in NEEDS
 
 
 def test_the_module_is_found_by_its_name(monkeypatch):

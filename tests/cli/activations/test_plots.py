@@ -159,7 +159,7 @@ def test_without_matplotlib_nothing_is_computed(call, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, out, err = call("activations", "gelu", "--plot-file", str(tmp_path / "a.png"))
     assert (code, out) == (3, "")
-    assert err == "error: --plot-file needs matplotlib; pip install 'ffncli[plots]'\n"
+    assert err == "error: --plot-file needs matplotlib; in a clone of ffn: pip install -e '.[plots]'\n"
 
 
 @pytest.mark.parametrize("at", ["0.5", "0", "-1e9,1e9", "1e-320", "700:710"])

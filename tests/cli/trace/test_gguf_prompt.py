@@ -94,7 +94,7 @@ def test_what_transformers_cannot_load_is_one_line(model, tmp_path, call, files,
         (tmp_path / f"s-0000{number}-of-00002.gguf").write_bytes(files["F32"].read_bytes())
     monkeypatch.setattr("ffncli.run.pretrained.loading.installed", lambda name: None)
     code, _, err = call("trace", str(files["F32"]), "--prompt", PROMPT)
-    assert (code, err.splitlines()[-1].endswith("pip install 'ffncli[models]'")) == (3, True)
+    assert (code, err.splitlines()[-1].endswith("in a clone of ffn: pip install -e '.[models]'")) == (3, True)
     assert "needs the accelerate library" in err
 
 

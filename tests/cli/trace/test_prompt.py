@@ -600,7 +600,10 @@ def test_without_transformers(call, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "transformers", None)
     code, _, err = call("trace", source("llama"), "--prompt", "Hello")
-    assert (code, err) == (3, "error: running a model needs the transformers library; pip install 'ffncli[models]'\n")
+    assert (code, err) == (
+        3,
+        "error: running a model needs the transformers library; in a clone of ffn: pip install -e '.[models]'\n",
+    )
 
 
 def test_a_truncated_file_is_one_line(call, copied):

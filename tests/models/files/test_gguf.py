@@ -156,7 +156,7 @@ def test_without_the_library_one_line_says_what_to_install(whole: Path, monkeypa
     with pytest.raises(FFNError) as error:
         read_gguf(whole)
     assert error.value.code == ExitCode.ENVIRONMENT
-    assert "pip install 'ffncli[models]'" in str(error.value)
+    assert "in a clone of ffn: pip install -e '.[models]'" in str(error.value)
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------

@@ -200,7 +200,9 @@ def test_an_endpoint_that_is_no_address(opened: Opened, address: str, code: int,
 
 def test_the_library_is_not_installed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub.constants", None)
-    with pytest.raises(FFNError, match="needs huggingface_hub; pip install 'ffncli\\[models\\]'") as refused:
+    with pytest.raises(
+        FFNError, match="needs huggingface_hub; in a clone of ffn: pip install -e '\\.\\[models\\]'"
+    ) as refused:
         hub.open_hub(f"hf://{REPO}")
     assert refused.value.code == 3
 

@@ -122,6 +122,6 @@ def test_without_onnx_it_says_what_to_install(monkeypatch):
     with pytest.raises(FFNError) as caught:
         check_exportable(problem(DENSE["gated"]), large=False)
     assert (str(caught.value), caught.value.code) == (
-        "onnx is not installed; pip install 'ffncli[onnx]'", ExitCode.ENVIRONMENT,
+        "onnx is not installed; in a clone of ffn: pip install -e '.[onnx]'", ExitCode.ENVIRONMENT,
     )  # fmt: skip
     assert onnx_model.USUAL_BYTES < onnx_model.MOST_BYTES

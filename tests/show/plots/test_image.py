@@ -97,7 +97,7 @@ def test_without_matplotlib_one_line(monkeypatch, tmp_path):
     with pytest.raises(FFNError) as error:
         write(tmp_path / "a.svg", [CURVE])
     assert error.value.code == ExitCode.ENVIRONMENT
-    assert "ffncli[plots]" in str(error.value)
+    assert ".[plots]" in str(error.value)
     assert not list(tmp_path.iterdir())
 
 
