@@ -1,0 +1,111 @@
+"""Which options contradict or need each other: a table of rules, which is checked and also printed in the manual.
+
+    Conflict("by_step", contradicts="kernel baseline launch=graphs", why="it times steps, not kernels")
+    Conflict("position", needs="prompt input_ids unembed", why="it is a token's place")
+
+Options are named by their fields. `launch=graphs` is an option with that value (or with it among several), and
+`passes!=forward` one with any other value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ffncli.errors import FFNError, option, spelled
+from ffncli.options.opt import Options, as_typed, chosen
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """`option` contradicts any of some others, or all but those that it `allows`, or `needs` one of some; `why`."""
+
+    option: str
+    contradicts: str = ""
+    needs: str = ""
+    allows: str = ""
+    why: str = ""
+
+    def broken_by(self, given: Mapping[str, Any]) -> FFNError | None:
+        """The error of these options, if they break the rule."""
+        asked = _matched(self.option, given)
+        if asked is None:
+            return None
+        if self.needs:
+            if any(_matched(other, given) for other in self.needs.split()):
+                return None
+            return FFNError(f"{asked} needs {_joined(map(_named, self.needs.split()), 'or')}", self.why)
+        allowed = (self.option.partition("=")[0].rstrip("!"), *self.allows.split())
+        others = self.contradicts.split() or [name for name in given if name not in allowed]
+        clash = next((text for other in others if (text := _matched(other, given))), None)
+        return FFNError(f"{asked} contradicts {clash}", self.why) if clash else None
+
+
+def given(*records: Options) -> dict[str, Any]:
+    """The options of these records that are not at their defaults, by their fields."""
+    return {name: getattr(record, name) for record in records for name in chosen(record)}
+
+
+def check(rules: Iterable[Conflict], options: Mapping[str, Any]) -> None:
+    """Raise FFNError for the first rule that the given `options` break; those that are None, False or () are not."""
+    options = {name: value for name, value in options.items() if value not in (None, False, ())}
+    if error := next(filter(None, (rule.broken_by(options) for rule in rules)), None):
+        raise error
+
+
+def table(rules: Sequence[Conflict], groups: Mapping[str, str] | None = None) -> str:
+    """The rules in Markdown, as the options are typed. `groups` has names for lists: `the dimension options`."""
+    lines = ["| option | rule | because |", "| --- | --- | --- |"]
+    for rule in rules:
+        if rule.needs:
+            text = f"needs {_joined(map(_shown, rule.needs.split()), 'or')}"
+        elif rule.contradicts:
+            others, called = rule.contradicts, list[str]()
+            for name, fields in (groups or {}).items():
+                if fields in others:
+                    others, called = others.replace(fields, ""), [*called, name]
+            text = f"contradicts {_joined([*map(_shown, others.split()), *called], 'and')}"
+        else:
+            allowed = _joined(map(_shown, rule.allows.split()), "and")
+            text = f"contradicts all options but {allowed}" if allowed else "stands alone"
+        lines.append(f"| {_shown(rule.option)} | {text} | {spelled(rule.why, as_typed)} |")
+    return "\n".join(lines)
+
+
+def _parts(pattern: str) -> tuple[str, str, str]:
+    """`passes`, `!=`, `forward`; of an option alone the last two are empty."""
+    name, sign, value = re.split(r"(!?=|$)", pattern, maxsplit=1)
+    return name, sign, value
+
+
+def _matched(pattern: str, given: Mapping[str, Any]) -> str | None:
+    """The given option as part of a message, with the value that matters; None if the pattern does not hold."""
+    name, sign, value = _parts(pattern)
+    if name not in given:
+        return None
+    if not sign:
+        return option(name, False) if given[name] is False else option(name)
+    values = given[name] if isinstance(given[name], tuple) else (given[name],)
+    match = next((one for one in values if (str(one) == value) == (sign == "=")), None)
+    return None if match is None else option(name, match)
+
+
+def _named(pattern: str) -> str:
+    """A pattern as part of a message."""
+    name, _, value = _parts(pattern)
+    return option(name, value or None)
+
+
+def _shown(pattern: str) -> str:
+    """A pattern in the manual: "`--launch graphs`", "`--pass` other than `forward`"."""
+    name, sign, value = _parts(pattern)
+    if sign == "!=":
+        return f"`{as_typed(name, None)}` other than `{value}`"
+    return f"`{as_typed(name, repr(value) if value else None)}`"
+
+
+def _joined(words: Iterable[str], last: str) -> str:
+    *some, one = [*words] or [""]
+    return f"{', '.join(some)} {last} {one}" if some else one
