@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
+from typing import Any, ParamSpec, TypeVar, cast, get_args, get_type_hints
 
 from ffncli.errors import FFNError, did_you_mean, option, shown
 from ffncli.options.accept import FLAG, TEXT, Accepts
@@ -57,9 +57,9 @@ class Opt:
 
     @property
     def spelling(self) -> str:
-        """The name that errors print in a shell: the longest one, `--tokens`; SOURCE for an argument."""
-        names = [name for text in self.names for name in text.split("/")[:1]]
-        return max(names, key=len, default=self.metavar or "")
+        """The name that errors print in a shell: the first long one, `--tokens`; SOURCE for an argument."""
+        names = [text.partition("/")[0] for text in self.names]
+        return next((name for name in names if name.startswith("--")), names[0] if names else self.metavar or "")
 
     @property
     def opposite(self) -> str:
@@ -94,11 +94,11 @@ class Options:
 
 
 def options_of(record: type[Any]) -> Mapping[str, Opt]:
-    """The options of a record by their fields, in order."""
+    """The options of a record by their fields: those that it declares itself, then those of its bases."""
     if record not in _OPTIONS:
         hints = get_type_hints(record, include_extras=True)
         options: dict[str, Opt] = {}
-        for field in fields(record):
+        for field in _fields(record):
             kind, *extras = get_args(hints[field.name]) or (None,)
             for opt in extras:
                 if isinstance(opt, Opt):
@@ -118,6 +118,12 @@ def as_typed(name: str, value: str | None) -> str:
     if value == "False":
         return (opt and opt.opposite) or f"--no-{name.replace('_', '-')}"
     return f"{spelling} " + (value[1:-1] if value[:1] in "'\"" else value)
+
+
+def _fields(record: type[Any]) -> list[Field[Any]]:
+    """The fields of a record: those that it declares itself, then those of its bases."""
+    names = [name for kind in record.__mro__ for name in vars(kind).get("__annotations__", {})]
+    return sorted(fields(record), key=lambda field: names.index(field.name))
 
 
 def _defaults(record: type[Any]) -> Mapping[str, Any]:
@@ -144,4 +150,7 @@ def call(question: Callable[P, Q], run: Callable[[Q], R], name: str) -> Callable
         return run(question(*args, **kwargs))
 
     ask.__name__ = ask.__qualname__ = name
+    signature, order = inspect.signature(question), [field.name for field in _fields(cast(type[Any], question))]
+    parameters = sorted(signature.parameters.values(), key=lambda one: (one.kind, order.index(one.name)))
+    ask.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return ask

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
 
-from ffncli.cli.common.option import SOURCE, option
-from ffncli.cli.common.parsers import duration
-from ffncli.dataclass import dataclass
+from ffncli.options import shared
+from ffncli.options.opt import Options
 from ffncli.run.user.time_limit import set_load_time
 
 
-@dataclass(frozen=True)
-class LoadOptions:
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(Options):
     """--load-time."""
 
-    load_time: Annotated[
-        float | None,
-        option(SOURCE, "--load-time", metavar="TIME", parser=duration("--load-time"),
-               help="Time limit for loading a Python file of yours. [default: 3m]"),
-    ] = None  # fmt: skip
+    load_time: shared.LoadTime = None
 
     def apply(self) -> None:
         """Set the limit for the rest of the command."""

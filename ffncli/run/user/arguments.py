@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import operator
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Resolved
 from ffncli.options.accept import MAX_SIZE
+from ffncli.run.user.options import is_module
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,12 +68,6 @@ def _converted(name: str, value: object, call: str = "") -> Any:
         several = name == "prompt" and isinstance(value, (list, tuple))
         hint = "several texts are ffncli.corpus's prompts" if several else ""
         raise FFNError(f"{name} must be {accepted}, got {shown(value)}", hint) from None
-
-
-def is_module(value: object) -> TypeGuard[nn.Module]:
-    """Whether this is an nn.Module. torch is not imported for it: whoever has a module has done so."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.nn.Module)
 
 
 def _source(value: Any) -> str | Resolved | nn.Module:
