@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import pytest
 
-from ffncli.errors import FFNError, option
-from ffncli.options.accept import COUNT, COUNTS
+from ffncli.errors import ExitCode, FFNError, option
+from ffncli.options.accept import COUNT, COUNTS, optional
 from ffncli.options.opt import Opt, Options, as_typed, call, chosen, options_of
 
 
@@ -68,3 +69,20 @@ def test_a_shell_reads_the_first_long_name():
     error = FFNError(f"{option('ranks', 3)} contradicts {option('loud')}", f"leave out {option('d_test')}")
     assert str(error) == "ranks=3 contradicts loud; leave out d_test"
     assert error.in_words(as_typed) == "--rk 3 contradicts --loud; leave out --d-test"
+
+
+def test_none_is_the_default_unless_it_is_a_value():
+    @dataclass(frozen=True, kw_only=True)
+    class Rows(Options):
+        rows: Annotated[int | None, Opt("--rows", help="Rows.", accepts=optional(COUNT, "N or all", "all"))] = 8
+        tokens: Annotated[int | None, Opt("--tokens", help="Tokens.", accepts=COUNT)] = 4
+
+    assert [Rows(rows=None).rows, Rows(rows="all").rows, Rows(rows="3").rows] == [None, None, 3]  # type: ignore[arg-type]
+    assert Rows(tokens=None).tokens == 4
+
+
+def test_an_error_keeps_both_spellings_on_its_way_through_a_process():
+    error = FFNError(f"{option('norm', 'none')} contradicts {option('residual', False)}", code=ExitCode.FAILED)
+    again = pickle.loads(pickle.dumps(error.within("here")))
+    assert (str(again), again.code) == ("here: norm='none' contradicts residual=False", ExitCode.FAILED)
+    assert again.in_words(as_typed) == "here: --norm none contradicts --no-residual"
