@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from ffncli.bench.conditions import require_same
-from ffncli.bench.judge.agreement import agreed
 from ffncli.bench.judge.limits import Excess, WorkerLimits, ended_worker, memory_limit
+from ffncli.bench.judge.summary import agreed
 from ffncli.bench.launch import WORKER, Worker, worker
 from ffncli.bench.rank_launches import RankLaunches
 from ffncli.bench.records import Case, Doing, Job, Outcome, Stage, Status, TimedUnit, not_captured

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from ffncli.bench.judge.agreement import agreed
+from ffncli.bench.judge.summary import agreed
 from ffncli.bench.launch import environment, report_on
 from ffncli.bench.records import Case, Job, Method, Outcome, TimedUnit
 from ffncli.block.recipe import FFNSpec, MoE

@@ -30,9 +30,8 @@ from ffncli.bench.judge.environment_match import (
 )
 from ffncli.bench.judge.gate import aa_of, unlike_precision
 from ffncli.bench.judge.ratios import differs, verdict
-from ffncli.bench.judge.statistics import Interval, exp_or_inf, holm
+from ffncli.bench.judge.statistics import Interval, Shift, exp_or_inf, holm, mean_ratio, welch
 from ffncli.bench.judge.warnings import Code, has
-from ffncli.bench.judge.welch import Shift, mean_ratio, welch
 from ffncli.bench.results.row import ResultRow
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown

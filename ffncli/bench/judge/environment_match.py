@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ffncli.bench.results.row import ASKED, BLOCK, COMPARED, ResultRow, name_of
+from ffncli.bench.results.row import ASKED, BLOCK_COLUMNS, COMPARED, ResultRow, name_of
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.show.text import plural
 
-_KEY = (*BLOCK, *ASKED, "kernel")
+_KEY = (*BLOCK_COLUMNS, *ASKED, "kernel")
 Key = tuple[object, ...]  # of _KEY; and the case's own text if that does not distinguish cases
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics as standard
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -246,3 +247,59 @@ def exp_or_inf(value: float) -> float:
 def log_or_inf(ratio: float) -> float:
     """The log of a ratio; −∞ unless it is above 0."""
     return log(ratio) if ratio > 0 else -inf
+
+
+# --- Welch's interval -------------------------------------------------------------------------------------------------
+
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A difference of two means of logs, its standard error and degrees of freedom."""
+
+    mean: float
+    error: float
+    df: float
+
+    @property
+    def log_ratio(self) -> Interval:
+        """The log of NEW over BASE with its 95 % interval."""
+        half = t_quantile(0.5 + CONFIDENCE / 2, self.df) * self.error if self.error else 0.0
+        return Interval(self.mean, self.mean - half, self.mean + half)
+
+    def ratio(self) -> Interval:
+        """NEW over BASE with its 95 % interval; an end without a float is infinite or 0."""
+        return self.log_ratio.map(exp_or_inf)
+
+    def p_above(self, threshold: float) -> float:
+        """One-sided p of "the true ratio is at most 1 + threshold": small where NEW is slower by more than that."""
+        distance = self.mean - math.log1p(threshold)
+        if self.error == 0.0:
+            return 0.0 if distance > 0 else 1.0
+        return t_sf(distance / self.error, self.df)
+
+
+def welch(base: Sequence[float], new: Sequence[float]) -> Shift | None:
+    """How much slower NEW is than BASE: its mean less BASE's, for logs of times, one value per process; None with fewer
+    than two on a side, where the spread is unknown.
+
+    Source: B. L. Welch, Biometrika 34 (1947) 28-35; degrees of freedom by F. E. Satterthwaite, Biometrics Bulletin 2
+    (1946) 110-114. A process is the unit: its measurements share an offset, so more rounds add no evidence. Correlated
+    neighbours (a machine that drifts over its processes) widen it, as everywhere.
+    """
+    if len(base) < 2 or len(new) < 2:
+        return None
+    parts = [standard_error(values) ** 2 for values in (base, new)]
+    square, difference = sum(parts), mean(new) - mean(base)
+    if square == 0.0:
+        return Shift(difference, 0.0, float(len(base) + len(new) - 2))
+    # From shares, not from squares: the square of a tiny variance is 0 in floats.
+    weights = sum((part / square) ** 2 / (len(v) - 1) for part, v in zip(parts, (base, new), strict=True))
+    return Shift(difference, math.sqrt(square), 1.0 / weights)
+
+
+def mean_ratio(base: Sequence[float], new: Sequence[float]) -> float | None:
+    """exp of the difference of the means of logs; None if a side is empty."""
+    return exp_or_inf(mean(new) - mean(base)) if base and new else None

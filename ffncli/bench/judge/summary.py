@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import exp
@@ -9,8 +10,8 @@ from statistics import median
 from typing import Any
 
 from ffncli.bench.judge import roofline, warnings
-from ffncli.bench.judge.communication import communication_bytes
 from ffncli.bench.judge.ratios import Means, differs, log_times, paired, verdict
+from ffncli.bench.judge.roofline import communication_bytes
 from ffncli.bench.judge.statistics import exp_or_inf
 from ffncli.bench.judge.warnings import Code
 from ffncli.bench.records import (
@@ -23,6 +24,8 @@ from ffncli.bench.records import (
     STEP,
     TWIN,
     Case,
+    CaseReport,
+    Finding,
     Method,
     Outcome,
     Roof,
@@ -30,6 +33,7 @@ from ffncli.bench.records import (
     TimedUnit,
 )
 from ffncli.bench.results.row import MACHINE, BenchWarning, ResultRow
+from ffncli.bench.wrong_codes import WrongCode
 from ffncli.dataclass import dataclass
 from ffncli.show.text import finite
 
@@ -320,3 +324,51 @@ def _differing_faults(kernel: float | None, baseline: float | None) -> list[str]
 
 def _worst(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
+
+
+# --- a unit and the report of its referee -----------------------------------------------------------------------------
+
+
+def agreed(unit: TimedUnit, report: CaseReport | None) -> TimedUnit:
+    """The unit with the outcomes that stand: a kernel is ok where its worker and the referee say so, and the referee
+    has seen as many samples as blocks were timed; without a report none is ok.
+
+    The worker has loaded users' files, so its Python may be patched from end to end. The referee has not, and its
+    report comes over a line of its own.
+    """
+    if report is None:
+        return replace(unit, outcomes=tuple(map(_unconfirmed, unit.outcomes)))
+    findings = {finding.kernel: finding for finding in report.findings}
+    blocks = Counter(block.kernel for block in unit.blocks)
+    twin = findings.get(TWIN, Finding(TWIN))
+
+    def stands(outcome: Outcome) -> Outcome:
+        finding = findings.get(outcome.kernel, Finding(outcome.kernel))
+        if outcome.kernel == unit.baseline and twin.wrong and not finding.wrong:
+            finding = replace(finding, wrong=twin.wrong)
+        return _confirmed(outcome, finding, blocks[outcome.kernel])
+
+    return replace(unit, outcomes=tuple(map(stands, unit.outcomes)))
+
+
+def _unconfirmed(outcome: Outcome) -> Outcome:
+    if outcome.status != "ok":
+        return outcome
+    return replace(outcome, status="failed", note="the referee's report on this case did not arrive")
+
+
+def _confirmed(outcome: Outcome, finding: Finding, blocks: int) -> Outcome:
+    """The outcome, if the referee found nothing else and has seen an answer of every timed block."""
+    outcome = replace(outcome, computes=finding.computes or outcome.computes)
+    if outcome.status == "wrong":  # its note may name the cause, which the worker looked for
+        return outcome
+    if finding.wrong:
+        differs = f"{WrongCode.PATCHED_FFN}: its worker calls it right, the referee does not: "
+        note = (differs if outcome.status == "ok" else "") + finding.wrong
+        return replace(outcome, status="wrong", note=note, error_max=finding.error_max, error_rel=finding.error_rel)
+    if outcome.status != "ok":
+        return outcome
+    if not finding.answers or finding.samples < blocks:
+        seen = f"{finding.samples} samples of {blocks} timed blocks" if finding.answers else "no answer"
+        return replace(outcome, status="wrong", note=f"{WrongCode.PATCHED_FFN}: the referee was shown {seen}")
+    return outcome

@@ -11,7 +11,7 @@ from ffncli.bench.judge import statistics
 from ffncli.bench.judge.ratios import Means, differs
 from ffncli.bench.judge.statistics import Interval
 from ffncli.bench.records import LEAST_TIME, Method, TimedBlock
-from ffncli.bench.results.row import BenchWarning
+from ffncli.bench.results.row import BenchWarning, ResultRow
 from ffncli.show.text import percent
 
 DISTURBANCES = frozenset({"preempted", "throttled", "stolen"})
@@ -213,3 +213,20 @@ def outside(blocks: Sequence[TimedBlock]) -> float:
 
 def _share(blocks: Sequence[TimedBlock], is_one: Callable[[str], bool]) -> float:
     return sum(any(is_one(flag) for flag in block.flags) for block in blocks) / len(blocks) if blocks else 0.0
+
+
+# --- what a row could have resolved -----------------------------------------------------------------------------------
+
+
+def resolvable_difference(row: ResultRow, margin: float) -> float | None:
+    """The least difference from the baseline that the row's interval would have decided, as a share of 1 (0.05: a
+    kernel that takes 5 % longer, or so much less); of as wide an interval, placed anywhere.
+
+    A verdict needs the whole interval beyond the margin, so that is the interval's half-width on top of it. None for
+    the baseline, for a row without an interval, and where other work disturbed so many blocks that none decides.
+    """
+    if row.status != "ok" or row.kernel == row.baseline or not row.ratio_low or not row.ratio_high:
+        return None
+    if has(row.warnings, Code.PREEMPTED) or has(row.warnings, Code.UNRESOLVED):
+        return None
+    return expm1(log1p(margin) + (log(row.ratio_high) - log(row.ratio_low)) / 2)

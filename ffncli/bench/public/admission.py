@@ -20,7 +20,7 @@ from ffncli.bench.public.recomputed import recomputed
 from ffncli.bench.records import Case, TimedBlock
 from ffncli.bench.results.csv_file import parse_rounds, read_rows
 from ffncli.bench.results.journal import ResultFiles
-from ffncli.bench.results.row import ASKED, BLOCK, MACHINE, ResultRow, columns, name_of
+from ffncli.bench.results.row import ASKED, BLOCK_COLUMNS, MACHINE, ResultRow, columns, name_of
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, clean, shown, shown_path
 from ffncli.kernels import BUILT_IN
@@ -151,7 +151,7 @@ def _all_cases(judged: _Judged) -> Iterator[str]:
 def _unlike(row: ResultRow, case: Case, suite: PublicSuite) -> Iterator[str]:
     """Columns that are not those of the definition."""
     defined = case_columns(case) | {"seed": suite.seed}
-    for name in (*BLOCK, *ASKED, "world_size", "seed"):
+    for name in (*BLOCK_COLUMNS, *ASKED, "world_size", "seed"):
         if name != "cache" and getattr(row, name) != defined[name]:
             yield f"{name_of(name)} is {shown(getattr(row, name))}, not {shown(defined[name])}"
     if row.cache not in ((case.cache, "shared") if case.cache == "warm" else (case.cache,)):

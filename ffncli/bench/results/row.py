@@ -214,7 +214,7 @@ def columns(role: str, **marks: object) -> tuple[str, ...]:
     return tuple(f.name for f in of_role if all(f.metadata[mark] == value for mark, value in marks.items()))
 
 
-BLOCK = columns("case", part="block")
+BLOCK_COLUMNS = columns("case", part="block")
 ASKED = (*columns("case", part="work"), *columns("case", part="place"))  # of a block, in the order of reading
 MACHINE = columns("environment", per_case=False)  # what `machine.environment` fills
 COMPARED = columns("environment", compared=True)

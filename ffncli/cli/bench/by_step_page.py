@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ffncli.bench.judge.step_shares import StepShare, step_shares, together
+from ffncli.bench.judge.curves import StepShare, step_shares, together
 from ffncli.bench.records import Case
 from ffncli.bench.results.row import ResultRow
 from ffncli.show.parts import Heading, Line, Part

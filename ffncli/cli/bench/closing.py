@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from ffncli.bench.judge.resolution import resolvable_difference
+from ffncli.bench.judge.warnings import resolvable_difference
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results.row import ResultRow
 from ffncli.cli.common.results.command_line import command_line

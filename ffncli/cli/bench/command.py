@@ -231,7 +231,7 @@ def _measure(journal: Journal, request: BenchRequest, plot: PlotOptions, output:
 
 def _show(finished: Result, journal: Journal, request: BenchRequest, plot: PlotOptions, output: Output) -> None:
     """Show the results, and raise what the exit code says."""
-    from ffncli.bench.judge.failure import failure, gated
+    from ffncli.bench.judge.gate import failure, gated
     from ffncli.cli.bench.page import answer
 
     judged = gated(finished.rows, request)
@@ -253,7 +253,7 @@ def _measure_elsewhere(journal: Journal, request: BenchRequest, output: Output) 
 def _with_plots(page: Answer, rows: Sequence[ResultRow], plot: PlotOptions, output: Output) -> Answer:
     """The page with the intervals of its ratios as bars, and with speed against the swept size; a file has the latter,
     or the intervals where no size was swept. A note where nothing was timed."""
-    from ffncli.bench.judge.speed_curves import speed_sweeps
+    from ffncli.bench.judge.curves import speed_sweeps
     from ffncli.cli.common.results.ratio_bars import ratio_bars, ratio_plot
     from ffncli.cli.common.speed_plots import speed_plots
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ffncli.bench.judge.failure import name_in
-from ffncli.bench.judge.gate import Gate, GatedRow
-from ffncli.bench.judge.thread_scaling import thread_scaling
+from ffncli.bench.judge.curves import thread_scaling
+from ffncli.bench.judge.gate import Gate, GatedRow, name_in
 from ffncli.bench.judge.warnings import Code
 from ffncli.bench.records import Case
 from ffncli.bench.request.grid import BenchRequest

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ffncli.show.plots.plot import Plot, Series
 
 if TYPE_CHECKING:
-    from ffncli.bench.judge.speed_curves import SpeedCurve, SpeedSweep
+    from ffncli.bench.judge.curves import SpeedCurve, SpeedSweep
 
 
 def speed_plots(sweeps: Sequence[SpeedSweep]) -> list[Plot]:

@@ -87,7 +87,7 @@ def _alone(
         raise FFNError(f"{shown(base, 200)} is not a result of ffn bench", "--plot draws those alone")
     if option := options.first_set() or ("--tolerance" if tolerance is not None else ""):
         raise FFNError(f"{option} compares two files", "give NEW too, or leave it out")
-    from ffncli.bench.judge.speed_curves import require_sweeps
+    from ffncli.bench.judge.curves import require_sweeps
     from ffncli.bench.results.csv_file import read_rows
     from ffncli.cli.common.speed_plots import speed_plots
     from ffncli.cli.compare.sweep_page import answer

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ffncli.bench.judge.speed_curves import SpeedPoint, SpeedSweep
+from ffncli.bench.judge.curves import SpeedPoint, SpeedSweep
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ffncli.bench.judge.agreement import agreed
+from ffncli.bench.judge.summary import agreed
 from ffncli.bench.records import TWIN, Case, CaseReport, Finding, Job, Method, Outcome
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels.choice import choices

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ffncli.bench.judge.communication import communication_bytes, sent_by_rank
 from ffncli.bench.judge.environment_match import match
+from ffncli.bench.judge.roofline import communication_bytes, sent_by_rank
 from ffncli.bench.judge.summary import summarise
 from ffncli.bench.records import COLLECTIVES, COMPUTE, Case
 from ffncli.block.ranks import Ranks

@@ -15,7 +15,7 @@ from ffncli.bench.judge.compare import compare
 from ffncli.bench.judge.comparison_records import ResultComparison, Rules
 from ffncli.bench.judge.environment_match import match
 from ffncli.bench.judge.gate import gate
-from ffncli.bench.judge.welch import welch
+from ffncli.bench.judge.statistics import welch
 from ffncli.bench.records import Method
 from ffncli.bench.results.row import COMPARED, BenchWarning, ResultRow
 from ffncli.errors import FFNError

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ffncli.bench.judge.failure import failure
+from ffncli.bench.judge.gate import failure
 from ffncli.bench.launchers.deal import MOST_TRIES, Dealt, run_in_slots
 from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent
 from ffncli.bench.opening import begun, resumed

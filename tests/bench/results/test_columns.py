@@ -13,15 +13,15 @@ import torch
 
 from ffncli.bench.judge.compare import compare
 from ffncli.bench.judge.comparison_records import CASE_COLUMNS, Rules
+from ffncli.bench.judge.curves import speed_sweeps
 from ffncli.bench.judge.environment_match import match
-from ffncli.bench.judge.speed_curves import speed_sweeps
 from ffncli.bench.judge.summary import case_columns, summarise
 from ffncli.bench.judge.warnings import Code
 from ffncli.bench.machine import machine
 from ffncli.bench.public.admission import admit
 from ffncli.bench.records import Case
 from ffncli.bench.results.merge import merge
-from ffncli.bench.results.row import ASKED, BLOCK, COMPARED, MACHINE, ResultRow, columns, name_of
+from ffncli.bench.results.row import ASKED, BLOCK_COLUMNS, COMPARED, MACHINE, ResultRow, columns, name_of
 from ffncli.bench.results.rows import ResultRows
 from ffncli.bench.timing.auto.kept import key_of
 from ffncli.block.recipe import FFNSpec
@@ -100,7 +100,7 @@ def test_a_grid_is_of_one_version(name, tmp_path):
     assert len(speed_sweeps([replace(one, case=f"{one.case} {one.run_id}") for one in parts])) == 2
 
 
-@pytest.mark.parametrize("name", [*BLOCK, *ASKED])
+@pytest.mark.parametrize("name", [*BLOCK_COLUMNS, *ASKED])
 def test_a_column_of_the_case_reaches_its_readers(name, tmp_path):
     base, new = row(run_id="base"), row(run_id="new", **{name: another(name, row())})
     with pytest.raises(FFNError, match=rf"no case and kernel in common; .*{name_of(name)}: "):

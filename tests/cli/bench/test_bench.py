@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ffncli.bench import opening, suite
-from ffncli.bench.judge import failure as bench_failure
+from ffncli.bench.judge import gate
 from ffncli.bench.records import Case, Method, Stage
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import BenchRequest, Grid
@@ -583,7 +583,7 @@ def request_of(**fields):
 def test_a_gate_without_a_baseline_is_no_success():
     asked = request_of(fail_if_slower=0.03)
     found = rows("skipped", ResultRow(kernel="packed", baseline="eager", status="ok", case="c", time_s=1.0))
-    error = bench_failure.failure(found, asked, bench_failure.gated(found, asked))
+    error = gate.failure(found, asked, gate.gated(found, asked))
     assert (error.code, "nothing could be gated" in error.message, "no such arithmetic" in error.hint) == (
         3,
         True,
@@ -593,16 +593,16 @@ def test_a_gate_without_a_baseline_is_no_success():
 
 def test_strict_leaves_nothing_open():
     found = rows("skipped", ResultRow(kernel="packed", baseline="eager", status="ok", case="c", time_s=1.0))
-    assert bench_failure.failure(found, request_of(), None) is None
-    assert bench_failure.failure(found, request_of(strict=True), None).code == 4
+    assert gate.failure(found, request_of(), None) is None
+    assert gate.failure(found, request_of(strict=True), None).code == 4
     same = {"baseline": "eager", "status": "ok", "case": "c", "ratio": 1.0, "verdict": "same"}
     fine = ResultRow(kernel="packed", process_ratios=(1.0, 1.0, 1.0), aa_ratio=1.0, aa_low=1.0, aa_high=1.0, **same)
     others = (BenchWarning("preempted", "20 % of the blocks"),)
     busy = ResultRow(kernel="module", process_ratios=(1.0, 1.0), warnings=others, **same)
     asked = request_of(fail_if_slower=0.03, strict=True)
     found = [ResultRow(kernel="eager", baseline="eager", status="ok", case="c", ratio=1.0), fine, busy]
-    judged = bench_failure.gated(found, asked)
-    assert bench_failure.failure(found, asked, judged).code == 4
+    judged = gate.gated(found, asked)
+    assert gate.failure(found, asked, judged).code == 4
     summary = bench_page._gate(judged, found, asked)[-1].text
     assert summary == "gate: no kernel is more than 3 % slower; 1 of 2 could not be gated"
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ffncli.bench.judge.step_shares import step_shares
+from ffncli.bench.judge.curves import step_shares
 from ffncli.bench.records import BLOCK, STEP, Case
 from ffncli.bench.results.row import ResultRow
 from ffncli.bench.timing.by_step import step_calls

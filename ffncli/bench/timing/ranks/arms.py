@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ffncli.bench.activity import ACTIVITY
-from ffncli.bench.judge.communication import sent_by_rank
+from ffncli.bench.judge.roofline import sent_by_rank
 from ffncli.bench.records import COLLECTIVES, COMPUTE
 from ffncli.bench.timing.arms import Arms
 from ffncli.bench.timing.fresh_inputs import Source, in_turn

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ffncli.bench.judge.thread_scaling import ThreadScaling, thread_scaling
+from ffncli.bench.judge.curves import ThreadScaling, thread_scaling
 from ffncli.bench.records import Case
 from ffncli.bench.results.row import ResultRow
 from ffncli.cli.common.results.balance import balance

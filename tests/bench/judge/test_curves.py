@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import exp, log, sqrt
 
 import pytest
 
-from ffncli.bench.judge.speed_curves import require_sweeps, speed_sweeps
-from ffncli.bench.records import Case
-from ffncli.block.recipe import FFNSpec
+from ffncli.bench.judge.curves import require_sweeps, speed_sweeps, step_shares, thread_scaling, together
+from ffncli.bench.records import BLOCK, Case
+from ffncli.bench.results.row import ResultRow
+from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError
 from tests.bench.stored import row
 
@@ -97,3 +99,94 @@ def test_parts_of_a_grid_are_one_sweep_on_machines_of_one_kind():
     assert [(one.where, len(one.curves[0].points)) for one in speed_sweeps(crossed)] == [("fp32", 2), ("bf16", 2)]
     again = [*parts, *pair(0.8, tokens=1, run_id="d"), *pair(0.8, tokens=2, run_id="d")]
     assert [one.where for one in speed_sweeps(again)] == ["d"]
+
+
+# --- test thread scaling ----------------------------------------------------------------------------------------------
+
+
+CASES = tuple(Case("8x16", "8x16", FFNSpec(8, 16, "relu"), 32, threads=n) for n in (4, 1, 2))
+
+
+def timed_on(case: Case, times: tuple[float, ...], **more) -> ResultRow:
+    return ResultRow(**{"case": case.key, "kernel": "eager", "status": "ok", "process_times_s": times, **more})
+
+
+def test_the_fewest_threads_are_the_measure_of_the_others():
+    four, one, two = CASES
+    rows = [timed_on(four, (0.5, 0.5)), timed_on(one, (1.6, 1.6)), timed_on(two, (1.0, 1.0))]
+    assert [(s.case, s.base_threads, s.threads) for s in thread_scaling(CASES, rows)] == [
+        (two.key, 1, 2),
+        (four.key, 1, 4),
+    ]
+    assert [(s.speed_up, s.efficiency) for s in thread_scaling(CASES, rows)] == [
+        (pytest.approx(1.6), pytest.approx(0.8)),
+        (pytest.approx(3.2), pytest.approx(0.8)),
+    ]
+
+
+def test_the_interval_is_students_of_both_sides_together():
+    """Logs of both sides have the spread 0.01, three processes each: t of 4 degrees of freedom is 2.77645 in tables."""
+    _, one, two = CASES
+    before, after = (tuple(exp(log(mean) + step) for step in (-0.01, 0.0, 0.01)) for mean in (2.0, 1.25))
+    (found,) = thread_scaling(CASES, [timed_on(one, before), timed_on(two, after)])
+    half = 2.77645 * 0.01 * sqrt(2 / 3)
+    assert (found.speed_up, found.efficiency) == (pytest.approx(1.6), pytest.approx(0.8))
+    assert found.speed_up_low == pytest.approx(1.6 * exp(-half), rel=1e-6)
+    assert found.speed_up_high == pytest.approx(1.6 * exp(half), rel=1e-6)
+
+
+def test_one_process_has_no_interval():
+    _, one, two = CASES
+    (found,) = thread_scaling(CASES, [timed_on(one, (2.0,)), timed_on(two, (1.0,))])
+    assert (found.speed_up, found.speed_up_low, found.speed_up_high) == (pytest.approx(2.0), None, None)
+
+
+@pytest.mark.parametrize("more", [{"status": "failed"}, {"kernel": "packed"}, {"process_times_s": ()}])
+def test_nothing_is_scaled_by_what_has_no_time(more):
+    _, one, two = CASES
+    assert thread_scaling(CASES, [timed_on(one, (2.0, 2.0)), timed_on(two, (1.0, 1.0), **more)]) == ()
+
+
+def test_only_what_differs_in_threads_alone_is_compared():
+    one = CASES[1]
+    for other in (replace(one, threads=2, tokens=64), replace(one, threads=2, dtype="bf16")):
+        assert thread_scaling((one, other), [timed_on(one, (2.0, 2.0)), timed_on(other, (1.0, 1.0))]) == ()
+    gpu = [replace(one, device="cuda", threads=n) for n in (1, 2)]
+    assert thread_scaling(gpu, [timed_on(case, (1.0, 1.0)) for case in gpu]) == ()
+
+
+def test_no_speed_up_is_across_machines():
+    four, one, two = CASES
+    rows = [
+        timed_on(one, (1.6, 1.6), host="a"),
+        timed_on(two, (1.0, 1.0), host="b"),
+        timed_on(four, (0.5, 0.5), host="b"),
+    ]
+    (only,) = thread_scaling(CASES, rows)
+    assert (only.base_threads, only.threads, only.speed_up) == (2, 4, pytest.approx(2.0))
+
+
+# --- test step shares -------------------------------------------------------------------------------------------------
+
+
+def timed(name: str, share: float | None) -> ResultRow:
+    return ResultRow(kernel=name, baseline=BLOCK, status="ok", time_s=share and share * 1e-3, ratio=share)
+
+
+def test_shares_of_time_and_of_flops():
+    case = Case("8x16", "8x16", FFNSpec(8, 16, "relu", bias=False), 2)
+    up, act, down = 2 * 2 * 8 * 16, 2 * 16, 2 * 2 * 16 * 8
+    found = step_shares(case, [timed(BLOCK, 1.0), timed("step up", 0.5), timed("step act", 0.125)])
+    assert [one.flops_share for one in found] == [1.0, up / (up + act + down), act / (up + act + down)]
+    assert found[1].flops_per_s == up / 0.5e-3
+    assert together(found) == 0.625
+    assert together(step_shares(case, [timed(BLOCK, 1.0), timed("step up", None), timed("step act", 0.1)])) is None
+    assert together(found[:1]) is None
+
+
+def test_what_is_inside_experts_is_no_further_share():
+    case = Case("moe", "moe", FFNSpec(8, 24, "swiglu", moe=MoE(4, 2)), 5)
+    found = step_shares(case, [timed(BLOCK, 1.0), timed("step experts", 0.7), timed("step experts[e].gate", 0.2)])
+    assert [one.inside for one in found] == [False, False, True]
+    assert found[2].flops_share * (found[0].flops_per_s * 1e-3) == 2 * 5 * 2 * 8 * 24
+    assert together(found) == 0.7

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ffncli.bench.judge.ratios import verdict
-from ffncli.bench.judge.resolution import resolvable_difference
 from ffncli.bench.judge.statistics import Interval
+from ffncli.bench.judge.warnings import resolvable_difference
 from ffncli.bench.results.row import BenchWarning
 from tests.bench.stored import row
 

@@ -1,0 +1,263 @@
+"""What several rows of a result say together: how fast a kernel is while one size changes, how much faster on more
+threads, and where a block's time goes by its steps. Pure: rows to records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import log
+from typing import Any
+
+from ffncli.bench.judge.environment_match import block_of
+from ffncli.bench.judge.statistics import exp_or_inf, mean_ratio, welch
+from ffncli.bench.records import BLOCK, STEP, Case
+from ffncli.bench.results.row import ASKED, BLOCK_COLUMNS, ResultRow, columns
+from ffncli.block.cost import step_costs
+from ffncli.block.recipe import steps
+from ffncli.block.steps import Experts, Shape, Step, experts_per_token, input_shapes
+from ffncli.dataclass import dataclass
+from ffncli.errors import FFNError
+from ffncli.kernels.kernel import kernel_steps
+
+SIZES = ("tokens", "d_ff", "d_model", "threads")  # what may be swept, the first of equals in front
+_NO_SWEEP = "--plot draws speed against a size, and no size has two values here"
+
+
+@dataclass(frozen=True)
+class SpeedPoint:
+    """One size. `speed` is the baseline's time over the kernel's in the same rounds, with its 95 % interval."""
+
+    size: int
+    speed: float
+    speed_low: float | None
+    speed_high: float | None
+    verdict: str
+
+
+@dataclass(frozen=True)
+class SpeedCurve:
+    """One kernel, its points from the smallest size to the largest."""
+
+    kernel: str
+    points: tuple[SpeedPoint, ...]
+
+
+@dataclass(frozen=True)
+class SpeedSweep:
+    """Cases that differ in `axis`, and in what that decides, as the cache by the number of tokens.
+
+    `block` is what was measured, `where` what tells this sweep from the others of the same rows; empty for the only
+    one.
+    """
+
+    axis: str
+    baseline: str
+    block: str
+    where: str
+    curves: tuple[SpeedCurve, ...]
+
+
+def speed_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:
+    """The sweeps of a result, in its order; none where no size has two values, or nothing was timed."""
+    timed = [row for row in rows if row.status == "ok" and row.ratio]
+    axis = _axis({name: [getattr(row, name) for row in timed] for name in SIZES})
+    if axis is None:
+        return ()
+    several = () if _are_of_one_grid(timed) else ("run_id",)
+    others = (*several, *BLOCK_COLUMNS, *ASKED, "baseline")
+    varying = [name for name in others if name != axis and not _decided_by(axis, name, timed)]
+    if len({row.hardware for row in timed}) > 1:  # no curve is across kinds of machines, even if sizes decide these
+        varying.append("hardware")
+    groups: dict[tuple[Any, ...], list[ResultRow]] = {}
+    for row in timed:
+        if getattr(row, axis) is not None:
+            groups.setdefault(tuple(getattr(row, name) for name in varying), []).append(row)
+    sweeps = []
+    for values, group in groups.items():
+        if len({getattr(row, axis) for row in group}) > 1:
+            where = ", ".join(_value(name, value) for name, value in zip(varying, values, strict=True))
+            sweeps.append(SpeedSweep(axis, group[0].baseline, _block(axis, group), where, tuple(_curves(axis, group))))
+    return tuple(sweeps)
+
+
+def require_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:
+    """The sweeps of a stored result. Raises FFNError if it has none."""
+    sweeps = speed_sweeps(rows)
+    if not sweeps:
+        raise FFNError(_NO_SWEEP, "measure one with ffn bench --tokens 1,16,256 --save FILE.csv")
+    return sweeps
+
+
+def _axis(sizes: Mapping[str, Sequence[int | None]]) -> str | None:
+    """The size with most values; None where all have one."""
+    counts = {name: len({value for value in sizes[name] if value is not None}) for name in SIZES}
+    axis = max(SIZES, key=lambda name: counts[name])
+    return axis if counts[axis] > 1 else None
+
+
+def _are_of_one_grid(rows: Sequence[ResultRow]) -> bool:
+    """Whether rows of several runs can be parts of one grid: nothing twice, and of one version."""
+    shared = columns("environment", one_per_grid=True)
+    versions = {tuple(getattr(row, name) for name in shared) for row in rows}
+    return len({(row.case, row.kernel) for row in rows}) == len(rows) and len(versions) == 1
+
+
+def _decided_by(axis: str, name: str, rows: Sequence[ResultRow]) -> bool:
+    """Whether rows of one size all have one value of `name`, so that it tells no sweeps apart."""
+    values: dict[Any, set[Any]] = {}
+    for row in rows:
+        values.setdefault(getattr(row, axis), set()).add(getattr(row, name))
+    return all(len(some) == 1 for some in values.values())
+
+
+def _curves(axis: str, rows: Sequence[ResultRow]) -> Iterator[SpeedCurve]:
+    """Every kernel's curve, the baseline's first."""
+    baseline = rows[0].baseline
+    for kernel in sorted(dict.fromkeys(row.kernel for row in rows), key=lambda name: name != baseline):
+        points = sorted((_point(axis, row) for row in rows if row.kernel == kernel), key=lambda point: point.size)
+        yield SpeedCurve(kernel, tuple(points))
+
+
+def _point(axis: str, row: ResultRow) -> SpeedPoint:
+    """The ratio is of times; its reciprocal, ends exchanged, is of speeds."""
+    assert row.ratio is not None  # of a timed row
+    low, high = (1 / end if end else None for end in (row.ratio_high, row.ratio_low))
+    return SpeedPoint(getattr(row, axis), 1 / row.ratio, low, high, row.verdict)
+
+
+def _block(axis: str, rows: Sequence[ResultRow]) -> str:
+    """What all rows measure; a width that is swept is not named."""
+    names = list(dict.fromkeys(block_of(row) for row in rows))
+    return names[0] if len(names) == 1 else f"{rows[0].activation}, {axis} from {_ends(axis, rows)}"
+
+
+def _ends(axis: str, rows: Sequence[ResultRow]) -> str:
+    values = [getattr(row, axis) for row in rows]
+    return f"{min(values)} to {max(values)}"
+
+
+def _value(name: str, value: Any) -> str:
+    """`bf16`, `32 tokens`, `d_ff 512`."""
+    if name in ("tokens", "threads"):
+        return f"{value} {name}"
+    return str(value) if isinstance(value, str) else f"{name} {value}"
+
+
+# --- more threads -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ThreadScaling:
+    """One kernel of one case on `threads` threads, compared with the fewest measured, `base_threads`.
+
+    `speed_up` is the time there over the time here, with its 95 % interval if each has two processes or more;
+    `efficiency` is the speed-up over the quotient of the threads: 1 if twice the threads take half the time.
+    """
+
+    case: str
+    kernel: str
+    base_threads: int
+    threads: int
+    speed_up: float
+    speed_up_low: float | None
+    speed_up_high: float | None
+    efficiency: float
+
+
+def thread_scaling(cases: Sequence[Case], rows: Sequence[ResultRow]) -> tuple[ThreadScaling, ...]:
+    """A record for every row that has one on fewer threads of the same machine; none for a GPU, where threads only
+    launch."""
+    hosts = {row.case: row.host for row in rows}
+    times = {(row.case, row.kernel): [*map(log, row.process_times_s)] for row in rows if row.status == "ok"}
+    scalings = []
+    for fewest, case in _pairs(cases, hosts):
+        for kernel in dict.fromkeys(row.kernel for row in rows):
+            before, after = times.get((fewest.key, kernel), []), times.get((case.key, kernel), [])
+            speed_up = mean_ratio(after, before)
+            if speed_up is None:
+                continue
+            shift = welch(after, before)
+            interval = shift.log_ratio.map(exp_or_inf) if shift else None
+            scalings.append(
+                ThreadScaling(
+                    case.key, kernel, fewest.threads, case.threads, speed_up,
+                    interval.low if interval else None, interval.high if interval else None,
+                    speed_up * fewest.threads / case.threads,
+                )
+            )  # fmt: skip
+    return tuple(scalings)
+
+
+def _pairs(cases: Sequence[Case], hosts: Mapping[str, str]) -> list[tuple[Case, Case]]:
+    """(the case on the fewest threads, the same case on more); `hosts` has the machine of each case."""
+    alike: dict[tuple[Case, str | None], list[Case]] = {}
+    for case in cases:
+        if case.device == "cpu":
+            alike.setdefault((replace(case, threads=1), hosts.get(case.key)), []).append(case)
+    groups = [sorted(group, key=lambda case: case.threads) for group in alike.values()]
+    return [(group[0], case) for group in groups for case in group[1:]]
+
+
+# --- steps of a block -------------------------------------------------------------------------------------------------
+
+
+_INSIDE = "[e]."
+
+
+@dataclass(frozen=True)
+class StepShare:
+    """One step of a case, or the `whole` block. `inside` experts it covers all that received a token.
+
+    `share` of the block's time, with its interval; `flops_share` of its FLOPs. None: not known, or not timed.
+    """
+
+    name: str
+    op: str
+    whole: bool
+    inside: bool
+    status: str
+    share: float | None
+    low: float | None
+    high: float | None
+    time_s: float | None
+    flops_share: float | None
+    flops_per_s: float | None
+
+
+def step_shares(case: Case, rows: Sequence[ResultRow]) -> tuple[StepShare, ...]:
+    """A record for each of the case's rows, whose ratio to the block is the share of its time."""
+    costs = _costs(case)
+    return tuple(_share(row, *costs.get(row.kernel.removeprefix(STEP), ("", 0)), costs[BLOCK][1]) for row in rows)
+
+
+def together(shares: Sequence[StepShare]) -> float | None:
+    """The shares of all steps, those inside experts left out; None if there are none, or one is not known."""
+    parts = [one.share for one in shares if not (one.whole or one.inside)]
+    known = [share for share in parts if share is not None]
+    return sum(known) if known and len(known) == len(parts) else None
+
+
+def _share(row: ResultRow, op: str, flops: int, whole: int) -> StepShare:
+    name = row.kernel.removeprefix(STEP)
+    return StepShare(
+        name, op, row.kernel == BLOCK, _INSIDE in name, row.status, row.ratio, row.ratio_low, row.ratio_high,
+        row.time_s, flops / whole if whole else None, flops / row.time_s if row.time_s else None,
+    )  # fmt: skip
+
+
+def _costs(case: Case) -> dict[str, tuple[str, int]]:
+    """Step → (its op, its FLOPs on the case's tokens), including the block and the steps inside experts."""
+    block = kernel_steps(steps(case.spec))
+    inputs = input_shapes(block, (case.tokens,))
+    costs = _of(block, inputs)
+    for step in block:
+        if isinstance(step.op, Experts):
+            chosen = case.tokens * experts_per_token(block)[step.output]
+            inner = _of(step.op.program, input_shapes(step.op.program, (chosen,)))
+            costs |= {f"{step.output}{_INSIDE}{name}": value for name, value in inner.items()}
+    return costs | {BLOCK: (BLOCK, sum(flops for name, (_, flops) in costs.items() if _INSIDE not in name))}
+
+
+def _of(block: Sequence[Step], inputs: Mapping[str, Shape]) -> dict[str, tuple[str, int]]:
+    costs = step_costs(block, inputs)
+    return {step.output: (step.op.name, costs[step.output].flops) for step in block}
