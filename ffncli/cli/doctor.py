@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
-from functools import partial
+from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
 
 from ffncli.bench.doctor import doctor
 from ffncli.bench.doctor.check import DoctorCheck
-from ffncli.cli.common.option import COMPUTE, option
 from ffncli.cli.common.options import OutputOptions
-from ffncli.cli.common.parsers import above_zero, positive
 from ffncli.cli.common.spread import spread
-from ffncli.errors import ExitCode, FFNError
+from ffncli.errors import ExitCode, FFNError, option
+from ffncli.options.accept import ABOVE_ZERO, THREADS
+from ffncli.options.opt import COMPUTE, Opt, Options
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.progress import progress, shows_bar
@@ -34,41 +33,39 @@ CONVENTIONS = {
 }
 _WIDTH = 54  # of a value, so that the table fits 80 columns
 _SECONDS = 10.0
+NOISE = "Noise test"
 
-_noise_test = partial(option, "Noise test")
-Without = Annotated[bool, _noise_test("--no-noise", daily=True, help="Skip the noise test.")]
-Seconds = Annotated[
-    float | None,
-    _noise_test(
-        "--seconds",
-        metavar="N",
-        parser=above_zero("--seconds"),
-        daily=True,
-        help=f"Length of the noise test. [default: {_SECONDS:g}]",
-    ),
-]
-Clear = Annotated[
-    bool,
-    option(COMPUTE, "--clear-cache", help="Forget which kernels ffn bench --kernel auto has chosen on this machine."),
-]
-Threads = Annotated[
-    int | None,
-    option(
-        COMPUTE, "--threads", metavar="N", parser=positive("--threads", 4096), daily=True,
-        help="CPU threads of the noise test. [default: as in `ffn bench`]",
-    ),
-]  # fmt: skip
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions(Options):
+    """The noise test, and what auto has chosen."""
+
+    no_noise: Annotated[bool, Opt("--no-noise", group=NOISE, daily=True, help="Skip the noise test.")] = False
+    seconds: Annotated[
+        float | None,
+        Opt(
+            "--seconds", metavar="N", accepts=ABOVE_ZERO, group=NOISE, daily=True,
+            help=f"Length of the noise test. [default: {_SECONDS:g}]",
+        ),
+    ] = None  # fmt: skip
+    threads: Annotated[
+        int | None,
+        Opt(
+            "--threads", metavar="N", accepts=THREADS, group=COMPUTE, daily=True,
+            help="CPU threads of the noise test. [default: as in `ffn bench`]",
+        ),
+    ] = None  # fmt: skip
+    clear_cache: Annotated[
+        bool,
+        Opt(
+            "--clear-cache", group=COMPUTE,
+            help="Forget which kernels ffn bench --kernel auto has chosen on this machine.",
+        ),
+    ] = False  # fmt: skip
 
 
 @spread
-def command(
-    *,
-    no_noise: Without = False,
-    seconds: Seconds = None,
-    threads: Threads = None,
-    clear_cache: Clear = False,
-    show: OutputOptions,
-) -> None:
+def command(*, options: DoctorOptions, show: OutputOptions) -> None:
     """Show what this machine can do, and how small a difference it can measure: versions, processor, caches,
     compiler, GPU, extras with the command that installs them, and a noise test of 10 seconds.
 
@@ -79,17 +76,17 @@ def command(
       ffn doctor --no-noise --json         # for a bug report
     """
     output = show.output()
-    if no_noise and (seconds is not None or threads is not None):
-        option = "--seconds" if seconds is not None else "--threads"
-        raise FFNError(f"{option} contradicts --no-noise", "it is an option of the noise test")
-    if clear_cache:
+    if options.no_noise and (options.seconds is not None or options.threads is not None):
+        name = "seconds" if options.seconds is not None else "threads"
+        raise FFNError(f"{option(name)} contradicts {option('no_noise')}", "it is an option of the noise test")
+    if options.clear_cache:
         count = doctor.clear_choices()
         output.note(f"{count} {plural('choice', count)} of auto removed")
     checks = list(doctor.checks())
     lacking = doctor.lacking(checks)
     noise = None
-    if not no_noise and not lacking:
-        noise = _noise(seconds or _SECONDS, threads or host.default_threads(), output)
+    if not options.no_noise and not lacking:
+        noise = _noise(options.seconds or _SECONDS, options.threads or host.default_threads(), output)
         checks.append(doctor.noise_check(noise))
     output.show(answer(checks, noise, doctor.choices()))
     if lacking:

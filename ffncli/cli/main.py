@@ -20,7 +20,7 @@ _place: Place | None = None  # this process's among the ranks, under torchrun
 
 # name → (module with a function `command`, the line that `ffn --help` and the README show)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "explain": ("ffncli.cli.explain.command", "Explain gelu, gate, 4x, neuron, moe, ... in a few sentences."),
+    "explain": ("ffncli.cli.explain", "Explain gelu, gate, 4x, neuron, moe, ... in a few sentences."),
     "trace": ("ffncli.cli.trace.command", "Run a block step by step and print every intermediate."),
     "params": ("ffncli.cli.params.command", "Count parameters, FLOPs and bytes, per layer and in total."),
     "plan": ("ffncli.cli.plan.command", "Predict time, memory and links on accelerators; what fits."),

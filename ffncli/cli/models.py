@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Annotated
-
-import typer
 
 from ffncli.block.cost import CONVENTIONS
 from ffncli.cli.common.options import OutputOptions
@@ -13,19 +11,22 @@ from ffncli.cli.common.spread import spread
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models import catalog
 from ffncli.models.counting.count import ModelCount, count
+from ffncli.options.opt import Opt, Options
 from ffncli.show.parts import Answer
 from ffncli.show.tables import Short, Table
 
 
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions(Options):
+    """TEXT."""
+
+    text: Annotated[
+        str | None, Opt(metavar="TEXT", help="Show only models with TEXT in a name, of that year or organisation.")
+    ] = field(default=None, kw_only=False)
+
+
 @spread
-def command(
-    *,
-    search: Annotated[
-        str | None,
-        typer.Argument(metavar="TEXT", help="Show only models with TEXT in a name, of that year or organisation."),
-    ] = None,
-    show: OutputOptions,
-) -> None:
+def command(*, search: SearchOptions, show: OutputOptions) -> None:
     """List the known models, with their sources: widths, activation, FFN parameters; --json and --csv give
     the source, the organisation and the other names of each.
 
@@ -36,11 +37,11 @@ def command(
       ffn models nvidia --csv # an organisation's, with sources
     """
     output = show.output()
-    names = catalog.names() if search is None else catalog.search(search)
+    names = catalog.names() if search.text is None else catalog.search(search.text)
     if not names:
         raise FFNError(
-            f"no known model matches {shown(search)}",
-            did_you_mean(str(search), catalog.spellings(), "`ffn models` lists all"),
+            f"no known model matches {shown(search.text)}",
+            did_you_mean(str(search.text), catalog.spellings(), "`ffn models` lists all"),
         )
     models = [model for name in names if (model := catalog.find(name))]
     output.show(answer([count(model) for model in models]))

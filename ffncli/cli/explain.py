@@ -1,15 +1,43 @@
-"""A topic as JSON, as CSV (its numbers) and as a page to read; and the list of all topics."""
+"""`ffn explain`: a topic, or the list of all, as JSON, as CSV (its numbers) and as a page to read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from typing import Annotated
 
+from ffncli.cli.common.options import OutputOptions
+from ffncli.cli.common.spread import spread
+from ffncli.options.opt import Opt, Options
+from ffncli.run.topics.call import explain, topics
 from ffncli.run.topics.topic import Topic, TopicLine
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Fixed, Table
 
 _CONVENTIONS = {"example": "computed for this answer; `command` runs the same block or functions"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicOptions(Options):
+    """TOPIC."""
+
+    topic: Annotated[
+        str | None, Opt(metavar="TOPIC", help="ffn, gate, 4x, moe, tensor-parallel, gelu, ... [default: list all]")
+    ] = field(default=None, kw_only=False)
+
+
+@spread
+def command(*, options: TopicOptions, show: OutputOptions) -> None:
+    """Explain gelu, gate, 4x, neuron, moe, ... in a few sentences, with computed numbers.
+
+    Examples:
+      ffn explain              # every topic
+      ffn explain ffn          # what the block is for
+      ffn explain gelu         # an activation function
+      ffn explain moe --json   # the same as data
+    """
+    output = show.output()
+    output.show(list_answer(topics()) if options.topic is None else topic_answer(explain(options.topic)))
 
 
 class _FourDecimals(Fixed):

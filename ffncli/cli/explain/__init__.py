@@ -1,1 +1,0 @@
-"""`ffn explain`: its command and its page."""
