@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from ffncli.block.activations import CANONICAL, LIMITED, TABLE
 from ffncli.block.analysis.gated import UNITS
 from ffncli.errors import FFNError, did_you_mean, shown
-from ffncli.run.topics import blocks, splits
+from ffncli.run.topics import blocks
 from ffncli.run.topics.functions import activation_topic, function_topic, unit_topic
 from ffncli.run.topics.topic import Topic, TopicLine
 
@@ -41,12 +41,12 @@ _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
         ("experts", "expert", "router", "mixture", "top_k", "routing"),
     ),
     "tensor-parallel": (
-        splits.tensor_parallel_topic,
+        blocks.tensor_parallel_topic,
         "n devices share the hidden units; one all-reduce adds their outputs",
         ("tp", "tensor-parallelism", "all-reduce", "allreduce", "parallel", "parallelism", "shard", "sharding", "rank"),
     ),
     "expert-parallel": (
-        splits.expert_parallel_topic,
+        blocks.expert_parallel_topic,
         "n devices share the experts of a mixture; two all-to-alls carry the tokens",
         ("ep", "expert-parallelism", "all-to-all", "dispatch", "combine"),
     ),

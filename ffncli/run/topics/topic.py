@@ -1,8 +1,18 @@
-"""The record of a topic: every number in it is computed on request, every other statement has a source."""
+"""What ffn explain answers with: a topic, its example, and the tiny runs that examples are made from."""
 
 from __future__ import annotations
 
-from ffncli.dataclass import dataclass
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ffncli.models.demo import demo
+from ffncli.models.dimensions import Dimensions
+
+if TYPE_CHECKING:
+    from ffncli.models.model import Resolved
+    from ffncli.run.engine.prepare import Prepared
+    from ffncli.run.engine.trace import StepRecord, Trace
+
 
 Value = float | int | str | None
 
@@ -44,3 +54,47 @@ class Topic(TopicLine):
 def fixed(value: float) -> str:
     """A number in a sentence: four decimals."""
     return f"{value:.4f}"
+
+
+@dataclass(frozen=True)
+class TinyRun:
+    """A small block that ran: its inputs and weights, and the record of each step by name."""
+
+    prepared: Prepared
+    trace: Trace
+
+    def __getitem__(self, name: str) -> StepRecord:
+        return self.trace.step(name)
+
+
+def tiny_run(
+    source: str | None = None, tokens: int | None = None, input: str | None = None, train: bool = False, **options: Any
+) -> TinyRun:
+    """The run of `ffn trace` with the same options, with all its values kept."""
+    from ffncli.run.engine.prepare import LayerRequest, prepare
+    from ffncli.run.engine.trace import trace
+    from ffncli.run.user.load import load
+
+    example = demo(Dimensions()) if source is None else None
+    model = example.model if example else load(source, Dimensions(**options))
+    leading = None if tokens is None else (tokens,)
+    ready = prepare(model, LayerRequest(input=input, leading=leading, train=train), example)
+    return TinyRun(ready, trace(ready.steps, ready.weights, ready.inputs, ready.mode))
+
+
+def routes(tiny: TinyRun) -> list[tuple[int, str, str]]:
+    """(token, its experts, their weights), the heaviest expert first."""
+    rows = []
+    for token, weights in enumerate(tiny["route"].values):
+        order = sorted((e for e, weight in enumerate(weights) if weight), key=lambda e: -weights[e])
+        rows.append((token, ", ".join(map(str, order)), ", ".join(fixed(weights[e]) for e in order)))
+    return rows
+
+
+def catalog_model(name: str) -> Resolved:
+    """A model of the catalog."""
+    from ffncli.models import catalog
+
+    model = catalog.find(name)
+    assert model is not None, name
+    return model
