@@ -6,7 +6,7 @@ more than a thousandth above it; a second run the same bytes.
 
 Limits: one machine's wall time, with whatever else it does; nothing is compared with another program.
 
-    python benchmarks/approximate.py [--save FILE]
+    python -m benchmarks.approximate [--save FILE]
 
 The exit code is 1 where a mark is missed.
 """
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 
-from common import machine, save
+from benchmarks.common import machine, save
 
 COMMAND = ["approximate", "--target", "sin", "--d-ff", "1,4,16,64", "--json"]
 LIMIT_S, FALL, NEAR = 30.0, 100.0, 1.001

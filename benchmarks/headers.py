@@ -12,7 +12,7 @@ work's too. Wall time and its ratio stand beside it. stdout is a file, so that `
 Limits: warm caches. The yardstick checks nothing, and does not read the index, whose 92,000 entries `ffn` compares with
 the headers.
 
-    python benchmarks/headers.py [--rounds N] [--dir DIR] [--save FILE]
+    python -m benchmarks.headers [--rounds N] [--dir DIR] [--save FILE]
 
 The exit code is 1 where a limit is missed.
 """
@@ -31,8 +31,8 @@ from math import prod
 from multiprocessing import get_context
 from pathlib import Path
 
-from common import machine, save
-from processes import Run, ffn, interleaved, median, ratio
+from benchmarks.common import machine, save
+from benchmarks.processes import Run, ffn, interleaved, median, ratio
 
 BARE = """
 import json

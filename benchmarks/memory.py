@@ -14,7 +14,7 @@ Limits: Linux only. Pages of a mapped file count as resident while they are mapp
 back. The bytes read include the kernel's read-ahead; they are `-` where the file system does not count them (tmpfs) or
 does not drop its cache. MB and GB are powers of ten.
 
-    python benchmarks/memory.py [--layers N] [--case NAME]... [--dir DIR] [--keep] [--save FILE]
+    python -m benchmarks.memory [--layers N] [--case NAME]... [--dir DIR] [--keep] [--save FILE]
 
 The exit code is 1 where a peak is above its limit.
 """
@@ -34,7 +34,7 @@ from dataclasses import astuple, dataclass, fields
 from math import prod
 from pathlib import Path
 
-from common import machine, save
+from benchmarks.common import machine, save
 
 Shapes = Mapping[str, tuple[int, ...]]
 

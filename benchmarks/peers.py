@@ -12,7 +12,7 @@ What a counter prints is kept beside the truth, in the counter's own unit.
 
 Limits: warm caches. Nearly all of a counter's time is importing torch, which is what it takes to use one.
 
-    python benchmarks/peers.py [--rounds N] [--save FILE]
+    python -m benchmarks.peers [--rounds N] [--save FILE]
 
 A counter that is not installed or does not run is named and left out. The exit code is 1 where a limit is missed.
 """
@@ -28,8 +28,8 @@ from dataclasses import astuple, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from common import BARE, machine, save
-from processes import Run, ffn, interleaved, median, ratio, run
+from benchmarks.common import BARE, machine, save
+from benchmarks.processes import Run, ffn, interleaved, median, ratio, run
 
 PARAMS = 3 * 4096 * 11008
 MACS, FLOPS = PARAMS, 2 * PARAMS

@@ -13,7 +13,7 @@ caches. All of it happens twice, with stdout as a pipe and under a pseudo-termin
 Limits: warm caches only; the first start after an installation takes longer. The yardstick moves with Typer and rich,
 whose versions are printed. `bare again` is the yardstick against itself: what it differs from 1 is noise.
 
-    python benchmarks/startup.py [--rounds N] [--save FILE]
+    python -m benchmarks.startup [--rounds N] [--save FILE]
 
 The exit code is 1 where a median ratio is above its limit.
 """
@@ -36,8 +36,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from common import BARE, machine, save
-from processes import environment
+from benchmarks.common import BARE, machine, save
+from benchmarks.processes import environment
 
 AGAIN = "bare again"
 COMMANDS: dict[str, float | None] = {  # arguments → the most that its ratio may be

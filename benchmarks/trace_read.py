@@ -15,7 +15,7 @@ beside it, for wall seconds and for CPU seconds (user + system).
 
 Limits: Linux only. The file cache is warm: from a cold disk both take longer by the same. stdout is a file.
 
-    python benchmarks/trace_read.py [--rounds N] [--case NAME]... [--dir DIR] [--save FILE]
+    python -m benchmarks.trace_read [--rounds N] [--case NAME]... [--dir DIR] [--save FILE]
 
 The exit code is 1 where a limit is missed.
 """
@@ -32,9 +32,10 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from common import machine, save
-from memory import CASES, LAYER, STORED, Case, llama, write
-from processes import Run, environment, ffn, interleaved, ratio
+from benchmarks.memory import CASES, LAYER, STORED, Case, llama, write
+
+from benchmarks.common import machine, save
+from benchmarks.processes import Run, environment, ffn, interleaved, ratio
 
 MOST_BYTES, MOST_TIME = 1.05, 1.5
 LLAMA_LAYERS = 14  # 4.3 GB

@@ -19,7 +19,7 @@ Limits: `share` at most 10 % for every step, and for all together with the print
 (code, and the work space of matrix products). The exit code is 1 where a limit is missed. Linux only. MB and GB are
 powers of ten.
 
-    python benchmarks/trace_scale.py [--scale X] [--case NAME] [--threads N] [--save FILE]
+    python -m benchmarks.trace_scale [--scale X] [--case NAME] [--threads N] [--save FILE]
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import sys
 import tempfile
 from dataclasses import astuple, dataclass, fields
 
-from common import machine, save
+from benchmarks.common import machine, save
 
 D_MODEL, D_FF, TOKENS = 8192, 28672, 8192
 LIMIT, ALLOWANCE = 0.10, 100e6

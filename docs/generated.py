@@ -16,10 +16,10 @@ from pathlib import Path
 
 from benchmarks import (
     auto_choices,
-    bench_method,
     certificates,
     conv1x1,
     kernel_map,
+    method,
     plan_measured,
     plan_published,
     results_table,
@@ -108,7 +108,7 @@ SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
     "method.md": {
         "architectures": architectures,
         "peers": peers,
-        "bench_method": lambda: bench_method.summary(read(RESULTS / "bench_method.csv"))[0],
+        "bench_method": lambda: method.summary(read(RESULTS / "bench_method.csv"))[0],
         "timers": lambda: timers.summary(read(RESULTS / "timers.csv"))[0],
     },
     "plan.md": {

@@ -31,8 +31,14 @@ if _has_amx and bf16_product_ending() == -signal.SIGILL:  # a virtual machine th
     os.environ.update([WITHOUT_AMX.removeprefix("export ").split("=")])
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "architecture: a statement about the tiny model of its `name`")
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m NAME` alone, do not import files whose tests cannot have that mark: importing all takes ten seconds."""
+    name = config.option.markexpr
+    if collection_path.suffix != ".py" or not name.isidentifier():
+        return None
+    conftests = [folder / "conftest.py" for folder in collection_path.parents if folder.is_relative_to(TESTS)]
+    texts = [path.read_text("utf-8") for path in (collection_path, *conftests) if path.exists()]
+    return None if any(f"mark.{name}" in text or f'add_marker("{name}")' in text for text in texts) else True
 
 
 def pytest_collection_finish() -> None:
@@ -51,6 +57,7 @@ def _architecture(item: pytest.Item) -> tuple[bool, str]:
     return (not marked, item.callspec.params["name"] if marked else "")
 
 
+TESTS = Path(__file__).parent
 settings.register_profile("ffn", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("ffn")
 

@@ -14,6 +14,8 @@ from ffncli.run.texts import TEXTS
 from ffncli.run.texts.claims import FIRST, TextClaim, claims
 from ffncli.run.texts.explained import WORKED
 
+pytestmark = pytest.mark.docs
+
 PAGE = Path(__file__).parent.parent / "docs" / "claims.md"
 COMMANDS = [f"ffn trace --example {name}" for name in EXAMPLES]
 COMMANDS += [f"ffn activations gelu --expect {x:g}={said}" for x, said in WORKED]

@@ -18,6 +18,8 @@ from ffncli.models import catalog
 from ffncli.models.config.non_ffn_rows import RESTS
 from ffncli.run.texts import TEXTS
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 PAGES = blocks.PAGES

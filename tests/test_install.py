@@ -24,6 +24,8 @@ import pytest
 from tests import ROOT
 from tests.oracles.package_index import PackageIndex, package_index, write_wheel, write_wheel_of_pip
 
+pytestmark = pytest.mark.install
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PIP_KNOWS_GROUPS = tuple(map(int, version("pip").split(".")[:2])) >= (25, 1)
 PYPROJECT = """

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 from docs.blocks import page_folder
+
+pytestmark = pytest.mark.docs
 
 NOTEBOOK = Path(__file__).parent.parent / "docs" / "notebook.ipynb"
 

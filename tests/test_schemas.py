@@ -18,6 +18,8 @@ import pytest
 from docs import blocks, schemas
 from ffncli.cli.main import COMMANDS
 
+pytestmark = pytest.mark.docs
+
 PROMPT = '--prompt "cat on mat"'
 OTHERS = [
     "trace 6x12:geglu --tokens 3", "trace 8x16:gelu --explain up[0,0,0],down[0,1,1] --batch 2 --seq-len 2",

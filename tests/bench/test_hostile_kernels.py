@@ -15,6 +15,8 @@ from ffncli import benchmark
 from ffncli.bench.records import Method
 from tests import ROOT
 
+pytestmark = pytest.mark.cheats
+
 FILE = """
 import os, signal, sys, time
 import torch

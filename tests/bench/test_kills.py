@@ -33,6 +33,8 @@ from tests.bench.stored import blocks_in
 from tests.bench.test_suite import RUN, hear_signals, in_process, request, worker_with, workers
 from tests.fuzz.results import no_workers
 
+pytestmark = pytest.mark.runs
+
 COUNT = int(os.environ.get("FFN_KILLS", "4"))
 SOFTWARE = {"host": "here", "torch": "2.x", "cpu": "fake", "numpy": "2"}
 TOKENS = tuple(range(1, 7))

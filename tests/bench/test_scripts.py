@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import (
-    bench_method,
     certificates,
     conv1x1,
     demo,
@@ -20,6 +19,7 @@ from benchmarks import (
     grouped,
     in_model,
     known,
+    method,
     sweep,
     timers,
 )
@@ -226,27 +226,27 @@ def figures(found) -> dict[str, tuple[str, bool | None]]:
 
 def test_false_verdicts_and_gates_are_counted():
     rows = [row("same", 1.0, 0.99, 1.01) for _ in range(19)] + [row("same", 1.1, 1.05, 1.2, "slower")]
-    assert figures(bench_method.aa(rows)) == {
+    assert figures(method.aa(rows)) == {
         "A/A: false faster or slower": ("1 of 20", True),
         "A/A: the gate fires": ("0 of 20", True),
         "A/A: said to be the same": ("19 of 20", True),
         "A/A: 95 % intervals that hold 1": ("19 of 20", True),
     }
     rows.append(row("same", 0.9, 0.85, 0.95, "faster", fired="true"))
-    assert figures(bench_method.aa(rows))["A/A: false faster or slower"] == ("2 of 21", False)
-    assert figures(bench_method.aa(rows))["A/A: the gate fires"] == ("1 of 21", False)
-    assert bench_method.aa([])[0][-1] is None
+    assert figures(method.aa(rows))["A/A: false faster or slower"] == ("2 of 21", False)
+    assert figures(method.aa(rows))["A/A: the gate fires"] == ("1 of 21", False)
+    assert method.aa([])[0][-1] is None
 
 
 def test_an_injected_slowdown_must_be_said_and_must_fail():
     caught = {"exit": "1", "fired": "true", "invocation": "slower"}
     rows = [row("slow", 1.05, 1.04, 1.06, "slower", **caught) for _ in range(19)]
     rows.append(row("slow", 1.04, 1.01, 1.07, "inconclusive", **caught))
-    assert figures(bench_method.slower(rows))["x1.05: slower, and exit 1"] == ("19 of 20", True)
+    assert figures(method.slower(rows))["x1.05: slower, and exit 1"] == ("19 of 20", True)
     rows.append(row("slow", 1.05, 1.04, 1.06, "slower", **caught | {"exit": "0"}))
     rows.append(row("slow", 1.06, 1.055, 1.07, "slower", **caught | {"fired": "false"}))
     rows.append(row("slow", 1.06, 1.04, 1.07, "slower"))
-    assert figures(bench_method.slower(rows)) == {
+    assert figures(method.slower(rows)) == {
         "x1.05: slower, and exit 1": ("19 of 22", False),
         "x1.05: called slower in the plain runs, half as long": ("1 of 1", True),
         "x1.05: 95 % intervals that hold 1.05": ("22 of 23", True),
@@ -257,7 +257,7 @@ def test_ratios_beside_a_disturbing_arm_are_held_to_what_they_are_without_it():
     rows = [row("packed", ratio, 0, 2) for ratio in (0.9, 0.95, 0.99)] + [row("slow", 1.05, 1.04, 1.06)]
     rows += [row("slow", 1.09, 1.06, 1.1, invocation="sweep"), row("other", 1.0, 0.99, 1.01, invocation="sweep")]
     rows += [row("packed", 0.96, 0.94, 0.97, invocation="sweep"), row("sweep", 9.0, 8, 10, invocation="sweep")]
-    swept, threaded = bench_method.undisturbed(rows)
+    swept, threaded = method.undisturbed(rows)
     assert (swept[1], swept[3]) == ("1 of 2", False)
     assert threaded[3] is None
 
@@ -267,20 +267,20 @@ def test_cold_weights_may_not_be_faster():
     cold = {**warm, "case": warm["case"].replace("warm", "cold-weights"), "cache": "cold-weights"}
     warm |= {"time_s": "2.0", "time_low_s": "1.9", "time_high_s": "2.1"}
     near = {**cold, "time_s": "1.8", "time_low_s": "1.7", "time_high_s": "1.95"}
-    assert bench_method.cold([warm, near])[0][1::2] == ("0 of 1; cold over warm 0.90 in the median", True)
+    assert method.cold([warm, near])[0][1::2] == ("0 of 1; cold over warm 0.90 in the median", True)
     under = {**near, "time_high_s": "1.85"}
-    assert bench_method.cold([warm, under])[0][1::2] == ("1 of 1; cold over warm 0.90 in the median", False)
-    assert bench_method.cold([warm, {**cold, "cache": "warm"}])[0][-1] is None  # renamed: nothing to compare
+    assert method.cold([warm, under])[0][1::2] == ("1 of 1; cold over warm 0.90 in the median", False)
+    assert method.cold([warm, {**cold, "cache": "warm"}])[0][-1] is None  # renamed: nothing to compare
 
 
 def test_agreement_is_with_the_median_of_the_others():
     rows = [row("packed", ratio, ratio - 0.02, ratio + 0.02) for ratio in (0.90, 0.91, 0.92, 1.00)]
     # The medians of the others: 0.92, 0.92, 0.91, 0.91: the first three hold them, 0.98 to 1.02 does not.
-    found = figures(bench_method.agreement(rows))
+    found = figures(method.agreement(rows))
     assert found["packed: intervals that hold the median of the other invocations"] == ("3 of 4", False)
     assert found["packed: shapes that are called faster and slower"] == ("0 of 1", True)
     rows[0]["verdict"], rows[3]["verdict"] = "faster", "slower"
-    assert figures(bench_method.agreement(rows))["packed: shapes that are called faster and slower"] == (
+    assert figures(method.agreement(rows))["packed: shapes that are called faster and slower"] == (
         "1 of 1",
         False,
     )
@@ -289,7 +289,7 @@ def test_agreement_is_with_the_median_of_the_others():
 def test_every_kind_of_invocation_is_there_early():
     import argparse
 
-    plan = bench_method.plan(argparse.Namespace(repeats=6, disturbed=3, cache_repeats=1, slower_repeats=2))
+    plan = method.plan(argparse.Namespace(repeats=6, disturbed=3, cache_repeats=1, slower_repeats=2))
     assert sorted(plan) == sorted(
         [("plain", at) for at in range(6)]
         + [("sweep", 0), ("sweep", 1), ("threads", 0), ("cache", 0), ("slower", 0), ("slower", 1)]

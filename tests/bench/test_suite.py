@@ -34,6 +34,8 @@ from tests import ROOT
 from tests.bench import fake_worker
 from tests.bench.stored import blocks_in
 
+pytestmark = pytest.mark.runs
+
 FAKE = (sys.executable, "-m", "tests.bench.fake_worker")
 RUN = {"run_id": "r1", "started_utc": "2026-01-01T00:00:00Z"}
 

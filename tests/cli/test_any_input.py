@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from tests.oracles.checkpoints import harmful
 
+pytestmark = pytest.mark.fuzz
+
 HUGE = "1" + "0" * 30
 
 

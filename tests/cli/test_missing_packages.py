@@ -13,6 +13,8 @@ import pytest
 from ffncli.system.packages import REQUIRED, package_error
 from tests import ROOT
 
+pytestmark = pytest.mark.install
+
 INSTALL_TORCH = "error: torch is not installed; pip install 'torch>=2.10'"
 BLOCK_IMPORTS = """
     import os, sys

@@ -9,6 +9,8 @@ import pytest
 from tests.fuzz.answers import answer, peak_bytes, wrong_with
 from tests.fuzz.formats import FORMATS, run_case
 
+pytestmark = pytest.mark.fuzz
+
 COUNT = int(os.environ.get("FFN_FUZZ_CASES", "12"))
 
 

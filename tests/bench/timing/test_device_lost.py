@@ -18,6 +18,8 @@ from tests import ROOT
 from tests.bench.faulty_cuda import FaultyCuda, LaunchingClock
 from tests.bench.timing.test_measure_case import ROOF, Clock, Counters
 
+pytestmark = pytest.mark.runs
+
 FILE = """
 from tests.bench import faulty_cuda
 calls = 0

@@ -24,6 +24,8 @@ from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.kernels.choice import choices
 from ffncli.kernels.kernel import kernel_steps
 
+pytestmark = pytest.mark.runs
+
 RIGHT = "def mlp(x, up, down, up_bias, down_bias):\n    y = (x @ up.T + up_bias).relu() @ down.T + down_bias\n    "
 ROOF = Roof(1e9, 1e9)
 PLAIN = FFNSpec(4, 8, bias=False)

@@ -26,6 +26,8 @@ from ffncli.system.host import affinity
 from tests.bench.timing.test_settings import blas_has_threads_of_its_own
 from tests.system import fake_gpu
 
+pytestmark = pytest.mark.runs
+
 USER = """
 print("loaded")
 def loud(x, up, down, up_bias, down_bias):

@@ -17,6 +17,8 @@ from tests.oracles.prompted import PROMPT, made
 from tests.oracles.recorded import ACTS, run
 from tests.test_docs import JSON_DOC, keys
 
+pytestmark = pytest.mark.models
+
 
 def source(name: str) -> str:
     return str(made(name).path)

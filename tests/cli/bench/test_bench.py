@@ -39,6 +39,8 @@ from tests.bench.request.test_case_data import rows_file
 from tests.bench.test_suite import FAKE, worker_with
 from tests.oracles.checkpoints import expect_refusal
 
+pytestmark = pytest.mark.runs
+
 
 @pytest.fixture
 def bench(call, monkeypatch, tmp_path):

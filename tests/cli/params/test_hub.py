@@ -13,6 +13,8 @@ import pytest
 from tests.oracles.checkpoints import INDEX, LLAMA, MIXTRAL, expect_refusal, folder, tensors
 from tests.oracles.hub_server import REPO, Fault, HubServer, environment, hand_made, serving
 
+pytestmark = pytest.mark.hub
+
 TEXT = f"hf://{REPO}"
 CLOSED = "http://127.0.0.1:9"  # nobody listens there
 

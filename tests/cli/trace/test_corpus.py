@@ -14,6 +14,8 @@ import pytest
 import ffncli
 from tests.oracles.prompted import WORDS, made
 
+pytestmark = pytest.mark.models
+
 TEXTS = ["Hello the cat sat", "the mat", "", "\x1b[31mred naïve 日本", "cat cat cat"]
 
 

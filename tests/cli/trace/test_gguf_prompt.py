@@ -13,6 +13,8 @@ import ffncli
 from tests.oracles import gguf_files
 from tests.oracles.prompted import through
 
+pytestmark = pytest.mark.models
+
 PROMPT = "Hi cat"
 LAYER = 1
 

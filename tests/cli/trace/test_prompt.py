@@ -16,6 +16,8 @@ from ffncli.cli.trace.routing_page import IN_CSV
 from tests.oracles.checkpoints import expect_refusal
 from tests.oracles.prompted import PROMPT, made
 
+pytestmark = pytest.mark.models
+
 FAMILIES = {
     "llama": "1", "gpt2": "1", "bert": "1", "t5-gated-gelu": "decoder.1", "t5-relu": "encoder.0", "opt": "1",
     "mixtral": "1", "deepseek_v3": "1", "gpt_oss": "1", "gemma2": "1", "qwen3_moe": "2",

@@ -18,6 +18,8 @@ from ffncli.models.source import load
 from ffncli.models.tensors.recognise import MOST_FFNS
 from tests.oracles.checkpoints import INDEX, LLAMA
 
+pytestmark = pytest.mark.fuzz
+
 Named = Iterator[tuple[str, tuple[int, ...]]]
 MOST = 9  # times the work, for four times the tensors: 4 is in step, 16 is each with each
 MANY_LAYERS = {**LLAMA, "num_hidden_layers": 9999}

@@ -18,6 +18,8 @@ from ffncli.models.files.headers import Columns, parse_header, read_header
 from tests.oracles.checkpoints import GPT2, LLAMA, MIXTRAL, entry, expect_refusal, folder, raw_safetensors, tensors
 from tests.oracles.headers import BROKEN, A, files, theirs
 
+pytestmark = pytest.mark.fuzz
+
 CONFIGS = {"llama": LLAMA, "gpt2": GPT2, "mixtral": MIXTRAL}
 HOSTILE = "\x1b[31m[/x]\n\x9b2J"
 

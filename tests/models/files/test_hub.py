@@ -29,6 +29,8 @@ from tests.oracles.hub_server import (
     serving,
 )
 
+pytestmark = pytest.mark.hub
+
 # --- the local cache --------------------------------------------------------------------------------------------------
 
 

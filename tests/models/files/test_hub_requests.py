@@ -32,6 +32,8 @@ from tests.oracles.hub_server import (
     serving,
 )
 
+pytestmark = pytest.mark.hub
+
 # --- what the Hub refuses, and what is wrong in itself ----------------------------------------------------------------
 
 

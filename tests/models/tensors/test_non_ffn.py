@@ -30,6 +30,8 @@ from tests.oracles.architectures import build, cases, config, numbers
 from tests.oracles.architectures.nested import composites
 from tests.oracles.architectures.tiny import statement, tiny
 
+pytestmark = pytest.mark.architectures
+
 CASES = cases()
 _CORRECTION = r".*(e_score_correction_bias|expert_bias|router\.bias)|.*balancing_biases"
 

@@ -22,6 +22,8 @@ from tests.oracles.activations import ORACLES
 from tests.oracles.prompted import PROMPT, built, made
 from tests.oracles.recorded import ACTS, Recorder, ffn_input, run
 
+pytestmark = pytest.mark.models
+
 OTHERS = ("relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid")
 CASES = [
     ("llama", "decoder", 1), ("gemma2", "decoder", 0), ("gpt2", "decoder", 1), ("opt", "decoder", 1),

@@ -18,6 +18,8 @@ from ffncli.errors import FFNError
 from tests.oracles.dense import DENSE, in_double
 from tests.oracles.prompted import PROMPT, ids, made, through
 
+pytestmark = pytest.mark.models
+
 
 class Lens(NamedTuple):
     """The modules of a family: its layer `{i}`, its FFN's output, the norm of the branch, the final norm."""

@@ -21,6 +21,8 @@ from ffncli.errors import FFNError
 from tests.oracles.checkpoints import LLAMA, folder, tensors
 from tests.oracles.prompted import IDS, PROMPT, made
 
+pytestmark = pytest.mark.models
+
 EXPERTS = {"experts": 4, "top_k": 2}
 QUESTIONS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "small block": (None, {}),

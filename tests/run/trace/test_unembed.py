@@ -24,6 +24,8 @@ from ffncli.run.trace.unembed import unembed as unembedded
 from tests.oracles.huggingface import D_MODEL, VOCAB
 from tests.oracles.prompted import PROMPT, built, made
 
+pytestmark = pytest.mark.models
+
 Head = Callable[[Any, Tensor], Tensor]
 
 

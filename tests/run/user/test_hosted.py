@@ -15,6 +15,8 @@ from ffncli.kernels.choice import parse
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.user.hosted import KernelFailure, TimeLimits, hosted, same_bits
 
+pytestmark = pytest.mark.cheats
+
 SPEC = FFNSpec(4, 8, "swiglu")
 STEPS = kernel_steps(steps(SPEC))
 WEIGHTS = {"gate.weight": torch.ones(8, 4), "up.weight": torch.ones(8, 4), "down.weight": torch.ones(4, 8)}

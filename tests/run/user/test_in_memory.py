@@ -14,6 +14,8 @@ from ffncli.errors import FFNError
 from tests.oracles.dense import DENSE, SINGLE, in_double
 from tests.oracles.prompted import made
 
+pytestmark = pytest.mark.models
+
 NO_CONFIG = ("codegen", "bloom", "mpt", "xlnet", "xglm")  # their layers alone do not carry the config
 MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")
 

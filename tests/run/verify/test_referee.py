@@ -29,6 +29,8 @@ from ffncli.run.verify.checks.case import CheckedBlock
 from ffncli.run.verify.checks.trial import KernelTrial
 from ffncli.run.verify.names import REFEREE_STATEMENTS
 
+pytestmark = pytest.mark.cheats
+
 FILE = Path(__file__).with_name("kernels_to_judge.py")
 EXPECTED = {
     name: check

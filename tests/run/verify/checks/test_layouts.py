@@ -27,6 +27,8 @@ from ffncli.run.verify.verify import VerifyQuestion, verify_layer
 from tests.oracles import gguf_files, huggingface
 from tests.oracles.huggingface import CASES, make
 
+pytestmark = pytest.mark.models
+
 Zoo = Callable[[str], Path]
 SQUARE, MANY = "gpt2-square", "qwen3_moe-many"
 MADE = {

@@ -18,8 +18,8 @@ alone, for longer; `cache` ones time base warm and cold. base, same and slow are
 
 Limits: repeats over shapes of one invocation share its worker processes, though nothing that is measured.
 
-    python -m benchmarks.bench_method [--save FILE] [--repeats N] ...    # continues FILE where a run has ended
-    python -m benchmarks.bench_method --summary FILE                     # the figures of FILE as Markdown
+    python -m benchmarks.method [--save FILE] [--repeats N] ...    # continues FILE where a run has ended
+    python -m benchmarks.method --summary FILE                     # the figures of FILE as Markdown
 
 The exit code is 1 where a mark is missed.
 """
