@@ -32,9 +32,8 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from benchmarks.memory import CASES, LAYER, STORED, Case, llama, write
-
 from benchmarks.common import machine, save
+from benchmarks.memory import CASES, LAYER, STORED, Case, llama, write
 from benchmarks.processes import Run, environment, ffn, interleaved, ratio
 
 MOST_BYTES, MOST_TIME = 1.05, 1.5
