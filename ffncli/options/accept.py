@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf, nan
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from ffncli.errors import FFNError
 
@@ -176,6 +176,15 @@ def _members(value: Any) -> Iterable[Any]:
     return value
 
 
+@overload
+def listed(value: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None) -> tuple[str, ...]: ...
+@overload
+def listed(value: T | Iterable[T] | None) -> tuple[T, ...]: ...
+def listed(value: Any) -> tuple[Any, ...]:
+    """The values of a field that takes one or several, as its record has converted them; () for None."""
+    return value if isinstance(value, tuple) else () if value is None else (value,)
+
+
 def several(one: Accepts[T], words: str, least: int = 1) -> Accepts[tuple[T, ...]]:
     """One or several, as they are: a repeated option, a list; a comma is part of a text."""
 
@@ -210,6 +219,7 @@ def joined(words: str) -> Accepts[str]:
 
 
 TEXTS = several(TEXT, "text, or several texts", least=0)
+PATHS = several(PATH, "a path, or several of them", least=0)
 COUNTS = comma_list(COUNT, "a whole number from 1, or several of them")
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ffncli.bench.records import BLOCK, STEP
 from ffncli.bench.results.csv_file import is_results, read_rows
 from ffncli.bench.results.row import ResultRow
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, shown, shown_path
+from ffncli.errors import FFNError, option, shown_path
+from ffncli.options.accept import PATHS, listed
+from ffncli.options.opt import Opt, Options, call
+from ffncli.options.shared import Force
+from ffncli.options.shared import Path as FilePath
 from ffncli.pages.documents import document_parts
 from ffncli.pages.results import comparison_parts, results_parts
 from ffncli.show.page.document import PageParts, document
@@ -37,15 +40,8 @@ class Report:
     sections: tuple[str, ...]
 
 
-@package_errors()
-def report(
-    files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-    output: str | os.PathLike[str] = "report.html",
-    *,
-    title: str | None = None,
-    about: str | None = None,
-    force: bool = False,
-) -> Report:
+@dataclass(frozen=True, kw_only=True)
+class ReportQuestion(Options):
     """Write one self-contained page of HTML from results of `ffn bench` (.csv), saved traces (`ffn trace --save`), and
     the JSON of `ffn verify`, `ffn compare`, `ffn experts` and `ffn trace --layer all`, as `ffn report` does. Two
     results and more are compared one after the other. `about` is the line under the title.
@@ -54,21 +50,43 @@ def report(
 
     Raises FFNError for a file that is none of these, and (exit 3) for a page that cannot be written.
     """
-    paths = [files] if isinstance(files, (str, os.PathLike)) else [*files]
-    chosen = [Path(os.path.expanduser(path)) for path in paths]
+
+    files: Annotated[
+        FilePath | Iterable[FilePath],
+        Opt(
+            metavar="FILE", accepts=PATHS, repeat=True,
+            help="Results of ffn bench (.csv), saved traces (ffn trace --save), or JSON of ffn verify, ffn compare, ffn"
+            " experts and ffn trace --layer all.",
+        ),
+    ] = field(kw_only=False)  # fmt: skip
+    output: FilePath = field(default="report.html", kw_only=False)  # as a command's -o it is `out`
+    title: Annotated[
+        str | None,
+        Opt("--title", metavar="WORDS", group="Page", daily=True, help="The page's title. [default: the files' names]"),
+    ] = None
+    about: str | None = None
+    force: Force = False
+
+
+@package_errors()
+def write_report(question: ReportQuestion) -> Report:
+    """Write the page, or the trace of events, that a question is about."""
+    chosen = [Path(os.path.expanduser(path)) for path in listed(question.files)]
     if not chosen or len(chosen) > _MOST_FILES:
         raise FFNError(f"a page shows 1 to {_MOST_FILES} files, got {len(chosen)}")
-    target = Path(os.path.expanduser(output))
+    target = Path(os.path.expanduser(question.output))
     if target.suffix.lower() not in (".html", ".htm", ".json"):
-        raise FFNError(f"-o {shown(str(output))}: the name must end in .html, or in .json for a trace of events")
-    check_writable(str(target), force, "-o")
+        name = option("output", str(question.output))
+        raise FFNError(f"{name}: the name must end in .html, or in .json for a trace of events")
+    check_writable(str(target), question.force, option("output"))
     sections: tuple[str, ...] = ()
     if target.suffix.lower() == ".json":
         text = _events(chosen)
     else:
         parts = _parts(chosen)
         names = ", ".join(path.name for path in chosen)
-        text = document(title or names, about or f"Made by ffn report from {names}; the page loads nothing.", parts)
+        about = question.about or f"Made by ffn report from {names}; the page loads nothing."
+        text = document(question.title or names, about, parts)
         sections = tuple(section.title for part in parts for section in part.sections)
     data = text.encode("utf-8")
     with written_whole(target) as file:
@@ -76,10 +94,13 @@ def report(
     return Report(shown_path(target), len(data), tuple(map(shown_path, chosen)), sections)
 
 
+report = call(ReportQuestion, write_report, "report")
+
+
 def _events(paths: list[Path]) -> str:
     """A result of --by-step as a trace of events."""
     if len(paths) > 1 or _kind(paths[0]) != "results":
-        raise FFNError("-o of .json: a trace of events is made of one result of ffn bench --by-step")
+        raise FFNError(f"{option('output')} of .json: a trace of events is made of one result of ffn bench --by-step")
     return json.dumps(_timeline(read_rows(paths[0])), allow_nan=False)
 
 

@@ -8,10 +8,11 @@ refused by name. The merged files are written completely or not at all, and can 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
 from ffncli.bench.records import BLOCK, STEP, Case
 from ffncli.bench.request.grid import BenchRequest
@@ -28,9 +29,12 @@ from ffncli.bench.results.journal import ResultFiles, begun_run, locked, unfinis
 from ffncli.bench.results.row import ResultRow, columns
 from ffncli.block import recipe
 from ffncli.block.steps import walk
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, shown, shown_path
+from ffncli.errors import FFNError, option, shown, shown_path
 from ffncli.kernels.kernel import kernel_steps
+from ffncli.options.accept import PATH, PATHS, listed
+from ffncli.options.opt import Opt, Options, call
+from ffncli.options.shared import Force
+from ffncli.options.shared import Path as FilePath
 from ffncli.show.text import plural
 from ffncli.system.files import check_writable, written_whole
 
@@ -114,7 +118,8 @@ class _ResultInput:
             yield case, tuple(rows)
 
 
-def merge(paths: Sequence[str | Path], out: str | Path, *, force: bool = False, allow_mismatch: bool = False) -> Merged:
+@dataclass(frozen=True, kw_only=True)
+class MergeQuestion(Options):
     """Merge results into `out`, a CSV, with its rounds file and, for parts of a grid, its grid file next to it.
 
     `paths` are CSVs of `ffn bench` or of an earlier merge; files next to them, which a pattern matches too, are
@@ -122,13 +127,39 @@ def merge(paths: Sequence[str | Path], out: str | Path, *, force: bool = False, 
     is merged, and `missing` has what is not there. Raises FFNError, before anything is written, for files that do not
     belong together.
     """
-    files = ResultFiles(Path(os.path.expanduser(out)))
+
+    paths: Annotated[
+        FilePath | Iterable[FilePath],
+        Opt(
+            metavar="FILE.csv", accepts=PATHS, repeat=True,
+            help="Results of ffn bench, or of ffn merge; other files next to them are skipped.",
+        ),
+    ] = field(kw_only=False)  # fmt: skip
+    out: Annotated[
+        FilePath | None,
+        Opt(
+            "-o", "--output", metavar="FILE.csv", accepts=PATH, daily=True,
+            help="The merged result; its rounds and its grid are written next to it.",
+        ),
+    ] = field(default=None, kw_only=False)  # fmt: skip
+    force: Force = False
+    allow_mismatch: Annotated[
+        bool,
+        Opt("--allow-mismatch", group="Merging", help="Merge results of different versions of ffncli or torch."),
+    ] = False
+
+
+def merged(question: MergeQuestion) -> Merged:
+    """Merge the files of a question."""
+    if question.out is None:
+        raise FFNError(f"{option('out')} is missing", f"name the merged result: {option('out', 'all.csv')}")
+    files = ResultFiles(Path(os.path.expanduser(question.out)))
     if files.journal.exists():
         raise unfinished(files)
     grids: dict[bytes, WholeGrid] = {}
-    sources = [_source(path, grids) for path in _results_among(paths)]
+    sources = [_source(path, grids) for path in _results_among(listed(question.paths))]
     grid = _one_grid(sources)
-    notes = list(_mismatches(sources, allow_mismatch))
+    notes = list(_mismatches(sources, question.allow_mismatch))
     chosen = _chosen(sources, grid)
     missing = tuple(_missing(sources, grid, chosen))
     if grid is None:
@@ -138,16 +169,19 @@ def merge(paths: Sequence[str | Path], out: str | Path, *, force: bool = False, 
     rows = tuple(row for case in order for row in chosen[case].rows)
     with locked(files.csv):
         for one in (files.csv, files.rounds, files.grid):
-            check_writable(str(one), force, "-o")
+            check_writable(str(one), question.force, option("out"))
         notes += _write(files, rows, sources, grid)
     inputs = tuple(_merged_file(source, chosen) for source in sources)
     return Merged(files.csv, files.rounds, rows, inputs, missing, grid, tuple(notes))
 
 
+merge = call(MergeQuestion, merged, "merge")
+
+
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _results_among(paths: Sequence[str | Path]) -> list[Path]:
+def _results_among(paths: Sequence[FilePath]) -> list[Path]:
     """The CSVs, each once. Raises FFNError if there is none."""
     unlike: dict[str, Path] = {}
     for path in (Path(os.path.expanduser(one)) for one in paths):
@@ -202,16 +236,16 @@ def _one_grid(sources: Sequence[_ResultInput]) -> WholeGrid | None:
 
 def _mismatches(sources: Sequence[_ResultInput], allowed: bool) -> Iterator[str]:
     """A note on every version that differs. Raises FFNError for the first one unless that is `allowed`."""
-    for field in columns("environment", one_per_grid=True):
+    for column in columns("environment", one_per_grid=True):
         files: dict[str, str] = {}
         for source in sources:
             for row in source.rows:
-                if version := getattr(row, field):
+                if version := getattr(row, column):
                     files.setdefault(version, source.name)
         if len(files) > 1:
-            text = f"{field} is " + ", ".join(f"{shown(version)} in {name}" for version, name in files.items())
+            text = f"{column} is " + ", ".join(f"{shown(version)} in {name}" for version, name in files.items())
             if not allowed:
-                raise FFNError(text, "measure all parts with one version, or give --allow-mismatch")
+                raise FFNError(text, f"measure all parts with one version, or give {option('allow_mismatch')}")
             yield text
 
 

@@ -1,7 +1,8 @@
 """`spread` lets a command's signature name records of options; Typer sees their fields as the command's own options.
 
 A field's `Opt` says how it is typed; a record converts what was typed when it is made. A field of the same name in two
-records is one option, whose value both get. -h and --help are the last options of every command.
+records is one option, whose value both get: the first declares it, the last has it in its place among the others. -h
+and --help are the last options of every command.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         if hasattr(hints[name], "__dataclass_fields__"):
             records[name] = hints[name]
             for field, one in _parameters(hints[name]).items():
-                parameters.setdefault(field, one)
+                parameters[field] = parameters.pop(field, one)
         else:
             parameters[name] = _parameter(name, hints[name], parameter.default)
     parameters |= {name: _parameter(name, hint, False) for name, hint in HELP_OPTIONS.items()}
@@ -67,7 +68,7 @@ def _typed(name: str, opt: Opt, default: Any) -> inspect.Parameter:
     kind: Any = bool | None if flag else list[str] | None if opt.repeat else str | None
     if not opt.names:
         argument = typer.Argument(metavar=opt.metavar, help=opt.help, autocompletion=completion)
-        return _parameter(name, Annotated[kind, argument], None)
+        return _parameter(name, Annotated[kind, argument], MISSING if default is MISSING else None)
     panel = Daily(opt.group) if opt.daily else opt.group
     shown = typer.Option(
         *opt.names, metavar=opt.metavar, help=opt.help, rich_help_panel=panel, is_eager=opt.eager,

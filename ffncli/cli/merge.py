@@ -1,16 +1,17 @@
-"""A merged result as a page: what was merged, what is missing and how to measure it, then the rows as `ffn bench` shows
-them."""
+"""`ffn merge`: what was merged, what is missing and how to measure it, then the rows as `ffn bench` shows them."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from ffncli.bench.results.csv_file import COLUMNS, cells, json_rows
 from ffncli.bench.results.grid_file import SHARD
-from ffncli.bench.results.merge import Merged, MissingCase
+from ffncli.bench.results.merge import Merged, MergeQuestion, MissingCase, merged
+from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.results.command_line import command_line
 from ffncli.cli.common.results.sweep_page import sweep
-from ffncli.errors import shown_path
+from ffncli.cli.common.spread import spread
+from ffncli.errors import ExitCode, FFNError, shown_path
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.text import plural
@@ -20,6 +21,25 @@ _CONVENTIONS = {
     "complete": "whether every case of the grid is there; null for results that are not parts of a grid",
     "missing": "cases of the grid without a result: part is that of --shard; command measures them",
 }
+
+
+@spread
+def command(*, question: MergeQuestion, show: OutputOptions) -> None:
+    """Merge results of ffn bench into one, such as the parts of a grid that ran on several machines. Exit 1 if cases of
+    the grid are missing: the others are merged.
+
+    Examples:
+      ffn merge part-1.csv part-2.csv -o all.csv          # or part-*.csv
+      ffn merge part-1.csv part-2.csv -o all.csv --force  # replaces all.csv
+      ffn merge all.csv part-2.csv -o new.csv             # what was merged too
+      ffn merge part-1.csv part-2.csv -o a.csv --json     # for a script
+    """
+    output = replace(show, out=None).output()
+    result = merged(question)
+    output.notes(*result.notes)
+    output.show(answer(result))
+    if result.missing:
+        raise FFNError(*missing_text(result), ExitCode.FAILED)
 
 
 def answer(merged: Merged) -> Answer:

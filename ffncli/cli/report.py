@@ -1,0 +1,53 @@
+"""`ffn report`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
+
+from ffncli.cli.common.options import OutputOptions
+from ffncli.cli.common.spread import spread
+from ffncli.options.opt import Opt, Options
+from ffncli.pages.call import Report, ReportQuestion, write_report
+from ffncli.show.parts import Answer, Line
+from ffncli.show.tables import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageFile(Options):
+    """-o, which here names the page and not a copy of the answer."""
+
+    out: Annotated[
+        str | None,
+        Opt(
+            "-o", "--output", metavar="FILE.html", daily=True,
+            help="The page to write, or a .json for Perfetto. [default: report.html]",
+        ),
+    ] = None  # fmt: skip
+
+
+@spread
+def command(*, question: ReportQuestion, page: PageFile, show: OutputOptions) -> None:
+    """Write a page of HTML from results, saved traces, comparisons and certificates; it opens from disk and loads
+    nothing.
+
+    Examples:
+      ffn report run.csv                               # writes report.html
+      ffn report before.csv after.csv -o change.html   # compared first
+      ffn report trace.safetensors -o trace.html       # from ffn trace --save
+      ffn report steps.csv -o steps.json               # of --by-step, for Perfetto
+    """
+    output = replace(show, out=None).output()
+    output.show(answer(write_report(replace(question, output=page.out or question.output))))
+
+
+def answer(report: Report) -> Answer:
+    """The page's name, its size and its sections."""
+    what = (
+        f"{len(report.sections)} section{'s' if len(report.sections) > 1 else ''}"
+        if report.sections
+        else "a trace of events"
+    )
+    line = Line(f"{report.path}: {what}, {report.bytes / 1000:,.0f} kB")
+    rows = Table(("section",), [(title,) for title in report.sections])
+    return Answer("report", asdict(report), rows, [line], {"bytes": "of the page, which holds all that it shows"})
