@@ -16,6 +16,7 @@ T = TypeVar("T")
 MAX_SIZE = 2**31 - 1  # no tensor axis in use is larger; beyond it torch overflows in places
 MAX_INTEGER = 2**63 - 1
 _MOST_VALUES = 1000  # of a comma list
+_MOST_IDS = 1_000_000
 _SECONDS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _PREFIXES = " KMGT"
 
@@ -218,6 +219,25 @@ def joined(words: str) -> Accepts[str]:
     return Accepts(words, lambda value: ",".join(one.convert(member) for member in _members(value)))
 
 
+def _prompt(value: Any) -> str | tuple[str, ...]:
+    """One text; of several, which a shell can type and a call refuses later, all."""
+    texts = (text(value),) if isinstance(value, str | os.PathLike) else tuple(text(one) for one in value)
+    return texts[0] if len(texts) == 1 else texts
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    """Token numbers, from text as typed or from whole numbers."""
+    words = [
+        word for one in _members(value) for word in (one.replace(",", " ").split() if isinstance(one, str) else [one])
+    ]
+    if not words or len(words) > _MOST_IDS:
+        raise ValueError
+    return tuple(whole(0, MAX_SIZE).convert(word) for word in words)
+
+
+PROMPT = Accepts[Any]("text", _prompt)
+IDS = Accepts("token numbers such as 1,2,3", _ids)
+NUMBERS = joined("a whole number, several of them, or text as it is typed in a shell")
 TEXTS = several(TEXT, "text, or several texts", least=0)
 PATHS = several(PATH, "a path, or several of them", least=0)
 COUNTS = comma_list(COUNT, "a whole number from 1, or several of them")

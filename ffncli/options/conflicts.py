@@ -3,8 +3,8 @@
     Conflict("by_step", contradicts="kernel baseline launch=graphs", why="it times steps, not kernels")
     Conflict("position", needs="prompt input_ids unembed", why="it is a token's place")
 
-Options are named by their fields. `launch=graphs` is an option with that value (or with it among several), and
-`passes!=forward` one with any other value.
+Options are named by their fields; a rule of several options holds for each. `launch=graphs` is an option with that
+value (or with it among several), and `passes!=forward` one with any other value.
 """
 
 from __future__ import annotations
@@ -20,24 +20,28 @@ from ffncli.options.opt import Options, as_typed, chosen
 
 @dataclass(frozen=True)
 class Conflict:
-    """`option` contradicts any of some others, or all but those that it `allows`, or `needs` one of some; `why`."""
+    """`option` contradicts any of some others, or all but those that it `allows`, or `needs` one of some; `why`.
+
+    The rule does not hold if one of the options in `unless` is given.
+    """
 
     option: str
     contradicts: str = ""
     needs: str = ""
     allows: str = ""
     why: str = ""
+    unless: str = ""
 
     def broken_by(self, given: Mapping[str, Any]) -> FFNError | None:
         """The error of these options, if they break the rule."""
-        asked = _matched(self.option, given)
-        if asked is None:
+        asked = next((text for one in self.option.split() if (text := _matched(one, given))), None)
+        if asked is None or any(_matched(other, given) for other in self.unless.split()):
             return None
         if self.needs:
             if any(_matched(other, given) for other in self.needs.split()):
                 return None
             return FFNError(f"{asked} needs {_joined(map(_named, self.needs.split()), 'or')}", self.why)
-        allowed = (self.option.partition("=")[0].rstrip("!"), *self.allows.split())
+        allowed = (*(_parts(one)[0] for one in self.option.split()), *self.allows.split())
         others = self.contradicts.split() or [name for name in given if name not in allowed]
         clash = next((text for other in others if (text := _matched(other, given))), None)
         return FFNError(f"{asked} contradicts {clash}", self.why) if clash else None
@@ -48,29 +52,39 @@ def given(*records: Options) -> dict[str, Any]:
     return {name: getattr(record, name) for record in records for name in chosen(record)}
 
 
-def check(rules: Iterable[Conflict], options: Mapping[str, Any]) -> None:
-    """Raise FFNError for the first rule that the given `options` break; those that are None, False or () are not."""
-    options = {name: value for name, value in options.items() if value not in (None, False, ())}
+def check(rules: Iterable[Conflict], *records: Options | Mapping[str, Any]) -> None:
+    """Raise FFNError for the first rule that the options of these records break, or of mappings; those that are None,
+    False or () there are not given.
+    """
+    options: dict[str, Any] = {}
+    for record in records:
+        if isinstance(record, Options):
+            options |= given(record)
+        else:
+            options |= {n: v for n, v in record.items() if v is not None and v is not False and v != ()}
     if error := next(filter(None, (rule.broken_by(options) for rule in rules)), None):
         raise error
 
 
 def table(rules: Sequence[Conflict], groups: Mapping[str, str] | None = None) -> str:
     """The rules in Markdown, as the options are typed. `groups` has names for lists: `the dimension options`."""
+
+    def listed(patterns: str, last: str) -> str:
+        called = [name for name, fields in (groups or {}).items() if fields in patterns]
+        for name in called:
+            patterns = patterns.replace((groups or {})[name], "")
+        return _joined([*map(_shown, patterns.split()), *called], last)
+
     lines = ["| option | rule | because |", "| --- | --- | --- |"]
     for rule in rules:
         if rule.needs:
-            text = f"needs {_joined(map(_shown, rule.needs.split()), 'or')}"
+            text = f"needs {listed(rule.needs, 'or')}"
         elif rule.contradicts:
-            others, called = rule.contradicts, list[str]()
-            for name, fields in (groups or {}).items():
-                if fields in others:
-                    others, called = others.replace(fields, ""), [*called, name]
-            text = f"contradicts {_joined([*map(_shown, others.split()), *called], 'and')}"
+            text = f"contradicts {listed(rule.contradicts, 'and')}"
         else:
-            allowed = _joined(map(_shown, rule.allows.split()), "and")
-            text = f"contradicts all options but {allowed}" if allowed else "stands alone"
-        lines.append(f"| {_shown(rule.option)} | {text} | {spelled(rule.why, as_typed)} |")
+            text = f"contradicts all options but {listed(rule.allows, 'and')}" if rule.allows else "stands alone"
+        text += f", unless {listed(rule.unless, 'or')} is given" if rule.unless else ""
+        lines.append(f"| {listed(rule.option, 'and')} | {text} | {spelled(rule.why, as_typed)} |")
     return "\n".join(lines)
 
 

@@ -28,9 +28,10 @@ class Opt:
     """The shape of one option: `names` in a shell (none: an argument without a name), the field's name in Python.
 
     `accepts` converts shell text and Python values alike (by default text, or a flag for bool). `metavar` is what to
-    type, `help` its line in the help, in `group`; `daily` options are in the short help too. `repeat`: it may be given
-    several times. `completes` names the lists of values that a shell offers (`cli/common/values.py`); `eager` options
-    are looked at before all others.
+    type, `help` its line in the help, in `group`, or there `after` the option of another field; `daily` options are in
+    the short help too. `repeat`: it may be given several times. `flag`: a shell switches it on, whatever Python
+    accepts. `completes` names the lists of values that a shell offers (`cli/common/values.py`); `eager` options are
+    looked at before all others.
     """
 
     def __init__(
@@ -41,7 +42,9 @@ class Opt:
         metavar: str | None = None,
         group: str = OUTPUT,
         daily: bool = False,
+        after: str = "",
         repeat: bool = False,
+        flag: bool = False,
         completes: str | None = None,
         eager: bool = False,
     ) -> None:
@@ -51,7 +54,9 @@ class Opt:
         self.metavar = metavar
         self.group = group
         self.daily = daily
+        self.after = after
         self.repeat = repeat
+        self.flag = flag
         self.completes = completes
         self.eager = eager
 
@@ -133,7 +138,9 @@ def _defaults(record: type[Any]) -> Mapping[str, Any]:
 def chosen(record: Options) -> tuple[str, ...]:
     """The fields of a record that are not at their defaults, in order."""
     defaults = _defaults(type(record))
-    return tuple(name for name in options_of(type(record)) if getattr(record, name) != defaults[name])
+    names = [(name, getattr(record, name)) for name in options_of(type(record))]
+    # An array never equals a default, and compares value by value.
+    return tuple(name for name, value in names if hasattr(value, "__array__") or value != defaults[name])
 
 
 def call(question: Callable[P, Q], run: Callable[[Q], R], name: str) -> Callable[P, R]:

@@ -9,12 +9,17 @@ from typing import Annotated, TypeAlias
 from ffncli.options.accept import (
     COUNT,
     COUNTS,
+    IDS,
     NATURAL,
+    NUMBERS,
     PATH,
+    PROMPT,
     RANKS,
     SECONDS,
     THREADS,
+    Accepts,
     number_or_text,
+    text,
 )
 from ffncli.options.opt import COMPUTE, INPUT, SOURCE, Opt
 
@@ -23,6 +28,7 @@ SPLIT = "Ranks"
 
 Path: TypeAlias = str | os.PathLike[str]
 Counts: TypeAlias = int | Sequence[int]
+Numbers: TypeAlias = int | str | Sequence[int]
 
 Layer = Annotated[
     int | str | None,
@@ -30,6 +36,27 @@ Layer = Annotated[
         "-l", "--layer", metavar="N", group=SOURCE, daily=True,
         help="Layer, counted from 0; decoder.3 in a model with two stacks.",
         accepts=number_or_text("a whole number or text such as 'decoder.3'"),
+    ),
+]  # fmt: skip
+Prompt = Annotated[
+    str | None,
+    Opt(
+        "-p", "--prompt", metavar="TEXT", accepts=PROMPT, repeat=True, group=INPUT, daily=True,
+        help="Run the model on TEXT, and use the real input of its FFN.",
+    ),
+]  # fmt: skip
+InputIds = Annotated[
+    str | Sequence[int] | None,
+    Opt(
+        "--input-ids", metavar="N,...", accepts=IDS, repeat=True, group=INPUT,
+        help="Run the model on these token ids instead.",
+    ),
+]  # fmt: skip
+Position = Annotated[
+    Numbers | None,
+    Opt(
+        "--position", metavar="N,...", accepts=NUMBERS, repeat=True, group=INPUT,
+        help="Tokens to show: -1 (the last), 0,3 or 2:5. [default: all]",
     ),
 ]  # fmt: skip
 Tokens = Annotated[
@@ -51,11 +78,18 @@ SeqLen = Annotated[int | None, Opt("--seq-len", metavar="N", accepts=COUNT, grou
 Dtype = Annotated[
     str | None,
     Opt(
-        "--dtype", metavar="NAME", group=COMPUTE, daily=True, completes="dtypes",
+        "--dtype", metavar="NAME", accepts=Accepts("text: fp32, fp64, bf16 or fp16", text), group=COMPUTE, daily=True,
+        completes="dtypes",
         help="Compute in fp32, fp64, bf16 or fp16. [default: fp32]",
     ),
 ]  # fmt: skip
-Device = Annotated[str, Opt("--device", metavar="NAME", group=COMPUTE, help="Device: cpu, cuda or cuda:1.")]
+Device = Annotated[
+    str,
+    Opt(
+        "--device", metavar="NAME", accepts=Accepts("text: cpu, cuda or cuda:1", text), group=COMPUTE,
+        help="Device: cpu, cuda or cuda:1.",
+    ),
+]  # fmt: skip
 Seed = Annotated[
     int | None,
     Opt(
@@ -92,7 +126,7 @@ RankTimeout = Annotated[
         help="Limit on waiting for another rank, to join and in every collective. [default: 2m]",
     ),
 ]  # fmt: skip
-Force = Annotated[bool, Opt("--force", help="Overwrite existing files.")]
+Force = Annotated[bool, Opt("--force", after="out", help="Overwrite existing files.")]
 Output = Annotated[
     str | None,
     Opt(

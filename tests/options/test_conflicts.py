@@ -28,6 +28,7 @@ RULES = (
     Conflict("icing=cream", contradicts="vegan", why="cream is milk"),
     Conflict("layers=9", needs="icing=glue vegan", why="it would fall over"),
 )
+SEVERAL = (Conflict("layers icing", contradicts="vegan", unless="plain_cake", why="so be it"),)
 
 
 @pytest.mark.parametrize(
@@ -92,3 +93,22 @@ def test_the_table_of_the_manual() -> None:
         "| `--plain-cake` | contradicts all options but `--vegan` and `--layers` | it is plain |",
         "| `--plain-cake` | stands alone | nothing |",
     ]
+
+
+def test_a_rule_of_several_options_holds_for_each_unless_another_is_given():
+    for options, name in (({"layers": 0}, "layers"), ({"icing": "glue"}, "icing")):
+        with pytest.raises(FFNError, match=f"{name} contradicts vegan; so be it"):
+            check(SEVERAL, {**options, "vegan": True})
+        check(SEVERAL, {**options, "vegan": True, "plain_cake": True})
+    with pytest.raises(FFNError, match="icing contradicts vegan=False"):
+        check(SEVERAL, _Cake(icing="glue", vegan=False))  # of a record, a flag that is off is given
+    check(SEVERAL, {"icing": "glue", "vegan": False})
+    assert table(SEVERAL).splitlines()[-1] == (
+        "| `--layers` and `--cake-icing` | contradicts `--vegan`, unless `--plain-cake` is given | so be it |"
+    )
+
+
+def test_an_array_is_given_without_a_comparison():
+    import numpy
+
+    assert [*given(_Cake(layers=numpy.array([1, 2])))] == ["layers"]

@@ -8,7 +8,7 @@ and --help are the last options of every command.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, fields
 from functools import wraps
 from typing import Annotated, Any, get_type_hints
@@ -34,6 +34,11 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
                 parameters[field] = parameters.pop(field, one)
         else:
             parameters[name] = _parameter(name, hints[name], parameter.default)
+    for field, after in _places(records.values()):
+        if after in parameters:
+            names = [name for name in parameters if name != field]
+            names.insert(names.index(after) + 1, field)
+            parameters = {name: parameters[name] for name in names}
     parameters |= {name: _parameter(name, hint, False) for name, hint in HELP_OPTIONS.items()}
 
     @wraps(command)
@@ -45,6 +50,13 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {p.name: p.annotation for p in parameters.values()}
     del run.__wrapped__  # or Typer would inspect the original
     return run
+
+
+def _places(records: Iterable[type[Any]]) -> Iterator[tuple[str, str]]:
+    """(a field, the field after which the help has it)."""
+    for record in records:
+        if issubclass(record, Options):
+            yield from ((name, opt.after) for name, opt in options_of(record).items() if opt.after)
 
 
 def _asked(record: type[Any]) -> list[str]:
@@ -64,7 +76,7 @@ def _parameters(record: type[Any]) -> dict[str, inspect.Parameter]:
 def _typed(name: str, opt: Opt, default: Any) -> inspect.Parameter:
     """A field as Typer's parameter: a flag, or text that the record converts."""
     completion = None if opt.completes is None else lambda: values(str(opt.completes))
-    flag = opt.accepts is FLAG
+    flag = opt.flag or opt.accepts is FLAG
     kind: Any = bool | None if flag else list[str] | None if opt.repeat else str | None
     if not opt.names:
         argument = typer.Argument(metavar=opt.metavar, help=opt.help, autocompletion=completion)
@@ -75,7 +87,8 @@ def _typed(name: str, opt: Opt, default: Any) -> inspect.Parameter:
         autocompletion=completion,
     )  # fmt: skip
     if flag:
-        return _parameter(name, Annotated[bool if default is False else kind, shown], default)
+        on_only = opt.flag or default is False
+        return _parameter(name, Annotated[bool if on_only else kind, shown], False if opt.flag else default)
     plain = isinstance(default, str | int | float)
     return _parameter(name, Annotated[kind, shown], str(default) if plain and default != "" else None)
 
