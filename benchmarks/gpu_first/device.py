@@ -66,7 +66,7 @@ def judge_neighbours(figures: Figures) -> Answer:
 
 def measure_clocks() -> Figures:
     """NVML's clocks of torch's GPU when it is busy, and what `ffn bench` would say of a block then."""
-    from ffncli.bench.machine.nvml import clock_flags, gpu_handles, gpu_probe
+    from ffncli.bench.machine.devices import clock_flags, gpu_handles, gpu_probe
 
     probe, why = gpu_probe("cuda")
     if probe is None:
@@ -295,7 +295,7 @@ PROBES = (
     Probe("neighbours", "C4", "Is another process on this GPU seen?", 60, measure_neighbours, judge_neighbours, True,
           "ffncli/system/gpu_state.py; a container may hide other processes"),
     Probe("clocks", "C2", "Are this GPU's clocks read, and is an honest load not called slow?", 45, measure_clocks,
-          judge_clocks, True, "ffncli/system/gpu_state.py for a part of a card; ffncli/bench/machine/nvml.py"),
+          judge_clocks, True, "ffncli/system/gpu_state.py for a part of a card; ffncli/bench/machine/devices.py"),
     Probe("table", "C5", "Is this GPU in the table of devices, with its L2 cache?", 20, measure_table, judge_table,
           True, "the table of devices, in ffncli/system"),
     Probe("current-gpu", "C4", "Is the GPU that ffn uses torch's current one?", 20, measure_current, judge_current,

@@ -15,7 +15,7 @@ from ffncli.bench.records import Method
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import BenchRequest, Grid
 from ffncli.bench.request.parts import grid_part
-from ffncli.bench.results.rows import ResultRows
+from ffncli.bench.results.csv_file import ResultRows
 from ffncli.bench.suite import run
 from ffncli.errors import FFNError
 from ffncli.run.user.arguments import DimensionNames, converted

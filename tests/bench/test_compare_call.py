@@ -7,8 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 import ffncli
-from ffncli.bench.results.csv_file import COLUMNS
-from ffncli.bench.results.rows import ResultRows
+from ffncli.bench.results.csv_file import COLUMNS, ResultRows
 from tests.bench.stored import row, table, write
 
 
@@ -76,5 +75,5 @@ def test_results_show_themselves():
         "  32 tokens, fp32, <b>: ok>",
     ]
     assert [*rows.frame().columns] == [*COLUMNS]
-    assert [line[5] for line in cells(rows._repr_html_())] == ["kernel", "packed", "<b>"]
+    assert [line[6] for line in cells(rows._repr_html_())] == ["kernel", "packed", "<b>"]
     assert len(cells(ResultRows([row()] * 150)._repr_html_())) == 102  # the head, 100, and how many more

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from benchmarks.gpu_first import clock, device, facts, on_gpu
 from benchmarks.gpu_first.probe import Answer
-from ffncli.bench.machine import devices, nvml
+from ffncli.bench.machine import devices
 from ffncli.bench.timing import roof
 from tests.bench.fake_nvml import FakeNvml
 from tests.system import fake_gpu
@@ -131,11 +131,11 @@ def test_clocks_are_those_of_a_busy_gpu(monkeypatch):
     card = FakeNvml()
     handles = SimpleNamespace(nvml=card, whole="handle", part="handle")
     handles.ask = lambda name, *more, part=False: getattr(card, name)("handle", *more) if hasattr(card, name) else None
-    probe = nvml.GpuProbe(handles)
-    monkeypatch.setattr(nvml, "gpu_probe", lambda name: (probe, ""))
-    monkeypatch.setattr(nvml, "gpu_handles", lambda name: (handles, ""))
+    probe = devices.GpuProbe(handles)
+    monkeypatch.setattr(devices, "gpu_probe", lambda name: (probe, ""))
+    monkeypatch.setattr(devices, "gpu_handles", lambda name: (handles, ""))
     monkeypatch.setattr(device, "keep_busy", lambda seconds: setattr(card, "sm", 1300))
-    card.bits = nvml.POWER_CAP
+    card.bits = devices.POWER_CAP
     figures = device.measure_clocks()
     assert (figures["mhz"], figures["rated_mhz"], figures["mig"], figures["why_low"]) == (
         1300,
@@ -147,7 +147,7 @@ def test_clocks_are_those_of_a_busy_gpu(monkeypatch):
     card.bits, card.sm = 0x40, 1000
     monkeypatch.setattr(device, "keep_busy", lambda seconds: None)
     assert device.judge_clocks(device.measure_clocks()).yes is False
-    monkeypatch.setattr(nvml, "gpu_probe", lambda name: (None, "not installed"))
+    monkeypatch.setattr(devices, "gpu_probe", lambda name: (None, "not installed"))
     assert device.judge_clocks(device.measure_clocks()) == Answer(False, "not installed")
 
 

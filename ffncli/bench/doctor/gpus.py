@@ -40,7 +40,7 @@ def _unusable(torch: Any) -> DoctorCheck:
 
 def _of_gpu(index: int, torch: Any) -> Iterator[DoctorCheck]:
     from ffncli.bench.machine import machine
-    from ffncli.bench.machine.nvml import gpu_handles
+    from ffncli.bench.machine.devices import gpu_handles
 
     device = f"cuda:{index}"
     properties = torch.cuda.get_device_properties(index)

@@ -16,8 +16,7 @@ from ffncli.bench.launchers.slot import task_of, units_of
 from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent, Slots
 from ffncli.bench.records import Case, Method, Outcome, TimedUnit
 from ffncli.bench.request.cluster import LauncherChoice, SlotSize, slot_size
-from ffncli.bench.results.journal import Journal
-from ffncli.bench.results.unit_checks import require_unit_of
+from ffncli.bench.results.journal import Journal, require_unit_of
 from ffncli.bench.suite import Result
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean

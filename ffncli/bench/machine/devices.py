@@ -1,14 +1,43 @@
-"""The device of a benchmark: for the parent, which loads torch only if there may be a GPU, and for a worker."""
+"""The device of a benchmark: for the parent, which loads torch only if there may be a GPU, and for a worker; and a
+GPU's clocks, power, temperature and throttling reasons between blocks, by NVIDIA's management library. Read-only.
+
+A reading takes microseconds to milliseconds and is taken between blocks only, at most 5 % of the time. Values that a
+card or a driver does not provide are None. What limits the GPU for a whole run is in `system/gpu_state.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
+from typing import Any
 
+from ffncli.bench.machine.counters import CLOCK
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.system.gpu import device_index, has_driver, problem_of, use_device
-from ffncli.system.gpu_state import gpu_state
+from ffncli.system.gpu_state import GpuHandles, answer, gpu_state, open_gpu, uuid_of
+
+_SHARE = 0.05  # of the time that readings may take
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h: nvmlClocksEventReason...), why a clock is below its maximum.
+IDLE, SETTING, POWER_CAP, DISPLAY = 0x1, 0x2, 0x4, 0x100
+_REASONS = {
+    IDLE: "idle",
+    SETTING: "clocks set by a user",
+    POWER_CAP: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+    DISPLAY: "display clock",
+}
+# Why a clock is as low as expected: a T4, an L4 or a laptop's GPU is at its power limit under any real load, and a user
+# may lock a lower clock. Below the rated clock for another reason, or for none, the GPU is slow.
+_EXPECTED = SETTING | POWER_CAP
+_THROTTLES = 0x8 | 0x20 | 0x40 | 0x80  # signs of a problem; a power cap is normal for a busy card
 
 
 def default_device() -> str:
@@ -51,7 +80,132 @@ def use_in_worker(device: str) -> None:
 @cache
 def neighbours(device: str) -> str:
     """Which other processes use a GPU, in words, as it was when first asked: before this process has anything there."""
-    from ffncli.bench.machine.nvml import gpu_handles
-
     gpu, _ = gpu_handles(device)
     return gpu_state(gpu).neighbours if gpu else ""
+
+
+# --- a GPU's state between blocks, by NVIDIA's management library -----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One reading. Clocks in MHz, power in watts (on recent cards the mean of the last second), temperature in °C."""
+
+    sm_mhz: int | None = None
+    memory_mhz: int | None = None
+    power_w: float | None = None
+    temperature_c: int | None = None
+    reasons: int = 0
+    rated_mhz: int | None = None
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        """The reasons in words."""
+        return tuple(text for bit, text in _REASONS.items() if self.reasons & bit)
+
+
+class GpuProbe:
+    """One GPU to be read. `driver` and `rated_mhz` (the highest SM clock) are constant."""
+
+    def __init__(self, gpu: GpuHandles, now: Callable[[], float] = time.perf_counter) -> None:
+        self._gpu, self._nvml, self._now = gpu, gpu.nvml, now
+        self._next = float("-inf")
+        self._fastest = 0
+        self.driver = _text(answer(gpu.nvml, gpu.nvml.nvmlSystemGetDriverVersion))
+        self.rated_mhz: int | None = gpu.ask("nvmlDeviceGetMaxClockInfo", gpu.nvml.NVML_CLOCK_SM)
+
+    def read(self) -> Sample:
+        """A reading; an empty one if it would exceed its share of the time: the last one is of another arm's block."""
+        began = self._now()
+        if began < self._next:
+            return Sample()
+        power, reasons = self._gpu.ask("nvmlDeviceGetPowerUsage"), self._reasons()
+        clock = self._gpu.ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM)
+        sample = Sample(
+            clock,
+            self._gpu.ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
+            None if power is None else power / 1000,
+            self._gpu.ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
+            reasons or 0,
+            self._reference(clock, reasons),
+        )
+        ended = self._now()
+        self._next = ended + (ended - began) / _SHARE
+        return sample
+
+    def fresh(self) -> Sample:
+        """A new reading, regardless of its cost: after a turn of a third of a second."""
+        self._next = float("-inf")
+        return self.read()
+
+    def energy(self) -> float | None:
+        """Joules since the driver was loaded (Volta and later): the difference of two is exact, whatever they span."""
+        millijoules = self._gpu.ask("nvmlDeviceGetTotalEnergyConsumption")
+        return None if millijoules is None else millijoules / 1000
+
+    def _reference(self, clock: int | None, reasons: int | None) -> int | None:
+        """The clock to compare with. Without reasons a power limit cannot be told from trouble: the highest so far."""
+        self._fastest = max(self._fastest, clock or 0)
+        return self.rated_mhz if reasons is not None else self._fastest or None
+
+    def _reasons(self) -> int | None:
+        for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+            reasons = self._gpu.ask(name)  # the second is the name in drivers before 535
+            if reasons is not None:
+                return int(reasons)
+        return None
+
+
+def probe_of(uuid: str, nvml: Any = None, now: Callable[[], float] = time.perf_counter) -> tuple[GpuProbe | None, str]:
+    """(the GPU with torch's uuid; the reason if there is none). `nvml` is pynvml or a stand-in."""
+    gpu, why = open_gpu(uuid, nvml)
+    return (GpuProbe(gpu, now), why) if gpu else (None, why)
+
+
+@cache
+def gpu_probe(device: str) -> tuple[GpuProbe | None, str]:
+    """`probe_of` of the GPU that torch calls `cuda` or `cuda:1`; opened once in a process."""
+    gpu, why = gpu_handles(device)
+    return (GpuProbe(gpu), why) if gpu else (None, why)
+
+
+@cache
+def gpu_handles(device: str) -> tuple[GpuHandles | None, str]:
+    """(the GPU for NVML; the reason if it cannot be asked), opened once in a process."""
+    import torch
+
+    if torch.version.hip:
+        return None, "clocks and power of AMD GPUs are not read"
+    uuid = uuid_of(device, torch)
+    return open_gpu(uuid) if uuid else (None, "clocks and power were not read: torch has no uuid for this GPU")
+
+
+def clock_flags(before: Sample, after: Sample, sm_hz: float | None = None) -> tuple[str, ...]:
+    """The GPU's state during a block between two readings: `sm=1410` MHz, `power=312` W; `gpu-throttled`,
+    `power-capped`.
+
+    `clock=0.71` is the share of the rated clock, given if below 0.75, as for a CPU, unless the power limit or a clock
+    that somebody set explains it. Reasons count if either reading has them. The SM clock is `sm_hz` if the GPU counted
+    it itself; other figures are from the reading after the block, when the GPU has just worked, or from that before it
+    if there was none after. Without a reading there is no `clock`: why it is low is not known.
+    """
+    newest = before if after == Sample() else after
+    sm_mhz = round(sm_hz / 1e6) if sm_hz else newest.sm_mhz
+    flags = []
+    reasons = before.reasons | after.reasons
+    if reasons & _THROTTLES:
+        flags.append("gpu-throttled")
+    if reasons & POWER_CAP:
+        flags.append("power-capped")
+    if sm_mhz is not None:
+        flags.append(f"sm={sm_mhz}")
+        if newest.rated_mhz and sm_mhz < CLOCK * newest.rated_mhz and not reasons & _EXPECTED:
+            flags.append(f"clock={sm_mhz / newest.rated_mhz:.2f}")
+    if newest.power_w is not None:
+        flags.append(f"power={newest.power_w:.0f}")
+    return tuple(flags)
+
+
+def _text(answer: object) -> str:
+    """The answer as text: old pynvml versions return bytes."""
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer or "")

@@ -1,24 +1,32 @@
-"""The machine a benchmark ran on, as columns of its results: versions, device, driver, BLAS, arithmetic.
+"""The machine a benchmark ran on, as columns of its results (versions, device, driver, BLAS, arithmetic), and its
+memory: what is free, what a kernel keeps, and the peak of a call.
 
 The parts without torch are in `system/host.py`; they are also exported here, so that a worker needs only this module.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import hashlib
 import os
 import platform
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 
-from ffncli.bench.machine.device_memory import free_memory
-from ffncli.bench.machine.gpu_columns import gpu_columns
+from ffncli.bench.machine.devices import gpu_handles
 from ffncli.bench.machine.math_mode import math_mode
 from ffncli.system import host
 from ffncli.system.cgroup import text
-from ffncli.system.host import available_memory, cores, default_threads, freed_memory, load
+from ffncli.system.gpu_state import gpu_state, uuid_of
+from ffncli.system.host import available_memory, cores, default_threads, freed_memory, load, return_freed_memory
+from ffncli.system.packages import installed
 from ffncli.system.process_tree import used_memory
 from ffncli.version import __version__
 
@@ -27,8 +35,11 @@ __all__ = [
     "finish", "free", "llc_and_room", "llc_bytes", "llc_note", "load", "openmp", "room",
 ]  # fmt: skip
 
+_HASHED = 12  # hexadecimal digits: enough to tell cards apart, too few to be the card's
+_CUBLAS = ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12", "nvidia-cublas-cu11")
 _SHARE = 0.6  # of the free memory; the rest is for the calls
 _GPU_CACHE_FALLBACK = 50 << 20  # H100's; used if torch does not report it
+Cuda: TypeAlias = Any
 
 
 def environment(device: str) -> dict[str, str]:
@@ -66,30 +77,6 @@ def device_name(device: str) -> str:
     return host.cpu_name()
 
 
-def llc_bytes(device: str) -> int:
-    """Bytes of the device's last-level cache; `llc_note` says if that is a guess."""
-    return _llc(device)[0]
-
-
-def llc_note(device: str) -> str:
-    """The source of `llc_bytes`, unless it is simply the size of one cache."""
-    return _llc(device)[1]
-
-
-def _llc(device: str) -> tuple[int, str]:
-    if not is_cuda(device):
-        return host.cpu_llc()
-    from ffncli.system import hardware
-
-    properties = torch.cuda.get_device_properties(torch.device(device))
-    row = hardware.find(properties.name)
-    sheet = row.llc_bytes if row else 0
-    size = int(getattr(properties, "L2_cache_size", 0) or 0)
-    if sheet > 2 * size:  # AMD: torch knows only the L2 of a die, not the Infinity Cache behind it
-        return sheet, "from the data sheet"
-    return (size, "") if size else (_GPU_CACHE_FALLBACK, f"unknown, {_GPU_CACHE_FALLBACK >> 20} MiB assumed")
-
-
 def is_cuda(device: str) -> bool:
     """Whether this is a GPU that torch calls cuda (AMD's too)."""
     return torch.device(device).type == "cuda"
@@ -121,36 +108,6 @@ def nvidia_driver() -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.partition("\n")[0].strip() if done.returncode == 0 else ""
-
-
-def finish(device: str) -> None:
-    """Wait until a GPU has finished all its work."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
-
-
-def room(device: str, most: int | None = None) -> int | None:
-    """Bytes of the device's memory that copies may use; None if the free memory is unknown. `most`: the bytes that this
-    process and all that it started may use of a CPU's. What an earlier case has left to malloc is free for the next."""
-    left = free(device)
-    if is_cuda(device):
-        return None if left is None else int(_SHARE * left)
-    kept = freed_memory()
-    left = None if left is None else left + kept
-    if most is not None:
-        within = max(0, most - (used_memory(os.getpid()) or 0) + kept)
-        left = within if left is None else min(left, within)
-    return None if left is None else int(_SHARE * left)
-
-
-def llc_and_room(device: str, most: int | None) -> tuple[int, int | None]:
-    """`llc_bytes` and `room`."""
-    return llc_bytes(device), room(device, most)
-
-
-def free(device: str) -> int | None:
-    """Bytes of the device's memory that are free, with what torch has cached; None if unknown."""
-    return free_memory(device) if device.startswith("cuda") else available_memory()
 
 
 def blas() -> str:
@@ -211,3 +168,171 @@ def allocator(device: str = "cpu") -> str:
         gpu = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "default"
         summary += f";cuda={gpu}"
     return summary
+
+
+# --- what makes two GPUs of one model two machines --------------------------------------------------------------------
+
+
+def gpu_columns(device: str) -> dict[str, str]:
+    """The columns of a GPU, empty where they are not known; of a CPU none.
+
+    Like parts differ by 5 % or more, a power limit of 500 instead of 700 W by more, and another cuBLAS is another
+    `eager`.
+    """
+    if torch.device(device).type != "cuda":
+        return {}
+    handles, _ = gpu_handles(device)
+    state = gpu_state(handles) if handles else None
+    limit, persistence = (state.power_limit_w, state.persistence) if state else (None, None)
+    uuid = uuid_of(device, torch)
+    part = re.search(r"\bMIG (\S+)", torch.cuda.get_device_name(torch.device(device)))
+    return {
+        "gpu_uuid": hashlib.sha256(uuid.encode()).hexdigest()[:_HASHED] if uuid else "",
+        "power_limit_w": "" if limit is None else f"{limit:g}",
+        "cublas": cublas_version(),
+        "cudnn": str(torch.backends.cudnn.version() or ""),  # type: ignore[no-untyped-call]
+        "triton": installed("triton") or installed("pytorch-triton") or "",
+        "mig": part[1] if part else "",
+        "persistence": "" if persistence is None else "on" if persistence else "off",
+    }
+
+
+@cache
+def cublas_version() -> str:
+    """`12.8.4`: of the library in this process, whichever path it was loaded from; else of the installed package."""
+    path = re.search(r"\S*/libcublas\.so\S*", text(Path("/proc/self/maps")))
+    if path:
+        try:
+            return property_version(ctypes.CDLL(path[0]).cublasGetProperty)
+        except (OSError, AttributeError):
+            pass
+    return next((version for name in _CUBLAS if (version := installed(name))), "")
+
+
+def property_version(get: Any) -> str:
+    """The version by a function of CUDA's libraries, `get(0|1|2, &value)`: major, minor, patch."""
+    parts = []
+    for which in range(3):
+        value = ctypes.c_int()
+        get(which, ctypes.byref(value))
+        parts.append(str(value.value))
+    return ".".join(parts)
+
+
+# --- memory and caches ------------------------------------------------------------------------------------------------
+
+
+def room(device: str, most: int | None = None) -> int | None:
+    """Bytes of the device's memory that copies may use; None if the free memory is unknown. `most`: the bytes that this
+    process and all that it started may use of a CPU's. What an earlier case has left to malloc is free for the next."""
+    left = free(device)
+    if is_cuda(device):
+        return None if left is None else int(_SHARE * left)
+    kept = freed_memory()
+    left = None if left is None else left + kept
+    if most is not None:
+        within = max(0, most - (used_memory(os.getpid()) or 0) + kept)
+        left = within if left is None else min(left, within)
+    return None if left is None else int(_SHARE * left)
+
+
+def llc_and_room(device: str, most: int | None) -> tuple[int, int | None]:
+    """`llc_bytes` and `room`."""
+    return llc_bytes(device), room(device, most)
+
+
+def free(device: str) -> int | None:
+    """Bytes of the device's memory that are free, with what torch has cached; None if unknown."""
+    return free_memory(device) if device.startswith("cuda") else available_memory()
+
+
+def llc_bytes(device: str) -> int:
+    """Bytes of the device's last-level cache; `llc_note` says if that is a guess."""
+    return _llc(device)[0]
+
+
+def llc_note(device: str) -> str:
+    """The source of `llc_bytes`, unless it is simply the size of one cache."""
+    return _llc(device)[1]
+
+
+def _llc(device: str) -> tuple[int, str]:
+    if not is_cuda(device):
+        return host.cpu_llc()
+    from ffncli.system import hardware
+
+    properties = torch.cuda.get_device_properties(torch.device(device))
+    row = hardware.find(properties.name)
+    sheet = row.llc_bytes if row else 0
+    size = int(getattr(properties, "L2_cache_size", 0) or 0)
+    if sheet > 2 * size:  # AMD: torch knows only the L2 of a die, not the Infinity Cache behind it
+        return sheet, "from the data sheet"
+    return (size, "") if size else (_GPU_CACHE_FALLBACK, f"unknown, {_GPU_CACHE_FALLBACK >> 20} MiB assumed")
+
+
+def finish(device: str) -> None:
+    """Wait until a GPU has finished all its work."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def free_memory(device: str, cuda: Cuda = torch.cuda) -> int:
+    """Bytes that tensors can still get: what the driver calls free, and what torch has cached of freed tensors.
+
+    What a graph's private pool has cached counts too, though only that graph could use it: graphs are freed first.
+    """
+    free, _ = cuda.mem_get_info(torch.device(device))
+    return int(free + cuda.memory_reserved(device) - cuda.memory_allocated(device))
+
+
+def release(device: str, cuda: Cuda = torch.cuda) -> None:
+    """Free tensors in reference cycles, in some 0.1 s, and give a GPU's memory back to its driver, a CPU's where it is
+    much to the system.
+    """
+    gc.collect()
+    if not device.startswith("cuda"):
+        return_freed_memory()
+        return
+    with suppress(RuntimeError):  # after a fault every call raises; the next case reports it
+        cuda.empty_cache()
+
+
+class KernelMemory:
+    """The memory that one kernel needs besides its weights and x, in bytes; nothing is measured on a CPU."""
+
+    def __init__(self, device: str, cuda: Cuda = torch.cuda) -> None:
+        self.kept = 0
+        self._device, self._cuda = device, cuda
+        self._counted = device.startswith("cuda")
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """What is allocated inside and not freed there is what the kernel keeps: buffers, say."""
+        before = self._allocated()
+        yield
+        self.kept += self._allocated() - before
+
+    def peak(self, call: Callable[[], object], forget: Callable[[], object]) -> int | None:
+        """The peak of bytes allocated by a call, its output and what the kernel keeps included; None on a CPU.
+
+        `forget` frees the output of the last call, wherever the caller has it. For a plain call, not a graph's replay,
+        whose memory was allocated at capture. The call is made once before: a library's permanent workspace is not a
+        cost of this call.
+        """
+        if not self._counted:
+            return None
+        call()
+        forget()
+        before = self._allocated()
+        self._cuda.reset_peak_memory_stats(self._device)
+        call()
+        self._cuda.synchronize(self._device)
+        peak = int(self._cuda.max_memory_allocated(self._device))
+        forget()
+        return peak - before + self.kept
+
+    def _allocated(self) -> int:
+        if not self._counted:
+            return 0
+        self._cuda.synchronize(self._device)
+        return int(self._cuda.memory_allocated(self._device))

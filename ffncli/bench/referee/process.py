@@ -3,7 +3,7 @@
 The worker forks it when torch is loaded and nothing has been computed yet, so it costs no second import; then it waits
 for questions, without using a processor. Nothing that the worker sends is unpickled, and no answer holds a reference.
 What it finds about each kernel it tells the worker's parent itself, over a line that the worker closes before it loads
-a user's file: what the worker says about its kernels is believed only where both agree (judge/agreement.py).
+a user's file: what the worker says about its kernels is believed only where both agree (judge/summary.py).
 It ends with the worker. Where forking is not safe (anything but Linux) there is none, and the worker judges by itself.
 """
 

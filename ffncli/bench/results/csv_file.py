@@ -17,7 +17,7 @@ from types import NoneType
 from typing import IO, TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 from ffncli.bench.records import TimedBlock
-from ffncli.bench.results.row import SCHEMA_VERSION, BenchWarning, ResultRow, name_of
+from ffncli.bench.results.row import ASKED, SCHEMA_VERSION, BenchWarning, ResultRow, columns, name_of
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.files.json_records import hints_of, record_of
 from ffncli.show.tables import csv_text
@@ -168,18 +168,18 @@ def results_frame(records: Sequence[ResultRow]) -> pandas.DataFrame:
 
     rows = [cells(row) for row in records]
     kinds = {"int": "Int64", "float": "float64", "bool": "boolean"}
-    columns = {}
+    series = {}
     for at, name in enumerate(COLUMNS):
         values = [row[at] for row in rows]
         plain, _ = _kinds(ResultRow)[_FIELDS[name]]
         kind = kinds.get(plain.__name__)
         if kind is None:  # texts unchanged: "none" is not a missing value
-            columns[name] = pandas.Series(values, dtype="str" if plain is str else object)
+            series[name] = pandas.Series(values, dtype="str" if plain is str else object)
         elif kind == "float64":
-            columns[name] = pandas.Series([math.nan if v is None else v for v in values], dtype="float64")
+            series[name] = pandas.Series([math.nan if v is None else v for v in values], dtype="float64")
         else:
-            columns[name] = pandas.Series([pandas.NA if v is None else v for v in values], dtype=kind)
-    return pandas.DataFrame(columns)
+            series[name] = pandas.Series([pandas.NA if v is None else v for v in values], dtype=kind)
+    return pandas.DataFrame(series)
 
 
 def _records(
@@ -307,3 +307,34 @@ def _text(text: str) -> str:
 
 def _list(text: str) -> tuple[str, ...]:
     return tuple(_text(part) for part in text.split(";")) if text else ()
+
+
+# --- the rows of a run ------------------------------------------------------------------------------------------------
+
+
+class ResultRows(tuple[ResultRow, ...]):
+    """What `ffncli.benchmark` gives: the rows of a run in the order of the CSV, a tuple of them."""
+
+    def frame(self) -> pandas.DataFrame:
+        """A row per case and kernel with all columns of the CSV, in the types of `read_results`."""
+        return results_frame(self)
+
+    def __repr__(self) -> str:
+        lines = [f"<ResultRows: {len(self)}", *(f"  {_line(row)}" for row in self[:10])]
+        return "\n".join(lines) + ("\n  …>" if len(self) > 10 else ">")
+
+    def _repr_html_(self) -> str:
+        from ffncli.show.page.record_table import record_table
+
+        asked = [name for name in ASKED if any(getattr(row, name) for row in self)]
+        names = (*asked, "kernel", *columns("figure", shown="always"))
+        rows = [[getattr(row, name) for name in names] for row in self]
+        return record_table(f"{len(self)} results", [*map(name_of, names)], rows)
+
+
+def _line(row: ResultRow) -> str:
+    time = "" if row.time_s is None else f", {row.time_s:.4g} s"
+    low, high = row.ratio_low, row.ratio_high
+    ends = "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
+    ratio = "" if row.ratio is None else f", ratio {row.ratio:.3f}{ends}"
+    return f"{row.tokens} tokens, {row.dtype}, {row.kernel}: {row.status}{time}{ratio} {row.verdict}".rstrip()

@@ -9,6 +9,7 @@ run rewrites it from the units. The journal is deleted at the end.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, field, replace
@@ -18,9 +19,7 @@ from typing import Any
 from ffncli.bench.records import Case, Method, TimedUnit
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
 from ffncli.bench.results.csv_file import HEADER, ROUNDS_HEADER, block_lines, parse_rounds, row_lines
-from ffncli.bench.results.growing_file import append, cut, first_bytes
 from ffncli.bench.results.row import ResultRow
-from ffncli.bench.results.unit_checks import require_unit_of
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, shown_path
 from ffncli.models.files.json_records import Count, record_of
@@ -394,3 +393,78 @@ def locked(path: Path) -> Iterator[None]:
     finally:
         files.lock.unlink(missing_ok=True)  # while the lock is ours, so nobody else can have taken it
         lock.release()
+
+
+# --- files that only grow: appended to on disk, looked into, cut back after a crash -----------------------------------
+
+
+def append(path: Path, text: str) -> tuple[int, int]:
+    """Append the text to the file on disk in one write; returns the sizes before and after.
+
+    Raises FFNError (exit 3) if not all of it could be written; the file is then unchanged.
+    """
+    data = text.encode()
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+        try:
+            before = os.fstat(handle).st_size
+            try:
+                left = memoryview(data)
+                while left:  # a few kilobytes take one write, unless the disk is full
+                    left = left[os.write(handle, left) :]
+                os.fsync(handle)
+            except OSError:
+                os.ftruncate(handle, before)
+                raise
+            return before, before + len(data)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise FFNError(f"cannot write {shown_path(path)}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
+
+
+def first_bytes(path: Path, most: int) -> bytes:
+    """The file's first `most` bytes; empty if there is no such file."""
+    try:
+        with open_to_read(path) as file:
+            return file.read(most)
+    except OSError:
+        return b""
+
+
+def cut(path: Path, size: int) -> None:
+    """Cut the file to `size` bytes."""
+    try:
+        if path.stat().st_size > size:
+            with path.open("r+b") as file:
+                file.truncate(size)
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise FFNError(f"cannot write {shown_path(path)}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
+
+
+# --- whether a unit from a file or from another machine can be one of a run -------------------------------------------
+
+
+def require_unit_of(request: BenchRequest, case: Case | None, unit: TimedUnit, where: str, hint: str = "") -> None:
+    """Raises FFNError, with `where` it comes from, for a unit that the run cannot have; `case`: that of its key."""
+    kernels = [outcome.kernel for outcome in unit.outcomes]
+    named = {*kernels} == {*request.names} or request.method.by_step
+    wrong = {
+        "its case is none of the run's": case is None or case.key != unit.case,
+        "its process is none of the run's": unit.process >= request.method.processes,
+        "its baseline is not the run's": unit.baseline != request.baseline,
+        "its kernels are not the run's": not named or len({*kernels}) != len(kernels),
+        "its blocks are those of another unit": any(
+            (block.process, block.case) != (unit.process, unit.case) for block in unit.blocks
+        ),
+        "its tokens per expert are not those of its experts": not _counts_experts(case, unit),
+    }
+    if why := next((words for words, is_so in wrong.items() if is_so), ""):
+        raise FFNError(f"{where} is damaged: {why}", hint)
+
+
+def _counts_experts(case: Case | None, unit: TimedUnit) -> bool:
+    """Whether there is a number for each expert of the case, or none."""
+    moe = case.spec.moe if case else None
+    return len(unit.tokens_per_expert) in (0, moe.experts if moe else 0)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.machine import machine
-from ffncli.bench.machine.device_memory import KernelMemory
+from ffncli.bench.machine.machine import KernelMemory
 from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Error, Ruling
 from ffncli.bench.referee.problem import Inputs, Problem
 from ffncli.bench.referee.rulings import form_fault

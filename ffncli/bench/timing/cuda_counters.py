@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field, fields
 
 from ffncli.bench.machine.counters import Counters, Snapshot, SystemCounters
-from ffncli.bench.machine.nvml import GpuProbe, Sample, clock_flags
+from ffncli.bench.machine.devices import GpuProbe, Sample, clock_flags
 from ffncli.bench.records import HOST_SECONDS, OTHER_STREAM
 from ffncli.bench.timing.cuda_clock import CudaClock
 from ffncli.dataclass import dataclass

@@ -13,9 +13,8 @@ from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.judge.memory_need import explained, holders
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
-from ffncli.bench.machine.device_memory import KernelMemory, release
-from ffncli.bench.machine.devices import neighbours
-from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
+from ffncli.bench.machine.devices import GpuProbe, gpu_probe, neighbours
+from ffncli.bench.machine.machine import KernelMemory, release
 from ffncli.bench.records import BLOCK, GEMM, TWIN, Case, Doing, Job, Launched, Outcome, Roof, TimedUnit
 from ffncli.bench.referee.errors import Error
 from ffncli.bench.referee.prescribed_routing import ExpertLoad

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ffncli.bench.activity import ACTIVITY
-from ffncli.bench.machine.device_memory import KernelMemory
+from ffncli.bench.machine.machine import KernelMemory
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.cuda_graphs import replaying
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped, WrongResult

@@ -15,7 +15,7 @@ from math import ceil, exp, fsum, log
 
 from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.judge.ratios import paired
-from ffncli.bench.machine.nvml import GpuProbe, Sample
+from ffncli.bench.machine.devices import GpuProbe, Sample
 from ffncli.bench.records import TimedBlock
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.rounds import Arm

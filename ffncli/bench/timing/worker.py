@@ -90,8 +90,8 @@ def _measure_all(job: Job, connection: Connection, referee: RefereeProcess | Non
     """Every case in turn; False where another worker is to have the rest."""
     import torch
 
-    from ffncli.bench.machine.device_memory import release
     from ffncli.bench.machine.devices import use_in_worker
+    from ffncli.bench.machine.machine import release
     from ffncli.bench.timing.cheating.entry_points import EntryPoints
     from ffncli.bench.timing.cuda_clock import clock_for
     from ffncli.bench.timing.cuda_graphs import SpoiledCapture
@@ -140,7 +140,7 @@ def _measure_models(job: Job, connection: Connection) -> bool:
 
 def _measure_over_ranks(job: Job, connection: Connection, referee: RefereeProcess | None) -> bool:
     """Every case in turn, as one of the ranks that the job's block is split over; False where a kernel broke."""
-    from ffncli.bench.machine.device_memory import release
+    from ffncli.bench.machine.machine import release
     from ffncli.bench.timing.ranks.case_run import KernelBroke, measure_over_ranks
     from ffncli.bench.timing.ranks.channel import RankChannel, waiting_limit
     from ffncli.run.ranks.join import joined

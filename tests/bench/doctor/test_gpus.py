@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ffncli.bench.doctor import gpus
-from ffncli.bench.machine import machine, nvml
+from ffncli.bench.machine import devices, machine
 from ffncli.system import gpu
 from ffncli.system.gpu_state import NEEDS, GpuState
 from tests.bench.fake_nvml import FakeNvml
@@ -25,7 +25,7 @@ def card(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(machine, "driver", lambda device: "580.82.07, CUDA 12.8")
     properties.nvml = FakeNvml()
-    monkeypatch.setattr(nvml, "gpu_handles", lambda device: nvml.open_gpu("1234", properties.nvml))
+    monkeypatch.setattr(devices, "gpu_handles", lambda device: devices.open_gpu("1234", properties.nvml))
     return properties
 
 
@@ -74,7 +74,7 @@ def test_what_nvml_does_not_provide_has_no_row(card):
 
 
 def test_without_nvml_one_row_says_how_to_get_it(card, monkeypatch):
-    monkeypatch.setattr(nvml, "gpu_handles", lambda device: (None, NEEDS))
+    monkeypatch.setattr(devices, "gpu_handles", lambda device: (None, NEEDS))
     assert rows()["gpu 0 state"].value == "clocks and power were not read: in a clone of ffn: pip install -e '.[gpu]'"
 
 

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ffncli.bench.machine import device_memory
-from ffncli.bench.machine.device_memory import KernelMemory, free_memory, release
+from ffncli.bench.machine.machine import KernelMemory, free_memory, release
 from ffncli.bench.records import Case
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.correctness import computing
@@ -138,5 +137,5 @@ def test_the_cache_mode_does_not_depend_on_what_ran_before(monkeypatch, cached):
 
     with FakeMemory(total=1000) as cuda:
         torch.empty(cached, dtype=torch.uint8)
-        monkeypatch.setattr(machine, "free_memory", lambda device: device_memory.free_memory(device, cuda))
+        monkeypatch.setattr(machine, "free_memory", lambda device: free_memory(device, cuda))
         assert machine.room("cuda") == 600

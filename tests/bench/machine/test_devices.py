@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from ffncli.bench.machine import devices, nvml
+from ffncli.bench.machine import devices
 from ffncli.errors import FFNError
 from ffncli.system.gpu_state import GpuState, gpu_state, open_gpu
 from tests.bench.fake_nvml import FakeNvml
@@ -18,7 +18,7 @@ from tests.system import fake_gpu
 def card(monkeypatch):
     devices.neighbours.cache_clear()
     stand_in = FakeNvml()
-    monkeypatch.setattr(nvml, "gpu_handles", lambda device: open_gpu("1234", stand_in))
+    monkeypatch.setattr(devices, "gpu_handles", lambda device: open_gpu("1234", stand_in))
     yield stand_in
     devices.neighbours.cache_clear()
 
@@ -48,7 +48,7 @@ def test_a_gpu_that_cannot_be_asked_is_refused_for_its_own_reason(monkeypatch):
         raise RuntimeError(fake_gpu.NO_DRIVER)
 
     devices.neighbours.cache_clear()
-    monkeypatch.setattr(nvml, "gpu_handles", fails)
+    monkeypatch.setattr(devices, "gpu_handles", fails)
     fake_gpu.install(monkeypatch, fake_gpu.FakeCudaTorch(fake_gpu.BUSY))
     with pytest.raises(FFNError, match="--device cuda: the GPU is busy"):
         devices.use_in_worker("cuda")

@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 
-from ffncli.bench.machine.gpu_columns import gpu_columns
-from ffncli.bench.machine.nvml import gpu_handles, gpu_probe
+from ffncli.bench.machine.devices import gpu_handles, gpu_probe
+from ffncli.bench.machine.machine import gpu_columns
 from ffncli.system import gpu, hardware
 from ffncli.system.gpu_state import gpu_state
 

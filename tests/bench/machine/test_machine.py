@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ffncli import __version__
-from ffncli.bench.machine import gpu_columns, machine
+from ffncli.bench.machine import machine
 from ffncli.bench.results.row import ResultRow
 from ffncli.system import hardware, host
 from ffncli.system.gpu_state import open_gpu
@@ -86,12 +86,12 @@ def test_a_gpu(gpu):
 
 def test_what_makes_two_gpus_of_one_model_two_machines(gpu, monkeypatch):
     nvml = FakeNvml()
-    monkeypatch.setattr(gpu_columns, "gpu_handles", lambda device: open_gpu("1234", nvml))
-    monkeypatch.setattr(gpu_columns, "cublas_version", lambda: "12.8.4")
-    monkeypatch.setattr(gpu_columns, "installed", {"triton": "3.4.0"}.get)
+    monkeypatch.setattr(machine, "gpu_handles", lambda device: open_gpu("1234", nvml))
+    monkeypatch.setattr(machine, "cublas_version", lambda: "12.8.4")
+    monkeypatch.setattr(machine, "installed", {"triton": "3.4.0"}.get)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
     gpu.uuid = "1234"
-    columns = {name: machine.environment("cuda")[name] for name in gpu_columns.gpu_columns("cuda")}
+    columns = {name: machine.environment("cuda")[name] for name in machine.gpu_columns("cuda")}
     hashed = hashlib.sha256(b"1234").hexdigest()[:12]
     assert columns == {
         "gpu_uuid": hashed, "power_limit_w": "700", "cublas": "12.8.4", "cudnn": "91002", "triton": "3.4.0", "mig": "",
@@ -102,20 +102,20 @@ def test_what_makes_two_gpus_of_one_model_two_machines(gpu, monkeypatch):
     assert other["gpu_uuid"] != hashed
     assert "1235" not in str(other.values())
     assert (other["power_limit_w"], other["mig"], other["persistence"]) == ("250.5", "1g.10gb", "off")
-    assert gpu_columns.gpu_columns("cpu") == {}
+    assert machine.gpu_columns("cpu") == {}
 
 
 def test_cublas_is_the_library_in_the_process(monkeypatch):
     def get(which, value):
         value._obj.value = (12, 8, 4)[which]
 
-    assert gpu_columns.property_version(get) == "12.8.4"
-    version = gpu_columns.cublas_version.__wrapped__
-    monkeypatch.setattr(gpu_columns, "text", lambda path: "7f00-7f01 r-xp 0 0:0 1   /site/nvidia/lib/libcublas.so.13\n")
-    monkeypatch.setattr(gpu_columns.ctypes, "CDLL", lambda path: SimpleNamespace(cublasGetProperty=get))
+    assert machine.property_version(get) == "12.8.4"
+    version = machine.cublas_version.__wrapped__
+    monkeypatch.setattr(machine, "text", lambda path: "7f00-7f01 r-xp 0 0:0 1   /site/nvidia/lib/libcublas.so.13\n")
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda path: SimpleNamespace(cublasGetProperty=get))
     assert version() == "12.8.4"
-    monkeypatch.setattr(gpu_columns, "text", lambda path: "/site/nvidia/lib/libcublasLt.so.13\n")
-    monkeypatch.setattr(gpu_columns, "installed", {"nvidia-cublas-cu12": "12.9.1.4"}.get)
+    monkeypatch.setattr(machine, "text", lambda path: "/site/nvidia/lib/libcublasLt.so.13\n")
+    monkeypatch.setattr(machine, "installed", {"nvidia-cublas-cu12": "12.9.1.4"}.get)
     assert version() == "12.9.1.4"
 
 

@@ -1,4 +1,4 @@
-"""What NVML says, by a stand-in for its module: all of it, some of it, none of it."""
+"""What NVML says, by a stand-in for its devices: all of it, some of it, none of it."""
 
 import sys
 from types import SimpleNamespace
@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ffncli.bench.machine import nvml as module
-from ffncli.bench.machine.nvml import IDLE, POWER_CAP, SETTING, Sample, clock_flags, probe_of
+from ffncli.bench.machine import devices
+from ffncli.bench.machine.devices import IDLE, POWER_CAP, SETTING, Sample, clock_flags, probe_of
 from ffncli.system.gpu_state import NEEDS
 from tests.bench.fake_nvml import FakeNvml
 
@@ -62,7 +62,7 @@ def test_the_module_is_found_by_its_name(monkeypatch):
 @pytest.fixture
 def card(monkeypatch):
     """torch's first GPU is the stand-in's; what was opened before is forgotten."""
-    opened = (module.gpu_handles, module.gpu_probe)
+    opened = (devices.gpu_handles, devices.gpu_probe)
     monkeypatch.setitem(sys.modules, "pynvml", card := FakeNvml())
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1234"))
     for one in opened:
@@ -73,19 +73,19 @@ def card(monkeypatch):
 
 
 def test_the_gpu_of_torchs_name_is_opened_once(card):
-    probe, why = module.gpu_probe("cuda:1")
+    probe, why = devices.gpu_probe("cuda:1")
     assert (why, probe.read().sm_mhz) == ("", 1410)
-    assert module.gpu_probe("cuda:1")[0] is probe
-    assert module.gpu_handles("cuda:1")[0].whole == "handle"
+    assert devices.gpu_probe("cuda:1")[0] is probe
+    assert devices.gpu_handles("cuda:1")[0].whole == "handle"
     assert card.asked.count("init") == 1
 
 
 def test_an_amd_gpu_and_one_without_a_number_are_not_asked(card, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace())
     unknown = "clocks and power were not read: torch has no uuid for this GPU"
-    assert module.gpu_probe("cuda:0") == module.gpu_handles("cuda:0") == (None, unknown)
+    assert devices.gpu_probe("cuda:0") == devices.gpu_handles("cuda:0") == (None, unknown)
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert module.gpu_probe("cuda:1") == (None, "clocks and power of AMD GPUs are not read")
+    assert devices.gpu_probe("cuda:1") == (None, "clocks and power of AMD GPUs are not read")
     assert card.asked == []
 
 

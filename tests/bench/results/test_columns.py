@@ -20,9 +20,9 @@ from ffncli.bench.judge.warnings import Code
 from ffncli.bench.machine import machine
 from ffncli.bench.public.admission import admit
 from ffncli.bench.records import Case
+from ffncli.bench.results.csv_file import ResultRows
 from ffncli.bench.results.merge import merge
 from ffncli.bench.results.row import ASKED, BLOCK_COLUMNS, COMPARED, MACHINE, ResultRow, columns, name_of
-from ffncli.bench.results.rows import ResultRows
 from ffncli.bench.timing.auto.kept import key_of
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ffncli.bench.machine import counters as host_counters
 from ffncli.bench.machine.counters import Snapshot
-from ffncli.bench.machine.nvml import probe_of
+from ffncli.bench.machine.devices import probe_of
 from ffncli.bench.timing.cuda_clock import CudaClock
 from ffncli.bench.timing.cuda_counters import GpuCounters, GpuSnapshot
 from tests.bench.fake_cuda import FakeCuda

@@ -10,10 +10,9 @@ from itertools import cycle
 import pytest
 import torch
 
-from ffncli.bench.machine.device_memory import KernelMemory
-from ffncli.bench.machine.machine import llc_bytes
+from ffncli.bench.machine.devices import GpuProbe, gpu_probe
+from ffncli.bench.machine.machine import KernelMemory, llc_bytes
 from ffncli.bench.machine.math_mode import set_math_mode
-from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Method
 from ffncli.bench.timing.clock import CpuClock
 from ffncli.bench.timing.cuda_clock import CudaClock, clock_for

@@ -11,7 +11,7 @@ from ffncli.bench.judge.summary import summarise
 from ffncli.bench.records import ANCHOR, MODEL, TWIN, Case, Job, Method, TimedUnit
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import Grid, from_json, to_json
-from ffncli.bench.results.unit_checks import require_unit_of
+from ffncli.bench.results.journal import require_unit_of
 from ffncli.bench.timing.in_model import measure_model as timed
 from ffncli.bench.timing.in_model.measure_model import measure_model
 from ffncli.block.recipe import FFNSpec

@@ -5,7 +5,7 @@ from math import exp
 import pytest
 
 from ffncli.bench.activity import ACTIVITY, SIZE
-from ffncli.bench.machine.nvml import probe_of
+from ffncli.bench.machine.devices import probe_of
 from ffncli.bench.records import TimedBlock
 from ffncli.bench.timing.rounds import Arm
 from ffncli.bench.timing.sustained import Sustained, SustainedSide, note, sustained, sustained_remarks

@@ -219,7 +219,7 @@ def test_memory_is_given_back_after_every_case(monkeypatch):
 
     monkeypatch.setattr("ffncli.bench.referee.process.referee_process", lambda *_: nullcontext())
     monkeypatch.setattr("ffncli.bench.timing.measure_case.measure_case", lambda *_, **__: None)
-    monkeypatch.setattr("ffncli.bench.machine.device_memory.release", done.append)
+    monkeypatch.setattr("ffncli.bench.machine.machine.release", done.append)
     worker.serve(Line(), None)  # type: ignore[arg-type]
     assert done == ["began", "unit", "cpu", "began", "unit", "cpu", "finished"]
 
