@@ -25,7 +25,7 @@ def refuses(steps: Steps) -> str | None:
     if not isinstance(route, Route) or not isinstance(experts, Experts):
         return "a dense block has no experts"
     names = {name for step in steps for name in step.parameters()}
-    usual = Route(route.experts, route.top_k, "softmax", "score_first", renormalise=True, score_dtype="fp32")
+    usual = Route(route.experts, route.top_k)  # a renormalised softmax in float32
     acts = {step.op.function for step in experts.program if step.output == "act"}
     return None if names == _COMPUTED and route == usual and acts == {"silu"} else "is not Qwen3-MoE's"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from sys import float_info
 from typing import Any, Literal, get_args
 
@@ -10,7 +10,7 @@ from ffncli.block import activations
 from ffncli.block.combine import Add, Multiply
 from ffncli.block.limits import NO_LIMITS, Limits
 from ffncli.block.op import ONE, Axis
-from ffncli.block.route import Order, Score
+from ffncli.block.route import Order, RoutingRule, Score, ScoreDType
 from ffncli.block.router import router_steps
 from ffncli.block.steps import NORM_GATE, Activation, Dropout, Experts, Linear, Norm, Route, Step
 from ffncli.dataclass import dataclass
@@ -20,13 +20,12 @@ from ffncli.options.accept import MAX_SIZE
 NormKind = Literal["none", "layernorm", "rmsnorm"]
 NormPosition = Literal["pre", "post", "branch", "pre+branch"]
 NormWeight = Literal["none", "plain", "one_plus"]
-ScoreDType = Literal["fp32", "input"]
 Weigh = Literal["output", "input"]
 
 
 @dataclass(frozen=True)
-class MoE:
-    """How tokens are routed to experts, and what runs next to them. Meanings as in `steps.Route` and `steps.Experts`.
+class MoE(RoutingRule):
+    """How tokens are routed to experts, and what runs next to them. `weigh` is as in `steps.Experts`.
 
     `shared_d_ff` is the width of all shared experts together (None: shared_experts × d_ff); `shared_gate` multiplies
     them by a sigmoid of one logit per token (Qwen2-MoE), `shared_scale` by a number (Cohere 2 takes the mean).
@@ -35,40 +34,26 @@ class MoE:
     with a projection into it and one back (Nemotron-H); `latent_norm` normalises what enters it, `mixed_norm` the
     experts' sum before it is widened (Kimi-K3). `expert_norm` normalises the output of every expert, with one weight
     for all (Muse-Spark); `mixed_bias` is added to the experts' sum (JetMoE). `router_scale` multiplies the logits
-    (Muse-Spark). `eps` is added to the sum of the chosen weights that renormalises them (LFM2). `shared_routed`: the
-    router weighs every shared expert too, as wide as the others, in one renormalisation (Inkling). `lookup` is the
-    vocabulary of a table that lists the experts of each token id (DeepSeek-V4). `router_width` makes the router an MLP
-    of that width, and `router_carries` adds the state of the router in the layer before to its own; a token for one of
-    the `skip_experts` gets nothing (ZAYA).
+    (Muse-Spark). `shared_routed`: the router weighs every shared expert too, as wide as the others, in one
+    renormalisation (Inkling). `lookup` is the vocabulary of a table that lists the experts of each token id
+    (DeepSeek-V4). `router_width` makes the router an MLP of that width, and `router_carries` adds the state of the
+    router in the layer before to its own; a token for one of the `skip_experts` gets nothing (ZAYA).
     """
 
     experts: int
-    top_k: int
     shared_experts: int = 0
     shared_d_ff: int | None = None
     shared_gate: bool = False
     shared_scale: float = 1.0
     router_bias: bool = False
-    correction: bool = False
-    score: Score = "softmax"
-    order: Order = "score_first"
-    renormalise: bool = True
-    scale: float = 1.0
-    groups: int = 1
-    top_groups: int = 1
-    group_best: int = 1
-    zero_outside: bool = False
-    score_dtype: ScoreDType = "fp32"
     weigh: Weigh = "output"
     identity_experts: int = 0
     latent: int | None = None
-    eps: float = 0.0
     latent_norm: bool = False
     expert_norm: bool = False
     mixed_norm: bool = False
     mixed_bias: bool = False
     router_scale: float = 1.0
-    threshold: float = 0.0
     shared_routed: bool = False
     lookup: int | None = None
     router_width: int | None = None
@@ -314,11 +299,10 @@ def route_of(spec: FFNSpec) -> Route:
     moe = spec.moe
     always = moe.shared_experts if moe.shared_routed else 0
     logits = moe.experts + moe.identity_experts + moe.skip_experts + always
-    return Route(
-        Axis("experts", logits), moe.top_k, moe.score, moe.order, moe.renormalise, moe.scale, moe.groups,
-        moe.top_groups, moe.group_best, moe.zero_outside, moe.correction, moe.score_dtype, moe.eps, moe.threshold,
-        always, spec.learned_scale, Axis("vocab", moe.lookup) if moe.lookup else None,
-    )  # fmt: skip
+    rule = {field.name: getattr(moe, field.name) for field in fields(RoutingRule)}
+    lookup = Axis("vocab", moe.lookup) if moe.lookup else None
+    return Route(**{**rule, "experts": Axis("experts", logits)}, always=always, learned_scale=spec.learned_scale,
+                 lookup=lookup)  # fmt: skip
 
 
 def _moe(spec: FFNSpec, x: str) -> list[Step]:

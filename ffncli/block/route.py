@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from dataclasses import KW_ONLY
+from typing import Any, Literal, TypeAlias
 
 from ffncli.block.op import ONE, Axis, Op, Shape, Symbols, require_axis
 from ffncli.dataclass import dataclass
 
 Score: TypeAlias = Literal["softmax", "sigmoid", "sqrtsoftplus"]
 Order: TypeAlias = Literal["score_first", "choose_first", "one_by_one"]
+ScoreDType: TypeAlias = Literal["fp32", "input"]
 
 
 @dataclass(frozen=True)
-class Route(Op):
-    """Router logits [..., experts] → weights [..., experts]; zero means 'not chosen'.
+class RoutingRule:
+    """How each token's experts are chosen, and how their outputs are weighed.
 
     score_first scores all experts and keeps top_k (Mixtral, Qwen, DeepSeek); choose_first keeps the top_k logits and
     scores those (gpt-oss); one_by_one (Phi-3.5-MoE) takes the largest logit m, scored by a softmax over the logits with
@@ -24,15 +26,11 @@ class Route(Op):
     of the best groups have less (A.X-K2). `correction` is added to the scores for the choice alone (to the logits if
     the choice comes first). Scores are computed in `score_dtype` ("fp32", or "input" for the logits' dtype). `eps` is
     added to the sum that renormalises (LFM2).
-
-    The last `always` experts are taken by every token and share in the renormalisation (Inkling); top_k and
-    correction concern the others. `learned_scale` multiplies the weights by one learned number. With a `lookup`, whose
-    axis is the vocabulary, a second input of token ids [..., 1] chooses: the token's row of a table of integers
-    [vocabulary, top_k] lists its experts (the first layers of DeepSeek-V4).
     """
 
-    experts: Axis
+    experts: Any  # how many, or the axis of the logits
     top_k: int
+    _: KW_ONLY
     score: Score = "softmax"
     order: Order = "score_first"
     renormalise: bool = True
@@ -42,9 +40,22 @@ class Route(Op):
     group_best: int = 1
     zero_outside: bool = False
     correction: bool = False
-    score_dtype: Literal["fp32", "input"] = "fp32"
+    score_dtype: ScoreDType = "fp32"
     eps: float = 0.0
     threshold: float = 0.0
+
+
+@dataclass(frozen=True)
+class Route(Op, RoutingRule):
+    """Router logits [..., experts] → weights [..., experts]; zero means 'not chosen'.
+
+    The last `always` experts are taken by every token and share in the renormalisation (Inkling); top_k and
+    correction concern the others. `learned_scale` multiplies the weights by one learned number. With a `lookup`, whose
+    axis is the vocabulary, a second input of token ids [..., 1] chooses: the token's row of a table of integers
+    [vocabulary, top_k] lists its experts (the first layers of DeepSeek-V4).
+    """
+
+    experts: Axis
     always: int = 0
     learned_scale: bool = False
     lookup: Axis | None = None

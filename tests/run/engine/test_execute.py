@@ -130,7 +130,7 @@ def deepseek_v3_route(logits, bias, top_k, groups, top_groups, scale):
 def test_deepseek_v3_routing():
     logits, bias = torch.randn(50, 16, generator=generator()).double(), torch.randn(16, generator=generator(1)).double()
     op = Route(
-        Axis("experts", 16), 4, "sigmoid", renormalise=True, scale=2.5, groups=4, top_groups=2, group_best=2,
+        Axis("experts", 16), 4, score="sigmoid", renormalise=True, scale=2.5, groups=4, top_groups=2, group_best=2,
         correction=True, score_dtype="input",
     )  # fmt: skip
     found = route(op, {"correction": bias}, logits)

@@ -60,7 +60,7 @@ def both(op: Route, params: dict[str, torch.Tensor], logits: torch.Tensor, ids: 
 
 
 def test_a_table_chooses_and_the_scores_weigh():
-    op = Route(E8, 3, "sqrtsoftplus", scale=1.5, eps=0.25, score_dtype="input", lookup=Axis("vocab", 10))
+    op = Route(E8, 3, score="sqrtsoftplus", scale=1.5, eps=0.25, score_dtype="input", lookup=Axis("vocab", 10))
     logits, ids = logits_of(6, 8), torch.tensor([[3], [9], [0], [3], [1], [9]])
     table = torch.stack([torch.randperm(8, generator=torch.Generator().manual_seed(n))[:3] for n in range(10)])
     found = both(op, {"lookup": table}, logits, ids)
@@ -73,13 +73,13 @@ def test_a_table_chooses_and_the_scores_weigh():
 
 
 def test_an_expert_that_a_table_lists_twice_counts_twice():
-    op = Route(E8, 2, "sigmoid", score_dtype="input", lookup=Axis("vocab", 2))
+    op = Route(E8, 2, score="sigmoid", score_dtype="input", lookup=Axis("vocab", 2))
     found = both(op, {"lookup": torch.tensor([[4, 4], [1, 4]])}, logits_of(1, 8), torch.tensor([[0]]))
     assert found[0, 4].item() == pytest.approx(1.0)
 
 
 def test_shared_experts_share_in_the_sum():
-    op = Route(Axis("experts", 7), 2, "sigmoid", correction=True, scale=8.0, score_dtype="input", always=2,
+    op = Route(Axis("experts", 7), 2, score="sigmoid", correction=True, scale=8.0, score_dtype="input", always=2,
                learned_scale=True)  # fmt: skip
     logits, correction = logits_of(9, 7), torch.linspace(-0.5, 0.5, 5, dtype=torch.float64)
     found = both(op, {"correction": correction, "factor": torch.tensor([0.75], dtype=torch.float64)}, logits)
