@@ -13,6 +13,6 @@ def demo(options: Dimensions) -> Example:
 
     Its input is two tokens of the numbers 0 to 7, so that a reader can follow the sums.
     """
-    model = from_dimensions(merged(Dimensions(d_model=4, d_ff=8), options))
+    resolved = from_dimensions(merged(Dimensions(d_model=4, d_ff=8), options))
     about = "a small demo block; `ffn trace SOURCE` runs yours"
-    return Example(replace(model, evidence=(about,), notes=()), {}, "arange", (2, model.main.spec.d_model))
+    return Example(replace(resolved, evidence=(about,), notes=()), {}, "arange", (2, resolved.model.main.spec.d_model))

@@ -45,7 +45,7 @@ class Example:
     @property
     def steps(self) -> tuple[Step, ...]:
         """The block as assignments, without any requested final layer."""
-        return steps(self.model.main.spec) if self.block is None else self.block
+        return steps(self.model.model.main.spec) if self.block is None else self.block
 
 
 def notebook() -> Example:

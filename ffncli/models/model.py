@@ -204,40 +204,6 @@ class Resolved:
     spots: Mapping[tuple[str, int], Spot] = field(default_factory=dict, compare=False, repr=False)
     weights: Mapping[tuple[str, int], Mapping[str, Tensor]] | None = field(default=None, compare=False, repr=False)
 
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return self.model.name
-
-    @property
-    def bare(self) -> bool:
-        """As `Model.bare`: one block, no layers."""
-        return self.model.bare
-
-    @property
-    def model_type(self) -> str:
-        """The config's; empty without one."""
-        return self.model.model_type
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """The model's layers, in groups of equal ones."""
-        return self.model.groups
-
-    @property
-    def main(self) -> Group:
-        """As `Model.main`."""
-        return self.model.main
-
-    @property
-    def layer_count(self) -> int | None:
-        """As `Model.layer_count`."""
-        return self.model.layer_count
-
-    def layer(self, text: str | None) -> Layer:
-        """As `Model.layer`."""
-        return self.model.layer(text)
-
     def noted(self, *notes: str) -> Resolved:
         """The same model with more notes for its user."""
         return replace(self, notes=(*self.notes, *notes))

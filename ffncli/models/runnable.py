@@ -48,7 +48,7 @@ def folder_of(resolved: Resolved, option: str) -> Path:
     name, checkpoint, path = shown(resolved.source), resolved.checkpoint, Path(resolved.source)
     if checkpoint is None:
         if resolved.weights is not None:
-            what = f"{option}: {resolved.name} is a module in memory, without a tokenizer"
+            what = f"{option}: {resolved.model.name} is a module in memory, without a tokenizer"
             raise FFNError(what, "give the directory it was loaded from; input=x [tokens, d_model] needs none")
         if resolved.location and any(any(resolved.location.glob(f"*{end}")) for end in (".bin", ".pt", ".pth")):
             where = shown_path(resolved.location)

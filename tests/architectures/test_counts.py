@@ -54,7 +54,7 @@ def test_no_matrix_outside_the_ffn_depends_on_d_ff(name: str) -> None:
 @statement
 @pytest.mark.parametrize("name", BUILT)
 def test_activation_is_the_modules(name: str) -> None:
-    ours = {group.spec.activation for group in tiny(name).model.groups}
+    ours = {group.spec.activation for group in tiny(name).model.model.groups}
     assert len(ours) == 1
     x = torch.linspace(-6, 6, 101, dtype=torch.float64)
     for where, theirs in _functions(tiny(name).module, CASES[name]):

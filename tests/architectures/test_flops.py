@@ -204,7 +204,7 @@ def _ours(name: str) -> list[int | None]:
 
 
 def _has_experts(name: str) -> bool:
-    return any(group.spec.moe for group in tiny(name).model.groups)
+    return any(group.spec.moe for group in tiny(name).model.model.groups)
 
 
 def _ffns(name: str) -> Iterator[Mapping[str, nn.Module]]:

@@ -88,7 +88,7 @@ def weights(found: Mapping[str, Tensor], spec: FFNSpec, norm: str) -> dict[str, 
 def test_a_layers_block_gives_what_the_layer_gives(name: str) -> None:
     model, seen = caught(name)
     path, norm, ffn, out = LAYERS[name]
-    groups = tiny(name).model.groups
+    groups = tiny(name).model.model.groups
     stack = "global" if name == "blt" else groups[0].stack
     compared = 0
     for index, spec in {i: g.spec for g in groups if g.stack == stack for i in g.layers}.items():

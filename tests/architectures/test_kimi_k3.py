@@ -148,7 +148,7 @@ def test_the_trace_is_the_modules(layer: tuple[Path, Mixture]) -> None:
 def test_without_a_config_the_norm_is_found_by_its_name(layer: tuple[Path, Mixture]) -> None:
     folder, _ = layer
     (folder / "config.json").unlink()
-    moe = load(str(folder)).groups[-1].spec.moe
+    moe = load(str(folder)).model.groups[-1].spec.moe
     assert moe is not None
     assert (moe.latent, moe.mixed_norm, moe.latent_norm, moe.expert_norm) == (10, True, False, False)
 
@@ -163,14 +163,14 @@ def test_a_config_that_leaves_out_the_norm_is_contradicted(layer: tuple[Path, Mi
 
 def test_its_limits_may_differ() -> None:
     text = {**TEXT, "activation_situ_beta": 2.0, "activation_situ_linear_beta": 9.0}
-    limits = from_config({**K3, "text_config": text}, "k3", "config.json").groups[-1].spec.limits
+    limits = from_config({**K3, "text_config": text}, "k3", "config.json").model.groups[-1].spec.limits
     assert (limits.gate_cap, limits.up_cap) == (2.0, 9.0)
-    published = from_config(K3, "k3", "config.json").groups[-1].spec.limits
+    published = from_config(K3, "k3", "config.json").model.groups[-1].spec.limits
     assert (published.gate_cap, published.up_cap) == (4.0, 25.0)
 
 
 def test_norms_of_a_narrower_space_need_one() -> None:
-    moe = from_config(K3, "k3", "config.json").groups[-1].spec.moe
+    moe = from_config(K3, "k3", "config.json").model.groups[-1].spec.moe
     assert moe is not None
     with pytest.raises(FFNError, match="need a latent width"):
         FFNSpec(16, 40, "swiglu", moe=replace(moe, latent=None))

@@ -57,7 +57,7 @@ CORRECTION = ("gate.e_score_correction_bias", "e_score_correction_bias", "expert
 
 def made(name: str) -> tuple[nn.Module, Mapping[int, FFNSpec], str]:
     """The model in memory, its routed layers' specs, and the name of its layers' list."""
-    model, groups = varied(name) if name in SAID else (tiny(name).module, tiny(name).model.groups)
+    model, groups = varied(name) if name in SAID else (tiny(name).module, tiny(name).model.model.groups)
     specs = {i: g.spec for g in groups for i in g.layers if g.spec.moe}
     endings = ("layers", "blocks")
     at = next(n for n, m in model.named_modules() if n.endswith(endings) and isinstance(m, nn.ModuleList)
@@ -77,7 +77,7 @@ def varied(name: str) -> tuple[nn.Module, Sequence[Group]]:
             if tensor.is_floating_point():
                 tensor.copy_(0.5 * torch.randn(tensor.shape, generator=generator))
     values = json.loads(json.dumps(model.config.to_dict(), default=str))
-    return model, from_config(values, name, name).groups
+    return model, from_config(values, name, name).model.groups
 
 
 def experts(found: Mapping[str, Tensor], spec: FFNSpec) -> dict[str, Tensor]:

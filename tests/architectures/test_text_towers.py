@@ -54,7 +54,7 @@ def test_activations_are_the_modules(name: str) -> None:
     x = torch.linspace(-6, 6, 101, dtype=torch.float64)
     held = list(_functions(tiny(name).module, CASES[name]))
     assert held
-    ours = {name: function(name)(x) for name in {group.spec.activation for group in model.groups}}
+    ours = {name: function(name)(x) for name in {group.spec.activation for group in model.model.groups}}
     alike = [{at for at, y in ours.items() if torch.allclose(y, theirs(x), atol=2e-4)} for _, theirs in held]
     assert all(alike), [where for (where, _), names in zip(held, alike, strict=True) if not names]
     assert set().union(*alike) == set(ours)
@@ -66,7 +66,7 @@ def test_what_a_file_leaves_out_is_transformers_default(name: str) -> None:
     case = replace(CASES[name], drop=(*CASES[name].drop, *_OPTIONAL))
     values = config(name, case).to_dict()
     sparse = {k: v for k, v in values.items() if k not in _OPTIONAL or k in case.values}
-    assert _read(sparse, name).groups == _read(values, name).groups
+    assert _read(sparse, name).model.groups == _read(values, name).model.groups
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "hunyuan_vl"])
@@ -75,7 +75,7 @@ def test_old_files_have_the_text_fields_beside_the_vision_config(name: str) -> N
     flat = _read({**values, "model_type": name, "vision_config": {"hidden_size": 8}}, name)
     inner = {k: v for k, v in values.items() if k != "model_type"}
     nested = _read({"model_type": name, "text_config": inner, "vision_config": {}}, name)
-    assert flat.groups == nested.groups == _read(values, f"{name}_text").groups
+    assert flat.model.groups == nested.model.groups == _read(values, f"{name}_text").model.groups
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_omni", "qwen3_omni_moe"])
@@ -83,7 +83,8 @@ def test_a_thinkers_text_model_lies_two_levels_deep(name: str) -> None:
     values = config(f"{name}_text", CASES[f"{name}_text"]).to_dict()
     inner = {"text_config": {k: v for k, v in values.items() if k != "model_type"}}
     for said in ({"model_type": f"{name}_thinker"}, {}):
-        assert _read({"model_type": name, "thinker_config": {**said, **inner}}, name).groups == _read(values, "").groups
+        thinker = _read({"model_type": name, "thinker_config": {**said, **inner}}, name)
+        assert thinker.model.groups == _read(values, "").model.groups
 
 
 @pytest.mark.parametrize("name", ["diffusion_gemma"])

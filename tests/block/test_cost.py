@@ -36,7 +36,7 @@ def test_params_and_matmul_flops_are_torchs(d_model, d_ff, gated, bias, tokens):
 
 @pytest.mark.parametrize("name", DENSE)
 def test_matmul_flops_of_known_models_are_torchs(name):
-    spec = catalog.find(name).main.spec
+    spec = catalog.find(name).model.main.spec
     with torch.device("meta"):
         module = (modules.Gated if spec.gated else modules.Plain)(spec.d_model, spec.d_ff, spec.bias)
     assert cost(steps(spec), 7).matmul_flops == counted_flops(module, spec.d_model, 7)

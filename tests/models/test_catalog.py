@@ -24,7 +24,7 @@ def test_rows_parsed_one_by_one_are_those_of_the_whole_file():
         n: r.get("config", {}) for n, r in whole.items()
     }
     assert catalog.spellings() == list(spelled)
-    assert all(catalog.find(alias).name == name for alias, name in spelled.items())
+    assert all(catalog.find(alias).model.name == name for alias, name in spelled.items())
 
 
 @pytest.mark.parametrize("name", RECENT)
@@ -80,7 +80,7 @@ def test_moe_totals(name):
     found = count(model)
     assert (found.d_model, found.d_ff, found.experts, found.top_k) == (d_model, d_ff, experts, top_k)
     assert (found.ffn_params_total, found.ffn_params_active) == (total, active)
-    program = next(s.op.program for s in model.main.steps if s.output == "experts")
+    program = next(s.op.program for s in model.model.main.steps if s.output == "experts")
     assert cost(program).params == expert
 
 
@@ -89,14 +89,14 @@ def test_rows_are_sourced_and_reachable(name):
     model = catalog.find(name)
     assert model.citation.startswith("[")
     assert model.evidence
-    assert model.name == name
+    assert model.model.name == name
     assert all(catalog.find(alias) for alias in (name.upper(), name))
 
 
 def test_aliases_are_unique_and_known():
     assert all(resolve(name).citation for name in catalog.spellings())  # none is taken for a path or a block
-    assert catalog.find("llama-7b").name == "llama-2-7b"
-    assert catalog.find("deepseek-r1").name == "deepseek-v3"
+    assert catalog.find("llama-7b").model.name == "llama-2-7b"
+    assert catalog.find("deepseek-r1").model.name == "deepseek-v3"
     assert catalog.find("no-such-model") is None
     assert len(catalog.spellings()) == len(set(catalog.spellings()))
 

@@ -21,7 +21,7 @@ SAID = {
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_dimensions_are_the_texts(name):
-    spec = find(name).model.main.spec
+    spec = find(name).model.model.main.spec
     assert (spec.d_model, spec.d_ff, spec.activation, spec.gated) == SAID[name]
     assert spec.bias == (name != "llama")
     assert find(name).shape[-1] == spec.d_model

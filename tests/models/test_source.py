@@ -32,7 +32,7 @@ def test_a_home_directory_and_names_with_spaces(tmp_path: Path, monkeypatch: pyt
     folder(tmp_path / "gpt2", LLAMA)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert load("~/gpt2").model.model_type == "llama"
-    assert load(" GPT2 ").main.spec == load("gpt2").main.spec
+    assert load(" GPT2 ").model.main.spec == load("gpt2").model.main.spec
 
 
 def test_what_belongs_to_a_file(tmp_path: Path):
@@ -76,7 +76,7 @@ def test_stacks_that_the_file_does_not_have_are_left_out(tmp_path: Path):
     }
     norms = {f"encoder.block.{i}.layer.1.layer_norm.weight": torch.zeros(4) for i in range(2)}
     model = load(folder(tmp_path, T5, {**stored, **norms}))
-    assert {group.stack for group in model.groups} == {"encoder"}
+    assert {group.stack for group in model.model.groups} == {"encoder"}
     assert [note.split(" in ")[0] for note in model.notes] == ["no decoder tensors"]
 
 
@@ -89,24 +89,24 @@ def test_a_file_with_none_of_the_names_is_not_taken_for_half_a_model(tmp_path: P
 
 
 def test_another_norm_has_its_own_kinds_bias():
-    assert load("gpt2", Dimensions(norm="rmsnorm")).main.spec.norm_bias is False
-    assert load("llama-2-7b", Dimensions(norm="layernorm")).main.spec.norm_bias is True
-    spec = load("gpt2").main.spec
-    assert load("gpt2", Dimensions(norm=spec.norm)).main.spec == spec
+    assert load("gpt2", Dimensions(norm="rmsnorm")).model.main.spec.norm_bias is False
+    assert load("llama-2-7b", Dimensions(norm="layernorm")).model.main.spec.norm_bias is True
+    spec = load("gpt2").model.main.spec
+    assert load("gpt2", Dimensions(norm=spec.norm)).model.main.spec == spec
 
 
 def test_options_keep_what_they_do_not_say_and_drop_what_no_longer_holds():
     given = FFNSpec(4, 8, norm="layernorm", norm_bias=False, moe=MoE(4, 2, 1, shared_d_ff=10))
     model = block_model(given, "b")
-    assert with_dimensions(model, Dimensions(norm="layernorm")).main.spec == given
-    assert with_dimensions(model, Dimensions(top_k=1)).main.spec.shared_width == 10
-    assert with_dimensions(model, Dimensions(shared_experts=2)).main.spec.shared_width == 16
+    assert with_dimensions(model, Dimensions(norm="layernorm")).model.main.spec == given
+    assert with_dimensions(model, Dimensions(top_k=1)).model.main.spec.shared_width == 10
+    assert with_dimensions(model, Dimensions(shared_experts=2)).model.main.spec.shared_width == 16
 
 
 def test_norm_position_needs_a_norm():
     with pytest.raises(FFNError, match="needs norm"):
         load(None, Dimensions(d_model="4", norm_position="post"))
-    assert load("gpt2", Dimensions(norm_position="post")).main.spec.norm_position == "post"
+    assert load("gpt2", Dimensions(norm_position="post")).model.main.spec.norm_position == "post"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_defaults_that_were_taken_are_noted(said, note):
 
 
 def test_one_expert_is_chosen_once_and_many_twice():
-    assert [load("4x8", Dimensions(experts=n)).main.spec.moe.top_k for n in (1, 2, 8)] == [1, 2, 2]
+    assert [load("4x8", Dimensions(experts=n)).model.main.spec.moe.top_k for n in (1, 2, 8)] == [1, 2, 2]
 
 
 def test_options_on_mixed_layers_say_which_ones_changed(tmp_path: Path):
@@ -135,13 +135,13 @@ def test_options_on_mixed_layers_say_which_ones_changed(tmp_path: Path):
     config |= {"num_hidden_layers": 3, "num_experts": 2, "num_experts_per_tok": 1, "mlp_only_layers": [0, 1]}
     source = folder(tmp_path, {**config, "decoder_sparse_step": 1}) + "/config.json"
     model = load(source, Dimensions(d_ff="8"))
-    assert [(bool(g.spec.moe), g.spec.d_ff) for g in model.groups] == [(False, 8), (True, 2)]
+    assert [(bool(g.spec.moe), g.spec.d_ff) for g in model.model.groups] == [(False, 8), (True, 2)]
     assert model.notes[-1] == "widths and experts are changed in the dense layers only"
 
 
 def test_multiples_of_d_model_are_exact():
-    assert load("10x2.1x").main.spec.d_ff == 21  # 2.1 is no binary fraction
-    assert load("4096x2.6875x").main.spec.d_ff == 11008
+    assert load("10x2.1x").model.main.spec.d_ff == 21  # 2.1 is no binary fraction
+    assert load("4096x2.6875x").model.main.spec.d_ff == 11008
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_what_is_refused_from_a_config_is_refused_from_a_directory(model_type: s
 def test_the_address_of_a_models_page_is_its_name(address, name, monkeypatch):
     asked = []
     monkeypatch.setattr(source, "_from_hub", lambda text: asked.append(text) or catalog.find("gpt2"))
-    assert load(address).name == "gpt2"
+    assert load(address).model.name == "gpt2"
     assert asked == [name]
 
 

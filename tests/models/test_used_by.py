@@ -63,18 +63,18 @@ def test_every_known_model_stands_at_its_activation_and_nowhere_else(name):
     """Of SwiGLU the tables name a few of the many families, of every other unit all."""
     model = catalog.find(name)
     assert model is not None
-    functions = {group.spec.activation for group in model.groups}
+    functions = {group.spec.activation for group in model.model.groups}
     named = _named_by(name, {row.name: row.used_by for row in TABLE.values()})
     units = {
         unit
         for unit, row in UNITS.items()
-        for spec in (group.spec for group in model.groups)
+        for spec in (group.spec for group in model.model.groups)
         if spec.gated and unit_ops(spec.activation, spec.limits) == (row.gate, row.up)
     }
     in_units = _named_by(name, {unit.name: unit.used_by for unit in UNITS.values()})
     assert named == functions or (functions == {"silu"} and not named)
     assert in_units in (units, units - {"swiglu"})
-    assert bool(units) == any(group.spec.gated for group in model.groups)
+    assert bool(units) == any(group.spec.gated for group in model.model.groups)
 
 
 def test_every_family_is_held_by_something():

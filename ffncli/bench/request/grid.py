@@ -120,20 +120,22 @@ def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None) -> tuple[
     if count > MOST_CASES:
         raise FFNError(f"that is a grid of {count:,} cases, at most {MOST_CASES:,}", "give fewer values, or run parts")
     models = [(source, load_block(source, overrides, grid.seed), overrides) for source, overrides in blocks]
-    for note in dict.fromkeys(n for _, model, _ in models for n in (*model.notes, *map(str, model.differences))):
+    for note in dict.fromkeys(
+        n for _, resolved, _ in models for n in (*resolved.notes, *map(str, resolved.differences))
+    ):
         tell(note)
     cases = [
         Case(
-            _source(source, model), label(model, overrides), model.main.spec, n, t, p, cached(c, n), device, threads_,
-            **x, ranks=grid.ranks,
+            _source(source, resolved), label(resolved, overrides), resolved.model.main.spec, n, t, p, cached(c, n),
+            device, threads_, **x, ranks=grid.ranks,
         )
-        for (source, model, overrides), n, t, p, c, (device, threads_), x in itertools.product(
+        for (source, resolved, overrides), n, t, p, c, (device, threads_), x in itertools.product(
             models, tokens, dtypes, passes, caches, places, data
         )
     ]  # fmt: skip
     different = tuple({case.key: case for case in cases}.values())
-    for _, model, _ in models:
-        check_split(model.model, grid.ranks, tokens)
+    for _, resolved, _ in models:
+        check_split(resolved.model, grid.ranks, tokens)
     _check_data(different, tell)
     return different
 
@@ -168,23 +170,24 @@ def load_block(source: str | None, overrides: Dimensions, seed: int = 0) -> Reso
     resolved = load(source, overrides, seed)
     if resolved.model.refused:
         raise FFNError(
-            f"{resolved.name} cannot be run: {resolved.model.refused}", "give dimensions: ffn bench 512x2048:swiglu"
+            f"{resolved.model.name} cannot be run: {resolved.model.refused}",
+            "give dimensions: ffn bench 512x2048:swiglu",
         )
     if missing := " and ".join(sorted(resolved.model.unknown & {"activation", "top_k"})):
-        raise FFNError(f"{resolved.name}: its {missing} is unknown", "pass --activation NAME, --top-k K")
-    if (moe := resolved.main.spec.moe) and moe.lookup:
-        what = f"{resolved.name}: a table of token ids chooses the experts of most of its layers"
+        raise FFNError(f"{resolved.model.name}: its {missing} is unknown", "pass --activation NAME, --top-k K")
+    if (moe := resolved.model.main.spec.moe) and moe.lookup:
+        what = f"{resolved.model.name}: a table of token ids chooses the experts of most of its layers"
         raise FFNError(what, "kernels get no token ids: give dimensions")
     if moe and moe.router_width:
-        raise FFNError(f"{resolved.name}: its router is an MLP, which no kernel computes", "give dimensions")
+        raise FFNError(f"{resolved.model.name}: its router is an MLP, which no kernel computes", "give dimensions")
     return resolved
 
 
 def label(resolved: Resolved, overrides: Dimensions) -> str:
     """A block's name in results: a model's name, or its dimensions; then the changes by overrides."""
-    spec, names = resolved.main.spec, overrides
-    base = resolved.name
-    if resolved.bare and not re.search(r"\.py(:|$)", resolved.source):
+    spec, names = resolved.model.main.spec, overrides
+    base = resolved.model.name
+    if resolved.model.bare and not re.search(r"\.py(:|$)", resolved.source):
         unit = unit_name(spec.activation, spec.limits) if spec.gated else None
         base = f"{spec.d_model}x{spec.d_ff}:{unit or spec.activation}" + ("+gated" if spec.gated and not unit else "")
         names = replace(overrides, d_model=None, d_ff=None, activation=None, gated=None)
@@ -196,8 +199,8 @@ def _value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _source(source: str | None, model: Resolved) -> str:
-    return source if source is not None else model.name
+def _source(source: str | None, resolved: Resolved) -> str:
+    return source if source is not None else resolved.model.name
 
 
 def _blocks(grid: Grid) -> list[tuple[str | None, Dimensions]]:

@@ -40,30 +40,33 @@ def remarks(data: ActivationData, layer: str | None, numbers: str | None) -> lis
 
     `numbers` is the --input, None if it is random.
     """
-    model = data.model
-    out = [*model.notes, *map(str, model.differences), *data.notes]
-    if layer is None and (model.layer_count or 1) > 1:
+    resolved = data.model
+    out = [*resolved.notes, *map(str, resolved.differences), *data.notes]
+    if layer is None and (resolved.model.layer_count or 1) > 1:
         one = data.layers[0]
-        out.append(f"{one.stack} layer {one.layer} of {model.name}: --layer I shows another, --layer all every one")
+        out.append(
+            f"{one.stack} layer {one.layer} of {resolved.model.name}: --layer I shows another, --layer all every one"
+        )
     if not data.tokens:
         drawn = ["weights"] if any(one.weights.startswith("random") for one in data.layers) else []
         way = "--prompt TEXT shows the model's actual input"
-        way += "" if is_runnable(model) else ", if the source is a directory with safetensors"
+        way += "" if is_runnable(resolved) else ", if the source is a directory with safetensors"
         drawn += ["input"] if numbers is None else []
         out += [f"{' and '.join(drawn)} drawn at random: {way}"] if drawn else []
-    places = {id(one): "" if model.bare else f"{one.stack} layer {one.layer}: " for one in data.layers}
+    places = {id(one): "" if resolved.model.bare else f"{one.stack} layer {one.layer}: " for one in data.layers}
     bad = [f"{places[id(one)]}{fault}" for one in data.layers for fault in one.not_finite]
     return out + bad[:_FAULTS] + ([f"{len(bad) - _FAULTS} more have NaN or Inf"] if len(bad) > _FAULTS else [])
 
 
 def answer(data: ActivationData, prompt: str | None, numbers: str | None) -> Answer:
     """One layer in full, or a row for each of several; CSV has a line per activation and layer."""
-    model, ran = data.model, bool(data.tokens)
+    resolved, ran = data.model, bool(data.tokens)
     places = [(layer, entered) for layer in data.layers for entered in layer.activations]
     rows = [_row(layer, entered, made) for layer, entered in places for made in entered.made]
     body = {
         "data": {
-            "name": model.name, "source": model.source, "prompt": prompt, "input": None if ran else numbers or "randn",
+            "name": resolved.model.name, "source": resolved.source, "prompt": prompt,
+            "input": None if ran else numbers or "randn",
             "tokens": {stack: [*map(asdict, tokens)] for stack, tokens in data.tokens.items()},
             "layers": [_layer(layer) for layer in data.layers],
         },
@@ -73,10 +76,10 @@ def answer(data: ActivationData, prompt: str | None, numbers: str | None) -> Ans
     csv = Table(names, [tuple(row[name] for name in names) for row in rows])
     one = len(data.layers) == 1
     owns = " and ".join(dict.fromkeys(entered.made[0].name for _, entered in places))
-    where = f", {data.layers[0].stack} layer {data.layers[0].layer}" if one and not model.bare else ""
+    where = f", {data.layers[0].stack} layer {data.layers[0].layer}" if one and not resolved.model.bare else ""
     origins = list(dict.fromkeys(layer.weights for layer in data.layers))
     origin = origins[0] if len(origins) == 1 else f"{len(data.layers)} layers, each with its own weights"
-    parts: list[Part] = [Heading(f"{model.name}{where}: input of {owns}", origin)]
+    parts: list[Part] = [Heading(f"{resolved.model.name}{where}: input of {owns}", origin)]
     if one or not ran:
         tokens = data.layers[0].tokens
         text = numbers or "randn"

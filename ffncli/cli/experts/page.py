@@ -29,7 +29,7 @@ def experts_answer(survey: ExpertsSurvey) -> Answer:
     """`layers` in JSON, a row for each expert in CSV, and tables of all layers and of the experts that matter most."""
     figures = ("where", "texts", "tokens", "cut", "ablated_texts", "ablated_tokens", "seconds")
     body = {
-        "model": {"name": survey.model.name, "source": survey.model.source},
+        "model": {"name": survey.model.model.name, "source": survey.model.source},
         "corpus": {name: getattr(survey, name) for name in figures},
         "layers": [asdict(layer) for layer in survey.layers],
     }
@@ -37,7 +37,7 @@ def experts_answer(survey: ExpertsSurvey) -> Answer:
     csv = Table(tuple(vars(experts[0])), [tuple(vars(expert).values()) for expert in experts])
     read = f"{survey.texts:,} {plural('text', survey.texts)}, {survey.tokens:,} tokens"
     parts: list[Part] = [
-        Heading(survey.model.name, f"{len(survey.layers)} {plural('layer', len(survey.layers))} with experts"),
+        Heading(survey.model.model.name, f"{len(survey.layers)} {plural('layer', len(survey.layers))} with experts"),
         Line(f"{survey.where}: {read}"),
         _layers(survey),
         Line("hits: share of the choices that a cache of half the experts would serve", quiet=True),
@@ -98,5 +98,5 @@ def _caches(rates: Sequence[float]) -> str:
 
 
 def _name(survey: ExpertsSurvey, layer: LayerExperts) -> str:
-    stacks = {group.stack for group in survey.model.groups}
+    stacks = {group.stack for group in survey.model.model.groups}
     return f"{layer.stack}.{layer.layer}" if len(stacks) > 1 else str(layer.layer)

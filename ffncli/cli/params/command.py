@@ -135,12 +135,12 @@ def answer_for(models: list[Resolved], options: FigureQuestion) -> tuple[Answer,
     return Answer("params", {"rows": [one.row() for one in reports]}, _flat(lines), parts, _CONVENTIONS), lines
 
 
-def _drawing(model: Resolved) -> list[Part]:
+def _drawing(resolved: Resolved) -> list[Part]:
     """The flow of dimensions through the block; of several kinds, the one of most layers."""
-    group = model.model.main
+    group = resolved.model.main
     where = f"{group.stack} {ranges(group.layers)}:"
     return [
-        *([Line(where, quiet=True)] if len(model.groups) > 1 else []),
+        *([Line(where, quiet=True)] if len(resolved.model.groups) > 1 else []),
         *(Line(line) for line in flow(steps(group.spec))),
     ]
 
@@ -164,11 +164,14 @@ def _with_twins(
     from ffncli.models.counting.iso_params import counterparts, iso_params
 
     answer, lines = answer_for(
-        [twin for model in models for twin in (model, counterparts(model, multiple_of))], options
+        [twin for resolved in models for twin in (resolved, counterparts(resolved, multiple_of))], options
     )
-    equal = [iso_params(model.main.spec, multiple_of) for model in models]
-    differences = [Line(f"{model.name}: {_difference(e)}") for model, e in zip(models, equal, strict=True)]
-    body = {**answer.body, "iso_params": [{"name": m.name, **asdict(e)} for m, e in zip(models, equal, strict=True)]}
+    equal = [iso_params(resolved.model.main.spec, multiple_of) for resolved in models]
+    differences = [Line(f"{resolved.model.name}: {_difference(e)}") for resolved, e in zip(models, equal, strict=True)]
+    body = {
+        **answer.body,
+        "iso_params": [{"name": m.model.name, **asdict(e)} for m, e in zip(models, equal, strict=True)],
+    }
     return replace(answer, body=body, parts=[*answer.parts, *differences]), lines
 
 
@@ -177,18 +180,18 @@ def _difference(e: IsoParams) -> str:
 
 
 def _notes(models: Sequence[Resolved], output: Output) -> None:
-    for model in models:
-        for note in model.notes:
-            output.note(f"{model.name}: {note}" if len(models) > 1 else note)
+    for resolved in models:
+        for note in resolved.notes:
+            output.note(f"{resolved.model.name}: {note}" if len(models) > 1 else note)
 
 
 def _require_agreement(models: Sequence[Resolved]) -> None:
     """Raises FFNError, exit 1, if a config and its tensors disagree."""
-    wrong = [(model, difference) for model in models for difference in model.differences]
+    wrong = [(resolved, difference) for resolved in models for difference in resolved.differences]
     if wrong:
-        model, first = wrong[0]
+        resolved, first = wrong[0]
         more = f"; and {len(wrong) - 1} more, which --json lists" if len(wrong) > 1 else ""
-        raise FFNError(f"{model.name}: {first}{more}", code=ExitCode.FAILED)
+        raise FFNError(f"{resolved.model.name}: {first}{more}", code=ExitCode.FAILED)
 
 
 # --- sweeps -----------------------------------------------------------------------------------------------------------

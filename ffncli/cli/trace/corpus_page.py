@@ -29,13 +29,13 @@ def corpus_answer(survey: CorpusSurvey, digits: int) -> Answer:
     """All layers: `corpus.layers` in JSON, a row each in CSV and in the table."""
     figures = ("where", "texts", "tokens", "cut", "limit", "seconds", "outlier_dimensions")
     body = {
-        "model": {"name": survey.model.name, "source": survey.model.source},
+        "model": {"name": survey.model.model.name, "source": survey.model.source},
         "corpus": {name: getattr(survey, name) for name in figures} | {"layers": [asdict(row) for row in survey.rows]},
     }
     rows = [_cells(row) for row in survey.rows]
     csv = Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
     parts: list[Part] = [
-        Heading(survey.model.name, f"{len(rows)} {plural('layer', len(rows))} with an FFN"),
+        Heading(survey.model.model.name, f"{len(rows)} {plural('layer', len(rows))} with an FFN"),
         Line(f"{survey.where}: {survey.texts:,} {plural('text', survey.texts)}, {survey.tokens:,} tokens"),
         _table(survey, digits),
         *(Line(f"{name}: {text}", quiet=True) for name, text in _meanings(survey).items()),
@@ -101,7 +101,7 @@ def _quoted(at: TokenPlace) -> str:
 
 def _name(survey: CorpusSurvey, row: CorpusLayer) -> str:
     """`3`, or `encoder.3` if the model has several stacks."""
-    stacks = {group.stack for group in survey.model.groups}
+    stacks = {group.stack for group in survey.model.model.groups}
     return f"{row.stack}.{row.layer}" if len(stacks) > 1 else str(row.layer)
 
 

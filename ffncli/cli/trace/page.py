@@ -88,7 +88,7 @@ def _head(session: Session) -> list[Part]:
     parts += [Line(line) for line in session.flow]
     if block.random_weights and block.layer is not None:
         where = "a model directory or a GGUF file has those"
-        parts.append(Line(f"random weights, not {session.model.name}'s: {where}"))
+        parts.append(Line(f"random weights, not {session.model.model.name}'s: {where}"))
     parts += model_run_lines(session)
     parts += [Line(text, quiet=True) for text in block.evidence]
     if block.mask is not None:

@@ -35,16 +35,17 @@ def not_finite_texts(survey: Survey) -> list[str]:
 
 def survey_answer(survey: Survey, units: int = 1) -> Answer:
     """All layers: `layers` in JSON, one row each in CSV and in the table, which names that many active `units`."""
-    model, layers = survey.model, [_keys(row) for row in survey.rows]
+    resolved, layers = survey.model, [_keys(row) for row in survey.rows]
     body = {
-        "model": {"name": model.name, "source": model.source, "prompt": survey.prompt, "input": survey.input,
+        "model": {"name": resolved.model.name, "source": resolved.source, "prompt": survey.prompt,
+                  "input": survey.input,
                   "tokens": {stack: [*map(asdict, tokens)] for stack, tokens in survey.tokens.items()}},
         "layers": layers,
     }  # fmt: skip
     rows = [_csv_keys(row) for row in layers]
     names = tuple(dict.fromkeys(name for row in rows for name in row))
     csv = Table(names, [tuple(_flat(row.get(name)) for name in names) for row in rows])
-    parts: list[Part] = [Heading(model.name, f"{len(rows)} layers with an FFN")]
+    parts: list[Part] = [Heading(resolved.model.name, f"{len(rows)} layers with an FFN")]
     if survey.input is not None:
         parts.append(Line(f"input: {survey.input}"))
     for stack, tokens in survey.tokens.items():

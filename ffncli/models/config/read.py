@@ -191,7 +191,7 @@ def _part(config: Fields, part: str) -> tuple[list[Group], tuple[str, ...]]:
         message = f"{fields.where}: model_type {shown(fields.values['model_type'])} is not a single stack"
         raise FFNError(message, "an encoder-decoder is made of one encoder and one decoder")
     inner = from_config(fields.values, part, fields.where)
-    return [replace(group, stack=part) for group in inner.groups], inner.evidence
+    return [replace(group, stack=part) for group in inner.model.groups], inner.evidence
 
 
 def _layer_count(fields: Fields, stack: Stack) -> tuple[int, int]:

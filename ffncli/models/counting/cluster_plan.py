@@ -69,10 +69,10 @@ class PlanQuestion:
         a skew of a model without experts.
         """
         if "top_k" in resolved.model.unknown:
-            raise FFNError(f"{resolved.name} does not say its top_k, so its work is not known", "pass --top-k 2")
+            raise FFNError(f"{resolved.model.name} does not say its top_k, so its work is not known", "pass --top-k 2")
         skew = skew_text("--skew", self.skew)
         if skew != UNIFORM and not any(group.spec.moe for group in resolved.model.groups):
-            raise FFNError(f"--skew needs a mixture of experts, and {resolved.name} is not one")
+            raise FFNError(f"--skew needs a mixture of experts, and {resolved.model.name} is not one")
         planners = []
         for name in dict.fromkeys(self.formats):
             weights = storage_of(resolved, name)
@@ -137,7 +137,7 @@ def planned(
     best = [cheapest([row for row in rows if row.device == cluster.device]) for cluster in clusters]
     others = (would_fit(planners, cluster, tokens) for cluster, row in zip(clusters, best, strict=True) if row is None)
     return ClusterPlan(
-        resolved.name,
+        resolved.model.name,
         question.skew,
         whole=any(planner.other_bytes is not None for planner in planners),
         rows=rows,

@@ -223,7 +223,7 @@ def _weights(resolved: Resolved, dtype: str | None) -> tuple[str, int]:
     row = storage_of(resolved, dtype)
     if dtype is None and resolved.stored and not row.computable:
         return row.name, resolved.stored.bytes
-    return row.name, sum(weight_bytes(group.steps, row) * len(group.layers) for group in resolved.groups)
+    return row.name, sum(weight_bytes(group.steps, row) * len(group.layers) for group in resolved.model.groups)
 
 
 def _model_bytes(resolved: Resolved, dtype: str | None, ffn_total: int) -> int | None:

@@ -129,11 +129,11 @@ class FigureQuestion:
     def reports(self, models: Sequence[Resolved]) -> list[CostReport]:
         """Every model's figures in each format; errors name the model if there are several."""
         reports = []
-        for model in models:
+        for resolved in models:
             try:
-                reports += [self.report(model, name) for name in self.formats]
+                reports += [self.report(resolved, name) for name in self.formats]
             except FFNError as error:
-                who = f"{model.name}: " if len(models) > 1 else ""
+                who = f"{resolved.model.name}: " if len(models) > 1 else ""
                 raise FFNError(f"{who}{error.message}", error.hint, error.code) from None
         return reports
 

@@ -48,7 +48,7 @@ def counterparts(resolved: Resolved, multiple_of: int = 1) -> Resolved:
 
     Raises FFNError as `counterpart`.
     """
-    model, kind = resolved.model, "plain" if resolved.main.spec.gated else "gated"
+    model, kind = resolved.model, "plain" if resolved.model.main.spec.gated else "gated"
     other = model.with_specs([counterpart(group.spec, multiple_of) for group in model.groups])
     other = replace(other, name=f"{model.name} ({kind})")
     return Resolved(other, resolved.source, resolved.citation, quantization=resolved.quantization)

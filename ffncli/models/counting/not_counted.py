@@ -11,7 +11,7 @@ from ffncli.show.text import plural
 def not_counted(resolved: Resolved) -> tuple[NotCounted, ...]:
     """The parts of a model that no number of its count holds; none for a bare block."""
     model, out = resolved.model, [*resolved.not_counted]
-    if resolved.bare:
+    if resolved.model.bare:
         return tuple(out)
     if model.extra_layers and all(part.why != MORE_TOKENS for part in out):
         layers = plural("layer", model.extra_layers)
@@ -27,6 +27,6 @@ def _why(resolved: Resolved) -> str:
     """Why the whole model is not known."""
     if resolved.from_tensors or resolved.checkpoint:
         return "the tensors leave open which of them are the text model's, or which are stored twice"
-    if resolved.model.non_ffn or resolved.model_type in RESTS:
+    if resolved.model.non_ffn or resolved.model.model_type in RESTS:
         return "its source lacks a number that it takes"
-    return f"there is no row of the whole model for model_type {resolved.model_type}"
+    return f"there is no row of the whole model for model_type {resolved.model.model_type}"

@@ -82,7 +82,7 @@ def _changer(source: str | None, load: Load) -> Callable[[Dimensions], Resolved]
     if source.partition(":")[0].endswith(".py"):
         return partial(load, source)  # a user's class is rebuilt: it may use its arguments in any way
     resolved = load(source, None)
-    return partial(load, source) if resolved.bare else partial(with_dimensions, resolved)
+    return partial(load, source) if resolved.model.bare else partial(with_dimensions, resolved)
 
 
 def _point(combination: Sequence[tuple[str, str, Any]]) -> Point:

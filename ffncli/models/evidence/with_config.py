@@ -48,8 +48,8 @@ def _config_alone(resolved: Resolved) -> Resolved:
 
 def _require_all(resolved: Resolved, checkpoint: Checkpoint, difference: Disagreement) -> None:
     """Raises FFNError if the file is at fault: a block differs because a tensor is missing or has another shape."""
-    alike = [g.spec for g in resolved.groups if g.stack == difference.stack]
-    spec = next(g.spec for g in resolved.groups if g.stack == difference.stack and difference.index in g.layers)
+    alike = [g.spec for g in resolved.model.groups if g.stack == difference.stack]
+    spec = next(g.spec for g in resolved.model.groups if g.stack == difference.stack and difference.index in g.layers)
     name = difference.name
     if name in ("gated", "bias") and any(getattr(other, name) != getattr(spec, name) for other in alike):
         config: dict[str, Any] = {name: not getattr(spec, name)}
@@ -64,7 +64,7 @@ def _require_all(resolved: Resolved, checkpoint: Checkpoint, difference: Disagre
 def with_inventory(resolved: Resolved, inventory: Inventory) -> Resolved:
     """As `with_evidence`, for tensors already listed. Raises FFNError if none of them belongs to an FFN."""
     items, complete = items_of(inventory, resolved.quantization), not inventory.missing
-    tensors = recognised(items, resolved.main.spec.d_model, inventory.where, absent_files(inventory), complete)
+    tensors = recognised(items, resolved.model.main.spec.d_model, inventory.where, absent_files(inventory), complete)
     if tensors.layers:
         blocks = agree(resolved.model, tensors.layers, tensors.others, tensors.where, complete)
         resolved = with_tensors(resolved, blocks, tensors, complete)

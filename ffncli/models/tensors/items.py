@@ -66,7 +66,7 @@ def _in_files(
     resolved: Resolved, checkpoint: Checkpoint, spot: Spot, alike: Callable[[], LayerTensors | None] = lambda: None
 ) -> LayerTensors:
     """One layer's tensors by the headers of the files that have them."""
-    family = "gguf" if checkpoint.gguf else resolved.model_type
+    family = "gguf" if checkpoint.gguf else resolved.model.model_type
     begins = (stem_of(spot.prefix, spot.layer), *_norms_outside(family, spot))
     names = [name for name in checkpoint.files if name.startswith(begins)]
     infos = [checkpoint.info(name) for name in names]

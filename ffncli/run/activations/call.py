@@ -42,7 +42,7 @@ def activations_of(
     with sleep_while_waiting():  # a user's module imports torch
         resolved = _model(source, seed or 0)
     if layer != "all":
-        resolved.layer(layer)
+        resolved.model.layer(layer)
     model_input = prompt_of(prompt, input_ids, position)
     if model_input:
         folder_of(resolved, model_input.option)

@@ -56,7 +56,7 @@ def activations_on_data(
     With a prompt the model runs once, and each layer is processed as soon as it has run; else every layer gets the
     request's input. `others` are canonical names. Raises FFNError as `prepare` and `run_model` do.
     """
-    layers = layers_of(resolved) if request.layer == "all" else [resolved.layer(request.layer)]
+    layers = layers_of(resolved) if request.layer == "all" else [resolved.model.layer(request.layer)]
     if prompt is None:
         return _without_prompt(resolved, layers, request, others)
     layers, silent = reached(resolved, layers) if request.layer == "all" else (layers, ())

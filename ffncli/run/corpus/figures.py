@@ -134,7 +134,7 @@ class CorpusSurvey:
         return units_frame(self.sums)
 
     def __repr__(self) -> str:
-        lines = [f"<CorpusSurvey of {self.model.name}: {self.texts:,} texts, {self.tokens:,} tokens"]
+        lines = [f"<CorpusSurvey of {self.model.model.name}: {self.texts:,} texts, {self.tokens:,} tokens"]
         for row in self.rows[:7]:
             share = "" if row.active_share is None else f"{100 * row.active_share:.1f} % active, "
             lines.append(f"  {row.stack} {row.layer}: {share}{row.dead_units:,} of {row.units:,} units dead")

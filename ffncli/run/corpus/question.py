@@ -73,17 +73,19 @@ class CheckedCorpusQuestion:
 def check_corpus(question: CorpusQuestion) -> CheckedCorpusQuestion:
     """The question with its model, located and read. Raises FFNError for what cannot be answered."""
     _check_files(question)
-    model = load(question.source, Dimensions())
-    folder_of(model, OPTION)
-    every = layers_of(model)
+    resolved = load(question.source, Dimensions())
+    folder_of(resolved, OPTION)
+    every = layers_of(resolved)
     stacks = list(dict.fromkeys(layer.stack for layer in every))
     if question.layer in (None, "all"):
         reads = "encoder" if "encoder" in stacks else stacks[0]
-        return CheckedCorpusQuestion(question, model, tuple(layer for layer in every if layer.stack == reads))
-    layer = model.layer(question.layer)
+        return CheckedCorpusQuestion(question, resolved, tuple(layer for layer in every if layer.stack == reads))
+    layer = resolved.model.layer(question.layer)
     if layer.stack == "decoder" and "encoder" in stacks:
-        raise FFNError(f"{OPTION}: the texts go to the encoder of {model.name}", "its decoder gets only a start token")
-    return CheckedCorpusQuestion(question, model, (layer,))
+        raise FFNError(
+            f"{OPTION}: the texts go to the encoder of {resolved.model.name}", "its decoder gets only a start token"
+        )
+    return CheckedCorpusQuestion(question, resolved, (layer,))
 
 
 def _check_files(question: CorpusQuestion) -> None:

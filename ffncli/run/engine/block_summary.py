@@ -41,10 +41,12 @@ def block_summary(resolved: Resolved, ready: Prepared, device: str) -> BlockSumm
     spec = ready.layer.spec
     alone, moe = ready.steps[0].output == "logits", spec.moe  # alone: a final layer without any block
     return BlockSummary(
-        name=resolved.name if resolved.bare else f"{resolved.name}, {ready.layer.stack} layer {ready.layer.index}",
+        name=resolved.model.name
+        if resolved.model.bare
+        else f"{resolved.model.name}, {ready.layer.stack} layer {ready.layer.index}",
         source=resolved.source,
-        layer=None if resolved.bare else ready.layer.index,
-        stack=None if resolved.bare else ready.layer.stack,
+        layer=None if resolved.model.bare else ready.layer.index,
+        stack=None if resolved.model.bare else ready.layer.stack,
         d_model=spec.d_model,
         d_ff=None if alone else spec.d_ff,
         activation=None if alone else spec.activation,

@@ -84,7 +84,7 @@ def _boundary(
 
 def _without_parameters(module: nn.Module, resolved: Resolved, layer: Layer, at: str) -> dict[str, str]:
     """The norms without parameters (OLMo's), by the usual names of their modules."""
-    there, rules = {name for name, _ in module.named_modules()}, arrangement(resolved.model_type)
+    there, rules = {name for name, _ in module.named_modules()}, arrangement(resolved.model.model_type)
     out: dict[str, str] = {}
     for step in steps(layer.spec):
         if isinstance(step.op, Norm) and not step.parameters():
@@ -107,7 +107,7 @@ def live_parameters(module: nn.Module, resolved: Resolved, layer: Layer) -> tupl
     spot = under.get((layer.stack, layer.index))
     if spot is None:
         raise FFNError(f"no FFN of {layer.stack} layer {layer.index} was recognised in {where}")
-    named = layer_tensors(items, spot, resolved.model_type, tensors, where)
+    named = layer_tensors(items, spot, resolved.model.model_type, tensors, where)
     return named.stem.removesuffix("."), layout.locate(named, layer.spec)
 
 

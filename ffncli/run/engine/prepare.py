@@ -91,7 +91,7 @@ def prepare(resolved: Resolved, request: LayerRequest = LayerRequest(), example:
 
     Raises FFNError for an impossible layer, dtype, device or input.
     """
-    layer = resolved.layer(request.layer)
+    layer = resolved.model.layer(request.layer)
     block = steps(layer.spec) if example is None or example.block is None else example.block
     dtype, device = dtype_of(request.dtype), device_of(request.device)
     require_runnable(resolved)
@@ -100,7 +100,7 @@ def prepare(resolved: Resolved, request: LayerRequest = LayerRequest(), example:
     weights, origin, doubts = _weights(resolved, layer, block, example, generator, dtype, device)
     block, lost = steps_with_weights(block, weights)
     notes += [*doubts, *lost]
-    if resolved.from_tensors and not resolved.model_type and layer.spec.moe:
+    if resolved.from_tensors and not resolved.model.model_type and layer.spec.moe:
         notes.append("assumed, because the files do not say: softmax over all experts, the chosen weights normalised")
     if example and example.weights and not _fits(example, block):
         notes.append("the example's weights do not fit these dimensions: random weights instead")
@@ -220,7 +220,7 @@ def _masks(example: Example | None, request: LayerRequest, block: tuple[Step, ..
     """The example's own dropout masks, if probability, input and seed are the example's too."""
     if not example or request.seed is not None or tuple(first.shape) != example.shape:
         return {}
-    spec = example.model.main.spec
+    spec = example.model.model.main.spec
     masks: dict[str, Tensor] = {}
     for step in block:
         if step.output in example.dropped and step.op == Dropout(spec.dropout) and _fits(example, block):

@@ -72,5 +72,5 @@ def check_experts(question: ExpertsQuestion) -> CheckedExpertsQuestion:
     layers = tuple(layer for layer in checked.layers if layer.spec.moe)
     if not layers:
         where = "this layer of " if question.layer not in (None, "all") else ""
-        raise FFNError(f"{where}{checked.model.name} has no experts", "ffn trace --prompts shows a dense model")
+        raise FFNError(f"{where}{checked.model.model.name} has no experts", "ffn trace --prompts shows a dense model")
     return CheckedExpertsQuestion(question, CheckedCorpusQuestion(checked.question, checked.model, layers))

@@ -102,11 +102,11 @@ def problem_of(
     fp32_scores = any(isinstance(step.op, Route) and step.op.score_dtype == "fp32" for step in block)
     total = cost(block)
     return ExportProblem(
-        name=resolved.name,
+        name=resolved.model.name,
         source=resolved.source,
         citation=resolved.citation,
         layer=chosen,
-        bare=resolved.bare,
+        bare=resolved.model.bare,
         part=part,
         steps=block,
         dtype=kind,
@@ -119,8 +119,8 @@ def problem_of(
 def layer_of(resolved: Resolved, text: str | None) -> Layer:
     """The layer of that name, else the first of the kind that most layers are."""
     if text is not None:
-        return resolved.layer(text)
-    group = resolved.main
+        return resolved.model.layer(text)
+    group = resolved.model.main
     return Layer(group.stack, group.layers[0], group.spec)
 
 

@@ -57,7 +57,7 @@ def chosen_layers(resolved: Resolved, wanted: int | str | Sequence[int | str] | 
     if wanted is None:
         return layers_of(resolved)
     several = [wanted] if isinstance(wanted, (int, str)) else [*wanted]
-    return list(dict.fromkeys(resolved.layer(str(one)) for one in several))
+    return list(dict.fromkeys(resolved.model.layer(str(one)) for one in several))
 
 
 def find_ffn(model: nn.Module, resolved: Resolved, layer: Layer) -> FoundFFN:

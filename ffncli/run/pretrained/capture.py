@@ -57,7 +57,7 @@ def capture(resolved: Resolved, prompt: Prompt, request: LayerRequest) -> Prepar
 
     Our weights are read from the files, not taken from the loaded model. Raises FFNError if the model cannot be run.
     """
-    layer = resolved.layer(request.layer)
+    layer = resolved.model.layer(request.layer)
     passes: list[tuple[tuple[Token, ...], Tensor, Tensor]] = []
     streams: dict[Layer, Tensor] = {}
     notes = run_model(resolved, [layer], prompt, request, lambda _, *tensors: passes.append(tensors), streams)
@@ -104,7 +104,7 @@ def run_model(
         loaded, live = load_up_to(transformers, resolved, layers, path, config, dtype, device)
         inputs = forward_arguments(loaded, tokens, tokenizer, layers)
         idle = _listen(loaded, live, inputs, prompt, receive, streams)
-    fault = FAULTS.get(resolved.model_type or "") if any(layer.spec.moe for layer in layers) else None
+    fault = FAULTS.get(resolved.model.model_type or "") if any(layer.spec.moe for layer in layers) else None
     return (*inputs.notes, *idle, *([fault] if fault else []))
 
 
@@ -160,7 +160,7 @@ def _cut_behind(module: Any, resolved: Resolved, live: Mapping[Layer, LiveFFN]) 
     """
     last = {layer.stack: layer for layer in sorted(live, key=lambda layer: layer.index)}
     ends = [(live[layer].layer, 1) for layer in last.values() if layer.stack == "decoder" or "decoder" not in last]
-    decoder = next((g for g in resolved.groups if g.stack == "decoder"), None)
+    decoder = next((g for g in resolved.model.groups if g.stack == "decoder"), None)
     if module.config.is_encoder_decoder and decoder and "decoder" not in last:
         first = Layer("decoder", min(decoder.layers), decoder.spec)
         ends.append((live_ffn(module, resolved, first).layer, 0))

@@ -44,7 +44,7 @@ def _parameters(ready: Prepared) -> list[Fact]:
 
 def _share(models: Sequence[Resolved]) -> list[Fact]:
     """The FFN's share of one layer: in BERT, and in every known model whose attention is known."""
-    counted = {model.name: count(model) for model in models}
+    counted = {resolved.model.name: count(resolved) for resolved in models}
     bert = counted["bert-base"]
     shares = {
         name if len(c.groups) == 1 else f"{name}, {group.stack} layers": group.ffn_share_of_layer
@@ -119,9 +119,13 @@ def _overfitting(d_model: int = 8) -> Fact:
 
 def _balance(models: Sequence[Resolved]) -> Fact:
     """How many of the known dense models have each ratio."""
-    dense = {m.name: m.main.spec.d_ff / m.main.spec.d_model for m in models if not any(g.spec.moe for g in m.groups)}
+    dense = {
+        m.model.name: m.model.main.spec.d_ff / m.model.main.spec.d_model
+        for m in models
+        if not any(g.spec.moe for g in m.model.groups)
+    }
     four = sum(ratio == 4 for ratio in dense.values())
-    gated = [m.main.spec.gated for m in models if m.name in dense and dense[m.name] == 4]
+    gated = [m.model.main.spec.gated for m in models if m.model.name in dense and dense[m.model.name] == 4]
     low, high = min(dense, key=dense.__getitem__), max(dense, key=dense.__getitem__)
     return Fact(
         "4x is the balance point", f"{four} of {len(dense)} known dense models have it", "",

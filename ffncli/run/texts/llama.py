@@ -126,9 +126,9 @@ def _collectives(split: RankTrace) -> list[Fact]:
 def _ratios() -> list[Fact]:
     out = []
     for name, stated, digits in (("llama-2-7b", "2.7", 1), ("gpt2", "4", 0)):
-        model = catalog.find(name)
-        assert model is not None
-        spec = model.main.spec
+        resolved = catalog.find(name)
+        assert resolved is not None
+        spec = resolved.model.main.spec
         ratio = spec.d_ff / spec.d_model
         topic = f"d_ff over d_model of {name}"
         out.append(compared(topic, stated, f"{ratio:.{digits}f}", f"{spec.d_ff:,} / {spec.d_model:,} = {ratio:g}"))
@@ -172,9 +172,9 @@ def _bends() -> Fact:
 
 
 def _experts() -> Fact:
-    model = catalog.find("qwen3-30b-a3b")
-    assert model is not None
-    spec = model.main.spec
+    resolved = catalog.find("qwen3-30b-a3b")
+    assert resolved is not None
+    spec = resolved.model.main.spec
     return Fact(
         "in a mixture of experts ffDim is one expert's width", f"{spec.d_ff:,}", "", "holds",
         f"Qwen3-30B-A3B: {spec.moe.experts if spec.moe else 0} experts of d_ff {spec.d_ff}, d_model {spec.d_model:,}",

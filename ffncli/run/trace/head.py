@@ -141,17 +141,17 @@ def divisor(x: Tensor, op: Norm) -> Tensor:
 
 
 @contextmanager
-def head_of(model: Resolved, layer: Layer, request: LayerRequest, option: str) -> Iterator[Head]:
+def head_of(resolved: Resolved, layer: Layer, request: LayerRequest, option: str) -> Iterator[Head]:
     """The head that reads the residual stream to which `layer`'s FFN adds; `option` is what needs it.
 
     Raises FFNError if no head reads that stream, and for models without a vocabulary.
     """
-    path = folder_of(model, option)
-    stacks = {group.stack for group in model.groups}
+    path = folder_of(resolved, option)
+    stacks = {group.stack for group in resolved.model.groups}
     if not stacks <= {"encoder", "decoder"}:
         names = ", ".join(sorted(stacks))
         raise FFNError(
-            f"{option}: {model.name} has the stacks {names}, and it is not known which of them the head reads"
+            f"{option}: {resolved.model.name} has the stacks {names}, and it is not known which of them the head reads"
         )
     with offline() as transformers:
         config = read_config(transformers, path)
@@ -159,7 +159,7 @@ def head_of(model: Resolved, layer: Layer, request: LayerRequest, option: str) -
         where: list[str] = []
 
         def shrink(module: Any, lean: bool) -> None:  # lean or not: an extra layer would change the answer
-            where.append(_first_alone(module, model, layer))
+            where.append(_first_alone(module, resolved, layer))
 
         dtype, device = dtype_of(request.dtype), device_of(request.device)
         loaded = load(transformers, path, config, dtype, device, shrink, with_head=True)
@@ -190,16 +190,18 @@ def _without_caps(config: Any) -> Iterator[None]:
             setattr(values, name, value)
 
 
-def _first_alone(module: Any, model: Resolved, layer: Layer) -> str:
+def _first_alone(module: Any, resolved: Resolved, layer: Layer) -> str:
     """Keep the first layer of the stack that the head reads, and no layer of its encoder; returns its name."""
-    first = next(g for g in model.groups if g.stack == layer.stack and min(g.layers) == _lowest(model, layer.stack))
-    live = live_ffn(module, model, Layer(layer.stack, min(first.layers), first.spec))
-    encoder = next((g for g in model.groups if g.stack != layer.stack), None)
+    first = next(
+        g for g in resolved.model.groups if g.stack == layer.stack and min(g.layers) == _lowest(resolved, layer.stack)
+    )
+    live = live_ffn(module, resolved, Layer(layer.stack, min(first.layers), first.spec))
+    encoder = next((g for g in resolved.model.groups if g.stack != layer.stack), None)
     if encoder is not None:
-        cut(module, live_ffn(module, model, Layer(encoder.stack, min(encoder.layers), encoder.spec)).layer, 0)
+        cut(module, live_ffn(module, resolved, Layer(encoder.stack, min(encoder.layers), encoder.spec)).layer, 0)
     cut(module, live.layer, 1)
     return live.layer
 
 
-def _lowest(model: Resolved, stack: str) -> int:
-    return min(min(group.layers) for group in model.groups if group.stack == stack)
+def _lowest(resolved: Resolved, stack: str) -> int:
+    return min(min(group.layers) for group in resolved.model.groups if group.stack == stack)

@@ -175,19 +175,21 @@ def _has_block(chosen: Dimensions) -> bool:
 # --- what its layer can answer ----------------------------------------------------------------------------------------
 
 
-def _check_model(question: Question, model: Resolved, experts: frozenset[int] | None) -> None:
+def _check_model(question: Question, resolved: Resolved, experts: frozenset[int] | None) -> None:
     """Raises FFNError if the model or its layer cannot answer, before anything large is loaded."""
     if prompt := question.model_prompt:
-        folder_of(model, prompt.option)
+        folder_of(resolved, prompt.option)
         if question.vocab:
             raise FFNError(f"--vocab contradicts {prompt.option}", "--unembed goes through the model's own head")
     option = "--unembed" if question.unembed else "--promotes" if question.promotes is not None else None
     if option is None:
         return
-    folder_of(model, option)
-    layer = model.layer(question.layer)
-    if layer.stack == "encoder" and any(group.stack == "decoder" for group in model.groups):
-        raise FFNError(f"{option}: no head reads {model.name}'s encoder", "a decoder layer's output can be unembedded")
+    folder_of(resolved, option)
+    layer = resolved.model.layer(question.layer)
+    if layer.stack == "encoder" and any(group.stack == "decoder" for group in resolved.model.groups):
+        raise FFNError(
+            f"{option}: no head reads {resolved.model.name}'s encoder", "a decoder layer's output can be unembedded"
+        )
     if question.neuron is None:
         return
     if question.neuron >= layer.spec.d_ff:
@@ -198,7 +200,7 @@ def _check_model(question: Question, model: Resolved, experts: frozenset[int] | 
         raise FFNError(what, "add --expert 0")
 
 
-def _check_ranks(question: Question, model: Resolved, example: Example | None) -> None:
+def _check_ranks(question: Question, resolved: Resolved, example: Example | None) -> None:
     """Raises FFNError if the layer cannot be split over the ranks, with the nearest numbers that would do."""
     if question.ranks is None:
         return
@@ -211,44 +213,46 @@ def _check_ranks(question: Question, model: Resolved, example: Example | None) -
         raise FFNError(
             f"--example {question.example} contradicts {option}", "its dropout is on, ranks run in eval mode"
         )
-    layer = model.layer(question.layer)
-    alone = replace(model.model, groups=(Group(layer.stack, (layer.index,), layer.spec),))
+    layer = resolved.model.layer(question.layer)
+    alone = replace(resolved.model, groups=(Group(layer.stack, (layer.index,), layer.spec),))
     # Only files have weights in blocks; drawn ones are plain numbers.
-    weights = storage_of(model) if model.checkpoint else dtypes.dtype("fp32")
+    weights = storage_of(resolved) if resolved.checkpoint else dtypes.dtype("fp32")
     tensor_parallel.check(alone, question.ranks.tp, weights)
     expert_parallel.check(alone, question.ranks.ep)
 
 
-def _experts(text: str | None, model: Resolved, layer: str | None) -> frozenset[int] | None:
+def _experts(text: str | None, resolved: Resolved, layer: str | None) -> frozenset[int] | None:
     """The experts to look into: none, some (`0,3`), or all (None). FFNError if the model has no such expert."""
     if text is None:
         return frozenset()
-    moe = model.layer(layer).spec.moe
+    moe = resolved.model.layer(layer).spec.moe
     if moe is None:
-        first = next((g.layers[0] for g in model.groups if g.spec.moe), None)
+        first = next((g.layers[0] for g in resolved.model.groups if g.spec.moe), None)
         advice = "it is dense" if first is None else f"the first MoE layer is {first}"
-        raise FFNError(f"--expert {shown(text)}: this layer of {model.name} has no experts", advice)
+        raise FFNError(f"--expert {shown(text)}: this layer of {resolved.model.name} has no experts", advice)
     if text == "all":
         return None
     if not re.fullmatch(r" *[0-9]{1,9} *(, *[0-9]{1,9} *)*", text):
         raise FFNError(f"--expert must be a number, a comma list or all, got {shown(text)}")
     experts = frozenset(int(word) for word in text.split(","))
     if max(experts) >= moe.experts:
-        raise FFNError(f"--expert {max(experts)} is out of range", f"{model.name} has experts 0 to {moe.experts - 1}")
+        raise FFNError(
+            f"--expert {max(experts)} is out of range", f"{resolved.model.name} has experts 0 to {moe.experts - 1}"
+        )
     return experts
 
 
 # --- which changes are tried ------------------------------------------------------------------------------------------
 
 
-def _changes(question: Question, model: Resolved, example: Example | None) -> tuple[Change, ...]:
+def _changes(question: Question, resolved: Resolved, example: Example | None) -> tuple[Change, ...]:
     """The changes of the block. Raises FFNError for one that it does not have, and for a block in training mode."""
     if not (question.set or question.ablate):
         return ()
     option = "--set" if question.set else "--ablate"
     if question.train or (example and example.dropped and question.train is None):
         raise FFNError(f"--train contradicts {option}", "add --eval: dropout would change the values too")
-    block = example.block if example and example.block else steps(model.layer(question.layer).spec)
+    block = example.block if example and example.block else steps(resolved.model.layer(question.layer).spec)
     block = ffn_steps(block) if question.model_prompt else block
     return changes_of(block, question.set or (), question.ablate or ())
 

@@ -249,7 +249,7 @@ def _before_loading(checked: CheckedQuestion) -> tuple[str, ...]:
         return ()
     from ffncli.run.pretrained.loading import loading_notes
 
-    return loading_notes(checked.model, checked.model.layer(checked.question.layer).index, checked.question.dtype)
+    return loading_notes(checked.model, checked.model.model.layer(checked.question.layer).index, checked.question.dtype)
 
 
 def _prepared(checked: CheckedQuestion, request: LayerRequest) -> Prepared:

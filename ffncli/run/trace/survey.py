@@ -90,7 +90,7 @@ class Survey:
         return tuple(row for row in self.rows if row.not_finite)
 
     def __repr__(self) -> str:
-        lines = [f"<Survey of {self.model.name}: {len(self.rows)} layers"]
+        lines = [f"<Survey of {self.model.model.name}: {len(self.rows)} layers"]
         for row in self.rows[:7]:
             gain = "" if row.gain is None else f", gain {row.gain:.3g}"
             lines.append(f"  {row.stack} {row.layer}: {row.dead_units:,} of {row.units:,} units dead{gain}")
@@ -114,36 +114,38 @@ def survey_of(checked: CheckedQuestion, note: Callable[[str], None] = lambda tex
     return replace(survey_record, notes=(*before, *after))
 
 
-def survey(model: Resolved, request: LayerRequest, prompt: Prompt | None = None, top: int = TOP_UNITS) -> Survey:
+def survey(resolved: Resolved, request: LayerRequest, prompt: Prompt | None = None, top: int = TOP_UNITS) -> Survey:
     """One row per layer: on its actual input when the model reads the prompt, else on the request's input.
 
     With a prompt the model runs once; as soon as a layer has run, its own weights are read and run in parallel to it.
     """
-    layers = layers_of(model)
+    layers = layers_of(resolved)
     rows: dict[Layer, LayerRow] = {}
     tokens: dict[str, tuple[Token, ...]] = {}
     if prompt is None:
         notes: tuple[str, ...] = ()
         for layer in layers:
-            ready = prepare(model, replace(request, layer=f"{layer.stack}.{layer.index}"))
+            ready = prepare(resolved, replace(request, layer=f"{layer.stack}.{layer.index}"))
             rows[layer] = survey_layer(layer, ready.steps, ready.weights, ready.inputs, None, top)
             notes = ready.notes
             if ready.origin.startswith("random"):
-                notes += (f"{ready.origin}, the same in all layers of one shape: no file holds {model.name}'s",)
+                notes += (
+                    f"{ready.origin}, the same in all layers of one shape: no file holds {resolved.model.name}'s",
+                )
         count, given = rows[layers[0]].tokens, "randn" if request.input is None else request.input
         given = given if isinstance(given, str) else "an array"
         description = f"{given}, {count} {plural('token', count)}, the same for every layer"
-        return Survey(model, tuple(rows[layer] for layer in layers), {}, notes, input=description)
+        return Survey(resolved, tuple(rows[layer] for layer in layers), {}, notes, input=description)
 
     def seen(layer: Layer, given: tuple[Token, ...], entering: Tensor, leaving: Tensor) -> None:
-        ready = prepared(model, layer, request, given, entering, leaving)
+        ready = prepared(resolved, layer, request, given, entering, leaving)
         rows[layer] = survey_layer(layer, ready.steps, ready.weights, ready.inputs, leaving, top)
         tokens[layer.stack] = given
 
-    layers, silent = reached(model, layers)
-    notes = run_model(model, layers, prompt, request, seen)
+    layers, silent = reached(resolved, layers)
+    notes = run_model(resolved, layers, prompt, request, seen)
     every = tuple(rows[layer] for layer in layers if layer in rows)
-    return Survey(model, every, tokens, (*silent, *notes), prompt.text)
+    return Survey(resolved, every, tokens, (*silent, *notes), prompt.text)
 
 
 def survey_layer(

@@ -36,7 +36,7 @@ def in_memory(module: nn.Module) -> Resolved | None:
         return None
     try:
         resolved = _by_config(parts[0].config, module)
-        layers = [Layer(group.stack, index, group.spec) for group in resolved.groups for index in group.layers]
+        layers = [Layer(group.stack, index, group.spec) for group in resolved.model.groups for index in group.layers]
         with suppress(FFNError):
             if live_parameters(module, resolved, layers[0])[0]:  # empty if the names are those inside a layer
                 return replace(resolved, weights=_LiveWeights(module, resolved, layers))
@@ -63,7 +63,7 @@ def _single(module: nn.Module, resolved: Resolved, layers: Sequence[Layer]) -> R
     _, located = live_parameters(place, resolved, layer)
     if len([name for item in located for name in item.names]) == len(live_tensors(module)):
         return None  # nothing but an FFN, whose outputs show more: whether norms without parameters are in it
-    group = next(g for g in resolved.groups if g.stack == layer.stack and layer.index in g.layers)
+    group = next(g for g in resolved.model.groups if g.stack == layer.stack and layer.index in g.layers)
     model = replace(resolved.model, groups=(replace(group, layers=(layer.index,)),))
     doubt = [] if numbers else [f"{type(module).__name__} has no layer_idx: taken as {layer.stack} layer {layer.index}"]
     return replace(

@@ -293,7 +293,7 @@ def _built(text: str, spec: FFNSpec) -> LoadedModule:
         except NotTaken as error:
             failure = error
             continue
-        built_spec = loaded.model.main.spec
+        built_spec = loaded.model.model.main.spec
         if (built_spec.d_model, built_spec.d_ff) != (spec.d_model, spec.d_ff):
             raise FFNError(f"{text} is {built_spec.d_model}x{built_spec.d_ff}, this block {spec.d_model}x{spec.d_ff}")
         return loaded

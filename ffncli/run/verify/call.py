@@ -171,7 +171,7 @@ def _model(
 def _reference(against: str | Resolved | nn.Module, resolved: Resolved, seed: int) -> Resolved:
     """The model to compare with; a user's module is built with the d_model of the model under test."""
     named = isinstance(against, str) and is_user_module(against)
-    return load(against, Dimensions(d_model=str(resolved.main.spec.d_model) if named else None), seed)
+    return load(against, Dimensions(d_model=str(resolved.model.main.spec.d_model) if named else None), seed)
 
 
 def _require_tensors(resolved: Resolved) -> None:

@@ -40,13 +40,13 @@ def split_of(options: Mapping[str, Any], checks: Sequence[str] | None) -> Ranks 
     return ranks
 
 
-def require_split(model: Resolved, layer: str | None, ranks: Ranks | None) -> None:
+def require_split(resolved: Resolved, layer: str | None, ranks: Ranks | None) -> None:
     """Raises FFNError if the layer cannot be split so, with the nearest numbers that would do; RanksNeeded where it
     can, by several processes. The weights are floats here, whatever the file has.
     """
     if ranks is not None:
-        chosen = model.model.layer(layer)
-        alone = replace(model.model, groups=(Group(chosen.stack, (chosen.index,), chosen.spec),))
+        chosen = resolved.model.layer(layer)
+        alone = replace(resolved.model, groups=(Group(chosen.stack, (chosen.index,), chosen.spec),))
         tensor_parallel.check(alone, ranks.tp, dtype("fp32"))
         expert_parallel.check(alone, ranks.ep)
         require_ranks(ranks)

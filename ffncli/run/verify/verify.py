@@ -155,12 +155,12 @@ def _rows(case: CheckedBlock, names: Sequence[str]) -> Iterator[CheckRow]:
         yield from rows[name]
 
 
-def _case(model: Resolved, question: VerifyQuestion, example: Example | None) -> tuple[CheckedBlock, Prepared]:
-    ready = prepare(model, _with_tokens(model, question.run, example), example)
+def _case(resolved: Resolved, question: VerifyQuestion, example: Example | None) -> tuple[CheckedBlock, Prepared]:
+    ready = prepare(resolved, _with_tokens(resolved, question.run, example), example)
     spec = ready.layer.spec
     if id_inputs(ready.steps):
         what = f"{ready.layer.stack} layer {ready.layer.index}: a table of token ids chooses its experts"
-        chooses = (str(g.layers[0]) for g in model.model.groups if not (g.spec.moe and g.spec.moe.lookup))
+        chooses = (str(g.layers[0]) for g in resolved.model.groups if not (g.spec.moe and g.spec.moe.lookup))
         other = next(chooses, None)
         hint = f"--layer {other} has a router that chooses" if other else "every layer has such a table"
         raise FFNError(f"{what}, and checks draw inputs without ids", hint)
@@ -173,16 +173,16 @@ def _case(model: Resolved, question: VerifyQuestion, example: Example | None) ->
     flat = {name: ready.inputs[name].flatten(0, -2) for name in block_inputs(ready.steps)}
     compared = kernels_of(question.kernels, kernel_steps(ready.steps), spec, compiling=False)
     case = CheckedBlock(
-        model, ready.layer, ready.steps, ready.weights, flat, dtype, question.run.device, question.run.seed or 0,
+        resolved, ready.layer, ready.steps, ready.weights, flat, dtype, question.run.device, question.run.seed or 0,
         question.tolerance, compared, question.user_module, question.against,
         question.split,
     )  # fmt: skip
     return case, ready
 
 
-def _with_tokens(model: Resolved, run: LayerRequest, example: Example | None) -> LayerRequest:
+def _with_tokens(resolved: Resolved, run: LayerRequest, example: Example | None) -> LayerRequest:
     """The request with a default number of tokens: few if the block is large."""
     if run.leading is not None or run.input is not None or example is not None:
         return run
-    large = cost(steps(model.layer(run.layer).spec)).params > _LARGE
+    large = cost(steps(resolved.model.layer(run.layer).spec)).params > _LARGE
     return replace(run, leading=(_FEW_TOKENS if large else _TOKENS,), train=False)

@@ -40,7 +40,7 @@ def test_the_definition_is_never_edited():
 def test_every_block_is_the_catalogs(name):
     """Of a mixture that is too large for one device, one rank's share of the experts."""
     model, _, experts = name.partition("+experts=")
-    spec = load_block(model, Dimensions()).main.spec
+    spec = load_block(model, Dimensions()).model.main.spec
     if experts:
         assert spec.moe is not None
         assert spec.moe.experts == 8 * int(experts)

@@ -150,7 +150,7 @@ def test_a_block_has_the_same_steps(name):
 
 
 def test_gpt_oss_of_the_catalog_has_its_unit():
-    spec = catalog.find("gpt-oss-20b").main.spec
+    spec = catalog.find("gpt-oss-20b").model.main.spec
     unit = UNITS["swiglu_oai"].spec(spec.d_model, spec.d_ff)
     assert (spec.activation, spec.limits) == (unit.activation, unit.limits)
 

@@ -34,7 +34,7 @@ def test_json_says_what_the_contract_promises(call):
 
 
 def test_the_default_is_what_known_models_use(call):
-    used = {group.spec.activation for name in catalog.names() for group in catalog.find(name).groups}
+    used = {group.spec.activation for name in catalog.names() for group in catalog.find(name).model.groups}
     assert used <= set(IN_USE)
     assert [row["name"] for row in body(call)["rows"]] == list(IN_USE)
     assert all(TABLE[name].used_by for name in IN_USE)

@@ -170,7 +170,7 @@ def test_experts_that_return_the_token_as_it_is(call, tmp_path):
 
     experts = built("longcat_flash", tmp_path, zero_expert_num=4).config.n_routed_experts
     (tmp_path / "model.safetensors").unlink()  # transformers gives the identities rows, published files do not
-    moe = next(f"{group.stack}.{group.layers[0]}" for group in load(str(tmp_path)).groups if group.spec.moe)
+    moe = next(f"{group.stack}.{group.layers[0]}" for group in load(str(tmp_path)).model.groups if group.spec.moe)
     arguments = ("trace", str(tmp_path), "--tokens", "40", "--show", "all", "--layer", moe)
     chosen = {e for row in json.loads(call(*arguments, "--json")[1])["routes"] for e in row["experts"]}
     assert max(chosen) >= experts > min(chosen)

@@ -39,7 +39,7 @@ def changed(name: str, **fields: Any) -> dict[str, Any]:
 def test_a_name_that_the_familys_code_does_not_read_is_noted(name: str, usual: str, other: str) -> None:
     value = specimens()[name][1][usual]
     found = from_config(changed(name, **{usual: None, other: value}), name, "c")
-    assert found.groups == from_config(specimens()[name][1], name, "c").groups
+    assert found.model.groups == from_config(specimens()[name][1], name, "c").model.groups
     assert found.notes[0].startswith(f"{other} = {value}: the code of {name} reads ")
     assert usual in found.notes[0]
     assert judge(name, changed(name, **{usual: None, other: value})) == ("noted", "")

@@ -76,12 +76,13 @@ def test_a_field_that_changes_the_ffn(name: str, changes: dict[str, Any], norm: 
 )
 def test_a_field_that_changes_no_parameter(name: str, changes: dict[str, Any], field: str, expected: object) -> None:
     model, _, _ = made(name, changes)
-    assert {getattr(group.spec, field) for group in model.groups} == {expected}
+    assert {getattr(group.spec, field) for group in model.model.groups} == {expected}
 
 
 def test_hrm_runs_its_stacks_in_cycles() -> None:
     model, _, _ = made("hrm_text", {"H_cycles": 3, "L_cycles": 5})
-    assert [(group.stack, len(group.layers), group.runs) for group in model.groups] == [("low", 4, 15), ("high", 4, 3)]
+    stacks = [(group.stack, len(group.layers), group.runs) for group in model.model.groups]
+    assert stacks == [("low", 4, 15), ("high", 4, 3)]
 
 
 @pytest.mark.parametrize(

@@ -51,12 +51,12 @@ def test_runs_are_the_forward_calls(name: str, first: str, tokens: int) -> None:
     with torch.no_grad():
         model(input_ids=torch.full((1, tokens), 3))
     found = read(json.loads(json.dumps(model.config.to_dict(), default=str)))
-    ours = [group.runs for group in found.groups for _ in group.layers]
+    ours = [group.runs for group in found.model.groups for _ in group.layers]
     assert sorted(ours) == sorted(calls[path] for path, _ in hooked)
 
 
 def test_a_funnel_without_a_decoder_counts_its_encoder_alone() -> None:
-    stacks = [{g.stack for g in read(FUNNEL | {"architectures": [made]}).groups} for made in
+    stacks = [{g.stack for g in read(FUNNEL | {"architectures": [made]}).model.groups} for made in
               ("FunnelForMaskedLM", "FunnelBaseModel")]  # fmt: skip
     assert stacks == [{"encoder", "decoder"}, {"encoder"}]
 
@@ -66,7 +66,7 @@ def test_t5_believes_the_fields_that_follow_where_a_file_has_them() -> None:
 
     said = {"feed_forward_proj": "relu", "dense_act_fn": "silu", "is_gated_act": True}
     theirs = T5Config(**said)
-    ours = read(T5 | said).groups[0].spec
+    ours = read(T5 | said).model.groups[0].spec
     assert (ours.activation, ours.gated) == (theirs.dense_act_fn, theirs.is_gated_act)
 
 
@@ -75,7 +75,7 @@ def test_t5_believes_the_fields_that_follow_where_a_file_has_them() -> None:
 )
 def test_xmods_norm_is_the_ffns_where_no_adapter_uses_it(pre: bool, reuse: bool, norm: str) -> None:
     values = BERT | {"model_type": "xmod", "pre_norm": pre, "adapter_reuse_layer_norm": reuse}
-    spec = read(values).groups[0].spec
+    spec = read(values).model.groups[0].spec
     assert norm == ("none" if spec.norm == "none" else "shared" if spec.shared_norm else "own")
 
 
@@ -83,7 +83,7 @@ def test_an_encoder_decoder_is_two_models_of_any_family() -> None:
     gpt2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 3}
     for decoder, expected in ((gpt2, ("decoder", 3, 64)), (BERT, ("decoder", 2, 40))):
         model = read({"model_type": "encoder-decoder", "encoder": BERT, "decoder": decoder})
-        assert [(g.stack, len(g.layers), g.spec.d_ff) for g in model.groups] == [("encoder", 2, 40), expected]
+        assert [(g.stack, len(g.layers), g.spec.d_ff) for g in model.model.groups] == [("encoder", 2, 40), expected]
 
 
 @pytest.mark.parametrize(

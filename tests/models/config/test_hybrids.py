@@ -74,30 +74,31 @@ def test_nemotrons_published_pattern() -> None:
     model = read(model_type="nemotron_h", hybrid_override_pattern=pattern, num_hidden_layers=52, **sizes)
     c = count(model)
     assert (c.layers, c.ffn_params_total) == (24, 24 * 2 * 4096 * 21504)
-    assert [i for g in model.groups for i in g.layers] == [i for i, kind in enumerate(pattern) if kind == "-"]
-    assert model.layer(None).index == 1
+    assert [i for g in model.model.groups for i in g.layers] == [i for i, kind in enumerate(pattern) if kind == "-"]
+    assert model.model.layer(None).index == 1
     with pytest.raises(FFNError, match="num_hidden_layers = 50"):
         read(model_type="nemotron_h", hybrid_override_pattern=pattern, num_hidden_layers=50, **sizes)
     with pytest.raises(FFNError) as caught:
-        model.layer("0")
+        model.model.layer("0")
     assert "has decoder layers 1, 3, 5, ..., 51" in str(caught.value.hint)
 
 
 def test_lfm2_without_a_factor_does_not_round() -> None:
     """Its code skips both where the factor is null, which transformers 5.23's config class no longer lets through."""
-    (group,) = read(model_type="lfm2", **{**_SIZES, "intermediate_size": 600, "block_ffn_dim_multiplier": None}).groups
+    config = {**_SIZES, "intermediate_size": 600, "block_ffn_dim_multiplier": None}
+    (group,) = read(model_type="lfm2", **config).model.groups
     assert group.spec.d_ff == 400
 
 
 def test_zamba_stores_one_ffn_and_runs_it_in_every_hybrid_layer() -> None:
-    (group,) = read(model_type="zamba", hidden_size=3712, intermediate_size=14848, num_hidden_layers=76).groups
+    (group,) = read(model_type="zamba", hidden_size=3712, intermediate_size=14848, num_hidden_layers=76).model.groups
     assert (len(group.layers), group.runs, group.spec.residual) == (1, 13, False)
 
 
 def test_falcon_h1s_multipliers() -> None:
     (group,) = read(
         model_type="falcon_h1", hidden_size=16, intermediate_size=40, num_hidden_layers=2, mlp_multipliers=[0.9, 0.3]
-    ).groups
+    ).model.groups
     assert (group.spec.gate_scale, group.spec.residual_scale) == (0.9, 0.3)
     assert [s.output for s in group.steps] == ["norm", "gate", "up", "gate_scaled", "act", "hidden", "down", "out"]
 
@@ -148,10 +149,10 @@ def test_a_text_config_without_a_model_type_is_transformers_default(name: str) -
 
 def test_a_text_config_without_a_model_type_is_read_as_that_family() -> None:
     model = read(model_type="voxtral", text_config={**_SIZES, "hidden_act": "silu"}, audio_config={"hidden_size": 8})
-    assert (model.model_type, model.groups[0].spec.d_model) == ("llama", 16)
+    assert (model.model.model_type, model.model.groups[0].spec.d_model) == ("llama", 16)
 
 
 def test_a_musicgen_decoder_is_the_text_tower() -> None:
     decoder = {"model_type": "musicgen_decoder", "hidden_size": 16, "ffn_dim": 40, "num_hidden_layers": 4}
     model = read(model_type="musicgen", text_encoder={"model_type": "t5"}, decoder=decoder)
-    assert (model.model_type, count(model).ffn_params_total) == ("musicgen_decoder", 4 * 2 * 16 * 40)
+    assert (model.model.model_type, count(model).ffn_params_total) == ("musicgen_decoder", 4 * 2 * 16 * 40)

@@ -41,7 +41,7 @@ K3 = {
 
 
 def specs(config, **changes):
-    groups = from_config({**config, **changes}, "config.json", "config.json").groups
+    groups = from_config({**config, **changes}, "config.json", "config.json").model.groups
     by_layer = {i: group.spec for group in groups for i in group.layers}
     return [by_layer[i] for i in sorted(by_layer)]
 
@@ -128,7 +128,7 @@ def test_the_oracle_of_a_step_config_is_the_same_list():
 
 def test_the_name_of_a_unit_replaces_a_models_limits_and_that_of_a_function_does_not():
     names = ("swiglu", "situ", "silu")
-    given = {name: load("gpt-oss-20b", Dimensions(activation=name)).main.spec.limits for name in names}
+    given = {name: load("gpt-oss-20b", Dimensions(activation=name)).model.main.spec.limits for name in names}
     assert given == {"swiglu": NO_LIMITS, "situ": Limits(gate_cap=4.0, up_cap=25.0), "silu": hard_limits(7.0, 1.0)}
 
 

@@ -49,7 +49,7 @@ def test_the_pages_row_counts_what_a_module_has(config: dict[str, Any], tmp_path
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = load(str(tmp_path))
     assert (found.differences, count(found).ffn_params_total) == ((), held)
-    assert found.main.spec.activation == "silu"
+    assert found.model.main.spec.activation == "silu"
 
 
 def test_a_field_that_the_pages_row_does_not_read_is_refused(config: dict[str, Any]) -> None:

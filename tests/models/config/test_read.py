@@ -30,7 +30,7 @@ GIVEN = {
 
 def specs(values: dict) -> list:
     model: Resolved = from_config(values, "config.json", "config.json")
-    return [(group.stack, group.layers, group.spec) for group in model.groups]
+    return [(group.stack, group.layers, group.spec) for group in model.model.groups]
 
 
 def specs_or_refusal(values: dict) -> list | str:
@@ -66,11 +66,11 @@ def written(family: str, values: dict) -> dict:
 def test_a_multimodal_config_lends_its_dtype_to_the_text_tower():
     inner = {"model_type": "gemma3_text", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2}
     model = from_config({"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": inner}, "c", "c")
-    assert (model.model.dtype, model.main.spec.d_ff) == ("bf16", 16)
+    assert (model.model.dtype, model.model.main.spec.d_ff) == ("bf16", 16)
 
 
 def kinds(name: str, **said) -> list[tuple]:
-    groups = load(name, Dimensions(**said)).groups
+    groups = load(name, Dimensions(**said)).model.groups
     return [(bool(g.spec.moe), g.spec.d_ff, g.spec.moe.top_k if g.spec.moe else 0) for g in groups]
 
 
@@ -85,7 +85,7 @@ def test_options_change_the_layers_of_the_main_kind_where_kinds_mix():
 
 
 def test_shared_experts_are_as_wide_as_routed_ones_when_they_are_asked_for():
-    spec = load("deepseek-v3", Dimensions(shared_experts=2)).main.spec
+    spec = load("deepseek-v3", Dimensions(shared_experts=2)).model.main.spec
     assert spec.shared_width == 2 * 2048
 
 

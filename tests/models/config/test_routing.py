@@ -32,13 +32,13 @@ def known(model_type: str, values: dict[str, Any]) -> dict[str, Any]:
 
 def routed(model_type: str, **values: Any) -> list[int]:
     """The layers that have experts."""
-    groups = from_config({"model_type": model_type, **known(model_type, values)}, "c", "c").groups
+    groups = from_config({"model_type": model_type, **known(model_type, values)}, "c", "c").model.groups
     return sorted(i for g in groups for i in g.layers if g.spec.moe)
 
 
 def moe(model_type: str, **values: Any) -> Any:
     """The routing of the first layers that have one."""
-    groups = from_config({"model_type": model_type, **known(model_type, values)}, "c", "c").groups
+    groups = from_config({"model_type": model_type, **known(model_type, values)}, "c", "c").model.groups
     return next(g.spec.moe for g in groups if g.spec.moe)
 
 

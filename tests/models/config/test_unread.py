@@ -86,7 +86,7 @@ def test_a_field_of_another_family_is_refused_here(name: str) -> None:
 
 def test_two_spellings_may_only_agree() -> None:
     both = {**QWEN, "n_routed_experts": 8}
-    assert from_config(both, "c", "c").groups == from_config(QWEN, "c", "c").groups
+    assert from_config(both, "c", "c").model.groups == from_config(QWEN, "c", "c").model.groups
     with pytest.raises(UnknownField, match="n_routed_experts"):
         from_config({**both, "n_routed_experts": 16}, "c", "c")
 
@@ -105,7 +105,7 @@ def test_what_matters_outside_the_block_is_noted() -> None:
 
 def test_layers_without_experts_may_say_anything_of_them() -> None:
     dense = {**QWEN, "mlp_only_layers": [0, 1], "norm_topk_prob": True}
-    assert all(group.spec.moe is None for group in from_config(dense, "c", "c").groups)
+    assert all(group.spec.moe is None for group in from_config(dense, "c", "c").model.groups)
 
 
 def test_tensors_are_counted_and_not_run(call: Any, tmp_path: Path) -> None:
@@ -164,6 +164,6 @@ def test_a_false_that_the_familys_code_does_not_know_is_refused(kind: str, name:
 def test_a_value_that_is_read_and_not_covered_is_refused(kind: str, name: str, value: object) -> None:
     """The least sum that ERNIE divides by, and a way to choose that DeepSeek-V2's code does not have."""
     values = {**json.loads(json.dumps(CONFIG_MAPPING[kind]().to_dict())), "num_experts_per_tok": 6}
-    assert from_config(values, "c", "c").groups
+    assert from_config(values, "c", "c").model.groups
     with pytest.raises(FFNError, match=f"{name} = .* is not covered"):
         from_config({**values, name: value}, "c", "c")

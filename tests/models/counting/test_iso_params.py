@@ -36,7 +36,7 @@ def test_published_widths(d_model, d_ff, multiple_of, published):
 
 
 def test_bert_by_hand():
-    found = iso_params(catalog.find("bert-base").main.spec)
+    found = iso_params(catalog.find("bert-base").model.main.spec)
     assert (found.plain_d_ff, found.gated_d_ff) == (3072, 2048)
     assert found.plain_params == 2 * 768 * 3072 + 3072 + 768
     assert found.gated_params == 3 * 768 * 2048 + 2 * 2048 + 768
@@ -80,9 +80,10 @@ def test_experts_and_shared_experts():
 def test_every_layer_of_a_model():
     groups = (Group("decoder", (0,), FFNSpec(64, 768, "swiglu")), Group("decoder", (1, 2), FFNSpec(64, 96, "swiglu")))
     other = counterparts(Resolved(Model("m", groups), "m"))
-    assert [(g.layers, g.spec.d_ff, g.spec.gated) for g in other.groups] == [((0,), 1152, False), ((1, 2), 144, False)]
-    assert other.name == "m (plain)"
-    assert counterparts(other).name.endswith("(gated)")
+    groups_of_other = [(g.layers, g.spec.d_ff, g.spec.gated) for g in other.model.groups]
+    assert groups_of_other == [((0,), 1152, False), ((1, 2), 144, False)]
+    assert other.model.name == "m (plain)"
+    assert counterparts(other).model.name.endswith("(gated)")
 
 
 def test_refusals():

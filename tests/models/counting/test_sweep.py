@@ -16,7 +16,7 @@ from ffncli.models.source import load
 
 def blocks(origin: str | None, *sweeps: str, **said) -> list[tuple[int, int, str, bool, bool]]:
     found = swept(origin, Dimensions(**said), points(sweeps))
-    specs = [model.main.spec for _, model in found]
+    specs = [model.model.main.spec for _, model in found]
     return [(s.d_model, s.d_ff, s.activation, bool(s.gated), bool(s.bias)) for s in specs]
 
 
@@ -78,7 +78,7 @@ def test_a_model_is_read_once(monkeypatch):
     monkeypatch.setattr(source, "resolve", lambda text, inner=source.resolve: read.append(text) or inner(text))
     assert len(blocks("llama-2-7b", "d_ff=1x,2x,3x")) == 3
     assert read == ["llama-2-7b"]
-    assert load("llama-2-7b").main.spec.d_ff == 11008
+    assert load("llama-2-7b").model.main.spec.d_ff == 11008
 
 
 @pytest.mark.parametrize(

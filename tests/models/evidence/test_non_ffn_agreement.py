@@ -74,7 +74,7 @@ def test_nothing_that_transformers_builds_differs(name: str, number: int) -> Non
         assert [str(difference) for difference in found.differences] == []
         tensors = measured(found, inventory(shapes(model)))
         compared = sum(map(len, tensors.layers.values()))
-        assert compared == found.layer_count, type(model).__name__
+        assert compared == found.model.layer_count, type(model).__name__
         assert name == "vit" or tensors.embedding, type(model).__name__
 
 
@@ -177,7 +177,7 @@ def test_one_stack_of_two() -> None:
     stored = {name: shape for name, shape in stored_of(values).items() if not name.startswith("decoder.")}
     found = beside(values, stored)
     assert found.differences == ()
-    assert found.layer_count == 3
+    assert found.model.layer_count == 3
 
 
 def gptq(stored: Mapping[str, tuple[int, ...]], bias: bool) -> Inventory:

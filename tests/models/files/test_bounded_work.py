@@ -139,4 +139,4 @@ def test_a_layer_has_so_many_ffns_and_no_more(over: int, tmp_path: Path):
         with pytest.raises(FFNError, match=f"'model.layers', layer 0 has more than {MOST_FFNS} FFNs"):
             load(source)
     else:
-        assert load(source).layer_count == MOST_FFNS
+        assert load(source).model.layer_count == MOST_FFNS

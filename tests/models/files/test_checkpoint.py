@@ -36,7 +36,7 @@ HOSTILE = "\x1b[31m[/x]\n\x9b2J"
 
 def _layer(source: str, text: str, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     model = load(source)
-    found = stored_weights(model, model.layer(text), dtype)
+    found = stored_weights(model, model.model.layer(text), dtype)
     assert found is not None
     return found
 

@@ -29,7 +29,7 @@ def drawn(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
 
 def read(model: Resolved, layer: str = "0") -> tuple[dict[str, Located], dict[str, Tensor]]:
     """(Where every parameter is, the weights) of one layer."""
-    located = located_weights(model, model.layer(layer))
+    located = located_weights(model, model.model.layer(layer))
     assert located is not None
     assert model.checkpoint is not None
     return {item.parameter: item for item in located}, read_located(model.checkpoint, located, torch.float32)

@@ -220,7 +220,7 @@ def _towers(model: nn.Module, places: Mapping[Layer, LiveFFN]) -> Iterator[nn.Mo
 def compare(tiny: Tiny) -> list[Compared]:
     """One layer of every group of blocks, read from where transformers saved it, beside the live model's own."""
     case, model, ours = tiny.case, tiny.module, tiny.saved_model
-    layers = [Layer(group.stack, group.layers[0], group.spec) for group in ours.groups]
+    layers = [Layer(group.stack, group.layers[0], group.spec) for group in ours.model.groups]
     ready = [prepare(ours, LayerRequest(layer=f"{layer.stack}.{layer.index}")) for layer in layers]
     unnamed = [*_by_names_alone(tiny, layers)]
     places = {layer: live_ffn(model, ours, layer) for layer in layers}
@@ -301,8 +301,8 @@ def _canonical(stored: list[Tensor], item: Located) -> Tensor:
 def _by_names_alone(tiny: Tiny, layers: Iterable[Layer]) -> Iterator[dict[str, Tensor]]:
     """The same layers' weights without a config.json: an option says what no tensor does, the activation."""
     model = tiny.saved_model
-    spec = model.main.spec
-    top_k = next((group.spec.moe.top_k for group in model.groups if group.spec.moe), None)
+    spec = model.model.main.spec
+    top_k = next((group.spec.moe.top_k for group in model.model.groups if group.spec.moe), None)
     bare = load(str(tiny.without_config), Dimensions(activation=spec.activation, top_k=top_k))
     for layer in layers:
         spot = model.spots[layer.stack, layer.index]

@@ -44,7 +44,7 @@ def described(model: Any, name: str) -> Resolved:
 def test_modules_that_the_input_enters_and_the_output_leaves(name: str, layer: str, enters: str, leaves: list[str]):
     module = build(name, cases()[name], meta=True)
     model = described(module, name)
-    found = live_ffn(module, model, model.layer(layer))
+    found = live_ffn(module, model, model.model.layer(layer))
     assert (found.enters, list(found.leaves)) == (enters, leaves)
     assert enters.startswith(f"{found.layer}.")
     assert {*map(type, map(module.get_submodule, [found.layer, *found.norms.values()]))}  # all of them are there
@@ -54,7 +54,7 @@ def test_one_layer_that_runs_as_all_of_them():
     module = build("albert", replace(cases()["albert"], values={}), meta=True)
     model = described(module, "albert")
     at = "albert.encoder.albert_layer_groups.0"
-    found = live_ffn(module, model, model.layer("0"))
+    found = live_ffn(module, model, model.model.layer("0"))
     assert (found.layer, found.enters) == (at, f"{at}.albert_layers.0.ffn")
     assert found.norms == {"post_norm": f"{at}.albert_layers.0.full_layer_layer_norm"}
 
@@ -62,14 +62,14 @@ def test_one_layer_that_runs_as_all_of_them():
 def test_a_norm_without_parameters_is_found_by_its_modules_name():
     module = build("olmo", cases()["olmo"], meta=True)
     model = described(module, "olmo")
-    assert live_ffn(module, model, model.layer("1")).norms == {"norm": "model.layers.1.post_attention_layernorm"}
+    assert live_ffn(module, model, model.model.layer("1")).norms == {"norm": "model.layers.1.post_attention_layernorm"}
 
 
 def test_a_square_conv1d_in_memory_gives_what_its_module_gives():
     torch.manual_seed(0)
     module = transformers.GPT2LMHeadModel(transformers.GPT2Config(**TINY, n_inner=16)).eval()
     model = described(module, "gpt2")
-    layer = model.layer("1")
+    layer = model.model.layer("1")
     x = torch.randn(3, 16)
     weights, inner = live_weights(module, model, layer), ffn_steps(steps(layer.spec))
     with torch.no_grad():
@@ -82,7 +82,7 @@ def test_rows_of_identity_experts_that_nothing_reads_are_left_out():
     case = cases()["longcat_flash"]
     module = build("longcat_flash", replace(case, values={**case.values, "zero_expert_num": 4}), meta=True)
     model = described(module, "longcat_flash")
-    layer = model.layer("experts.1")
+    layer = model.model.layer("experts.1")
     weights = live_weights(module, model, layer)
     experts = layer.spec.moe.experts
     assert module.get_parameter("model.layers.1.mlp.experts.gate_up_proj").shape[0] == experts + 4
@@ -93,7 +93,7 @@ def test_rows_of_identity_experts_that_nothing_reads_are_left_out():
 def test_weights_in_memory_are_the_models_own_tensors():
     module = build("llama", cases()["llama"])
     model = described(module, "llama")
-    up = live_weights(module, model, model.layer("0"))["up.weight"]
+    up = live_weights(module, model, model.model.layer("0"))["up.weight"]
     assert up.data_ptr() == module.get_parameter("model.layers.0.mlp.up_proj.weight").data_ptr()
     assert not up.requires_grad
 
@@ -103,4 +103,4 @@ def test_a_layer_or_an_ffn_that_is_not_there():
     shorter = build("llama", replace(cases()["llama"], values={"num_hidden_layers": 2}), meta=True)
     for module in (shorter, nn.Linear(4, 4)):
         with pytest.raises(FFNError, match="no FFN of decoder layer 3 was recognised in the model in memory"):
-            live_ffn(module, model, model.layer("3"))
+            live_ffn(module, model, model.model.layer("3"))

@@ -112,7 +112,7 @@ def test_experts_outside_the_best_groups_of_axk2_have_the_score_0(shift):
     router.weight.data, router.e_score_correction_bias = torch.eye(8), correction
     logits = logits_of(200, 8).float()
     _, weights, chosen = router(logits)
-    spec = from_config({**config.to_dict(), "num_hidden_layers": 2}, "c", "c").groups[-1].spec
+    spec = from_config({**config.to_dict(), "num_hidden_layers": 2}, "c", "c").model.groups[-1].spec
     op, params = route_of(spec), {"correction": correction}
     found = both(op, params, logits)
     assert torch.allclose(found, dense(chosen, weights, 8), atol=1e-6)

@@ -88,7 +88,7 @@ def test_a_name_cannot_leave_its_place():
     assert escaped("50%_{a}\\b$^~#&") == (r"50\%\_\{a\}\textbackslash{}b\$\textasciicircum{}\textasciitilde{}\#\&")
     base = block_model(DENSE["gated"], "x")
     bad = "a}\n\\input{/etc/passwd}%"
-    text = latex_text(problem_of(Resolved(Model(bad, base.groups, bare=True), bad), "block"))
+    text = latex_text(problem_of(Resolved(Model(bad, base.model.groups, bare=True), bad), "block"))
     lines = [line for line in text.splitlines() if "passwd" in line]
     assert [line.startswith("%") for line in lines] == [True, False]
     assert "\\input" not in lines[1]

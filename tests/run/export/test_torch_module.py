@@ -111,7 +111,7 @@ def test_every_known_model_is_written_without_a_weight():
 
     for name in catalog.names():
         model = load(name)
-        for group in model.groups:
+        for group in model.model.groups:
             text = torch_file(problem_of(model, "block", f"{group.stack}.{group.layers[0]}"))
             assert compile(text, name, "exec").co_names
 
@@ -120,7 +120,7 @@ def test_text_from_a_file_stays_in_a_comment():
     spec = FFNSpec(4, 8, "relu", moe=MoE(2, 1))
     base = block_model(spec, "x")
     bad = 'x"""\nimport os\r\nos.abort()\u2028#'
-    model = Resolved(Model(bad, base.groups, bare=True), bad, citation=bad)
+    model = Resolved(Model(bad, base.model.groups, bare=True), bad, citation=bad)
     text = torch_file(problem_of(model, "block"))
     assert "os.abort" in text
     assert not [line for line in text.splitlines() if "abort" in line and not line.startswith("# ")]

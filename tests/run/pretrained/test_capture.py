@@ -128,7 +128,7 @@ def test_a_head_that_is_also_an_embedding_stays(tmp_path: Path) -> None:
 def test_a_block_that_layers_share_is_recognised_once_it_has_weights(tmp_path: Path) -> None:
     module = built("zamba", tmp_path)
     model = load(str(tmp_path))
-    ready = capture(model, Prompt(None, IDS), LayerRequest(layer=f"{model.groups[0].stack}.0"))
+    ready = capture(model, Prompt(None, IDS), LayerRequest(layer=f"{model.model.groups[0].stack}.0"))
     (name,) = {
         n.rpartition(".")[0] for n, _ in module.named_parameters() if n.endswith("feed_forward.down_proj.weight")
     }
@@ -241,7 +241,7 @@ def test_an_encoders_layer_needs_no_decoder(loaded: Callable[[str, str], Loaded]
 
 def test_one_run_sees_all_layers() -> None:
     model = load(str(made("llama").path))
-    layers = [Layer("decoder", i, model.main.spec) for i in (1, 0)]
+    layers = [Layer("decoder", i, model.model.main.spec) for i in (1, 0)]
     order: list[int] = []
     run_model(model, layers, Prompt(PROMPT), LayerRequest(), lambda layer, *_: order.append(layer.index))
     assert order == [0, 1]
@@ -340,7 +340,8 @@ def test_eight_bit_weights_run_as_what_they_mean(tmp_path: Path) -> None:
     seen: list[tuple[Tensor, Tensor]] = []
     for folder in (packed, plain):
         model = load(str(folder))
-        run_model(model, [model.layer("1")], Prompt(PROMPT), LayerRequest(), lambda _, __, *pair: seen.append(pair))
+        layer = model.model.layer("1")
+        run_model(model, [layer], Prompt(PROMPT), LayerRequest(), lambda _, __, *pair: seen.append(pair))
     with offline() as transformers:  # a GPU would round activations too
         assert read_config(transformers, packed).quantization_config["dequantize"] is True
     assert close(seen[0][0], seen[1][0])

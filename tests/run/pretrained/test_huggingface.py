@@ -81,7 +81,7 @@ def error(ours: Tensor, theirs: Tensor) -> float:
 
 def ready_for(source: Path, stack: str = "", dtype: str = "fp32") -> Prepared:
     model = load(str(source))
-    stacks = {group.stack for group in model.groups}
+    stacks = {group.stack for group in model.model.groups}
     return prepare(model, LayerRequest(layer=f"{stack}.1" if len(stacks) > 1 else "1", dtype=dtype))
 
 
@@ -115,8 +115,8 @@ def test_block_equals_the_forward_pass(zoo: Zoo, name: str, stack: str) -> None:
 def test_what_live_modules_catch_is_what_those_named_by_hand_catch(zoo: Zoo, name: str, stack: str) -> None:
     made = zoo(name)
     ours, caught = load(str(made.path)), Caught()
-    stacks = {group.stack for group in ours.groups}
-    live = live_ffn(made.model, ours, ours.layer(f"{stack}.1" if len(stacks) > 1 else "1"))
+    stacks = {group.stack for group in ours.model.groups}
+    live = live_ffn(made.model, ours, ours.model.layer(f"{stack}.1" if len(stacks) > 1 else "1"))
     with caught.watch(made.model, (live.enters, *live.leaves, *live.norms.values())):
         theirs = made.capture(stack, 1, "fp32")
     assert torch.equal(caught.given[live.enters].reshape(theirs.ffn_input.shape), theirs.ffn_input)
@@ -215,7 +215,7 @@ def test_evidence_names_the_deciding_tensor(zoo: Zoo, name: str, tensor: str) ->
     fused = "gate and up in " if "gate_up" in tensor else ""
     assert model.evidence[0].startswith(f"{'gated' if gated else 'plain'}: {fused}tensor '")
     assert model.evidence[0].endswith(tensor.format(e=0) + "'")
-    assert all(group.spec.gated == gated for group in model.groups)
+    assert all(group.spec.gated == gated for group in model.model.groups)
 
 
 @pytest.mark.parametrize(("name", "says", "gated"), [("t5-relu", "gated-relu", False), ("t5-gated-silu", "silu", True)])
@@ -223,7 +223,7 @@ def test_tensors_override_the_config(zoo: Zoo, tmp_path: Path, name: str, says: 
     made = zoo(name)
     liar = _with_config(made, tmp_path, feed_forward_proj=says, is_gated_act=not gated)
     model = load(str(liar))
-    assert all(group.spec.gated == gated for group in model.groups)
+    assert all(group.spec.gated == gated for group in model.model.groups)
     assert any("override" in line for line in model.evidence)
     ready = ready_for(liar, "decoder", "fp64")
     tensors, (start, end) = tensors_of(ready), ffn_span(ready.steps)
@@ -238,7 +238,7 @@ def test_biases_follow_the_tensors(zoo: Zoo, tmp_path: Path, name: str, field: s
     made = zoo(name)
     liar = _with_config(made, tmp_path, **{field: says})
     model = load(str(liar))
-    assert model.main.spec.bias is not says
+    assert model.model.main.spec.bias is not says
     assert f"bias: {'absent' if says else 'present'} in the file, unlike the config" in model.evidence
     ready = ready_for(liar, "decoder", "fp64")
     tensors, (start, end) = tensors_of(ready), ffn_span(ready.steps)

@@ -30,7 +30,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def _assert_same(found: LoadedModule) -> None:
     """The block's float64 outputs with the reported weights are the module's, which has just the counted parameters."""
-    module, spec = found.module.double(), found.model.main.spec
+    module, spec = found.module.double(), found.model.model.main.spec
     x = torch.randn(2, 5, spec.d_model, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     weights = {name: tensor.double() for name, tensor in found.weights.items()}
     transposed = any(isinstance(part, torch.nn.Conv1d) for part in module.modules())
@@ -71,9 +71,9 @@ def _assert_same(found: LoadedModule) -> None:
 )
 def test_what_a_module_is_found_to_be(zoo: str, name: str, options: dict, expected: dict):
     found = load_module(f"{zoo}:{name}", Dimensions(**options))
-    spec = found.model.main.spec
+    spec = found.model.model.main.spec
     assert {key: getattr(spec, key) for key in expected} == expected
-    assert (found.model.name, found.model.bare, found.model.model.dtype) == (name, True, "fp32")
+    assert (found.model.model.name, found.model.model.bare, found.model.model.dtype) == (name, True, "fp32")
     _assert_same(found)
 
 
@@ -172,7 +172,7 @@ def test_neighbours_import_and_nothing_stays_behind(tmp_path: Path):
         (tmp_path / folder / "own.py").write_text(text)
     before = list(sys.path)
     found = [load_module(f"{tmp_path}/{folder}/own.py:FeedForwardBlock", Dimensions(**SMALL)) for folder in "ab"]
-    assert [f.model.main.spec.activation for f in found] == ["relu", "tanh"]
+    assert [f.model.model.main.spec.activation for f in found] == ["relu", "tanh"]
     assert sys.path == before
     assert not {"neighbour_of_own", "own"} & set(sys.modules)
 
@@ -186,9 +186,9 @@ def test_a_config_class_in_the_file_is_filled_too(tmp_path: Path):
         "    def forward(self, x):\n        return self.down(F.gelu(self.up(x)))\n"
     )
     (tmp_path / "own.py").write_text(text)
-    spec = load_module(str(tmp_path / "own.py"), Dimensions()).model.main.spec  # its one nn.Module class
+    spec = load_module(str(tmp_path / "own.py"), Dimensions()).model.model.main.spec  # its one nn.Module class
     assert (spec.d_model, spec.d_ff, spec.bias) == (12, 48, True)
-    spec = load_module(str(tmp_path / "own.py"), Dimensions(d_model="8", bias=False)).model.main.spec
+    spec = load_module(str(tmp_path / "own.py"), Dimensions(d_model="8", bias=False)).model.model.main.spec
     assert (spec.d_model, spec.d_ff, spec.bias) == (8, 32, False)
 
 

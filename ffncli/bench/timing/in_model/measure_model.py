@@ -101,7 +101,7 @@ class _TimedModel:
         self.case, self.job, self.clock, self.tell, self.module = case, job, clock, tell, loaded.module
         inputs = random_tokens(loaded, resolved, case.tokens, job.method.seed)
         self.arguments, self.notes = inputs.arguments, inputs.notes
-        self.mixture = any(group.spec.moe for group in resolved.groups)
+        self.mixture = any(group.spec.moe for group in resolved.model.groups)
         self.outcomes: dict[str, Outcome] = {MODEL: Outcome(MODEL)}
         self.replaced: dict[str, Replaced] = {}
         self.place_of: Replaced | None = None  # whose kernels are in place now

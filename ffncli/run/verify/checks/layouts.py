@@ -92,7 +92,7 @@ def transformers_module(case: CheckedBlock) -> tuple[Proof | None, str]:
     except FFNError as error:
         return None, error.message.removeprefix("--input-ids: ")
     ((entering, leaving),) = passes
-    name = f"transformers' {case.model.model_type or 'model'}"
+    name = f"transformers' {case.model.model.model_type or 'model'}"
     same, left_out = steady_tokens(case.ffn, case.ffn_weights, {case.entry: entering}, case.dtype)
     covered = reached(case, entering)
     some = (
@@ -101,7 +101,7 @@ def transformers_module(case: CheckedBlock) -> tuple[Proof | None, str]:
         else ""
     )
     remarks = (f"on its input for tokens {_IDS[0]} to {_IDS[-1]}", some, left_out)
-    fault = FAULTS.get(case.model.model_type or "", "") if case.layer.spec.moe else ""
+    fault = FAULTS.get(case.model.model.model_type or "", "") if case.layer.spec.moe else ""
     remark = "; ".join(filter(None, remarks))
     return Proof(name, entering, leaving, remark, single=True, same=same, fault=fault), ""
 
@@ -132,7 +132,7 @@ def _other(case: CheckedBlock) -> Proof:
     label = f"--against {shown(other.source)}"
     if other.checkpoint is None and other.weights is None:
         raise FFNError(f"{label} has no weights of its own", "give a directory, a file or my.py:Class")
-    text = None if other.bare else (f"{layer.stack}.{layer.index}" if _stacks(other) > 1 else str(layer.index))
+    text = None if other.model.bare else (f"{layer.stack}.{layer.index}" if _stacks(other) > 1 else str(layer.index))
     ready = prepare(
         other, LayerRequest(layer=text, dtype=str(case.dtype), device=case.device, input="zeros", leading=(1,))
     )
@@ -155,7 +155,7 @@ def _other(case: CheckedBlock) -> Proof:
 
 
 def _stacks(resolved: Resolved) -> int:
-    return len({group.stack for group in resolved.groups})
+    return len({group.stack for group in resolved.model.groups})
 
 
 def _differences(spec: FFNSpec, other: FFNSpec) -> str:

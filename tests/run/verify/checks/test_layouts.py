@@ -355,7 +355,7 @@ def test_a_module_of_ones_own_is_held_to_a_checkpoint(zoo, tmp_path):
     from ffncli.run.engine.weights import stored_weights
 
     original = load(str(zoo("llama")))
-    layer = original.layer("0")
+    layer = original.model.layer("0")
     weights = dict(stored_weights(original, layer, torch.float32))
     weights["gate.weight"], weights["up.weight"] = weights["up.weight"], weights["gate.weight"]
     spec = with_(layer.spec, norm="none", residual=False)
