@@ -32,7 +32,7 @@ BLOCKS = [
 
 
 def a_block(spec: FFNSpec) -> Model:
-    return block_model(spec, "block")
+    return block_model(spec, "block").model
 
 
 @pytest.mark.parametrize("spec", BLOCKS)
@@ -116,7 +116,7 @@ def test_ring_bytes_are_those_of_a_ring_that_is_walked(ranks, part):
 
 
 def test_wire_bytes_of_llama():
-    found = split(catalog.find("llama-2-7b"), 4, BF16, tokens=3)
+    found = split(catalog.find("llama-2-7b").model, 4, BF16, tokens=3)
     assert found.ring_all_reduce_bytes_per_token == 2 * 3 / 4 * 4096 * 2
     assert found.all_gather_bytes_per_token == 3 * 4096 * 2
     assert found.ring_all_reduce_bytes_total == 32 * 3 * found.ring_all_reduce_bytes_per_token
@@ -124,7 +124,7 @@ def test_wire_bytes_of_llama():
     assert (found.d_ff, found.layers, found.tokens, found.groups[0].all_reduces) == (2752, 32, 3, 1)
     assert 4 * found.rank_0_params_total == found.whole_params_total == 4_328_521_728
     assert 4 * found.other_rank_weight_bytes_total == 2 * 4_328_521_728
-    packed = split(catalog.find("llama-2-7b"), 4, storage("q4_0"))
+    packed = split(catalog.find("llama-2-7b").model, 4, storage("q4_0"))
     assert packed.ring_all_reduce_bytes_per_token == found.ring_all_reduce_bytes_per_token  # activations in bf16
     assert packed.activation_dtype == "bf16"
 
@@ -200,7 +200,7 @@ def expect_the_nearest(model: Model, ranks: int, row, possible: list[int]) -> No
 )  # fmt: skip
 def test_refusals(name, ranks, dtype, message):
     with pytest.raises(FFNError) as refused:
-        split(catalog.find(name), ranks, storage(dtype))
+        split(catalog.find(name).model, ranks, storage(dtype))
     assert (str(refused.value), refused.value.code) == (message, 2)
 
 

@@ -17,7 +17,7 @@ MIXED = Model("m", (Group("decoder", (0,), DENSE), Group("decoder", (1, 2), SPAR
 
 
 def test_llama_by_hand():
-    one, many = token_costs(catalog.find("llama-2-7b"), BF16, (1, 512))
+    one, many = token_costs(catalog.find("llama-2-7b").model, BF16, (1, 512))
     weights, flops = 2 * 4_328_521_728, 2 * 4_328_521_728
     # Per value of d_model: norm 2, the input of gate and up 2, the output of down 1, residual 3.
     unfused = 32 * 2 * (8 * 4096 + 8 * 11008)
@@ -49,7 +49,7 @@ def test_a_rank_of_four():
 
 
 def test_ridge():
-    model = catalog.find("llama-2-7b")
+    model = catalog.find("llama-2-7b").model
     weights, flops, unfused = 4_328_521_728, 2 * 4_328_521_728, 32 * 2 * (8 * 4096 + 8 * 11008)
     tokens = ridge_tokens(model, storage("fp8"), 300)
     assert tokens == -(-300 * weights // (flops - 300 * unfused))
