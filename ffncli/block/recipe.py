@@ -149,12 +149,10 @@ class FFNSpec:
         return self.moe.shared_d_ff or self.moe.shared_experts * self.d_ff
 
 
-def size(field: str, value: Any, high: int = MAX_SIZE) -> int:
-    """`value` if it can be the size of an axis, at most `high`, else FFNError naming `field`."""
-    if type(value) is not int:
-        raise FFNError(f"{field} must be a whole number, got {shown(value)}")
-    if not 1 <= value <= high:
-        raise FFNError(f"{field} must be between 1 and {high}, got {shown(value)}")
+def size(field: str, value: Any, high: int = MAX_SIZE, low: int = 1) -> int:
+    """`value` if it is a whole number from `low` to `high`, as the size of an axis; else FFNError naming `field`."""
+    if type(value) is not int or not low <= value <= high:
+        raise FFNError(f"{field} must be a whole number from {low} to {high}, got {shown(value)}")
     return value
 
 
@@ -185,10 +183,8 @@ def check_moe(moe: MoE) -> None:
     size("top_k", moe.top_k)
     if moe.top_k > moe.experts:
         raise FFNError(f"top_k ({moe.top_k}) exceeds the number of experts ({moe.experts})")
-    if type(moe.shared_experts) is not int or not 0 <= moe.shared_experts <= MAX_SIZE:
-        raise FFNError(f"shared_experts must be a whole number from 0, got {shown(moe.shared_experts)}")
-    if type(moe.identity_experts) is not int or not 0 <= moe.identity_experts <= MAX_SIZE:
-        raise FFNError(f"identity_experts must be a whole number from 0, got {shown(moe.identity_experts)}")
+    size("shared_experts", moe.shared_experts, low=0)
+    size("identity_experts", moe.identity_experts, low=0)
     if moe.identity_experts and moe.groups > 1:
         raise FFNError(f"identity_experts = {moe.identity_experts}: experts in groups cannot have them")
     if moe.latent is not None:

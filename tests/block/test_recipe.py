@@ -44,10 +44,10 @@ def test_defaults_follow_the_gate():
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"d_model": 0}, "d_model must be between 1"),
-        ({"d_ff": -8}, "d_ff must be between 1"),
-        ({"d_ff": 10**30}, "d_ff must be between 1"),
-        ({"d_ff": 2**31}, "d_ff must be between 1"),
+        ({"d_model": 0}, "d_model must be a whole number from 1 to"),
+        ({"d_ff": -8}, "d_ff must be a whole number from 1 to"),
+        ({"d_ff": 10**30}, "d_ff must be a whole number from 1 to"),
+        ({"d_ff": 2**31}, "d_ff must be a whole number from 1 to"),
         ({"residual_scale": True}, "residual_scale must be a number"),
         ({"moe": MoE(8, 2, groups=2, top_groups=3)}, "cannot be chosen"),
         ({"d_model": 4.0}, "d_model must be a whole number"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
+from ffncli.block.recipe import size
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.options.accept import MAX_SIZE
@@ -57,11 +58,7 @@ class Fields:
     def integer(self, names: str, default: Any = REQUIRED, low: int = 1, high: int = MAX_SIZE) -> Any:
         """A whole number from `low` to `high`, or `default`."""
         value = self.get(names, default, "a whole number")
-        if value is default:
-            return value
-        if type(value) is not int or not low <= value <= high:
-            raise self.wrong(names, value, f"a whole number from {low} to {high}")
-        return value
+        return value if value is default else size(f"{self.where}: {self.name(names)}", value, high, low)
 
     def number(self, names: str, default: float) -> float:
         """A finite number."""

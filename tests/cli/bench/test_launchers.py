@@ -107,7 +107,7 @@ def test_a_part_without_cases_opens_no_slots(bench: Any):
         (("--launcher", "ray", "--threads", "1", "--device", "cuda:1"), "--device cuda:1 contradicts --launcher"),
         ((*RAY, "--selftest"), "--selftest contradicts --launcher"),
         ((*RAY, "--tp", "2"), "--launcher contradicts --tp and --ep"),
-        ((*RAY, "--slots", "0"), "--slots must be between 1 and 10000"),
+        ((*RAY, "--slots", "0"), "--slots must be a whole number from 1 to 10000"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_written(

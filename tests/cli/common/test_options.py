@@ -12,9 +12,9 @@ from ffncli.errors import FFNError
 def test_numbers_at_their_limits():
     assert (positive("--x", 5)("5"), natural("--x", 5)("5"), natural("--x")("0")) == (5, 5, 0)
     assert (probability("--x")("0"), probability("--x")("0.999")) == (0.0, 0.999)
-    with pytest.raises(FFNError, match="--x must be between 1 and 5, got 6"):
+    with pytest.raises(FFNError, match="--x must be a whole number from 1 to 5, got 6"):
         positive("--x", 5)("6")
-    with pytest.raises(FFNError, match="--x must be between 1 and 5, got 0"):
+    with pytest.raises(FFNError, match="--x must be a whole number from 1 to 5, got 0"):
         positive("--x", 5)("0")
     with pytest.raises(FFNError, match="--x must be a whole number from 0 to 5, got '6'"):
         natural("--x", 5)("6")

@@ -131,7 +131,7 @@ def test_an_inline_block_is_dimensions_that_options_override(call):
     code, _, err = call("params", "64x128:swiglu", "--plain")
     assert code == 2
     assert err == "error: --activation swiglu is gated and contradicts --plain; for a plain block: --activation silu\n"
-    assert call("params", "0x8:relu")[2].startswith("error: 0x8:relu: d_model must be between 1 and")
+    assert call("params", "0x8:relu")[2].startswith("error: 0x8:relu: d_model must be a whole number from 1 to")
 
 
 def test_a_gated_unit_in_a_plain_family_is_refused(call, tmp_path):

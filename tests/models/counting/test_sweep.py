@@ -91,7 +91,7 @@ def test_a_model_is_read_once(monkeypatch):
         (["d_ff="], "--sweep d_ff: an empty value"),
         (["d_ff=1x", "d-ff=2x"], "--sweep: d_ff is swept twice; give all its values at once"),
         (["d_model=4x"], "--sweep d_model must be a whole number, got '4x'"),
-        (["experts=0"], "--sweep experts must be between 1 and"),
+        (["experts=0"], "--sweep experts must be a whole number from 1 to"),
         (["tokens=1.5"], "--sweep tokens must be a whole number, got '1.5'"),
         (["gated=maybe"], "--sweep gated must be yes or no, got 'maybe'"),
         (["activation=gelo"], "--sweep activation: unknown activation 'gelo'; did you mean 'gelu'"),
