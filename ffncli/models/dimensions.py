@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
+from math import prod
 from typing import Annotated, Any
 
 from ffncli.block import activations
 from ffncli.block.recipe import FFNSpec, MoE, NormKind, NormPosition, one_of, size
 from ffncli.errors import FFNError, option, shown
 from ffncli.models.model import Resolved, block_model, unknown_note
-from ffncli.options.accept import COUNT, MAX_SIZE, PROBABILITY, number_or_text
+from ffncli.options.accept import COUNT, MAX_SIZE, PROBABILITY, listed, number_or_text
 from ffncli.options.accept import whole as whole_from
 from ffncli.options.opt import SOURCE, Opt, Options
 
@@ -251,3 +253,10 @@ def leading_axes(tokens: int | None, batch: int | None, seq_len: int | None) -> 
             f"{option('tokens')} contradicts {option('batch')} and {option('seq_len')}", "give one or the other"
         )
     return (batch or 1, seq_len or 1)
+
+
+def token_counts(tokens: int | Sequence[int] | None, batch: int | None, seq_len: int | None) -> tuple[int, ...]:
+    """The numbers of tokens, of a list or of one batch; () if no option sets them. Raises FFNError if two do."""
+    if batch is None and seq_len is None:
+        return listed(tokens)
+    return (prod(leading_axes(None if tokens is None else 1, batch, seq_len) or ()),)

@@ -241,6 +241,7 @@ NUMBERS = joined("a whole number, several of them, or text as it is typed in a s
 TEXTS = several(TEXT, "text, or several texts", least=0)
 PATHS = several(PATH, "a path, or several of them", least=0)
 COUNTS = comma_list(COUNT, "a whole number from 1, or several of them")
+NAMES = comma_list(Accepts("a name", lambda value: text(value).strip()), "a name, or several of them")
 
 
 def optional(accepts: Accepts[T], words: str, *nothing: str) -> Accepts[T | None]:

@@ -4,71 +4,99 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from ffncli.block import dtypes, shard, storage, traffic
+from ffncli.block import shard, storage, traffic
 from ffncli.block.analysis.flow import flow
 from ffncli.block.cost import CONVENTIONS
 from ffncli.block.recipe import steps
 from ffncli.cli.common.devices_page import devices_answer
 from ffncli.cli.common.load_options import LoadOptions
-from ffncli.cli.common.options import OutputOptions, TokenListOptions
-from ffncli.cli.common.parsers import joined
-from ffncli.cli.common.rank_options import ExpertParallel, TensorParallel
+from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
-from ffncli.cli.params.options import (
-    Asserted,
-    AssertFile,
-    EqualSize,
-    Everything,
-    Formats,
-    MultipleOf,
-    Ridge,
-    Sources,
-    Sweep,
-    ridge_of,
-)
 from ffncli.cli.params.page import parts_of, sweep_table
-from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.errors import ExitCode, FFNError, option, shown
 from ffncli.models import catalog
 from ffncli.models.counting import assertions
 from ffncli.models.counting.figures import KEYS, FigureQuestion
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Resolved, ranges
+from ffncli.options.accept import COUNT, TEXTS
+from ffncli.options.conflicts import Conflict, check, given
+from ffncli.options.opt import Opt, Options
+from ffncli.options.shared import KINDS_OF_SOURCE
 from ffncli.run.user.load import load
-from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.system.files import read_whole
 
 if TYPE_CHECKING:
-    from ffncli.models.counting.iso_params import (
-        IsoParams,  # sweeps, counterparts and splits are imported on request
-    )
+    from ffncli.models.counting.iso_params import IsoParams  # sweeps and counterparts are imported on request
 
 _CONVENTIONS = {**CONVENTIONS, **storage.CONVENTIONS, **traffic.CONVENTIONS, **shard.CONVENTIONS}
-_Texts = list[str] | None
-
 _MOST_CONDITION_BYTES = 10_000_000  # of --assert-file
+_group = partial(Opt, group="What to count")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountOptions(Options):
+    """Which models are counted, and what their counts must be."""
+
+    sources: Annotated[
+        Sequence[str],
+        Opt(
+            metavar="SOURCE", accepts=TEXTS, repeat=True, completes="models",
+            help=f"{KINDS_OF_SOURCE} Several are shown side by side.",
+        ),
+    ] = ()  # fmt: skip
+    everything: Annotated[bool, _group("--all", daily=True, help="Count every known model.")] = False
+    asserted: Annotated[
+        Sequence[str],
+        _group(
+            "--assert", metavar="'NAME == X'", accepts=TEXTS, repeat=True, daily=True,
+            help="Exit 1 unless this holds, as in 'ffn_params_total == 4328521728'; repeatable.",
+        ),
+    ] = ()  # fmt: skip
+    assert_file: Annotated[
+        str | None,
+        _group("--assert-file", metavar="FILE", help="Exit 1 unless every line of FILE holds; # starts a comment."),
+    ] = None
+    sweep: Annotated[
+        Sequence[str],
+        _group(
+            "--sweep", metavar="NAME=A,B,...", accepts=TEXTS, repeat=True, daily=True,
+            help="Show one row per value, as in d_ff=1x,2x,4x or tokens=1,32; repeatable.",
+        ),
+    ] = ()  # fmt: skip
+    iso_params: Annotated[
+        bool,
+        _group("--iso-params", daily=True, help="Add the gated or plain block with the same number of parameters."),
+    ] = False
+    multiple_of: Annotated[
+        int | None,
+        _group(
+            "--multiple-of", metavar="N", accepts=COUNT,
+            help="With --iso-params: round its d_ff up to a multiple of N.",
+        ),
+    ] = None  # fmt: skip
+
+
+CONFLICTS = (
+    Conflict("multiple_of", needs="iso_params", why="it rounds the d_ff of the other block"),
+    Conflict("everything", contradicts="sources", why="give one or the other"),
+    Conflict("sweep", contradicts="everything", why="it takes one SOURCE"),
+    Conflict("sweep", contradicts="iso_params tp ep ridge", why="use one at a time"),
+)
 
 
 @spread
 def command(
     *,
-    sources: Sources = None,
-    everything: Everything = False,
-    asserted: Asserted = None,
-    assert_file: AssertFile = None,
-    sweep: Sweep = None,
-    iso_params: EqualSize = False,
-    multiple_of: MultipleOf = None,
-    tp: TensorParallel = None,
-    ep: ExpertParallel = None,
-    ridge: Ridge = None,
-    dtype: Formats = None,
-    tokens: TokenListOptions,
+    counted: CountOptions,
+    question: FigureQuestion,
     dimensions: Dimensions,
     load_limit: LoadOptions,
     show: OutputOptions,
@@ -82,23 +110,25 @@ def command(
       ffn params gpt2 --assert 'd_ff == 3072'          # in CI: exit 1 if not
     """
     output = show.output()
-    if ridge == ["list"]:
+    if question.ridge == ("list",):
         output.show(devices_answer("params"))
         return
     load_limit.apply()
-    conditions = assertions.parse([*(asserted or []), *_lines_of(assert_file)], KEYS)
-    overrides = dimensions
-    options = FigureQuestion(_formats(joined(dtype)), tokens.numbers(), tp, *ridge_of(ridge), ep)
-    if multiple_of is not None and not iso_params:
-        raise FFNError("--multiple-of needs --iso-params", "it rounds the d_ff of the other block")
-    if sweep:
-        _check_sweep(sources, everything, iso_params, options)
-        models, answer, lines = _swept(sources[0] if sources else None, overrides, sweep, options)
+    conditions = assertions.parse([*counted.asserted, *_lines_of(counted.assert_file)], KEYS)
+    check(CONFLICTS, given(counted, question))
+    if counted.sweep:
+        _require_one(counted, question)
+        models, answer, lines = _swept(counted, dimensions, question)
     else:
-        models = _models(sources, everything, overrides)
-        answer, lines = _with_twins(models, multiple_of or 1, options) if iso_params else answer_for(models, options)
+        names = catalog.names() if counted.everything else counted.sources or (None,)
+        models = [load(name, dimensions) for name in names]
+        answer, lines = (
+            _with_twins(models, question, counted.multiple_of or 1)
+            if counted.iso_params
+            else answer_for(models, question)
+        )
     checked, several = assertions.check(conditions, lines), len(lines) > 1
-    _notes(models, output)
+    output.notes(*(f"{one.model.name}: {note}" if len(models) > 1 else note for one in models for note in one.notes))
     if not (checked and output.quiet and output.format == "table" and output.path is None):
         output.show(_with_assertions(answer, checked, several) if checked else answer)
     if output.format == "csv":
@@ -115,7 +145,7 @@ def _lines_of(path: str | None) -> list[str]:
         text = read_whole(Path(os.path.expanduser(path)), _MOST_CONDITION_BYTES, pipe=True).decode()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise FFNError(f"--assert-file: cannot read {shown(path)}: {why}") from None
+        raise FFNError(f"{option('assert_file')}: cannot read {shown(path)}: {why}") from None
     return [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
@@ -125,11 +155,11 @@ def _with_assertions(answer: Answer, checked: Sequence[assertions.CheckedAsserti
     return answer.with_section("assertions", [asdict(one) for one in checked], parts)
 
 
-def answer_for(models: list[Resolved], options: FigureQuestion) -> tuple[Answer, list[dict[str, Any]]]:
+def answer_for(models: Sequence[Resolved], question: FigureQuestion) -> tuple[Answer, list[dict[str, Any]]]:
     """(JSON rows, CSV rows and tables; the CSV rows unchanged)."""
-    reports = options.reports(models)
+    reports = question.reports(models)
     lines = [line for one in reports for line in one.lines()]
-    parts = parts_of(reports, costs=bool(options.tokens or options.ranks))
+    parts = parts_of(reports, costs=bool(question.token_counts or question.tp))
     if len(models) == 1 and not models[0].model.unknown:  # below the line with its widths
         parts[2:2] = _drawing(models[0])
     return Answer("params", {"rows": [one.row() for one in reports]}, _flat(lines), parts, _CONVENTIONS), lines
@@ -145,44 +175,21 @@ def _drawing(resolved: Resolved) -> list[Part]:
     ]
 
 
-def _formats(text: str | None) -> tuple[str | None, ...]:
-    """The formats of `--dtype`, a comma-separated list; a wrong one is reported before anything is read."""
-    return (None,) if text is None else tuple(dtypes.storage(name).name for name in text.split(","))
-
-
-def _models(sources: _Texts, everything: bool, overrides: Dimensions) -> list[Resolved]:
-    if everything and sources:
-        raise FFNError("--all and a SOURCE contradict each other", "give one or the other")
-    names = catalog.names() if everything else sources
-    return [load(name, overrides) for name in names] if names else [load(None, overrides)]
-
-
 def _with_twins(
-    models: list[Resolved], multiple_of: int, options: FigureQuestion
+    models: Sequence[Resolved], question: FigureQuestion, multiple_of: int
 ) -> tuple[Answer, list[dict[str, Any]]]:
     """Each model next to its gated or plain counterpart, with the difference in size."""
     from ffncli.models.counting.iso_params import counterparts, iso_params
 
-    answer, lines = answer_for(
-        [twin for resolved in models for twin in (resolved, counterparts(resolved, multiple_of))], options
-    )
-    equal = [iso_params(resolved.model.main.spec, multiple_of) for resolved in models]
-    differences = [Line(f"{resolved.model.name}: {_difference(e)}") for resolved, e in zip(models, equal, strict=True)]
-    body = {
-        **answer.body,
-        "iso_params": [{"name": m.model.name, **asdict(e)} for m, e in zip(models, equal, strict=True)],
-    }
+    answer, lines = answer_for([twin for one in models for twin in (one, counterparts(one, multiple_of))], question)
+    equal = [(one.model.name, iso_params(one.model.main.spec, multiple_of)) for one in models]
+    body = {**answer.body, "iso_params": [{"name": name, **asdict(one)} for name, one in equal]}
+    differences = [Line(f"{name}: {_difference(one)}") for name, one in equal]
     return replace(answer, body=body, parts=[*answer.parts, *differences]), lines
 
 
 def _difference(e: IsoParams) -> str:
     return f"gated d_ff {e.gated_d_ff:,} and plain d_ff {e.plain_d_ff:,} differ by {e.difference_percent:+.2f} %"
-
-
-def _notes(models: Sequence[Resolved], output: Output) -> None:
-    for resolved in models:
-        for note in resolved.notes:
-            output.note(f"{resolved.model.name}: {note}" if len(models) > 1 else note)
 
 
 def _require_agreement(models: Sequence[Resolved]) -> None:
@@ -197,29 +204,27 @@ def _require_agreement(models: Sequence[Resolved]) -> None:
 # --- sweeps -----------------------------------------------------------------------------------------------------------
 
 
-def _check_sweep(sources: _Texts, everything: bool, iso_params: bool, options: FigureQuestion) -> None:
-    if everything or (sources and len(sources) > 1):
-        raise FFNError("--sweep takes one SOURCE", "give one, or dimensions alone")
-    ridge = options.ridge is not None or bool(options.devices)
-    others = [("--iso-params", iso_params), ("--tp", options.ranks), ("--ep", options.ep), ("--ridge", ridge)]
-    for name, on in others:
-        if on:
-            raise FFNError(f"--sweep contradicts {name}", "use one at a time")
-    if len(options.tokens) > 1:
-        raise FFNError("--sweep takes one number of --tokens", "to vary them: --sweep tokens=1,32,512")
-    if len(options.formats) > 1:
-        raise FFNError("--sweep takes one --dtype", "use one at a time")
+def _require_one(counted: CountOptions, question: FigureQuestion) -> None:
+    """Raises FFNError for several values of what --sweep takes one of."""
+    if len(counted.sources) > 1:
+        raise FFNError(f"{option('sweep')} takes one SOURCE", "give one, or dimensions alone")
+    if len(question.token_counts) > 1:
+        hint = f"to vary them: {option('sweep', 'tokens=1,32,512')}"
+        raise FFNError(f"{option('sweep')} takes one number of {option('tokens')}", hint)
+    if len(question.formats) > 1:
+        raise FFNError(f"{option('sweep')} takes one {option('dtype')}", "use one at a time")
 
 
 def _swept(
-    source: str | None, overrides: Dimensions, sweep: list[str], options: FigureQuestion
+    counted: CountOptions, dimensions: Dimensions, question: FigureQuestion
 ) -> tuple[list[Resolved], Answer, list[dict[str, Any]]]:
     """(the swept model, the answer with one row for each combination, its CSV rows)."""
     from ffncli.models.counting.sweep import points, swept
 
+    source = next(iter(counted.sources), None)
     reports = [
-        (point, model, options.report(model, options.formats[0], point.tokens))
-        for point, model in swept(source, overrides, points(sweep), load)
+        (point, model, question.report(model, question.formats[0], point.tokens))
+        for point, model in swept(source, dimensions, points(counted.sweep), load)
     ]
     rows = [{"sweep": dict(point.values), **one.row()} for point, _, one in reports]
     lines = [
@@ -227,7 +232,7 @@ def _swept(
         for point, _, one in reports
         for line in one.lines()
     ]
-    table = sweep_table([(point, one) for point, _, one in reports], bool(options.tokens))
+    table = sweep_table([(point, one) for point, _, one in reports], bool(question.token_counts))
     answer = Answer("params", {"rows": rows}, _flat(lines), [table], _CONVENTIONS)
     return [reports[0][1]] if source else [], answer, lines
 

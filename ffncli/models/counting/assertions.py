@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from ffncli.dataclass import dataclass
-from ffncli.errors import ExitCode, FFNError, did_you_mean, shown
+from ffncli.errors import ExitCode, FFNError, did_you_mean, option, shown
 from ffncli.models.counting.device_floor import DeviceFloor
 from ffncli.models.counting.labels import LABELS, key_of
 
@@ -50,7 +50,7 @@ class Assertion:
         return CheckedAssertion(name, self.text, self.key, self.operator, self.operand, actual, self._holds(actual))
 
     def _holds(self, actual: Any) -> bool:
-        wrong = f"--assert {shown(self.text)}: {self.key} is {_words(actual)}"
+        wrong = f"{option('asserted')} {shown(self.text)}: {self.key} is {_words(actual)}"
         if actual is None or self.operand is None:
             if self.operator in ("==", "!="):
                 return _OPERATORS[self.operator](actual, self.operand)
@@ -67,8 +67,9 @@ class Assertion:
         """The row's value; for a list, its length. Raises FFNError for a key that only another option adds."""
         if self.key not in row:
             of_device = self.key in _OF_DEVICE
-            option = "--ridge DEVICE" if of_device else "--ridge" if self.key.startswith("ridge") else "--tp"
-            raise FFNError(f"--assert {shown(self.text)}: {self.key} is there with {option} only")
+            ridge = option("ridge") if self.key.startswith("ridge") else option("tp")
+            other = option("ridge", "DEVICE") if of_device else ridge
+            raise FFNError(f"{option('asserted')} {shown(self.text)}: {self.key} is there with {other} only")
         value = row[self.key]
         return len(value) if isinstance(value, (list, tuple)) else value
 
@@ -143,15 +144,17 @@ def _conditions(joined: str) -> list[str]:
 def _parse(text: str, keys: Sequence[str]) -> Assertion:
     match = _FORM.fullmatch(text)
     if not match or match[2] == "=" or not match[3]:
-        raise FFNError(f"--assert {shown(text)} is not a condition", "write it as 'ffn_params_total == 4328521728'")
+        raise FFNError(
+            f"{option('asserted')} {shown(text)} is not a condition", "write it as 'ffn_params_total == 4328521728'"
+        )
     key = match[1] if match[1] in keys else key_of(match[1])
     if key not in keys:
         names = [*keys, *(label for labels in LABELS.values() for label in labels)]
         hint = did_you_mean(match[1], names, "use any key of the row with a single value; --json shows them")
-        raise FFNError(f"--assert {shown(text)}: no key {shown(match[1])}", hint)
+        raise FFNError(f"{option('asserted')} {shown(text)}: no key {shown(match[1])}", hint)
     operand = _value(match[3])
     if match[2] not in ("==", "!=") and _kind(operand) != "a number":
-        raise FFNError(f"--assert {shown(text)}: {shown(operand)} is not a number to compare by {match[2]}")
+        raise FFNError(f"{option('asserted')} {shown(text)}: {shown(operand)} is not a number to compare by {match[2]}")
     return Assertion(text.strip(), str(key), match[2], operand)
 
 

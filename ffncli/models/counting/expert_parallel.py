@@ -13,7 +13,7 @@ from math import gcd
 from ffncli.block.dtypes import DType, activation_dtype
 from ffncli.block.steps import Experts, Step, experts_per_token, input_shapes, shapes
 from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, option
 from ffncli.models.counting.ranks import divisors, nearest
 from ffncli.models.model import Group, Model
 
@@ -96,7 +96,7 @@ def check(model: Model, ranks: int) -> None:
         return
     mixtures = [group.spec.moe for group in model.groups if group.spec.moe]
     if not mixtures:
-        raise FFNError(f"{model.name} has no experts to split over {ranks} ranks", "--tp splits its d_ff")
+        raise FFNError(f"{model.name} has no experts to split over {ranks} ranks", f"{option('tp')} splits its d_ff")
     for moe in mixtures:
         if moe.experts % ranks:
             what = f"experts = {moe.experts} does not divide over {ranks} ranks"

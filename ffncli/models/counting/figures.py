@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from ffncli.block.dtypes import DType
+from ffncli.block.dtypes import DType, storage
 from ffncli.block.ranks import Ranks
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, option, shown
 from ffncli.models.counting.count import ModelCount, count
 from ffncli.models.counting.device_floor import DeviceFloor, device_floors, ridge_of
 from ffncli.models.counting.traffic import TokenCost, ridge_tokens, token_costs
 from ffncli.models.counting.weight_format import storage_of
+from ffncli.models.dimensions import token_counts
 from ffncli.models.model import Model, Resolved
-from ffncli.system.hardware import Device
+from ffncli.options.accept import ABOVE_ZERO, NAMES, Accepts, comma_list, listed
+from ffncli.options.opt import COMPUTE, Opt, Options
+from ffncli.options.shared import Batch, ExpertParallel, SeqLen, TensorParallel, TokenList
+from ffncli.system.hardware import Device, named
 
 if TYPE_CHECKING:
     from ffncli.models.counting.expert_parallel import ExpertExchange  # both are imported only for a requested split
     from ffncli.models.counting.tensor_parallel import Split
 
+_WORD = Accepts("a number or a name", lambda value: str(value).strip())
 _ADDED = ("model_weight_bytes",)  # new columns go at the end, where readers of older files do not expect others
 _OF_COUNT = tuple(f.name for f in fields(ModelCount) if f.name not in ("groups", "not_counted", *_ADDED))
 _OF_COST = (
@@ -115,16 +119,70 @@ class CostReport:
         return {name: getattr(floor, name) if floor else None for name in _OF_FLOOR} | {"device": device}
 
 
-@dataclass(frozen=True)
-class FigureQuestion:
-    """What is requested besides the counts. No format: the stored one; no tokens: 1; the others as in `figures`."""
+@dataclass(frozen=True, kw_only=True)
+class FigureQuestion(Options):
+    """What is requested besides the counts: a split over ranks, ridges, formats (by default the stored one), and
+    numbers of tokens, by default 1."""
 
-    formats: tuple[str | None, ...] = (None,)
-    tokens: tuple[int, ...] = ()
-    ranks: int | None = None
-    ridge: float | None = None
-    devices: tuple[Device, ...] = ()
-    ep: int | None = None
+    tp: TensorParallel = None
+    ep: ExpertParallel = None
+    ridge: Annotated[
+        float | str | Sequence[str] | None,
+        Opt(
+            "--ridge", metavar="X|DEVICE,...", accepts=comma_list(_WORD, "FLOPs per byte, or names of devices"),
+            repeat=True, group="What to count", completes="devices",
+            help="Show how many tokens it takes to reach X FLOPs per byte; of an accelerator, as in h100,b200, also the"
+            " least time and whether the model fits. `list` shows the accelerators.",
+        ),
+    ] = None  # fmt: skip
+    dtype: Annotated[
+        str | Sequence[str] | None,
+        Opt(
+            "--dtype", metavar="NAME,...", accepts=NAMES, repeat=True, group=COMPUTE, daily=True,
+            completes="dtypes stored",
+            help="Format of the weights: fp32, bf16, fp8, q4_0, ... [default: as released or stored]",
+        ),
+    ] = None  # fmt: skip
+    tokens: TokenList = None
+    batch: Batch = None
+    seq_len: SeqLen = None
+
+    def __post_init__(self) -> None:
+        """Convert, and read the ridge, the formats and the tokens, whose errors come before any model's."""
+        super().__post_init__()
+        _ = self.flops_per_byte, self.devices, self.formats, self.token_counts
+
+    @property
+    def token_counts(self) -> tuple[int, ...]:
+        """The numbers of tokens; () if none was given."""
+        return token_counts(self.tokens, self.batch, self.seq_len)
+
+    @property
+    def formats(self) -> tuple[str | None, ...]:
+        """The names of the formats; None is the stored one."""
+        return tuple(storage(name, option("dtype")).name for name in listed(self.dtype)) or (None,)
+
+    @property
+    def flops_per_byte(self) -> float | None:
+        """The ridge that was given as a number. Raises FFNError for several, and for one that is not above 0."""
+        words = [word for word in self._ridges if _is_number(word)]
+        if words and len(self._ridges) > 1:
+            what = f"{option('ridge')} takes one number of FLOPs per byte, or names of devices"
+            raise FFNError(what, "ask for one at a time")
+        try:
+            return ABOVE_ZERO.convert(words[0]) if words else None
+        except ValueError:
+            raise FFNError(f"{option('ridge')} must be {ABOVE_ZERO.words}, got {shown(words[0])}") from None
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices whose ridges were requested. Raises FFNError for an unknown one."""
+        words = [word for word in self._ridges if not _is_number(word)] if self._ridges != ("list",) else []
+        return tuple({one.name: one for one in (named(word, option("ridge")) for word in words)}.values())
+
+    @property
+    def _ridges(self) -> tuple[str, ...]:
+        return listed(cast("tuple[str, ...] | None", self.ridge))
 
     def reports(self, models: Sequence[Resolved]) -> list[CostReport]:
         """Every model's figures in each format; errors name the model if there are several."""
@@ -133,14 +191,22 @@ class FigureQuestion:
             try:
                 reports += [self.report(resolved, name) for name in self.formats]
             except FFNError as error:
-                who = f"{resolved.model.name}: " if len(models) > 1 else ""
-                raise FFNError(f"{who}{error.message}", error.hint, error.code) from None
+                raise (error.within(resolved.model.name) if len(models) > 1 else error) from None
         return reports
 
     def report(self, model: Resolved, format: str | None = None, tokens: int | None = None) -> CostReport:
         """One model's figures in one format, for other `tokens` where they are given."""
-        numbers = (tokens,) if tokens else self.tokens or (1,)
-        return figures(model, format, numbers, self.ranks, self.ridge, self.devices, self.ep)
+        numbers = (tokens,) if tokens else self.token_counts or (1,)
+        return figures(model, format, numbers, self.tp, self.flops_per_byte, self.devices, self.ep)
+
+
+def _is_number(word: str) -> bool:
+    """Whether a word is meant as a number; an empty one is not a name either."""
+    try:
+        float(word)
+    except ValueError:
+        return not any(map(str.isalpha, word))
+    return True
 
 
 def figures(

@@ -10,6 +10,7 @@ from dataclasses import replace
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, size, steps
 from ffncli.dataclass import dataclass
+from ffncli.errors import option
 from ffncli.models.model import Resolved
 
 
@@ -35,7 +36,7 @@ def counterpart(spec: FFNSpec, multiple_of: int = 1) -> FFNSpec:
     d_ff is the nearest whole number to 2/3 (or 3/2) of the given one, rounded up to a multiple of `multiple_of`; so is
     the width of the shared experts if it differs. Raises FFNError for an invalid multiple.
     """
-    size("--multiple-of", multiple_of)
+    size(option("multiple_of"), multiple_of)
     moe = spec.moe
     if moe and moe.shared_d_ff:
         moe = replace(moe, shared_d_ff=_scaled(moe.shared_d_ff, bool(spec.gated), multiple_of))

@@ -49,7 +49,7 @@ def points(sweeps: Sequence[str]) -> tuple[Point, ...]:
     for text in sweeps:
         name, values = _sweep(text)
         if name in parsed:
-            raise FFNError(f"--sweep: {name} is swept twice", "give all its values at once")
+            raise FFNError(f"{option('sweep')}: {name} is swept twice", "give all its values at once")
         parsed[name] = values
         _bounded(prod(len(values) for values in parsed.values()))
     choices = [[(name, text, _PARSERS[name](text)) for text in values] for name, values in parsed.items()]
@@ -99,11 +99,12 @@ def _sweep(text: str) -> tuple[str, list[str]]:
     name, equals, listed = text.partition("=")
     name = name.strip().lower().lstrip("-").replace("-", "_")
     if not equals:
-        raise FFNError(f"--sweep {shown(text)} has no '='", "write it as d_ff=1x,2x,4x")
+        raise FFNError(f"{option('sweep')} {shown(text)} has no '='", "write it as d_ff=1x,2x,4x")
     if name not in _PARSERS:
         known = list(_PARSERS)
         raise FFNError(
-            f"--sweep: unknown dimension {shown(name)}", did_you_mean(name, known, f"use one of {', '.join(known)}")
+            f"{option('sweep')}: unknown dimension {shown(name)}",
+            did_you_mean(name, known, f"use one of {', '.join(known)}"),
         )
     values: list[str] = []
     for item in listed.split(","):
@@ -114,19 +115,21 @@ def _sweep(text: str) -> tuple[str, list[str]]:
 
 def _bounded(rows: int) -> None:
     if rows > MAX_ROWS:
-        raise FFNError(f"--sweep needs {rows} rows or more, the limit is {MAX_ROWS}", "sweep fewer values")
+        raise FFNError(f"{option('sweep')} needs {rows} rows or more, the limit is {MAX_ROWS}", "sweep fewer values")
 
 
 def _values(name: str, item: str) -> list[str]:
     """One item of the list: a value, or a range of whole numbers."""
     if not item:
-        raise FFNError(f"--sweep {name}: an empty value", f"write it as {name}={_EXAMPLES.get(name, '1,2')}")
+        raise FFNError(f"{option('sweep')} {name}: an empty value", f"write it as {name}={_EXAMPLES.get(name, '1,2')}")
     match = re.fullmatch(r"([0-9]{1,10}):([0-9]{1,10}):([0-9]{1,10})", item)
     if not match:
         return [item]
     first, last, step = (int(number) for number in match.groups())
     if step < 1 or last < first:
-        raise FFNError(f"--sweep {name}: {item} is an empty range", "write it as FROM:TO:STEP, as in 512:4096:512")
+        raise FFNError(
+            f"{option('sweep')} {name}: {item} is an empty range", "write it as FROM:TO:STEP, as in 512:4096:512"
+        )
     numbers = range(first, last + 1, step)
     _bounded(len(numbers))
     return [str(number) for number in numbers]
@@ -135,27 +138,29 @@ def _values(name: str, item: str) -> list[str]:
 def _flag(name: str, text: str) -> bool:
     words = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
     if text.lower() not in words:
-        raise FFNError(f"--sweep {name} must be yes or no, got {shown(text)}")
+        raise FFNError(f"{option('sweep')} {name} must be yes or no, got {shown(text)}")
     return words[text.lower()]
 
 
 def _size(name: str, text: str) -> int:
-    return whole(f"--sweep {name}", text)
+    return whole(f"{option('sweep')} {name}", text)
 
 
 def _natural(name: str, text: str) -> int:
-    return 0 if text.strip() == "0" else whole(f"--sweep {name}", text)
+    return 0 if text.strip() == "0" else whole(f"{option('sweep')} {name}", text)
 
 
 def _dropout(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise FFNError(f"--sweep {name} must be a number of at least 0 and below 1, got {shown(text)}") from None
+        raise FFNError(
+            f"{option('sweep')} {name} must be a number of at least 0 and below 1, got {shown(text)}"
+        ) from None
 
 
 def _activation(name: str, text: str) -> str:
-    activations.resolve(text, f"--sweep {name}")
+    activations.resolve(text, f"{option('sweep')} {name}")
     return text
 
 
@@ -167,8 +172,8 @@ def _parsers() -> Mapping[str, Callable[[str], Any]]:
         "activation": _activation,
         "gated": _flag,
         "bias": _flag,
-        "norm": lambda name, text: one_of(f"--sweep {name}", text, NormKind),
-        "norm_position": lambda name, text: one_of(f"--sweep {name}", text, NormPosition),
+        "norm": lambda name, text: one_of(f"{option('sweep')} {name}", text, NormKind),
+        "norm_position": lambda name, text: one_of(f"{option('sweep')} {name}", text, NormPosition),
         "residual": _flag,
         "dropout": _dropout,
         "experts": _size,

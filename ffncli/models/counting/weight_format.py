@@ -8,6 +8,7 @@ from typing import Any
 
 from ffncli.block import dtypes
 from ffncli.block.dtypes import DType
+from ffncli.errors import option
 from ffncli.models.model import Resolved
 
 
@@ -17,7 +18,7 @@ def storage_of(resolved: Resolved, dtype: str | None = None) -> DType:
     Raises FFNError for an unknown `dtype`.
     """
     if dtype is not None:
-        return dtypes.storage(dtype)
+        return dtypes.storage(dtype, option("dtype"))
     if resolved.model.dtype is None:
         return dtypes.dtype("fp32")
     known = dtypes.find_storage(resolved.model.dtype)

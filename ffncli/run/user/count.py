@@ -1,20 +1,23 @@
-"""`ffncli.count`: what `ffn params` counts for one source, as a call with the command line's names."""
+"""`ffncli.count`: what `ffn params` counts for one source."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
 
 from ffncli.models.counting.count import count as count_model
-from ffncli.run.user.arguments import DimensionNames, Source, converted
+from ffncli.models.dimensions import Dimensions
+from ffncli.options import shared
+from ffncli.options.opt import COMPUTE, Opt, call
 from ffncli.run.user.load import load
+from ffncli.run.user.options import ModelSource
 
 if TYPE_CHECKING:
     from ffncli.models.counting.count import ModelCount
 
 
-def count(
-    source: Source = None, dtype: str | None = None, tokens: int | None = None, **dimensions: Unpack[DimensionNames]
-) -> ModelCount:
+@dataclass(frozen=True, kw_only=True)
+class CountQuestion(Dimensions):
     """Parameters, FLOPs and bytes of a model or block, as in a row of `ffn params`.
 
     >>> import ffncli
@@ -26,5 +29,17 @@ def count(
     source in a Python file. Raises FFNError for whatever the command line refuses, and for an argument of the wrong
     type.
     """
-    options = converted(locals(), "count")
-    return count_model(load(options["source"], options["dimensions"]), options["dtype"], options["tokens"] or 1)
+
+    source: ModelSource = field(default=None, kw_only=False)
+    dtype: Annotated[str | None, Opt("--dtype", group=COMPUTE, help="Format of the weights.")] = field(
+        default=None, kw_only=False
+    )
+    tokens: shared.Tokens = field(default=None, kw_only=False)
+
+
+def counted(question: CountQuestion) -> ModelCount:
+    """The counts that a question is about."""
+    return count_model(load(question.source, question.dimensions), question.dtype, question.tokens or 1)
+
+
+count = call(CountQuestion, counted, "count")

@@ -12,17 +12,17 @@ from ffncli.models.dimensions import Dimensions, with_dimensions
 from ffncli.models.model import Resolved
 
 if TYPE_CHECKING:
-    from torch import nn
+    from ffncli.run.user.options import Source
 
 
-def load(
-    source: str | Resolved | nn.Module | None = None, dimensions: Dimensions | None = None, seed: int = 0
-) -> Resolved:
+def load(source: Source | None = None, dimensions: Dimensions | None = None, seed: int = 0) -> Resolved:
     """The model for a SOURCE and dimension options; `my.py:Name` is executed, its weights drawn under `seed`.
 
     A loaded model is changed by the options; a module has its own dimensions and weights. Everything else is left to
     `models.source.load`, without torch. Raises FFNError if the source does not describe an FFN block.
     """
+    if isinstance(source, os.PathLike):
+        source = os.fspath(source)
     if isinstance(source, Resolved):
         return with_dimensions(source, dimensions or Dimensions())
     if source is not None and not isinstance(source, str):

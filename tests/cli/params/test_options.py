@@ -309,8 +309,8 @@ def test_a_format_that_nothing_is_computed_in_is_for_counting(dtype: str, call):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["gpt2", "--all"], ["--all and a SOURCE"]),
-        (["--all", "--sweep", "d_ff=1x"], ["--sweep takes one SOURCE"]),
+        (["gpt2", "--all"], ["--all contradicts SOURCE"]),
+        (["--all", "--sweep", "d_ff=1x"], ["--sweep contradicts --all; it takes one SOURCE"]),
         (["gpt2", "bert-base", "--sweep", "d_ff=1x"], ["--sweep takes one SOURCE"]),
         (["gpt2", "--sweep", "d_ff=1x", "--tp", "2"], ["--sweep contradicts --tp"]),
         (["gpt2", "--sweep", "d_ff=1x", "--ridge", "2"], ["--sweep contradicts --ridge"]),

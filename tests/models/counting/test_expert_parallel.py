@@ -132,7 +132,7 @@ def test_a_ranks_traffic_is_its_own_experts():
     [
         ("mixtral-8x7b", 3, "experts = 8 does not divide over 3 ranks; nearest: 2 and 4"),
         ("mixtral-8x7b", 16, "experts = 8 does not divide over 16 ranks; nearest: 8"),
-        ("gpt2", 2, "gpt2 has no experts to split over 2 ranks; --tp splits its d_ff"),
+        ("gpt2", 2, "gpt2 has no experts to split over 2 ranks; tp splits its d_ff"),
     ],
 )
 def test_refusals(name, ranks, message):

@@ -88,7 +88,7 @@ def test_every_layer_of_a_model():
 
 def test_refusals():
     for multiple in (0, -1, 2**31):
-        with pytest.raises(FFNError, match="--multiple-of must be a whole number from 1 to"):
+        with pytest.raises(FFNError, match="multiple_of must be a whole number from 1 to"):
             counterpart(FFNSpec(4, 8), multiple)
     with pytest.raises(FFNError, match="d_ff must be a whole number from 1"):
         counterpart(FFNSpec(4, 2**31 - 1, "swiglu"))
