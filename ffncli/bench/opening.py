@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ffncli.bench.conditions import changed, require_same, sha256, software
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results import journal as journals
 from ffncli.bench.results.grid_file import grid_bytes, whole_grid
-from ffncli.bench.results.journal import Journal, locked
+from ffncli.bench.results.journal import Journal, changed, locked, require_same, sha256, software
 from ffncli.errors import ExitCode, FFNError, shown_path
 from ffncli.system.files import results_folder
 from ffncli.version import __version__

@@ -14,14 +14,13 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from ffncli.bench.conditions import require_same
 from ffncli.bench.judge.limits import Excess, WorkerLimits, ended_worker, memory_limit
 from ffncli.bench.judge.summary import agreed
 from ffncli.bench.launch import WORKER, Worker, worker
 from ffncli.bench.rank_launches import RankLaunches
 from ffncli.bench.records import Case, Doing, Job, Outcome, Stage, Status, TimedUnit, not_captured
 from ffncli.bench.request.grid import BenchRequest
-from ffncli.bench.results.journal import Journal
+from ffncli.bench.results.journal import Journal, require_same
 from ffncli.bench.results.row import ResultRow
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path

@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
 
 from ffncli.bench.doctor import doctor
-from ffncli.bench.doctor.check import DoctorCheck
+from ffncli.bench.doctor.doctor import DoctorCheck
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
 from ffncli.errors import ExitCode, FFNError, option

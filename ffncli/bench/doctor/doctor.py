@@ -11,24 +11,25 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
-from ffncli.bench.doctor.check import DoctorCheck, size_text
-from ffncli.bench.doctor.gpus import gpu_checks
 from ffncli.bench.records import Method
 from ffncli.bench.timing.auto import kept
 from ffncli.bench.timing.auto.kept import AutoChoice
+from ffncli.dataclass import dataclass
 from ffncli.errors import shown_path
 from ffncli.show.text import percent, plural
-from ffncli.system import host
+from ffncli.system import hardware, host
 from ffncli.system.cgroup import ROOT, text
 from ffncli.system.files import results_folder
-from ffncli.system.gpu import has_driver
+from ffncli.system.gpu import has_driver, problem_of
+from ffncli.system.gpu_state import GpuState, gpu_state
 from ffncli.system.packages import REQUIRED, extra_command, install_command, installed, reinstall_command
 from ffncli.version import __version__
 
 if TYPE_CHECKING:
     from ffncli.bench.doctor.noise import Noise
+
 
 _GIB = 1 << 30
 _BUSY = 0.25  # of a core, above which other work matters
@@ -53,6 +54,20 @@ _FOR = {
     "slurm": "ffn bench --launcher slurm",
     "ray": "ffn bench --launcher ray",
 }
+CheckStatus = Literal["ok", "note", "missing", "bad"]
+
+
+@dataclass(frozen=True)
+class DoctorCheck:
+    """One checked item. `advice` says what to do, empty if there is nothing to do.
+
+    `missing` can be installed, `bad` is installed but does not work, `note` is worth knowing.
+    """
+
+    name: str
+    value: str
+    status: CheckStatus = "ok"
+    advice: str = ""
 
 
 def checks() -> Iterator[DoctorCheck]:
@@ -309,3 +324,104 @@ def noise_check(noise: Noise | None) -> DoctorCheck:
     else:
         advice += "; use more processes or a larger --max-time"
     return DoctorCheck("noise", value, "note", advice)
+
+
+# --- the GPUs ---------------------------------------------------------------------------------------------------------
+
+
+def gpu_checks() -> Iterator[DoctorCheck]:
+    """Rows for every GPU that torch counts; one row if there is none, or none that can be used."""
+    torch = _torch()
+    if torch is None:
+        return
+    count = torch.cuda.device_count()
+    if not count:
+        yield _unusable(torch)
+        return
+    from ffncli.bench.machine import machine
+
+    for index in range(count):
+        yield from _of_gpu(index, torch)
+    yield DoctorCheck("driver", machine.driver("cuda:0") or "unknown")
+
+
+def _unusable(torch: Any) -> DoctorCheck:
+    problem = problem_of(0, torch)
+    if problem is None or not has_driver():
+        return DoctorCheck("gpu", "none")
+    status: CheckStatus = "bad" if torch.version.cuda or getattr(torch.version, "hip", None) else "missing"
+    return DoctorCheck("gpu", problem.message, status, problem.hint)
+
+
+def _of_gpu(index: int, torch: Any) -> Iterator[DoctorCheck]:
+    from ffncli.bench.machine import machine
+    from ffncli.bench.machine.devices import gpu_handles
+
+    device = f"cuda:{index}"
+    properties = torch.cuda.get_device_properties(index)
+    handles, why = gpu_handles(device)
+    state = gpu_state(handles) if handles else None  # before this process has anything there
+    named = f"{properties.name}, {size_text(properties.total_memory)}, L2 {size_text(machine.llc_bytes(device))}"
+    if problem := problem_of(index, torch):
+        yield DoctorCheck(f"gpu {index}", f"{named}: {problem.message}", "bad", problem.hint)
+    else:
+        yield DoctorCheck(f"gpu {index}", named)
+    if state is None:
+        yield DoctorCheck(f"gpu {index} state", why, "note")
+    else:
+        yield from state_checks(index, state)
+    row = hardware.find(properties.name)
+    sheet = "not in the built-in table: only fractions of the measured roof"
+    if row:
+        sheet = f"{row.tflops.get('bf16') or row.tflops['fp16']:g} TFLOP/s dense, {row.gbytes_per_s:g} GB/s"
+    yield DoctorCheck(f"data sheet {index}", sheet, "ok" if row else "note")
+
+
+def state_checks(index: int, state: GpuState) -> Iterator[DoctorCheck]:
+    """A GPU's memory and neighbours, its clock and power limit, its modes."""
+    if state.memory_free is not None and state.memory_total is not None:
+        value = f"{size_text(state.memory_free)} free of {size_text(state.memory_total)}"
+        value += f", {state.neighbours}" if state.neighbours else ", no other process"
+        advice = "times include the turns of the other work: stop it, or take another GPU" if state.neighbours else ""
+        yield DoctorCheck(f"gpu {index} memory", value, "note" if advice else "ok", advice)
+    clocks = [f"{state.sm_mhz} MHz now"] if state.sm_mhz is not None else []
+    clocks += [f"up to {state.rated_mhz} MHz"] if state.rated_mhz is not None else []
+    clocks += [f"power limit {state.power_limit_w:.0f} W"] if state.power_limit_w is not None else []
+    if clocks:
+        lowered = f"the power limit was lowered from {state.power_default_w:.0f} W" if state.power_lowered else ""
+        advice = f"{lowered}: compare only with the same limit; nvidia-smi -pl changes it" if lowered else ""
+        yield DoctorCheck(f"gpu {index} clocks", ", ".join(clocks), "note" if lowered else "ok", advice)
+    yield from _modes(index, state)
+
+
+def _modes(index: int, state: GpuState) -> Iterator[DoctorCheck]:
+    """Persistence, compute mode and MIG, if the driver tells any of them."""
+    modes, advice = [], []
+    if state.persistence is not None:
+        modes.append(f"persistence mode {'on' if state.persistence else 'off'}")
+        if not state.persistence:
+            advice.append("sudo nvidia-smi -pm 1 keeps the driver loaded: processes start sooner")
+    if state.compute_mode is not None:
+        modes.append(f"compute mode {state.compute_mode}")
+        if state.compute_mode == "prohibited":
+            advice.append("sudo nvidia-smi -c 0 allows computing")
+    if state.mig:
+        modes.append("a MIG instance: clocks and power are the whole card's")
+    if modes:
+        yield DoctorCheck(f"gpu {index} modes", ", ".join(modes), "note" if advice else "ok", "; ".join(advice))
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except Exception:  # its own row shows it
+        return None
+    return torch
+
+
+def size_text(count: int) -> str:
+    """`35.8 MiB`."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} B"

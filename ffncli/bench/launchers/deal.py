@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
 
-from ffncli.bench.launchers.slot import task_of, units_of
-from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent, Slots
+from ffncli.bench.launchers.slot import Answered, Begun, Lost, Refusal, SlotEvent, Slots, task_of, units_of
 from ffncli.bench.records import Case, Method, Outcome, TimedUnit
 from ffncli.bench.request.cluster import LauncherChoice, SlotSize, slot_size
 from ffncli.bench.results.journal import Journal, require_unit_of

@@ -1,6 +1,7 @@
 """What a slot does: one case with all its kernels and all its processes, as `ffn bench` measures it, on its machine.
 
-Task and answer are texts in JSON, so any launcher can carry them; the parent checks an answer like a file.
+Task and answer are texts in JSON, so any launcher can carry them; the parent checks an answer like a file. Slots are
+places on other machines that each measure one case at a time.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
-from ffncli.bench.conditions import sha256
 from ffncli.bench.launch import WORKER
 from ffncli.bench.machine.devices import require_gpu
 from ffncli.bench.opening import begun
 from ffncli.bench.records import Case, TimedUnit
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
+from ffncli.bench.results.journal import sha256
 from ffncli.bench.suite import run
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
@@ -106,3 +107,61 @@ def _require_files(request: BenchRequest) -> None:
             raise FFNError(f"{shown_path(Path(name))} {state}", share, ExitCode.ENVIRONMENT)
     if request.files and request.directory and not Path(request.directory).is_dir():
         raise FFNError(f"the folder {shown_path(Path(request.directory))} is missing", share, ExitCode.ENVIRONMENT)
+
+
+# --- slots: places on other machines, and the events that come back from them -----------------------------------------
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A slot measures that case now. `place` is the machine, with the slot or the job there: `node7, slot 2`."""
+
+    case: str
+    place: str
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A slot has sent its answer, which `slot.units_of` reads."""
+
+    case: str
+    place: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A slot is gone with its case: its machine failed, or its job was ended."""
+
+    case: str
+    place: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A slot could not even begin, for a reason that another try does not remove."""
+
+    case: str
+    place: str
+    why: str
+
+
+SlotEvent: TypeAlias = Begun | Answered | Lost | Refusal
+
+
+class Slots(Protocol):
+    """The slots of a launcher. At the end, the work that is left in them is ended too."""
+
+    @property
+    def free(self) -> int:
+        """How many cases can be submitted now."""
+        ...
+
+    def submit(self, case: str, task: str) -> None:
+        """Measure that case, whose task is `slot.task_of`."""
+        ...
+
+    def events(self, patience: float) -> Sequence[SlotEvent]:
+        """The events since the last call; waits so many seconds for the first."""
+        ...

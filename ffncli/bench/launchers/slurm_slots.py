@@ -10,8 +10,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from ffncli.bench.launchers.slot import measured
-from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent
+from ffncli.bench.launchers.slot import Answered, Begun, Lost, Refusal, SlotEvent, measured
 from ffncli.bench.request.cluster import LauncherChoice, SlotSize
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, shown

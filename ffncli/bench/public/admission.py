@@ -11,13 +11,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 from ffncli.bench.judge.gate import aa_of
 from ffncli.bench.judge.ratios import differs
-from ffncli.bench.judge.summary import case_columns
+from ffncli.bench.judge.summary import case_columns, summarise
 from ffncli.bench.public.definition import CPU, PublicSuite, public_suite
-from ffncli.bench.public.recomputed import recomputed
-from ffncli.bench.records import Case, TimedBlock
+from ffncli.bench.records import Cache, Case, Method, Outcome, Status, TimedBlock, TimedUnit
 from ffncli.bench.results.csv_file import parse_rounds, read_rows
 from ffncli.bench.results.journal import ResultFiles
 from ffncli.bench.results.row import ASKED, BLOCK_COLUMNS, MACHINE, ResultRow, columns, name_of
@@ -286,3 +286,22 @@ _CONDITIONS: dict[str, tuple[str, Callable[[_Judged], Iterator[str]]]] = {
     "processes": ("5 fresh processes or more", _processes),
     "environment": ("one machine, one version of everything", _one_machine),
 }
+
+
+# --- the rows of a case, from its blocks ------------------------------------------------------------------------------
+
+
+def recomputed(case: Case, rows: Sequence[ResultRow], blocks: Sequence[TimedBlock]) -> Mapping[str, ResultRow]:
+    """Kernel → its row as its blocks give it; status and errors, which no block has, are the stored ones."""
+    outcomes = tuple(
+        Outcome(row.kernel, cast(Status, row.status), "", row.error_max, row.error_rel, computes=row.computes)
+        for row in rows
+    )
+    by_process: dict[int, list[TimedBlock]] = {}
+    for block in blocks:
+        by_process.setdefault(block.process, []).append(block)
+    units = [
+        TimedUnit(process, case.key, rows[0].baseline, cast(Cache, rows[0].cache), outcomes, tuple(mine))
+        for process, mine in by_process.items()
+    ]
+    return {row.kernel: row for row in summarise(case, units, Method(), {})}

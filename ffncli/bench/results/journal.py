@@ -21,10 +21,12 @@ from ffncli.bench.request.grid import BenchRequest, from_json, to_json
 from ffncli.bench.results.csv_file import HEADER, ROUNDS_HEADER, block_lines, parse_rounds, row_lines
 from ffncli.bench.results.row import ResultRow
 from ffncli.dataclass import dataclass
-from ffncli.errors import ExitCode, FFNError, clean, shown_path
+from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
 from ffncli.models.files.json_records import Count, record_of
 from ffncli.models.files.strict_json import parse_object
-from ffncli.system.files import check_writable, open_to_read, read_whole, written_whole
+from ffncli.system.files import check_writable, open_to_read, read_whole, sha256_of, written_whole
+from ffncli.system.host import cpu_name
+from ffncli.version import __version__
 
 _VERSION = 2
 _MOST_BYTES = 300_000_000  # of a journal: as many cases and processes as a run may have take a third of it
@@ -468,3 +470,40 @@ def _counts_experts(case: Case | None, unit: TimedUnit) -> bool:
     """Whether there is a number for each expert of the case, or none."""
     moe = case.spec.moe if case else None
     return len(unit.tokens_per_expert) in (0, moe.experts if moe else 0)
+
+
+# --- the conditions of a run: machine and versions, the same until it ends --------------------------------------------
+
+
+def software() -> dict[str, str]:
+    """The machine and the versions, as far as they are known without torch."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    versions = {"ffncli": __version__, "python": platform.python_version(), "host": platform.node(), "cpu": cpu_name()}
+    for name in ("torch", "numpy"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = ""
+    return versions
+
+
+def sha256(path: Path) -> str:
+    """The file's SHA-256; empty if it cannot be read."""
+    try:
+        return sha256_of(path)
+    except (OSError, ValueError):
+        return ""
+
+
+def require_same(when: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raises FFNError if the machine or a version has changed; one run has one environment."""
+    for name in before.keys() & now.keys():
+        if before[name] != now[name]:
+            raise changed(f"{name} is {shown(now[name])}, {when} {shown(before[name])}")
+
+
+def changed(text: str) -> FFNError:
+    """The error where they have changed."""
+    return FFNError(f"cannot continue: {text}", "start again: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)

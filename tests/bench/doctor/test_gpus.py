@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ffncli.bench.doctor import gpus
+from ffncli.bench.doctor import doctor
 from ffncli.bench.machine import devices, machine
 from ffncli.system import gpu
 from ffncli.system.gpu_state import NEEDS, GpuState
@@ -30,7 +30,7 @@ def card(monkeypatch):
 
 
 def rows():
-    return {check.name: check for check in gpus.gpu_checks()}
+    return {check.name: check for check in doctor.gpu_checks()}
 
 
 def test_a_gpu_its_state_and_its_data_sheet(card):
@@ -90,16 +90,16 @@ def test_without_nvml_one_row_says_how_to_get_it(card, monkeypatch):
 )
 def test_a_gpu_that_torch_does_not_count(driver, stand_in, status, value, monkeypatch):
     fake.install(monkeypatch, stand_in)
-    monkeypatch.setattr(gpus, "has_driver", lambda: driver)
+    monkeypatch.setattr(doctor, "has_driver", lambda: driver)
     monkeypatch.setattr(gpu, "has_driver", lambda root=None: driver)
-    (row,) = gpus.gpu_checks()
+    (row,) = doctor.gpu_checks()
     assert row.status == status
     assert value in row.value
     assert bool(row.advice) is (status != "ok")
 
 
 def test_a_prohibited_gpu_gets_the_command_that_allows_it():
-    (row,) = gpus.state_checks(1, GpuState(compute_mode="prohibited", mig=True))
+    (row,) = doctor.state_checks(1, GpuState(compute_mode="prohibited", mig=True))
     assert row.name == "gpu 1 modes"
     assert row.value == "compute mode prohibited, a MIG instance: clocks and power are the whole card's"
     assert row.advice == "sudo nvidia-smi -c 0 allows computing"

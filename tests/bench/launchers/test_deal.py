@@ -13,7 +13,7 @@ import pytest
 
 from ffncli.bench.judge.gate import failure
 from ffncli.bench.launchers.deal import MOST_TRIES, Dealt, run_in_slots
-from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent
+from ffncli.bench.launchers.slot import Answered, Begun, Lost, Refusal, SlotEvent
 from ffncli.bench.opening import begun, resumed
 from ffncli.bench.records import Job
 from ffncli.bench.request.cluster import LauncherChoice

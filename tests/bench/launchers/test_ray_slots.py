@@ -12,7 +12,7 @@ import pytest
 
 from ffncli.bench.launchers import ray_slots
 from ffncli.bench.launchers.ray_slots import RaySlots
-from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal, SlotEvent
+from ffncli.bench.launchers.slot import Answered, Begun, Lost, Refusal, SlotEvent
 from ffncli.bench.request.cluster import LauncherChoice, SlotSize
 from ffncli.errors import FFNError
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ffncli.bench.conditions import sha256
 from ffncli.bench.launchers.slot import measured, task_of, units_of
 from ffncli.bench.records import Job
 from ffncli.bench.request.cluster import LauncherChoice, slot_size
 from ffncli.bench.request.grid import BenchRequest
+from ffncli.bench.results.journal import sha256
 from ffncli.errors import ExitCode, FFNError
 from tests import ROOT
 from tests.bench import fake_worker

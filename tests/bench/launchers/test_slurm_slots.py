@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from ffncli.bench.launchers.slot import measured
-from ffncli.bench.launchers.slots import Answered, Begun, Lost, Refusal
+from ffncli.bench.launchers.slot import Answered, Begun, Lost, Refusal, measured
 from ffncli.bench.launchers.slurm_slots import SlurmSlots, parameters
 from ffncli.bench.request.cluster import SlotSize
 from ffncli.errors import FFNError

@@ -13,7 +13,7 @@ import pytest
 
 from ffncli.bench.launchers import deal
 from ffncli.bench.launchers.deal import Dealt
-from ffncli.bench.launchers.slots import Lost, SlotEvent, Slots
+from ffncli.bench.launchers.slot import Lost, SlotEvent, Slots
 from ffncli.bench.opening import begun
 from ffncli.bench.request.cluster import LauncherChoice, cluster_of
 from ffncli.bench.results.csv_file import read_rows
