@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "ffncli.cli.approximate.command",
         "Train blocks of growing width on a function: how well they fit.",
     ),
-    "verify": ("ffncli.cli.verify.command", "Prove that ways of computing a block agree."),
+    "verify": ("ffncli.cli.verify", "Prove that ways of computing a block agree."),
     "bench": ("ffncli.cli.bench.command", "Verify, then time kernels: ratios that anyone can reproduce."),
     "merge": ("ffncli.cli.merge", "Merge results of ffn bench, such as the parts of a grid."),
     "export": ("ffncli.cli.export.command", "Write a block for torch, FlashInfer-Bench, ONNX or LaTeX."),

@@ -149,13 +149,13 @@ class Model:
         """How many FFN blocks each layer of a stack has."""
         return next(group.per_layer for group in self.groups if group.stack == stack)
 
-    def layer(self, text: str | None) -> Layer:
+    def layer(self, text: int | str | None) -> Layer:
         """The layer for `3` or `decoder.3` (None: the first one). Raises FFNError if there is no such layer."""
         counts: dict[str, list[int]] = {}
         for group in self.groups:
             counts[group.stack] = sorted([*counts.get(group.stack, []), *group.layers])
         layers = " and ".join(_layers(s, n) for s, n in counts.items()) if not self.bare else "only layer 0"
-        stack, _, number = (str(next(iter(counts.values()))[0]) if text is None else text).rpartition(".")
+        stack, _, number = str(next(iter(counts.values()))[0] if text is None else text).rpartition(".")
         if not (number.isascii() and number.isdigit() and len(number) < 10):
             example = next(iter(counts)) + ".0" if len(counts) > 1 else "0"
             advice = f"there is {layers}" if self.bare else f"{self.name} has {layers}"

@@ -136,7 +136,7 @@ def _defaults(record: type[Any]) -> Mapping[str, Any]:
 
 
 def chosen(record: Options) -> tuple[str, ...]:
-    """The fields of a record that are not at their defaults, in order."""
+    """The fields of a record that are not at their defaults, in order. (A value may be a tensor.)"""
     defaults = _defaults(type(record))
     names = [(name, getattr(record, name)) for name in options_of(type(record))]
     # An array never equals a default, and compares value by value.

@@ -25,7 +25,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_han
 
 IMPORTED = (
     "torch.distributed.launcher.api",
-    "ffncli.cli.verify.command",
+    "ffncli.cli.verify",
     "ffncli.cli.trace.command",
     "ffncli.run.trace.session",
     "ffncli.run.verify.verify",

@@ -19,13 +19,13 @@ from ffncli.cli.activations.page import answer
 from ffncli.cli.activations.points import points
 from ffncli.cli.activations.rounding_options import RoundingOptions
 from ffncli.cli.common import values
-from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.option import option
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.parsers import above_zero, joined
 from ffncli.cli.common.plot_options import PlotOptions
 from ffncli.cli.common.spread import spread
 from ffncli.errors import FFNError
+from ffncli.run.user.time_limit import LoadOptions
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
 

@@ -18,7 +18,7 @@ _LISTS: dict[str, tuple[str, str, Callable[[Any], Iterable[str]]]] = {
     "forms": ("ffncli.run.export.call", "FORMS", list),
     "parts": ("ffncli.run.export.problem", "Part", get_args),
     "examples": ("ffncli.models.examples", "EXAMPLES", list),
-    "checks": ("ffncli.run.verify.names", "CHECK_STATEMENTS", list),
+    "checks": ("ffncli.run.verify.question", "CHECK_STATEMENTS", list),
     "targets": ("ffncli.run.approximate.targets", "TARGETS", list),
     "dtypes": ("ffncli.block.dtypes", "TABLE", lambda rows: [row.name for row in rows]),
     "stored": ("ffncli.block.dtypes", "STORED", lambda rows: [row.name for row in rows]),

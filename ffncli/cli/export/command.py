@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from ffncli.cli.common import values
-from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.option import COMPUTE, INPUT, SOURCE, option
 from ffncli.cli.common.options import KINDS_OF_SOURCE, OutputOptions, Text, TokenListOptions
 from ffncli.cli.common.parsers import natural, numbers
@@ -21,6 +20,7 @@ from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import Dimensions
 from ffncli.options.opt import Opt
 from ffncli.run.export.call import FORMS, export, require_form
+from ffncli.run.user.time_limit import LoadOptions
 from ffncli.show.output import Output
 from ffncli.system.files import check_writable
 

@@ -14,7 +14,6 @@ from ffncli.block.analysis.flow import flow
 from ffncli.block.cost import CONVENTIONS
 from ffncli.block.recipe import steps
 from ffncli.cli.common.devices_page import devices_answer
-from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
 from ffncli.cli.params.page import parts_of, sweep_table
@@ -29,6 +28,7 @@ from ffncli.options.conflicts import Conflict, check, given
 from ffncli.options.opt import Opt, Options
 from ffncli.options.shared import KINDS_OF_SOURCE
 from ffncli.run.user.load import load
+from ffncli.run.user.time_limit import LoadOptions
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.system.files import read_whole

@@ -7,7 +7,6 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block import dtypes
-from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.options import OutputOptions, Source, TokenListOptions
 from ffncli.cli.common.parsers import flat, joined
 from ffncli.cli.common.spread import spread
@@ -28,6 +27,7 @@ from ffncli.models.counting.expert_load import UNIFORM
 from ffncli.models.counting.plan import PlanRow
 from ffncli.models.dimensions import Dimensions
 from ffncli.run.user.load import load
+from ffncli.run.user.time_limit import LoadOptions
 from ffncli.show.parts import Answer
 from ffncli.show.tables import Table
 

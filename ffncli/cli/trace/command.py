@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ffncli.cli.common.corpus_options import corpus_size
-from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.options import OutputOptions, RunOptions, Source, TokenOptions
 from ffncli.cli.common.parsers import joined
 from ffncli.cli.common.prompt_options import PromptOptions
@@ -23,6 +22,7 @@ from ffncli.run.corpus.call import corpus_for
 from ffncli.run.corpus.question import CorpusQuestion
 from ffncli.run.trace.call import session_for, survey_for
 from ffncli.run.trace.question import Question
+from ffncli.run.user.time_limit import LoadOptions
 from ffncli.show.color import ColorChoice
 from ffncli.show.output import Output
 from ffncli.show.progress import progress

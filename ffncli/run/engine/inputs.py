@@ -20,7 +20,9 @@ from ffncli.system.files import open_to_read
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-InputSource: TypeAlias = "str | Sequence[Any] | NDArray[Any] | Tensor"  # text as it is typed, or the values
+InputSource: TypeAlias = (
+    "str | os.PathLike[str] | Sequence[Any] | NDArray[Any] | Tensor"  # text as it is typed, or the values
+)
 NAMED = ("arange", "randn", "zeros", "ones")
 MOST_TEXT_BYTES = 1_000_000_000
 _LIST = re.compile(r"[-+\d.eEnaifN,;\s\[\]]+")
@@ -33,6 +35,8 @@ def make_input(
 
     Raises FFNError for an unknown name, numbers that do not fill tokens of d_model, or a file without numbers.
     """
+    if isinstance(source, os.PathLike):
+        source = os.fspath(source)
     if not isinstance(source, str):
         return _shaped(_copied(source), leading, d_model).to(dtype)
     text, shape = source, (*(leading or (4,)), d_model)

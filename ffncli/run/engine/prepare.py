@@ -46,7 +46,7 @@ class LayerRequest:
     `vocab` adds a final layer of that width after the block; its weights are random.
     """
 
-    layer: str | None = None
+    layer: int | str | None = None
     input: InputSource | None = None
     leading: tuple[int, ...] | None = None
     dtype: str | None = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ffncli.run.engine.inputs import InputSource
 
     Source: TypeAlias = str | os.PathLike[str] | Resolved | nn.Module
-    Values: TypeAlias = InputSource | os.PathLike[str]
+    Values: TypeAlias = InputSource
 else:
     Source = Values = Any  # of a record's field, which `get_type_hints` reads: torch stays out
 

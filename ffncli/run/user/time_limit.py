@@ -13,12 +13,15 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from ffncli.errors import ExitCode, FFNError, shown_path
+from ffncli.errors import ExitCode, FFNError, option, shown_path
+from ffncli.options import shared
+from ffncli.options.opt import Options, as_typed
 
 LOAD_TIME = 180.0  # s; a C++ extension compiles then
 _AGAIN = 0.5  # s, between alarms
@@ -56,6 +59,21 @@ def set_load_time(seconds: float | None) -> None:
         _limit.set(seconds)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(Options):
+    """The option of commands that load a user's Python file."""
+
+    load_time: shared.LoadTime = None
+
+    def apply(self) -> None:
+        """Set the limit for the rest of the command."""
+        set_load_time(self.load_time)
+
+    def limited(self) -> AbstractContextManager[None]:
+        """Inside, this limit holds; without one, that which holds outside."""
+        return nullcontext() if self.load_time is None else limited_loading(self.load_time)
+
+
 @contextmanager
 def loading(path: Path) -> Iterator[None]:
     """The load of this file. Raises FFNError (exit 3) if it takes longer than the limit.
@@ -72,7 +90,7 @@ def loading(path: Path) -> Iterator[None]:
     error = _error(path, seconds)
     before = signal.signal(signal.SIGALRM, _raise)
     try:
-        with limited_loading(None), _guard(seconds + _GRACE, f"error: {error}"):
+        with limited_loading(None), _guard(seconds + _GRACE, f"error: {error.in_words(as_typed)}"):
             signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
             try:
                 yield
@@ -89,7 +107,9 @@ def _error(path: Path, seconds: float) -> FFNError:
     from ffncli.show.text import seconds_text, time_text
 
     limit = seconds_text(seconds) if seconds >= 1 else time_text(seconds)
-    return FFNError(f"{shown_path(path)} did not load within {limit}", "--load-time allows more", ExitCode.ENVIRONMENT)
+    return FFNError(
+        f"{shown_path(path)} did not load within {limit}", f"{option('load_time')} allows more", ExitCode.ENVIRONMENT
+    )
 
 
 def _raise(number: int, frame: object) -> NoReturn:

@@ -7,14 +7,14 @@ import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, shown_path
+from ffncli.errors import FFNError, option, shown_path
 from ffncli.kernels.choice import KernelChoice
 from ffncli.run.verify.checks.row import CheckRow
 from ffncli.system import host
@@ -69,7 +69,7 @@ def file_digest(choice: KernelChoice) -> str | None:
     try:
         return hashlib.sha256(choice.file.read_bytes()).hexdigest()
     except OSError as error:
-        why = f"--kernel: cannot read {shown_path(Path(choice.kernel))}: {error.strerror}"
+        why = f"{option('kernel')}: cannot read {shown_path(Path(choice.kernel))}: {error.strerror}"
         raise FFNError(why, "give file.py:name") from None
 
 

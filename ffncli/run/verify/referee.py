@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import replace
 
 import torch
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.choice import KernelChoice
 from ffncli.models.examples import Example
@@ -21,7 +20,7 @@ from ffncli.run.verify.checks import aftermath, precision, replay, right, same_b
 from ffncli.run.verify.checks.case import CheckedBlock
 from ffncli.run.verify.checks.row import CheckRow
 from ffncli.run.verify.checks.trial import KernelTrial, dtype_name
-from ffncli.run.verify.names import REFEREE_STATEMENTS
+from ffncli.run.verify.question import REFEREE_STATEMENTS
 from ffncli.run.verify.verify import Verdict
 
 # The last two have the host load the kernel for another block.
@@ -43,45 +42,59 @@ assert list(REFEREE_CHECKS) == list(REFEREE_STATEMENTS)
 _SEEDS = 2**31
 
 
-@dataclass(frozen=True)
-class RefereeQuestion:
-    """Which kernel, on which layer, in which dtype, where. `run.seed` None draws a seed, which the certificate has.
-
-    `batch_invariant` demands what is else reported; `threads` are torch's in the kernel's process.
-    """
-
-    kernel: KernelChoice
-    run: LayerRequest
-    tolerance: float | None = None
-    batch_invariant: bool = False
-    threads: int | None = None
-    limits: TimeLimits = field(default_factory=TimeLimits)
-
-
-def certify(model: Resolved, question: RefereeQuestion, example: Example | None = None) -> Verdict:
+def certify(
+    model: Resolved,
+    kernel: KernelChoice,
+    run: LayerRequest = LayerRequest(),
+    example: Example | None = None,
+    *,
+    tolerance: float | None = None,
+    batch_invariant: bool = False,
+    threads: int | None = None,
+    limits: TimeLimits = TimeLimits(),
+) -> Verdict:
     """The verdict on one kernel, with its certificate. The reference is computed here, the kernel in another process.
 
-    Raises FFNError for a kernel that cannot be loaded or refuses the block; whatever it does wrong is a row.
+    `run.seed` None draws a seed, which the certificate has. `batch_invariant` demands what is else reported; `threads`
+    are torch's in the kernel's process. Raises FFNError for a kernel that cannot be loaded or refuses the block;
+    whatever it does wrong is a row.
     """
-    choice, device = question.kernel, device_of(question.run.device)
-    seed = secrets.randbelow(_SEEDS) if question.run.seed is None else question.run.seed
-    started, digest = now_utc(), file_digest(choice)
-    threads = question.threads or torch.get_num_threads()
-    ready = prepare(model, replace(question.run, seed=seed, device="cpu", leading=(1,), input="zeros"), example)
+    seed = secrets.randbelow(_SEEDS) if run.seed is None else run.seed
+    started, digest = now_utc(), file_digest(kernel)
+    threads = threads or torch.get_num_threads()
+    ready = prepare(model, replace(run, seed=seed, device="cpu", leading=(1,), input="zeros"), example)
     dtype = next(iter(ready.inputs.values())).dtype
-    block = CheckedBlock(
-        model, ready.layer, ready.steps, ready.weights, ready.inputs, dtype, "cpu", seed, question.tolerance
-    )
+    block = CheckedBlock(model, ready.layer, ready.steps, ready.weights, ready.inputs, dtype, "cpu", seed, tolerance)
     generator = torch.Generator().manual_seed(seed + 1)
-    with torch.no_grad(), hosted(choice, device, threads, question.limits) as host:
-        trial = KernelTrial(host, block, generator, question.batch_invariant)
-        rows = tuple(_rows(trial))
-        choice = choice if choice.attribute or choice.file is None else choice.with_attribute(_attribute(host.name))
-    if file_digest(choice) != digest:
-        raise FFNError(f"{shown(choice.kernel)} has changed while it was judged", "run it again")
-    question = replace(question, kernel=choice, threads=threads)
-    certificate = _certificate(question, block, rows, digest, started)
-    return Verdict(rows, model, ready, block_summary(model, ready, question.run.device), certificate)
+    with torch.no_grad(), hosted(kernel, device_of(run.device), threads, limits) as host:
+        rows = tuple(_rows(KernelTrial(host, block, generator, batch_invariant)))
+        if kernel.file is not None and not kernel.attribute:
+            kernel = kernel.with_attribute(host.name.rpartition(":")[2])  # of `mine.py:mlp`
+    if file_digest(kernel) != digest:
+        raise FFNError(f"{shown(kernel.kernel)} has changed while it was judged", "run it again")
+    reason = first_reason(rows)
+    measured = next((row for row in rows if row.check == "precision" and row.relative_error is not None), None)
+    batches = [row for row in rows if row.check == "batch" and row.max_error is not None]
+    certificate = Certificate(
+        verdict="refused" if reason else "certified",
+        reason=reason,
+        kernel=kernel.label,
+        attribute=kernel.attribute,
+        file=None if kernel.file is None else kernel.kernel,
+        sha256=digest,
+        error_class=measured.subject if measured else None,
+        error_rel=measured.relative_error if measured else None,
+        batch_invariant=all(row.max_error == 0 and row.passed for row in batches) if batches else None,
+        batch_invariance_demanded=batch_invariant,
+        dtype=dtype_name(dtype),
+        device=run.device,
+        threads=threads,
+        seed=seed,
+        tolerance=tolerance,
+        started_utc=started,
+        environment=environment(run.device),
+    )
+    return Verdict(rows, model, ready, block_summary(model, ready, run.device), certificate)
 
 
 def _rows(trial: KernelTrial) -> Iterator[CheckRow]:
@@ -107,36 +120,3 @@ def _rows(trial: KernelTrial) -> Iterator[CheckRow]:
         except KernelFailure as failure:
             yield trial.judge(name).fails("a call", str(failure))
             gone = failure.gone
-
-
-def _certificate(
-    question: RefereeQuestion, block: CheckedBlock, rows: tuple[CheckRow, ...], digest: str | None, started: str
-) -> Certificate:
-    """What the rows say of the kernel as a whole."""
-    choice, reason = question.kernel, first_reason(rows)
-    measured = next((row for row in rows if row.check == "precision" and row.relative_error is not None), None)
-    batches = [row for row in rows if row.check == "batch" and row.max_error is not None]
-    return Certificate(
-        verdict="refused" if reason else "certified",
-        reason=reason,
-        kernel=choice.label,
-        attribute=choice.attribute,
-        file=None if choice.file is None else choice.kernel,
-        sha256=digest,
-        error_class=measured.subject if measured else None,
-        error_rel=measured.relative_error if measured else None,
-        batch_invariant=all(row.max_error == 0 and row.passed for row in batches) if batches else None,
-        batch_invariance_demanded=question.batch_invariant,
-        dtype=dtype_name(block.dtype),
-        device=question.run.device,
-        threads=question.threads or 1,
-        seed=block.seed,
-        tolerance=question.tolerance,
-        started_utc=started,
-        environment=environment(question.run.device),
-    )
-
-
-def _attribute(name: str) -> str:
-    """The kernel's name in its file, from `mine.py:mlp`."""
-    return name.rpartition(":")[2]

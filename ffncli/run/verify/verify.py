@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from ffncli.block.cost import cost
 from ffncli.block.recipe import steps
 from ffncli.block.steps import block_inputs, id_inputs
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.errors import FFNError, did_you_mean, option, shown
 from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.examples import Example
@@ -23,7 +22,7 @@ from ffncli.run.verify.certificate import Certificate
 from ffncli.run.verify.checks import kernels, layouts, linearity, modules, positions, shards, values, zero
 from ffncli.run.verify.checks.case import CheckedBlock, SplitRun, UserModule
 from ffncli.run.verify.checks.row import CheckRow
-from ffncli.run.verify.names import CHECK_STATEMENTS
+from ffncli.run.verify.question import CHECK_STATEMENTS
 
 _TOKENS, _FEW_TOKENS, _LARGE = 16, 4, 50_000_000
 
@@ -60,23 +59,6 @@ CHECKS: Mapping[str, VerifyCheck] = {name: VerifyCheck(text, _ROWS[name]) for na
 
 
 @dataclass(frozen=True)
-class VerifyQuestion:
-    """What to verify. None means every check, the built-in kernels that need no compiling, the dtype's tolerance.
-
-    `run` chooses layer, input, dtype and device; `user_module` is set if the source is one, `split` if this process is
-    one of several ranks.
-    """
-
-    run: LayerRequest = field(default_factory=LayerRequest)
-    checks: tuple[str, ...] | None = None
-    kernels: tuple[KernelChoice, ...] = ()
-    tolerance: float | None = None
-    user_module: UserModule | None = None
-    against: Resolved | None = None
-    split: SplitRun | None = None
-
-
-@dataclass(frozen=True)
 class Verdict:
     """Every row, in the order of the table, and the run that they are of; the referee's has a certificate."""
 
@@ -98,42 +80,72 @@ class Verdict:
 
 
 def verify_layer(
-    model: Resolved, question: VerifyQuestion = VerifyQuestion(), example: Example | None = None
+    resolved: Resolved,
+    run: LayerRequest = LayerRequest(),
+    example: Example | None = None,
+    *,
+    checks: Sequence[str] | None = None,
+    kernels: tuple[KernelChoice, ...] = (),
+    tolerance: float | None = None,
+    user_module: UserModule | None = None,
+    against: Resolved | None = None,
+    split: SplitRun | None = None,
 ) -> Verdict:
-    """Verify one layer of a model; with `example`, on its own weights and input.
+    """Verify the layer that `run` chooses; with `example`, on its own weights and input.
 
     >>> verify_layer(load("64x256:gelu")).failed
     ()
 
-    Raises FFNError for an impossible request; a check that fails is a row.
+    By default these are all checks, the built-in kernels that need no compiling, the dtype's tolerance. `user_module`
+    is set if the model is one, `split` if this process is one of several ranks. Raises FFNError for an impossible
+    request; a check that fails is a row.
     """
-    names = _names(question)
-    case, ready = _case(model, question, example)
+    names = check_names(checks)
+    if split is None:
+        names = tuple(name for name in names if name != "ranks")
+    elif split.rank > 0:  # rank 0 runs the others
+        names = ("ranks",)
+    ready = _prepared(resolved, run, example)
+    flat = {name: ready.inputs[name].flatten(0, -2) for name in block_inputs(ready.steps)}
+    case = CheckedBlock(
+        resolved, ready.layer, ready.steps, ready.weights, flat, next(iter(ready.inputs.values())).dtype, run.device,
+        run.seed or 0, tolerance, kernels_of(kernels, kernel_steps(ready.steps), ready.layer.spec, compiling=False),
+        user_module, against, split,
+    )  # fmt: skip
     # Convolutions round float32 to 10 bits on GPUs by default; `enabled` would otherwise be set to False too.
     exact = torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False)
     with torch.no_grad(), exact:
         rows = tuple(_rows(case, names))
-    return Verdict(rows, model, ready, block_summary(model, ready, question.run.device))
-
-
-def _names(question: VerifyQuestion) -> tuple[str, ...]:
-    """The checks to run, in the table's order: on rank 0 all that are requested, on the others that over the ranks."""
-    names = check_names(question.checks)
-    if question.split is None:
-        return tuple(name for name in names if name != "ranks")
-    return names if question.split.rank == 0 else ("ranks",)
+    return Verdict(rows, resolved, ready, block_summary(resolved, ready, run.device))
 
 
 def check_names(names: Sequence[str] | None) -> tuple[str, ...]:
     """The checks by name, in the table's order; None means all. Raises FFNError for an unknown one."""
     for name in names or ():
         if name not in CHECKS:
-            raise FFNError(f"--check: unknown check {shown(name)}", did_you_mean(name, list(CHECKS), _check_list()))
+            hint = did_you_mean(name, list(CHECKS), "checks: " + ", ".join(CHECKS))
+            raise FFNError(f"{option('check')}: unknown check {shown(name)}", hint)
     return tuple(name for name in CHECKS if names is None or name in names)
 
 
-def _check_list() -> str:
-    return "checks: " + ", ".join(CHECKS)
+def _prepared(resolved: Resolved, run: LayerRequest, example: Example | None) -> Prepared:
+    """The layer, with a default number of tokens: few if the block is large. Raises FFNError if no check covers it."""
+    if run.leading is None and run.input is None and example is None:
+        large = cost(steps(resolved.model.layer(run.layer).spec)).params > _LARGE
+        run = replace(run, leading=(_FEW_TOKENS if large else _TOKENS,), train=False)
+    ready = prepare(resolved, run, example)
+    where, spec = f"{ready.layer.stack} layer {ready.layer.index}", ready.layer.spec
+    if id_inputs(ready.steps):
+        chooses = (str(g.layers[0]) for g in resolved.model.groups if not (g.spec.moe and g.spec.moe.lookup))
+        other = next(chooses, None)
+        hint = f"{option('layer', other)} has a router that chooses" if other else "every layer has such a table"
+        raise FFNError(f"{where}: a table of token ids chooses its experts, and checks draw inputs without ids", hint)
+    if spec.moe and spec.moe.router_width:
+        raise FFNError(
+            f"{where}: its router is an MLP, which no check and no kernel covers",
+            "`ffn trace` runs it, `--explain` shows the sums",
+        )
+    return ready
 
 
 def _rows(case: CheckedBlock, names: Sequence[str]) -> Iterator[CheckRow]:
@@ -153,36 +165,3 @@ def _rows(case: CheckedBlock, names: Sequence[str]) -> Iterator[CheckRow]:
             rows[name] = (CheckRow(name, "all", note=why),)
     for name in names:
         yield from rows[name]
-
-
-def _case(resolved: Resolved, question: VerifyQuestion, example: Example | None) -> tuple[CheckedBlock, Prepared]:
-    ready = prepare(resolved, _with_tokens(resolved, question.run, example), example)
-    spec = ready.layer.spec
-    if id_inputs(ready.steps):
-        what = f"{ready.layer.stack} layer {ready.layer.index}: a table of token ids chooses its experts"
-        chooses = (str(g.layers[0]) for g in resolved.model.groups if not (g.spec.moe and g.spec.moe.lookup))
-        other = next(chooses, None)
-        hint = f"--layer {other} has a router that chooses" if other else "every layer has such a table"
-        raise FFNError(f"{what}, and checks draw inputs without ids", hint)
-    if spec.moe and spec.moe.router_width:
-        what = f"{ready.layer.stack} layer {ready.layer.index}: its router is an MLP"
-        raise FFNError(
-            f"{what}, which no check and no kernel covers", "`ffn trace` runs it, `--explain` shows the sums"
-        )
-    dtype = next(iter(ready.inputs.values())).dtype
-    flat = {name: ready.inputs[name].flatten(0, -2) for name in block_inputs(ready.steps)}
-    compared = kernels_of(question.kernels, kernel_steps(ready.steps), spec, compiling=False)
-    case = CheckedBlock(
-        resolved, ready.layer, ready.steps, ready.weights, flat, dtype, question.run.device, question.run.seed or 0,
-        question.tolerance, compared, question.user_module, question.against,
-        question.split,
-    )  # fmt: skip
-    return case, ready
-
-
-def _with_tokens(resolved: Resolved, run: LayerRequest, example: Example | None) -> LayerRequest:
-    """The request with a default number of tokens: few if the block is large."""
-    if run.leading is not None or run.input is not None or example is not None:
-        return run
-    large = cost(steps(resolved.model.layer(run.layer).spec)).params > _LARGE
-    return replace(run, leading=(_FEW_TOKENS if large else _TOKENS,), train=False)

@@ -20,7 +20,7 @@ from ffncli.kernels import BUILT_IN
 from ffncli.models import catalog
 from ffncli.models.examples import EXAMPLES
 from ffncli.run.approximate.targets import TARGETS
-from ffncli.run.verify.names import CHECK_STATEMENTS
+from ffncli.run.verify.question import CHECK_STATEMENTS
 from tests.cli.test_startup import HEAVY, MAIN, PROBE
 
 MODELS = {*catalog.names()}

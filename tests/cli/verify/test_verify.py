@@ -212,7 +212,7 @@ def test_nan_in_weights_fails_once(call, tmp_path):
     ("arguments", "code", "parts"),
     [
         (["--check", "modul"], 2, ["unknown check 'modul'", "did you mean 'module'?"]),
-        (["--kernel", "eager", "--check", "tokens"], 2, ["--kernel contradicts --check 'tokens'", "add kernels to"]),
+        (["--kernel", "eager", "--check", "tokens"], 2, ["--kernel contradicts --check tokens", "add kernels to"]),
         (
             ["--kernel", "fast"],
             2,

@@ -24,7 +24,7 @@ from ffncli.run.engine.prepare import LayerRequest
 from ffncli.run.engine.weights import random_weights
 from ffncli.run.user.kernels import kernel_of, kernels_of, unguarded
 from ffncli.run.user.python_file import user_code
-from ffncli.run.verify.verify import VerifyQuestion, verify_layer
+from ffncli.run.verify.verify import verify_layer
 from tests.oracles.modules import relative_error
 from tests.oracles.own_modules import MODULES
 
@@ -89,8 +89,8 @@ def file(tmp_path):
 
 
 def verified(file, *names: str, spec: FFNSpec = GATED, **run):
-    question = VerifyQuestion(LayerRequest(**run), ("kernels",), choices(f"{file}:{name}" for name in names))
-    rows = verify_layer(block_model(spec, "test"), question).rows
+    named = choices(f"{file}:{name}" for name in names)
+    rows = verify_layer(block_model(spec, "test"), LayerRequest(**run), checks=("kernels",), kernels=named).rows
     return {row.subject.removeprefix("mine.py:"): row for row in rows}
 
 

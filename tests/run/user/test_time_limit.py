@@ -66,7 +66,7 @@ def guards(monkeypatch):
 def test_what_returns_to_python_is_interrupted_and_all_is_as_before(load, guards):
     before = signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGQUIT)
     began = time.monotonic()
-    line = "^slow.py did not load within 50.0 ms; --load-time allows more$"
+    line = "^slow.py did not load within 50.0 ms; load_time allows more$"
     with pytest.raises(FFNError, match=line) as caught, limited_loading(0.05), loading(PATH):
         load()
     assert caught.value.code == ExitCode.ENVIRONMENT

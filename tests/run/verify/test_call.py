@@ -14,7 +14,8 @@ import torch
 
 import ffncli
 from ffncli.errors import FFNError
-from ffncli.run.verify import call as verify_call
+from ffncli.options.opt import as_typed
+from ffncli.run.verify import question as verify_question
 from ffncli.run.verify.verify import CHECKS as VERIFY_CHECKS
 from tests.oracles.checkpoints import LLAMA, folder, tensors
 from tests.oracles.own_modules import MODULES
@@ -73,10 +74,10 @@ def test_lists_paths_and_loaded_models_are_taken(tmp_path: Path, mine: str):
     ("options", "words"),
     [
         ({"check": "modul"}, "did you mean 'module'?"),
-        ({"kernel": "eager", "check": "tokens"}, "--kernel contradicts --check 'tokens'"),
+        ({"kernel": "eager", "check": "tokens"}, "kernel contradicts check='tokens'"),
         ({"kernel": "fast"}, "unknown kernel 'fast'"),
-        ({"device": "cuda:77"}, "--device cuda:77: there "),
-        ({"layer": 3}, "--layer 3 is out of range"),
+        ({"device": "cuda:77"}, "cuda:77: there "),
+        ({"layer": 3}, " 3 is out of range"),
         ({"against": "nowhere/at/all"}, "does not exist"),
         ({"tokens": 3, "batch": 2}, "contradicts"),
     ],
@@ -85,7 +86,7 @@ def test_what_the_command_line_refuses_is_refused(call, options: dict[str, Any],
     with pytest.raises(FFNError) as error:
         ffncli.verify("4x8:relu", **options)
     assert words in str(error.value)
-    assert call("verify", "4x8:relu", *typed(options))[2].rstrip().endswith(f"error: {error.value}")
+    assert call("verify", "4x8:relu", *typed(options))[2].rstrip().endswith(f"error: {error.value.in_words(as_typed)}")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_what_the_command_line_refuses_is_refused(call, options: dict[str, Any],
         ("check", 3, "check must be names of checks"),
         ("kernel", [len], "kernel must be names such as 'eager'"),
         ("tolerance", -1, "tolerance must be a number from 0, got -1"),
-        ("tolerance", "0.1", "tolerance must be a number from 0"),
+        ("tolerance", "x", "tolerance must be a number from 0"),
         ("tolerance", float("nan"), "tolerance must be a number from 0"),
         ("against", torch.ones(2), "against must be text such as"),
         ("tokens", 0, "tokens must be a whole number from 1"),
@@ -119,7 +120,7 @@ def test_threads_are_set_if_asked_for():
 
 
 def test_the_examples_in_the_help_hold():
-    found = doctest.testmod(verify_call)
+    found = doctest.testmod(verify_question)
     assert (found.attempted >= 3, found.failed) == (True, 0)
 
 

@@ -27,7 +27,7 @@ from ffncli.run.verify.certificate import first_reason
 from ffncli.run.verify.checks import precision
 from ffncli.run.verify.checks.case import CheckedBlock
 from ffncli.run.verify.checks.trial import KernelTrial
-from ffncli.run.verify.names import REFEREE_STATEMENTS
+from ffncli.run.verify.question import REFEREE_STATEMENTS
 
 pytestmark = pytest.mark.cheats
 
@@ -290,15 +290,15 @@ class FakeHost:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"referee": True}, "--referee judges one kernel, not 0"),
-        ({"referee": True, "kernel": "eager,packed"}, "--referee judges one kernel, not 2"),
-        ({"referee": True, "kernel": "eager", "check": "module"}, "--referee contradicts --check"),
-        ({"referee": True, "kernel": "eager", "tokens": 3}, "--referee contradicts --tokens"),
+        ({"referee": True}, "referee judges one kernel, not 0"),
+        ({"referee": True, "kernel": "eager,packed"}, "referee judges one kernel, not 2"),
+        ({"referee": True, "kernel": "eager", "check": "module"}, "referee contradicts check"),
+        ({"referee": True, "kernel": "eager", "tokens": 3}, "referee contradicts tokens"),
         ({"referee": True, "kernel": "slowed:1.05:eager"}, "can only be timed"),
         ({"referee": True, "kernel": "nowhere.py:mlp"}, "cannot read nowhere.py"),
-        ({"batch_invariant": True}, "--batch-invariant needs --referee"),
-        ({"call_time": 3.0}, "--call-time needs --referee"),
-        ({"referee": True, "kernel": "eager", "call_time": 0}, "call_time must be seconds"),
+        ({"batch_invariant": True}, "batch_invariant needs referee"),
+        ({"call_time": 3.0}, "call_time needs referee"),
+        ({"referee": True, "kernel": "eager", "call_time": 0}, "call_time must be a time up to a day"),
     ],
 )
 def test_what_the_referee_refuses(options, words):

@@ -21,7 +21,7 @@ from ffncli.run.engine.prepare import LayerRequest
 from ffncli.run.verify import verify as verify_module
 from ffncli.run.verify.checks import linearity as linearity_module
 from ffncli.run.verify.checks import modules as modules_module
-from ffncli.run.verify.verify import CHECKS, Verdict, VerifyQuestion, check_names, verify_layer
+from ffncli.run.verify.verify import CHECKS, Verdict, check_names, verify_layer
 
 SPECS = {
     "plain": FFNSpec(16, 24, "gelu", dropout=0.2, norm="layernorm", residual=True),
@@ -44,7 +44,7 @@ SPECS = {
 
 
 def verified(spec: FFNSpec, *checks: str, **run) -> Verdict:
-    return verify_layer(block_model(spec, "test"), VerifyQuestion(LayerRequest(**run), checks or None))
+    return verify_layer(block_model(spec, "test"), LayerRequest(**run), checks=checks or None)
 
 
 def subjects(verdict: Verdict, passed: bool | None) -> list[str]:
@@ -71,7 +71,7 @@ def test_every_activation_passes():
 
 def test_the_default_block():
     example = notebook()
-    found = verify_layer(example.model, VerifyQuestion(), example)
+    found = verify_layer(example.model, example=example)
     assert found.failed == ()
     assert found.ready.inputs["x"].shape == (2, 3, 4)
 
@@ -171,7 +171,7 @@ def test_nonlinearity_is_zero_for_identity_alone(monkeypatch):
 def test_nonlinearity_is_the_blocks_own_sum_written_out():
     """The same number from the notebook's block in plain torch, for relu."""
     example = notebook()
-    found = verify_layer(example.model, VerifyQuestion(checks=("nonlinearity",)), example)
+    found = verify_layer(example.model, example=example, checks=("nonlinearity",))
     relu = next(row for row in found.rows if row.subject == "relu")
     w = {name: torch.tensor(values).double() for name, values in example.weights.items()}
     generator = torch.Generator().manual_seed(1)
@@ -331,7 +331,7 @@ def test_values_that_are_no_numbers_stop_the_rest():
     weights = random_weights(steps(spec), torch.Generator().manual_seed(0))
     weights["gate.weight"][0, 0] = math.nan
     weights["down.weight"][0, :2] = math.inf
-    found = verify_layer(replace(block_model(spec, "t"), weights={("block", 0): weights}), VerifyQuestion())
+    found = verify_layer(replace(block_model(spec, "t"), weights={("block", 0): weights}))
     assert [(row.check, row.subject) for row in found.failed] == [("finite", "weights")]
     assert found.failed[0].note == "gate.weight has 1 NaN; down.weight has 2 Inf"
     assert {row.note for row in found.rows if row.check == "kernels"} == {"not run: weights with NaN or Inf"}
@@ -340,7 +340,7 @@ def test_values_that_are_no_numbers_stop_the_rest():
 
 
 def test_a_tolerance_of_ones_own():
-    tight = verify_layer(block_model(SPECS["plain"], "t"), VerifyQuestion(checks=("kernels",), tolerance=1e-12))
+    tight = verify_layer(block_model(SPECS["plain"], "t"), checks=("kernels",), tolerance=1e-12)
     assert {row.tolerance for row in tight.rows if row.tolerance} == {1e-12}
     assert tight.failed
 

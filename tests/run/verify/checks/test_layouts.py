@@ -23,7 +23,7 @@ from ffncli.models.tensors.arrangement import Arrangement, Order
 from ffncli.run.engine.prepare import LayerRequest
 from ffncli.run.verify.checks.layouts import resplit
 from ffncli.run.verify.checks.row import CheckRow
-from ffncli.run.verify.verify import VerifyQuestion, verify_layer
+from ffncli.run.verify.verify import verify_layer
 from tests.oracles import gguf_files, huggingface
 from tests.oracles.huggingface import CASES, make
 
@@ -54,8 +54,8 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
 
 def rows(source: Path | str, against: Path | str | None = None, **run) -> dict[str, CheckRow]:
     other = load(str(against)) if against else None
-    question = VerifyQuestion(LayerRequest(**{"layer": "1", **run}), ("layout",), against=other)
-    return {row.subject: row for row in verify_layer(load(str(source)), question).rows}
+    asked = LayerRequest(**{"layer": "1", **run})
+    return {row.subject: row for row in verify_layer(load(str(source)), asked, checks=("layout",), against=other).rows}
 
 
 def copy(source: Path, to: Path, change: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]) -> Path:
@@ -249,7 +249,7 @@ def test_what_cannot_be_compared_is_one_line(zoo):
         with pytest.raises(FFNError, match=why):
             rows(zoo("llama"), against)
     with pytest.raises(FFNError, match="--layer 1 is out of range"):
-        verify_layer(load("8x16"), VerifyQuestion(LayerRequest(layer="1"), ("layout",)))
+        verify_layer(load("8x16"), LayerRequest(layer="1"), checks=("layout",))
 
 
 def test_other_functions_are_said(zoo, tmp_path):
@@ -277,11 +277,10 @@ def test_an_architecture_that_transformers_does_not_have(zoo, tmp_path):
     port = copy(zoo("llama"), tmp_path, dict)
     config = json.loads((port / "config.json").read_text())
     (port / "config.json").write_text(json.dumps({**config, "model_type": "llama99"}))
-    question = VerifyQuestion(LayerRequest(layer="1"), ("layout",))
     from ffncli.models.dimensions import Dimensions
 
     model = load(str(port), Dimensions(activation="silu"))
-    found = {row.subject: row for row in verify_layer(model, question).rows}
+    found = {row.subject: row for row in verify_layer(model, LayerRequest(layer="1"), checks=("layout",)).rows}
     assert "does not know the model_type 'llama99'" in found["transformers"].note
 
 
@@ -360,7 +359,7 @@ def test_a_module_of_ones_own_is_held_to_a_checkpoint(zoo, tmp_path):
     weights["gate.weight"], weights["up.weight"] = weights["up.weight"], weights["gate.weight"]
     spec = with_(layer.spec, norm="none", residual=False)
     port = with_(block_model(spec, "mine.py:FFN"), weights={("block", 0): weights})
-    found = {row.subject: row for row in verify_layer(port, VerifyQuestion(checks=("layout",), against=original)).rows}
+    found = {row.subject: row for row in verify_layer(port, checks=("layout",), against=original).rows}
     failed = found[f"as read = {zoo('llama')}"]
     assert (failed.passed, failed.note) == (False, f"read with gate and up swapped, it agrees with {zoo('llama')}")
 
@@ -380,7 +379,7 @@ def test_every_family_is_proven_by_its_module(zoo, name):
 
 def test_a_norm_that_the_file_lacks_leaves_the_ffn(zoo, tmp_path):
     port = copy(zoo("llama"), tmp_path, lambda ts: {n: t for n, t in ts.items() if "post_attention" not in n})
-    found = verify_layer(load(str(port)), VerifyQuestion(LayerRequest(layer="1"), ("module", "kernels"))).rows
+    found = verify_layer(load(str(port)), LayerRequest(layer="1"), checks=("module", "kernels")).rows
     assert [row.passed for row in found][:8] == [True, None, *[True] * 6]
     assert all(row.passed is not False for row in found)
     assert found[0].subject == "torch.nn, eval"
@@ -484,7 +483,8 @@ def test_tokens_whose_experts_rounding_decides_are_left_out(zoo, tmp_path, step)
 
     found = verify_layer(
         load(str(copy(zoo("mixtral"), tmp_path, tied))),
-        VerifyQuestion(LayerRequest(layer="1", dtype="bf16"), ("module",)),
+        LayerRequest(layer="1", dtype="bf16"),
+        checks=("module",),
     ).rows
     assert found[0].passed in (True, None)
     left_out = int(found[0].note.split(" of 16 tokens left out: rounding decides")[0])
@@ -496,7 +496,7 @@ def test_a_known_fault_of_transformers_is_no_misreading(tmp_path):
     from tests.oracles.prompted import built
 
     built("nllb-moe", tmp_path)
-    verdict = verify_layer(load(str(tmp_path)), VerifyQuestion(LayerRequest(layer="encoder.1"), ("layout",)))
+    verdict = verify_layer(load(str(tmp_path)), LayerRequest(layer="encoder.1"), checks=("layout",))
     (row,) = [row for row in verdict.rows if row.subject.startswith("as read")]
     assert (row.passed, verdict.failed) == (None, ())
     assert "not checked against its module: transformers (5.23 at least) encodes" in row.note

@@ -1,24 +1,62 @@
-"""The rows of `ffn verify` as JSON, as CSV and as a page to read: a line per check, or with --verbose all its rows."""
+"""`ffn verify`: its rows as JSON, as CSV and as a page: a line per check, or with --verbose all rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Annotated
 
 from ffncli.cli.common.block_summary import dimensions_text
+from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.short_lines import ShortLine, short_lines
+from ffncli.cli.common.spread import spread
 from ffncli.errors import ExitCode, FFNError
+from ffncli.options.opt import Opt, Options
+from ffncli.run.verify.call import verdict_of
+from ffncli.run.verify.question import REFEREE_STATEMENTS, VerifyQuestion
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 
 if TYPE_CHECKING:
+    from ffncli.run.verify.certificate import Certificate
     from ffncli.run.verify.checks.row import CheckRow
     from ffncli.run.verify.verify import Verdict
 
 _COLUMNS = ("subject", "max error", "relative", "ulps", "tolerance", "passed")
 _PASSED = {True: "PASS", False: "FAIL", None: "SKIP"}
 _MANY = 4  # up to this many subjects that share a note are named
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyView(Options):
+    """How much of a verdict is shown."""
+
+    verbose: Annotated[
+        bool, Opt("-v", "--verbose", daily=True, help="Show every row of every check, and its figures.")
+    ] = False
+
+
+@spread
+def command(*, question: VerifyQuestion, view: VerifyView, show: OutputOptions) -> None:
+    """Prove that ways of computing a block agree, and that a file was read correctly; exit 1 if not.
+
+    Examples:
+      ffn verify 512x2048:swiglu               # every check
+      ffn verify ./my-model -l 1               # a checkpoint, and how it was read
+      ffn verify 64x256:swiglu -k mine.py:mlp  # your kernel
+      ffn verify 64x256:swiglu -k mine.py:mlp --referee
+    """
+    output = show.output()
+    verdict = verdict_of(question)
+    output.notes(*verdict.notes)
+    if verdict.certificate is not None:
+        output.show(referee_answer(verdict, verdict.certificate, view.verbose))
+        if verdict.certificate.reason:
+            raise refusal(verdict.certificate)
+        return
+    output.show(answer(verdict, view.verbose))
+    if verdict.failed:
+        raise failure(verdict)
 
 
 def answer(verdict: Verdict, verbose: bool = False) -> Answer:
@@ -128,3 +166,54 @@ def check_table(name: str, states: str, rows: Sequence[CheckRow]) -> list[Part]:
 
 def _named(subjects: Sequence[str]) -> str:
     return ", ".join(subjects) if len(subjects) <= _MANY else f"{subjects[0]} ... {subjects[-1]}"
+
+
+# --- the referee's verdict: a line per check, then what the certificate says ------------------------------------------
+
+
+def referee_answer(verdict: Verdict, certificate: Certificate, verbose: bool = False) -> Answer:
+    """`certificate` and `rows` in JSON, a line per row in CSV."""
+    from ffncli.run.verify.checks.row import CONVENTIONS
+
+    block, rows = verdict.block, verdict.rows
+    of = f"{certificate.dtype} on {certificate.device}, {block.weights}"
+    parts: list[Part] = [Heading(block.name, of), Line(dimensions_text(block))]
+    if verbose:
+        for name, mine in by_check(rows).items():
+            parts += check_table(name, REFEREE_STATEMENTS[name], mine)
+    else:
+        parts += short_lines([_referee_line(name, mine) for name, mine in by_check(rows).items()])
+    parts += [Heading(f"{certificate.verdict.upper()} {certificate.kernel}", _remark(certificate))]
+    body = {"block": asdict(block), "certificate": asdict(certificate), "rows": [asdict(row) for row in rows]}
+    return Answer("verify", body, every_row(rows), parts, CONVENTIONS)
+
+
+def refusal(certificate: Certificate) -> FFNError:
+    """The error of a kernel that is not certified; the answer has been shown before it."""
+    return FFNError(f"refused: {certificate.kernel}: {certificate.reason}", code=ExitCode.FAILED)
+
+
+def _remark(certificate: Certificate) -> str:
+    """`fp32-true, batch-invariant`; of a refused kernel the reason, and the arithmetic where that explains it."""
+    if certificate.reason:
+        like = certificate.error_class if (certificate.error_class or "").endswith("-like") else None
+        return "; ".join(filter(None, (certificate.reason, like)))
+    invariant = "batch-invariant" if certificate.batch_invariant else "not batch-invariant"
+    return f"{certificate.error_class}, {invariant}"
+
+
+def _referee_line(name: str, rows: Sequence[CheckRow]) -> ShortLine:
+    """What holds; or the first row that failed; or the figures of one that is only reported; or why it was skipped."""
+    failed = next((row for row in rows if row.passed is False), None)
+    if name == "precision" and rows[0].relative_error is not None:
+        return "PASS" if failed is None else "FAIL", name, f"{rows[0].subject}: rms {error_text(rows[0])}"
+    if failed is not None:
+        return "FAIL", name, f"{failed.subject}: " + "; ".join(filter(None, (error_text(failed), failed.note)))
+    figures = [row for row in rows if row.passed is None and row.relative_error is not None]
+    if figures:
+        largest = max(row.relative_error for row in figures if row.relative_error is not None)
+        more = f" and {len(figures) - 1} more" if len(figures) > 1 else ""
+        return "INFO", name, f"other bits: {figures[0].subject}{more}, by up to {largest:.2g}"
+    if not any(row.passed for row in rows):
+        return "SKIP", name, rows[0].note
+    return "PASS", name, REFEREE_STATEMENTS[name]

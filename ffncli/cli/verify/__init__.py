@@ -1,1 +1,0 @@
-"""`ffn verify`: its options, its command, its pages."""

@@ -1,0 +1,167 @@
+"""What `ffn verify` can be asked, and the checks by name, with the statement of each. No torch: help reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from ffncli.errors import FFNError, option, shown
+from ffncli.kernels.choice import KernelChoice, choices
+from ffncli.models.dimensions import Dimensions
+from ffncli.models.source import is_user_module
+from ffncli.options import shared
+from ffncli.options.accept import FROM_ZERO, SECONDS, TEXT, TEXTS, Accepts, several
+from ffncli.options.opt import Opt, chosen
+from ffncli.run.user.options import Against, Input, ModelSource
+from ffncli.run.user.time_limit import LoadOptions
+
+CHECK_STATEMENTS: Mapping[str, str] = {
+    "finite": "weights and input have no NaN and no Inf",
+    "module": "step by step = nn.Module, in eval and in train mode",
+    "convolution": "Linear = Conv1d with kernel 1",
+    "tokens": "every token is computed independently of the others",
+    "collapse": "without its activation the block is one matrix (float64)",
+    "nonlinearity": "f(a + b) - f(a) - f(b) + f(0) is 0 where linear (float64)",
+    "zero": "a zero input gives zero without biases, and not with them",
+    "shards": "the sum over the shards of n ranks is the whole",
+    "ranks": "the block over the processes of --tp and --ep = the whole",
+    "fused": "gate and up packed in one matrix = separate",
+    "kernels": "every kernel = the reference in float64",
+    "layout": "how the file's tensors were read, and the effect of a misreading",
+}
+
+REFEREE_STATEMENTS: Mapping[str, str] = {
+    "shapes": "float64's output for any number of tokens",
+    "repeats": "the same input gives the same bits",
+    "state": "no call changes what another returns",
+    "special": "float64's output for zeros, subnormal and large numbers",
+    "isolation": "NaN or Inf in one token changes no other token",
+    "batch": "a token's bits are the same alone and in every batch",
+    "precision": "the error is that of the dtype's own arithmetic",
+    "threads": "no call leaves a thread running",
+    "untouched": "neither the input nor the weights are changed",
+    "replay": "an input that it has had takes as much work as another",
+    "widths": "float64's output at widths not divisible by 8",
+    "experts": "the order of the experts does not matter",
+}
+
+WHAT, REFEREE = "What to verify", "Referee"
+_CHECKS = Accepts(
+    "names of checks, such as 'module'",
+    lambda value: tuple(name.strip() for text in TEXTS.convert(value) for name in text.split(",")),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyQuestion(Dimensions, LoadOptions):
+    """Prove that ways of computing a block agree, as `ffn verify` does; a failed check is a row that did not pass.
+
+    >>> import ffncli
+    >>> verdict = ffncli.verify("64x256:gelu", check=["module", "tokens"])
+    >>> verdict.failed, verdict.rows[0].subject
+    ((), 'torch.nn, eval')
+
+    The arguments are the command line's options by their names, and mean the same (`ffn verify --help`); `source`, the
+    dimensions and `threads` are those of `ffncli.trace`. If `source` is a module in a Python file, `my.py:Class`, that
+    module is run and compared too. With `referee` the verdict is on the one kernel, and has a `certificate`; times are
+    in seconds, or text as it is typed. With `tp` and `ep` the block also runs over the processes that torchrun has
+    started, each of which makes this call; rank 0's verdict has the rows. Raises FFNError for what the command line
+    refuses and other types.
+    """
+
+    source: ModelSource = field(default=None, kw_only=False)
+    check: Annotated[
+        str | Iterable[str],
+        Opt(
+            "--check", metavar="NAME,...", accepts=_CHECKS, group=WHAT, daily=True, repeat=True, completes="checks",
+            help=f"Run only these checks: {', '.join(CHECK_STATEMENTS)}. [default: all]",
+        ),
+    ] = ()  # fmt: skip
+    kernel: Annotated[
+        str | Iterable[str],
+        Opt(
+            "-k", "--kernel", metavar="NAME,...", group=WHAT, daily=True, repeat=True, completes="kernels",
+            accepts=several(TEXT, "names such as 'eager' or 'mine.py:mlp'", least=0),
+            help="Kernels to check: eager, packed, ..., all, or your [label=]file.py:name (runs that file);"
+            " main:file.py:name is the file at a git commit.",
+        ),
+    ] = ()  # fmt: skip
+    against: Against = None
+    tolerance: Annotated[
+        float | None,
+        Opt(
+            "--tolerance", metavar="X", accepts=FROM_ZERO, group=WHAT, daily=True,
+            help="Largest relative error that passes. [default: by dtype]",
+        ),
+    ] = None  # fmt: skip
+    layer: shared.Layer = None
+    input: Input = None
+    device: shared.Device = "cpu"
+    seed: shared.Seed = None
+    threads: shared.Threads = None
+    dtype: shared.Dtype = None
+    tokens: shared.Tokens = None
+    batch: shared.Batch = None
+    seq_len: shared.SeqLen = None
+    referee: Annotated[
+        bool,
+        Opt(
+            "--referee", group=REFEREE, daily=True,
+            help="Judge one kernel, in a process of its own; -o FILE.json is its certificate.",
+        ),
+    ] = False  # fmt: skip
+    batch_invariant: Annotated[
+        bool,
+        Opt(
+            "--batch-invariant", group=REFEREE,
+            help="Demand that a token's bits are the same alone and in every batch.",
+        ),
+    ] = False  # fmt: skip
+    call_time: Annotated[
+        float | None,
+        Opt(
+            "--call-time", metavar="TIME", accepts=SECONDS, group=REFEREE,
+            help="Time limit for one call of the kernel, compiling included. [default: 1m]",
+        ),
+    ] = None  # fmt: skip
+    tp: shared.TensorParallel = None
+    ep: shared.ExpertParallel = None
+    rank_timeout: shared.RankTimeout = None
+
+
+def kernels_and_checks(question: VerifyQuestion) -> tuple[tuple[KernelChoice, ...], tuple[str, ...] | None]:
+    """(the kernels, the names of the checks to run, None for all) of a question that does not contradict itself."""
+    names, kernels = tuple(question.check) or None, choices(question.kernel)
+    if question.referee:
+        _require_one_kernel(question, kernels)
+    elif alone := next((name for name in ("batch_invariant", "call_time") if name in chosen(question)), None):
+        raise FFNError(f"{option(alone)} needs {option('referee')}", "it is the referee's")
+    if kernels and names and "kernels" not in names:
+        raise FFNError(
+            f"{option('kernel')} contradicts {option('check', ','.join(names))}",
+            f"no kernel would be checked: add kernels to {option('check')}",
+        )
+    return kernels, names
+
+
+def _require_one_kernel(question: VerifyQuestion, kernels: tuple[KernelChoice, ...]) -> None:
+    """Raises FFNError for options that mean nothing to the referee, and unless there is one kernel to judge."""
+    unused = ("check", "against", "input", "tokens", "batch", "seq_len")
+    if other := next((name for name in unused if name in chosen(question)), None):
+        raise FFNError(
+            f"{option('referee')} contradicts {option(other)}", "it runs its own checks, on inputs that it draws"
+        )
+    if len(kernels) != 1:
+        raise FFNError(
+            f"{option('referee')} judges one kernel, not {len(kernels)}", f"name it: {option('kernel', 'mine.py:mlp')}"
+        )
+    if kernels[0].factor is not None:
+        raise FFNError(
+            f"{option('kernel')}: {shown(kernels[0].text)} can only be timed", f"judge {shown(kernels[0].kernel)}"
+        )
+    source = question.source
+    if isinstance(source, str) and is_user_module(source):
+        raise FFNError(
+            f"{option('referee')} runs no Python file as SOURCE, got {shown(source)}", "give dimensions or a checkpoint"
+        )
