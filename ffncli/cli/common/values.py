@@ -10,6 +10,7 @@ from typing import Any, get_args
 _LISTS: dict[str, tuple[str, str, Callable[[Any], Iterable[str]]]] = {
     "models": ("ffncli.models.catalog", "names", lambda names: names()),
     "devices": ("ffncli.system.hardware", "typed_names", lambda names: names()),
+    "skews": ("ffncli.models.counting.expert_load", "UNIFORM", lambda uniform: [uniform, "zipf:1.2"]),
     "links": ("ffncli.system.hardware", "links", lambda links: [link.name for link in links()]),
     "gates": ("ffncli.block.activations", "GATED", list),
     "limited": ("ffncli.block.limits", "UNITS_WITH_LIMITS", list),

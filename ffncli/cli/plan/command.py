@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ffncli.block import dtypes
-from ffncli.cli.common.options import OutputOptions, Source, TokenListOptions
-from ffncli.cli.common.parsers import flat, joined
+from ffncli.block.recipe import FFNSpec, MoE
+from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
-from ffncli.cli.plan.options import (
-    AssumptionOptions,
-    Devices,
-    ExpertParallels,
-    Formats,
-    Measured,
-    Simulate,
-    Skew,
-    TensorParallels,
-    devices_of,
-)
-from ffncli.cli.plan.page import parts_of
-from ffncli.models.counting.cluster_plan import ClusterPlan, PlanQuestion, plan_model
-from ffncli.models.counting.expert_load import UNIFORM
+from ffncli.cli.plan.page import collectives_parts, difference_text, measured_parts, parts_of
+from ffncli.errors import ExitCode, FFNError, option, shown
+from ffncli.models.counting.cluster import CPU, Assumptions
+from ffncli.models.counting.cluster_plan import ClusterPlan, plan_model
+from ffncli.models.counting.measured import MeasuredBlock, MeasuredSpeeds, predictions
 from ffncli.models.counting.plan import PlanRow
-from ffncli.models.dimensions import Dimensions
+from ffncli.options.opt import Opt
 from ffncli.run.user.load import load
+from ffncli.run.user.plan import ModelPlanQuestion
 from ffncli.run.user.time_limit import LoadOptions
 from ffncli.show.parts import Answer
 from ffncli.show.tables import Table
+from ffncli.system import hardware
 
 if TYPE_CHECKING:
-    from ffncli.models.counting.measured import MeasuredSpeeds
+    from ffncli.bench.results.row import ResultRow
     from ffncli.models.model import Resolved
     from ffncli.run.ranks.collective_check import CollectiveCheck
 
@@ -46,22 +40,29 @@ CONVENTIONS: Mapping[str, str] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvidenceOptions(Assumptions):
+    """What a plan is checked against, and what was measured in place of its assumptions."""
+
+    simulate: Annotated[
+        bool,
+        Opt(
+            "--simulate", group="Accelerators", daily=True,
+            help="Count the collectives by running the split block on simulated ranks too; exit 1 if they differ.",
+        ),
+    ] = False  # fmt: skip
+    measured: Annotated[
+        str | None,
+        Opt(
+            "--measured", metavar="FILE,...", group="Assumptions", daily=True,
+            help="CSVs of ffn bench --save, in place of the shares of peak and bandwidth; --device cpu needs them.",
+        ),
+    ] = None  # fmt: skip
+
+
 @spread
 def command(
-    *,
-    source: Source = None,
-    device: Devices = None,
-    tp: TensorParallels = None,
-    ep: ExpertParallels = None,
-    skew: Skew = None,
-    measured: Measured = None,
-    simulate: Simulate = False,
-    dtype: Formats = None,
-    tokens: TokenListOptions,
-    assumptions: AssumptionOptions,
-    dimensions: Dimensions,
-    load_limit: LoadOptions,
-    show: OutputOptions,
+    *, question: ModelPlanQuestion, evidence: EvidenceOptions, load_limit: LoadOptions, show: OutputOptions
 ) -> None:
     """Predict time, memory and communication of a model's FFNs on accelerators, and the cheapest split that fits.
 
@@ -72,53 +73,37 @@ def command(
       ffn plan gpt2 --gemm-efficiency 0.7 --csv        # a row per combination
     """
     output = show.output()
-    if device == ["list"]:
+    if question.device == ("list",):
         from ffncli.cli.common.devices_page import devices_answer
 
         output.show(devices_answer("plan"))
         return
     load_limit.apply()
-    formats = joined(dtype)
-    speeds = None if measured is None else _measured(measured)
-    names = device or ([*speeds] if speeds else ["h100"])
-    devices, cpu = devices_of(names)
-    question = PlanQuestion(
-        devices,
-        cpu=cpu,
-        tp=flat(tp) or PlanQuestion.tp,
-        ep=flat(ep) or PlanQuestion.ep,
-        tokens=tokens.numbers() or PlanQuestion.tokens,
-        formats=(None,) if formats is None else tuple(dtypes.storage(name).name for name in formats.split(",")),
-        skew=UNIFORM if skew is None else skew,
-        assumptions=assumptions.assumptions(),
-    )
-    model = load(source, dimensions)
+    speeds = None if evidence.measured is None else measured_speeds(evidence.measured)
+    model = load(question.source, question.dimensions)
     plan = plan_model(model, question, speeds)
-    answer, checks = answer_of(plan, speeds), _simulated(model, question, plan) if simulate else []
+    answer, checks = answer_of(plan, speeds), _simulated(model, question, plan) if evidence.simulate else []
     output.notes(*model.notes)
-    if not simulate:
+    if not evidence.simulate:
         output.show(answer)
         return
-    from ffncli.cli.plan.simulated import records, require_agreement, simulated_parts
+    records = [{**asdict(row), "same": row.same} for row in checks]
+    output.show(answer.with_section("collectives", records, collectives_parts(checks)))
+    if different := [row for row in checks if not row.same]:
+        more = f"; and {len(different) - 1} more" if len(different) > 1 else ""
+        what = f"{option('simulate')}: {difference_text(different[0])}{more}"
+        raise FFNError(what, code=ExitCode.FAILED)
 
-    output.show(answer.with_section("collectives", records(checks), simulated_parts(checks)))
-    require_agreement(checks)
 
-
-def _simulated(model: Resolved, question: PlanQuestion, plan: ClusterPlan) -> list[CollectiveCheck]:
+def _simulated(model: Resolved, question: ModelPlanQuestion, plan: ClusterPlan) -> list[CollectiveCheck]:
     """Every split that has figures and several ranks; torch is imported for it."""
     from ffncli.run.ranks.collective_check import collective_checks
 
     possible = {(row.tp, row.ep) for row in plan.rows if row.devices > 1 and not row.refused}
     splits = [ranks for ranks in question.splits if (ranks.tp, ranks.ep) in possible]
-    return [one for planner in question.planners(model) for one in collective_checks(planner, splits, question.tokens)]
-
-
-def _measured(path: str) -> dict[str, MeasuredSpeeds]:
-    """Of a CSV of `ffn bench`, whose reader is imported only for one."""
-    from ffncli.cli.plan.measured import measured_speeds
-
-    return measured_speeds(path)
+    return [
+        one for planner in question.planners(model) for one in collective_checks(planner, splits, question.token_counts)
+    ]
 
 
 def answer_of(plan: ClusterPlan, speeds: dict[str, MeasuredSpeeds] | None = None) -> Answer:
@@ -136,7 +121,52 @@ def answer_of(plan: ClusterPlan, speeds: dict[str, MeasuredSpeeds] | None = None
     answer = Answer("plan", body, flat, parts_of(plan), CONVENTIONS)
     if speeds is None:
         return answer
-    from ffncli.cli.plan.measured import measured_parts, predictions
-
     rows = list(predictions(speeds))
     return answer.with_section("measured", [asdict(row) for row in rows], measured_parts(rows))
+
+
+# --- measured speeds --------------------------------------------------------------------------------------------------
+
+
+def measured_speeds(paths: str) -> dict[str, MeasuredSpeeds]:
+    """By device, `cpu` or an accelerator's name, the fastest kernel of each forward case of CSVs of `ffn bench`.
+
+    Raises FFNError if it cannot be read, and if nothing in it was measured.
+    """
+    from ffncli.bench.results.csv_file import read_rows
+
+    best: dict[tuple[str, str, int, str], tuple[str, MeasuredBlock]] = {}
+    for row in (row for path in filter(None, paths.split(",")) for row in read_rows(os.path.expanduser(path))):
+        block = _block(row)
+        if block is None:
+            continue
+        device = _device(row)
+        key = (device, block.label, block.tokens, block.weights.name)
+        if key not in best or block.time_s < best[key][1].time_s:
+            best[key] = (device, block)
+    if not best:
+        what = f"{option('measured')} {shown(paths)}: no forward time of a block on one device"
+        raise FFNError(what, "use a CSV of ffn bench --save")
+    names = dict.fromkeys(device for device, _ in best.values())
+    return {name: MeasuredSpeeds(tuple(block for device, block in best.values() if device == name)) for name in names}
+
+
+def _device(row: ResultRow) -> str:
+    known = None if row.device == CPU else hardware.find(row.device_name)
+    return known.name if known else row.device
+
+
+def _block(row: ResultRow) -> MeasuredBlock | None:
+    """The row's block; None for a backward pass, a row without a time, one step of a block, a block over ranks, and
+    shared experts, whose width it lacks."""
+    if row.status != "ok" or row.passes != "forward" or not row.time_s or row.shared_experts:
+        return None
+    from ffncli.bench.records import STEP
+
+    if row.kernel.startswith(STEP) or (row.world_size or 1) > 1:
+        return None
+    if not (row.d_model and row.d_ff and row.tokens):
+        return None
+    moe = MoE(row.experts, row.top_k) if row.experts and row.top_k else None
+    spec = FFNSpec(row.d_model, row.d_ff, row.activation, gated=row.gated, bias=row.bias, moe=moe)
+    return MeasuredBlock(row.case.partition(",")[0], spec, dtypes.dtype(row.dtype), row.tokens, row.kernel, row.time_s)

@@ -1,11 +1,14 @@
-"""The page of `ffn plan`: a sentence for each device, a table for each device and format, what was assumed."""
+"""The page of `ffn plan`: a sentence for each device, a table for each device and format, what was assumed, and what
+measurements and a simulation say of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING
 
 from ffncli.block.ranks import Ranks
+from ffncli.models.model import ranges
 from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.text import bytes_text, percent, plural, time_text
@@ -13,9 +16,12 @@ from ffncli.show.text import bytes_text, percent, plural, time_text
 if TYPE_CHECKING:
     from ffncli.models.counting.cluster import Assumed
     from ffncli.models.counting.cluster_plan import ClusterPlan
-    from ffncli.models.counting.plan import PlanRow
+    from ffncli.models.counting.measured import PredictedRow
+    from ffncli.models.counting.plan import Collectives, PlanRow
+    from ffncli.run.ranks.collective_check import CollectiveCheck
 
 LABELS = ("tp", "ep", "tokens")
+_COLLECTIVES = ("layers", "split", "tokens each", "all-reduces", "all-to-alls", "simulated")
 
 
 def parts_of(plan: ClusterPlan) -> list[Part]:
@@ -84,12 +90,12 @@ def _tables(rows: Sequence[PlanRow]) -> Iterator[Table]:
         first = alike[0]
         rate = "" if first.rate == dtype else f" computed in {first.rate}"
         title = f"{first.device}, {dtype}{rate}: ridge {first.ridge_flops_per_byte:.4g} FLOPs/byte"
-        cells = [(*_labels(row), *_cells(row), *(_experts(row) if mixture else ())) for row in alike]
+        cells = [
+            (row.tp, row.ep, row.tokens, *_cells(row),
+             *((row.tokens_per_expert, row.busiest_expert_tokens) if mixture else ()))
+            for row in alike
+        ]  # fmt: skip
         yield Table(tuple(columns), cells, title, labels=3)
-
-
-def _labels(row: PlanRow) -> tuple[object, ...]:
-    return (row.tp, row.ep, row.tokens)
 
 
 def _cells(row: PlanRow) -> tuple[object, ...]:
@@ -98,10 +104,6 @@ def _cells(row: PlanRow) -> tuple[object, ...]:
         None if row.efficiency is None else percent(row.efficiency, 2), round(row.tokens_per_s or 0),
         bytes_text(row.needed_bytes or 0), row.fits,
     )  # fmt: skip
-
-
-def _experts(row: PlanRow) -> tuple[object, ...]:
-    return (row.tokens_per_expert, row.busiest_expert_tokens)
 
 
 def _notes(plan: ClusterPlan) -> Iterator[str]:
@@ -131,3 +133,51 @@ def _assumption(one: Assumed) -> str:
     text += f"; {one.link_efficiency:.2f} of {', of '.join(wires)}" if wires else ""
     given = ", ".join(f"--{name.replace('_', '-')}" for name in one.changed)
     return text + (f"; {plural('option', len(one.changed))} {given}" if given else "")
+
+
+# --- checks of a plan -------------------------------------------------------------------------------------------------
+
+
+def measured_parts(rows: Sequence[PredictedRow]) -> list[Part]:
+    """What was predicted next to what was measured, the error, and the median of its size."""
+    cells = [
+        (row.device, row.block, row.dtype, row.tokens, row.kernel, time_text(row.measured_s),
+         time_text(row.predicted_s), None if row.error is None else f"{100 * row.error:+.1f} %")
+        for row in rows
+    ]  # fmt: skip
+    columns = ("device", "block", "dtype", "tokens", "kernel", "measured", "predicted", "error")
+    parts: list[Part] = [Table(columns, cells, "measured, and predicted from the other blocks", labels=4)]
+    errors = [abs(row.error) for row in rows if row.error is not None]
+    if errors:
+        parts.append(Line(f"error, either sign: median {percent(median(errors), 2)}, worst {percent(max(errors), 2)}"))
+    return parts
+
+
+def collectives_parts(rows: Sequence[CollectiveCheck]) -> list[Part]:
+    """The closed form, and where the simulation differs what it counts."""
+    cells = [(*_collective_labels(row), *_counts(row.counted), "the same" if row.same else "differs") for row in rows]
+    parts: list[Part] = [
+        Table(_COLLECTIVES, cells, "collectives of one layer and one rank, counted and simulated", labels=3)
+    ]
+    parts += [Line(difference_text(row)) for row in rows if not row.same]
+    return [
+        *parts,
+        Line("tokens each: that a rank enters, in numbers that experts on other ranks share evenly", quiet=True),
+    ]
+
+
+def _collective_labels(row: CollectiveCheck) -> tuple[object, ...]:
+    return (f"{row.stack} {ranges(row.layers)}", str(Ranks(row.tp, row.ep)), row.entered)
+
+
+def _counts(one: Collectives) -> tuple[str, ...]:
+    """`2, 16.78 MB`: how many, and the bytes that enter them."""
+    pairs = ((one.all_reduces, one.all_reduce_bytes), (one.all_to_alls, one.all_to_all_bytes))
+    return tuple(f"{count}, {bytes_text(size)}" if count else "0" for count, size in pairs)
+
+
+def difference_text(row: CollectiveCheck) -> str:
+    """Where a split is, and every number that is counted and simulated differently."""
+    pairs = zip(vars(row.counted).items(), vars(row.simulated).values(), strict=True)
+    wrong = [f"{name} {counted:,} and {simulated:,}" for (name, counted), simulated in pairs if counted != simulated]
+    return f"{' '.join(map(str, _collective_labels(row)))}: counted and simulated differ: {'; '.join(wrong)}"

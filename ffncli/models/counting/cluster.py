@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Annotated, Protocol
 
 from ffncli.block.dtypes import DType
 from ffncli.block.traffic import Traffic
-from ffncli.dataclass import dataclass
+from ffncli.errors import option
 from ffncli.models.counting.device_floor import rate_format
 from ffncli.models.counting.wires import Wires
+from ffncli.options.accept import RANKS, SHARE
+from ffncli.options.opt import Opt, Options
 from ffncli.system.hardware import Device, link_named, links, planning_defaults
 
 CPU = "cpu"  # a device without a data sheet: what is known of it was measured
+_assume = partial(Opt, group="Assumptions")
 USABLE_MEMORY = 0.90  # vLLM's gpu_memory_utilization was 0.90 by default for years; the rest is the runtime's
 
 
@@ -72,17 +77,59 @@ class Accelerators:
     wires: Wires
 
 
-@dataclass(frozen=True)
-class Assumptions:
+@dataclass(frozen=True, kw_only=True)
+class Assumptions(Options):
     """What a plan takes for granted in place of a device's defaults; None: the default. Links by name."""
 
-    gemm_efficiency: float | None = None
-    memory_efficiency: float | None = None
-    link_efficiency: float | None = None
-    usable_memory: float | None = None
-    link: str | None = None
-    network: str | None = None
-    per_node: int | None = None
+    gemm_efficiency: Annotated[
+        float | None,
+        _assume(
+            "--gemm-efficiency", metavar="X", accepts=SHARE,
+            help="Share of the peak that products reach. [default: 0.80, or the device's own]",
+        ),
+    ] = None  # fmt: skip
+    memory_efficiency: Annotated[
+        float | None,
+        _assume(
+            "--memory-efficiency", metavar="X", accepts=SHARE,
+            help="Share of the memory bandwidth that is reached. [default: 0.90]",
+        ),
+    ] = None  # fmt: skip
+    link_efficiency: Annotated[
+        float | None,
+        _assume(
+            "--link-efficiency", metavar="X", accepts=SHARE,
+            help="Share of a link's bandwidth that a collective reaches. [default: 0.80]",
+        ),
+    ] = None  # fmt: skip
+    usable_memory: Annotated[
+        float | None,
+        _assume(
+            "--usable-memory", metavar="X", accepts=SHARE,
+            help="Share of the memory that weights and activations may take. [default: 0.90]",
+        ),
+    ] = None  # fmt: skip
+    link: Annotated[
+        str | None,
+        _assume(
+            "--link", metavar="NAME", completes="links",
+            help="Link inside a node, as in nvlink4 or pcie5. [default: the device's]",
+        ),
+    ] = None  # fmt: skip
+    network: Annotated[
+        str | None,
+        _assume(
+            "--network", metavar="NAME", completes="links",
+            help="Network between nodes, a port for each device, as in ndr. [default: by device]",
+        ),
+    ] = None  # fmt: skip
+    per_node: Annotated[
+        int | None,
+        _assume(
+            "--per-node", metavar="N", accepts=RANKS,
+            help="Devices that the link joins. [default: 8, or the device's own]",
+        ),
+    ] = None  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -113,8 +160,8 @@ def assumed(device: Device, given: Assumptions, measured: bool = False) -> Assum
     memory = device.memory_efficiency if given.memory_efficiency is None else given.memory_efficiency
     defaults = planning_defaults()
     known = {link.name: link for link in links()}
-    link = known.get(device.link) if given.link is None else link_named(given.link, "--link")
-    network = known.get(device.network) if given.network is None else link_named(given.network, "--network")
+    link = known.get(device.link) if given.link is None else link_named(given.link, option("link"))
+    network = known.get(device.network) if given.network is None else link_named(given.network, option("network"))
     return Assumed(
         device=device.name,
         gemm_efficiency=None if measured else gemm,
@@ -127,7 +174,7 @@ def assumed(device: Device, given: Assumptions, measured: bool = False) -> Assum
         network_gbytes_per_s=network.gbytes_per_s if network else None,
         per_node=given.per_node or device.per_node,
         source=defaults.source,
-        changed=tuple(name for name, value in vars(given).items() if value is not None),
+        changed=tuple(one.name for one in fields(Assumptions) if getattr(given, one.name) is not None),
     )
 
 

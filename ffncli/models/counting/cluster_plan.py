@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
+from typing import Annotated, Any
 
-from ffncli.block.dtypes import DType, activation_dtype
+from ffncli.block.dtypes import DType, activation_dtype, storage
 from ffncli.block.ranks import Ranks
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, option
 from ffncli.models.counting.cluster import CPU, Accelerators, Assumed, Assumptions, Speeds, assumed, cluster_of
 from ffncli.models.counting.count import ModelCount, count
 from ffncli.models.counting.expert_load import UNIFORM, skew_text
 from ffncli.models.counting.plan import Planner, PlanRow
 from ffncli.models.counting.weight_format import storage_of
 from ffncli.models.counting.wires import NO_WIRES
+from ffncli.models.dimensions import token_counts
 from ffncli.models.model import Resolved
-from ffncli.system.hardware import Device
+from ffncli.options.accept import COUNTS, NAMES, listed
+from ffncli.options.conflicts import Conflict, check, given
+from ffncli.options.opt import COMPUTE, Opt
+from ffncli.options.shared import Batch, Counts, SeqLen, TokenList
+from ffncli.system.hardware import Device, named
 
 _MOST_DEVICES = 1024
-_OF_THE_SHEET = ("gemm_efficiency", "memory_efficiency")  # assumptions about its rates
+_OF_THE_SHEET = tuple(
+    Conflict(name, contradicts="measured", why="measured rates take the place of the data sheet's")
+    for name in ("gemm_efficiency", "memory_efficiency")
+)
+_cluster = partial(Opt, group="Accelerators")
 
 
 @dataclass(frozen=True)
@@ -42,26 +52,84 @@ class ClusterPlan:
     assumed: tuple[Assumed, ...]
 
 
-@dataclass(frozen=True)
-class PlanQuestion:
-    """What to plan: lists of devices, splits, numbers of tokens, and formats (None: the stored one).
+@dataclass(frozen=True, kw_only=True)
+class PlanQuestion(Assumptions):
+    """What to plan on which accelerators, by default an H100: every split, number of tokens and format of the weights
+    (by default the stored one). `source` is the model, which whoever asks loads."""
 
-    `cpu`: the CPU of the measurements too.
-    """
+    source: Any = field(default=None, kw_only=False)
+    device: Annotated[
+        str | Sequence[str] | None,
+        _cluster(
+            "--device", metavar="NAME,...", accepts=NAMES, repeat=True, completes="devices", daily=True,
+            help="Accelerators, as in h100,mi300x; list shows all that are known. [default: h100]",
+        ),
+    ] = field(default=None, kw_only=False)  # fmt: skip
+    tp: Annotated[
+        Counts,
+        _cluster(
+            "--tp", "--tensor-parallel", metavar="N,...", accepts=COUNTS, repeat=True, daily=True,
+            help="Split every d_ff over N of them. [default: 1,2,4,8]",
+        ),
+    ] = field(default=(1, 2, 4, 8), kw_only=False)  # fmt: skip
+    ep: Annotated[
+        Counts,
+        _cluster(
+            "--ep", "--expert-parallel", metavar="N,...", accepts=COUNTS, repeat=True, daily=True,
+            help="Split the experts of a mixture, and the tokens, over N groups of them. [default: 1]",
+        ),
+    ] = field(default=(1,), kw_only=False)  # fmt: skip
+    tokens: TokenList = field(default=None, kw_only=False)
+    dtype: Annotated[
+        str | Sequence[str] | None,
+        Opt(
+            "--dtype", metavar="NAME,...", accepts=NAMES, repeat=True, group=COMPUTE, daily=True,
+            completes="dtypes stored",
+            help="Format of the weights: bf16, fp8, q4_0, ... [default: as released or stored]",
+        ),
+    ] = field(default=None, kw_only=False)  # fmt: skip
+    skew: Annotated[
+        str,
+        _cluster(
+            "--skew", metavar="NAME", completes="skews",
+            help="Popularity of the experts of a mixture: uniform, or zipf:1.2.",
+        ),
+    ] = field(default=UNIFORM, kw_only=False)  # fmt: skip
+    batch: Batch = None
+    seq_len: SeqLen = None
 
-    devices: tuple[Device, ...]
-    tp: tuple[int, ...] = (1, 2, 4, 8)
-    ep: tuple[int, ...] = (1,)
-    tokens: tuple[int, ...] = (1, 4096)
-    formats: tuple[str | None, ...] = (None,)
-    skew: str = UNIFORM
-    assumptions: Assumptions = field(default_factory=Assumptions)
-    cpu: bool = False
+    def __post_init__(self) -> None:
+        """Convert, and read the devices, the formats and the tokens, whose errors come before the model's."""
+        super().__post_init__()
+        _ = self.devices, self.formats, self.token_counts
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The accelerators, each once. Raises FFNError for an unknown one."""
+        names = listed(self.device)
+        words = [name for name in names if name.lower() != CPU] if names != ("list",) else []
+        return tuple({one.name: one for one in (named(word, option("device")) for word in words)}.values())
+
+    @property
+    def cpu(self) -> bool:
+        """Whether the CPU of the measurements is among the devices."""
+        return any(name.lower() == CPU for name in listed(self.device))
+
+    @property
+    def token_counts(self) -> tuple[int, ...]:
+        """The numbers of tokens, each once."""
+        return tuple(dict.fromkeys(token_counts(self.tokens, self.batch, self.seq_len) or (1, 4096)))
+
+    @property
+    def formats(self) -> tuple[str | None, ...]:
+        """The names of the formats, each once; None is the stored one."""
+        names = dict.fromkeys(storage(name, option("dtype")).name for name in listed(self.dtype))
+        return tuple(names) or (None,)
 
     @property
     def splits(self) -> tuple[Ranks, ...]:
         """Every tp with every ep, fewest devices first."""
-        grid = {Ranks(tp, ep) for tp in self.tp for ep in self.ep}
+        grid = {Ranks(tp, ep) for tp in listed(self.tp) for ep in listed(self.ep)}
         return tuple(sorted(grid, key=lambda ranks: (ranks.world_size, ranks.ep)))
 
     def planners(self, resolved: Resolved) -> list[Planner]:
@@ -69,12 +137,14 @@ class PlanQuestion:
         a skew of a model without experts.
         """
         if "top_k" in resolved.model.unknown:
-            raise FFNError(f"{resolved.model.name} does not say its top_k, so its work is not known", "pass --top-k 2")
-        skew = skew_text("--skew", self.skew)
+            raise FFNError(
+                f"{resolved.model.name} does not say its top_k, so its work is not known", f"pass {option('top_k', 2)}"
+            )
+        skew = skew_text(option("skew"), self.skew)
         if skew != UNIFORM and not any(group.spec.moe for group in resolved.model.groups):
-            raise FFNError(f"--skew needs a mixture of experts, and {resolved.model.name} is not one")
+            raise FFNError(f"{option('skew')} needs a mixture of experts, and {resolved.model.name} is not one")
         planners = []
-        for name in dict.fromkeys(self.formats):
+        for name in self.formats:
             weights = storage_of(resolved, name)
             planners.append(Planner(resolved.model, weights, other_bytes(count(resolved, name), weights), skew))
         return planners
@@ -99,18 +169,21 @@ def plan_model(resolved: Resolved, question: PlanQuestion, speeds: Mapping[str, 
     device, and if no combination has figures, with the first reason.
     """
     planners, speeds = question.planners(resolved), speeds or {}
-    devices = list({device.name: device for device in question.devices}.values())
-    names = [*(device.name for device in devices), *([CPU] if question.cpu else [])]
+    if question.device is None:
+        question = replace(question, device=tuple(speeds) or "h100")
+    names = [*(device.name for device in question.devices), *([CPU] if question.cpu else [])]
     if question.cpu and CPU not in speeds:
-        raise FFNError("--device cpu needs --measured FILE", "times of that CPU, by ffn bench --save FILE")
+        what = f"{option('device', CPU)} needs {option('measured', 'FILE')}"
+        raise FFNError(what, "times of that CPU, by ffn bench --save FILE")
     if speeds and not set(speeds) & set(names):
-        raise FFNError(f"--measured has no times of {', '.join(names)}", f"it has those of {', '.join(speeds)}")
-    given = [name for name in _OF_THE_SHEET if getattr(question.assumptions, name) is not None]
-    if given and set(names) <= set(speeds):
-        option = f"--{given[0].replace('_', '-')}"
-        raise FFNError(f"{option} contradicts --measured", "measured rates take the place of the data sheet's")
-    taken = tuple(assumed(device, question.assumptions, device.name in speeds) for device in devices)
-    clusters = [cluster_of(device, one, speeds.get(device.name)) for device, one in zip(devices, taken, strict=True)]
+        what = f"{option('measured')} has no times of {', '.join(names)}"
+        raise FFNError(what, f"it has those of {', '.join(speeds)}")
+    if set(names) <= set(speeds):
+        check(_OF_THE_SHEET, given(question) | {"measured": True})
+    taken = tuple(assumed(device, question, device.name in speeds) for device in question.devices)
+    clusters = [
+        cluster_of(device, one, speeds.get(device.name)) for device, one in zip(question.devices, taken, strict=True)
+    ]
     if question.cpu:
         clusters.append(Accelerators(CPU, speeds[CPU], None, NO_WIRES))
     return planned(resolved, planners, clusters, question, taken)
@@ -124,7 +197,7 @@ def planned(
     taken: tuple[Assumed, ...] = (),
 ) -> ClusterPlan:
     """The plan on these clusters."""
-    tokens = tuple(dict.fromkeys(question.tokens))
+    tokens = question.token_counts
     rows = tuple(
         planner.row(cluster, ranks, number)
         for cluster in clusters

@@ -9,7 +9,7 @@ experts run one after another, and a dense block like dense ones, where the file
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import log2
 
@@ -83,6 +83,31 @@ class MeasuredSpeeds:
     def without(self, left_out: MeasuredBlock) -> MeasuredSpeeds:
         """The same without one block and its other numbers of tokens, for a prediction of a block not seen."""
         return MeasuredSpeeds(tuple(block for block in self.blocks if block.label != left_out.label))
+
+
+@dataclass(frozen=True)
+class PredictedRow:
+    """A measured block, and its time as predicted from the others; None if there are none."""
+
+    device: str
+    block: str
+    dtype: str
+    tokens: int
+    kernel: str
+    measured_s: float
+    predicted_s: float | None
+    error: float | None
+
+
+def predictions(speeds: Mapping[str, MeasuredSpeeds]) -> Iterator[PredictedRow]:
+    """Every measured block, predicted from the blocks that have other dimensions."""
+    for device, one in speeds.items():
+        for block in one.blocks:
+            predicted = predicted_s(one.without(block), block)
+            error = None if predicted is None else predicted / block.time_s - 1
+            yield PredictedRow(
+                device, block.label, block.weights.name, block.tokens, block.kernel, block.time_s, predicted, error
+            )
 
 
 def predicted_s(speeds: MeasuredSpeeds, block: MeasuredBlock) -> float | None:

@@ -16,7 +16,6 @@ from ffncli.models.counting.measured import MeasuredBlock, MeasuredSpeeds, predi
 from ffncli.models.counting.plan import Planner
 from ffncli.models.counting.wires import NO_WIRES
 from ffncli.models.model import block_model
-from ffncli.system.hardware import named
 
 FP32, F, B = dtype("fp32"), 1e12, 1e11
 SHAPES = ((256, 1024), (512, 2048), (1024, 1024))
@@ -69,16 +68,15 @@ def test_a_plan_at_measured_rates_takes_the_predicted_time():
 
 def test_measured_speeds_take_the_place_of_the_data_sheet():
     model = block_model(FFNSpec(768, 3072, "gelu"), "x")
-    h100 = named("h100", "--device")
-    question = PlanQuestion((h100,), tp=(1,), tokens=(1,), formats=("fp32",), cpu=True)
+    question = PlanQuestion(device="h100,cpu", tp=1, tokens=1, dtype="fp32")
     plan = plan_model(model, question, {"cpu": machine(), "H100 SXM5": machine(0.5)})
     assert [row.device for row in plan.rows] == ["H100 SXM5", "cpu"]
     assert plan.rows[0].time_s == pytest.approx(2 * plan.rows[1].time_s, rel=0.01)
     assert (plan.assumed[0].gemm_efficiency, plan.assumed[0].memory_efficiency) == (None, None)
-    with pytest.raises(FFNError, match="needs --measured"):
+    with pytest.raises(FFNError, match="needs measured"):
         plan_model(model, question)
     with pytest.raises(FFNError, match="no times of H100"):
-        plan_model(model, PlanQuestion((h100,)), {"cpu": machine()})
+        plan_model(model, PlanQuestion(device="h100"), {"cpu": machine()})
 
 
 def test_a_mixture_is_like_mixtures():

@@ -181,7 +181,9 @@ def test_what_cannot_be_split_says_why():
 
 
 def test_the_cheapest_has_the_fewest_devices_then_the_least_time():
-    plan = plan_model(catalog.find("llama-2-70b"), PlanQuestion((H100,), (1, 2, 4), (1,), (1, 4096), ("bf16", "fp8")))
+    plan = plan_model(
+        catalog.find("llama-2-70b"), PlanQuestion(device="h100", tp=(1, 2, 4), tokens=(1, 4096), dtype=("bf16", "fp8"))
+    )
     (best,) = plan.cheapest
     assert (best.dtype, best.tp, best.tokens) == ("fp8", 2, 1)
     assert {row.tp: row.fits for row in plan.rows} == {1: False, 2: True, 4: True}
@@ -193,7 +195,7 @@ def test_the_cheapest_has_the_fewest_devices_then_the_least_time():
 
 
 def test_outside_the_ffns_a_packed_format_leaves_the_activations_format():
-    row = plan_model(catalog.find("llama-2-70b"), PlanQuestion((H100,), (1,), (1,), (1,), ("fp8",))).rows[0]
+    row = plan_model(catalog.find("llama-2-70b"), PlanQuestion(device="h100", tp=1, tokens=1, dtype="fp8")).rows[0]
     ffn = 80 * 3 * 8192 * 28672
     assert row.ffn_weight_bytes == ffn
     assert row.model_weight_bytes == ffn + 2 * (68_976_648_192 - ffn)
@@ -207,12 +209,12 @@ def test_assumptions_take_the_place_of_defaults():
     where = cluster_of(H100, one)
     assert (where.memory_bytes, where.wires.per_node) == (40_000_000_000, 4)
     assert [assumed(device, Assumptions()).gemm_efficiency for device in (H100, A100)] == [0.8, 0.85]
-    with pytest.raises(FFNError, match="--link"):
+    with pytest.raises(FFNError, match="link"):
         assumed(H100, Assumptions(link="nvlink99"))
 
 
 def test_nothing_but_refusals_is_an_error():
     with pytest.raises(FFNError, match="no rate"):
-        plan_model(LLAMA, PlanQuestion((V100,), formats=("bf16",)))
-    with pytest.raises(FFNError, match="--skew"):
-        plan_model(LLAMA, PlanQuestion((H100,), skew="x"))
+        plan_model(LLAMA, PlanQuestion(device="v100", dtype="bf16"))
+    with pytest.raises(FFNError, match="skew"):
+        plan_model(LLAMA, PlanQuestion(device="h100", skew="x"))
