@@ -43,8 +43,7 @@ from ffncli.bench.judge.statistics import t_interval
 from ffncli.run.corpus.batches import BatchLimits, batch_of, batches, windows
 from ffncli.run.corpus.texts import opened
 from ffncli.run.pretrained.capture import batch_arguments
-from ffncli.run.pretrained.loading import Pretrained, offline
-from ffncli.run.pretrained.token_limits import context_length
+from ffncli.run.pretrained.loading import Pretrained, context_length, offline
 
 BATCH, CONTEXTS = 32, 5
 MARKS = {"extremes": 0.90, "contexts": 0.75, "memory": 1.02}

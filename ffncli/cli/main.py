@@ -100,7 +100,7 @@ def _run(args: list[str]) -> int:
 
         if not isinstance(error, RanksNeeded):
             raise
-        from ffncli.run.ranks.launcher import run_ranks
+        from ffncli.run.ranks.process import run_ranks
 
         return run_ranks(error.ranks.world_size, (sys.executable, "-m", "ffncli", *args))
 

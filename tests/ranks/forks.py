@@ -29,8 +29,8 @@ IMPORTED = (
     "ffncli.cli.trace.command",
     "ffncli.run.trace.session",
     "ffncli.run.verify.verify",
-    "ffncli.run.ranks.collective_check",
-    "ffncli.run.ranks.over_processes",
+    "ffncli.run.ranks.simulate",
+    "ffncli.run.ranks.parallel",
 )
 _LONGEST = 1 << 17  # bytes of an order
 _waiting: list[WaitingRank] = []

@@ -18,7 +18,7 @@ def command(mode: str, line: str) -> int:
     """Under ffn's name `verify`, which every rank runs."""
     name, _, then = mode.partition("-")
     if name == "launch":
-        from ffncli.run.ranks.launcher import run_ranks
+        from ffncli.run.ranks.process import run_ranks
 
         return run_ranks(2, (sys.executable, "-m", "tests.ranks.meets", then, line))
     from torch import distributed

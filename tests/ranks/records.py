@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ffncli.block.ranks import Ranks
 from ffncli.block.steps import Step
-from ffncli.run.ranks.exchanges import CollectiveCall
+from ffncli.run.ranks.simulate import CollectiveCall
 
 
 @dataclass(frozen=True, repr=False)  # a failing test would print every tensor

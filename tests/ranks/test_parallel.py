@@ -15,8 +15,8 @@ from ffncli.block.shard import rank_steps
 from ffncli.block.steps import AllReduce, Axis, Experts, parameters, walk
 from ffncli.errors import FFNError
 from ffncli.run.engine.execute import run
-from ffncli.run.ranks.group import RankGroup
 from ffncli.run.ranks.parallel import ParallelBlock
+from ffncli.run.ranks.store import RankGroup
 from tests.oracles.modules import relative_error
 from tests.ranks.cases import CASES, DENSE
 from tests.ranks.records import Answer, RankCase

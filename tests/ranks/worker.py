@@ -17,9 +17,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from ffncli.block.ranks import Ranks
-from ffncli.run.ranks.exchanges import Exchanges
-from ffncli.run.ranks.group import RankGroup
 from ffncli.run.ranks.parallel import ParallelBlock
+from ffncli.run.ranks.simulate import Exchanges
+from ffncli.run.ranks.store import RankGroup
 from tests.ranks.records import Answer, RankCase
 
 LIMIT_S = 60  # a rank that waits longer for another ends with an error

@@ -28,7 +28,7 @@ from ffncli.system import hardware
 if TYPE_CHECKING:
     from ffncli.bench.results.row import ResultRow
     from ffncli.models.model import Resolved
-    from ffncli.run.ranks.collective_check import CollectiveCheck
+    from ffncli.run.ranks.simulate import CollectiveCheck
 
 CONVENTIONS: Mapping[str, str] = {
     "time_s": "a layer's kernels one after another (products, elementwise steps between them), each the longer of"
@@ -97,7 +97,7 @@ def command(
 
 def _simulated(model: Resolved, question: ModelPlanQuestion, plan: ClusterPlan) -> list[CollectiveCheck]:
     """Every split that has figures and several ranks; torch is imported for it."""
-    from ffncli.run.ranks.collective_check import collective_checks
+    from ffncli.run.ranks.simulate import collective_checks
 
     possible = {(row.tp, row.ep) for row in plan.rows if row.devices > 1 and not row.refused}
     splits = [ranks for ranks in question.splits if (ranks.tp, ranks.ep) in possible]

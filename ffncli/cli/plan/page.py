@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ffncli.models.counting.cluster_plan import ClusterPlan
     from ffncli.models.counting.measured import PredictedRow
     from ffncli.models.counting.plan import Collectives, PlanRow
-    from ffncli.run.ranks.collective_check import CollectiveCheck
+    from ffncli.run.ranks.simulate import CollectiveCheck
 
 LABELS = ("tp", "ep", "tokens")
 _COLLECTIVES = ("layers", "split", "tokens each", "all-reduces", "all-to-alls", "simulated")

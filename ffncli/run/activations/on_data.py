@@ -19,8 +19,7 @@ from ffncli.run.engine.prepare import LayerRequest, Prepared, Token, prepare
 from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.not_finite import NotFinite, where_not_finite
 from ffncli.run.pretrained.capture import prepared, run_model
-from ffncli.run.pretrained.layers import layers_of, reached
-from ffncli.run.pretrained.prompt import Prompt
+from ffncli.run.pretrained.prompt import Prompt, layers_of, reached
 
 _CHUNK = 1 << 21  # values of an activation per chunk: 16 MB in float64
 

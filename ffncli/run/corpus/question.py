@@ -11,7 +11,7 @@ from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.run.corpus.texts import OPTION
-from ffncli.run.pretrained.layers import layers_of
+from ffncli.run.pretrained.prompt import layers_of
 from ffncli.run.user.load import load
 from ffncli.system.files import check_writable
 from ffncli.system.packages import require_extra

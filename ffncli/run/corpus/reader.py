@@ -21,8 +21,7 @@ from ffncli.run.corpus.question import BATCH_SIZE, CheckedCorpusQuestion
 from ffncli.run.corpus.texts import OPTION, Corpus
 from ffncli.run.engine.prepare import device_of, dtype_of
 from ffncli.run.pretrained.capture import load_up_to
-from ffncli.run.pretrained.loading import Pretrained, read_config
-from ffncli.run.pretrained.token_limits import context_length, known_tokens
+from ffncli.run.pretrained.loading import Pretrained, context_length, known_tokens, read_config
 from ffncli.run.pretrained.tokens import tokenizer_of
 from ffncli.system.host import available_memory
 

@@ -1,8 +1,9 @@
-"""The FFNs of a loaded transformers model: their modules, and which parameters are their weights."""
+"""A whole transformers model: loading it, its FFNs' modules, and which parameters are their weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -17,9 +18,13 @@ from ffncli.kernels.between import learned
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.kernels.pattern import dense
 from ffncli.models.model import Layer, Resolved
+from ffncli.models.runnable import folder_of
 from ffncli.models.tensors.layout import Located
 from ffncli.run.engine.locate import common_module, live_parameters, live_weights, tensor_at
-from ffncli.run.pretrained.layers import layers_of
+from ffncli.run.pretrained.capture import ForwardInput, forward_arguments
+from ffncli.run.pretrained.loading import Pretrained, load, offline, read_config
+from ffncli.run.pretrained.prompt import layers_of
+from ffncli.run.pretrained.tokens import with_texts
 
 _LEAST = 1e-3  # relative distance of two functions of the same name, in any dtype: some write √(2/π) with four digits
 
@@ -147,3 +152,52 @@ def require_plain_forward(model: nn.Module, ffn: FoundFFN) -> None:
     for item in ffn.located:
         if tensor_at(model, item.names[0]).is_meta:
             raise NotReplaced(f"{shown(item.names[0])} is on the meta device: it has no values")
+
+
+def load_whole(resolved: Resolved, dtype: torch.dtype, device: str) -> Pretrained:
+    """The model with all layers and its language-model head, if transformers has one for it.
+
+    Its experts are computed as transformers does by default. Raises FFNError for a source that transformers cannot
+    load, and for parameters that its files do not have.
+    """
+    path = folder_of(resolved, "--in-model")
+    with offline() as transformers:
+        config = read_config(transformers, path)
+        try:
+            loaded = load(transformers, path, config, dtype, device, _keep, with_head=True)
+        except FFNError as error:
+            if "no language-model head" not in error.message:
+                raise
+            loaded = load(transformers, path, config, dtype, device, _keep)
+    module: Any = loaded.module
+    if dtype != torch.float64:  # which the default for experts refuses
+        with suppress(Exception):  # where this model has no choice
+            module.set_experts_implementation(module.get_correct_experts_implementation(None))
+    return loaded
+
+
+def _keep(module: Any, lean: bool) -> None:
+    """Removes nothing from the model."""
+
+
+def random_tokens(loaded: Pretrained, resolved: Resolved, count: int, seed: int) -> ForwardInput:
+    """The arguments of a forward pass on one sequence of random tokens. Raises FFNError if it is too long, or the model
+    takes no tokens."""
+    try:
+        vocab = int(loaded.module.get_input_embeddings().weight.shape[0])
+    except (NotImplementedError, AttributeError):
+        raise FFNError(f"{loaded.config.model_type}: its table of tokens is not known") from None
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(vocab, (count,), generator=generator).tolist()
+    return forward_arguments(loaded, with_texts(ids, None), None, layers_of(resolved))
+
+
+def answer_of(output: Any) -> Tensor:
+    """What a forward's output is compared by: the logits, or the last hidden state of a model without a head."""
+    for name in ("logits", "last_hidden_state"):
+        if isinstance(tensor := getattr(output, name, None), Tensor):
+            return tensor
+    first = output[0] if isinstance(output, (tuple, list)) else output
+    if isinstance(first, Tensor):
+        return first
+    raise FFNError(f"a {type(output).__name__} has no logits")

@@ -23,8 +23,8 @@ from ffncli.run.in_model.kernel_call import SharedKernel, built, dtype_text
 from ffncli.run.in_model.swap import FFNSwap
 from ffncli.run.measure.gap import gap
 from ffncli.run.measure.tolerance import declared_tolerance, tolerance_for
-from ffncli.run.user.in_memory import described
 from ffncli.run.user.kernels import kernel_of
+from ffncli.run.user.module import described
 from ffncli.show.text import plural
 
 TOKENS = (1, 16)  # of the inputs that a kernel is verified on, unless others are requested

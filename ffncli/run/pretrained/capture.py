@@ -27,9 +27,17 @@ from ffncli.run.engine.execute import Mode
 from ffncli.run.engine.locate import LiveFFN, live_ffn
 from ffncli.run.engine.prepare import LayerRequest, Prepared, Token, device_of, dtype_of, stored_layer
 from ffncli.run.engine.weights import located_weights
-from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
+from ffncli.run.pretrained.loading import (
+    Pretrained,
+    cannot,
+    context_length,
+    demanding,
+    known_tokens,
+    load,
+    offline,
+    read_config,
+)
 from ffncli.run.pretrained.prompt import Prompt
-from ffncli.run.pretrained.token_limits import context_length, known_tokens
 from ffncli.run.pretrained.tokens import positions, tokenizer_of, tokens_of, with_texts
 
 # Bugs of transformers in the MoE layers of a model_type.

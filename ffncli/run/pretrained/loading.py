@@ -2,19 +2,25 @@
 
 Only what the requested layers need is read: later layers and an untied head are removed from the module before any
 weight is loaded, and the memory that the rest needs is compared with the free memory.
+
+transformers parses a GGUF file for the config, for the tokenizer and for the weights (two to four seconds each time for
+a vocabulary of 49,152), makes gguf's table of names for each submodule, and dequantizes layers that the model lacks.
+`shared_reader` does each of these once.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
-from functools import partial
+from functools import cache, partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -25,7 +31,6 @@ from ffncli.models.model import Resolved
 from ffncli.models.runnable import is_gguf, loaded_parameters
 from ffncli.run.engine.prepare import dtype_of
 from ffncli.run.engine.weights import require_memory
-from ffncli.run.pretrained.gguf_reader import shared_reader
 from ffncli.show.text import bytes_text
 from ffncli.system.packages import extra_command, installed
 
@@ -277,3 +282,87 @@ def _without_head(module: Any) -> None:
         if child is head and isinstance(head, nn.Linear) and not any(key.startswith(f"{name}.") for key in tied):
             module.set_submodule(name, nn.Identity())
             return
+
+
+def known_tokens(module: Any) -> int:
+    """The rows of the table of tokens: token ids are below."""
+    try:
+        return int(module.get_input_embeddings().weight.shape[0])
+    except (NotImplementedError, AttributeError):
+        return 2**31
+
+
+def context_length(module: Any, config: Any) -> int | None:
+    """How many tokens of a text the config has positions for, or the table of learned positions rows; None: any."""
+    try:
+        text = config.get_text_config(decoder=True)
+    except ValueError:  # it has several
+        text = config
+    limits = [limit for limit in (getattr(text, "max_position_embeddings", None),) if type(limit) is int and limit > 0]
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Embedding) and name.endswith("embeddings.position_embeddings") and part.padding_idx:
+            limits.append(part.num_embeddings - part.padding_idx - 1)  # RoBERTa counts from after the padding
+    return min(limits, default=None)
+
+
+_BLOCK = re.compile(r"\bblk\.(\d+)\.")
+
+
+class SharedReaders:
+    """The readers of one run by path; `tensors_of` limits them to the layers that a model has."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = _fast(kind)
+        self._readers: dict[Path, Any] = {}
+
+    def __call__(self, path: Any, mode: str = "r") -> Any:
+        """The reader of a file, called as gguf's class is."""
+        file = Path(path).resolve()
+        if file not in self._readers:
+            self._readers[file] = reader = self._kind(file, mode)
+            reader.all_tensors = reader.tensors
+        return self._readers[file]
+
+    def tensors_of(self, module: nn.Module) -> None:
+        """Leave out the layers after a shortened model's last: transformers dequantizes every tensor of a reader."""
+        last = max((int(part) for name in module.state_dict() for part in name.split(".") if part.isdigit()), default=0)
+        for reader in self._readers.values():
+            reader.tensors = [tensor for tensor in reader.all_tensors if _block(tensor.name) <= last]
+
+
+@contextmanager
+def shared_reader() -> Iterator[SharedReaders]:
+    """In it, gguf's `GGUFReader(path)` is made once for a file, its `get_tensor_name_map` once for an architecture."""
+    import gguf
+
+    library: Any = gguf
+    if isinstance(library.GGUFReader, SharedReaders):
+        yield library.GGUFReader
+        return
+    kind, names = library.GGUFReader, library.get_tensor_name_map
+    library.GGUFReader = shared = SharedReaders(kind)
+    library.get_tensor_name_map = cache(names)
+    try:
+        yield shared
+    finally:
+        library.GGUFReader, library.get_tensor_name_map = kind, names
+
+
+def _fast(kind: type) -> type:
+    class Reader(kind):  # type: ignore[misc]
+        """Slices a plain array: each slice of a memmap runs Python code, and a vocabulary has a million."""
+
+        @property
+        def data(self) -> Any:
+            return self._array
+
+        @data.setter
+        def data(self, mapped: Any) -> None:
+            self._array = np.asarray(mapped)
+
+    return Reader
+
+
+def _block(name: str) -> int:
+    number = _BLOCK.search(name)
+    return int(number[1]) if number else 0

@@ -1,11 +1,12 @@
-"""A model's text input, under the command line's names; torch is not imported for it."""
+"""A model's text input, and which layers a prompt can reach; torch is not imported for it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
+from ffncli.models.model import Layer, Resolved
 
 
 @dataclass(frozen=True)
@@ -32,3 +33,19 @@ class Prompt:
 def prompt_of(text: str | None, ids: tuple[int, ...] | None, positions: str | None) -> Prompt | None:
     """The prompt from these options; None if no model is to be run."""
     return None if text is None and ids is None else Prompt(text, ids, positions)
+
+
+def layers_of(resolved: Resolved) -> list[Layer]:
+    """Every layer that has an FFN, stack by stack. FFNError for bare dimensions, which have none."""
+    if resolved.model.bare:
+        raise FFNError(f"--layer all: {resolved.model.name} is one block and has no layers", "leave --layer out")
+    stacks = list(dict.fromkeys(group.stack for group in resolved.model.groups))
+    every = [Layer(group.stack, index, group.spec) for group in resolved.model.groups for index in group.layers]
+    return sorted(every, key=lambda layer: (stacks.index(layer.stack), layer.index))
+
+
+def reached(resolved: Resolved, layers: Sequence[Layer]) -> tuple[list[Layer], tuple[str, ...]]:
+    """(the layers that a prompt can reach, notes on the others): Whisper's encoder takes audio."""
+    if resolved.model.model_type != "whisper" or all(layer.stack == "decoder" for layer in layers):
+        return list(layers), ()
+    return [layer for layer in layers if layer.stack == "decoder"], ("a prompt cannot reach the encoder",)

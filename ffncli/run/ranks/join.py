@@ -16,9 +16,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from ffncli.block.ranks import Ranks
 from ffncli.errors import ExitCode, FFNError, Terminated
 from ffncli.run.ranks.environment import Place, device_of, torchrun
-from ffncli.run.ranks.group import RankGroup
 from ffncli.run.ranks.process import ignore_termination
-from ffncli.run.ranks.store import CLOSED, FAILED, LEFT, STOPPED, TIMED_OUT, RankStore, absent, open_store
+from ffncli.run.ranks.store import CLOSED, FAILED, LEFT, STOPPED, TIMED_OUT, RankGroup, RankStore, absent, open_store
 from ffncli.system.gpu import device_index, use_device
 
 # How errors of a collective begin: gloo's name their file; NCCL's and the stores' have a type.

@@ -1,24 +1,57 @@
-"""A block whose weights are split over ranks, as a module: what `block/shard.py` says, executed with DTensor.
+"""A block whose weights are split over ranks: what `block/shard.py` says, executed with DTensor.
 
 A Linear that is split along its outputs is ColwiseParallel, one along its inputs RowwiseParallel; the other steps run
-on a rank's values as in `engine/execute.py`. Experts are in `experts.py`.
+on a rank's values as in `engine/execute.py`.
+
+Under expert parallelism a forward has two all-to-alls over the mesh dimension `ep`: a rank sends one row for each
+choice of its tokens (dispatch) and receives as many results (combine). A small all-gather, of one integer per expert
+and rank, says beforehand how many rows come from where. No row is dropped, however many an expert gets.
+
+`gathered_events` runs the block step by step and yields the tensors of every rank, as `engine/sharded.py` does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from itertools import accumulate, pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
+from ffncli.block.ranks import Ranks
 from ffncli.block.shard import rank_steps
 from ffncli.block.steps import AllReduce, Axis, Experts, Linear, Step, block_inputs, parameters, tables
-from ffncli.run.engine.execute import Mode, apply
-from ffncli.run.ranks.experts import Dispatch, ExpertStep
-from ffncli.run.ranks.group import RankGroup
+from ffncli.dataclass import dataclass
+from ffncli.run.engine.execute import Mode, apply, run, unmixed
+from ffncli.run.engine.sharded import RankEvent, tokens_of_rank
+from ffncli.run.ranks.environment import RANK_TIMEOUT
+from ffncli.run.ranks.join import joined
+from ffncli.run.ranks.store import RankGroup
+
+
+class Dispatch:
+    """Which rows go to which experts, as the route says."""
+
+    def choices(self, step: Step, route: Tensor) -> Choices:
+        """Of the route [tokens, experts] to a step's experts, the entries that are not zero."""
+        experts, tokens = route.t().nonzero(as_tuple=True)
+        return Choices(tokens, experts)
+
+    def counts(self, choices: Choices, experts: int, ep: DeviceMesh | None) -> Tensor:
+        """How many rows each rank has for each expert [ranks, experts], on the CPU; without `ep`, this rank alone."""
+        rows = torch.bincount(choices.experts, minlength=experts)
+        return (rows[None] if ep is None else gathered(rows, ep)).cpu()
+
+    def combined(self, step: Step, out: Tensor, choices: Choices, results: Tensor) -> Tensor:
+        """`out` [tokens, d] with the weighed results [rows, d] of a step's choices added to their tokens."""
+        return out.index_add(0, choices.tokens, results)
+
 
 _ROUTED = Dispatch()
 
@@ -220,3 +253,187 @@ def _frozen(tensor: Tensor) -> nn.Parameter:
 
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@dataclass(frozen=True)
+class Choices:
+    """A rank's rows, one for each choice of its tokens, ordered by expert: the token and the expert of each [rows]."""
+
+    tokens: Tensor
+    experts: Tensor
+
+
+def gathered(rows: Tensor, ep: DeviceMesh) -> Tensor:
+    """All ranks' `rows` [experts] as [ranks, experts]: the all-gather before the rows are sent."""
+    return DTensor.from_local(rows[None], ep, [Shard(0)], run_check=False).full_tensor()
+
+
+@dataclass(frozen=True)
+class ExpertStep:
+    """An Experts step on one rank: its op there, with the rank's experts, and their weights by the step's names.
+
+    `spread` marks a tensor that all tensor-parallel ranks have where it meets one rank's part of d_ff; `reduce` is for
+    norms inside the experts. With `divided` the output is one rank's part of a sum.
+    """
+
+    step: Step
+    op: Experts
+    weights: Mapping[str, Tensor]
+    divided: bool
+    spread: Callable[[Tensor], Tensor]
+    reduce: Callable[[Tensor], Tensor]
+
+    def mixed(self, x: Tensor, route: Tensor, dispatch: Dispatch, ep: DeviceMesh | None) -> Tensor:
+        """x [..., d] and its route [..., entries] → the experts' weighed sum [..., d]; `ep` has the other experts."""
+        op, experts = self.op, self.op.experts.size * (1 if ep is None else ep.size())
+        flat, share = x.flatten(0, -2), route.flatten(0, -2)
+        if self.divided:
+            flat, share = self.spread(flat), self.spread(share)
+        out = unmixed(op, flat, share)
+        share = share[:, -experts:] if op.always else share[:, :experts]
+        choices = dispatch.choices(self.step, share.detach())
+        counts = dispatch.counts(choices, experts, ep)
+        rows, factor = flat[choices.tokens], share[choices.tokens, choices.experts, None]
+        rows = rows * factor if op.weigh == "input" else rows
+        results = self._results(rows, counts[0].tolist()) if ep is None else self._sent(rows, counts, ep)
+        out = dispatch.combined(self.step, out, choices, results if op.weigh == "input" else results * factor)
+        return out.reshape(*x.shape[:-1], out.shape[-1])
+
+    def _sent(self, rows: Tensor, counts: Tensor, ep: DeviceMesh) -> Tensor:
+        """The results of rows that other ranks' experts compute, while this rank's experts compute the others' rows."""
+        ours, place = self.op.experts.size, ep.get_local_rank()
+        sent = counts[place].reshape(-1, ours).sum(1).tolist()
+        incoming = counts[:, place * ours : (place + 1) * ours]
+        received = incoming.sum(1).tolist()
+        arrived = all_to_all_single_autograd(rows, received, sent, ep.get_group())
+        experts = torch.arange(ours).repeat(ep.size()).repeat_interleave(incoming.flatten())
+        order = experts.argsort(stable=True).to(rows.device)  # they arrive by rank, and are run by expert
+        results = self._results(arrived[order], incoming.sum(0).tolist())
+        results = torch.empty_like(results).index_copy(0, order, results)
+        return all_to_all_single_autograd(results, sent, received, ep.get_group())
+
+    def _results(self, rows: Tensor, per_expert: list[int]) -> Tensor:
+        """Every expert's results for its rows, which follow each other; one all-reduce for all, if any is needed."""
+        rows = rows if self.divided else self.spread(rows)
+        busy = [e for e, count in enumerate(per_expert) if count] or [0]  # without rows the graph stays connected
+        ends = list(accumulate(per_expert))
+        for number, stage in enumerate(stages(self.op.program)):
+            rows, (entry,) = self.reduce(rows) if number else rows, block_inputs(stage)
+            parts = []
+            for e in busy:
+                params = self.op.of_one(self.weights, e, self.step.prefix)
+                parts.append(run(stage, params, {entry: rows[ends[e] - per_expert[e] : ends[e]]}))
+            rows = torch.cat(parts)
+        return rows
+
+
+def stages(program: Sequence[Step]) -> list[tuple[Step, ...]]:
+    """The steps between the AllReduces of a program, which each pass on one tensor."""
+    cuts = [at for at, step in enumerate(program) if isinstance(step.op, AllReduce)]
+    return [tuple(program[a + 1 : b]) for a, b in pairwise([-1, *cuts, len(program)])]
+
+
+@dataclass
+class StepOnRank:
+    """A step on one rank, on the CPU: its tensor, and what the rank gave to its all-reduces.
+
+    `choices` and `results` [rows, d]: for experts that are split over ranks, those of this rank's tokens.
+    """
+
+    tensor: Tensor = field(default_factory=lambda: torch.zeros(0))
+    given: list[Tensor] = field(default_factory=list)
+    choices: Choices | None = None
+    results: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+
+class RecordingBlock(ParallelBlock):
+    """A block on one rank that records every step."""
+
+    def __init__(self, steps: Sequence[Step], weights: Mapping[str, Tensor], group: RankGroup) -> None:
+        self.recorded: list[StepOnRank] = []
+        super().__init__(steps, weights, group, _RecordingDispatch(self.recorded))
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """As the block does, with a new record."""
+        self.recorded.clear()
+        return super().forward(*inputs)
+
+    def summed(self, part: Tensor) -> Tensor:
+        """The same all-reduce, with this rank's part kept."""
+        self.recorded[-1].given.append(part.detach().cpu())
+        return super().summed(part)
+
+    def _result(self, step: Step, tensors: Mapping[str, Tensor], entered: dict[str, DTensor]) -> Tensor:
+        self.recorded.append(StepOnRank())
+        out = super()._result(step, tensors, entered)
+        self.recorded[-1].tensor = out.detach().cpu()
+        return out
+
+
+class _RecordingDispatch(Dispatch):
+    """The same rows, with what came back from other ranks' experts kept in the last record."""
+
+    def __init__(self, recorded: list[StepOnRank]) -> None:
+        self.recorded = recorded
+
+    def combined(self, step: Step, out: Tensor, choices: Choices, results: Tensor) -> Tensor:
+        if isinstance(step.op, Experts) and step.op.ranks > 1:
+            self.recorded[-1].choices = Choices(choices.tokens.cpu(), choices.experts.cpu())
+            self.recorded[-1].results = results.detach().cpu()
+        return super().combined(step, out, choices, results)
+
+
+def gathered_events(
+    steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], ranks: Ranks, device: str
+) -> list[RankEvent]:
+    """Run the block over the processes of this run, of which this is one; every step's tensors from all ranks.
+
+    Expert-parallel ranks share the tokens (`tokens_of_rank`). On other ranks than the first the list is empty. Raises
+    FFNError as `joined` does.
+    """
+    every: list[list[StepOnRank] | None] = [None] * ranks.world_size
+    with joined(ranks, device, RANK_TIMEOUT) as group, torch.no_grad():
+        block, place = RecordingBlock(steps, weights, group), ranks.place(group.rank)[0]
+        block(*(tokens_of_rank(inputs[name], place, ranks.ep) for name in block_inputs(steps)))
+        distributed.gather_object(block.recorded, every if group.rank == 0 else None)
+    if group.rank:
+        return []
+    program, records = rank_steps(steps, 0, ranks), [one for one in every if one is not None]
+    return [event for step, *of_step in zip(program, *records, strict=True) for event in _events(step, of_step, ranks)]
+
+
+def _events(step: Step, records: Sequence[StepOnRank], ranks: Ranks) -> list[RankEvent]:
+    """A step on all ranks, by their records, after the all-reduces inside its experts."""
+    tensors = tuple(one.tensor for one in records)
+    together = list(zip(*(one.given for one in records), strict=True))
+    if isinstance(step.op, AllReduce):
+        return [RankEvent(step.output, step, tensors, together[0])]
+    inside = [
+        _inside(step, parts[at : at + ranks.tp], at) for parts in together for at in range(0, len(parts), ranks.tp)
+    ]
+    return [*inside, RankEvent(step.output, step, tensors, _results_by_rank(step, records, ranks))]
+
+
+def _inside(step: Step, parts: tuple[Tensor, ...], first_rank: int) -> RankEvent:
+    """An all-reduce inside experts: one for all of a group of ranks, under the name of their first."""
+    assert isinstance(step.op, Experts)
+    expert = first_rank // len(parts) * step.op.experts.size
+    reduces = Step(f"{step.output}.sum", AllReduce(len(parts)), (step.output,))
+    summed = sum(parts, torch.zeros_like(parts[0]))
+    return RankEvent(f"{step.output}.{expert}.sum", reduces, (summed,) * len(parts), parts)
+
+
+def _results_by_rank(step: Step, records: Sequence[StepOnRank], ranks: Ranks) -> tuple[Tensor, ...]:
+    """The results [tokens, d] of each rank's experts for the tokens of all ranks, from those of each rank's choices."""
+    if not (isinstance(step.op, Experts) and step.op.ranks > 1):
+        return ()
+    sizes = [one.tensor.shape[0] for one in records[:: ranks.tp]]
+    out = [one.tensor.new_zeros(sum(sizes), one.tensor.shape[-1]) for one in records]
+    for rank, one in enumerate(records):
+        assert one.choices is not None
+        entered_at, tensor_place = sum(sizes[: ranks.place(rank)[0]]), ranks.place(rank)[1]
+        places = one.choices.experts // step.op.experts.size
+        for place, results in enumerate(out[tensor_place :: ranks.tp]):
+            there = places == place
+            results.index_add_(0, one.choices.tokens[there] + entered_at, one.results[there])
+    return tuple(out)

@@ -1,17 +1,27 @@
-"""How a process behaves as one of several ranks: rank 0 prints, and of an error that several have, one line is seen."""
+"""How a process behaves as one of several ranks, and how local ranks are started.
+
+Rank 0 prints, and of an error that several ranks have, one line is seen. Local ranks are as many processes of one
+command, started by torch's elastic launcher, as torchrun starts them.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
+from ffncli.errors import ExitCode, FFNError, Terminated
 from ffncli.run.ranks.environment import Place
-from ffncli.system.child import end_with_parent
+from ffncli.system.child import end_with_parent, ending
 from ffncli.system.files import remove_process_folders
+from ffncli.system.host import available_memory, default_threads
+from ffncli.system.packages import require_installed
 
 _HEAD_START = 1.0  # s that rank 0 has to report an error that every rank has
 _PATIENCE, _LONGER = 2.0, 10.0  # s to reach the common store: an agent's, or rank 0's, which may still be starting
@@ -64,3 +74,88 @@ def leave(code: int) -> NoReturn:
     sys.stderr.flush()
     remove_process_folders(os.getpid())
     os._exit(code)
+
+
+_GRACE = 5  # s that the ranks have to end before they are killed
+_OF_ONE = 300 << 20  # bytes that a process with torch takes
+
+
+def run_ranks(count: int, command: Sequence[str]) -> int:
+    """Run the command (a program and its arguments) in `count` processes, and return their common exit code.
+
+    Their output passes through as it comes. Every rank computes with its share of the cores, unless OMP_NUM_THREADS
+    is set. Raises FFNError (exit 3) if a rank is killed by a signal, and what Ctrl-C and SIGTERM raise, once all
+    ranks have ended.
+    """
+    _require_memory(count)
+    require_installed("torch")
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=count, run_id=f"ffn-{os.getpid()}", rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0", local_addr="127.0.0.1", max_restarts=0, shutdown_timeout=_GRACE,
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+    )  # fmt: skip
+    program, *arguments = command
+    try:
+        with _quiet(), _threads(count):
+            elastic_launch(config, program)(*(word.replace("$", "$$") for word in arguments))  # it fills in templates
+    except ChildFailedError as error:
+        return common_exit_code({rank: failure.exitcode for rank, failure in error.failures.items()})
+    except SignalException as stop:
+        raise (KeyboardInterrupt if stop.sigval == signal.SIGINT else Terminated)() from None
+    except (RendezvousError, OSError) as error:
+        raise FFNError(f"{count} ranks cannot be started: {error}", code=ExitCode.ENVIRONMENT) from None
+    return ExitCode.OK
+
+
+def common_exit_code(codes: Mapping[int, int]) -> int:
+    """The exit code of a run from those of its ranks that failed; a negative one is a signal.
+
+    A rank that exits with a code has said why, or knows that another has. The one that names the cause is not 143, with
+    which ranks end after another has failed, and 3 where others only lost that rank. Raises FFNError (exit 3) if
+    none has said anything: all ended by signals.
+    """
+    exits = sorted((code for code in codes.values() if code > 0), key=lambda c: (c == ExitCode.TERMINATED, c == 3))
+    killed = {rank: code for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM}
+    if killed and all(code == ExitCode.TERMINATED for code in exits):
+        rank = min(killed)
+        raise FFNError(f"rank {rank} {ending(killed[rank])}", code=ExitCode.ENVIRONMENT)
+    return exits[0] if exits else ExitCode.TERMINATED
+
+
+def _require_memory(count: int) -> None:
+    free = available_memory()
+    if free is not None and count * _OF_ONE > free:
+        raise FFNError(
+            f"{count} ranks take about {count * _OF_ONE / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free",
+            "use fewer ranks, or several machines with torchrun",
+            ExitCode.ENVIRONMENT,
+        )
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """The ranks' share of the cores, which they inherit."""
+    name = "OMP_NUM_THREADS"
+    given = os.environ.get(name)
+    os.environ[name] = given or str(max(1, default_threads() // count))
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[name]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The launcher's own log of the processes it starts and of those that fail is not shown."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -1,28 +1,95 @@
-"""One rank of a split block without the others: torch's fake process group, and tensors that have shapes alone.
+"""What a split block exchanges, counted in two ways: from its steps, and by running it on simulated ranks.
 
-The collectives are those that the program itself calls, so that they are a second way to what `models/counting` derives
-from the steps. Nothing is computed: a layer of any size, over thousands of ranks, takes a second and no memory.
+A simulated rank runs without the others: torch's fake process group, and tensors that have shapes alone. The
+collectives are those that the program itself calls, which makes them a second way to what
+`models/counting` derives from the steps. Nothing is computed: a layer of any size, over thousands of ranks, takes
+a second and no memory.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import gcd, prod
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
+from torch.distributed.tensor.debug import CommDebugMode
 
+from ffncli.block.dtypes import activation_dtype
 from ffncli.block.ranks import Ranks
 from ffncli.block.shard import rank_steps
 from ffncli.block.steps import Step, experts_per_token, id_inputs, input_shapes, parameters, tables
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
+from ffncli.models.counting.plan import Collectives, Planner
 from ffncli.models.counting.tensor_parallel import all_gather_bytes, ring_all_reduce_bytes
-from ffncli.run.ranks.exchanges import CollectiveCall, Exchanges
-from ffncli.run.ranks.experts import Choices, Dispatch, gathered
-from ffncli.run.ranks.group import RankGroup
-from ffncli.run.ranks.parallel import ParallelBlock
+from ffncli.models.model import Group
+from ffncli.run.ranks.parallel import Choices, Dispatch, ParallelBlock, gathered
+from ffncli.run.ranks.store import RankGroup
+from ffncli.show.text import bytes_text, plural
+
+
+@dataclass(frozen=True)
+class CollectiveCheck:
+    """The collectives of one layer of a group of equal ones, of a rank that enters `entered` tokens.
+
+    `counted` is the closed form, `simulated` what the program called, both with as many tokens for every expert.
+    """
+
+    stack: str
+    layers: tuple[int, ...]
+    dtype: str
+    tp: int
+    ep: int
+    entered: int
+    counted: Collectives
+    simulated: Collectives
+
+    @property
+    def same(self) -> bool:
+        """Whether the two ways agree, to the byte."""
+        return self.counted == self.simulated
+
+
+def collective_checks(planner: Planner, splits: Sequence[Ranks], tokens: Sequence[int]) -> Iterator[CollectiveCheck]:
+    """Every kind of layer, split and number of tokens. Raises FFNError as `simulate` does."""
+    kind = activation_dtype(planner.weights)
+    for group in planner.model.groups:
+        for ranks in splits:
+            over = ranks if group.spec.moe else Ranks(ranks.tp)
+            for number in tokens:
+                entered = even_tokens(group, ranks, -(-number // ranks.ep))
+                run = simulate(group.steps, over, entered, getattr(torch, kind.torch))
+                yield CollectiveCheck(
+                    group.stack,
+                    group.layers,
+                    kind.name,
+                    ranks.tp,
+                    ranks.ep,
+                    entered,
+                    planner.collectives(group, ranks, entered * ranks.ep),
+                    Collectives(
+                        run.all_reduces,
+                        run.all_reduce_bytes,
+                        run.ring_all_reduce_bytes,
+                        run.all_to_alls,
+                        run.all_to_all_bytes,
+                    ),
+                )
+
+
+def even_tokens(group: Group, ranks: Ranks, entered: int) -> int:
+    """At least as many tokens; where they are sent to ranks, a number that all experts can share evenly."""
+    moe = group.spec.moe
+    if moe is None or ranks.ep == 1:
+        return entered
+    step = moe.experts // gcd(moe.experts, moe.top_k)
+    return -(-entered // step) * step
 
 
 @dataclass(frozen=True)
@@ -121,3 +188,60 @@ def _simulated(ranks: Ranks, tokens: int, dtype: torch.dtype, done: Sequence[Col
 
 def _shape(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(tuple(sizes), dtype=dtype, device="meta")
+
+
+_NAMES = {"all_reduce": "all-reduce", "all_to_all_single": "all-to-all", "all_gather_into_tensor": "all-gather"}
+
+
+@dataclass(frozen=True)
+class CollectiveCall:
+    """One collective on one rank: its name, the shape and dtype of the tensor that the rank gives, how many ranks do.
+
+    `kept_bytes` of an all-to-all are the rows that the rank keeps.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    ranks: int = 1
+    kept_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """The size of that tensor."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def tensor(self) -> str:
+        """`[16, 64] float32, 4.096 KB`."""
+        return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}, {bytes_text(self.bytes)}"
+
+
+class Exchanges(CommDebugMode):  # type: ignore[no-untyped-call]
+    """Within it, torch's count of the collectives, each with its tensor in `done`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.done: list[CollectiveCall] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Let torch count, and note what it has counted."""
+        before = self.get_total_counts()
+        out = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        if self.get_total_counts() > before:
+            self.done.append(_exchange(func.overloadpacket.__name__, args))
+        return out
+
+
+def _exchange(name: str, args: Sequence[Any]) -> CollectiveCall:
+    """The exchange of a call to an operator, whose last argument is the name of its group."""
+    tensor, group = args[0], _resolve_process_group(args[-1])
+    kept = args[2][group.rank()] * prod(tensor.shape[1:]) * tensor.itemsize if name == "all_to_all_single" else 0
+    return CollectiveCall(_NAMES.get(name, name), tuple(tensor.shape), tensor.dtype, group.size(), kept)
+
+
+def in_words(exchanges: list[CollectiveCall]) -> str:
+    """`1 all-reduce of [16, 64] float32, 4.096 KB`; without any, `no collective`."""
+    counts = Counter(exchanges)
+    texts = [f"{count} {plural(one.name, count)} of {one.tensor}" for one, count in counts.items()]
+    return "; ".join(texts) or "no collective"

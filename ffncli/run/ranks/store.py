@@ -1,4 +1,4 @@
-"""What the ranks of a run say to each other besides their tensors: who is there, who reports an error.
+"""A process as one of several ranks, and what the ranks tell each other besides tensors: who is there, who failed.
 
 All of it is in the store (torch's TCPStore) that torchrun's agent, or rank 0, has open.
 """
@@ -8,12 +8,26 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
+import torch
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from ffncli.block.ranks import Ranks
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.run.ranks.environment import Place
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """The ranks of a run, which of them this process is, and their mesh with the dimensions `ep` and `tp`."""
+
+    ranks: Ranks
+    rank: int
+    device: torch.device
+    mesh: DeviceMesh
+
 
 STORE_ERRORS = (DistNetworkError, DistStoreError)  # of a store that cannot be reached, or no longer
 _BETWEEN = 0.02  # s between two looks

@@ -347,7 +347,7 @@ def _over_ranks(question: Question, prepared: Prepared, result: Trace) -> RankTr
 
     block, events = (prepared.steps, prepared.weights, prepared.inputs, question.ranks), None
     if torchrun() is not None:
-        from ffncli.run.ranks.over_processes import gathered_events
+        from ffncli.run.ranks.parallel import gathered_events
 
         events = gathered_events(*block, question.device)
         if follows():

@@ -21,9 +21,8 @@ from ffncli.run.measure.not_finite import NotFinite, where_not_finite
 from ffncli.run.measure.statistics import statistics
 from ffncli.run.measure.units import unit_statistics
 from ffncli.run.pretrained.capture import prepared, run_model
-from ffncli.run.pretrained.layers import layers_of, reached
 from ffncli.run.pretrained.loading import loading_notes
-from ffncli.run.pretrained.prompt import Prompt
+from ffncli.run.pretrained.prompt import Prompt, layers_of, reached
 from ffncli.run.trace.question import CheckedQuestion
 from ffncli.run.trace.routing import Routing, routing_of
 from ffncli.show.text import plural

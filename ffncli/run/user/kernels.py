@@ -29,9 +29,8 @@ from ffncli.kernels.argument_names import by_argument, missing_weight
 from ffncli.kernels.choice import KernelChoice, require_unlike
 from ffncli.kernels.kernel import Computes, Kernel, Params, Steps
 from ffncli.models.dimensions import Dimensions
-from ffncli.run.user.construct import NotTaken
 from ffncli.run.user.module import LoadedModule, load_module
-from ffncli.run.user.python_file import import_file, user_code
+from ffncli.run.user.python_file import NotTaken, import_file, user_code
 from ffncli.run.user.time_limit import loading
 from ffncli.system.files import process_folder
 from ffncli.system.git import file_at

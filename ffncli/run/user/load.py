@@ -26,9 +26,7 @@ def load(source: Source | None = None, dimensions: Dimensions | None = None, see
     if isinstance(source, Resolved):
         return with_dimensions(source, dimensions or Dimensions())
     if source is not None and not isinstance(source, str):
-        from ffncli.run.user.in_memory import in_memory
-        from ffncli.run.user.module import copied
-        from ffncli.run.user.whole import model_of
+        from ffncli.run.user.module import copied, in_memory, model_of
 
         if (resolved := in_memory(source)) is not None:
             return with_dimensions(resolved, dimensions or Dimensions())
@@ -39,8 +37,7 @@ def load(source: Source | None = None, dimensions: Dimensions | None = None, see
     path = Path(os.path.expanduser(source.rpartition(":")[0] if ":" in source else source))
     if not path.exists():  # before torch is imported
         raise FFNError(f"{shown_path(path)} does not exist", "give my.py:ClassName")
-    from ffncli.run.user.module import built
-    from ffncli.run.user.whole import model_of
+    from ffncli.run.user.module import built, model_of
 
     with built(source, dimensions or Dimensions(), seed) as module:
         return model_of(module, dimensions or Dimensions())

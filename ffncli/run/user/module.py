@@ -1,33 +1,40 @@
-"""A user's nn.Module as a source: `my.py:FeedForwardBlock`, built, run, recognised, with its weights."""
+"""A user's nn.Module as a source: built, run, and recognised as the block that it computes, with its weights.
+
+It is one block (`my.py:FeedForwardBlock`), a model of several layers (`my.py:GPT --layer 1`), whose FFNs are found by
+the names of parameters, or a transformers model in memory, whose blocks its config describes.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ffncli.block import activations, dtypes
-from ffncli.block.recipe import steps
+from ffncli.block.recipe import FFNSpec, steps
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown_path
+from ffncli.models.config.read import from_config
 from ffncli.models.dimensions import Dimensions
-from ffncli.models.model import Resolved, block_model
+from ffncli.models.model import Layer, Model, Resolved, block_model, grouped, ranges
+from ffncli.models.tensors.recognise import BARE, recognise, stem_of
+from ffncli.models.tensors.shapes import Item
 from ffncli.run.engine.execute import execute
+from ffncli.run.engine.locate import live_parameters, live_tensors, live_weights
 from ffncli.run.engine.weights import require_memory
-from ffncli.run.user.construct import NotTaken, calls
-from ffncli.run.user.ffn_layers import ffn_layers
-from ffncli.run.user.identify import Match, ModuleSample, confirmed, identify
+from ffncli.run.user.identify import MOST_MATRICES, Match, ModuleSample, confirmed, identify, matrices
 from ffncli.run.user.probe import Runner, parameter_dtype, probes, runner_for, same_eps
-from ffncli.run.user.python_file import import_file, pick, user_code
+from ffncli.run.user.python_file import NotTaken, calls, import_file, pick, user_code
 from ffncli.run.user.time_limit import loading
-from ffncli.run.user.wiring import MOST_MATRICES, matrices
 
 
 @dataclass(frozen=True)
@@ -234,3 +241,163 @@ def _nearest_block(match: Match) -> str:
     words += [f"{match.norms.position} {match.norms.kind}"] if match.norms.kind != "none" else []
     words += ["residual"] if match.residual else []
     return f"{' '.join(words)}, off by {match.error:.1e}"
+
+
+def model_of(built: BuiltModule, dimensions: Dimensions) -> Resolved:
+    """The block that a module computes; of a whole model the FFN of every layer, each recognised by its outputs.
+
+    Attention, norms and embeddings of a whole model are set aside: they are not the FFN's. Raises FFNError if a layer's
+    FFN matches no block.
+    """
+    if built.runner is not None:
+        return one_block(built, dimensions).model
+    specs: dict[int, FFNSpec] = {}
+    weights: dict[tuple[str, int], Mapping[str, Tensor]] = {}
+    match: Match | None = None
+    evidence: tuple[str, ...] = ()
+    for layer, name in sorted(built.layers.items()):
+        ffn = _part(built, name)
+        match = _same(ffn, match, built) or _matched(ffn, name, built)
+        parameters = {n: p.detach() for n, p in ffn.named_parameters()}
+        specs[layer], weights["decoder", layer] = match.spec(parameters), match.weights(parameters)
+        if layer == min(built.layers):
+            names = ", ".join(dict.fromkeys((name, built.layers[max(built.layers)])))
+            evidence = (f"FFNs, first and last: {names}", *evidence_of(match, parameters, specs[layer].d_ff))
+    notes = [f"assuming {', '.join(built.taken)}"] if built.taken else []
+    notes.append(f"the FFNs of {ranges(tuple(sorted(specs)))} alone: attention, norms and embeddings are set aside")
+    model = Model(built.name, tuple(grouped("decoder", specs)))
+    return Resolved(model, built.text, evidence=evidence, notes=tuple(notes), weights=weights)
+
+
+def _part(built: BuiltModule, name: str) -> nn.Module:
+    """A layer's FFN as a module. Raises FFNError if its matrices are not in a module of their own."""
+    if not name or name.rpartition(".")[2].isdigit():
+        what = f"{shown_path(built.path)}: {built.name} has the matrices of its FFN in the layer itself"
+        raise FFNError(f"{what} {name}".rstrip(), "put them in a module of their own, or give its weights in a file")
+    return built.module.get_submodule(name)
+
+
+def _matched(ffn: nn.Module, name: str, built: BuiltModule) -> Match:
+    """The block that an FFN computes."""
+    try:
+        return recognised(ffn, runner_for(ffn, Dimensions(), built.path), built.path)[0]
+    except FFNError as error:
+        raise FFNError(f"{error.message} ({name})", error.hint) from None
+
+
+def _same(ffn: nn.Module, match: Match | None, built: BuiltModule) -> Match | None:
+    """The match of the layer before, if this FFN computes the same block."""
+    if match is None or {view.parameter for view in match.views.values()} != {n for n, _ in ffn.named_parameters()}:
+        return None
+    import copy
+
+    runner = runner_for(ffn, Dimensions(), built.path)
+    with torch.no_grad():
+        original, drawn, _ = probes(copy.deepcopy(ffn), runner)
+    fits = all(confirmed(match, probe) <= probe.tolerance for probe in (original, drawn))
+    return replace(match, error=confirmed(match, drawn)) if fits else None
+
+
+def ffn_layers(module: nn.Module) -> Mapping[int, str]:
+    """Layer → the name of the module that is its FFN, for the stack with most layers; empty for a single block.
+
+    Experts are not layers, nor is what nn.Sequential numbers. A single layer with torch's attention is layer 0: its
+    outputs are not those of any block.
+    """
+    items = {
+        name: Item(tuple(p.shape), prod(p.shape), 0, 1)
+        for name, p in module.named_parameters()
+        if not nn.parameter.is_lazy(p)
+    }
+    ffns = recognise(items)
+    if BARE in ffns and any(isinstance(part, nn.MultiheadAttention) for part in module.modules()):
+        return {0: _owner(ffns[BARE][0][0].tensor)}
+    stacks = {
+        prefix: {layer: (stem_of(prefix, layer) + _owner(ffns[0].tensor)).rstrip(".") for layer, ffns in layers.items()}
+        for prefix, layers in ffns.items()
+        if prefix != BARE and "expert" not in prefix
+    }
+    return max(stacks.values(), key=len, default={})
+
+
+def _owner(tensor: str) -> str:
+    """The module that has the projection of a tensor: `mlp` for `mlp.up_proj.weight`."""
+    return tensor.removesuffix(".weight").rpartition(".")[0]
+
+
+def described(model: nn.Module) -> Resolved:
+    """The blocks of a transformers model, by its config. Raises FFNError for another module, or an unknown family."""
+    config = getattr(model, "config", None)
+    if not isinstance(model, nn.Module) or config is None or not hasattr(config, "to_dict"):
+        raise FFNError(f"{type(model).__name__} is not a transformers model", "a single block is ffncli.kernel's")
+    return _by_config(config, model)
+
+
+def in_memory(module: nn.Module) -> Resolved | None:
+    """What a transformers model is, or a layer of one (`model.encoder.layer[3]`), with views of its weights.
+
+    None for every other module: one without a config, one whose family or whose FFN is not known, one that is an FFN.
+    Raises FFNError for a layer of transformers that does not carry its config: its outputs are those of no block.
+    """
+    parts = [part for part in module.modules() if hasattr(getattr(part, "config", None), "to_dict")]
+    if not parts:
+        _refuse_layer(module)
+        return None
+    try:
+        resolved = _by_config(parts[0].config, module)
+        layers = [Layer(group.stack, index, group.spec) for group in resolved.model.groups for index in group.layers]
+        with suppress(FFNError):
+            if live_parameters(module, resolved, layers[0])[0]:  # empty if the names are those inside a layer
+                return replace(resolved, weights=_LiveWeights(module, resolved, layers))
+        return _single(module, resolved, layers)
+    except FFNError:
+        return None
+
+
+def _refuse_layer(module: nn.Module) -> None:
+    kind = type(module)
+    if kind.__module__.startswith("transformers.") and any("Attention" in type(m).__name__ for m in module.modules()):
+        what = f"a {kind.__name__} does not carry the config that describes its FFN"
+        raise FFNError(what, "give the model that it is a layer of: ffncli.trace(model, layer=0)")
+
+
+def _single(module: nn.Module, resolved: Resolved, layers: Sequence[Layer]) -> Resolved | None:
+    """One layer, under the number that its parts have."""
+    numbers: list[int] = [n for n in (vars(part).get("layer_idx") for part in module.modules()) if isinstance(n, int)]
+    layer = next((layer for layer in layers if layer.index == (numbers or [0])[0]), None)
+    if layer is None:
+        return None
+    place = nn.Module()
+    place.layers = nn.ModuleDict({str(layer.index): module})
+    _, located = live_parameters(place, resolved, layer)
+    if len([name for item in located for name in item.names]) == len(live_tensors(module)):
+        return None  # nothing but an FFN, whose outputs show more: whether norms without parameters are in it
+    group = next(g for g in resolved.model.groups if g.stack == layer.stack and layer.index in g.layers)
+    model = replace(resolved.model, groups=(replace(group, layers=(layer.index,)),))
+    doubt = [] if numbers else [f"{type(module).__name__} has no layer_idx: taken as {layer.stack} layer {layer.index}"]
+    return replace(
+        resolved, model=model, weights=_LiveWeights(place, resolved, [layer]), notes=(*resolved.notes, *doubt)
+    )
+
+
+def _by_config(config: Any, module: nn.Module) -> Resolved:
+    values = json.loads(json.dumps(config.to_dict(), default=str))
+    return from_config(values, type(module).__name__, f"the config of {type(module).__name__}")
+
+
+class _LiveWeights(Mapping[tuple[str, int], Mapping[str, Tensor]]):
+    """The canonical weights of each layer, located when they are read."""
+
+    def __init__(self, module: nn.Module, resolved: Resolved, layers: Sequence[Layer]) -> None:
+        self._module, self._resolved = module, resolved
+        self._layers = {(layer.stack, layer.index): layer for layer in layers}
+
+    def __getitem__(self, key: tuple[str, int]) -> Mapping[str, Tensor]:
+        _, located = live_parameters(self._module, self._resolved, self._layers[key])
+        return live_weights(self._module, located)
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)

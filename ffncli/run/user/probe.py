@@ -14,9 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.dimensions import Dimensions, whole
-from ffncli.run.user.identify import ModuleSample
+from ffncli.run.user.identify import EPS, ModuleSample, biases
 from ffncli.run.user.python_file import user_code
-from ffncli.run.user.wiring import EPS, biases
 
 _SCALES = (0.02, 1.0, 5.0, 0.3)  # of the probe's tokens, cyclically: near the kinks, and far out, where gelu_10 is flat
 _EXACT, _NARROW = 1e-9, 2e-5  # tolerances: all in float64, or partly in float32 (an RMSNorm with x.float())

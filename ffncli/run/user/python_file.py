@@ -1,4 +1,4 @@
-"""A Python file that the user named: it is executed, and its errors are shortened to one line."""
+"""A user's Python file: it is executed, and its class is built with arguments from the dimension options."""
 
 from __future__ import annotations
 
@@ -7,17 +7,230 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import field, fields
 from importlib.util import module_from_spec, spec_from_file_location
+from inspect import Parameter
 from pathlib import Path
 from traceback import extract_tb
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 from torch import nn
 
+from ffncli.block import activations
+from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, Terminated, did_you_mean, shown, shown_path
+from ffncli.models.dimensions import Dimensions, whole, width
+from ffncli.run.engine.functions import function
 from ffncli.run.user.time_limit import OutOfTime
+
+Form = Callable[[str], Any]  # an activation's name → the value for the constructor
+
+
+@dataclass(frozen=True)
+class Role:
+    """The role of an argument: the option that fills it, its usual names, its value without the option."""
+
+    option: str
+    names: tuple[str, ...]
+    otherwise: Any = None
+
+
+# Spellings are compared without case and underscores. The first row that lists a name decides, except for `_EITHER`.
+ROLES = (
+    Role("d_model", (
+        "d_model", "hidden_size", "dim", "n_embd", "embed_dim", "emb_dim", "embedding_dim", "d", "in_features",
+        "input_dim", "input_size", "model_dim", "d_in", "in_dim", "size", "width", "channels", "emb_size", "embed_size",
+        "out_features", "output_dim", "output_size", "d_out", "out_dim",
+    )),
+    Role("d_ff", (
+        "d_ff", "intermediate_size", "hidden_dim", "ffn_dim", "dim_ff", "ff_dim", "n_inner", "inner_dim", "d_hidden",
+        "mlp_dim", "ffn_hidden_size", "dim_feedforward", "feedforward_dim", "d_inner", "hidden_features", "hidden",
+        "feedforward_size", "ff_size", "ffn_size", "mlp_size", "d_mlp", "ffn_embed_dim", "ff_hidden_size", "h",
+    )),
+    Role("ratio", (
+        "mult", "ff_mult", "mlp_ratio", "expansion", "expansion_factor", "expansion_ratio", "widening_factor", "ratio",
+        "multiplier", "hidden_mult", "factor",
+    )),
+    Role("dropout", (
+        "dropout", "p", "dropout_rate", "drop", "dropout_prob", "dropout_p", "p_dropout", "drop_rate", "resid_pdrop",
+        "hidden_dropout_prob", "hidden_dropout", "ffn_dropout", "activation_dropout", "ff_dropout",
+    ), 0.0),
+    Role("bias", ("bias", "use_bias", "add_bias", "mlp_bias"), True),
+    Role("gated", ("gated", "use_gate", "is_gated", "glu", "use_glu")),
+    Role("activation", (
+        "activation", "act", "act_fn", "hidden_act", "activation_function", "nonlinearity", "act_layer",
+        "activation_fn", "hidden_activation", "non_linearity",
+    ), "relu"),
+    Role("experts", ("experts", "num_experts", "n_experts", "num_local_experts", "n_routed_experts")),
+    Role("top_k", ("top_k", "num_experts_per_tok", "experts_per_token", "n_activated_experts")),
+    Role("shared_experts", ("shared_experts", "n_shared_experts", "num_shared_experts")),
+)  # fmt: skip
+_CONFIG = ("config", "cfg", "args", "params", "hparams", "conf", "options", "model_args", "configuration")
+# The meaning of these depends on the other arguments: MLP(input_size, hidden_size), FFN(hidden_dim, ffn_dim).
+_EITHER = ("hidden_size", "hidden_dim", "hidden", "d_hidden")
+
+
+@dataclass
+class Filled:
+    """Arguments for one call, the options that filled any, the defaults that had to be assumed.
+
+    `formed`: an activation is among them.
+    """
+
+    positional: list[Any] = field(default_factory=list)
+    named: dict[str, Any] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+    taken: list[str] = field(default_factory=list)
+    formed: bool = False
+
+
+class NotTaken(FFNError):
+    """A dimension option for which a user's module has no argument."""
+
+
+def calls(cls: type[nn.Module], dimensions: Dimensions) -> list[Filled]:
+    """The arguments to build `cls` with; several if an activation can be a name, a function or a class.
+
+    The first that works counts: only building or running shows which one a class expects. Raises FFNError for an
+    argument that no option fills, NotTaken for an option that fills none.
+    """
+    values = _values(dimensions)
+    forms: tuple[Form, ...] = (str, _function, lambda name: lambda *_, **__: _function(name))
+    first = _fill(cls, values, forms[0])
+    set_options = [f.name for f in fields(dimensions) if getattr(dimensions, f.name) is not None]
+    if unused := [option(name) for name in set_options if name not in first.used and name != "d_model"]:
+        raise NotTaken(f"{' and '.join(unused)}: no argument of {signature_text(cls)} accepts it", "leave it out")
+    return [first, *(_fill(cls, values, form) for form in forms[1:])] if first.formed else [first]
+
+
+def option(name: str) -> str:
+    """`d_model` → `--d-model`; for switches, the option that turns them on."""
+    return "--" + name.replace("_", "-")
+
+
+def signature_text(cls: type[Any]) -> str:
+    """`FeedForward(d_model, d_ff, dropout=0.1)`, without annotations."""
+    plain = [p.replace(annotation=Parameter.empty) for p in _signature(cls).parameters.values()]
+    text = f"{cls.__name__}{inspect.Signature(plain)}"
+    return text if len(text) <= 160 else text[:159] + "…"
+
+
+def _values(dimensions: Dimensions) -> dict[str, Any]:
+    """The options' values, by role; d_ff stays text until d_model is known."""
+    out = {f.name: getattr(dimensions, f.name) for f in fields(dimensions) if getattr(dimensions, f.name) is not None}
+    if dimensions.d_model is not None:
+        out["d_model"] = whole("--d-model", dimensions.d_model)
+    if dimensions.activation is not None:
+        activations.resolve(dimensions.activation)  # a wrong one is an error before the user's code runs
+    return out
+
+
+def _fill(cls: type[Any], values: Mapping[str, Any], form: Form) -> Filled:
+    """Arguments for `cls`: the options, else its defaults, else our own for an argument without a default."""
+    parameters = [p for p in _signature(cls).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    roles = _roles([p.name for p in parameters])
+    by_role = _with_widths(values, {role: p.default for p in parameters if (role := roles[p.name])})
+    out = Filled()
+    for p in parameters:
+        role = roles[p.name]
+        if role is not None and role in by_role:
+            value = by_role[role]
+            out.used.add("d_ff" if role == "ratio" else role)
+        elif p.default is not p.empty:
+            continue
+        elif role is None and _plain(p.name) in map(_plain, _CONFIG):
+            value = _config(p, values, form, out)
+        else:
+            value = _otherwise(cls, p.name, role, by_role, out)
+        if role == "activation":
+            value, out.formed = form(value), True
+        if p.kind is p.POSITIONAL_ONLY:
+            out.positional.append(value)
+        else:
+            out.named[p.name] = value
+    return out
+
+
+def _with_widths(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with d_ff as a number and as a multiple of d_model, which may be the class's own default."""
+    out: dict[str, Any] = dict(values)
+    default = defaults.get("d_model")
+    d_model = out.get("d_model", default if type(default) is int else None)
+    if "d_ff" in out:
+        if d_model is None and out["d_ff"].endswith("x"):
+            raise FFNError(f"--d-ff {out['d_ff']} is a multiple of --d-model", "give --d-model N too")
+        out["d_ff"] = width("--d-ff", out["d_ff"], d_model or 0)
+        if d_model:
+            out["ratio"] = out["d_ff"] // d_model if out["d_ff"] % d_model == 0 else out["d_ff"] / d_model
+    return out
+
+
+def _otherwise(cls: type[Any], name: str, role: str | None, by_role: Mapping[str, Any], out: Filled) -> Any:
+    """Our value for a required argument that no option filled; it is noted in `out.taken`."""
+    if role in ("d_ff", "ratio") and "d_model" in by_role:
+        out.taken.append("d_ff = 4x")
+        return 4 * by_role["d_model"] if role == "d_ff" else 4
+    row = next((row for row in ROLES if row.option == role), None)
+    if row is None:
+        usual = "give it a default, or name an instance, as in my.py:block"
+        raise FFNError(f"{signature_text(cls)} needs {name}, which no option sets", usual)
+    if row.otherwise is None:
+        needed = "--d-model N" if role == "ratio" else f"{option(row.option)} N"
+        raise FFNError(f"{signature_text(cls)} needs {name}", f"give {needed}")
+    out.taken.append(f"{name} = {row.otherwise}")
+    return row.otherwise
+
+
+def _config(p: Parameter, values: Mapping[str, Any], form: Form, out: Filled) -> Any:
+    """An object for a `config` argument: of its annotated class, else one with every usual name."""
+    if inspect.isclass(p.annotation) and p.annotation not in (p.empty, object, dict, SimpleNamespace, Any):
+        inner = _fill(p.annotation, values, form)
+        out.used |= inner.used
+        out.taken += inner.taken
+        out.formed = out.formed or inner.formed
+        return p.annotation(*inner.positional, **inner.named)
+    if "d_model" not in values:
+        raise FFNError(f"the argument {p.name} needs a width", "give --d-model N")
+    by_role = _with_widths({"d_ff": "4x", **values}, {})
+    out.used |= {role.option for role in ROLES}
+    out.taken += [] if "d_ff" in values else ["d_ff = 4x"]
+    settings = {role.option: by_role.get(role.option, role.otherwise) for role in ROLES}
+    settings["activation"], out.formed = form(settings["activation"]), "activation" in values
+    names = {name: settings[role.option] for role in ROLES for name in role.names if settings[role.option] is not None}
+    return SimpleNamespace(**names)
+
+
+def _roles(names: list[str]) -> dict[str, str | None]:
+    """The role of each argument. A name that could be either width is the one not taken by another argument."""
+    table = {_plain(name): row.option for row in reversed(ROLES) for name in row.names}
+    roles = {name: table.get(_plain(name)) for name in names}
+    either = [name for name in names if _plain(name) in map(_plain, _EITHER)]
+    if len(either) == 1:
+        others = {role for name, role in roles.items() if name != either[0]}
+        if "d_model" in others and not others & {"d_ff", "ratio"}:
+            roles[either[0]] = "d_ff"
+        elif others & {"d_ff", "ratio"} and "d_model" not in others:
+            roles[either[0]] = "d_model"
+    return roles
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+def _function(name: str) -> Any:
+    return function(activations.resolve(name)[0])
+
+
+def _signature(cls: type[Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(cls, eval_str=True)
+    except Exception:  # an annotation that cannot be evaluated is not our concern
+        return inspect.signature(cls)
+
 
 _TRITON_WITHOUT_GPU = "0 active drivers"
 _ON_A_CPU = "Triton sees no GPU; with TRITON_INTERPRET=1 in the environment, ffn verify runs its kernels on a CPU"

@@ -280,7 +280,7 @@ def test_changed_weights_that_memory_has_no_room_for_are_computed_by_the_model(m
     def full(*args: Any) -> None:
         raise FFNError("full", code=ExitCode.ENVIRONMENT)
 
-    monkeypatch.setattr("ffncli.run.in_model.prepared.require_memory", full)
+    monkeypatch.setattr("ffncli.run.in_model.swap.require_memory", full)
     assert torch.equal(logits(model), logits(copy.deepcopy(model)))
     assert replaced.calls == {"kernel": 1, "memory is too small to prepare its changed weights again": 1}
     monkeypatch.undo()

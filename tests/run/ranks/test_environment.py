@@ -7,7 +7,7 @@ import pytest
 from ffncli.block.ranks import Ranks
 from ffncli.errors import FFNError
 from ffncli.run.ranks.environment import Place, RanksNeeded, device_of, split_asked_for, split_over, torchrun
-from ffncli.run.ranks.launcher import common_exit_code
+from ffncli.run.ranks.process import common_exit_code
 
 SET = {
     "RANK": "5",

@@ -14,8 +14,7 @@ from ffncli.models.source import load
 from ffncli.run.engine import weights as weights_module
 from ffncli.run.engine.prepare import LayerRequest
 from ffncli.run.pretrained.capture import capture
-from ffncli.run.pretrained.layers import layers_of
-from ffncli.run.pretrained.prompt import Prompt
+from ffncli.run.pretrained.prompt import Prompt, layers_of
 from ffncli.run.trace import survey as survey_module
 from ffncli.run.trace.survey import survey
 from tests.oracles.prompted import PROMPT, built, ids, made, through

@@ -35,8 +35,8 @@ from ffncli.kernels import AUTO
 from ffncli.kernels.choice import KernelChoice
 from ffncli.models.model import Resolved
 from ffncli.run.engine.prepare import dtype_of
+from ffncli.run.in_model.find import answer_of, load_whole, random_tokens
 from ffncli.run.in_model.replace import NothingReplaced, Replaced, replace_ffns
-from ffncli.run.in_model.whole_model import answer_of, load_whole, random_tokens
 from ffncli.run.measure.gap import gap
 from ffncli.run.pretrained.loading import Pretrained, demanding, offline
 from ffncli.run.user.load import load

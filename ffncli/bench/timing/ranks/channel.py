@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ffncli.bench.judge.limits import call_limit
 from ffncli.bench.records import Job
-from ffncli.run.ranks.group import RankGroup
+from ffncli.run.ranks.store import RankGroup
 
 _OF_LIMIT = 0.9  # of that on a call: a rank that waits in one for another says so before its parent ends it
 

@@ -14,10 +14,10 @@ from ffncli.block.ranks import Ranks
 from ffncli.block.shard import rank_steps
 from ffncli.block.steps import AllReduce, Experts, walk
 from ffncli.run.engine.execute import run
-from ffncli.run.ranks.exchanges import CollectiveCall, Exchanges, in_words
-from ffncli.run.ranks.group import RankGroup
 from ffncli.run.ranks.join import joined
 from ffncli.run.ranks.parallel import ParallelBlock
+from ffncli.run.ranks.simulate import CollectiveCall, Exchanges, in_words
+from ffncli.run.ranks.store import RankGroup
 from ffncli.run.verify.checks.case import CheckedBlock
 from ffncli.run.verify.checks.row import CheckRow
 
