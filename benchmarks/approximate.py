@@ -19,8 +19,10 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
-from benchmarks.common import machine, save
+from benchmarks import script
 
 COMMAND = ["approximate", "--target", "sin", "--d-ff", "1,4,16,64", "--json"]
 LIMIT_S, FALL, NEAR = 30.0, 100.0, 1.001
@@ -37,31 +39,22 @@ def timed() -> tuple[bytes, float, float]:
     return done.stdout, wall, used
 
 
-def main() -> int:
-    """Run twice, print, save; 1 where a mark is missed."""
-    parser = argparse.ArgumentParser(description="Time and marks of ffn approximate.")
-    parser.add_argument("--save", metavar="FILE", help="write the marks there as CSV")
-    options = parser.parse_args()
-    about = machine("torch")
-    print(", ".join(f"{name} {value}" for name, value in about.items()))
+def measured(_: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each mark, from two runs."""
     (first, wall, used), (second, again, _) = timed(), timed()
     rows = {(row["activation"], row["d_ff_plain"]): row for row in json.loads(first)["rows"]}
     gelu = rows["gelu", 1]["rmse"] / rows["gelu", 64]["rmse"]
     line = [row["rmse"] / row["floor"] for (name, _), row in rows.items() if name == "identity"]
     print(f"ffn {' '.join(COMMAND)}: {wall:.1f} s, again {again:.1f} s; {used:.1f} s of processor; {len(rows)} rows")
-    marks = [
+    for name, value, demanded, passed in (
         ("seconds", wall, f"under {LIMIT_S:g}", wall < LIMIT_S),
         ("gelu: error at width 1 over that at 64", gelu, f"at least {FALL:g}", gelu >= FALL),
         ("identity: least error over the best line's", min(line), "not below 1", min(line) >= 1 - 1e-9),
         ("identity: largest error over the best line's", max(line), f"at most {NEAR:g}", max(line) <= NEAR),
         ("the same bytes again", first == second, "true", first == second),
-    ]
-    for name, value, demanded, passed in marks:
-        print(f"{name:<46} {value:>12.6g}  {demanded:<14}  {'pass' if passed else 'MISS'}")
-    if options.save:
-        save(options.save, ("mark", "value", "demanded", "passed"), marks, about)
-    return int(not all(passed for *_, passed in marks))
+    ):
+        yield {"mark": name, "value": value, "demanded": demanded, "passed": passed}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script.main_once(__doc__, ("torch",), measured)

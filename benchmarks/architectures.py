@@ -16,14 +16,13 @@ reports no difference. What is `not counted` has a reason: it has no FFN, it can
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 import transformers
 
-from benchmarks.common import save
+from benchmarks import script
 from tests.oracles.architectures import Architecture
 from tests.oracles.architectures.nested import architectures
 from tests.oracles.architectures.saved import COLUMNS, row
@@ -38,9 +37,7 @@ def main() -> int:
 def report(about: str, columns: Sequence[str], row: Callable[[str, Architecture], Sequence[object]], said: str) -> int:
     """A row for each architecture: those with a reason printed, all saved where --save asks; 1 where any differs or
     fails."""
-    parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--save", metavar="FILE", help="write the results there as CSV")
-    options = parser.parse_args()
+    options = script.options_of(about)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     rows = [_tried(row, columns, name, case) for name, case in architectures().items()]
@@ -50,8 +47,7 @@ def report(about: str, columns: Sequence[str], row: Callable[[str, Architecture]
         if line[reason]:
             print(f"{line[0]}: {line[result]}: {line[reason]}")
     print(f"transformers {transformers.__version__}: {results['same']} of {len(rows)} {said}")
-    if options.save:
-        save(options.save, columns, rows, {})
+    script.save(options.save, [dict(zip(columns, line, strict=True)) for line in rows])
     return int(results["differs"] + results["error"] > 0)
 
 

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from benchmarks.common import machine
-from benchmarks.kept import Kept, read
-from benchmarks.kernel_map import COLUMNS, GROUP, bench_cases, beside, fastest
+from benchmarks import kernel_map, script
+from benchmarks.kernel_map import GROUP, bench_cases, beside, fastest
+from benchmarks.script import Kept, Row
 from ffncli.bench.records import Case, Method
 from ffncli.bench.request.grid import cached
 from ffncli.block.recipe import FFNSpec
@@ -29,8 +28,8 @@ LONGEST = 0.2  # s of a call, about
 # FLOP/s of a core, by which cases are drawn, the same on every machine. torch multiplies bfloat16 slowly where the
 # processor does not.
 RATE = {"fp32": 60e9, "bf16": 9e9}
+COLUMNS = (*kernel_map.COLUMNS, "activation", "gated", "case", "draw")
 KERNELS = ("auto", "eager", "packed", "inplace", "conv1x1", "onednn", "onednn_packed", "mkl", "numpy")
-Row = Mapping[str, str]
 
 
 def drawn(seed: str, count: int) -> list[Case]:
@@ -78,31 +77,17 @@ def summary(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, f"right in {right} of {len(cases)} cases ({share}); mark 95 %"])
 
 
-def main() -> int:
-    """Measure what is missing, print who was right."""
-    words = argparse.ArgumentParser(description="Is --kernel auto right?")
-    words.add_argument("--seed", default="", help="text that the code could not know, such as the commit's hash")
-    words.add_argument("--save", metavar="FILE", help="rows go there as they come; an interrupted run goes on")
-    words.add_argument("--summary", metavar="FILE", help="measure nothing, print the figures of FILE")
-    words.add_argument("--count", type=int, default=40)
-    words.add_argument("--processes", type=int, default=5)
-    words.add_argument("--max-time", type=float, default=8.0, help="seconds of a case")
-    options = words.parse_args()
-    if options.summary:
-        print(summary(read(options.summary)))
-        return 0
-    columns = (*COLUMNS, "activation", "gated", "case")
-    kept = Kept(options.save, columns, {**machine("ffncli", "torch", "numpy"), "draw": options.seed})
+def measure(kept: Kept, options: argparse.Namespace) -> None:
+    """Every drawn case that is not there yet."""
+    method = Method(processes=options.processes, max_time=options.max_time)
     missing = [case for case in drawn(options.seed, options.count) if not kept.has(case=case.key)]
     for threads in (1, 2):
         mine = [case for case in missing if case.threads == threads]
         for group in (mine[n : n + GROUP] for n in range(0, len(mine), GROUP)):
-            method = Method(processes=options.processes, max_time=options.max_time)
-            kept.add_all(bench_cases(group, KERNELS, method, columns))
+            kept.add_all(row | {"draw": options.seed} for row in bench_cases(group, KERNELS, method, COLUMNS))
             print(f"{len(group)} more cases, {threads} threads", flush=True)
-    print(summary(kept.rows))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    packages = ("ffncli", "torch", "numpy")
+    script.main(__doc__, packages, COLUMNS, measure, summary, seed="", count=40, processes=5, max_time=8.0)

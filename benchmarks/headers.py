@@ -21,43 +21,30 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from math import prod
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
-from benchmarks.common import machine, save
-from benchmarks.processes import Run, ffn, interleaved, median, ratio
+from benchmarks import script
 
-BARE = """
-import json
-from pathlib import Path
-
-import typer
-from rich.console import Console
-from rich.table import Table
-
-app = typer.Typer()
-
-
-@app.command()
-def main(folder: str) -> None:
+# The bare program of script.py, which reads the headers of a folder.
+BARE = (
+    script.BARE.replace("import typer", "import json\nfrom pathlib import Path\n\nimport typer")
+    .replace(
+        "def main() -> None:",
+        """def main(folder: str) -> None:
     tensors = 0
     for path in sorted(Path(folder).glob("*.safetensors")):
         with path.open("rb") as file:
-            tensors += len(json.loads(file.read(int.from_bytes(file.read(8), "little"))))
-    table = Table("name", "value")
-    table.add_row("tensors", str(tensors))
-    Console().print(table)
-
-
-app()
-"""
+            tensors += len(json.loads(file.read(int.from_bytes(file.read(8), "little"))))""",
+    )
+    .replace('"answer", "42"', '"tensors", str(tensors)')
+)
 MOST_RATIO, MOST_BYTES = 1.6, 100e6
 SHARDS = 163
 BYTES = {"F8_E4M3": 1, "BF16": 2, "F32": 4}
@@ -90,24 +77,6 @@ class Shape:
             "v_head_dim": self.of(128), "torch_dtype": "bfloat16",
             "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
         }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Result:
-    """One command on one checkpoint. The ratios are to the yardstick on the same checkpoint, medians over rounds."""
-
-    checkpoint: str
-    tensors: int
-    checkpoint_bytes: int
-    command: str
-    wall_s: float
-    cpu_s: float
-    peak_bytes: int
-    wall_ratio: float
-    cpu_ratio: float
-    limit: float | None
-    passed: bool | None
-    rounds: int
 
 
 # --- the checkpoint ---------------------------------------------------------------------------------------------------
@@ -219,77 +188,31 @@ CHECKPOINTS = {
 }
 
 
-def measure(root: Path, rounds: int) -> list[Result]:
-    """Every command on every checkpoint, all of them in the same rounds."""
-    bare = root / "bare.py"
-    bare.write_text(BARE, "utf-8")
-    folders = [root / str(number) for number in range(len(CHECKPOINTS))]
-    with ProcessPoolExecutor(1, get_context("spawn")) as writer:  # this process stays small: see processes.run
-        sizes = dict(zip(CHECKPOINTS, writer.map(write, CHECKPOINTS.values(), folders), strict=True))
-    commands = {}
-    for name, path in zip(CHECKPOINTS, folders, strict=True):
-        folder = str(path)
-        commands[name, "bare"] = [sys.executable, str(bare), folder]
-        commands[name, "params"] = ffn("params", folder)
-        commands[name, "params --json"] = ffn("params", folder, "--json")
-    runs = interleaved(commands, rounds, WARM_UPS)
-    for (_, command), done in runs.items():
-        if failed := next((run for run in done if run.code), None):
-            raise SystemExit(f"{command} failed with {failed.code}:\n{failed.output[-300:]}{failed.errors}")
-    return [result(name, command, done, runs[name, "bare"], sizes[name]) for (name, command), done in runs.items()]
-
-
-def result(name: str, command: str, runs: Sequence[Run], bare: Sequence[Run], size: tuple[int, int]) -> Result:
-    limit = MOST_RATIO if name == "deepseek-v3" and command != "bare" else None
-    peak = int(median(runs, "peak_bytes"))
-    cpu_ratio = ratio(runs, bare, "cpu_s")
-    passed = None if limit is None else cpu_ratio <= limit and peak <= MOST_BYTES
-    seconds = median(runs, "wall_s"), median(runs, "cpu_s")
-    return Result(
-        name, *size, command, *seconds, peak, ratio(runs, bare, "wall_s"), cpu_ratio, limit, passed, len(runs)
-    )
-
-
-def show(results: Sequence[Result]) -> None:
-    """The table, then what the time grows with."""
-    print(
-        f"{'checkpoint':<26}{'tensors':>8}{'GB':>8}  {'command':<14}"
-        f"{'wall':>7}{'CPU':>7}{'MB':>6}{'wall ×':>8}{'CPU ×':>7}"
-    )
-    for r in results:
-        verdict = "" if r.passed is None else "  pass" if r.passed else "  MISS"
-        sizes = f"{r.tensors:>8,}{r.checkpoint_bytes / 1e9:>8.1f}"
-        figures = f"{r.wall_s:>7.3f}{r.cpu_s:>7.3f}{r.peak_bytes / 1e6:>6.0f}{r.wall_ratio:>8.2f}{r.cpu_ratio:>7.2f}"
-        print(f"{r.checkpoint:<26}{sizes}  {r.command:<14}{figures}{verdict}")
-    first, *others = [r for r in results if r.command == "params"]
-    for other in others:
-        tensors, size = other.tensors / first.tensors, other.checkpoint_bytes / first.checkpoint_bytes
-        spent = other.cpu_s / first.cpu_s
-        print(f"{other.checkpoint}: {tensors:.2f} × the tensors, {size:.4f} × the bytes, {spent:.2f} × the CPU time")
-
-
-def main() -> int:
-    """Write, measure, print, save; 1 where a limit is missed."""
-    parser = argparse.ArgumentParser(description="ffn params on the headers of a large checkpoint, against json.loads.")
-    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="rounds, at least 5 [15]")
-    parser.add_argument("--dir", metavar="DIR", help="where to write the sparse checkpoints [a temporary directory]")
-    parser.add_argument("--save", metavar="FILE", help="write the results there as CSV")
-    options = parser.parse_args()
-    if options.rounds < 5:
-        parser.error("--rounds must be at least 5")
-    about = machine("typer", "rich")
-    print(", ".join(f"{name} {value}" for name, value in about.items()))
-    print(f"{options.rounds} rounds after {WARM_UPS} warm-ups; limits {MOST_RATIO} × CPU and {MOST_BYTES / 1e6:.0f} MB")
-    root = Path(tempfile.mkdtemp(prefix="ffn-headers-", dir=options.dir))
-    try:
-        results = measure(root, options.rounds)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-    show(results)
-    if options.save:
-        save(options.save, [f.name for f in fields(Result)], map(astuple, results), about)
-    return int(any(r.passed is False for r in results))
+def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for every command on every checkpoint, all of them in the same rounds."""
+    with script.scratch("headers", options.dir) as root:
+        bare = root / "bare.py"
+        bare.write_text(BARE, "utf-8")
+        folders = [root / str(number) for number in range(len(CHECKPOINTS))]
+        with ProcessPoolExecutor(1, get_context("spawn")) as writer:  # this process stays small: see script.run
+            sizes = dict(zip(CHECKPOINTS, writer.map(write, CHECKPOINTS.values(), folders), strict=True))
+        commands = {}
+        for name, path in zip(CHECKPOINTS, folders, strict=True):
+            commands[name, "bare"] = [sys.executable, str(bare), str(path)]
+            commands[name, "params"] = script.ffn("params", str(path))
+            commands[name, "params --json"] = script.ffn("params", str(path), "--json")
+        runs = script.runs_of(commands, options.rounds, WARM_UPS)
+    for (name, command), done in runs.items():
+        limit = MOST_RATIO if name == "deepseek-v3" and command != "bare" else None
+        peak, base = int(script.median(done, "peak_bytes")), runs[name, "bare"]
+        wall_ratio, cpu_ratio = script.ratio(done, base, "wall_s"), script.ratio(done, base, "cpu_s")
+        yield {
+            "checkpoint": name, "tensors": sizes[name][0], "checkpoint_bytes": sizes[name][1], "command": command,
+            "wall_s": script.median(done, "wall_s"), "cpu_s": script.median(done, "cpu_s"), "peak_bytes": peak,
+            "wall_ratio": wall_ratio, "cpu_ratio": cpu_ratio, "limit": limit,
+            "passed": None if limit is None else cpu_ratio <= limit and peak <= MOST_BYTES, "rounds": options.rounds,
+        }  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script.main_once(__doc__, ("typer", "rich"), measure, rounds=15, dir=None)

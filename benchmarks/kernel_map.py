@@ -23,6 +23,8 @@ prepare, are timed in three processes, and without onednn, packed and conv1x1.
 
     python -m benchmarks.kernel_map [--save FILE]      # continues FILE; about 80 minutes
     python -m benchmarks.kernel_map --summary FILE     # the tables; --picture FILE.svg draws them
+
+--max-time is seconds of a case; --most leaves out cases whose calls take longer, in seconds.
 """
 
 from __future__ import annotations
@@ -30,9 +32,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
-import sys
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
@@ -40,8 +41,8 @@ from xml.sax.saxutils import escape
 
 import torch
 
-from benchmarks.common import machine
-from benchmarks.kept import Kept, read
+from benchmarks import script
+from benchmarks.script import Kept, Row, Rows, number, read
 from ffncli.bench.judge.statistics import t_interval
 from ffncli.bench.opening import begun
 from ffncli.bench.records import Case, Method
@@ -51,7 +52,6 @@ from ffncli.bench.suite import run
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels import onednn
 
-RESULTS = Path(__file__).parent / "results" / "kernel_map.csv"
 COLUMNS = (
     "isa", "blas", "d_model", "d_ff", "tokens", "dtype", "threads", "cache", "kernel", "status", "time_s", "time_low_s",
     "time_high_s", "ratio", "ratio_low", "ratio_high", "gemm_ratio", "gemm_low", "gemm_high", "tflops", "gbytes_per_s",
@@ -67,7 +67,6 @@ TUNED, LONG, LONGEST = 0.1, 0.3, 5.0  # s of a call
 LARGE = 2048  # d_model from which a process takes long to prepare its weights
 ROUNDS = ((0.01, 24), (0.06, 8), (LONG, 4), (1.0, 2), (float("inf"), 1))  # by the seconds of a call
 GROUP = 6  # cases that share their workers
-Row = Mapping[str, str]
 
 
 @dataclass(frozen=True, order=True)
@@ -99,11 +98,6 @@ class Shape:
         label = f"{self.d_model}x{self.d_ff}:swiglu"
         return Case(label, label, spec, self.tokens, self.dtype, cache=cache, threads=self.threads)
 
-    @property
-    def keys(self) -> dict[str, object]:
-        """Its columns."""
-        return dict(vars(self))
-
 
 def shapes() -> list[Shape]:
     """All cases, those of short calls first."""
@@ -116,7 +110,7 @@ def shapes() -> list[Shape]:
 
 def drawn_third(every: Sequence[Shape]) -> set[Shape]:
     """The third of the cases in which more kernels take part."""
-    ordered = sorted(every, key=lambda shape: str(shape.keys))
+    ordered = sorted(every, key=lambda shape: str(vars(shape)))
     return set(random.Random(19).sample(ordered, len(ordered) // 3))
 
 
@@ -145,13 +139,11 @@ def groups_of(missing: Sequence[Shape], third: Collection[Shape]) -> list[list[S
     return [every[n : n + GROUP] for every in alike.values() for n in range(0, len(every), GROUP)]
 
 
-def measured(
-    group: Sequence[Shape], kernels: Sequence[str], processes: int, max_time: float
-) -> list[dict[str, object]]:
+def measured(group: Sequence[Shape], kernels: Sequence[str], options: argparse.Namespace) -> list[dict[str, object]]:
     """A row for every case of a group and every kernel."""
     placements = 2 if group[0].case.cache == "warm" and group[0].seconds < LONG else 1
-    processes = min(processes, 3) if group[0].d_model >= LARGE else processes
-    method = Method(processes=processes, max_time=max_time, placements=placements, rounds=group[0].rounds)
+    processes = min(options.processes, 3) if group[0].d_model >= LARGE else options.processes
+    method = Method(processes, max_time=options.max_time, placements=placements, rounds=group[0].rounds)
     return bench_cases([shape.case for shape in group], kernels, method)
 
 
@@ -184,11 +176,6 @@ def least_seconds(rounds: Iterable[Row]) -> dict[tuple[str, str], float]:
 # --- judging ----------------------------------------------------------------------------------------------------------
 
 
-def number(row: Row, name: str) -> float | None:
-    """A cell as a number; None for an empty one."""
-    return float(row[name]) if row[name] else None
-
-
 def fastest(rows: Iterable[Row]) -> Row | None:
     """The kernel of a case with the least time, and all of the dtype's bits."""
     timed = [row for row in rows if row["status"] == "ok" and row["time_s"]]
@@ -208,7 +195,7 @@ def beside(row: Row, other: Row) -> tuple[float, float, float]:
     return interval.value, interval.low, interval.high
 
 
-def missed(rows: Sequence[Row]) -> list[str]:
+def missed(rows: Rows) -> list[str]:
     """The marks that the fastest kernel of a case misses, in words; `rows` are those of the case."""
     best = fastest(rows)
     if best is None:
@@ -241,7 +228,7 @@ def by_case(rows: Iterable[Row]) -> dict[tuple[str, str, str, str, str], list[Ro
     return dict(sorted(cases.items(), key=lambda item: (item[0][0] != "fp32", *map(int, item[0][1:]))))
 
 
-def cell(rows: Sequence[Row]) -> str:
+def cell(rows: Rows) -> str:
     """`onednn 0.61 [0.60, 0.62], 93 % (98 %)`: the fastest kernel, its share of the bare products' time, of the roof,
     and of that in its best block."""
     best = fastest(rows)
@@ -254,23 +241,27 @@ def cell(rows: Sequence[Row]) -> str:
     return f"`{best['kernel']}` {ratio:.2f} [{low:.2f}, {high:.2f}], {of_roof}"
 
 
-def summary(rows: Sequence[Row]) -> str:
+def summary(rows: Rows) -> str:
     """A table for each dtype and number of threads, the machine, and the marks that are missed."""
     cases, parts = by_case(rows), []
     for dtype, threads in dict.fromkeys(key[:2] for key in cases):
         mine = {key[2:]: group for key, group in cases.items() if key[:2] == (dtype, threads)}
         tokens = sorted({key[2] for key in mine}, key=int)
-        lines = [f"| {dtype}, {threads} thread{'s' * (threads != '1')} | {' | '.join(f'{t} tokens' for t in tokens)} |"]
-        lines.append("| --- " * (len(tokens) + 1) + "|")
-        for d_model, d_ff in dict.fromkeys(key[:2] for key in mine):
-            cells = [cell(mine.get((d_model, d_ff, count), [])) for count in tokens]
-            lines.append(f"| {d_model} × {d_ff} | {' | '.join(cells)} |")
-        parts.append("\n".join(lines).replace("| 1 tokens |", "| 1 token |"))
+        lines = [
+            (f"{d_model} × {d_ff}", *(cell(mine.get((d_model, d_ff, count), [])) for count in tokens))
+            for d_model, d_ff in dict.fromkeys(key[:2] for key in mine)
+        ]
+        head = (f"{dtype}, {_plural(threads, 'thread')}", *(_plural(count, "token") for count in tokens))
+        parts.append(script.table(head, lines))
     words = [f"- {', '.join(key)}: {text}" for key, group in cases.items() for text in missed(group)]
     one = rows[0]
     parts.append(f"{one['cpu']}; {one['isa']}; torch {one['torch']} ({one['blas']}). {len(cases)} cases.")
     parts.append("\n".join([f"Marks missed: {len(words) or 'none'}.", *([""] if words else []), *words]))
     return "\n\n".join(parts)
+
+
+def _plural(count: str, what: str) -> str:
+    return f"{count} {what}{'s' * (count != '1')}"
 
 
 # --- a picture --------------------------------------------------------------------------------------------------------
@@ -282,7 +273,7 @@ _COLOURS = {
 _WIDE, _HIGH, _LEFT, _TOP = 150, 44, 210, 60
 
 
-def picture(rows: Sequence[Row]) -> str:
+def picture(rows: Rows) -> str:
     """The map as SVG: a field for each case with its fastest kernel and the share of the roof, coloured by kernel."""
     cases = by_case(rows)
     columns = sorted({key[4] for key in cases}, key=int)
@@ -293,10 +284,10 @@ def picture(rows: Sequence[Row]) -> str:
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         _text(10, 24, "The fastest kernel, and the share of the machine's measured roof that it reaches", 15),
     ]
-    out += [_text(_LEFT + _WIDE * n + 8, _TOP - 8, f"{t} token{'s' * (t != '1')}") for n, t in enumerate(columns)]
+    out += [_text(_LEFT + _WIDE * n + 8, _TOP - 8, _plural(t, "token")) for n, t in enumerate(columns)]
     for line, (dtype, threads, d_model, d_ff) in enumerate(lines):
         y = _TOP + _HIGH * line
-        out.append(_text(10, y + 27, f"{d_model} × {d_ff}, {dtype}, {threads} thread{'s' * (threads != '1')}"))
+        out.append(_text(10, y + 27, f"{d_model} × {d_ff}, {dtype}, {_plural(threads, 'thread')}"))
         for column, tokens in enumerate(columns):
             best = fastest(cases.get((dtype, threads, d_model, d_ff, tokens), []))
             if best is None:
@@ -314,34 +305,25 @@ def _text(x: int, y: int, text: str, size: int = 13) -> str:
     return f'<text x="{x}" y="{y}" font-size="{size}" fill="#202124">{escape(text)}</text>'
 
 
-def main() -> int:
+def measure(kept: Kept, options: argparse.Namespace) -> None:
+    """Every case that is not there yet."""
+    every = [s for s in shapes() if s.seconds <= options.most and s.dtype in options.dtypes]
+    third = drawn_third(shapes())
+    for group in groups_of([shape for shape in every if not kept.has(**vars(shape))], third):
+        kept.add_all(measured(group, kernels_of(group[0], group[0] in third), options))
+        for shape in group:
+            rows = kept.of(**vars(shape))
+            print(f"{shape}: {cell(rows)} {'; '.join(missed(rows))}", flush=True)
+
+
+def main() -> None:
     """Measure what is missing, print the tables."""
-    words = argparse.ArgumentParser(description="Which kernel for which shape.")
-    words.add_argument("--save", metavar="FILE", help="rows go there as they come; an interrupted run goes on")
-    words.add_argument("--summary", metavar="FILE", help="measure nothing, print the tables of FILE")
-    words.add_argument("--picture", metavar="FILE.svg", help="draw the map")
-    words.add_argument("--processes", type=int, default=5)
-    words.add_argument("--max-time", type=float, default=20.0, help="seconds of a case")
-    words.add_argument("--most", type=float, default=1e9, help="leave out cases whose calls take longer, in seconds")
-    words.add_argument("--dtypes", default="fp32,bf16")
-    options = words.parse_args()
-    rows: Sequence[Row] = read(options.summary) if options.summary else []
-    if not options.summary:
-        kept, every = Kept(options.save, COLUMNS, machine("ffncli", "torch", "numpy")), shapes()
-        third = drawn_third(every)
-        wanted = [s for s in every if s.seconds <= options.most and s.dtype in options.dtypes.split(",")]
-        for group in groups_of([shape for shape in wanted if not kept.has(**shape.keys)], third):
-            kernels = kernels_of(group[0], group[0] in third)
-            kept.add_all(measured(group, kernels, options.processes, options.max_time))
-            for shape in group:
-                rows = kept.of(**shape.keys)
-                print(f"{shape}: {cell(rows)} {'; '.join(missed(rows))}", flush=True)
-        rows = kept.rows
+    options = script.options_of(__doc__, picture=None, processes=5, max_time=20.0, most=1e9, dtypes=("fp32", "bf16"))
+    rows = script.rows_of(options, ("ffncli", "torch", "numpy"), COLUMNS, measure)
     if options.picture:
         Path(options.picture).write_text(picture(rows), "utf-8")
     print(summary(rows))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -14,7 +14,7 @@ Limits: Linux only. Pages of a mapped file count as resident while they are mapp
 back. The bytes read include the kernel's read-ahead; they are `-` where the file system does not count them (tmpfs) or
 does not drop its cache. MB and GB are powers of ten.
 
-    python -m benchmarks.memory [--layers N] [--case NAME]... [--dir DIR] [--keep] [--save FILE]
+    python -m benchmarks.memory [--layers N] [--case NAME,...] [--dir DIR] [--keep] [--save FILE]
 
 The exit code is 1 where a peak is above its limit.
 """
@@ -30,11 +30,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import astuple, dataclass, fields
+from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
-from benchmarks.common import machine, save
+from benchmarks import script
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -80,23 +82,6 @@ class Case:
     def bytes(self) -> int:
         """The size of all tensors."""
         return self.layers * STORED[self.stored] * (self.ffn_params + sum(map(prod, self.other.values())))
-
-
-@dataclass(frozen=True)
-class Result:
-    """One trace's figures, in bytes; `read` is None where it is not known."""
-
-    case: str
-    stored: str
-    dtype: str
-    checkpoint: int
-    ffn: int
-    baseline: int
-    peak: int
-    over: int
-    limit: int
-    passed: bool
-    read: int | None
 
 
 # --- the checkpoints --------------------------------------------------------------------------------------------------
@@ -250,87 +235,49 @@ def forget(folder: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def measure(case: Case, folder: Path, dtype: str, base: int) -> Result:
-    """One trace, with a cold and with a warm file cache."""
+def measure(case: Case, folder: Path, dtype: str, base: int) -> dict[str, Any]:
+    """One trace, with a cold and with a warm file cache; `read_bytes` is None if they are not known."""
     arguments = ["trace", str(folder), "--layer", str(LAYER), "--tokens", str(TOKENS), "--dtype", dtype]
     forget(folder)
     cold, read = run(TRACE, *arguments)
     warm, _ = run(TRACE, *arguments)
-    ffn = case.ffn_params * DTYPES[dtype]
-    limit = round(ALLOWANCE + FACTOR * ffn)
-    peak = max(cold, warm)
-    needed = case.ffn_params * STORED[case.stored]
-    known = read if read >= needed else None
-    return Result(
-        case.name, case.stored, dtype, case.bytes, ffn, base, peak, peak - base, limit, peak - base <= limit, known
-    )
+    ffn, peak = case.ffn_params * DTYPES[dtype], max(cold, warm)
+    limit, over = round(ALLOWANCE + FACTOR * ffn), peak - base
+    known = read if read >= case.ffn_params * STORED[case.stored] else None
+    return {
+        "case": case.name, "stored": case.stored, "dtype": dtype, "checkpoint_bytes": case.bytes, "ffn_bytes": ffn,
+        "baseline_bytes": base, "peak_bytes": peak, "over_bytes": over, "limit_bytes": limit, "passed": over <= limit,
+        "read_bytes": known,
+    }  # fmt: skip
 
 
-# --- reporting --------------------------------------------------------------------------------------------------------
+def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each checkpoint and dtype."""
+    if options.layers < 2:
+        raise SystemExit("--layers must be at least 2: the trace is of layer 1")
+    base = baseline()
+    with script.scratch("memory", options.dir, options.keep) as root:
+        for name in options.case:
+            case = CASES[name](options.layers)
+            with checkpoint(case, root, options.keep) as folder:
+                for dtype in DTYPES:
+                    yield measure(case, folder, dtype, base)
 
 
-def show_header(base: int) -> None:
-    """The machine, the baseline, and the table's head."""
-    print(", ".join(f"{name} {value}" for name, value in machine("torch", "safetensors").items()))
-    print(f"importing torch and safetensors: {base / 1e6:.0f} MB; all below is in MB")
-    print("over: what a trace adds to that; read: what it read from disk, of all the checkpoint's bytes")
-    sizes = f"{'FFN':>6} {'over':>6} {'limit':>6} {'over/FFN':>8} {'read':>6}"
-    print(f"{'case':<8} {'stored':<6} {'dtype':<5} {sizes} {'of':>5}")
-
-
-def show(r: Result) -> None:
-    """One line of the table."""
-    read = "-" if r.read is None else f"{r.read / 1e6:.0f}"
-    sizes = f"{r.ffn / 1e6:6.0f} {r.over / 1e6:6.0f} {r.limit / 1e6:6.0f} {r.over / r.ffn:8.2f} {read:>6}"
-    verdict = "pass" if r.passed else "MISS"
-    print(f"{r.case:<8} {r.stored:<6} {r.dtype:<5} {sizes} {r.checkpoint / 1e6:5.0f}  {verdict}", flush=True)
-
-
-def measure_all(case: Case, root: Path, base: int, keep: bool) -> Iterator[Result]:
-    """Write the checkpoint, trace it in every dtype, delete it."""
-    folder = root / case.name
-    free = shutil.disk_usage(root).free
+@contextmanager
+def checkpoint(case: Case, root: Path, keep: bool = False) -> Iterator[Path]:
+    """The checkpoint in a folder of `root`, for as long as it is needed."""
+    folder, free = root / case.name, shutil.disk_usage(root).free
     if case.bytes * 1.05 > free:
         raise SystemExit(f"{case.name} needs {case.bytes / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: use --dir")
     try:
         write(case, folder)
-        for dtype in DTYPES:
-            yield measure(case, folder, dtype, base)
+        yield folder
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def main() -> int:
-    """Write, measure, print, save; 1 where a limit is missed."""
-    parser = argparse.ArgumentParser(description="Peak memory of ffn trace on one layer of a large checkpoint.")
-    parser.add_argument("--layers", type=int, default=LLAMA_LAYERS, help=f"layers of the llama case [{LLAMA_LAYERS}]")
-    parser.add_argument("--case", action="append", choices=list(CASES), help="only this one; repeatable [all]")
-    parser.add_argument("--dir", metavar="DIR", help="where to write the checkpoints [a temporary directory]")
-    parser.add_argument("--keep", action="store_true", help="leave the checkpoints there")
-    parser.add_argument("--save", metavar="FILE", help="write the results there as CSV")
-    options = parser.parse_args()
-    if options.layers < 2:
-        parser.error("--layers must be at least 2: the trace is of layer 1")
-    base = baseline()
-    show_header(base)
-    results: list[Result] = []
-    root = Path(tempfile.mkdtemp(prefix="ffn-memory-", dir=options.dir))
-    try:
-        for name in options.case or CASES:
-            for result in measure_all(CASES[name](options.layers), root, base, options.keep):
-                show(result)
-                results.append(result)
-    finally:
-        if options.keep:
-            print(f"checkpoints kept in {root}")
-        else:
-            shutil.rmtree(root, ignore_errors=True)
-    if options.save:
-        names = [f"{f.name}_bytes" if str(f.type).startswith("int") else f.name for f in fields(Result)]
-        save(options.save, names, map(astuple, results), machine("torch", "safetensors"))
-    return int(not all(result.passed for result in results))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    packages = ("torch", "safetensors")
+    script.main_once(__doc__, packages, measured, layers=LLAMA_LAYERS, case=tuple(CASES), dir=None, keep=False)

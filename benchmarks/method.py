@@ -18,8 +18,11 @@ alone, for longer; `cache` ones time base warm and cold. base, same and slow are
 
 Limits: repeats over shapes of one invocation share its worker processes, though nothing that is measured.
 
-    python -m benchmarks.method [--save FILE] [--repeats N] ...    # continues FILE where a run has ended
+    python -m benchmarks.method [--save FILE] [--repeats N] ...    # continues FILE where a run has ended; about an hour
     python -m benchmarks.method --summary FILE                     # the figures of FILE as Markdown
+
+--repeats are plain invocations, --disturbed those with a disturbing arm, --slower-repeats those of base and slow alone,
+--slower-time and --max-time seconds of a case, --small the block for --cache, of which several copies fit in the cache.
 
 The exit code is 1 where a mark is missed.
 """
@@ -29,15 +32,11 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 
-from benchmarks.benched import KNOWN, START_S, Answer, Asked, about_line, bench, marks, number
-from benchmarks.common import machine
-from benchmarks.kept import Kept, read
-from benchmarks.timers import now
+from benchmarks import script
+from benchmarks.script import KNOWN, Answer, Kept, Mark, Row, Rows, number
 
 COLUMNS = (
     "date", "invocation", "repeat", "case", "kernel", "cache", "status", "ratio", "low", "high", "verdict", "fired",
@@ -46,7 +45,6 @@ COLUMNS = (
 TRUTHS = {"same": 1.0, "slow": 1.05}
 LIMIT = "2%"  # of the gate: the margin of the verdicts
 FALSE, POWER, INSIDE, AGREE = 0.05, 0.95, 0.95, 0.8
-Figure = tuple[str, str, str, bool | None]
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -60,22 +58,23 @@ def kernels(*names: str) -> list[str]:
 
 def invocation(kind: str, at: int, options: argparse.Namespace) -> Answer:
     """Run one of that kind: plain, slower, sweep, threads or cache."""
-    seconds = options.slower_time if kind == "slower" else options.max_time
-    asked = Asked(options.processes, seconds, options.precision, seed=at).options()
+    if kind == "slower":
+        options = argparse.Namespace(**vars(options) | {"max_time": options.slower_time})
+    method = script.how(options, seed=at)
     shapes = ["--tokens", options.tokens, "--threads", str(options.threads)]
     if kind == "cache":
-        return bench(options.small, *shapes, "--cache", "warm,cold-weights", *kernels("base", "same"), *asked)
+        return script.bench(options.small, *shapes, "--cache", "warm,cold-weights", *kernels("base", "same"), *method)
     if kind == "slower":
-        return bench(
-            options.source, *shapes, "--cache", "warm", *kernels("base", "slow"), "--fail-if-slower", LIMIT, *asked
+        return script.bench(
+            options.source, *shapes, "--cache", "warm", *kernels("base", "slow"), "--fail-if-slower", LIMIT, *method
         )
     more = {"plain": (), "sweep": ("sweep",), "threads": ("threaded",)}[kind]
     chosen = kernels("base", "same", "slow", "packed", *more)
-    return bench(options.source, *shapes, "--cache", "warm", *chosen, "--fail-if-slower", LIMIT, *asked)
+    return script.bench(options.source, *shapes, "--cache", "warm", *chosen, "--fail-if-slower", LIMIT, *method)
 
 
 def fired(answer: Answer) -> set[tuple[str, str]] | None:
-    """(case, kernel) for which --fail-if-slower fired, by `gate` of the JSON; None where it was not asked."""
+    """(case, kernel) for which --fail-if-slower fired, by `gate` of the JSON; None without the option."""
     gate = answer.json.get("gate")
     if not isinstance(gate, dict):
         return None
@@ -109,27 +108,16 @@ def plan(options: argparse.Namespace) -> list[tuple[str, int]]:
     return [(kind, at) for _, kind, at in sorted(places)]
 
 
-def estimate(options: argparse.Namespace) -> float:
-    """Seconds: for each invocation its processes' starts, and the time allowed for each case."""
-    cases = len(options.tokens.split(","))
-    each = options.processes * START_S + cases * options.max_time * 1.3
-    slower = options.processes * START_S + cases * options.slower_time
-    plain = each * (options.repeats + options.disturbed) + options.slower_repeats * slower
-    return plain + options.cache_repeats * (each + cases * options.max_time)
-
-
 # --- figures ----------------------------------------------------------------------------------------------------------
 
-Rows = Sequence[Mapping[str, str]]
 
-
-def holds(row: Mapping[str, str], truth: float) -> bool:
+def holds(row: Row, truth: float) -> bool:
     """Whether the interval of a row holds a ratio."""
     low, high = number(row, "low"), number(row, "high")
     return low is not None and high is not None and low <= truth <= high
 
 
-def aa(rows: Rows) -> list[Figure]:
+def aa(rows: Rows) -> list[Mark]:
     """Identical code: verdicts that are false, and gates that fired."""
     mine = [row for row in rows if row["invocation"] == "plain" and row["kernel"] == "same"]
     if not mine:
@@ -147,7 +135,7 @@ def aa(rows: Rows) -> list[Figure]:
     ]  # fmt: skip
 
 
-def slower(rows: Rows) -> list[Figure]:
+def slower(rows: Rows) -> list[Mark]:
     """x 1.05: called slower, with exit 1, by the gate's own word; and what the shorter plain runs make of it."""
     mine = [row for row in rows if row["invocation"] == "slower" and row["kernel"] == "slow"]
     plain = [row for row in rows if row["invocation"] == "plain" and row["kernel"] == "slow"]
@@ -162,13 +150,13 @@ def slower(rows: Rows) -> list[Figure]:
     ]
 
 
-def undisturbed(rows: Rows) -> list[Figure]:
+def undisturbed(rows: Rows) -> list[Mark]:
     """The ratios beside a disturbing arm: inside their intervals or not."""
     alone = defaultdict(list)
     for row in rows:
         if row["invocation"] == "plain" and row["ratio"]:
             alone[row["case"], row["kernel"]].append(float(row["ratio"]))
-    found: list[Figure] = []
+    found: list[Mark] = []
     for kind, said in (("sweep", "an arm that sweeps 3 x the last-level cache"), ("threads", "an arm on every core")):
         mine = [row for row in rows if row["invocation"] == kind and row["kernel"] in (*TRUTHS, "packed")]
         known = [
@@ -181,14 +169,14 @@ def undisturbed(rows: Rows) -> list[Figure]:
     return found
 
 
-def cold(rows: Rows) -> list[Figure]:
+def cold(rows: Rows) -> list[Mark]:
     """Cold weights against warm ones, of the same block in the same invocation."""
-    times: dict[tuple[str, str], dict[str, Mapping[str, str]]] = defaultdict(dict)
+    times: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
     for row in rows:
         if row["invocation"] == "cache" and row["time_low_s"] and row["kernel"] == "base":
-            asked = "cold-weights" if ", cold-weights," in row["case"] else "warm"
-            if (row["cache"] == "cold-weights") == (asked == "cold-weights"):  # else it was renamed: memory is short
-                times[row["repeat"], row["case"].replace(f", {asked},", ",")][asked] = row
+            wanted = "cold-weights" if ", cold-weights," in row["case"] else "warm"
+            if (row["cache"] == "cold-weights") == (wanted == "cold-weights"):  # else memory was short: renamed
+                times[row["repeat"], row["case"].replace(f", {wanted},", ",")][wanted] = row
     both = [pair for pair in times.values() if len(pair) == 2]
     if not both:
         return [("cold weights", "", "", None)]
@@ -198,7 +186,7 @@ def cold(rows: Rows) -> list[Figure]:
     return [("cold weights faster than warm, intervals apart", said, "none", faster == 0)]
 
 
-def agreement(rows: Rows) -> list[Figure]:
+def agreement(rows: Rows) -> list[Mark]:
     """Each interval of packed against the median of the other invocations, and verdicts that contradict each other."""
     groups = defaultdict(list)
     for row in rows:
@@ -223,48 +211,27 @@ def agreement(rows: Rows) -> list[Figure]:
 def summary(rows: Rows) -> tuple[str, bool]:
     """(Markdown, whether every mark is reached)."""
     found = [*aa(rows), *slower(rows), *undisturbed(rows), *cold(rows), *agreement(rows)]
-    text = marks(found)
+    text = script.marks(found)
     if rows:
-        text += f"\n\nMeasured {about_line(rows, 'cpu', 'python', 'torch', 'numpy')}."
+        text += f"\n\nMeasured {script.about_line(rows, 'cpu', 'python', 'torch', 'numpy')}."
     return text, all(reached for *_, reached in found)
 
 
-def main() -> int:
-    """Measure what is missing, print the figures."""
-    words = argparse.ArgumentParser(description="Verdicts and intervals of ffn bench where the truth is known.")
-    words.add_argument("--save", metavar="FILE", help="rows go there as they come; an interrupted run goes on")
-    words.add_argument("--summary", metavar="FILE", help="measure nothing, print the figures of FILE")
-    words.add_argument("--repeats", type=int, default=34, help="plain invocations")
-    words.add_argument("--disturbed", type=int, default=8, help="invocations with a disturbing arm")
-    words.add_argument("--cache-repeats", type=int, default=3)
-    words.add_argument("--slower-repeats", type=int, default=14, help="invocations of base and slow alone")
-    words.add_argument("--slower-time", type=float, default=14.0, help="seconds of a case in these")
-    words.add_argument("--source", default="256x1024:swiglu")
-    words.add_argument("--small", default="256x1024:swiglu", help="for --cache: several copies fit in the cache")
-    words.add_argument("--tokens", default="1,4,16")
-    words.add_argument("--threads", type=int, default=1)
-    words.add_argument("--processes", type=int, default=5)
-    words.add_argument("--max-time", type=float, default=7.0, help="seconds of a case")
-    words.add_argument("--precision", default="1%")
-    options = words.parse_args()
-    if options.summary:
-        rows: Rows = read(options.summary)
-    else:
-        kept = Kept(options.save, COLUMNS, machine("ffncli", "torch", "numpy"))
-        print(f"about {estimate(options) / 60:.0f} minutes in all; rows: {len(kept.rows)} there", flush=True)
-        for kind, at in plan(options):
-            if kept.has(invocation=kind, repeat=at):
-                continue
-            start = time.perf_counter()
-            answer = invocation(kind, at, options)
-            place = {"date": now(), "invocation": kind, "repeat": at, "loadavg": os.getloadavg()[0]}
-            kept.add_all([{**place, **row} for row in rows_of(answer)])
-            print(f"{kind} {at + 1}: {time.perf_counter() - start:.0f} s, exit {answer.code}", flush=True)
-        rows = kept.rows
-    text, reached = summary(rows)
-    print(text)
-    return int(not reached)
+def measure(kept: Kept, options: argparse.Namespace) -> None:
+    """Every invocation that is not there yet."""
+    for kind, at in plan(options):
+        if kept.has(invocation=kind, repeat=at):
+            continue
+        start = time.perf_counter()
+        answer = invocation(kind, at, options)
+        place = {"date": script.now(), "invocation": kind, "repeat": at, "loadavg": os.getloadavg()[0]}
+        kept.add_all({**place, **row} for row in rows_of(answer))
+        print(f"{kind} {at + 1}: {time.perf_counter() - start:.0f} s, exit {answer.code}", flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script.main(
+        __doc__, ("ffncli", "torch", "numpy"), COLUMNS, measure, summary, repeats=34, disturbed=8, cache_repeats=3,
+        slower_repeats=14, slower_time=14.0, tokens="1,4,16", source="256x1024:swiglu", small="256x1024:swiglu",
+        threads=1, processes=5, max_time=7.0, precision="1%",
+    )  # fmt: skip

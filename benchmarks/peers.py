@@ -22,14 +22,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from benchmarks.common import BARE, machine, save
-from benchmarks.processes import Run, ffn, interleaved, median, ratio, run
+from benchmarks import script
+from benchmarks.script import Run, ffn, median, ratio, run
 
 PARAMS = 3 * 4096 * 11008
 MACS, FLOPS = PARAMS, 2 * PARAMS
@@ -58,8 +57,7 @@ with torch.device("meta"):
 """
 
 
-@dataclass(frozen=True)
-class Peer:
+class Peer(NamedTuple):
     """A counter: the package that has it, its program after BLOCK (prints [parameters, operations]), its unit."""
 
     package: str
@@ -103,31 +101,6 @@ OURS = {"ffn params llama-2-7b": "llama-2-7b", "ffn params 4096x11008:swiglu": "
 FIRST, *_ = OURS
 
 
-@dataclass(frozen=True)
-class Result:
-    """One program. Ratios: its figure over that of `ffn params llama-2-7b` in the same round, medians.
-
-    `params` and `operations` are what it said, in `unit`; `right` is whether both are the truth.
-    """
-
-    program: str
-    version: str
-    wall_s: float
-    cpu_s: float
-    peak_bytes: int
-    wall_ratio: float
-    cpu_ratio: float
-    peak_ratio: float
-    params: int | None
-    true_params: int | None
-    operations: int | None
-    true_operations: int | None
-    unit: str
-    right: bool | None
-    passed: bool | None
-    rounds: int
-
-
 # --- what each says ---------------------------------------------------------------------------------------------------
 
 
@@ -166,19 +139,18 @@ def usable(name: str, peer: Peer, command: Sequence[str]) -> bool:
 # --- measuring and reporting ------------------------------------------------------------------------------------------
 
 
-def measure(folder: Path, rounds: int) -> list[Result]:
-    """Every program that runs, in the same rounds."""
-    commands: dict[str, list[str]] = {name: ffn("params", source) for name, source in OURS.items()}
-    commands["bare"] = written(folder / "bare.py", BARE)
-    for number, (name, peer) in enumerate(PEERS.items()):
-        command = written(folder / f"peer_{number}.py", BLOCK + peer.program)
-        if usable(name, peer, command):
-            commands[name] = command
-    runs = interleaved(commands, rounds, WARM_UPS)
+def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for every program that runs, in the same rounds."""
+    with script.scratch("peers") as folder:
+        commands: dict[str, list[str]] = {name: ffn("params", source) for name, source in OURS.items()}
+        commands["bare"] = written(folder / "bare.py", script.BARE)
+        for number, (name, peer) in enumerate(PEERS.items()):
+            command = written(folder / f"peer_{number}.py", BLOCK + peer.program)
+            if usable(name, peer, command):
+                commands[name] = command
+        runs = script.runs_of(commands, options.rounds, WARM_UPS)
     for name, done in runs.items():
-        if failed := next((one for one in done if one.code), None):
-            raise SystemExit(f"{name} failed with {failed.code}:\n{failed.output[-300:]}{failed.errors[-2000:]}")
-    return [result(name, done, runs) for name, done in runs.items()]
+        yield row(name, done, runs)
 
 
 def written(path: Path, program: str) -> list[str]:
@@ -187,57 +159,25 @@ def written(path: Path, program: str) -> list[str]:
     return [sys.executable, str(path)]
 
 
-def result(name: str, runs: Sequence[Run], everyone: Mapping[str, Sequence[Run]]) -> Result:
+def row(name: str, runs: Sequence[Run], everyone: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+    """A program's figures; ratios to `ffn params llama-2-7b`, `right` whether both counts are the truth."""
     params, operations, unit = said(name, runs[-1])
     truth = {"MACs": MACS, "FLOPs": FLOPS}.get(unit)
-    ratios = [ratio(runs, everyone[FIRST], figure) for figure in ("wall_s", "cpu_s", "peak_bytes")]
     passed = None
     if name in PEERS:  # against the slower and the larger of ours
         pairs = [(ratio(runs, everyone[ours], "wall_s"), ratio(runs, everyone[ours], "peak_bytes")) for ours in OURS]
         passed = all(wall >= FASTER and peak >= SMALLER for wall, peak in pairs)
-    right = None if params is None else (params, operations) == (PARAMS, truth)
     of = installed(PEERS[name]) if name in PEERS else version("ffncli" if name in OURS else "typer")
-    seconds = median(runs, "wall_s"), median(runs, "cpu_s")
-    return Result(
-        name, of, *seconds, int(median(runs, "peak_bytes")), *ratios, params, PARAMS if params is not None else None,
-        operations, truth, unit, right, passed, len(runs),
-    )  # fmt: skip
-
-
-def show(results: Sequence[Result]) -> None:
-    """The table."""
-    print(
-        f"\n{'program':<29}{'wall':>7}{'CPU':>7}{'MB':>6}{'wall ×':>8}{'CPU ×':>7}{'MB ×':>6}"
-        f"{'parameters':>13}{'operations':>13}"
-    )
-    for r in results:
-        figures = f"{r.wall_s:>7.3f}{r.cpu_s:>7.3f}{r.peak_bytes / 1e6:>6.0f}"
-        figures += f"{r.wall_ratio:>8.1f}{r.cpu_ratio:>7.1f}{r.peak_ratio:>6.1f}"
-        counts = "" if r.params is None else f"{r.params:>13,}{r.operations:>13,} {r.unit:<5}"
-        words = "" if r.right is None else "  right" if r.right else "  WRONG"
-        verdict = "" if r.passed is None else "  pass" if r.passed else "  MISS"
-        print(f"{r.program:<29}{figures}{counts}{words}{verdict}")
-    print(f"the truth: {PARAMS:,} parameters, {MACS:,} MACs, {FLOPS:,} FLOPs")
-
-
-def main() -> int:
-    """Measure, print, save; 1 where a limit is missed."""
-    parser = argparse.ArgumentParser(description="ffn params beside other counters, on Llama-2-7B's FFN.")
-    parser.add_argument("--rounds", type=int, default=11, metavar="N", help="rounds, at least 5 [11]")
-    parser.add_argument("--save", metavar="FILE", help="write the results there as CSV")
-    options = parser.parse_args()
-    if options.rounds < 5:
-        parser.error("--rounds must be at least 5")
-    about = machine("typer", "rich", "torch")
-    print(", ".join(f"{name} {value}" for name, value in about.items()))
-    print(f"{options.rounds} rounds after {WARM_UPS} warm-ups; limits {FASTER:g} × wall time, {SMALLER:g} × memory")
-    with tempfile.TemporaryDirectory() as folder:
-        results = measure(Path(folder), options.rounds)
-    show(results)
-    if options.save:
-        save(options.save, [f.name for f in fields(Result)], map(astuple, results), about)
-    return int(any(r.passed is False for r in results))
+    ratios = {f"{what}_ratio": ratio(runs, everyone[FIRST], figure)
+              for what, figure in (("wall", "wall_s"), ("cpu", "cpu_s"), ("peak", "peak_bytes"))}  # fmt: skip
+    return {
+        "program": name, "version": of, "wall_s": median(runs, "wall_s"), "cpu_s": median(runs, "cpu_s"),
+        "peak_bytes": int(median(runs, "peak_bytes")), **ratios, "params": params,
+        "true_params": None if params is None else PARAMS, "operations": operations, "true_operations": truth,
+        "unit": unit, "right": None if params is None else (params, operations) == (PARAMS, truth), "passed": passed,
+        "rounds": len(runs),
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script.main_once(__doc__, ("typer", "rich", "torch"), measure, rounds=11)

@@ -7,7 +7,7 @@ predicted over measured, less 1; the mark is a median of 25 %.
 How: one kernel, eager, so that a row is a block; 78 cases, about 10 minutes; blocks to learn from and others in turn.
 All is measured in one run of this script: a machine that another job slows down for a part of it shows as an error.
 
-    python -m benchmarks.plan_measured [--save FILE] [--max-time 2] [--quick]
+    python -m benchmarks.plan_measured [--save FILE] [--max-time 2] [--quick]    # 2 s a case; quick: 2 processes, 0.5 s
     python -m benchmarks.plan_measured --summary FILE
 
 The exit code is 1 where the median of the error's size is above 25 %.
@@ -18,18 +18,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from benchmarks.benched import ROOT, Asked, about_line, command, environment, marks, number
-from benchmarks.common import machine
-from benchmarks.kept import Kept, read
-from benchmarks.timers import now
+from benchmarks import script
+from benchmarks.script import Kept, Mark, Row, Rows, command, number, output_of, read
 
 MARK = 0.25
 TYPES = "fp32,bf16"
@@ -63,16 +60,15 @@ NEW = (
     Block("gated", ("896x2432:swiglu",), OTHER_TOKENS),
     Block("mixture", ("512x1152:swiglu", "--experts", "6", "--top-k", "2"), OTHER_TOKENS),
 )
-Rows = Sequence[Mapping[str, str]]
 
 
-def benched(block: Block, asked: Asked, path: Path) -> Rows:
+def benched(block: Block, method: Sequence[str], path: Path) -> Rows:
     """The rows of one invocation, which stay in that file."""
     words = command(
         "bench", *block.words, "-n", block.tokens, "--dtype", TYPES, "--device", "cpu", "-k", "eager",
-        *asked.options(), "--save", str(path), "--json", "-q",
+        *method, "--save", str(path), "--json", "-q",
     )  # fmt: skip
-    _run(words, (0, 4))
+    output_of(words, (0, 4))
     return read(path)
 
 
@@ -82,14 +78,7 @@ def predictions(block: Block, path: Path) -> dict[tuple[str, str], float]:
         "plan", *block.words, "-n", block.tokens, "--dtype", TYPES, "--tp", "1", "--device", "cpu", "--measured",
         str(path), "--json", "-q",
     )  # fmt: skip
-    return {(row["dtype"], str(row["tokens"])): row["time_s"] for row in json.loads(_run(words))["rows"]}
-
-
-def _run(words: Sequence[str], right: Sequence[int] = (0,)) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment(), check=False)
-    if done.returncode not in right:
-        raise SystemExit(f"{' '.join(words[2:])}: exit {done.returncode}\n{done.stderr}")
-    return done.stdout
+    return {(row["dtype"], str(row["tokens"])): row["time_s"] for row in json.loads(output_of(words))["rows"]}
 
 
 def joined(paths: Sequence[Path], into: Path) -> Path:
@@ -98,24 +87,26 @@ def joined(paths: Sequence[Path], into: Path) -> Path:
     return into
 
 
-def row_of(block: Block, part: str, row: Mapping[str, str], predicted_s: float | None = None) -> dict[str, object]:
+def row_of(block: Block, part: str, row: Row, predicted_s: float | None = None) -> dict[str, object]:
     """As the results have it."""
     time_s = number(row, "time_s")
     error = None if predicted_s is None or not time_s else predicted_s / time_s - 1
     return {
-        "date": now(), "part": part, "source": block.source, "kind": block.kind, "tokens": row["tokens"],
+        "date": script.now(), "part": part, "source": block.source, "kind": block.kind, "tokens": row["tokens"],
         "dtype": row["dtype"], "cache": row["cache"], "time_s": time_s, "predicted_s": predicted_s, "error": error,
         "processes": row["processes"],
     }  # fmt: skip
 
 
-def measure(kept: Kept, asked: Asked, folder: Path, seen: Sequence[Block] = SEEN, new: Sequence[Block] = NEW) -> None:
+def measure(
+    kept: Kept, method: Sequence[str], folder: Path, seen: Sequence[Block] = SEEN, new: Sequence[Block] = NEW
+) -> None:
     """Bench the blocks to learn from and the others in turn, as a machine's speed drifts; then predict the others."""
     rows: dict[Block, Rows] = {}
     turns = [block for pair in zip_longest(seen, new) for block in pair if block is not None]
     for block in turns:
         print(f"{block.kind} {block.source}", file=sys.stderr, flush=True)
-        rows[block] = benched(block, asked, _file(block, folder))
+        rows[block] = benched(block, method, _file(block, folder))
     known = joined([_file(block, folder) for block in seen], folder / "seen.csv")
     for block in seen:
         kept.add_all([row_of(block, "seen", row) for row in rows[block]])
@@ -136,7 +127,7 @@ def errors_of(rows: Rows) -> list[float]:
 def summary(rows: Rows) -> str:
     """The mark, then the medians and the worst by kind, dtype and few or many tokens."""
     whole = _middle(errors_of(rows))
-    found: list[tuple[str, str, str, bool | None]] = [
+    found: list[Mark] = [
         ("median of error, either sign", _text(rows), f"{100 * MARK:.0f} %", None if whole is None else whole <= MARK)
     ]
     for name in ("kind", "dtype"):
@@ -144,7 +135,7 @@ def summary(rows: Rows) -> str:
         found += [(value, _text([row for row in rows if row[name] == value]), "", True) for value in values]
     few = [row for row in rows if int(row["tokens"]) <= 16]
     found += [("up to 16 tokens", _text(few), "", True), ("more", _text([r for r in rows if r not in few]), "", True)]
-    return "\n".join([about_line(rows, "cpu", "torch", "ffncli"), "", marks(found)])
+    return "\n".join([script.about_line(rows, "cpu", "torch", "ffncli"), "", script.marks(found)])
 
 
 def _middle(errors: Sequence[float]) -> float | None:
@@ -159,25 +150,19 @@ def _text(rows: Rows) -> str:
     return f"{100 * middle:.1f} % of {len(errors)}, worst {100 * worst:+.0f} %"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, or read what was measured; print the summary."""
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--save", metavar="FILE", help="add the rows to this CSV")
-    parser.add_argument("--summary", metavar="FILE", help="only read this CSV")
-    parser.add_argument("--max-time", type=float, default=2.0, metavar="S", help="time limit per case [default: 2]")
-    parser.add_argument("--quick", action="store_true", help="two processes, half a second a case")
-    chosen = parser.parse_args(arguments)
-    if chosen.summary:
-        rows: Rows = read(chosen.summary)
-    else:
-        kept = Kept(chosen.save, COLUMNS, machine("ffncli", "torch"))
-        asked = Asked(processes=2, max_time=0.5) if chosen.quick else Asked(processes=3, max_time=chosen.max_time)
-        with tempfile.TemporaryDirectory() as folder:
-            measure(kept, asked, Path(folder))
-        rows = kept.rows
-    print(summary(rows))
-    return int((_middle(errors_of(rows)) or 0) > MARK)
+def measured(kept: Kept, options: argparse.Namespace) -> None:
+    """Measure in a folder that goes afterwards."""
+    if options.quick:
+        options.processes, options.max_time = 2, 0.5
+    with tempfile.TemporaryDirectory() as folder:
+        measure(kept, script.how(options), Path(folder))
+
+
+def judged(rows: Rows) -> tuple[str, bool]:
+    """The summary, and whether the mark is reached."""
+    return summary(rows), (_middle(errors_of(rows)) or 0) <= MARK
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    packages = ("ffncli", "torch")
+    script.main(__doc__, packages, COLUMNS, measured, judged, processes=3, max_time=2.0, quick=False)

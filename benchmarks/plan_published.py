@@ -15,7 +15,6 @@ The exit code is 1 where the median of the error's size is above 20 %.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import statistics
@@ -27,8 +26,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.benched import marks
-from benchmarks.kept import cell
+from benchmarks import script
+from benchmarks.script import Mark, cell
 from ffncli.block.dtypes import activation_dtype, storage
 from ffncli.block.floor import time_floor
 from ffncli.block.ranks import Ranks
@@ -41,7 +40,7 @@ from ffncli.models.source import load
 from ffncli.system.hardware import Device, devices
 
 FIGURES = Path(__file__).with_suffix(".toml")
-RESULTS = Path(__file__).parent / "results" / "plan_published.csv"
+RESULTS = script.RESULTS / "plan_published.csv"
 MARK = 0.20
 CLASSES = ("product", "FFN", "mixture", "all-reduce")
 COLUMNS = (
@@ -200,13 +199,9 @@ def summary(predictions: Sequence[Prediction]) -> str:
     """The mark, then the median and the worst by class."""
     counted = [one for one in predictions if not one.cached]
     whole, by_source = median_error(predictions), median_of_sources(predictions)
-    lines: list[tuple[str, str, str, bool | None]] = [
-        (
-            "median of error, either sign",
-            f"{100 * whole:.1f} % of {len(counted)}",
-            f"{100 * MARK:.0f} %",
-            whole <= MARK,
-        ),
+    figure = f"{100 * whole:.1f} % of {len(counted)}"
+    lines: list[Mark] = [
+        ("median of error, either sign", figure, f"{100 * MARK:.0f} %", whole <= MARK),
         ("median of the sources' medians", f"{100 * by_source:.1f} %", "", True),
     ]
     for name, bound in product(CLASSES, ("memory", "compute", "link")):
@@ -216,17 +211,14 @@ def summary(predictions: Sequence[Prediction]) -> str:
             at = f"{worst.figure.device}, {worst.figure.tokens}"
             figure = f"{100 * median_error(group):.1f} % of {len(group)}, worst {100 * worst.error:+.0f} % ({at})"
             lines.append((f"{name}, bound by {bound}", figure, "", True))
-    return marks(lines)
+    return script.marks(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Predict all, print the summary, write the rows."""
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--save", metavar="FILE", help="write every figure with its prediction to this CSV")
-    chosen = parser.parse_args(arguments)
-    predictions = all_predictions()
-    if chosen.save:
-        Path(chosen.save).write_text(csv_of(predictions), "utf-8")
+    options, predictions = script.options_of(__doc__), all_predictions()
+    if options.save:
+        Path(options.save).write_text(csv_of(predictions), "utf-8")
     print(summary(predictions))
     return int(median_error(predictions) > MARK)
 

@@ -12,7 +12,8 @@ What: tiny blocks (tokens x d_model x d_ff), eager and packed.
     python -m benchmarks.sweep [--save FILE] [--cases 20,200] [--kills 20] ...    # continues FILE
     python -m benchmarks.sweep --summary FILE
 
-The exit code is 1 where a mark is missed.
+0 of --cases is `ffn bench` without arguments; killed sweeps have --kill-cases, and 1, 2 and 3 processes in turn. The
+exit code is 1 where a mark is missed.
 """
 
 from __future__ import annotations
@@ -21,17 +22,13 @@ import argparse
 import json
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.benched import ROOT, START_S, about_line, bench, command, environment, marks, number
-from benchmarks.common import machine
-from benchmarks.kept import Kept, read
-from benchmarks.timers import now
+from benchmarks import script
+from benchmarks.script import Kept, Mark, Row, Rows, bench, ended, in_background, number, read
 
 COLUMNS = (
     "date", "what", "repeat", "processes", "cases", "wall_s", "start", "verify", "warm_up", "blocks", "lead_in",
@@ -43,7 +40,6 @@ PREPARING = ("start", "verify", "warm_up")
 LINEAR, SHARE, GONE_S = 0.10, 0.80, 5.0
 DIMS = ((16, 24, 32, 48), (32, 64, 96, 128, 192))  # d_model, d_ff: every combination
 BLOCK_KEY = ("process", "case", "placement", "round", "position")
-Figure = tuple[str, str, str, bool | None]
 
 
 def grid(cases: int) -> list[str]:
@@ -60,10 +56,8 @@ def _upto(n: int) -> str:
 
 def method(processes: int, options: argparse.Namespace) -> list[str]:
     """The other options: as little as one case may take."""
-    return [
-        *("--kernel", "eager,packed", "--threads", "1", "--cache", "warm", "--processes", str(processes)),
-        *("--max-time", f"{options.max_time:g}s", "--precision", "1%"),
-    ]
+    time_limit = ["--max-time", f"{options.max_time:g}s", "--precision", "1%", "--processes", str(processes)]
+    return ["--kernel", "eager,packed", "--threads", "1", "--cache", "warm", *time_limit]
 
 
 # --- cost and share ---------------------------------------------------------------------------------------------------
@@ -85,24 +79,20 @@ def killed(moment: float, processes: int, cases: int, options: argparse.Namespac
     """Start a sweep, kill it after that many seconds, resume it, look at what there is."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "sweep.csv")
-        words = command("bench", *grid(cases), *method(processes, options), "--save", str(path), "-q")
-        process = subprocess.Popen(
-            words, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
+        words = [*grid(cases), *method(processes, options), "--save", str(path), "-q"]
+        process = in_background(*words)
         time.sleep(moment)
         children = descendants(process.pid)
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        code, errors = process.wait(), ""  # its workers may still have its stderr
         left = survivors(children)
         before, blocks = len(read(path)), len(read(path.with_suffix(".rounds.csv")))
-        if process.returncode == -signal.SIGKILL:
+        if code == -signal.SIGKILL:
             # Killed before it had written its request, a sweep has nothing to resume: it starts anew.
             begun = any(Path(folder).glob("sweep*.jsonl"))
-            again = command("bench", "--resume", str(path), "-q") if begun else [*words, "--force"]
-            done = subprocess.run(again, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
-            code, errors = done.returncode, done.stderr
-        else:  # it was quicker than the moment
-            code, errors = process.returncode, Path(folder, "errors.txt").read_text("utf-8", "replace")
+            code, errors = ended(in_background(*(["--resume", str(path), "-q"] if begun else [*words, "--force"])))
+        elif process.stderr:  # it was quicker than the moment
+            errors = process.stderr.read()
         said = (errors.strip().splitlines() or [""])[-1] if code else ""
         seen = inspected(path, cases, processes)
     return {
@@ -177,8 +167,6 @@ def _alive(pid: int, started: str) -> bool:
 
 # --- figures ----------------------------------------------------------------------------------------------------------
 
-Rows = Sequence[Mapping[str, str]]
-
 
 def each_case(rows: Rows) -> dict[int, float]:
     """Cases → seconds for each beyond the first, where one alone was measured with as many processes."""
@@ -190,7 +178,7 @@ def each_case(rows: Rows) -> dict[int, float]:
     }
 
 
-def share(row: Mapping[str, str]) -> float | None:
+def share(row: Row) -> float | None:
     """Blocks and lead-in over all that is not preparing; None where nothing is known of it."""
     spent = {name: number(row, name) or 0.0 for name in SPENT}
     rest = sum(seconds for name, seconds in spent.items() if name not in PREPARING)
@@ -199,7 +187,7 @@ def share(row: Mapping[str, str]) -> float | None:
 
 def summary(rows: Rows) -> tuple[str, bool]:
     """(Markdown, whether every mark is reached)."""
-    found: list[Figure] = []
+    found: list[Mark] = []
     each = each_case(rows)
     if len(each) > 1:
         few, many = each[min(each)], each[max(each)]
@@ -225,44 +213,18 @@ def summary(rows: Rows) -> tuple[str, bool]:
             found.append((f"killed and resumed: {said}", str(total), "none", total == 0))
         some = sum(int(row["blocks_before"]) > 0 for row in kills)
         found.append(("killed with blocks already written", f"{some} of {n}", "", True))
-    text = marks(found)
+    text = script.marks(found)
     if rows:
-        text += f"\n\nMeasured {about_line(rows, 'cpu', 'python', 'torch')}."
+        text += f"\n\nMeasured {script.about_line(rows, 'cpu', 'python', 'torch')}."
     return text, all(reached for *_, reached in found)
 
 
-def main() -> int:
-    """Measure what is missing, print the figures."""
-    words = argparse.ArgumentParser(description="Cost of a sweep, where its time goes, and kill -9.")
-    words.add_argument("--save", metavar="FILE", help="rows go there as they come; an interrupted run goes on")
-    words.add_argument("--summary", metavar="FILE", help="measure nothing, print the figures of FILE")
-    words.add_argument("--cases", type=lambda text: [int(word) for word in text.split(",")], default=[1, 20, 200, 0],
-                       help="default 1,20,200,0; 0 is ffn bench without arguments")  # fmt: skip
-    words.add_argument("--processes", type=int, default=1, help="of the sweeps whose cost is measured")
-    words.add_argument("--max-time", type=float, default=0.5, help="seconds of a case")
-    words.add_argument("--kills", type=int, default=20)
-    words.add_argument("--kill-cases", type=int, default=6, help="cases of a killed sweep; 1, 2, 3 processes in turn")
-    options = words.parse_args()
-    if options.summary:
-        rows: Rows = read(options.summary)
-    else:
-        kept = Kept(options.save, COLUMNS, machine("ffncli", "torch", "numpy"))
-        seconds = sum((START_S + n * options.max_time) * options.processes if n else 40 for n in options.cases)
-        each = 2 * (START_S + options.kill_cases * options.max_time)
-        print(f"about {(seconds + options.kills * 1.6 * each) / 60:.0f} minutes in all", flush=True)
-        measured(kept, options)
-        rows = kept.rows
-    text, reached = summary(rows)
-    print(text)
-    return int(not reached)
-
-
-def measured(kept: Kept, options: argparse.Namespace) -> None:
+def measure(kept: Kept, options: argparse.Namespace) -> None:
     """Every row that is not there yet."""
     for cases in options.cases:
         if not kept.has(what="cost", cases=cases):
             row = cost(cases, options.processes, options)
-            kept.add({**row, "date": now(), "what": "cost"})
+            kept.add({**row, "date": script.now(), "what": "cost"})
             print(json.dumps(row), flush=True)
     draw = random.Random(0)
     lengths: dict[int, float] = {}  # processes → seconds of the sweep undisturbed
@@ -271,13 +233,14 @@ def measured(kept: Kept, options: argparse.Namespace) -> None:
         if kept.has(what="kill", repeat=at):
             continue
         if processes not in lengths:
-            start = time.perf_counter()
-            bench(*grid(options.kill_cases), *method(processes, options))
-            lengths[processes] = time.perf_counter() - start
+            lengths[processes] = bench(*grid(options.kill_cases), *method(processes, options)).wall_s
         row = killed(moment * lengths[processes], processes, options.kill_cases, options)
-        kept.add({**row, "date": now(), "what": "kill", "repeat": at})
+        kept.add({**row, "date": script.now(), "what": "kill", "repeat": at})
         print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script.main(
+        __doc__, ("ffncli", "torch", "numpy"), COLUMNS, measure, summary, cases=(1, 20, 200, 0), processes=1,
+        max_time=0.5, kills=20, kill_cases=6,
+    )  # fmt: skip

@@ -16,8 +16,8 @@ Timer over ours: median at least 4.
 Limits: peers reuse one set of tensors in one process, as a script does. What starting processes and verifying takes is
 not counted as measuring; the column wall_s has it.
 
-    python -m benchmarks.timers [--save FILE] [--repeats N] ...    # continues FILE where a run has ended
-    python -m benchmarks.timers --summary FILE                     # the figures of FILE as Markdown
+    python -m benchmarks.timers [--save FILE] [--repeats N] ...    # continues FILE where a run has ended; about an hour
+    python -m benchmarks.timers --summary FILE                     # the figures of FILE
 
 The exit code is 1 where a mark is missed.
 """
@@ -37,12 +37,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
-from benchmarks.benched import KNOWN, ROOT, START_S, Answer, Asked, about_line, bench, environment, marks, number
-from benchmarks.common import machine
-from benchmarks.kept import Kept, read
+from benchmarks import script
 from benchmarks.other_job import other_job
+from benchmarks.script import KNOWN, ROOT, Answer, Kept, Mark, Row, Rows, number
 
 OURS = "ffn bench"
 PEERS = ("torch Timer", "do_bench", "pytest-benchmark")
@@ -84,23 +82,18 @@ class Shape:
         """Whether the kernels are those of a gated block; known.py has silu gated and gelu plain."""
         return self.activation == "swiglu"
 
-    def call_s(self, threads: int) -> float:
-        """A guess at the seconds of one call: 40 GFLOP/s a thread, 10 GB/s."""
-        weights = (3 if self.gated else 2) * self.d_model * self.d_ff
-        return max(2 * weights * self.tokens / (40e9 * threads), 4 * weights / 10e9)
-
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def ours(source: str, shapes: Sequence[Shape], threads: Sequence[int], asked: Asked) -> Answer:
+def ours(source: str, shapes: Sequence[Shape], threads: Sequence[int], method: Sequence[str]) -> Answer:
     """One invocation over all tokens of a block and all threads."""
     plain = "" if shapes[0].gated else "_plain"
     kernels = ",".join(f"{name}={KNOWN}:{name}{plain}" for name in ("base", "same", "slow"))
     tokens = ",".join(str(shape.tokens) for shape in shapes)
-    return bench(
+    return script.bench(
         source, "--tokens", tokens, "--threads", ",".join(map(str, threads)), "--cache", "warm",
-        "--kernel", kernels, "--baseline", "base", *asked.options(),
+        "--kernel", kernels, "--baseline", "base", *method,
     )  # fmt: skip
 
 
@@ -140,9 +133,11 @@ def peer_rows(tool: str, budgets: Mapping[Shape, float], threads: int, seed: int
         for s, seconds in budgets.items()
     ]
     words = [sys.executable, "-m", "benchmarks.timers_peer"]
-    asked = json.dumps({"tool": tool, "threads": threads, "seed": seed, "shapes": shapes})
+    request = json.dumps({"tool": tool, "threads": threads, "seed": seed, "shapes": shapes})
     start = time.perf_counter()
-    done = subprocess.run(words, input=asked, capture_output=True, text=True, cwd=ROOT, env=environment(), check=False)
+    done = subprocess.run(
+        words, input=request, capture_output=True, text=True, cwd=ROOT, env=script.environment(), check=False
+    )
     wall = time.perf_counter() - start
     if done.returncode:
         raise SystemExit(f"{tool}: exit {done.returncode}\n{done.stderr}")
@@ -150,7 +145,7 @@ def peer_rows(tool: str, budgets: Mapping[Shape, float], threads: int, seed: int
     for shape, found in zip(budgets, said["shapes"], strict=True):
         times = found["times"]
         for name, truth in TRUTHS.items():
-            by = {how: times[name][how] / times["base"][how] for how in ("median", "mean", "min")}
+            by = {which: times[name][which] / times["base"][which] for which in ("median", "mean", "min")}
             rows.append({
                 "threads": threads, "shape": shape.text, "tool": tool, "truth": truth, "ratio": by["median"],
                 "ratio_mean": by["mean"], "ratio_min": by["min"], "measuring_s": found["measuring_s"], "wall_s": wall,
@@ -165,14 +160,14 @@ def repeat(at: int, load: str, kept: Kept, options: argparse.Namespace) -> None:
     def add(rows: Sequence[Mapping[str, object]]) -> None:
         for row in rows:
             if not kept.has(**{k: row[k] for k in ("threads", "shape", "tool", "truth")}, repeat=at, load=load):
-                kept.add({**row, "date": now(), "repeat": at, "load": load, "loadavg": os.getloadavg()[0]})
+                kept.add({**row, "date": script.now(), "repeat": at, "load": load, "loadavg": os.getloadavg()[0]})
 
-    shapes, asked = options.shapes, Asked(options.processes, options.max_time, options.precision, seed=at)
+    shapes = options.shapes
     for source in dict.fromkeys(shape.source for shape in shapes):
         mine = [shape for shape in shapes if shape.source == source]
         wanted = [(shape.text, threads) for shape in mine for threads in options.threads]
         if not all(kept.has(tool=OURS, repeat=at, load=load, shape=s, threads=t) for s, t in wanted):
-            add(our_rows(ours(source, mine, options.threads, asked), mine))
+            add(our_rows(ours(source, mine, options.threads, script.how(options, seed=at)), mine))
     todo = [(tool, threads) for tool in PEERS for threads in options.threads]
     random.Random(at).shuffle(todo)
     for tool, threads in todo:
@@ -181,24 +176,6 @@ def repeat(at: int, load: str, kept: Kept, options: argparse.Namespace) -> None:
         budgets = {shape: float(found[0]["measuring_s"]) for shape, found in rows.items() if found}
         if not all(len(kept.of(tool=tool, shape=shape.text, **place)) == len(TRUTHS) for shape in budgets):
             add(peer_rows(tool, budgets, threads, at))
-
-
-def now() -> str:
-    """UTC, to the second."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def estimate(options: argparse.Namespace) -> float:
-    """Seconds of all repeats: six arms, at least 12 rounds a process, a block and its lead-in of 5 ms; and starts."""
-    measuring = 0.0
-    for shape in options.shapes:
-        for threads in options.threads:
-            call = shape.call_s(threads)
-            least = options.processes * 12 * 6 * (max(0.005, call) + call * (1 if call > 0.02 else 4))
-            measuring += max(options.max_time, least)
-    sources = len({shape.source for shape in options.shapes})
-    starts = START_S * len(options.threads) * (options.processes * sources + len(PEERS))
-    return options.repeats * len(options.loads) * (measuring * (1 + len(PEERS)) + starts)
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -230,9 +207,9 @@ class Cell:
         return self.spread[PEERS[0]] / self.spread[OURS]
 
 
-def cells(rows: Sequence[Mapping[str, str]], statistic: str = "ratio") -> list[Cell]:
+def cells(rows: Rows, statistic: str = "ratio") -> list[Cell]:
     """The figures of each cell for which ours and every peer have at least two repeats."""
-    groups: dict[tuple[str, str, str], dict[str, list[Mapping[str, str]]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[tuple[str, str, str], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         groups[row["shape"], row["threads"], row["load"]][row["tool"]].append(row)
     found = []
@@ -251,7 +228,7 @@ def cells(rows: Sequence[Mapping[str, str]], statistic: str = "ratio") -> list[C
     return found
 
 
-def judged(found: Sequence[Cell]) -> list[tuple[str, str, str, bool | None]]:
+def judged(found: Sequence[Cell]) -> list[Mark]:
     """The marks of the module's docstring over these cells; None where there is no cell."""
     if not found:
         return [("all", "", "", None)]
@@ -268,75 +245,45 @@ def judged(found: Sequence[Cell]) -> list[tuple[str, str, str, bool | None]]:
     ]  # fmt: skip
 
 
-def summary(rows: Sequence[Mapping[str, str]], statistic: str = "ratio") -> tuple[str, bool]:
+def summary(rows: Rows, statistic: str = "ratio") -> tuple[str, bool]:
     """(Markdown, whether every mark is reached): the marks, then a line for each load, threads and shape."""
     found = cells(rows, statistic)
     verdicts = judged(found)
     if not found:
         return "no cell has two repeats of every tool yet", False
     tools = (OURS, *PEERS)
-    lines = [
-        "| load | threads | shape | " + " | ".join(tools) + " | over the best peer | intervals |",
-        "| --- " * (5 + len(tools)) + "|",
-    ]
+    lines = []
     for cell in sorted(found, key=lambda c: (c.load != "quiet", c.threads, Shape.of(c.shape).tokens, c.shape)):
-        errors = " | ".join(f"{cell.rms[tool]:.2%} ({cell.spread[tool]:.2%})" for tool in tools)
-        lines.append(
-            f"| {cell.load} | {cell.threads} | {cell.shape} | {errors} "
-            f"| {cell.over_best:.2f} | {cell.covered} of {cell.intervals} |"
-        )
+        errors = (f"{cell.rms[tool]:.2%} ({cell.spread[tool]:.2%})" for tool in tools)
+        ends = f"{cell.over_best:.2f}", f"{cell.covered} of {cell.intervals}"
+        lines.append((cell.load, cell.threads, cell.shape, *errors, *ends))
     said = [number(row, "injected") for row in rows]
     injected = [value for value in said if value is not None and not math.isnan(value)]
-    head = f"Measured {about_line(rows, 'cpu', 'python', 'torch', 'numpy', 'pytest-benchmark')}."
+    head = f"Measured {script.about_line(rows, 'cpu', 'python', 'torch', 'numpy', 'pytest-benchmark')}."
     notes = "Each figure: rms error of the log ratio over repeats and both true ratios, 1 and 1.05, in brackets its"
     notes += f" standard deviation. {head}"
     if injected:
         low, middle, high = min(injected), statistics.median(injected), max(injected)
         notes += f" True ratio as injected in the peers' processes: {middle:.4f} ({low:.4f} to {high:.4f})."
-    text = "\n\n".join([marks(verdicts), "\n".join(lines), notes])
+    head = ("load", "threads", "shape", *tools, "over the best peer", "intervals")
+    text = "\n\n".join([script.marks(verdicts), script.table(head, lines), notes])
     return text, all(reached for *_, reached in verdicts)
 
 
-def main() -> int:
-    """Measure what is missing, print the figures."""
-    words = argparse.ArgumentParser(description="Ratios of ffn bench and of other timers beside known ones.")
-    words.add_argument("--save", metavar="FILE", help="rows go there as they come; an interrupted run goes on")
-    words.add_argument("--summary", metavar="FILE", help="measure nothing, print the figures of FILE")
-    words.add_argument("--statistic", choices=("ratio", "ratio_mean", "ratio_min"), default="ratio",
-                       help="what the peers' ratio is of; default: medians")  # fmt: skip
-    words.add_argument("--repeats", type=int, default=10)
-    words.add_argument("--processes", type=int, default=5, help="worker processes of ffn bench")
-    words.add_argument("--max-time", type=float, default=1.0, help="seconds of ffn bench for a shape")
-    words.add_argument("--precision", default="0.5%")
-    words.add_argument("--threads", type=_integers, default=[1, 2])
-    words.add_argument("--loads", type=lambda text: text.split(","), default=["quiet", "busy"])
-    shapes = ",".join(f"{tokens}x256x1024:swiglu" for tokens in (1, 4, 16, 32))
-    words.add_argument("--shapes", type=_shapes, default=_shapes(shapes), help=f"default {shapes}")
-    options = words.parse_args()
-    if options.summary:
-        rows: Sequence[Mapping[str, str]] = read(options.summary)
-    else:
-        kept = Kept(options.save, COLUMNS, machine("ffncli", "torch", "numpy", "pytest-benchmark"))
-        print(f"about {estimate(options) / 60:.0f} minutes in all; rows: {len(kept.rows)} there", flush=True)
-        for at in range(options.repeats):
-            for load in options.loads:
-                start = time.perf_counter()
-                with nullcontext() if load == "quiet" else other_job():
-                    repeat(at, load, kept, options)
-                print(f"repeat {at + 1} of {options.repeats}, {load}: {time.perf_counter() - start:.0f} s", flush=True)
-        rows = kept.rows
-    text, reached = summary(rows, options.statistic)
-    print(text)
-    return int(not reached)
-
-
-def _integers(text: str) -> list[int]:
-    return [int(word) for word in text.split(",")]
-
-
-def _shapes(text: str) -> list[Shape]:
-    return [Shape.of(word) for word in text.split(",")]
+def measure(kept: Kept, options: argparse.Namespace) -> None:
+    """Every repeat, under every load."""
+    options.shapes = [Shape.of(text) for text in options.shapes]
+    for at in range(options.repeats):
+        for load in options.loads:
+            start = time.perf_counter()
+            with nullcontext() if load == "quiet" else other_job():
+                repeat(at, load, kept, options)
+            print(f"repeat {at + 1} of {options.repeats}, {load}: {time.perf_counter() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script.main(
+        __doc__, ("ffncli", "torch", "numpy", "pytest-benchmark"), COLUMNS, measure, summary, repeats=10, processes=5,
+        max_time=1.0, precision="0.5%", threads=(1, 2), loads=("quiet", "busy"),
+        shapes=tuple(f"{tokens}x256x1024:swiglu" for tokens in (1, 4, 16, 32)),
+    )  # fmt: skip

@@ -15,7 +15,7 @@ beside it, for wall seconds and for CPU seconds (user + system).
 
 Limits: Linux only. The file cache is warm: from a cold disk both take longer by the same. stdout is a file.
 
-    python -m benchmarks.trace_read [--rounds N] [--case NAME]... [--dir DIR] [--save FILE]
+    python -m benchmarks.trace_read [--rounds N] [--case NAME,...] [--dir DIR] [--save FILE]
 
 The exit code is 1 where a limit is missed.
 """
@@ -24,21 +24,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from benchmarks.common import machine, save
-from benchmarks.memory import CASES, LAYER, STORED, Case, llama, write
-from benchmarks.processes import Run, environment, ffn, interleaved, ratio
+from benchmarks import script
+from benchmarks.memory import CASES, LAYER, LLAMA_LAYERS, STORED, Case, checkpoint
 
 MOST_BYTES, MOST_TIME = 1.05, 1.5
-LLAMA_LAYERS = 14  # 4.3 GB
-NAMES = ("llama", "phi3", "mixtral")
 WARM_UPS = 1
 
 YARDSTICK = """
@@ -66,25 +61,6 @@ main()
 """
 
 
-@dataclass(frozen=True)
-class Result:
-    """One checkpoint. Bytes, `read` beyond headers and imports; times the shortest; ratios to the yardstick."""
-
-    case: str
-    checkpoint_bytes: int
-    ffn_bytes: int
-    read_bytes: int
-    read_ratio: float
-    trace_s: float
-    yardstick_s: float
-    torch_s: float
-    best_ratio: float
-    wall_ratio: float
-    cpu_ratio: float
-    passed: bool
-    rounds: int
-
-
 def spans(case: Case, folder: Path) -> list[tuple[str, int, int]]:
     """(file, first byte, bytes) of each of the layer's FFN tensors."""
     weights = json.loads((folder / "model.safetensors.index.json").read_text("utf-8"))["weight_map"]
@@ -102,87 +78,40 @@ def spans(case: Case, folder: Path) -> list[tuple[str, int, int]]:
 def rchar(what: str, arguments: list[str]) -> int:
     """Bytes that a trace got by reading, `nothing` of them weights, or `all`."""
     command = [sys.executable, "-c", COUNTED, what, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=script.environment())
     return int(done.stderr.split()[-1])
 
 
-def measure(case: Case, folder: Path, rounds: int) -> Result:
-    """Bytes once, times over rounds."""
+def measure(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
+    """Bytes once, `read_bytes` beyond headers and imports; times over rounds, the shortest; ratios to the yardstick."""
     arguments = ["trace", str(folder), "--layer", str(LAYER)]
     wanted = case.ffn_params * STORED[case.stored]
     rchar("nothing", arguments)  # which writes the bytecode that is not there yet
     read = rchar("all", arguments) - rchar("nothing", arguments)
     commands = {
-        "trace": ffn(*arguments),
+        "trace": script.ffn(*arguments),
         "yardstick": [sys.executable, "-c", YARDSTICK, json.dumps(spans(case, folder))],
         "torch": [sys.executable, "-c", "import torch"],
     }
-    runs = interleaved(commands, rounds, WARM_UPS)
-    if failed := next((run for done in runs.values() for run in done if run.code), None):
-        raise SystemExit(f"a command failed with {failed.code}: {failed.errors}")
-    return result(case, wanted, read, runs)
+    runs = script.runs_of(commands, rounds, WARM_UPS)
+    times = {f"{name}_s": min(run.wall_s for run in done) for name, done in runs.items()}
+    best = times["trace_s"] / times["yardstick_s"]
+    ratios = {f"{what}_ratio": script.ratio(runs["trace"], runs["yardstick"], f"{what}_s") for what in ("wall", "cpu")}
+    return {
+        "case": case.name, "checkpoint_bytes": case.bytes, "ffn_bytes": wanted, "read_bytes": read,
+        "read_ratio": read / wanted, **times, "best_ratio": best, **ratios,
+        "passed": read <= MOST_BYTES * wanted and best <= MOST_TIME, "rounds": rounds,
+    }  # fmt: skip
 
 
-def result(case: Case, wanted: int, read: int, runs: dict[str, list[Run]]) -> Result:
-    base = runs["yardstick"]
-    times = {name: min(run.wall_s for run in done) for name, done in runs.items()}
-    best = times["trace"] / times["yardstick"]
-    ratios = best, ratio(runs["trace"], base, "wall_s"), ratio(runs["trace"], base, "cpu_s")
-    passed = read <= MOST_BYTES * wanted and best <= MOST_TIME
-    return Result(case.name, case.bytes, wanted, read, read / wanted, *times.values(), *ratios, passed, len(base))
-
-
-def show(r: Result) -> None:
-    """One line of the table."""
-    sizes = f"{r.checkpoint_bytes / 1e6:>8.0f}{r.ffn_bytes / 1e6:>7.1f}{r.read_bytes / 1e6:>7.1f}{r.read_ratio:>8.4f}"
-    times = f"{r.trace_s:>8.2f}{r.yardstick_s:>10.2f}{r.torch_s:>13.2f}{r.best_ratio:>6.2f}"
-    times += f"{r.wall_ratio:>8.2f}{r.cpu_ratio:>7.2f}"
-    print(f"{r.case:<8}{sizes}{times}  {'pass' if r.passed else 'MISS'}", flush=True)
-
-
-def measure_all(names: list[str], root: Path, rounds: int) -> Iterator[Result]:
-    """Write each checkpoint, measure, delete it."""
-    for name in names:
-        case = llama(LLAMA_LAYERS) if name == "llama" else CASES[name](0)
-        if case.bytes * 1.05 > shutil.disk_usage(root).free:
-            raise SystemExit(f"{name} needs {case.bytes / 1e9:.1f} GB: use --dir")
-        folder = root / name
-        try:
-            write(case, folder)
-            yield measure(case, folder, rounds)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def main() -> int:
-    """Write, measure, print, save; 1 where a limit is missed."""
-    parser = argparse.ArgumentParser(description="What ffn trace reads of a large checkpoint for one layer, and when.")
-    parser.add_argument("--rounds", type=int, default=11, metavar="N", help="rounds, at least 5 [11]")
-    parser.add_argument("--case", action="append", choices=NAMES, help="only this one; repeatable [all]")
-    parser.add_argument("--dir", metavar="DIR", help="where to write the checkpoints [a temporary directory]")
-    parser.add_argument("--save", metavar="FILE", help="write the results there as CSV")
-    options = parser.parse_args()
-    if options.rounds < 5:
-        parser.error("--rounds must be at least 5")
-    about = machine("torch")
-    print(", ".join(f"{name} {value}" for name, value in about.items()))
-    print(
-        f"{options.rounds} rounds; limits {MOST_BYTES} × the FFN's bytes, {MOST_TIME} × the yardstick's time; MB and s"
-    )
-    head = f"{'stored':>8}{'FFN':>7}{'read':>7}{'/ FFN':>8}{'trace':>8}{'yardstick':>10}{'import torch':>13}"
-    print(f"{'case':<8}{head}{'×':>6}{'wall ×':>8}{'CPU ×':>7}")
-    root = Path(tempfile.mkdtemp(prefix="ffn-trace-", dir=options.dir))
-    results: list[Result] = []
-    try:
-        for measured in measure_all(options.case or list(NAMES), root, options.rounds):
-            show(measured)
-            results.append(measured)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-    if options.save:
-        save(options.save, [f.name for f in fields(Result)], map(astuple, results), about)
-    return int(not all(measured.passed for measured in results))
+def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each checkpoint."""
+    with script.scratch("trace", options.dir) as root:
+        for name in options.case:
+            case = CASES[name](LLAMA_LAYERS)
+            with checkpoint(case, root) as folder:
+                yield measure(case, folder, options.rounds)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script.main_once(__doc__, ("torch",), measured, rounds=11, case=("llama", "phi3", "mixtral"), dir=None)

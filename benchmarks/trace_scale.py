@@ -19,7 +19,9 @@ Limits: `share` at most 10 % for every step, and for all together with the print
 (code, and the work space of matrix products). The exit code is 1 where a limit is missed. Linux only. MB and GB are
 powers of ten.
 
-    python -m benchmarks.trace_scale [--scale X] [--case NAME] [--threads N] [--save FILE]
+    python -m benchmarks.trace_scale [--scale X] [--case gated|plain] [--threads N] [--save FILE]
+
+--scale is of d_model, d_ff and tokens, 0.25 is quick; --threads 0 is torch's choice.
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from benchmarks.common import machine, save
+from benchmarks import script
 
 D_MODEL, D_FF, TOKENS = 8192, 28672, 8192
 LIMIT, ALLOWANCE = 0.10, 100e6
@@ -140,27 +144,7 @@ class Case:
         return 4 * (weights + self.tokens * (2 * self.d_ff + narrow))
 
 
-@dataclass(frozen=True)
-class Row:
-    """One step's figures in CPU seconds; for `all` also bytes."""
-
-    case: str
-    d_model: int
-    d_ff: int
-    tokens: int
-    step: str
-    bare_s: float
-    step_s: float
-    statistics_s: float
-    share: float
-    over: float
-    passed: bool
-    printing_s: float | None = None
-    peak_bytes: int | None = None
-    bound_bytes: int | None = None
-
-
-def child(program: str, *arguments: str) -> dict:
+def child(program: str, *arguments: str) -> dict[str, Any]:
     """What a fresh process reports."""
     with tempfile.NamedTemporaryFile("r", suffix=".json") as report:
         command = [sys.executable, "-c", program, report.name, *arguments]
@@ -170,62 +154,36 @@ def child(program: str, *arguments: str) -> dict:
         return json.load(report)
 
 
-def measure(case: Case, base: int, threads: int | None) -> list[Row]:
-    """A row per step, the last one for all together."""
+def measure(case: Case, base: int, threads: int | None) -> list[dict[str, Any]]:
+    """A row per step in CPU seconds, the last one for all together, with bytes."""
     traced = child(TRACE, *case.arguments, *(["--threads", str(threads)] if threads else []))
     shape = [case.d_model, case.d_ff, case.tokens, threads, case.activation, case.gated, case.norm]
     bare = child(BARE, json.dumps(shape))["steps"]
-    size = (case.name, case.d_model, case.d_ff, case.tokens)
-    rows = []
-    for name, alone in bare.items():
-        step, watched = traced["steps"][name], traced["watched"][name]
-        over = (step + watched) / alone - 1
+
+    def row(name: str, alone: float, step: float, watched: float, **more: object) -> dict[str, Any]:
         share = watched / alone
-        rows.append(Row(*size, name, alone, step, watched, share, over, share <= LIMIT))
-    alone, step = sum(r.bare_s for r in rows), sum(r.step_s for r in rows)
-    watched = sum(r.statistics_s for r in rows) + traced["printing"]
-    over, peak = (step + watched) / alone - 1, traced["peak"] - base
-    passed = watched / alone <= LIMIT and peak <= case.bound + ALLOWANCE
-    whole = Row(*size, "all", alone, step, watched, watched / alone, over, passed, traced["printing"], peak, case.bound)
-    return [*rows, whole]
+        return {
+            "case": case.name, "d_model": case.d_model, "d_ff": case.d_ff, "tokens": case.tokens, "step": name,
+            "bare_s": alone, "step_s": step, "statistics_s": watched, "share": share,
+            "over": (step + watched) / alone - 1, "passed": share <= LIMIT, "printing_s": None, "peak_bytes": None,
+            "bound_bytes": None, **more,
+        }  # fmt: skip
+
+    rows = [row(name, alone, traced["steps"][name], traced["watched"][name]) for name, alone in bare.items()]
+    alone, step, watched = (sum(one[name] for one in rows) for name in ("bare_s", "step_s", "statistics_s"))
+    peak, watched = traced["peak"] - base, watched + traced["printing"]
+    whole = row("all", alone, step, watched, printing_s=traced["printing"], peak_bytes=peak, bound_bytes=case.bound)
+    return [*rows, whole | {"passed": whole["passed"] and peak <= case.bound + ALLOWANCE}]
 
 
-def show(row: Row) -> None:
-    """One line of the table."""
-    times = f"{row.bare_s:9.3f} {row.step_s:9.3f} {row.statistics_s:10.3f} {row.share:7.1%} {row.over:+7.1%}"
-    print(f"{row.case:<6} {row.step:<8} {times}  {'pass' if row.passed else 'MISS'}")
-    if row.peak_bytes is not None and row.bound_bytes is not None:
-        share = row.peak_bytes / row.bound_bytes
-        print(f"       peak {row.peak_bytes / 1e9:.2f} GB, bound {row.bound_bytes / 1e9:.2f} GB ({share:.2f})", end="")
-        print(f"; printing {row.printing_s:.3f} s", flush=True)
-
-
-def main() -> int:
-    """Measure, print, save; 1 where a limit is missed."""
-    parser = argparse.ArgumentParser(description="What ffn trace adds to the time and memory of a block's steps.")
-    parser.add_argument("--scale", type=float, default=1.0, help="of d_model, d_ff and tokens; 0.25 is quick [1]")
-    parser.add_argument("--case", choices=("gated", "plain"), help="only this one [both]")
-    parser.add_argument("--threads", type=int, help="CPU threads [torch's choice]")
-    parser.add_argument("--save", metavar="FILE", help="write the results there as CSV")
-    options = parser.parse_args()
-    d_model, d_ff, tokens = (max(1, round(size * options.scale)) for size in (D_MODEL, D_FF, TOKENS))
-    print(", ".join(f"{name} {value}" for name, value in machine("torch").items()))
-    print(f"d_model {d_model}, d_ff {d_ff}, {tokens} tokens, float32")
-    print(f"{'case':<6} {'step':<8} {'bare s':>9} {'step s':>9} {'watching s':>10} {'share':>7} {'over':>7}")
+def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The rows of every case."""
+    size = [max(1, round(width * options.scale)) for width in (D_MODEL, D_FF, TOKENS)]
     base = min(child(IMPORTS)["peak"] for _ in range(3))
-    cases = (
-        Case("gated", "silu", True, "rmsnorm", d_model, d_ff, tokens),
-        Case("plain", "relu", False, None, d_model, d_ff, tokens),
-    )
-    rows: list[Row] = []
-    for case in (c for c in cases if options.case in (None, c.name)):
-        for row in measure(case, base, options.threads):
-            show(row)
-            rows.append(row)
-    if options.save:
-        save(options.save, [f.name for f in fields(Row)], map(astuple, rows), machine("torch"))
-    return int(not all(row.passed for row in rows))
+    cases = {"gated": ("silu", True, "rmsnorm"), "plain": ("relu", False, None)}
+    for name in options.case:
+        yield from measure(Case(name, *cases[name], *size), base, options.threads)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script.main_once(__doc__, ("torch",), measured, scale=1.0, case=("gated", "plain"), threads=0)

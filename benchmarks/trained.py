@@ -18,7 +18,6 @@ Limits: the first prompts of benchmarks.corpus, a few layers for lens and ablati
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -30,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ffncli
-from benchmarks.common import machine, save
+from benchmarks import script
 from benchmarks.corpus import paragraphs
 from ffncli.run.pretrained.loading import offline
 
@@ -173,28 +172,17 @@ def ablation_rows(path: str, layers: Sequence[int]) -> Iterator[Row]:
         yield "decoder", f"ablation, layer {layer}: {len(old):,} logits, moved by up to {moved:.3g}", gap, 0.0, same
 
 
-def main() -> int:
-    """Print the differences; exit 1 where a mark is missed."""
-    words = argparse.ArgumentParser(description="Figures of trained models against transformers with hooks")
-    words.add_argument("--encoder", metavar="DIR")
-    words.add_argument("--decoder", metavar="FILE.gguf")
-    words.add_argument("--texts", type=int, default=32)
-    words.add_argument("--layers", default="0,14,29")
-    words.add_argument("--save", metavar="FILE")
-    options = words.parse_args()
+def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each largest difference."""
     texts = [*islice(paragraphs(), options.texts)]
-    layers = [int(word) for word in options.layers.split(",")]
     models = {"encoder": options.encoder, "decoder": options.decoder}
     rows = [corpus_row(name, path, texts) for name, path in models.items() if path]
     if options.decoder:
-        rows += [*lens_rows(options.decoder, layers), *ablation_rows(options.decoder, layers)]
-    for name, what, gap, mark, good in rows:
-        print(f"{name}: {what}: {gap:.2g}; mark {mark:g}: {'met' if good else 'MISSED'}")
-    if options.save:
-        columns = ("model", "figure", "difference", "mark", "met")
-        save(options.save, columns, rows, machine("ffncli", "torch", "transformers"))
-    return 0 if all(row[4] for row in rows) else 1
+        rows += [*lens_rows(options.decoder, options.layers), *ablation_rows(options.decoder, options.layers)]
+    for row in rows:
+        yield dict(zip(("model", "figure", "difference", "mark", "met"), row, strict=True))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    packages = ("ffncli", "torch", "transformers")
+    script.main_once(__doc__, packages, measured, encoder=None, decoder=None, texts=32, layers=(0, 14, 29))

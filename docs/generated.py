@@ -25,7 +25,7 @@ from benchmarks import (
     results_table,
     timers,
 )  # fmt: skip
-from benchmarks.kept import read
+from benchmarks.script import read
 from docs.blocks import in_process
 from ffncli.bench.judge.memory_need import memory_need
 from ffncli.bench.public.definition import public_suite

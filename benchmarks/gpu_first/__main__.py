@@ -20,11 +20,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.benched import ROOT, environment
-from benchmarks.common import machine
-from benchmarks.gpu_first.run import COLUMNS, run_part
-from benchmarks.gpu_first.table import PARTS, listing
-from benchmarks.kept import Kept
+from benchmarks.gpu_first.run import COLUMNS, PARTS, listing, run_part
+from benchmarks.script import ROOT, Kept, environment, machine
 from ffncli.errors import ExitCode, clean
 
 SCRATCH = ROOT / "benchmarks" / "scratch"

@@ -36,7 +36,6 @@ def measure_events() -> Figures:
 
 
 def judge_events(figures: Figures) -> Answer:
-    """Is what two events add to a lone call more than 1 µs?"""
     extra = figures["one_s"] - figures["each_s"]
     text = f"{micro(extra)} more for a call between two events; nothing between them: {micro(figures['pair_s'])}"
     return Answer(extra > 1e-6, f"{text}, a kernel in a row: {micro(figures['each_s'])}")
@@ -71,7 +70,6 @@ def measure_first_replay() -> Figures:
 
 
 def judge_first_replay(figures: Figures) -> Answer:
-    """Does the first replay, which uploads the graph, take more than 2 µs longer?"""
     extra = figures["first_s"] - figures["second_s"]
     return Answer(extra > 2e-6, f"first {micro(figures['first_s'])}, second {micro(figures['second_s'])}")
 
@@ -98,7 +96,6 @@ def measure_queue() -> Figures:
 
 
 def judge_queue(figures: Figures) -> Answer:
-    """Does the queue take all calls of a block?"""
     text = f"{figures['plain']} plain launches, {figures['graphs']} graphs before one waits"
     return Answer(min(figures["plain"], figures["graphs"]) >= _ENOUGH_CALLS, text)
 
@@ -125,7 +122,6 @@ def measure_side_stream() -> Figures:
 
 
 def judge_side_stream(figures: Figures) -> Answer:
-    """Do the events miss most of the work?"""
     text = f"events {micro(figures['events_s'])}, until all is done {micro(figures['host_s'])}"
     return Answer(figures["events_s"] < 0.5 * figures["host_s"], text)
 
@@ -157,7 +153,6 @@ def measure_kernel_time() -> Figures:
 
 
 def judge_kernel_time(figures: Figures) -> Answer:
-    """Are more than 5 % of a call, replayed, no kernel?"""
     gaps = {name: 1 - times["kernels_s"] / times["graph_s"] for name, times in figures.items()}
     worst = max(gaps, key=lambda name: gaps[name])
     texts = (f"{name}: {percent(gap)}" for name, gap in gaps.items())
@@ -178,7 +173,6 @@ def measure_flush() -> Figures:
 
 
 def judge_flush(figures: Figures) -> Answer:
-    """Is a call more than 3 % longer after writes, whose lines must go back to memory first?"""
     more = figures["write_s"] / figures["read_s"] - 1
     text = f"{micro(figures['write_s'])} after writes, {micro(figures['read_s'])} after reads: {percent(more)}"
     return Answer(more > 0.03, text)
@@ -200,7 +194,6 @@ def measure_copies() -> Figures:
 
 
 def judge_copies(figures: Figures) -> Answer:
-    """Are weights that total 3 times the cache as cold as those that total 5 times?"""
     share = figures["times_3_s"] / figures["times_5_s"]
     text = ", ".join(f"x {factor}: {micro(figures[f'times_{factor}_s'])}" for factor in (1, 2, 3, 5))
     return Answer(share > 0.98, text)
@@ -227,7 +220,6 @@ def measure_data() -> Figures:
 
 
 def judge_data(figures: Figures) -> Answer:
-    """Is a product or a copy of zeros or ones more than 2 % away from one of random numbers?"""
     apart = {
         f"{what} of {fill}": figures[f"{what}_{fill}_s"] / figures[f"{what}_random_s"] - 1
         for what in ("product", "copy")
@@ -272,7 +264,6 @@ def measure_sm_clock() -> Figures:
 
 
 def judge_sm_clock(figures: Figures) -> Answer:
-    """Is the waiting kernel's clock within 3 % of NVML's on a busy GPU, so that it can replace the reading?"""
     share = figures["busy_cycles_mhz"] / figures["busy_nvml_mhz"] - 1
     texts = [
         f"{state}: {figures[f'{state}_cycles_mhz']:.0f} MHz by cycles, {figures[f'{state}_nvml_mhz']:.0f} by NVML"
@@ -298,7 +289,6 @@ def measure_power() -> Figures:
 
 
 def judge_power(figures: Figures) -> Answer:
-    """Does NVML's reading mix the turns: busy against rest less than 80 % as far apart as by energy?"""
     by_reading, by_energy = (figures[f"busy_{way}_w"] - figures[f"rest_{way}_w"] for way in ("read", "energy"))
     text = f"busy less rest: {by_reading:.0f} W by readings, {by_energy:.0f} W by energy"
     return Answer(by_reading < 0.8 * by_energy, text)

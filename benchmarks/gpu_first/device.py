@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from benchmarks.benched import ROOT, command, environment
 from benchmarks.gpu_first.on_gpu import keep_busy, small_kernel
 from benchmarks.gpu_first.probe import Answer, Figures, Probe, micro
+from benchmarks.script import ROOT, command, environment
 
 _LEFT = 1 << 30  # bytes that stay free where memory is short
 _LAUNCHES = 2000
@@ -60,7 +60,6 @@ def measure_neighbours() -> Figures:
 
 
 def judge_neighbours(figures: Figures) -> Answer:
-    """Is it seen?"""
     return Answer(bool(figures["text"]), figures["text"] or "no other process is seen")
 
 
@@ -81,7 +80,6 @@ def measure_clocks() -> Figures:
 
 
 def judge_clocks(figures: Figures) -> Answer:
-    """Are they read, and is an honest load not called slow?"""
     if figures["why"] or figures["mhz"] is None:
         return Answer(False, figures["why"] or "this GPU gives no clock")
     accused = [flag for flag in figures["flags"] if flag.startswith(("clock=", "gpu-throttled"))]
@@ -102,7 +100,6 @@ def measure_table() -> Figures:
 
 
 def judge_table(figures: Figures) -> Answer:
-    """Is it there, with the L2 cache that torch reports?"""
     l2, table = f"{figures['l2'] / 2**20:.0f} MiB of L2", figures["table"]
     if table is None:
         return Answer(False, f"{figures['name']} is not in the table; torch reports {l2}")
@@ -123,7 +120,6 @@ def measure_current() -> Figures:
 
 
 def judge_current(figures: Figures) -> Answer:
-    """Is it that one, on which a kernel of a user's would launch?"""
     text = f"current is cuda:{figures['current']} for cuda:{figures['last']}"
     return Answer(figures["current"] == figures["last"], text)
 
@@ -156,7 +152,6 @@ def _ended(words: tuple[str, ...], variables: Mapping[str, str]) -> dict[str, ob
 
 
 def judge_unusable(figures: Figures) -> Answer:
-    """Does each end with exit code 3 and one line?"""
     wrong = [
         f"{name}: exit {one['code']}, {len(one['lines'])} lines, {(one['lines'] or [''])[-1][:60]}"
         for name, one in figures["ended"].items()
@@ -214,7 +209,6 @@ def measure_cores() -> Figures:
 
 
 def judge_cores(figures: Figures) -> Answer:
-    """May a GPU's worker run on all cores, and does it launch no slower than one bound to its first?"""
     free = figures["gpu_cores"] == figures["cores"] and figures["gpu_s"] <= 1.1 * figures["cpu_s"]
     texts = (f"{figures[f'{name}_cores']} cores, {micro(figures[f'{name}_s'])} a launch" for name in ("gpu", "cpu"))
     return Answer(free, f"{' for a GPU; bound '.join(texts)}; {figures['cores']} here")
@@ -232,7 +226,6 @@ def measure_cudnn() -> Figures:
 
 
 def judge_cudnn(figures: Figures) -> Answer:
-    """Does it, as ffn bench does?"""
     text = f"exit {figures['code']}; {figures['calls']} calls of cuDNN"
     return Answer(figures["code"] == 0 and figures["calls"] > 0, text)
 
@@ -257,7 +250,6 @@ def measure_counters() -> Figures:
 
 
 def judge_counters(figures: Figures) -> Answer:
-    """Is that of the launching threads less than 20 µs?"""
     text = f"{micro(figures['launching_s'])} for the launching threads, {micro(figures['all_s'])} for all"
     return Answer(figures["launching_s"] < _READING_S, f"{text} {figures['threads']:.0f}")
 

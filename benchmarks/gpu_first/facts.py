@@ -9,8 +9,8 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-from benchmarks.benched import ROOT, command, environment
 from benchmarks.gpu_first.probe import Answer, Figures, Probe
+from benchmarks.script import ROOT, command, environment
 
 TESTS = "tests/bench/timing/test_cuda_real*.py"
 
@@ -29,7 +29,6 @@ def measure_nodes() -> Figures:
 
 
 def judge_nodes(figures: Figures) -> Answer:
-    """Does `ffn` use the GPU that torch sees?"""
     names = ", ".join(node.removeprefix("/dev/") for node in figures["nodes"][:6]) or "no device files"
     proc = "" if figures["proc"] else "; no /proc/driver/nvidia"
     return Answer(figures["trace_code"] == 0, f"ffn trace: exit {figures['trace_code']}; {names}{proc}")
@@ -63,7 +62,6 @@ def measure_doctor() -> Figures:
 
 
 def judge_doctor(figures: Figures) -> Answer:
-    """Does it end as it should?"""
     return Answer(figures["code"] == 0, f"exit {figures['code']}")
 
 
@@ -84,7 +82,6 @@ def counted(output: str) -> dict[str, int]:
 
 
 def judge_tests(figures: Figures) -> Answer:
-    """Do they all pass?"""
     text = ", ".join(f"{figures[word]} {word}" for word in ("passed", "failed", "skipped", "error") if figures[word])
     return Answer(figures["code"] == 0 and figures["passed"] > 0, text or f"pytest ended with exit {figures['code']}")
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.gpu_first.asked import KERNELS, bench, rows_of, statuses
-from benchmarks.gpu_first.probe import Answer, Figures, Probe
+from benchmarks.gpu_first.probe import KERNELS, Answer, Figures, Probe, bench, rows_of, statuses
 
 BLOCK = "512x2048:swiglu"
 PEAK_TOKENS = 2048
@@ -18,7 +17,6 @@ def faulty(name: str) -> Callable[[], Figures]:
 
 
 def judge_own_row(figures: Figures) -> Answer:
-    """Are the two good kernels timed, and the bad one not?"""
     good = [row["status"] for name in ("eager", "packed") for row in rows_of(figures, name)]
     bad = [row["status"] for row in rows_of(figures, "bad")]
     lone = good == ["ok", "ok"] and bool(bad) and "ok" not in bad
@@ -26,7 +24,6 @@ def judge_own_row(figures: Figures) -> Answer:
 
 
 def judge_launch(figures: Figures) -> Answer:
-    """Are all kernels timed, and do their rows say how they were launched?"""
     ways = sorted({row["launch"] for row in figures["rows"]})
     timed = bool(figures["rows"]) and all(row["status"] == "ok" for row in figures["rows"])
     text = f"exit {figures['code']}: {statuses(figures['rows'])}; launch: {', '.join(filter(None, ways)) or 'not said'}"
@@ -56,7 +53,6 @@ def measure_reserved() -> Figures:
 
 
 def judge_reserved(figures: Figures) -> Answer:
-    """Does a case leave more than a tenth of the memory reserved and unused?"""
     kept = [(case["reserved"] - case["allocated"]) / 1e9 for case in figures["after"]]
     text = ", ".join(f"{size:.1f}" for size in kept)
     return Answer(max(kept) * 1e9 > 0.1 * figures["total"], f"reserved, not used, after each case: {text} GB")
@@ -69,7 +65,6 @@ def measure_peak() -> Figures:
 
 
 def judge_peak(figures: Figures) -> Answer:
-    """Is it within 1 % of a count by hand: gate, up, silu(gate), the product, all [tokens, 11008] of 2 bytes?"""
     by_hand = 4 * PEAK_TOKENS * 11008 * 2
     peaks = [float(row["peak_memory_bytes"]) for row in rows_of(figures, "eager") if row["peak_memory_bytes"]]
     if not peaks:

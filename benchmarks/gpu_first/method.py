@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from benchmarks.gpu_first.asked import bench, rows_of, statuses
-from benchmarks.gpu_first.probe import Answer, Figures, Probe
+from benchmarks.gpu_first.probe import Answer, Figures, Probe, bench, rows_of, statuses
 
 LLAMA = ("llama-2-7b", "--dtype", "bf16")
 SMALL = ("512x2048:swiglu", "--dtype", "bf16")
@@ -24,7 +23,6 @@ def measure_selftest() -> Figures:
 
 
 def judge_selftest(figures: Figures) -> Answer:
-    """Is a kernel of known slowness recognised?"""
     return Answer(figures["code"] == 0, f"exit {figures['code']}; {statuses(figures['rows'])}")
 
 
@@ -36,7 +34,6 @@ def measure_llama() -> Figures:
 
 
 def judge_llama(figures: Figures) -> Answer:
-    """Is the wall time at most twice what was asked for, and no kernel above 102 % of its roof?"""
     rows = figures["rows"]
     over = figures["wall_s"] / (MAX_TIME_S * len(TOKENS))
     bound = sum("launch-bound" in row["warnings"] for row in rows)
@@ -56,7 +53,6 @@ def measure_caches() -> Figures:
 
 
 def judge_caches(figures: Figures) -> Answer:
-    """Is warm faster than cold weights, and cold weights within 10 % of flush?"""
     times = {row["cache"]: float(row["time_s"]) for row in rows_of(figures, "eager") if row["time_s"]}
     text = ", ".join(f"{name} {1e6 * seconds:.3g} µs" for name, seconds in times.items())
     if set(times) != {"cold-weights", "flush", "warm"}:
@@ -75,7 +71,6 @@ def measure_again() -> Figures:
 
 
 def judge_again(figures: Figures) -> Answer:
-    """Does no kernel change from faster to slower, and do the intervals overlap?"""
     first, second = ({(r["case"], r["kernel"]): r for r in rows if r["ratio_low"]} for rows in figures["runs"])
     both = sorted(set(first) & set(second))
     turned = [key for key in both if {first[key]["verdict"], second[key]["verdict"]} == {"faster", "slower"}]
@@ -102,7 +97,6 @@ def measure_same_code() -> Figures:
 
 
 def judge_same_code(figures: Figures) -> Answer:
-    """Is it never called faster or slower?"""
     verdicts = [row["verdict"] for row in figures["rows"] if row["verdict"]]
     wrong = sum(verdict in ("faster", "slower") for verdict in verdicts)
     return Answer(bool(verdicts) and not wrong, f"{wrong} of {len(verdicts)} runs called it faster or slower")
@@ -114,7 +108,6 @@ def measure_reach(*words: str) -> Figures:
 
 
 def judge_reach(figures: Figures) -> Answer:
-    """Is every row timed?"""
     fine = bool(figures["rows"]) and all(row["status"] in ("ok", "skipped") for row in figures["rows"])
     return Answer(fine, f"exit {figures['code']} after {figures['wall_s']:.0f} s: {statuses(figures['rows'])}")
 

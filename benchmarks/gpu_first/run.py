@@ -1,4 +1,7 @@
-"""Run probes: each in a process group of its own with a time limit; whatever becomes of it costs its own line only."""
+"""Every probe by its part, and how they run: each in a process group of its own with a time limit, at its own cost.
+
+`python -m benchmarks.gpu_first.run NAME FILE` is that process: one probe's measurement, its figures as JSON in FILE.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from benchmarks.benched import ROOT, environment
+from benchmarks.gpu_first import clock, device, facts, faults, method
 from benchmarks.gpu_first.probe import Answer, Probe
-from benchmarks.kept import Kept
-from benchmarks.timers import now
+from benchmarks.script import ROOT, Kept, environment, now
 from ffncli.errors import clean
 from ffncli.system import child
 
-CHILD = (sys.executable, "-m", "benchmarks.gpu_first.child")
+CHILD = (sys.executable, "-m", "benchmarks.gpu_first.run")
 COLUMNS = (
     "date", "part", "probe", "finding", "question", "answer", "expected", "figure", "figures", "seconds", "limit_s",
     "look",
@@ -29,6 +31,31 @@ COLUMNS = (
 NO_ANSWER = ("timeout", "failed", "garbage")
 _MOST_FIGURES = 1 << 20  # bytes of a probe's answer
 _LONGEST = 300  # characters of a figure
+
+
+PARTS: Mapping[str, tuple[Probe, ...]] = {
+    "facts": facts.PROBES,
+    "device": device.PROBES,
+    "clock": clock.PROBES,
+    "faults": faults.PROBES,
+    "method": method.METHOD,
+    "repeat": method.REPEAT,
+}
+LONGEST_PART_S = 600
+
+
+def probe_of(name: str) -> Probe:
+    """The probe of that name. Raises KeyError."""
+    return {probe.name: probe for probes in PARTS.values() for probe in probes}[name]
+
+
+def listing() -> str:
+    """Every probe on a line: part, finding, name, limit in seconds, question."""
+    lines = []
+    for part, probes in PARTS.items():
+        lines.append(f"{part}: at most {sum(probe.limit_s for probe in probes)} s")
+        lines += [f"  {p.finding:<4} {p.name:<16} {p.limit_s:>4} s  {p.question}" for p in probes]
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -124,3 +151,8 @@ def line(probe: Probe, done: Outcome) -> str:
 
 def _word(expected: bool | None) -> str:
     return "" if expected is None else "yes" if expected else "no"
+
+
+if __name__ == "__main__":
+    name, file = sys.argv[1:]
+    Path(file).write_text(json.dumps(probe_of(name).measure()), "utf-8")  # what it prints goes to the log

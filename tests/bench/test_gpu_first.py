@@ -12,11 +12,21 @@ import pytest
 
 from benchmarks import gpu_first
 from benchmarks.gpu_first import __main__ as command
-from benchmarks.gpu_first import asked, clock, device, facts, faults, method
+from benchmarks.gpu_first import clock, device, facts, faults, method
+from benchmarks.gpu_first import probe as asked
 from benchmarks.gpu_first.probe import Answer, Probe
-from benchmarks.gpu_first.run import COLUMNS, Outcome, line, outcome, run_part
-from benchmarks.gpu_first.table import LONGEST_PART_S, PARTS, listing, probe_of
-from benchmarks.kept import Kept, read
+from benchmarks.gpu_first.run import (
+    COLUMNS,
+    LONGEST_PART_S,
+    PARTS,
+    Outcome,
+    line,
+    listing,
+    outcome,
+    probe_of,
+    run_part,
+)
+from benchmarks.script import Kept, read
 
 EVERY = [probe for probes in PARTS.values() for probe in probes]
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import plan_measured, plan_published
-from benchmarks.benched import Asked
-from benchmarks.kept import Kept
 from benchmarks.plan_published import Figure, Prediction, csv_of, figures, median_error, median_of_sources, predicted
+from benchmarks.script import Kept
 from ffncli.system import hardware
 
 PRODUCT = Figure("a page", "H100 SXM5", "product", (4096, 8192), 1024, "bf16", 500.0, "tflops")
@@ -85,7 +84,7 @@ def test_blocks_are_predicted_from_the_file_of_the_others(monkeypatch, tmp_path)
     """`ffn bench` of each block into a file; `ffn plan` reads those of the blocks to learn from, and no other."""
     plans = []
 
-    def run(words, right=(0,)):
+    def run(words, codes=(0,)):
         if "plan" in words:
             plans.append(Path(words[words.index("--measured") + 1]).read_text("utf-8"))
             return json.dumps({"rows": [{"dtype": "fp32", "tokens": 4, "time_s": 0.006}]})
@@ -95,11 +94,11 @@ def test_blocks_are_predicted_from_the_file_of_the_others(monkeypatch, tmp_path)
         path.write_text(f"tokens,dtype,cache,time_s,processes,source\n{tokens},fp32,warm,0.004,3,{source}\n", "utf-8")
         return ""
 
-    monkeypatch.setattr(plan_measured, "_run", run)
+    monkeypatch.setattr(plan_measured, "output_of", run)
     kept = Kept(None, plan_measured.COLUMNS, {"cpu": "c"})
     seen = [plan_measured.Block("plain", (f"{width}x8:gelu",), "1") for width in (2, 4)]
     new = [plan_measured.Block("gated", (f"{width}x8:swiglu", "--experts", "2"), "4") for width in (3, 5)]
-    plan_measured.measure(kept, Asked(), tmp_path, seen, new)
+    plan_measured.measure(kept, ["--processes", "3"], tmp_path, seen, new)
     assert [(row["part"], row["source"], row["error"]) for row in kept.rows] == [
         ("seen", "2x8:gelu", ""), ("seen", "4x8:gelu", ""), ("new", "3x8:swiglu --experts 2", "0.5"),
         ("new", "5x8:swiglu --experts 2", "0.5"),

@@ -23,9 +23,8 @@ from benchmarks import (
     sweep,
     timers,
 )
-from benchmarks.benched import Answer, marks
 from benchmarks.claims import MEASURED, why
-from benchmarks.kept import Kept, read
+from benchmarks.script import Answer, Kept, marks, read
 from ffncli.run.texts.claims import TextClaim
 
 MACHINE = {"cpu": "a cpu, 2 cores", "python": "3.12", "torch": "2.13", "numpy": "2.4", "pytest-benchmark": "5.3"}

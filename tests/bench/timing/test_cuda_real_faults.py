@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
-from benchmarks.benched import ROOT
 from benchmarks.gpu_first import clock, faults, on_gpu
-from benchmarks.gpu_first.asked import KERNELS
+from benchmarks.gpu_first.probe import KERNELS
+from benchmarks.script import ROOT
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import block_inputs
 from ffncli.kernels import built_in

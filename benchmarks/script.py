@@ -1,0 +1,436 @@
+"""What the scripts of this folder share: options, rows that grow in a CSV, other programs, marks and tables.
+
+A script states its question and its limits in its docstring, measures rows that are not in its file yet, and judges the
+rows that are. It asks `ffn` as a user does: by a command line, an exit code, and the files that this leaves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import os
+import platform
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+Name = TypeVar("Name", bound=Hashable)
+Row = Mapping[str, str]
+Rows = Sequence[Row]
+Mark = tuple[str, str, str, bool | None]  # what, figure, mark, whether it is reached; None: no data
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+KNOWN = "benchmarks/known.py"  # user kernels whose true ratio is known, and arms that disturb others
+START_S = 4.0  # what a run of `ffn bench` costs before it measures, for each worker process; for estimates only
+# The least that a command line with a table can be: typer and rich and nothing of ours.
+BARE = """
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer()
+
+
+@app.command()
+def main() -> None:
+    table = Table("name", "value")
+    table.add_row("answer", "42")
+    Console().print(table)
+
+
+app()
+"""
+
+
+# --- options and what a script prints ---------------------------------------------------------------------------------
+
+
+def options_of(about: str | None, words: Sequence[str] | None = None, **defaults: Any) -> argparse.Namespace:
+    """The options of a script, `--max-time` for `max_time`; --save and --summary are options of all.
+
+    A default has the type: a number, a text (None: no text), False for a switch, a tuple for a list, typed as `1,2`.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", metavar="FILE", help="write the rows there as CSV; an interrupted run goes on")
+    parser.add_argument("--summary", metavar="FILE", help="measure nothing, print the figures of FILE")
+    for name, default in defaults.items():
+        option = f"--{name.replace('_', '-')}"
+        if default is False:
+            parser.add_argument(option, action="store_true")
+            continue
+        listed = isinstance(default, tuple)
+        kind = type(default[0] if listed else "" if default is None else default)
+        parser.add_argument(
+            option, default=default, metavar=kind.__name__.upper() + ",..." * listed,
+            type=(lambda text, kind=kind: tuple(map(kind, text.split(",")))) if listed else kind,
+            help=f"[{','.join(map(str, default)) if listed else default}]".replace("%", "%%"),
+        )  # fmt: skip
+    return parser.parse_args(words)
+
+
+Measure = Callable[["Kept", argparse.Namespace], None]
+
+
+def main(
+    about: str | None,
+    packages: Sequence[str],
+    columns: Sequence[str],
+    measure: Measure,
+    summary: Callable[[Rows], str | tuple[str, bool]],
+    **defaults: Any,
+) -> NoReturn:
+    """A script whose rows grow: `measure` adds what --save FILE lacks, `summary` judges; exit 1 if a mark is missed."""
+    answer = summary(rows_of(options_of(about, **defaults), packages, columns, measure))
+    text, reached = (answer, True) if isinstance(answer, str) else answer
+    print(text)
+    sys.exit(not reached)
+
+
+def rows_of(options: argparse.Namespace, packages: Sequence[str], columns: Sequence[str], measure: Measure) -> Rows:
+    """The rows of --summary FILE; else those of --save FILE with what `measure` adds to them."""
+    if options.summary:
+        return read(options.summary)
+    kept = Kept(options.save, columns, machine(*packages))
+    measure(kept, options)
+    return kept.rows
+
+
+def main_once(
+    about: str | None,
+    packages: Sequence[str],
+    measure: Callable[[argparse.Namespace], Iterable[Mapping[str, Any]]],
+    **defaults: Any,
+) -> NoReturn:
+    """A script that measures all rows in one go, and prints them as they come; exit 1 if one has not `passed`."""
+    options, rows = options_of(about, **defaults), []
+    print(", ".join(f"{name} {value}" for name, value in machine(*packages).items()), flush=True)
+    for row in measure(options):
+        print(*([] if rows else [table(row, [])]), f"| {' | '.join(map(shown, row.values()))} |", sep="\n", flush=True)
+        rows.append(row)
+    save(options.save, rows, *packages)
+    sys.exit(any(False in (row.get("passed"), row.get("met")) for row in rows))
+
+
+def save(path: str | None, rows: Sequence[Mapping[str, object]], *packages: str) -> None:
+    """All rows of a run into a new file, if one was named; the columns are those of the first row."""
+    if path:
+        Path(path).unlink(missing_ok=True)
+        Kept(path, tuple(rows[0]), machine(*packages) if packages else {}).add_all(rows)
+
+
+def table(head: Iterable[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table; a line may be shorter than the head."""
+    names = list(head)
+    lines = names, ["---"] * len(names), *([*map(shown, row)] for row in rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def shown(value: object) -> str:
+    """A cell to read: four digits of a float, thousands apart."""
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else cell(value)
+
+
+def marks(verdicts: Iterable[Mark]) -> str:
+    """A table of marks; "" as a mark is none, only a figure."""
+    words = {True: "reached", False: "**missed**", None: "no data"}
+    lines = [(what, figure, mark, "" if good and not mark else words[good]) for what, figure, mark, good in verdicts]
+    return table(("what", "measured", "mark", ""), lines).replace("mark |  |", "mark | |", 1)
+
+
+def about_line(rows: Rows, *names: str) -> str:
+    """`2026-11-22, cpu ..., torch ...`: when and on what rows were measured."""
+    days = sorted({row["date"][:10] for row in rows})
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    versions = [f"{name} {', '.join(sorted({row[name] for row in rows}))}" for name in names if name != "cpu"]
+    return "; ".join([when, ", ".join(sorted({row["cpu"] for row in rows})), *versions])
+
+
+def now() -> str:
+    """UTC, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def ratio_text(row: Row) -> str:
+    """`0.953 (0.947 to 0.960)`; the status of a kernel without a time."""
+    value, low, high = (number(row, name) for name in ("ratio", "low", "high"))
+    if value is None:
+        return row["status"]
+    return f"{value:.3f}" if low is None or high is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
+
+
+def number(row: Row, name: str) -> float | None:
+    """A figure of a row; None for an empty cell."""
+    return float(row[name]) if row.get(name) else None
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def machine(*packages: str) -> dict[str, str]:
+    """Python, the packages' versions and the processor: no host name, no path."""
+    versions = {name: version(name) for name in packages}
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    cpu = next(names, "") or platform.processor() or platform.machine()
+    return {"python": platform.python_version(), **versions, "cpu": f"{cpu}, {os.cpu_count()} cores"}
+
+
+def cell(value: object) -> str:
+    """A value as the results have it: full precision, `true|false`, empty for unknown."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def read(path: str | Path) -> list[dict[str, str]]:
+    """The whole rows of a CSV, without a last line that a stopped run has not ended."""
+    text = Path(path).read_text("utf-8") if Path(path).exists() else ""
+    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+
+
+class Kept:
+    """The rows of a CSV, and the place where new ones go; without a path, rows in memory alone.
+
+    A row is on the disk as soon as it is known. `about` (machine and versions) stands in every new row.
+    """
+
+    def __init__(self, path: str | None, columns: Sequence[str], about: Mapping[str, str]) -> None:
+        self.path, self.columns, self.about = path, (*columns, *about), dict(about)
+        self.rows = read(path) if path else []
+        if not path:
+            return
+        head = _line(self.columns)
+        there = Path(path).read_text("utf-8") if Path(path).exists() else ""
+        if self.rows and not there.startswith(head):
+            raise SystemExit(f"{path} has other columns than this script writes: move it away, or give another --save")
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        whole = there[: there.rfind("\n") + 1] if there.startswith(head) else head
+        if whole != there:
+            Path(path).write_text(whole, "utf-8")
+
+    def add(self, row: Mapping[str, object]) -> None:
+        """Append a row and wait until the disk has it."""
+        self.add_all([row])
+
+    def add_all(self, rows: Iterable[Mapping[str, object]]) -> None:
+        """Append rows that belong together, in one write: what is of one piece is there or it is not."""
+        full = [{name: cell({**self.about, **row}.get(name)) for name in self.columns} for row in rows]
+        self.rows += full
+        if self.path:
+            with open(self.path, "a", encoding="utf-8", newline="") as file:
+                file.write("".join(_line(row.values()) for row in full))
+                file.flush()
+                os.fsync(file.fileno())
+
+    def has(self, **values: object) -> bool:
+        """Whether a row with these values is there."""
+        return bool(self.of(**values))
+
+    def of(self, **values: object) -> list[dict[str, str]]:
+        """The rows with these values."""
+        wanted = {name: cell(value) for name, value in values.items()}
+        return [row for row in self.rows if all(row[name] == value for name, value in wanted.items())]
+
+
+def _line(cells: Iterable[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue()
+
+
+@contextmanager
+def scratch(name: str, where: str | None = None, keep: bool = False) -> Iterator[Path]:
+    """A new folder in `where`, which goes afterwards."""
+    root = Path(tempfile.mkdtemp(prefix=f"ffn-{name}-", dir=where))
+    try:
+        yield root
+    finally:
+        if keep:
+            print(f"kept in {root}")
+        else:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+# --- other programs ---------------------------------------------------------------------------------------------------
+
+
+def environment() -> dict[str, str]:
+    """The caller's, with this working tree, without what changes colours, widths or bytecode, or reaches a network."""
+    drop = {
+        "FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS", "NO_COLOR", "COLUMNS", "LINES",
+        "PYTHONDONTWRITEBYTECODE",
+    }  # fmt: skip
+    kept = {name: value for name, value in os.environ.items() if name not in drop}
+    return kept | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+
+
+def command(*arguments: str) -> list[str]:
+    """How `ffn` is started from this working tree."""
+    return [sys.executable, "-m", "ffncli", *arguments]
+
+
+def ffn(*arguments: str) -> list[str]:
+    """How a user starts `ffn`: by the console script beside the interpreter, if it is installed."""
+    script = Path(sys.executable).parent / "ffn"
+    return [str(script), *arguments] if script.exists() else command(*arguments)
+
+
+def output_of(words: Sequence[str], codes: Sequence[int] = (0,), cwd: Path = ROOT) -> str:
+    """What a program prints. Ends the script if its exit code is another."""
+    done = subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=environment(), check=False)
+    if done.returncode not in codes:
+        raise SystemExit(f"{' '.join(words)}: exit {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An invocation of `ffn bench`: its exit code, rows of the CSV and of the rounds file, the JSON object, seconds."""
+
+    code: int
+    rows: Rows
+    blocks: Rows
+    json: Mapping[str, object]
+    wall_s: float
+    command: str = ""
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """Seconds of all workers together by what they were spent on; empty if nothing is known."""
+        spent = self.json.get("spent")
+        return {str(k): float(v) for k, v in spent.items()} if isinstance(spent, dict) else {}
+
+
+def how(options: argparse.Namespace, seed: int = 0) -> list[str]:
+    """--processes, --max-time and --precision of a script, as `ffn bench` has them."""
+    words = ["--processes", str(options.processes), "--max-time", f"{options.max_time:g}s"]
+    return [*words, "--precision", getattr(options, "precision", "1%"), "--seed", str(seed)]
+
+
+def benched(columns: Sequence[str], *words: str, **same: object) -> list[dict[str, object]]:
+    """The rows of an invocation of `ffn bench`, with these columns: `low` and `high` are those of the ratio."""
+    answer, renamed = bench(*words), {"low": "ratio_low", "high": "ratio_high"}
+    stamp = {"date": now(), "wall_s": answer.wall_s, **same}
+    return [{name: row.get(renamed.get(name, name), "") for name in columns} | stamp for row in answer.rows]
+
+
+def bench(*arguments: str) -> Answer:
+    """Run `ffn bench` in a process of its own. Ends the script if it refuses its input or is interrupted."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "bench.csv")
+        words = command("bench", *arguments, "--save", str(path), "--json", "-q")
+        start = time.perf_counter()
+        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment(), check=False)
+        wall = time.perf_counter() - start
+        rows, blocks = read(path), read(path.with_suffix(".rounds.csv"))
+    if done.returncode in (2, 130) or not rows:
+        raise SystemExit(f"ffn bench {' '.join(arguments)}: exit {done.returncode}\n{done.stderr}")
+    try:
+        printed = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        printed = {}
+    return Answer(done.returncode, rows, blocks, printed, wall, " ".join(arguments))
+
+
+def in_background(*arguments: str) -> subprocess.Popen[str]:
+    """`ffn bench`, to be interrupted or killed; its errors can be read."""
+    words = command("bench", *arguments)
+    return subprocess.Popen(
+        words, cwd=ROOT, env=environment(), text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+
+
+def ended(process: subprocess.Popen[str], within: float = 900.0) -> tuple[int, str]:
+    """(exit code, stderr) of a program in the background, once it ends."""
+    _, errors = process.communicate(timeout=within)
+    return process.returncode, errors
+
+
+@dataclass(frozen=True)
+class Run:
+    """One process: wall and CPU (user + system) seconds, peak resident bytes, exit code, what it wrote."""
+
+    wall_s: float
+    cpu_s: float
+    peak_bytes: int
+    code: int
+    output: str
+    errors: str
+
+
+def run(words: Sequence[str]) -> Run:
+    """Start a program, wait for it alone, and read what the kernel counted for it (wait4).
+
+    Both its outputs go to files: a reader of pipes would take turns with it on a small machine. The peak starts at what
+    this process holds when it starts the other one, so whoever measures must hold little.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        start = time.perf_counter()
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment())
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        err.seek(0)
+        output, errors = out.read().decode(errors="replace"), err.read().decode(errors="replace")
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+    cpu = usage.ru_utime + usage.ru_stime
+    return Run(wall, cpu, usage.ru_maxrss * unit, process.returncode, output, errors)
+
+
+def interleaved(measures: Mapping[Name, Callable[[], Any]], rounds: int, warm_ups: int) -> dict[Name, list[Any]]:
+    """Every measure once a round, in random order, so that a machine that slows down slows all of them.
+
+    The first `warm_ups` rounds fill the bytecode and file caches and do not count.
+    """
+    order = random.Random(0)
+    taken: dict[Name, list[Any]] = {name: [] for name in measures}
+    for at in range(warm_ups + rounds):
+        for name in order.sample(list(measures), len(measures)):
+            figure = measures[name]()
+            if at >= warm_ups:
+                taken[name].append(figure)
+    return taken
+
+
+def runs_of(commands: Mapping[Name, Sequence[str]], rounds: int, warm_ups: int) -> dict[Name, list[Run]]:
+    """Every program once a round; ends the script if one fails."""
+
+    def once(words: Sequence[str]) -> Run:
+        done = run(words)
+        if done.code:
+            raise SystemExit(f"{' '.join(words)[:200]}: exit {done.code}\n{done.output[-300:]}{done.errors[-2000:]}")
+        return done
+
+    return interleaved({name: lambda words=words: once(words) for name, words in commands.items()}, rounds, warm_ups)
+
+
+def ratio(runs: Sequence[Run], base: Sequence[Run], figure: str) -> float:
+    """The median over rounds of a figure of one program over that of another in the same round."""
+    return statistics.median(getattr(a, figure) / getattr(b, figure) for a, b in zip(runs, base, strict=True))
+
+
+def median(runs: Sequence[Run], figure: str) -> float:
+    """The median of a figure over rounds."""
+    return float(statistics.median(getattr(one, figure) for one in runs))
