@@ -18,9 +18,9 @@ import random
 from collections.abc import Sequence
 
 from benchmarks import kernel_map, script
-from benchmarks.kernel_map import GROUP, bench_cases, beside, fastest
+from benchmarks.kernel_map import beside, fastest, least_seconds
 from benchmarks.script import Kept, Row
-from ffncli.bench.records import Case, Method
+from ffncli.bench.records import Case
 from ffncli.bench.request.grid import cached
 from ffncli.block.recipe import FFNSpec
 
@@ -79,13 +79,20 @@ def summary(rows: Sequence[Row]) -> str:
 
 def measure(kept: Kept, options: argparse.Namespace) -> None:
     """Every drawn case that is not there yet."""
-    method = Method(processes=options.processes, max_time=options.max_time)
-    missing = [case for case in drawn(options.seed, options.count) if not kept.has(case=case.key)]
-    for threads in (1, 2):
-        mine = [case for case in missing if case.threads == threads]
-        for group in (mine[n : n + GROUP] for n in range(0, len(mine), GROUP)):
-            kept.add_all(row | {"draw": options.seed} for row in bench_cases(group, KERNELS, method, COLUMNS))
-            print(f"{len(group)} more cases, {threads} threads", flush=True)
+    for case in drawn(options.seed, options.count):
+        if kept.has(case=case.key):
+            continue
+        form = "--gated" if case.spec.gated else "--plain"
+        answer = script.bench(
+            f"{case.spec.d_model}x{case.spec.d_ff}:{case.spec.activation}", form, "--tokens", str(case.tokens),
+            "--dtype", case.dtype, "--device", "cpu", "--threads", str(case.threads), "--kernel", ",".join(KERNELS),
+            *script.how(options),
+        )  # fmt: skip
+        least = least_seconds(answer.blocks)
+        for row in answer.rows:
+            more = {"case": case.key, "least_s": least.get((row["case"], row["kernel"])), "draw": options.seed}
+            kept.add({name: row.get(name, "") for name in COLUMNS} | more)
+        print(case.key, flush=True)
 
 
 if __name__ == "__main__":

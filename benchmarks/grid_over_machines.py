@@ -96,9 +96,6 @@ def wait_for(path: Path, cases: int, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
-# --- the ways ---------------------------------------------------------------------------------------------------------
-
-
 def measure_whole(folder: Path, words: Sequence[str], there: str | None) -> tuple[Way, set[str]]:
     """One run, and its set of cases; `there` is its result if it was measured before."""
     path = Path(there or folder / "whole.csv")

@@ -79,9 +79,6 @@ class Shape:
         }  # fmt: skip
 
 
-# --- the checkpoint ---------------------------------------------------------------------------------------------------
-
-
 def tensors(shape: Shape) -> Iterator[Tensor]:
     """All of them, layer by layer; the layer after the last predicts a second token."""
     d, vocabulary = shape.of(7168), (129280, shape.of(7168))
@@ -178,8 +175,6 @@ def size_of(tensor: Tensor) -> int:
     _, dtype, shape = tensor
     return BYTES[dtype] * prod(shape)
 
-
-# --- measuring --------------------------------------------------------------------------------------------------------
 
 CHECKPOINTS = {
     "deepseek-v3": Shape(),

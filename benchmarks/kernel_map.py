@@ -21,7 +21,7 @@ third of a second are timed without packed and conv1x1, of more than a tenth wit
 multiply in every process, of more than five without compiled. Blocks of d_model 4096, whose weights take long to
 prepare, are timed in three processes, and without onednn, packed and conv1x1.
 
-    python -m benchmarks.kernel_map [--save FILE]      # continues FILE; about 80 minutes
+    python -m benchmarks.kernel_map [--save FILE]      # continues FILE; about 100 minutes
     python -m benchmarks.kernel_map --summary FILE     # the tables; --picture FILE.svg draws them
 
 --max-time is seconds of a case; --most leaves out cases whose calls take longer, in seconds.
@@ -33,7 +33,7 @@ import argparse
 import itertools
 import random
 import tempfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
@@ -66,7 +66,6 @@ READ = 15e9  # B/s, likewise
 TUNED, LONG, LONGEST = 0.1, 0.3, 5.0  # s of a call
 LARGE = 2048  # d_model from which a process takes long to prepare its weights
 ROUNDS = ((0.01, 24), (0.06, 8), (LONG, 4), (1.0, 2), (float("inf"), 1))  # by the seconds of a call
-GROUP = 6  # cases that share their workers
 
 
 @dataclass(frozen=True, order=True)
@@ -128,40 +127,21 @@ def kernels_of(shape: Shape, with_all: bool) -> list[str]:
     return names
 
 
-def groups_of(missing: Sequence[Shape], third: Collection[Shape]) -> list[list[Shape]]:
-    """Cases that the same workers can measure with the same kernels, a few in each group."""
-    alike: dict[tuple[object, ...], list[Shape]] = {}
-    for shape in missing:
-        kernels = kernels_of(shape, shape in third)
-        setting = (shape.dtype, shape.threads, shape.case.cache, shape.rounds)
-        kind = (*setting, shape.seconds >= LONG, shape.d_model >= LARGE, *kernels)
-        alike.setdefault(kind, []).append(shape)
-    return [every[n : n + GROUP] for every in alike.values() for n in range(0, len(every), GROUP)]
-
-
-def measured(group: Sequence[Shape], kernels: Sequence[str], options: argparse.Namespace) -> list[dict[str, object]]:
-    """A row for every case of a group and every kernel."""
-    placements = 2 if group[0].case.cache == "warm" and group[0].seconds < LONG else 1
-    processes = min(options.processes, 3) if group[0].d_model >= LARGE else options.processes
-    method = Method(processes, max_time=options.max_time, placements=placements, rounds=group[0].rounds)
-    return bench_cases([shape.case for shape in group], kernels, method)
-
-
-def bench_cases(
-    cases: Sequence[Case], kernels: Sequence[str], method: Method, columns: Sequence[str] = COLUMNS
-) -> list[dict[str, object]]:
-    """What `ffn bench` makes of these cases, all on as many threads: these columns of every row."""
-    grid = Grid(devices=("cpu",), threads=(cases[0].threads,))
-    request, _ = build_request(grid, kernels, "eager", method, frozen=tuple(cases))
+def measured(shape: Shape, kernels: Sequence[str], options: argparse.Namespace) -> list[dict[str, object]]:
+    """A row for every kernel: what `ffn bench` makes of the case, with fewer rounds where a call takes long."""
+    placements = 2 if shape.case.cache == "warm" and shape.seconds < LONG else 1
+    processes = min(options.processes, 3) if shape.d_model >= LARGE else options.processes
+    method = Method(processes, max_time=options.max_time, placements=placements, rounds=shape.rounds)
+    grid = Grid(devices=("cpu",), threads=(shape.threads,))
+    request, _ = build_request(grid, kernels, "eager", method, frozen=(shape.case,))
     with tempfile.TemporaryDirectory() as folder, begun(Path(folder, "bench.csv"), request) as journal:
         result = run(journal)
         least = least_seconds(read(result.rounds))
-    lists = ("process_ratios", "warnings")
     rows = [
-        {name: getattr(row, name, None) for name in columns} | {"least_s": least.get((row.case, row.kernel))}
+        {name: getattr(row, name, None) for name in COLUMNS} | {"least_s": least.get((row.case, row.kernel))}
         for row in result.rows
     ]
-    return [row | {name: ";".join(map(str, row[name])) for name in lists} for row in rows]
+    return [row | {name: ";".join(map(str, row[name])) for name in ("process_ratios", "warnings")} for row in rows]
 
 
 def least_seconds(rounds: Iterable[Row]) -> dict[tuple[str, str], float]:
@@ -307,11 +287,11 @@ def _text(x: int, y: int, text: str, size: int = 13) -> str:
 
 def measure(kept: Kept, options: argparse.Namespace) -> None:
     """Every case that is not there yet."""
-    every = [s for s in shapes() if s.seconds <= options.most and s.dtype in options.dtypes]
     third = drawn_third(shapes())
-    for group in groups_of([shape for shape in every if not kept.has(**vars(shape))], third):
-        kept.add_all(measured(group, kernels_of(group[0], group[0] in third), options))
-        for shape in group:
+    for shape in shapes():
+        wanted = shape.seconds <= options.most and shape.dtype in options.dtypes
+        if wanted and not kept.has(**vars(shape)):
+            kept.add_all(measured(shape, kernels_of(shape, shape in third), options))
             rows = kept.of(**vars(shape))
             print(f"{shape}: {cell(rows)} {'; '.join(missed(rows))}", flush=True)
 

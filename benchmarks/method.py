@@ -47,9 +47,6 @@ LIMIT = "2%"  # of the gate: the margin of the verdicts
 FALSE, POWER, INSIDE, AGREE = 0.05, 0.95, 0.95, 0.8
 
 
-# --- measuring --------------------------------------------------------------------------------------------------------
-
-
 def kernels(*names: str) -> list[str]:
     """The options that choose kernels of known.py (`packed` is built in) with base as the baseline."""
     chosen = ",".join(name if name == "packed" else f"{name}={KNOWN}:{name}" for name in names)
@@ -106,9 +103,6 @@ def plan(options: argparse.Namespace) -> list[tuple[str, int]]:
     }  # fmt: skip
     places = [((at + 0.5) / count, kind, at) for kind, count in counts.items() for at in range(count)]
     return [(kind, at) for _, kind, at in sorted(places)]
-
-
-# --- figures ----------------------------------------------------------------------------------------------------------
 
 
 def holds(row: Row, truth: float) -> bool:

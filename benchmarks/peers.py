@@ -101,9 +101,6 @@ OURS = {"ffn params llama-2-7b": "llama-2-7b", "ffn params 4096x11008:swiglu": "
 FIRST, *_ = OURS
 
 
-# --- what each says ---------------------------------------------------------------------------------------------------
-
-
 def said(name: str, done: Run) -> tuple[int | None, int | None, str]:
     """(parameters, operations, unit) in what a program wrote; None for one that counts nothing."""
     if name in PEERS:
@@ -134,9 +131,6 @@ def usable(name: str, peer: Peer, command: Sequence[str]) -> bool:
         print(f"{name} {installed(peer)} does not run here: {last[:200]}")
         return False
     return True
-
-
-# --- measuring and reporting ------------------------------------------------------------------------------------------
 
 
 def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:

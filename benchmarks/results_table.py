@@ -11,7 +11,6 @@ result counts.
 
 from __future__ import annotations
 
-import argparse
 import math
 import shlex
 import sys
@@ -20,6 +19,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import script
+from benchmarks.script import RESULTS, ROOT
 from ffncli.bench.public.admission import Admission, admit, kernel_sha256
 from ffncli.bench.public.definition import SUITES, PublicSuite, public_suite
 from ffncli.bench.results.row import ResultRow
@@ -27,9 +28,7 @@ from ffncli.errors import FFNError
 from ffncli.kernels import BUILT_IN
 from ffncli.show.text import percent, time_text
 
-ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "results.md"
-RESULTS = ROOT / "benchmarks" / "results"
 _BESIDE = (".rounds.csv",)  # files next to a result
 _HEAD = """# Results
 
@@ -183,15 +182,12 @@ def _link(path: Path, root: Path) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = (head, ["---"] * len(head), *rows)
-    return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
+    return script.table(head, ([cell.replace("|", "/") for cell in line] for line in rows)) + "\n"
 
 
 def main() -> int:
-    """Write or check the page."""
-    options = argparse.ArgumentParser(description="The public table.")
-    options.add_argument("--check", action="store_true")
-    check = options.parse_args().check
+    """Write the page, or check it."""
+    check = script.options_of(__doc__, check=False).check
     text = page()
     if PAGE.exists() and PAGE.read_text("utf-8") == text:
         return 0

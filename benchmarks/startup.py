@@ -37,45 +37,22 @@ from typing import Any
 from benchmarks import script
 
 AGAIN = "bare again"
-COMMANDS: dict[str, float | None] = {  # arguments → the most that its ratio may be
-    "-h": 1.35,
-    "--help": 1.35,
-    "--version": 1.35,
-    "params llama-2-7b": 1.35,
-    "plan llama-2-7b": 1.35,
-    "activations": 1.35,
-    "activations --all": None,
-    "models": None,
-    "params --help": 1.6,
-    "trace --help": 1.6,
-    "plan --help": 1.6,
-    "activations --help": 1.6,
-    "approximate --help": 1.6,
-    "verify --help": 1.6,
-    "bench --help": 1.6,
-    "compare --help": 1.6,
-    "doctor --help": 1.6,
-    "trace -h": 1.6,
-    "params -h": 1.6,
-    "bench -h": 1.6,
-}
-TABS: dict[str, float] = {  # what stands before the cursor when Tab is pressed → the same; a shell reads it in a pipe
-    "ffn tr": 1.35,
-    "ffn trace gp": 1.35,
-    "ffn trace --d": 1.35,
-    "ffn activations ge": 1.35,
-    "ffn bench -k ea": 1.35,
-    "ffn verify --check m": 1.35,
-    "ffn params --dtype q": 1.35,
-}
+PLAIN, HELP = 1.35, 1.6  # the most that a ratio may be
+COMMANDS: dict[str, float | None] = {
+    **dict.fromkeys(("-h", "--help", "--version", "params llama-2-7b", "plan llama-2-7b", "activations"), PLAIN),
+    **dict.fromkeys(("activations --all", "models")),
+    **dict.fromkeys(("trace -h", "params -h", "bench -h"), HELP),
+    **dict.fromkeys((f"{name} --help" for name in (
+        "params", "trace", "plan", "activations", "approximate", "verify", "bench", "compare", "doctor",
+    )), HELP),
+}  # fmt: skip
+TABS = (  # what stands before the cursor when Tab is pressed; a shell reads the answer in a pipe
+    "ffn tr", "ffn trace gp", "ffn trace --d", "ffn activations ge", "ffn bench -k ea", "ffn verify --check m",
+    "ffn params --dtype q",
+)  # fmt: skip
 WARM_UPS = 3
 SIZE = (40, 100)  # of the pseudo-terminal
-
-
 TERMINAL = {"TERM": "xterm-256color"}
-
-
-# --- running ----------------------------------------------------------------------------------------------------------
 
 
 def in_pipe(command: Sequence[str], tab: str = "") -> float:
@@ -143,7 +120,7 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             base = seconds.pop("")
             for name, taken in seconds.items():
                 ratios = [a / b for a, b in zip(taken, base, strict=True)]
-                ratio, limit = statistics.median(ratios), COMMANDS.get(name, TABS.get(name.removesuffix("<Tab>")))
+                ratio, limit = statistics.median(ratios), PLAIN if name.endswith("<Tab>") else COMMANDS.get(name)
                 low, high = median_interval(ratios)
                 yield {
                     "where": where, "command": name, "median_s": statistics.median(taken), "ratio": ratio,

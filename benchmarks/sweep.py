@@ -60,9 +60,6 @@ def method(processes: int, options: argparse.Namespace) -> list[str]:
     return ["--kernel", "eager,packed", "--threads", "1", "--cache", "warm", *time_limit]
 
 
-# --- cost and share ---------------------------------------------------------------------------------------------------
-
-
 def cost(cases: int, processes: int, options: argparse.Namespace) -> dict[str, object]:
     """One sweep: its seconds, and what they were spent on. 0 cases: `ffn bench` without arguments."""
     answer = bench(*(grid(cases) + method(processes, options) if cases else []))
@@ -70,9 +67,6 @@ def cost(cases: int, processes: int, options: argparse.Namespace) -> dict[str, o
     if cases and found != cases:
         raise SystemExit(f"{cases} cases asked for, {found} measured: {answer.command}")
     return {"cases": cases, "processes": processes, "wall_s": answer.wall_s, "exit": answer.code, **answer.spent}
-
-
-# --- kill and resume --------------------------------------------------------------------------------------------------
 
 
 def killed(moment: float, processes: int, cases: int, options: argparse.Namespace) -> dict[str, object]:
@@ -163,9 +157,6 @@ def _alive(pid: int, started: str) -> bool:
     except OSError:
         return False
     return after[0] not in "ZX" and after[19] == started
-
-
-# --- figures ----------------------------------------------------------------------------------------------------------
 
 
 def each_case(rows: Rows) -> dict[int, float]:

@@ -104,15 +104,8 @@ def test_tables_and_picture_have_every_case():
     assert set(kernel_map._COLOURS) <= {*BUILT_IN}
 
 
-def test_groups_share_kernels_and_threads():
+def test_cases_of_few_tokens_have_cold_weights():
     every = shapes()
-    third = drawn_third(every)
-    groups = kernel_map.groups_of(every, third)
-    assert sorted(shape for group in groups for shape in group) == sorted(every)
-    for group in groups:
-        assert len(group) <= kernel_map.GROUP
-        assert len({tuple(kernels_of(shape, shape in third)) for shape in group}) == 1
-        assert len({(shape.threads, shape.dtype, shape.seconds >= kernel_map.LONG) for shape in group}) == 1
     assert len({shape.case.key for shape in every}) == 48
     assert {shape.case.cache for shape in every if shape.tokens <= 16} == {"cold-weights"}
     brief = [shape for shape in every if shape.seconds < kernel_map.TUNED]
