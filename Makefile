@@ -13,8 +13,9 @@
 # make bench   creates .venv if needed, runs `ffn bench` (ARGS="512x2048:swiglu --quick")
 # make bench-NAME      a script of benchmarks/: bench-timers, bench-startup, bench-memory, ... (ARGS="--save FILE.csv")
 # make results         docs/results.md, the public table, from the files in benchmarks/results/ffn-1
-# make unchanged   what commands of every kind print, against that of BASE=REV, byte for byte (default HEAD~1: what the
-#              last commit and the working tree changed; BASE=main for all of a branch)
+# make unchanged   what commands and calls of every kind answer, against BASE=REV (default HEAD~1: what the last commit and
+#              the working tree changed; BASE=main for all of a branch): same keys, numbers and exit codes, or it fails;
+#              sentences in other words as a table, also in PROSE=FILE.md
 #
 # Every install goes through .ci/install, which uses constraints.txt. Where pip would take torch's CUDA build (gigabytes),
 # uv chooses the build that fits the machine; TORCH_CUDA=1 takes pip's all the same. TORCH_INDEX= takes torch from another
@@ -156,7 +157,7 @@ unchanged: $(VENV)/.installed-test
 	git worktree add -q --detach $$scratch/base $(BASE) && \
 	$(BIN)/python -m benchmarks.unchanged record $$scratch/before --package $$scratch/base --inputs $$scratch/inputs && \
 	$(BIN)/python -m benchmarks.unchanged record $$scratch/after --inputs $$scratch/inputs && \
-	$(BIN)/python -m benchmarks.unchanged compare $$scratch/before $$scratch/after
+	$(BIN)/python -m benchmarks.unchanged compare $$scratch/before $$scratch/after $(if $(PROSE),--prose $(PROSE))
 
 # The manual as a site, in site/: it fetches nothing when it is read. Needs mkdocs-material (the group `docs`).
 docs: export NO_MKDOCS_2_WARNING = 1

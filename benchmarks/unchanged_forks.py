@@ -1,26 +1,30 @@
-"""Run command lines of one checkout's ffncli, each in a fork of one process that has imported what takes long.
+"""Run command lines and calls of one checkout's ffncli, each in a fork of one process that has imported what is slow.
 
     PYTHONPATH=CHECKOUT python -P unchanged_forks.py CHECKOUT < requests
 
-A request is a line of JSON on stdin: `words`, where `stdout` and `stderr` go, and after how many `seconds` the command
-is ended; the answer, a line on stdout, is the exit
-code (negative: the signal that ended it). What a command changes in its process is gone with the fork. This file
-imports nothing of the checkout that it lies in, for ffncli is the other's.
+A request is a line of JSON on stdin: the `words` of a command line or the Python expression of a `call`, where `stdout`
+and `stderr` go, and after how many `seconds` it is ended; the answer, a line on stdout, is the exit code (negative: the
+signal that ended it). What a command changes in its process is gone with the fork. This file imports nothing of the
+checkout that it lies in, for ffncli is the other's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import pkgutil
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+# Wrong for nearly every argument: out of range, no whole number, an unknown name, another type.
+WRONG = (-1, 1.5, "x?", object)
 
 
 def serve(checkout: str) -> None:
@@ -52,29 +56,32 @@ def _import_early() -> None:
                 import_module(module.name)
 
 
-def _forked(words: Sequence[str], stdout: str, stderr: str, seconds: int) -> int:
+def _forked(stdout: str, stderr: str, seconds: int, words: Sequence[str] = (), call: str = "") -> int:
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
-        _run(words, stdout, stderr, seconds)
+        _run(words, call, stdout, stderr, seconds)
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(ProcessLookupError):  # the workers of a command that was ended
         os.killpg(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(status)
 
 
-def _run(words: Sequence[str], stdout: str, stderr: str, seconds: int) -> NoReturn:
-    """The command, in the fork: never returns."""
+def _run(words: Sequence[str], call: str, stdout: str, stderr: str, seconds: int) -> NoReturn:
+    """The command or the call, in the fork: never returns."""
     code = 70
     try:
         os.setsid()
         signal.alarm(seconds)
         for number, name, flags in ((0, os.devnull, os.O_RDONLY), (1, stdout, os.O_WRONLY), (2, stderr, os.O_WRONLY)):
             os.dup2(os.open(name, flags | (os.O_CREAT if flags else 0), 0o644), number)
-        sys.argv = ["ffn", *words]
-        from ffncli.cli.main import main
+        if call:
+            code = _called(call)
+        else:
+            sys.argv = ["ffn", *words]
+            from ffncli.cli.main import main
 
-        main(list(words))
+            main(list(words))
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     finally:
@@ -82,6 +89,63 @@ def _run(words: Sequence[str], stdout: str, stderr: str, seconds: int) -> NoRetu
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+# --- calls of the library ---------------------------------------------------------------------------------------------
+
+
+def _called(expression: str) -> int:
+    """Print what the expression gives as JSON, its value or its error; returns the error's exit code."""
+    import torch
+    import transformers
+
+    import ffncli
+
+    transformers.logging.disable_progress_bar()  # which shows how fast it is
+    names = {
+        "ffncli": ffncli, "torch": torch, "Path": Path, "wrong": _wrong,
+        "model": lambda path: transformers.AutoModelForCausalLM.from_pretrained(path).eval(),
+    }  # fmt: skip
+    answer = _answer(lambda: eval(expression, names))
+    print(json.dumps(answer, indent=1, ensure_ascii=False, default=repr))
+    return answer.get("code", 0)
+
+
+def _answer(call: Callable[[], object]) -> dict[str, Any]:
+    """`value`, or the `error`'s class, exit `code` and `text`."""
+    try:
+        return {"value": plain(call())}
+    except Exception as error:
+        return {"error": type(error).__name__, "code": int(getattr(error, "code", 70)), "text": str(error)}
+
+
+def _wrong(name: str, arguments: str, *given: object, **also: object) -> dict[str, Any]:
+    """What the library's call of that name answers to values that are wrong for each of the `arguments`."""
+    import ffncli
+
+    call = getattr(ffncli, name)
+
+    def answer(argument: str, value: object) -> dict[str, Any]:
+        outcome = _answer(lambda: call(*given, **{**also, argument: value}))
+        return outcome if "error" in outcome else {"value": "accepted"}
+
+    return {f"{argument}={value!r}": answer(argument, value) for argument in arguments.split() for value in WRONG}
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it: records by their public fields, tensors as lists, tables as CSV, all else by its repr."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value) if not field.name.startswith("_")]
+        return {name: plain(getattr(value, name)) for name in names}
+    if hasattr(value, "to_csv"):
+        return value.to_csv(index=False)
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,10 @@ def write_inputs(path: Path) -> None:
     (path / "my.py").write_text(MODULES, "utf-8")
     (path / "broken.py").write_text("def mlp(x:\n", "utf-8")
     (path / "values.txt").write_text("0.1, -0.2, 0.3, 0.4\n", "utf-8")
+    (path / "texts.txt").write_text("Hello the cat sat\nthe cat sat on the mat\n\nHello world\n", "utf-8")
+    (path / "texts.jsonl").write_text('{"text": "Hello the cat"}\n{"text": "the mat", "id": 7}\n', "utf-8")
+    (path / "facts.txt").write_text("# of GPT-2\nd_model == 768\nffn_params_total > 5e7\n", "utf-8")
+    save_file({"x": torch.randn(8, 8, generator=torch.Generator().manual_seed(0))}, path / "x.safetensors")
     _results(path)
 
 
@@ -180,7 +184,7 @@ def _gguf(path: Path, kind: GGMLQuantizationType) -> None:
 # --- results of ffn bench ---------------------------------------------------------------------------------------------
 
 RESULT: Mapping[str, object] = {  # a row's columns in the order of the file
-    "schema_version": 1, "run_id": "base", "started_utc": "2026-01-01T00:00:00Z", "ffncli": "0.1.0", "torch": "2.13.0",
+    "schema_version": 1, "run_id": "base", "started_utc": "2026-01-01T00:00:00Z", "ffncli": "0.0.1", "torch": "2.13.0",
     "python": "3.12.1", "host": "ci-1", "cpu": "AMD EPYC 7B13", "device": "cpu", "device_name": "AMD EPYC 7B13",
     "driver": "", "blas": "torch: MKL 2024.2; numpy: openblas 0.3.31", "threads": 2, "math_mode": "highest",
     "source": "512x2048:swiglu", "d_model": 512, "d_ff": 2048, "activation": "silu", "gated": "true", "bias": "false",
@@ -203,7 +207,7 @@ def _results(path: Path) -> None:
     for name, slowdowns in factors.items():
         _result(path / f"{name}.csv", slowdowns, run_id=name)
     _result(path / "other-machine.csv", (1.5, 1.5, 1.5, 1.5), run_id="other", cpu="Intel Xeon", torch="2.14.0")
-    _result(path / "other-host.csv", (1.0, 1.0, 1.0), run_id="host", host="ci-2", ffncli="0.2.0")
+    _result(path / "other-host.csv", (1.0, 1.0, 1.0), run_id="host", host="ci-2", ffncli="0.0.2")
     _result(path / "wrong.csv", (1.0, 1.0, 1.0, 1.0), run_id="wrong", status="wrong")
     _result(path / "troubled.csv", (1.2, 1.0, 1.0, 1.0), run_id="troubled", warnings="preempted: 15 % of the blocks")
     (path / "no-columns.csv").write_text("a,b\n1,2\n", "utf-8")

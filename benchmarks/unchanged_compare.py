@@ -1,0 +1,252 @@
+"""What differs between two records of unchanged.py: another answer is a change, the same in other words is a rewording.
+
+Keys, numbers (as they are written, in their order), exit codes and short values must be the same. What may differ are
+words: lines of text, and sentences in JSON and CSV. They are collected as one table, old sentence → new sentence.
+
+What `ffn bench` and `ffn doctor` measure, and nothing else, is masked. A mask keeps the kind of a value: a number that
+becomes null is a change.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# Keys of JSON and columns of CSV whose values have spaces and are no sentences.
+NO_SENTENCES = frozenset({"case", "citation", "command", "error", "flow", "formula", "program", "prompt", "source"})
+NUMBER = re.compile(r"(?:(?<![\w-])-)?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+LONGEST_DIFF = 14  # lines of a difference that are shown
+
+# The lines that measure, or read what was measured, and the keys (of JSON, columns of CSV) of what they measure.
+MEASURING = re.compile(
+    r"(?!.*(-h|--help|--admit))(.*\b(bench|benchmark|doctor)\b|.*\b(merge|report)\b.* \S*out/\S+\.csv)"
+)
+MEASURED = frozenset({
+    # when, and which run
+    "run_id", "started_utc",
+    # times, and what is computed from them
+    "time_s", "time_low_s", "time_high_s", "ratio", "ratio_low", "ratio_high", "verdict", "aa_ratio", "aa_low",
+    "aa_high", "gemm_ratio", "tflops", "gbytes_per_s", "roof_fraction", "datasheet_fraction", "fusion_saving_max",
+    "page_faults_per_call", "process_times_s", "process_anchors_s", "process_ratios",
+    # how much was measured in the time there was
+    "placements", "rounds", "inner",
+    # seconds by what they were spent on
+    "start", "verify", "warm_up", "blocks", "lead_in", "placing", "rest",
+    # a line of the file of rounds
+    "placement", "round", "position", "seconds",
+})  # fmt: skip
+# What disturbs a measurement, which may be nothing at all: keys, and how lines of text begin.
+DISTURBANCES = frozenset({"warnings", "flags"})
+PASSING_LINES = ("warning", "load", "steal", "memory")
+# Rows of `ffn doctor` that are about this minute, by their name: of these all but the name.
+PASSING_ROWS = frozenset({"load", "steal", "memory"})
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a line left: exit code (negative: the signal that ended it), both streams, files that it wrote."""
+
+    code: int
+    stdout: str
+    stderr: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class Reworded(NamedTuple):
+    """A sentence in two wordings; one of them is empty if it came or went."""
+
+    old: str
+    new: str
+
+
+Record = Mapping[str, Output]
+Difference = str | Reworded  # text: a change
+
+
+def read(folder: Path) -> Record:
+    """The record in a folder; SystemExit where there is none."""
+    try:
+        stored = json.loads((folder / "record.json").read_text("utf-8"))
+    except FileNotFoundError:
+        raise SystemExit(f"no record in {folder}: python -m benchmarks.unchanged record {folder}") from None
+    return {line: Output(**output) for line, output in stored.items()}
+
+
+def compare(before: Record, after: Record, prose: Path | None = None) -> int:
+    """Print every change, then the table of rewordings, which also goes to the file `prose`; 1 if there is a change."""
+    changed, reworded = 0, dict[Reworded, list[str]]()
+    for line in {**before, **after}:
+        if line not in before:
+            print(f"new: {line}")
+            continue
+        changes = []
+        for difference in differences(line, before[line], after.get(line)):
+            if isinstance(difference, str):
+                changes.append(difference)
+            else:
+                reworded.setdefault(difference, []).append(line)
+        if changes:
+            changed += 1
+            more = [f"... {len(changes) - LONGEST_DIFF} more"] if len(changes) > LONGEST_DIFF else []
+            print("\n    ".join([f"CHANGED: {line}", *(part[:300] for part in changes[:LONGEST_DIFF]), *more]))
+    print(f"{len(before)} and {len(after)} lines: {changed} changed, {len(reworded)} sentences reworded")
+    if reworded:
+        print(table := _table(reworded))
+        if prose:
+            prose.write_text(table + "\n", "utf-8")
+    return int(changed > 0)
+
+
+def _table(reworded: Mapping[Reworded, list[str]]) -> str:
+    """As Markdown, what is in the most lines first."""
+    rows = ["| before | after | lines | such as |", "| --- | --- | --- | --- |"]
+    for (old, new), lines in sorted(reworded.items(), key=lambda item: -len(set(item[1]))):
+        cells = [old, new, str(len(set(lines))), f"`{lines[0]}`"]
+        rows.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
+    return "\n".join(rows)
+
+
+def differences(line: str, before: Output, after: Output | None) -> Iterator[Difference]:
+    """How a line's output differs: nothing where it is the same but for masks."""
+    if after is None:
+        yield "only in BEFORE"
+        return
+    if before.code != after.code and not line.startswith("> "):  # a call's is in its answer
+        yield f"exit code {before.code} → {after.code}"
+    measures = before.code != 2 and MEASURING.match(line) is not None
+    old, new = ({"stdout": output.stdout, "stderr": output.stderr, **output.files} for output in (before, after))
+    for name in {**old, **new}:
+        if name not in old or name not in new:
+            yield f"{name}: written only {'BEFORE' if name in old else 'AFTER'}"
+        elif old[name] != new[name]:
+            yield from _in_text(name, old[name], new[name], measures)
+
+
+def _in_text(place: str, old: str, new: str, measures: bool) -> Iterator[Difference]:
+    """Between texts that may be JSON or CSV."""
+    for parse in (_json, _csv):
+        values = [parse(text) for text in (old, new)]
+        if None not in values:
+            if measures:
+                values = [_masked(value) for value in values]
+                if place.endswith(".rounds.csv"):  # how many rounds there are is measured
+                    values = [sorted({str(list(row.values())) for row in rows}) for rows in values]
+            yield from _in_value(place, "", *values, measures)
+            return
+    yield from _in_prose(place, old, new, measures)
+
+
+def _json(text: str) -> Any:
+    """The value of a text in JSON, floats as they were written: 1e-5 is not 0.00001; None for other text."""
+    if not text.startswith(("{", "[")):
+        return None
+    try:
+        return json.loads(text, parse_float=lambda digits: f"{digits} float")
+    except ValueError:
+        return None
+
+
+def _csv(text: str) -> Any:
+    """The rows of a text in CSV; None for other text."""
+    if not re.match(r"\w+(,\w+)+\n", text):
+        return None
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def _in_value(place: str, key: str, old: Any, new: Any, measures: bool) -> Iterator[Difference]:
+    """Between values of JSON; `key` is that of the value, or of the list that it is in."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        if new.get("error") == "FFNError" != old.get("error", "FFNError"):  # a bug became a message
+            yield Reworded(f"{old['error']}: {old['text']}", f"FFNError: {new['text']}")
+            return
+        if list(old) != list(new):
+            yield f"{place}: keys {_parted(old, new)}"
+        for name in old:
+            if name in new:
+                yield from _in_value(f"{place}.{name}", name, old[name], new[name], measures)
+    elif isinstance(old, list) and isinstance(new, list):
+        if len(old) != len(new):
+            yield f"{place}: {len(old)} → {len(new)} items"
+        for at, (one, other) in enumerate(zip(old, new, strict=False)):
+            yield from _in_value(f"{place}[{at}]", key, one, other, measures)
+    elif old == new and type(old) is type(new):  # 1 is neither 1.0 nor True
+        return
+    elif isinstance(old, str) and isinstance(new, str) and "\n" in old:
+        yield from _in_text(place, old, new, measures)
+    elif isinstance(old, str) and isinstance(new, str) and _is_sentence(key, old) and _numbers(old) == _numbers(new):
+        yield Reworded(old, new)
+    else:
+        yield f"{place}: {old!r} → {new!r}"
+
+
+def _is_sentence(key: str, text: str) -> bool:
+    return key == "text" or (key not in NO_SENTENCES and len(text.split()) >= 3)
+
+
+def _numbers(text: str) -> list[str]:
+    return NUMBER.findall(text)
+
+
+def _parted(old: Iterable[str], new: Iterable[str]) -> str:
+    gone, came = [name for name in old if name not in new], [name for name in new if name not in old]
+    return "in another order" if not gone + came else f"{gone} → {came}"
+
+
+def _in_prose(place: str, old: str, new: str, measures: bool) -> Iterator[Difference]:
+    """Between texts for people: the same numbers, in lines that may be worded in another way."""
+    before, after = _lines(old, measures), _lines(new, measures)
+    if _numbers(" ".join(before)) != _numbers(" ".join(after)):
+        diff = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
+        yield from (f"{place}: {part}" for part in diff if not part.startswith("@@"))
+        return
+    if before == after and not measures:
+        yield Reworded("(spaces and line ends)", "(others)")
+    for kind, start, end, first, last in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if kind == "equal":
+            continue
+        if end - start == last - first:
+            yield from map(Reworded, before[start:end], after[first:last])
+        else:
+            yield Reworded(" ".join(before[start:end]), " ".join(after[first:last]))
+
+
+def _lines(text: str, measures: bool) -> list[str]:
+    """Without spaces that lay a table out, or wrap a help text. What is measured has no line: those with digits."""
+    if text.startswith("<!"):
+        text = re.sub(r"(?=<)|(?<=>)", "\n", text)
+    text = re.sub(r"\n {20,}(?=\S)", " ", text)
+    lines = [re.sub(r"([─━═-])\1+", r"\1", " ".join(line.split())) for line in text.split("\n")]
+    if measures:
+        lines = [line for line in lines if not re.search(r"\d", line) and not line.startswith(PASSING_LINES)]
+    return [line for line in lines if line]
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def _masked(value: Any) -> Any:
+    """JSON without what was measured."""
+    if isinstance(value, list):
+        return [_masked(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    passing = value.get("name") in PASSING_ROWS
+    masks = {name: "<any>" for name in value if name in DISTURBANCES or (passing and name != "name")}
+    return {name: _mask(item) if name in MEASURED else _masked(item) for name, item in value.items()} | masks
+
+
+def _mask(value: Any) -> Any:
+    """What kind of value it is; unknown stays unknown, and a list of numbers as long as it is."""
+    if value in (None, "") or isinstance(value, bool):
+        return value
+    if isinstance(value, list):
+        return [_mask(item) for item in value]
+    return "<number>" if isinstance(value, int) or str(value).endswith(" float") else "<text>"
