@@ -26,15 +26,18 @@ LONGEST_DIFF = 14  # lines of a difference that are shown
 
 # The lines that measure, or read what was measured, and the keys (of JSON, columns of CSV) of what they measure.
 MEASURING = re.compile(
-    r"(?!.*(-h|--help|--admit))(.*\b(bench|benchmark|doctor)\b|.*\b(merge|report)\b.* \S*out/\S+\.csv)"
+    r"(?!.*(-h|--help|--admit))(.*\b(bench|benchmark|doctor)\b|.*\b(merge|report)\b.*\bout/\S+\.csv)"
 )
 MEASURED = frozenset({
     # when, and which run
     "run_id", "started_utc",
     # times, and what is computed from them
     "time_s", "time_low_s", "time_high_s", "ratio", "ratio_low", "ratio_high", "verdict", "aa_ratio", "aa_low",
-    "aa_high", "gemm_ratio", "tflops", "gbytes_per_s", "roof_fraction", "datasheet_fraction", "fusion_saving_max",
-    "page_faults_per_call", "process_times_s", "process_anchors_s", "process_ratios",
+    "aa_high", "gemm_ratio", "gemm_low", "gemm_high", "tflops", "gbytes_per_s", "roof_fraction", "datasheet_fraction",
+    "ridge_flops_per_byte", "fusion_saving_max", "page_faults_per_call", "process_times_s", "process_anchors_s",
+    "process_ratios",
+    # the largest of as many calls as there was time for
+    "error_max", "error_rel", "baseline_error_rel",
     # how much was measured in the time there was
     "placements", "rounds", "inner",
     # seconds by what they were spent on
@@ -121,12 +124,13 @@ def differences(line: str, before: Output, after: Output | None) -> Iterator[Dif
         return
     if before.code != after.code and not line.startswith("> "):  # a call's is in its answer
         yield f"exit code {before.code} → {after.code}"
-    measures = before.code != 2 and MEASURING.match(line) is not None
+    measuring = MEASURING.match(line) is not None
     old, new = ({"stdout": output.stdout, "stderr": output.stderr, **output.files} for output in (before, after))
     for name in {**old, **new}:
         if name not in old or name not in new:
             yield f"{name}: written only {'BEFORE' if name in old else 'AFTER'}"
         elif old[name] != new[name]:
+            measures = measuring and (before.code != 2 or name in before.files)  # an error in the options is no figure
             yield from _in_text(name, old[name], new[name], measures)
 
 

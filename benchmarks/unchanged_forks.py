@@ -15,6 +15,7 @@ import dataclasses
 import json
 import os
 import pkgutil
+import re
 import signal
 import sys
 import warnings
@@ -145,7 +146,7 @@ def plain(value: Any) -> Any:
         return {name: plain(getattr(value, name)) for name in names}
     if hasattr(value, "to_csv"):
         return value.to_csv(index=False)
-    return value.tolist() if hasattr(value, "tolist") else repr(value)
+    return value.tolist() if hasattr(value, "tolist") else re.sub(r" at 0x\w+", "", repr(value))
 
 
 if __name__ == "__main__":

@@ -206,7 +206,7 @@ def test_of_doctor_only_the_rows_about_this_minute():
 
 def test_no_key_of_a_question_is_masked():
     """What is computed or asked for, and not measured."""
-    questions = {"d_model", "d_ff", "tokens", "kernel", "status", "flops", "bytes", "error_rel", "case", "note"}
+    questions = {"d_model", "d_ff", "tokens", "kernel", "status", "flops", "bytes", "tolerance", "case", "note"}
     assert not MEASURED & questions
 
 
@@ -225,12 +225,18 @@ def test_every_command_is_run_in_every_form_and_refuses_something(name, call):
 
 def test_options_are_read_from_the_help_and_given_wrong_values():
     texts = {
-        "": "Commands:\n  trace    Run a block.\n\nOutput:\n  --debug    Print\n",
+        "": "Commands:\n  trace    Run a block.\n  export   Write it.\n\nOutput:\n  --debug    Print\n",
         "trace": "  -l, --layer N|all        Layer, counted\n      --gated, --plain       With\n"
         "      --set W[i,j]=VALUE     Set a weight\n                           --tokens 2 more\nExamples:\n  --as it\n",
+        "export": "      --as FORM              The form\n",
     }
-    assert [*from_help(texts.__getitem__)][3:] == [
+    lines = [*from_help(texts.__getitem__)]
+    assert [line for line in lines if re.search("-h|--no-such", line)] == [
+        f"{name} {option}" for name in ("trace", "export") for option in ("-h", "--help", "--no-such-option")
+    ]
+    assert [line for line in lines if not re.search("-h|--no-such", line)] == [
         "trace 4x8:relu --layer 'x?'", "trace 4x8:relu --layer -1", "trace 4x8:relu --set 'x?'",
+        "export 8x16:gelu --as 'x?'",
     ]  # fmt: skip
 
 
