@@ -102,8 +102,9 @@ def _layer_parts(path: Path, name: str, rows: _Rows, model: object) -> PageParts
     children: list[Child] = []
     for title, up, keys in _FRAMES:
         if series := _series(drawn, keys):
-            log = up in ("mean L2 norm", "relative error")
-            children += [element("h3", title), lines(series, "layer", up, log_x=False, log_y=log and _positive(series))]
+            positive = all(y > 0 for one in series for _, y in one.points)
+            log = positive and up in ("mean L2 norm", "relative error")
+            children += [element("h3", title), lines(series, "layer", up, log_x=False, log_y=log)]
     data: dict[str, Any] = {name: _table(drawn, ("experts", "top_units", "outliers"))}
     if loads := [_loads(row) for row in rows if _loads(row)]:
         data[f"{name}-load"] = _load_map(rows, loads)
@@ -134,10 +135,6 @@ def _series(rows: _Rows, keys: Iterable[str]) -> list[ChartLine]:
             if points and (key not in ("relative_error", "near_zero_share") or any(y for _, y in points)):
                 out.append(ChartLine(name, points, labels=[f"{name}, layer" for _ in points]))
     return out
-
-
-def _positive(series: Sequence[ChartLine]) -> bool:
-    return all(y > 0 for one in series for _, y in one.points)
 
 
 def _loads(row: Mapping[str, Any]) -> list[float]:

@@ -10,7 +10,6 @@ from typing import Any
 
 from ffncli.bench.judge.compare import compare
 from ffncli.bench.judge.comparison_records import CASE_COLUMNS, ComparedRow, Rules
-from ffncli.bench.records import TimedBlock
 from ffncli.bench.results.csv_file import parse_rounds, read_rows
 from ffncli.bench.results.row import ASKED, ResultRow, columns, name_of
 from ffncli.errors import FFNError
@@ -204,16 +203,12 @@ def _rounds(path: Path, labels: Mapping[str, str]) -> tuple[dict[str, Any], str]
         {
             "label": labels[case],
             "kernel": [kernels.index(b.kernel) for b in group],
-            "seconds": [_short(b) for b in group],
+            "seconds": [float(f"{b.per_call:.4g}") for b in group],
         }
         for case, group in _grouped(kept, lambda block: block.case).items()
     ]
     note = f"{len(blocks):,} timed blocks" + (f", of which one in {every} is drawn" if every > 1 else "")
     return ({"kernels": kernels, "cases": cases}, f"{note}. A drift or a jump here is in no ratio: kernels alternate.")
-
-
-def _short(block: TimedBlock) -> float:
-    return float(f"{block.per_call:.4g}")
 
 
 # --- the table, the file, the machine ---------------------------------------------------------------------------------

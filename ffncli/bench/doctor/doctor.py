@@ -80,7 +80,8 @@ def checks() -> Iterator[DoctorCheck]:
     yield from (_extra(name) for name in EXTRAS)
     yield from _quiet(ROOT)
     yield _results(Path.cwd())
-    yield _choices()
+    count = len(choices())
+    yield DoctorCheck("auto", f"{count} {plural('choice', count)} in {shown_path(kept.folder())}")
 
 
 def clear_choices() -> int:
@@ -91,11 +92,6 @@ def clear_choices() -> int:
 def choices() -> list[tuple[str, AutoChoice]]:
     """(a case, the kernel that auto has chosen for it on this machine)."""
     return kept.choices()
-
-
-def _choices() -> DoctorCheck:
-    count = len(choices())
-    return DoctorCheck("auto", f"{count} {plural('choice', count)} in {shown_path(kept.folder())}")
 
 
 # --- software ---------------------------------------------------------------------------------------------------------

@@ -128,12 +128,10 @@ def _point(axis: str, row: ResultRow) -> SpeedPoint:
 def _block(axis: str, rows: Sequence[ResultRow]) -> str:
     """What all rows measure; a width that is swept is not named."""
     names = list(dict.fromkeys(block_of(row) for row in rows))
-    return names[0] if len(names) == 1 else f"{rows[0].activation}, {axis} from {_ends(axis, rows)}"
-
-
-def _ends(axis: str, rows: Sequence[ResultRow]) -> str:
-    values = [getattr(row, axis) for row in rows]
-    return f"{min(values)} to {max(values)}"
+    if len(names) == 1:
+        return names[0]
+    sizes = [getattr(row, axis) for row in rows]
+    return f"{rows[0].activation}, {axis} from {min(sizes)} to {max(sizes)}"
 
 
 def _value(name: str, value: Any) -> str:

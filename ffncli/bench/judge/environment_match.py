@@ -55,7 +55,7 @@ def match(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> Matching:
     """
     unclear = _unclear(base) | _unclear(new)
     left, right = _grouped("BASE", base, unclear), _grouped("NEW", new, unclear)
-    pairs = tuple(_pair(left[key], right[key]) for key in left if key in right)
+    pairs = tuple(RowPair(*_name(right[key][0]), left[key], right[key]) for key in left if key in right)
     if not pairs:
         raise FFNError("BASE and NEW have no case and kernel in common", _apart(base, new))
     only_base = tuple(_name(left[key][0]) for key in left if key not in right)
@@ -127,11 +127,6 @@ def _grouped(side: str, rows: Sequence[ResultRow], unclear: set[Key]) -> Mapping
                 "leave one of them out",
             )
     return {key: tuple(runs.values()) for key, runs in groups.items()}
-
-
-def _pair(base: tuple[ResultRow, ...], new: tuple[ResultRow, ...]) -> RowPair:
-    case, kernel = _name(new[0])
-    return RowPair(case, kernel, base, new)
 
 
 def _name(row: ResultRow) -> tuple[str, str]:

@@ -337,7 +337,9 @@ def agreed(unit: TimedUnit, report: CaseReport | None) -> TimedUnit:
     report comes over a line of its own.
     """
     if report is None:
-        return replace(unit, outcomes=tuple(map(_unconfirmed, unit.outcomes)))
+        why = "the referee's report on this case did not arrive"
+        outcomes = (replace(o, status="failed", note=why) if o.status == "ok" else o for o in unit.outcomes)
+        return replace(unit, outcomes=tuple(outcomes))
     findings = {finding.kernel: finding for finding in report.findings}
     blocks = Counter(block.kernel for block in unit.blocks)
     twin = findings.get(TWIN, Finding(TWIN))
@@ -349,12 +351,6 @@ def agreed(unit: TimedUnit, report: CaseReport | None) -> TimedUnit:
         return _confirmed(outcome, finding, blocks[outcome.kernel])
 
     return replace(unit, outcomes=tuple(map(stands, unit.outcomes)))
-
-
-def _unconfirmed(outcome: Outcome) -> Outcome:
-    if outcome.status != "ok":
-        return outcome
-    return replace(outcome, status="failed", note="the referee's report on this case did not arrive")
 
 
 def _confirmed(outcome: Outcome, finding: Finding, blocks: int) -> Outcome:

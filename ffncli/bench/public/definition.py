@@ -115,11 +115,7 @@ def suite_request(
     if fleeting := next((k for k in request.kernels if k.kernel == AUTO or k.factor is not None), None):
         why = f"--suite {suite.name}: {shown(fleeting.label)} cannot be entered, its results name no kernel"
         raise FFNError(why, "name the kernel that it stands for")
-    return replace(request, suite=suite.tag), (*notes, *_trial(suite, method))
-
-
-def _trial(suite: PublicSuite, method: Method) -> tuple[str, ...]:
-    """A note on a run that no condition can admit."""
-    if method.processes >= suite.processes:
-        return ()
-    return (f"a trial: results of {suite.name} have {suite.processes} processes or more, this run {method.processes}",)
+    if method.processes < suite.processes:
+        few = f"{suite.processes} processes or more, this run {method.processes}"
+        notes = (*notes, f"a trial: results of {suite.name} have {few}")
+    return replace(request, suite=suite.tag), notes

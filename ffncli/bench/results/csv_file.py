@@ -272,7 +272,8 @@ def _value(where: str, column: str, text: str, kind: Any, optional: bool) -> Any
     if kind is str:
         return _text(text)
     if get_origin(kind) is tuple:
-        return tuple(_element(where, column, part, get_args(kind)[0]) for part in _list(text))
+        parts = map(_text, text.split(";")) if text else ()
+        return tuple(_element(where, column, part, get_args(kind)[0]) for part in parts)
     if text == "":
         if not optional:
             raise FFNError(f"{where}: {column} is empty")
@@ -303,10 +304,6 @@ def _number(where: str, column: str, text: str, kind: Any) -> Any:
 def _text(text: str) -> str:
     """The text without the apostrophe that keeps a spreadsheet from running it."""
     return text[1:] if re.match(r"'[=+\-@]", text) else text
-
-
-def _list(text: str) -> tuple[str, ...]:
-    return tuple(_text(part) for part in text.split(";")) if text else ()
 
 
 # --- the rows of a run ------------------------------------------------------------------------------------------------

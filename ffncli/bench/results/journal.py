@@ -295,7 +295,8 @@ def resume(path: Path, summarise: Summarise) -> Journal:
     lines = raw.split(b"\n")[:-1]  # the rest after the last line end is incomplete
     if not lines:
         raise FFNError(f"{name} has no request", _ANEW)
-    journal = _opened(files, f"{name}, line 1", lines[0], summarise)
+    head, request = _head(f"{name}, line 1", lines[0])
+    journal = Journal(files, request, asdict(head.run), head.software, summarise)
     kept, size = len(lines[0]) + 1, len(ROUNDS_HEADER.encode())
     if first_bytes(files.rounds, size) != ROUNDS_HEADER.encode():
         with written_whole(files.rounds) as file:
@@ -320,12 +321,6 @@ def resume(path: Path, summarise: Summarise) -> Journal:
         with written_whole(files.csv) as file:
             file.write(whole)
     return journal
-
-
-def _opened(files: ResultFiles, where: str, first: bytes, summarise: Summarise) -> Journal:
-    """A journal from its first line, nothing finished yet."""
-    head, request = _head(where, first)
-    return Journal(files, request, asdict(head.run), head.software, summarise)
 
 
 def _head(where: str, first: bytes) -> tuple[_RequestLine, BenchRequest]:

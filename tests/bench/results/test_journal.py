@@ -83,7 +83,7 @@ def part_of_request(**changes: Any) -> Any:
         (1, part_of_request(kernels=["eager", "x"]), "request: --kernel: unknown kernel"),
         (1, part_of_request(method={"processes": 0}), "request: method.processes must be at least 1"),
         (1, first_case(spec=4), "request: cases[0].spec must be an object, got 4"),
-        (1, first_case(spec={"d_model": 4, "d_ff": 0}), "request: cases[0].spec is impossible: d_ff must be between"),
+        (1, first_case(spec={"d_model": 4, "d_ff": 0}), "request: cases[0].spec is impossible: d_ff must be a whole"),
         (1, first_case(device="tpu"), "request: device: unknown device 'tpu'"),
         (1, lambda entry: entry.update(journal=1), "resume with the version that began the run"),
     ],
