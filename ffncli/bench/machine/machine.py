@@ -179,7 +179,7 @@ def gpu_columns(device: str) -> dict[str, str]:
     Like parts differ by 5 % or more, a power limit of 500 instead of 700 W by more, and another cuBLAS is another
     `eager`.
     """
-    if torch.device(device).type != "cuda":
+    if not is_cuda(device):
         return {}
     handles, _ = gpu_handles(device)
     state = gpu_state(handles) if handles else None
