@@ -19,7 +19,7 @@ from ffncli.show.tables import Table
 
 if TYPE_CHECKING:
     from ffncli.run.verify.certificate import Certificate
-    from ffncli.run.verify.checks.row import CheckRow
+    from ffncli.run.verify.checks.case import CheckRow
     from ffncli.run.verify.verify import Verdict
 
 _COLUMNS = ("subject", "max error", "relative", "ulps", "tolerance", "passed")
@@ -61,7 +61,7 @@ def command(*, question: VerifyQuestion, view: VerifyView, show: OutputOptions) 
 
 def answer(verdict: Verdict, verbose: bool = False) -> Answer:
     """All rows: `rows` in JSON, a line each in CSV; on the page a line per check, or a table per check."""
-    from ffncli.run.verify.checks.row import CONVENTIONS
+    from ffncli.run.verify.checks.case import CONVENTIONS
     from ffncli.run.verify.verify import CHECKS
 
     block, rows = verdict.block, verdict.rows
@@ -84,7 +84,7 @@ def by_check(rows: Sequence[CheckRow]) -> dict[str, list[CheckRow]]:
 
 def every_row(rows: Sequence[CheckRow]) -> Table:
     """The rows as a CSV has them."""
-    from ffncli.run.verify.checks.row import CheckRow
+    from ffncli.run.verify.checks.case import CheckRow
 
     names = tuple(f.name for f in fields(CheckRow))
     return Table(names, [tuple(getattr(row, name) for name in names) for row in rows])
@@ -173,7 +173,7 @@ def _named(subjects: Sequence[str]) -> str:
 
 def referee_answer(verdict: Verdict, certificate: Certificate, verbose: bool = False) -> Answer:
     """`certificate` and `rows` in JSON, a line per row in CSV."""
-    from ffncli.run.verify.checks.row import CONVENTIONS
+    from ffncli.run.verify.checks.case import CONVENTIONS
 
     block, rows = verdict.block, verdict.rows
     of = f"{certificate.dtype} on {certificate.device}, {block.weights}"

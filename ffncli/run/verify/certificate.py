@@ -16,7 +16,7 @@ import torch
 
 from ffncli.errors import FFNError, option, shown_path
 from ffncli.kernels.choice import KernelChoice
-from ffncli.run.verify.checks.row import CheckRow
+from ffncli.run.verify.checks.case import CheckRow
 from ffncli.system import host
 from ffncli.system.packages import installed
 from ffncli.version import __version__

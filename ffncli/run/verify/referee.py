@@ -16,27 +16,26 @@ from ffncli.run.engine.block_summary import block_summary
 from ffncli.run.engine.prepare import LayerRequest, device_of, prepare
 from ffncli.run.user.hosted import KernelFailure, TimeLimits, hosted
 from ffncli.run.verify.certificate import Certificate, environment, file_digest, first_reason, now_utc
-from ffncli.run.verify.checks import aftermath, precision, replay, right, same_bits
-from ffncli.run.verify.checks.case import CheckedBlock
-from ffncli.run.verify.checks.row import CheckRow
+from ffncli.run.verify.checks import judged
+from ffncli.run.verify.checks.case import CheckedBlock, CheckRow
 from ffncli.run.verify.checks.trial import KernelTrial, dtype_name
 from ffncli.run.verify.question import REFEREE_STATEMENTS
 from ffncli.run.verify.verify import Verdict
 
 # The last two have the host load the kernel for another block.
 REFEREE_CHECKS: Mapping[str, Callable[[KernelTrial], Iterator[CheckRow]]] = {
-    "shapes": right.shapes,
-    "repeats": same_bits.repeats,
-    "state": same_bits.state,
-    "special": right.special,
-    "isolation": right.isolation,
-    "batch": same_bits.batch,
-    "precision": precision.precision,
-    "threads": aftermath.threads,
-    "untouched": aftermath.untouched,
-    "replay": replay.replay,
-    "widths": right.widths,
-    "experts": right.experts,
+    "shapes": judged.shapes,
+    "repeats": judged.repeats,
+    "state": judged.state,
+    "special": judged.special,
+    "isolation": judged.isolation,
+    "batch": judged.batch,
+    "precision": judged.precision,
+    "threads": judged.threads,
+    "untouched": judged.untouched,
+    "replay": judged.replay,
+    "widths": judged.widths,
+    "experts": judged.experts,
 }
 assert list(REFEREE_CHECKS) == list(REFEREE_STATEMENTS)
 _SEEDS = 2**31

@@ -19,9 +19,8 @@ from ffncli.run.engine.block_summary import BlockSummary, block_summary
 from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
 from ffncli.run.user.kernels import kernels_of
 from ffncli.run.verify.certificate import Certificate
-from ffncli.run.verify.checks import kernels, layouts, linearity, modules, positions, shards, values, zero
-from ffncli.run.verify.checks.case import CheckedBlock, SplitRun, UserModule
-from ffncli.run.verify.checks.row import CheckRow
+from ffncli.run.verify.checks import implementations, layouts, properties
+from ffncli.run.verify.checks.case import CheckedBlock, CheckRow, SplitRun, UserModule
 from ffncli.run.verify.question import CHECK_STATEMENTS
 
 _TOKENS, _FEW_TOKENS, _LARGE = 16, 4, 50_000_000
@@ -42,17 +41,17 @@ def _over_ranks(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 _ROWS: Mapping[str, Callable[[CheckedBlock], Iterator[CheckRow]]] = {
-    "finite": values.finite,
-    "module": modules.module,
-    "convolution": positions.convolution,
-    "tokens": positions.tokens,
-    "collapse": linearity.collapse,
-    "nonlinearity": linearity.nonlinearity,
-    "zero": zero.zero,
-    "shards": shards.shards,
+    "finite": properties.finite,
+    "module": implementations.module,
+    "convolution": properties.convolution,
+    "tokens": properties.tokens,
+    "collapse": properties.collapse,
+    "nonlinearity": properties.nonlinearity,
+    "zero": properties.zero,
+    "shards": implementations.shards,
     "ranks": _over_ranks,
-    "fused": kernels.fused,
-    "kernels": kernels.kernels,
+    "fused": implementations.fused,
+    "kernels": implementations.kernels,
     "layout": layouts.layout,
 }
 CHECKS: Mapping[str, VerifyCheck] = {name: VerifyCheck(text, _ROWS[name]) for name, text in CHECK_STATEMENTS.items()}
@@ -150,7 +149,7 @@ def _prepared(resolved: Resolved, run: LayerRequest, example: Example | None) ->
 
 def _rows(case: CheckedBlock, names: Sequence[str]) -> Iterator[CheckRow]:
     """The rows of the checks; if values are NaN or Inf, only that is checked."""
-    broken = [row for row in values.finite(case) if row.passed is False]
+    broken = [row for row in properties.finite(case) if row.passed is False]
     rows: dict[str, tuple[CheckRow, ...]] = {}
     for name in sorted(names, key=lambda name: name != "ranks"):  # first what other processes wait for
         if broken and name not in ("finite", "layout"):

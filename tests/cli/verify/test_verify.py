@@ -10,7 +10,7 @@ from dataclasses import fields
 import pytest
 
 from ffncli.kernels import BUILT_IN
-from ffncli.run.verify.checks.row import CheckRow
+from ffncli.run.verify.checks.case import CheckRow
 from ffncli.run.verify.verify import CHECKS as EVERY_CHECK
 from tests.oracles.checkpoints import LLAMA, expect_refusal, folder, tensors
 from tests.oracles.own_modules import MODULES

@@ -24,7 +24,7 @@ from ffncli.run.engine.weights import random_weights
 from ffncli.run.user.hosted import hosted
 from ffncli.run.verify import referee
 from ffncli.run.verify.certificate import first_reason
-from ffncli.run.verify.checks import precision
+from ffncli.run.verify.checks import judged as of_kernels
 from ffncli.run.verify.checks.case import CheckedBlock
 from ffncli.run.verify.checks.trial import KernelTrial
 from ffncli.run.verify.question import REFEREE_STATEMENTS
@@ -100,7 +100,7 @@ def test_batch_invariance_is_a_figure_unless_it_is_demanded(host):
 def test_other_dtypes(host, dtype):
     rows = judged(host, "mlp", block_of(GATED, dtype))
     assert [row for row in rows if row.passed is False] == []
-    assert [row.subject for row in rows if row.check == "precision"] == [f"{precision.dtype_name(dtype)}-true"]
+    assert [row.subject for row in rows if row.check == "precision"] == [f"{of_kernels.dtype_name(dtype)}-true"]
 
 
 def test_experts_in_another_order(host):
@@ -119,7 +119,7 @@ def test_rounding_is_that_of_the_formats():
     x = torch.randn(4096, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for bits, dtype in ((24, torch.float32), (8, torch.bfloat16), (11, torch.float16)):
         large = x[x.abs() > 1e-3]  # smaller ones are subnormal in fp16
-        assert torch.equal(precision.rounded(large, bits), large.to(dtype).double())
+        assert torch.equal(of_kernels.rounded(large, bits), large.to(dtype).double())
 
 
 def products(x, w, dtype: torch.dtype) -> torch.Tensor:
@@ -137,7 +137,7 @@ def test_the_emulated_error_is_that_of_products_in_that_format(bits, dtype):
     hidden = functional.silu(products(x, w["gate.weight"], dtype)) * products(x, w["up.weight"], dtype)
     out = products(hidden, w["down.weight"], dtype)
     expected = float((out - trial.reference(x)).norm() / trial.reference(x).norm())
-    assert precision.emulated(trial, x, bits) == pytest.approx(expected, rel=1e-6)
+    assert of_kernels.emulated(trial, x, bits) == pytest.approx(expected, rel=1e-6)
 
 
 CLASSES = {
@@ -155,27 +155,27 @@ def test_classes_of_known_arithmetic(spec):
     block = block_of(spec)
     trial = KernelTrial(None, block, torch.Generator().manual_seed(0))
     x = trial.draw(64)
-    bounds = precision.error_bounds(trial, x)
+    bounds = of_kernels.error_bounds(trial, x)
     real = functional.linear
     for name, cast in CLASSES.items():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(functional, "linear", lambda a, w, b=None, cast=cast: real(cast(a), cast(w), b))
             out, went = referee_run(block, x)
-        reference, there = precision.in_float64(block.ffn, block.ffn_weights, {block.entry: x})
-        same = precision.same_experts(went, there, len(x))[0]
-        error = precision.rms_error(out[same], reference[same])
-        assert next((of for of, bound in bounds.items() if error <= bound), precision.LOWER) == name, (error, bounds)
+        reference, there = of_kernels.in_float64(block.ffn, block.ffn_weights, {block.entry: x})
+        same = of_kernels.same_experts(went, there, len(x))[0]
+        error = of_kernels.rms_error(out[same], reference[same])
+        assert next((of for of, bound in bounds.items() if error <= bound), of_kernels.LOWER) == name, (error, bounds)
 
 
 def referee_run(block: CheckedBlock, x: torch.Tensor):
-    return precision.output_and_experts(block.ffn, block.ffn_weights, {block.entry: x})
+    return of_kernels.output_and_experts(block.ffn, block.ffn_weights, {block.entry: x})
 
 
 def test_weights_of_8_bits_are_not_bf16():
     block = block_of(FFNSpec(64, 256, "swiglu"), torch.bfloat16)
     trial = KernelTrial(None, block, torch.Generator().manual_seed(0))
     x = trial.draw(64)
-    (bound,) = precision.error_bounds(trial, x).values()
+    (bound,) = of_kernels.error_bounds(trial, x).values()
 
     def eight(w):
         step = w.double().abs().amax(-1, keepdim=True) / 127
@@ -183,8 +183,8 @@ def test_weights_of_8_bits_are_not_bf16():
 
     for change, inside in ((lambda w: w, True), (eight, False)):
         weights = {name: change(w) for name, w in block.ffn_weights.items()}
-        out, _ = precision.output_and_experts(block.ffn, weights, {block.entry: x})
-        assert (precision.rms_error(out, trial.reference(x)) <= bound) is inside
+        out, _ = of_kernels.output_and_experts(block.ffn, weights, {block.entry: x})
+        assert (of_kernels.rms_error(out, trial.reference(x)) <= bound) is inside
 
 
 def test_a_lower_precision_passes_where_the_user_allows_its_error(host):

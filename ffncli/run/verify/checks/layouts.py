@@ -3,6 +3,8 @@
 The proof that our reading is right is another program's result: transformers' module for the layer, run on its actual
 input, or the same layer of another checkpoint (`--against`). If ours differs from it but a misreading agrees, that
 misreading is named.
+
+Tokens that reach every expert: an expert without tokens does not affect any output.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ffncli.block.recipe import FFNSpec
-from ffncli.block.steps import Norm, parameters
+from ffncli.block.steps import Experts, Norm, parameters
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.kernel import kernel_steps
@@ -26,13 +28,11 @@ from ffncli.models.tensors.slices import StoredSlice
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.fused import halves_by_turns, turns_as_halves
 from ffncli.run.engine.prepare import LayerRequest, prepare
-from ffncli.run.engine.reference import steady_tokens
+from ffncli.run.engine.reference import output_and_experts, routing_steps, steady_tokens
 from ffncli.run.engine.weights import located_weights, packed_formats, read_located
 from ffncli.run.pretrained.capture import FAULTS, run_model
 from ffncli.run.pretrained.prompt import Prompt
-from ffncli.run.verify.checks.case import CheckedBlock
-from ffncli.run.verify.checks.reach import reached, reaching, unreached
-from ffncli.run.verify.checks.row import CheckRow, Judge, errors
+from ffncli.run.verify.checks.case import CheckedBlock, CheckRow, Judge, errors
 
 _IDS = tuple(range(5, 13))  # tokens that every vocabulary has, none of them special
 _WHERE = 120  # letters of a tensor's name
@@ -316,3 +316,61 @@ def _reread(case: CheckedBlock, located: Sequence[Located], other: Misreading) -
     for name, axis in other.exchanged:
         weights[name] = weights[name].transpose(0, axis).contiguous()
     return weights
+
+
+# --- tokens that reach every expert: one without tokens does not affect any output ------------------------------------
+
+_ROUNDS, _AT_ONCE, _SHOWN, _FEW = 32, 256, 8, 4
+
+
+def reached(case: CheckedBlock, x: Tensor) -> Tensor | None:
+    """Which experts at least one of the tokens `x` [tokens, d_model] goes to, as booleans; None in a dense block."""
+    before = routing_steps(case.ffn)
+    choices = output_and_experts(before, case.ffn_weights, {case.entry: x})[1] if before else None
+    return None if choices is None else choices.any(0)
+
+
+def reaching(case: CheckedBlock) -> Tensor:
+    """The case's tokens and, after them, random ones for the experts that receive none of those."""
+    x, before = case.x, routing_steps(case.ffn)
+    covered = reached(case, x)
+    if covered is None:
+        return x
+    generator, extra = case.generator(), []
+    for _ in range(_ROUNDS):
+        if covered.all():
+            break
+        tokens = torch.randn(_AT_ONCE, x.shape[-1], generator=generator).to(x)
+        choices = output_and_experts(before, case.ffn_weights, {case.entry: tokens})[1]
+        assert choices is not None
+        for expert in (choices.any(0) & ~covered).nonzero().flatten().tolist():
+            if not covered[expert]:
+                token = int(choices[:, expert].nonzero()[0])
+                extra.append(tokens[token])
+                covered = covered | choices[token]
+    return torch.cat([x, torch.stack(extra)]) if extra else x
+
+
+def unreached(case: CheckedBlock, judge: Judge, x: Tensor, label: str, theirs: Mapping[str, Tensor]) -> CheckRow | None:
+    """A row for the experts that no token of `x` goes to, each compared with `theirs`; None if there are none."""
+    covered = reached(case, x)
+    step = next((step for step in case.ffn if isinstance(step.op, Experts)), None)
+    if covered is None or step is None or not isinstance(step.op, Experts):
+        return None
+    left = (~covered[: step.op.experts.size]).nonzero().flatten().tolist()
+    if not left:
+        return None
+    weights = {name: case.ffn_weights[name] for name in step.op.parameters()}
+    if any(name not in theirs or theirs[name].shape != weight.shape for name, weight in weights.items()):
+        return judge.skips(f"{_experts(left)} = {label}", "no token goes there, and their shapes differ")
+    width = parameters(step.op.program)["up.weight"][1].size
+    inputs = {"x": torch.randn(_FEW, width, generator=case.generator()).to(x)}
+    made = {e: [run(step.op.program, step.op.of_one(one, e), inputs) for one in (weights, theirs)] for e in left}
+    differ = [e for e, (ours, other) in made.items() if not judge.equal("", ours, other).passed]
+    ours, other = (torch.stack([made[e][n] for e in differ or left]) for n in (0, 1))
+    return judge.equal(f"{_experts(differ or left)} = {label}", ours, other, "no token goes there: run separately")
+
+
+def _experts(several: list[int]) -> str:
+    more = f" and {len(several) - _SHOWN} more" if len(several) > _SHOWN else ""
+    return f"experts {', '.join(map(str, several[:_SHOWN]))}{more}"

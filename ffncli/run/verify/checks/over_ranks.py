@@ -18,8 +18,7 @@ from ffncli.run.ranks.join import joined
 from ffncli.run.ranks.parallel import ParallelBlock
 from ffncli.run.ranks.simulate import CollectiveCall, Exchanges, in_words
 from ffncli.run.ranks.store import RankGroup
-from ffncli.run.verify.checks.case import CheckedBlock
-from ffncli.run.verify.checks.row import CheckRow
+from ffncli.run.verify.checks.case import CheckedBlock, CheckRow
 
 
 def over_ranks(case: CheckedBlock) -> Iterator[CheckRow]:

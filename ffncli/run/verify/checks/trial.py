@@ -18,8 +18,7 @@ from ffncli.errors import FFNError
 from ffncli.run.engine.reference import in_float64, steady_tokens
 from ffncli.run.measure.gap import gap
 from ffncli.run.user.hosted import HostedKernel, same_bits
-from ffncli.run.verify.checks.case import CheckedBlock
-from ffncli.run.verify.checks.row import CheckRow, Judge
+from ffncli.run.verify.checks.case import CheckedBlock, CheckRow, Judge
 
 # At most 8 counts: torch.compile makes a graph for each, and stops at 8.
 _COUNTS, _FEW_COUNTS = (1, 2, 3, 5, 17, 64, 127), (1, 2, 5, 17)

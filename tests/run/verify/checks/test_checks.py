@@ -19,8 +19,7 @@ from ffncli.models.model import block_model
 from ffncli.run.engine import execute as executing
 from ffncli.run.engine.prepare import LayerRequest
 from ffncli.run.verify import verify as verify_module
-from ffncli.run.verify.checks import linearity as linearity_module
-from ffncli.run.verify.checks import modules as modules_module
+from ffncli.run.verify.checks import implementations, properties
 from ffncli.run.verify.verify import CHECKS, Verdict, check_names, verify_layer
 
 SPECS = {
@@ -102,7 +101,7 @@ def test_module_in_train_mode_needs_the_same_mask(monkeypatch):
     naive = next(row for row in found.rows if row.subject.endswith("called twice"))
     assert (naive.passed, naive.relative_error > 0.05) == (None, True)
     assert "draws its own dropout mask" in naive.note
-    monkeypatch.setattr(modules_module, "Mode", lambda train, masks: executing.Mode(train=True))
+    monkeypatch.setattr(implementations, "Mode", lambda train, masks: executing.Mode(train=True))
     assert subjects(verified(SPECS["plain"], "module"), False) == ["torch.nn, train, same mask"]
 
 
@@ -136,7 +135,7 @@ def test_collapse_is_one_matrix_and_no_other(monkeypatch):
     assert subjects(found, True) == ["one block", "a stack of 3"]
     assert "the first 64 rows of one matrix [80, 80]" in found.rows[0].note
     assert "one matrix [16, 16]" in verified(SPECS["plain"], "collapse").rows[0].note
-    monkeypatch.setattr(linearity_module, "_linear", lambda dense: dense)  # the activation stays
+    monkeypatch.setattr(properties, "_linear", lambda dense: dense)  # the activation stays
     assert subjects(verified(FFNSpec(80, 96, "gelu"), "collapse"), False) == ["one block", "a stack of 3"]
 
 
@@ -161,10 +160,10 @@ def test_nonlinearity_is_zero_for_identity_alone(monkeypatch):
     assert list(found) == list(TABLE)
     assert found["identity"].max_error < 1e-14
     assert all(row.max_error > 1e-4 and row.passed for name, row in found.items() if name != "identity")
-    monkeypatch.setattr(linearity_module, "function", lambda name, learned: lambda x: 2 * x)
+    monkeypatch.setattr(properties, "function", lambda name, learned: lambda x: 2 * x)
     flat = {row.subject: row.passed for row in verified(FFNSpec(16, 24, "relu"), "nonlinearity").rows}
     assert flat == {name: name == "identity" for name in TABLE}
-    monkeypatch.setattr(linearity_module, "function", lambda name, learned: torch.relu)
+    monkeypatch.setattr(properties, "function", lambda name, learned: torch.relu)
     assert subjects(verified(FFNSpec(16, 24, "relu"), "nonlinearity"), False) == ["identity"]
 
 

@@ -21,8 +21,8 @@ from ffncli.models.source import load
 from ffncli.models.tensors import slices as pieces
 from ffncli.models.tensors.arrangement import Arrangement, Order
 from ffncli.run.engine.prepare import LayerRequest
+from ffncli.run.verify.checks.case import CheckRow
 from ffncli.run.verify.checks.layouts import resplit
-from ffncli.run.verify.checks.row import CheckRow
 from ffncli.run.verify.verify import verify_layer
 from tests.oracles import gguf_files, huggingface
 from tests.oracles.huggingface import CASES, make

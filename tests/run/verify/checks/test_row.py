@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ffncli.run.measure.tolerance import tolerance_for
-from ffncli.run.verify.checks.row import Judge, errors, not_finite
+from ffncli.run.verify.checks.case import Judge, errors, not_finite
 
 JUDGE = Judge("module", 1e-6, torch.float32)
 

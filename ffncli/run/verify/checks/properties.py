@@ -1,7 +1,4 @@
-"""Why the activation matters: with `identity` a plain block is one matrix, with any other it is not linear.
-
-Everything is in float64: these are statements about functions, and rounding would hide small differences.
-"""
+"""What must hold of any block: tokens are independent, without its activation it is one matrix, zero stays zero."""
 
 from __future__ import annotations
 
@@ -10,14 +7,70 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ffncli.block.activations import TABLE
-from ffncli.block.rewrite import without_nonlinearity
-from ffncli.block.steps import Linear, Norm, Step
-from ffncli.run.engine.execute import run
+from ffncli.block.rewrite import with_biases, without_nonlinearity
+from ffncli.block.steps import Linear, Norm, Step, parameters
+from ffncli.kernels import built_in
+from ffncli.run.engine.execute import execute, run
 from ffncli.run.engine.functions import function
-from ffncli.run.verify.checks.case import CheckedBlock, DenseFFN
-from ffncli.run.verify.checks.row import CheckRow, errors
+from ffncli.run.engine.reference import output_and_experts, same_experts
+from ffncli.run.verify.checks.case import CheckedBlock, CheckRow, DenseFFN, errors, not_finite
+
+_ALONE = 4  # tokens that are run one at a time: each reads all weights
+
+
+def convolution(case: CheckedBlock) -> Iterator[CheckRow]:
+    """Every Linear is a Conv1d with kernel 1 over [1, d_in, tokens], and so is the whole FFN."""
+    judge, dense = case.judge("convolution"), case.dense
+    inside = "" if dense.label == "the FFN" else f"{dense.label}, "
+    tensors = {dense.entry: dense.x}
+    for event in execute(dense.steps, dense.weights, tensors):
+        tensors[event.name] = event.tensor
+        if isinstance(event.step.op, Linear):
+            weight, bias = dense.weights[f"{event.name}.weight"], dense.weights.get(f"{event.name}.bias")
+            turned = functional.conv1d(tensors[event.step.inputs[0]].T[None], weight[..., None], bias)
+            yield judge.equal(f"{inside}{event.name}", turned[0].T, event.tensor)
+    conv = built_in("conv1x1")
+    reason = conv.refuses(case.ffn)
+    if reason:
+        yield judge.skips("whole FFN", f"conv1x1 {reason}")
+        return
+    output = conv.build(case.ffn, case.device, case.dtype)(case.x, conv.prepare(case.ffn, case.ffn_weights))
+    yield judge.equal("whole FFN", output, run(case.ffn, case.ffn_weights, {case.entry: case.x}))
+
+
+def tokens(case: CheckedBlock) -> Iterator[CheckRow]:
+    """A token's output depends neither on other tokens nor on its position."""
+    judge, n = case.judge("tokens"), case.tokens
+    if n < 2:
+        yield judge.skips("permuted", "only one token: give --tokens 2 or more")
+        return
+    whole, went = output_and_experts(case.steps, case.weights, case.inputs)
+
+    def compared(subject: str, order: Tensor, parts: list[Tensor]) -> CheckRow:
+        """The tokens `parts`, each run together, against the same tokens in the full run, listed by `order`."""
+        made = [
+            output_and_experts(case.steps, case.weights, {k: t[part] for k, t in case.inputs.items()}) for part in parts
+        ]
+        output = torch.cat([tensor for tensor, _ in made])
+        there = torch.cat([e for _, e in made if e is not None]) if went is not None else None
+        same, note = same_experts(there, None if went is None else went[order], len(order))
+        return judge.equal(subject, output[same], whole[order][same], note)
+
+    shuffled = torch.randperm(n, generator=case.generator()).to(case.device)
+    every = torch.arange(n, device=case.device)
+    yield compared("permuted", shuffled, [shuffled])
+    yield compared("split in two", every, [every[: n // 2], every[n // 2 :]])
+    few = every[:_ALONE]
+    label = "one at a time" if n <= _ALONE else f"first {_ALONE}, one at a time"
+    yield compared(label, few, [token[None] for token in few])
+
+
+# Why the activation matters: with `identity` a plain block is one matrix, with any other it is not linear.
+#
+# Everything is in float64: these are statements about functions, and rounding would hide small differences.
 
 _TOKENS = 4
 _FAR_TOKENS, _FAR = (
@@ -155,3 +208,66 @@ def _with_every_activation(dense: DenseFFN, points: Tensor) -> list[Tensor]:
     names = {name for step in dense.steps[at + 1 :] for name in step.parameters()}
     rest = {n: t for n, t in weights.items() if n in names}
     return list(run(dense.steps[at + 1 :], rest, after).chunk(len(TABLE)))
+
+
+# A zero input: the output is 0 without biases, not 0 with them, and the same for every token.
+
+
+def zero(case: CheckedBlock) -> Iterator[CheckRow]:
+    """The FFN of zeros, without biases, with random ones, and row by row."""
+    judge = case.judge("zero")
+    nothing = torch.zeros_like(case.x)
+    bare, biased = with_biases(case.ffn, False), with_biases(case.ffn, True)
+    without = run(bare, _kept(bare, case.ffn_weights), {case.entry: nothing})
+    expected, note = _without_biases(case, without)
+    yield judge.equal("without biases", without, expected, note)
+    out = run(biased, _with_drawn(case, biased), {case.entry: nothing})
+    size = float(out.abs().max())
+    note = "the largest output, with random biases: must not be 0"
+    yield CheckRow(judge.check, "with biases", size, tolerance=0.0, passed=size > 0, note=note)
+    note = "in eval; in train mode dropout makes equal tokens differ"
+    yield judge.equal("equal tokens", out, out[:1].expand_as(out), note)
+
+
+def _without_biases(case: CheckedBlock, out: Tensor) -> tuple[Tensor, str]:
+    """The expected output, and why: 0, unless f(0) is not 0 and there is no gate to multiply it by."""
+    act = next((step for step in case.ffn if step.output == "act"), None)
+    expected, note = torch.zeros_like(out), "0, exactly"
+    if act is None or case.layer.spec.gated or case.layer.spec.sub_norm:
+        return expected, note
+    learned = {name.removeprefix("act."): t for name, t in case.ffn_weights.items() if name.startswith("act.")}
+    at_zero = function(case.layer.spec.activation, learned)(torch.zeros(1, dtype=case.dtype, device=case.device))
+    if float(at_zero) == 0:
+        return expected, note
+    down = case.ffn_weights["down.weight"]
+    rise = at_zero.expand(len(out), down.shape[1])
+    return functional.linear(
+        rise, down
+    ), f"{case.layer.spec.activation}(0) = {float(at_zero):.4g}, so it is W2 times that"
+
+
+def _kept(steps: tuple[Step, ...], weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: weights[name] for name in parameters(steps)}
+
+
+def _with_drawn(case: CheckedBlock, steps: tuple[Step, ...]) -> dict[str, Tensor]:
+    """The weights with random biases of every Linear."""
+    generator = case.generator()
+    out = {}
+    for name, axes in parameters(steps).items():
+        shape = [axis.size for axis in axes]
+        linear = name.endswith(".bias") and "norm" not in name
+        drawn = torch.randn(shape, generator=generator).to(case.device, case.dtype) if linear else None
+        out[name] = case.ffn_weights[name] if drawn is None else drawn
+    return out
+
+
+# Before anything is compared: are the weights and the input numbers at all?
+
+
+def finite(case: CheckedBlock) -> Iterator[CheckRow]:
+    """No NaN and no infinity in the weights and in the input."""
+    for what, tensors in (("weights", case.weights), ("input", case.inputs)):
+        wrong = [f"{name} has {count}" for name, tensor in tensors.items() if (count := not_finite(tensor))]
+        many = f" and {len(wrong) - 4} more tensors" if len(wrong) > 4 else ""
+        yield CheckRow("finite", what, passed=not wrong, note="; ".join(wrong[:4]) + many)

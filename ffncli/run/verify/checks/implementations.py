@@ -1,0 +1,198 @@
+"""Other ways to compute the block that must agree with its steps: an nn.Module, kernels, shards."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ffncli.block.ranks import Ranks
+from ffncli.block.recipe import FFNSpec, steps
+from ffncli.block.shard import rank_steps
+from ffncli.block.steps import AllReduce, Dropout, ffn_steps, shapes, walk
+from ffncli.dataclass import dataclass
+from ffncli.errors import FFNError
+from ffncli.kernels import built_in
+from ffncli.kernels.kernel import Kernel
+from ffncli.run.engine.execute import Mode, run
+from ffncli.run.engine.reference import in_float64, output_and_experts, same_experts, steady_tokens
+from ffncli.run.engine.sharded import summed
+from ffncli.run.verify.checks.case import CheckedBlock, CheckRow
+from ffncli.run.verify.module import block_module
+
+_NAIVE = "each call draws its own dropout mask, so two calls in train mode differ by this; with one mask they agree"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A module that should equal the block: its label, the module, and how to run it on the block's inputs."""
+
+    label: str
+    module: nn.Module
+    call: Callable[[nn.Module], Tensor]
+
+
+def module(case: CheckedBlock) -> Iterator[CheckRow]:
+    """The reference execution, against torch's own layers, and against the user's module if there is one."""
+    spec, subjects = _spec_of(case), []
+    if spec is None:
+        yield case.judge("module").skips("torch.nn", "the file's norms are not known")
+    else:
+        built = block_module(spec, case.weights)
+        subjects.append(Subject("torch.nn", built, lambda m: m(*case.inputs.values())))
+    if case.user_module is not None:
+        twin, runner = copy.deepcopy(case.user_module.module).to(case.device, case.dtype), case.user_module.runner
+        subjects.append(Subject(type(twin).__name__, twin.eval(), lambda m: runner(m, case.inputs["x"])))
+    for subject in subjects:
+        try:
+            yield from _eval(case, subject)
+            yield from _train(case, subject)
+        except FFNError as error:  # the user's forward, in this dtype
+            yield case.judge("module").fails(subject.label, error.message)
+
+
+def _spec_of(case: CheckedBlock) -> FFNSpec | None:
+    """The spec whose steps the case runs: the layer's, without norms that its file does not describe."""
+    spec = case.layer.spec
+    bare = replace(spec, residual=False, parallel=False)
+    if case.steps == ffn_steps(steps(spec)) and not spec.sub_norm:
+        return replace(bare, norm="none")
+    return next(
+        (candidate for candidate in (spec, replace(bare, norm_position="pre")) if steps(candidate) == case.steps), None
+    )
+
+
+def _eval(case: CheckedBlock, subject: Subject) -> Iterator[CheckRow]:
+    ours, theirs = run(case.steps, case.weights, case.inputs), subject.call(subject.module)
+    same, remark = steady_tokens(case.steps, case.weights, case.inputs, case.dtype)
+    if not same.any():
+        yield case.judge("module").skips(f"{subject.label}, eval", remark)
+        return
+    if remark and ours.shape == theirs.shape:
+        ours, theirs = ours[same], theirs[same]
+    yield case.judge("module").equal(f"{subject.label}, eval", ours, theirs, remark)
+
+
+def _train(case: CheckedBlock, subject: Subject) -> Iterator[CheckRow]:
+    """The module's nn.Dropout draws a mask, and the steps run with the same mask."""
+    judge, label = case.judge("module"), f"{subject.label}, train"
+    dropouts = [step for step in case.steps if isinstance(step.op, Dropout)]
+    parts = [part for part in subject.module.modules() if isinstance(part, nn.Dropout) and part.p > 0]
+    if case.layer.spec.moe and case.layer.spec.dropout:
+        yield judge.skips(label, "every expert draws its own mask")
+        return
+    if len(dropouts) != len(parts):
+        yield judge.skips(label, "the module has dropout in a place other than before the down projection")
+        return
+    if not dropouts:
+        yield judge.skips(label, "the block has no dropout: train is eval")
+        return
+    (step,) = dropouts
+    width = shapes(case.steps, {n: tuple(t.shape) for n, t in case.inputs.items()})[step.output]
+    assert isinstance(step.op, Dropout)
+    with torch.random.fork_rng(devices=[case.device] if case.device != "cpu" else []):
+        torch.manual_seed(case.seed)
+        ones = torch.ones(width, dtype=case.dtype, device=case.device)
+        mask = nn.functional.dropout(ones, step.op.p, training=True) != 0
+        torch.manual_seed(case.seed)
+        theirs = subject.call(subject.module.train())
+        again = subject.call(subject.module)
+        subject.module.eval()
+    ours = run(case.steps, case.weights, case.inputs, Mode(train=True, masks={step.output: mask}))
+    note = f"mask drops {int((~mask).sum())} of {mask.numel()}"
+    yield judge.equal(f"{label}, same mask", ours, theirs, note)
+    yield judge.figure(f"{label}, called twice", again, theirs, _NAIVE)
+
+
+# Kernels against the reference in float64, and the packed kernel against the eager one.
+
+
+class BrokenContract(Exception):
+    """A kernel broke its contract; the text says how."""
+
+
+def fused(case: CheckedBlock) -> Iterator[CheckRow]:
+    """gate and up in one matrix, against gate and up separate, in the same dtype."""
+    judge, packed = case.judge("fused"), built_in("packed")
+    reason = packed.refuses(case.ffn) or built_in("eager").refuses(case.ffn)
+    if reason:
+        yield judge.skips("packed = eager", reason)
+        return
+    one, two = (compute(case, kernel) for kernel in (packed, built_in("eager")))
+    yield judge.equal("packed = eager", one, two, "gate and up as one matrix")
+
+
+def kernels(case: CheckedBlock) -> Iterator[CheckRow]:
+    """Every kernel in the case's dtype, against the reference execution in float64."""
+    reference, went = in_float64(case.ffn, case.ffn_weights, {case.entry: case.x})
+    _, near = output_and_experts(case.ffn, case.ffn_weights, {case.entry: case.x})
+    same, left_out = same_experts(near, went, len(case.x))
+    for kernel in case.kernels:
+        judge = replace(case, computes=kernel.computes).judge("kernels")
+        reason = kernel.refusal(case.ffn, case.device, case.dtype)
+        if reason:
+            yield judge.skips(kernel.name, reason)
+            continue
+        try:
+            output = compute(case, kernel)
+        except (FFNError, BrokenContract) as error:
+            yield judge.fails(kernel.name, error.message if isinstance(error, FFNError) else str(error))
+            continue
+        declared = kernel.computes and f"computes in {kernel.computes}"
+        note = "; ".join(filter(None, (kernel.origin, declared, left_out)))
+        yield judge.equal(kernel.name, output[same], reference[same], note)
+
+
+def compute(case: CheckedBlock, kernel: Kernel) -> Tensor:
+    """A kernel's output for the case's x [tokens, d_model]. Raises BrokenContract if it breaks its contract.
+
+    It is called with other tokens first, so that a kernel that caches its first result is caught.
+    """
+    weights = dict(case.ffn_weights)
+    if kernel.origin:  # a user's kernel, which may write where it should not
+        weights = {name: tensor.clone() for name, tensor in weights.items()}
+    before = {name: tensor._version for name, tensor in weights.items()}
+    params = kernel.prepare(case.ffn, weights)
+    call = kernel.build(case.ffn, case.device, case.dtype)
+    call(case.x.flip(0), params)
+    x = case.x.clone()
+    out: object = call(x, params)
+    if not isinstance(out, Tensor):
+        raise BrokenContract(f"returns a {type(out).__name__}, not a tensor")
+    if out.shape != case.x.shape:
+        raise BrokenContract(f"returns shape {list(out.shape)}, expected {list(case.x.shape)}")
+    if out.dtype != case.dtype:
+        raise BrokenContract(
+            f"returns {str(out.dtype).removeprefix('torch.')}, expected {str(case.dtype).removeprefix('torch.')}"
+        )
+    if not torch.equal(x, case.x):
+        raise BrokenContract("changes its input x")
+    changed = [name for name, tensor in weights.items() if tensor._version != before[name]]
+    if changed:
+        raise BrokenContract(f"changes the weight {changed[0]}")
+    return out
+
+
+# Tensor parallelism: the sum over n ranks equals the whole.
+
+RANKS = (2, 3, 4, 8)
+
+
+def shards(case: CheckedBlock) -> Iterator[CheckRow]:
+    """The block split over 2, 3, 4 and 8 ranks, where d_ff divides."""
+    judge = case.judge("shards")
+    whole = run(case.steps, case.weights, case.inputs)
+    for ranks in RANKS:
+        try:
+            first = rank_steps(case.steps, 0, Ranks(ranks))
+        except FFNError as error:
+            yield judge.skips(f"{ranks} ranks", error.message)
+            continue
+        reduced = [n.removesuffix(".sum") for n, step in walk(first) if isinstance(step.op, AllReduce)]
+        widths = f"d_ff {case.layer.spec.d_ff:,} → {case.layer.spec.d_ff // ranks:,}"
+        note = f"collectives: {len(reduced)} (all-reduce of {', '.join(reduced)})"
+        output = summed(case.steps, case.weights, case.inputs, Ranks(ranks))
+        yield judge.equal(f"{ranks} ranks, {widths}", output, whole, note)

@@ -1,0 +1,369 @@
+"""The referee's checks of one kernel: right, the same bits, precise; and what its calls leave behind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from ffncli.block.recipe import steps
+from ffncli.block.steps import Experts, Route, Step
+from ffncli.errors import FFNError
+from ffncli.kernels.kernel import kernel_steps
+from ffncli.run.engine.reference import in_float64, output_and_experts, same_experts
+from ffncli.run.engine.weights import random_weights
+from ffncli.run.measure.tolerance import declared_tolerance
+from ffncli.run.verify.checks.case import CheckRow
+from ffncli.run.verify.checks.trial import KernelTrial, counted_tokens, dtype_name, equal_bits
+from ffncli.show.text import percent, time_text
+from ffncli.system.host import busy_threads
+
+_FEW = 5  # tokens of a special input
+_ODD_WIDTHS = ((33, 70), (19, 101))  # d_model, d_ff
+_SOME = 17  # tokens where their number does not matter
+
+
+def shapes(trial: KernelTrial) -> Iterator[CheckRow]:
+    """Its output for every number of tokens."""
+    judge = trial.judge("shapes")
+    for count in trial.token_counts:
+        x = trial.draw(count)
+        yield judge.equal(counted_tokens(count), trial.call(x), trial.reference(x))
+
+
+def widths(trial: KernelTrial) -> Iterator[CheckRow]:
+    """The same block at odd widths, with random weights. A kernel may refuse these when it is loaded."""
+    for d_model, d_ff in _ODD_WIDTHS:
+        subject, spec = f"{d_model}x{d_ff}", replace(trial.spec, d_model=d_model, d_ff=d_ff)
+        ffn = kernel_steps(steps(spec))
+        other = trial.with_block(ffn, random_weights(ffn, trial.generator, trial.block.dtype), spec)
+        judge = other.judge("widths")
+        try:
+            refusal = other.load()
+        except FFNError as error:
+            refusal = error.message
+        if refusal is not None:
+            yield judge.skips(subject, refusal)
+            continue
+        for count in (3, _SOME):
+            x = other.draw(count)
+            yield judge.equal(f"{subject}, {counted_tokens(count)}", other.call(x), other.reference(x))
+
+
+def special(trial: KernelTrial) -> Iterator[CheckRow]:
+    """Inputs on which shortcuts go wrong. An error below the smallest normal number passes: some hardware flushes."""
+    judge = trial.judge("special")
+    numbers = torch.finfo(trial.block.dtype)
+    for subject, x in _special_inputs(trial).items():
+        reference = trial.reference(x)
+        if not float(reference.abs().max()) <= numbers.max / 4:
+            yield judge.skips(subject, "the output would be too large for the dtype")
+            continue
+        row = judge.equal(subject, trial.call(x), reference)
+        if row.passed is False and row.max_error is not None and row.max_error <= 4 * numbers.tiny:
+            row = replace(row, passed=True, note="off by less than the smallest normal number")
+        yield row
+
+
+def _special_inputs(trial: KernelTrial) -> Mapping[str, Tensor]:
+    """By what they are, [few tokens, d_model]. Where a router chooses, no input has experts that score the same."""
+    dtype, d_model = trial.block.dtype, trial.spec.d_model
+    drawn, numbers = trial.draw(_FEW), torch.finfo(dtype)
+    past_overflow = math.log(numbers.max)  # of exp: |x| is up to 4 times as much
+    inputs = {
+        "equal tokens": drawn[:1].repeat(_FEW, 1),
+        "large numbers": trial.draw(_FEW, past_overflow),
+    }
+    if trial.routed:
+        return inputs
+    alone = torch.zeros(_FEW, d_model, dtype=dtype)
+    alone[torch.arange(_FEW), torch.arange(_FEW) % d_model] = 1.0
+    return inputs | {
+        "one value per token": drawn[:, :1].repeat(1, d_model),
+        "one number that is not 0": alone,
+        "zeros": torch.zeros(_FEW, d_model, dtype=dtype),
+        "-0": -torch.zeros(_FEW, d_model, dtype=dtype),
+        "subnormal numbers": (drawn.double() * numbers.tiny / 8).to(dtype),
+    }
+
+
+def isolation(trial: KernelTrial) -> Iterator[CheckRow]:
+    """NaN and infinities in one token of several, and the call after that."""
+    judge, x = trial.judge("isolation"), trial.draw(_FEW)
+    reference = trial.reference(x)
+    at = _FEW // 2
+    others = [token for token in range(_FEW) if token != at]
+    for bad in (math.nan, math.inf, -math.inf):
+        spoiled = x.clone()
+        spoiled[at, 0] = bad
+        yield judge.equal(f"{bad:g} in another token", trial.call(spoiled)[others], reference[others])
+    yield judge.equal("after NaN", trial.call(x), reference)
+
+
+def experts(trial: KernelTrial) -> Iterator[CheckRow]:
+    """The experts in another order, with their rows of the router: the same block."""
+    judge = trial.judge("experts")
+    ffn = trial.block.ffn
+    route = next((step for step in ffn if isinstance(step.op, Route)), None)
+    if route is None or not isinstance(route.op, Route):
+        yield judge.skips("in another order", "the block has no experts")
+        return
+    if route.op.groups > 1:
+        yield judge.skips("in another order", "its experts are in groups: their order has a meaning")
+        return
+    x = trial.draw(_SOME)
+    reference = trial.reference(x)
+    other = trial.with_block(ffn, _reordered(ffn, route, trial.block.ffn_weights, trial.generator))
+    if (refusal := other.load()) is not None:
+        yield judge.skips("in another order", refusal)
+        return
+    yield judge.equal("in another order", other.call(x), reference)
+
+
+def _reordered(
+    ffn: tuple[Step, ...], route: Step, weights: Mapping[str, Tensor], generator: torch.Generator
+) -> dict[str, Tensor]:
+    """The weights with the experts in another order; experts that return their token as it is stay the last."""
+    holder = next(step for step in ffn if isinstance(step.op, Experts) and not step.op.always)
+    assert isinstance(holder.op, Experts)
+    count = holder.op.experts.size
+    order = torch.randperm(count, generator=generator)
+    of_router = {"router.weight", "router.bias", *route.parameters()}
+    of_experts = {name for name in holder.op.parameters() if not holder.op.is_common(name)}
+    changed = dict(weights)
+    for name, tensor in weights.items():
+        if name in of_experts:
+            changed[name] = tensor[order].contiguous()
+        elif name in of_router:
+            changed[name] = torch.cat([tensor[:count][order], tensor[count:]])
+    return changed
+
+
+# A kernel against itself, bit by bit: called again, in another order, from other buffers, in other batches.
+
+_AGAIN = 2  # calls after the first
+
+
+def repeats(trial: KernelTrial) -> Iterator[CheckRow]:
+    """The same input several times in a row."""
+    for count in (1, _SOME, trial.most_tokens):
+        x = trial.draw(count)
+        first = trial.call(x)
+        rows = [equal_bits("repeats", counted_tokens(count), trial.call(x), first) for _ in range(_AGAIN)]
+        yield next((row for row in rows if not row.passed), rows[0])
+
+
+def state(trial: KernelTrial) -> Iterator[CheckRow]:
+    """Other contents in a buffer that was used, the same contents in another, and the calls in another order."""
+    judge = trial.judge("state")
+    x, y = trial.draw(_SOME), trial.draw(_SOME)
+    first, second = trial.call(x), trial.call(y)
+    yield judge.equal("other numbers in the same buffer", second, trial.reference(y))
+    yield equal_bits("state", "the same numbers in another buffer", trial.call(x, place=1), first)
+    inputs = [trial.draw(count) for count in trial.token_counts]
+    outputs = [trial.call(tensor) for tensor in inputs]
+    for count, tensor, output in reversed(list(zip(trial.token_counts, inputs, outputs, strict=True))):
+        yield equal_bits("state", f"in another order, {counted_tokens(count)}", trial.call(tensor), output)
+
+
+def batch(trial: KernelTrial) -> Iterator[CheckRow]:
+    """The tokens of a large batch, alone and in smaller batches, at several places, and in another order.
+
+    A figure, unless it is demanded: torch's own products round a token differently in batches of other sizes.
+    """
+    most = trial.most_tokens
+    x = trial.draw(most)
+    whole = trial.call(x)
+    for count in trial.token_counts[:-1]:
+        starts = sorted({0, most // 3, most - count})
+        parts = [slice(start, start + count) for start in starts]
+        outputs = torch.cat([trial.call(x[part]) for part in parts])
+        there = torch.cat([whole[part] for part in parts])
+        yield _reported(trial, equal_bits("batch", f"{counted_tokens(count)} of {most}", outputs, there))
+    order = torch.randperm(most, generator=trial.generator)
+    yield _reported(trial, equal_bits("batch", f"all {most} in another order", trial.call(x[order]), whole[order]))
+
+
+def _reported(trial: KernelTrial, row: CheckRow) -> CheckRow:
+    """The row; where batch invariance is not demanded, other bits are a figure and no failure."""
+    return row if row.passed or trial.batch_invariant else replace(row, passed=None)
+
+
+# How precisely a kernel computes: its error, next to those that fp32, TF32 and bf16 would make on the same numbers.
+
+LOWER = "lower"
+_TOKENS = 64
+_ROOM = 2.0  # times the expected error: a kernel's own order of sums and functions
+_SAME_STEPS = 1.5  # times the error of the steps in a 16-bit dtype: rounding a weight to 8 bits doubles it
+_SUMS = {torch.float64: 53, torch.float32: 24}  # bits of a number, its hidden one included
+_TF32, _BF16 = 11, 8
+
+
+def precision(trial: KernelTrial) -> Iterator[CheckRow]:
+    """Its rms error and the arithmetic that makes one as large; it fails below the dtype's own.
+
+    Where the user allows an error (--tolerance), a lower one is reported. A kernel that declares fewer bits is held to
+    these.
+    """
+    x = trial.draw(min(_TOKENS, trial.most_tokens))
+    reference = trial.reference(x)
+    error = rms_error(trial.call(x), reference)
+    if computes := trial.block.computes:
+        limit = declared_tolerance(computes)[1]
+        yield CheckRow("precision", computes, relative_error=error, tolerance=limit, passed=error <= limit,
+                       note="rms error; the kernel declares its arithmetic")  # fmt: skip
+        return
+    bounds = error_bounds(trial, x)
+    name = next((name for name, bound in bounds.items() if error <= bound), LOWER)
+    allowed = name == next(iter(bounds)) or trial.block.tolerance is not None
+    note = "rms error; at most " + ", ".join(f"{bound:.2g} is {of}" for of, bound in bounds.items())
+    yield CheckRow("precision", name, relative_error=error, tolerance=next(iter(bounds.values())), passed=allowed,
+                   note=note)  # fmt: skip
+
+
+def rms_error(output: Tensor, reference: Tensor) -> float:
+    """‖a − b‖ / ‖b‖, infinite where either is not finite."""
+    size = float(reference.norm())
+    error = float((output.double() - reference).norm())
+    if not math.isfinite(error) or not math.isfinite(size):
+        return math.inf
+    return error / size if size else (math.inf if error else 0.0)
+
+
+def error_bounds(trial: KernelTrial, x: Tensor) -> Mapping[str, float]:
+    """The largest rms error of each class, the best first: `fp32-true`, `tf32-like`, ...
+
+    A product whose factors are rounded to p bits is off by about 2⁻ᵖ times what the emulation with 11 bits is by 2⁻¹¹;
+    a sum of n products that is rounded to p bits after each is off by √(n/2) times the rounding of one number, in the
+    worst order (the k-th partial sum is √(k/n) of the last). Factors of 16-bit dtypes need no rounding: their error is
+    that of the steps, each rounded.
+    """
+    dtype, name = trial.block.dtype, dtype_name(trial.block.dtype)
+    if dtype in _SUMS:
+        by_11, by_8 = emulated(trial, x, _TF32), emulated(trial, x, _BF16)
+        longest = max(trial.spec.d_model, trial.spec.d_ff, trial.spec.shared_width)
+        sums = {bits: by_11 * 2.0 ** (_TF32 - bits) * (2 + math.sqrt(longest / 2)) for bits in _SUMS.values()}
+        mine = {f"{name}-true": _ROOM * sums[_SUMS[dtype]]}
+        mine |= {"fp32-like": _ROOM * sums[_SUMS[torch.float32]]} if dtype == torch.float64 else {}
+        return mine | {"tf32-like": _ROOM * by_11, "bf16-like": _ROOM * by_8}
+    steps, went = output_and_experts(trial.block.ffn, trial.block.ffn_weights, {trial.block.entry: x})
+    reference, there = in_float64(trial.block.ffn, trial.block.ffn_weights, {trial.block.entry: x})
+    same, _ = same_experts(went, there, len(x))
+    own = _SAME_STEPS * rms_error(steps[same], reference[same])
+    coarser = {"bf16-like": own * 2.0 ** (_TF32 - _BF16)} if dtype == torch.float16 else {}
+    return {f"{name}-true": own} | coarser
+
+
+def emulated(trial: KernelTrial, x: Tensor, bits: int) -> float:
+    """The rms error where the factors of every product have so many bits, and all else is exact."""
+    block = trial.block
+    with RoundedProducts(bits):
+        output, went = in_float64(block.ffn, block.ffn_weights, {block.entry: x})
+    reference, there = in_float64(block.ffn, block.ffn_weights, {block.entry: x})
+    same, _ = same_experts(went, there, len(x))
+    return rms_error(output[same], reference[same])
+
+
+class RoundedProducts(TorchFunctionMode):
+    """Within, torch's `linear` rounds its input and its weight to so many bits first, as tensor cores do."""
+
+    def __init__(self, bits: int) -> None:
+        super().__init__()
+        self.bits = bits
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The call, its factors rounded where it is `linear`."""
+        if func is functional.linear:
+            x, weight, *rest = args
+            args = (rounded(x, self.bits), rounded(weight, self.bits), *rest)
+        return func(*args, **(kwargs or {}))
+
+
+def rounded(tensor: Tensor, bits: int) -> Tensor:
+    """Every number rounded to so many bits, the leading one included, halves to even."""
+    mantissa, exponent = torch.frexp(tensor)
+    return torch.ldexp((mantissa * 2.0**bits).round(), exponent - bits)
+
+
+# What a kernel's calls leave behind: threads that run on, an input or weights that are not what they were.
+
+_CALLS = 8
+
+
+def threads(trial: KernelTrial) -> Iterator[CheckRow]:
+    """The threads of its process before and after several calls. It has been called before: pools are there."""
+    judge, x = trial.judge("threads"), trial.draw(_SOME)
+    trial.call(x)
+    before = trial.host.threads()
+    for _ in range(_CALLS):
+        trial.call(x)
+    after = trial.host.threads()
+    if before is None or after is None:
+        yield judge.skips("its process", "this system does not show the threads of a process")
+        return
+    more = after - before
+    note = f"{more} more threads after {_CALLS} calls" if more > 0 else f"{after} threads, as before"
+    yield CheckRow("threads", "its process", passed=more <= 0, note=note)
+
+
+def untouched(trial: KernelTrial) -> Iterator[CheckRow]:
+    """Its input after every call, its weights after all of them."""
+    trial.host.inspect()
+    changed = sorted(trial.host.changed)
+    names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+    yield CheckRow("untouched", "input and weights", passed=not changed, note=f"changes {names}" if changed else "")
+
+
+# Whether a kernel keeps its answers: right ones, so that only the work of a call shows it.
+#
+# What its process has computed is read from the system, by the process that judges: no clock of the kernel's is asked.
+
+_REPEATS = 4  # of a series, on other inputs and on the same one; the least counts
+_SERIES = 5  # a finding counts if it comes in all of them: disturbances do not
+_LEAST = 2e-3  # s of a call; of less, much is passing numbers from process to process
+_KEPT = 0.7  # of the work for another input: a part of the answer is kept
+_NEAR = 2.0**-6  # how far other inputs are apart: the same experts are chosen, whose weights are as near
+
+
+def replay(trial: KernelTrial) -> Iterator[CheckRow]:
+    """The processor time of calls on inputs that are new, and of calls on one that was there before."""
+    judge, subject = trial.judge("replay"), counted_tokens(trial.most_tokens)
+    x = trial.draw(trial.most_tokens)
+    if trial.host.device != "cpu" or _work(trial, x) is None:
+        yield judge.skips(subject, "the work of a call is not known here")
+        return
+    share = 0.0
+    for _ in range(_SERIES):
+        other = min(_work(trial, _near(trial, x)) or 0.0 for _ in range(_REPEATS))
+        same = min(_work(trial, x) or 0.0 for _ in range(1 + _REPEATS))
+        if other < _LEAST:
+            yield judge.skips(subject, f"a call takes {time_text(other)}, too short to see whether answers are kept")
+            return
+        share = max(share, same / other)
+        if share >= _KEPT:
+            break
+    note = f"an input that it has had takes {percent(share)} of the work of another one"
+    yield CheckRow("replay", subject, passed=share >= _KEPT, note=note)
+
+
+def _near(trial: KernelTrial, x: Tensor) -> Tensor:
+    return x + _NEAR * x * torch.randn(x.shape, generator=trial.generator).to(x.dtype)
+
+
+def _work(trial: KernelTrial, x: Tensor) -> float | None:
+    """Seconds of all threads of its process for one call; None where the system does not say."""
+    number = str(trial.host.process.pid)
+    before = busy_threads(number)
+    trial.call(x)
+    after = busy_threads(number)
+    if not before:
+        return None
+    return 1e-9 * sum(time - before.get(thread, 0) for thread, time in after.items())
