@@ -1,34 +1,32 @@
-"""`ffncli.compare`: what `ffn compare` does, as a call with the command line's names."""
+"""`ffncli.compare`: what `ffn compare` does with two files, or two results of several files each."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from ffncli.bench.judge.compare import compare as compare_rows
 from ffncli.bench.judge.comparison_records import ResultComparison, Rules
 from ffncli.bench.results.csv_file import is_results, read_rows
-from ffncli.errors import FFNError, shown
+from ffncli.block.activations import known_names
+from ffncli.errors import FFNError, option, shown
+from ffncli.options.accept import FROM_ZERO, PATHS, listed, percentage
+from ffncli.options.opt import Opt, Options, call, chosen
+from ffncli.options.shared import Path as FilePath
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:
     from ffncli.run.saved.compare import TraceComparison
 
-_FilePath = str | os.PathLike[str]
+_results = partial(Opt, group="Results of ffn bench", daily=True)
 
 
-@package_errors()
-def compare(
-    base: _FilePath | Iterable[_FilePath],
-    new: _FilePath | Iterable[_FilePath],
-    *,
-    tolerance: float | None = None,
-    margin: float | None = None,
-    fail_if_slower: float | None = None,
-    allow_mismatch: bool = False,
-) -> ResultComparison | TraceComparison:
+@dataclass(frozen=True, kw_only=True)
+class CompareQuestion(Options):
     """Compare two results of `ffn bench` (files of CSV, one or several per side), or two saved traces.
 
     Of results, ratios are the times of `new` over those of `base`, with 95 % intervals; `margin` (0.02: up to 2 % count
@@ -39,24 +37,104 @@ def compare(
     Raises FFNError for other files, for results of different machines without `allow_mismatch`, and for traces of
     different blocks.
     """
-    sides = [_paths(base), _paths(new)]
-    if are_results(sides):
-        if tolerance is not None:
-            raise FFNError("tolerance is for saved traces", "for results, margin sets what counts as the same")
-        rules = Rules(Rules.margin if margin is None else margin, fail_if_slower, allow_mismatch)
-        return compare_results(sides[0], sides[1], rules)
-    if (margin, fail_if_slower, allow_mismatch) != (None, None, False):
-        raise FFNError(
-            "margin, fail_if_slower and allow_mismatch are for results of ffn bench", "for traces: tolerance"
-        )
+
+    base: Annotated[
+        FilePath | Iterable[FilePath],
+        Opt(
+            metavar="BASE", accepts=PATHS,
+            help="Results of ffn bench (one or several: a.csv,b.csv), or a saved trace.",
+        ),
+    ] = field(kw_only=False)  # fmt: skip
+    new: Annotated[
+        FilePath | Iterable[FilePath] | None,
+        Opt(
+            metavar="NEW", accepts=PATHS,
+            help="The same kind of file, compared against BASE. With --plot BASE can be alone.",
+        ),
+    ] = field(default=None, kw_only=False)  # fmt: skip
+    fail_if_slower: Annotated[
+        float | None,
+        _results(
+            "--fail-if-slower", metavar="X%", accepts=percentage(zero=True),
+            help="Exit 1 if a kernel is certainly slower by more than X%, or no longer correct.",
+        ),
+    ] = None  # fmt: skip
+    margin: Annotated[
+        float | None,
+        _results(
+            "--margin", metavar="X%", accepts=percentage(zero=True),
+            help="Differences up to X% count as the same. [default: 2%]",
+        ),
+    ] = None  # fmt: skip
+    allow_mismatch: Annotated[
+        bool,
+        _results("--allow-mismatch", help="Compare results of different machines or versions; then nothing fails."),
+    ] = False
+    tolerance: Annotated[
+        float | None,
+        Opt(
+            "--tolerance", metavar="X", accepts=FROM_ZERO, group="Saved traces", daily=True,
+            help="Largest relative error allowed. [default: by dtype, such as 1e-5 for fp32 and 1e-2 for bf16]",
+        ),
+    ] = None  # fmt: skip
+
+    @property
+    def rules(self) -> Rules:
+        """What fails and what counts as the same, of results."""
+        return Rules(Rules.margin if self.margin is None else self.margin, self.fail_if_slower, self.allow_mismatch)
+
+
+@package_errors()
+def compared(question: CompareQuestion) -> ResultComparison | TraceComparison:
+    """Compare the two sides of a question."""
+    base, new = sides(question)
+    if are_results((base, new), chosen(question)):
+        return compare_results(base, new, question.rules)
     from ffncli.run.saved.compare import compare as compare_traces
     from ffncli.run.saved.saved import open_saved
 
-    return compare_traces(open_saved(sides[0][0]), open_saved(sides[1][0]), tolerance)
+    return compare_traces(open_saved(base[0]), open_saved(new[0]), question.tolerance)
 
 
-def are_results(sides: Sequence[Sequence[Path]]) -> bool:
-    """Whether both sides are results of `ffn bench`; else each is one saved trace. Raises FFNError for other files."""
+compare = call(CompareQuestion, compared, "compare")
+
+
+def sides(question: CompareQuestion) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """The files of BASE and of NEW. Raises FFNError for names that are not files."""
+    if question.new is None:
+        raise FFNError(f"{option('new')} is missing", "give two files, or one result of ffn bench with --plot")
+    names = (listed(question.base), listed(question.new))
+    return paths_of(names[0], names), paths_of(names[1], names)
+
+
+def paths_of(side: Sequence[str], both: Sequence[Sequence[str]] = ()) -> tuple[Path, ...]:
+    """The files of a side, each a name or a comma-separated list of them. Raises FFNError for names that are not files.
+
+    `both` sides together may name activations, which another command compares.
+    """
+    names = [name for text in side for name in ([text] if _is_file(text) else text.split(","))]
+    missing = [name for name in names if not _is_file(name)]
+    if missing and both and all(name.lower().replace("-", "_") in known_names() for side in both for name in side):
+        words = " ".join(name for side in both for name in side)
+        raise FFNError("ffn compare compares files", f"did you mean `ffn activations {words}`?")
+    if missing:
+        what = "is not a file" if missing[0] and os.path.exists(os.path.expanduser(missing[0])) else "does not exist"
+        hint = "make results with ffn bench --save FILE.csv, a trace with ffn trace --save FILE"
+        raise FFNError(f"{shown(missing[0], 200)} {what}", hint)
+    if not names:
+        raise FFNError("a side without files", "give one file, or several results")
+    return tuple(Path(os.path.expanduser(name)) for name in names)
+
+
+def _is_file(name: str) -> bool:
+    return bool(name) and os.path.isfile(os.path.expanduser(name))
+
+
+def are_results(sides: Sequence[Sequence[Path]], options: Collection[str]) -> bool:
+    """Whether both sides are results of `ffn bench`; else each is one saved trace.
+
+    Raises FFNError for other files, and if the names of the given `options` include some of the other kind.
+    """
     kinds = []
     for paths in sides:
         are = [is_results(path) for path in paths]
@@ -68,6 +146,13 @@ def are_results(sides: Sequence[Sequence[Path]]) -> bool:
         names = [shown(",".join(map(str, paths)), 200) for paths in sides]
         first, second = ("results" if kind else "a saved trace" for kind in kinds)
         raise FFNError(f"{names[0]} holds {first}, {names[1]} {second}", "give two of one kind")
+    if kinds[0] and "tolerance" in options:
+        hint = f"for results, {option('margin')} sets what counts as the same"
+        raise FFNError(f"{option('tolerance')} is for saved traces", hint)
+    other = next((name for name in options if name not in ("base", "new", "tolerance")), None)
+    if not kinds[0] and other is not None:
+        hint = f"two saved traces are compared within {option('tolerance')}"
+        raise FFNError(f"{option(other)} is for results of ffn bench", hint)
     return kinds[0]
 
 
@@ -78,15 +163,3 @@ def compare_results(base: Sequence[Path], new: Sequence[Path], rules: Rules) -> 
         if not side:
             raise FFNError(f"{shown(','.join(map(str, paths)), 200)} holds no rows", "the run did not finish any case")
     return compare_rows(rows[0], rows[1], rules)
-
-
-def _paths(files: _FilePath | Iterable[_FilePath]) -> list[Path]:
-    several = [files] if isinstance(files, (str, os.PathLike)) else [*files]
-    paths = [Path(os.path.expanduser(file)) for file in several]
-    if missing := next((path for path in paths if not path.is_file()), None):
-        raise FFNError(
-            f"{shown(str(missing), 200)} is not a file", "make it with ffn bench --save, or ffn trace --save"
-        )
-    if not paths:
-        raise FFNError("a side without files", "give one file, or several results")
-    return paths

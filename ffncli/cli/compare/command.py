@@ -1,50 +1,52 @@
-"""`ffn compare`."""
+"""`ffn compare`: of results, of two traces, and the sweep of one result."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from ffncli.cli.common.option import option
+from ffncli.bench.comparison import CompareQuestion, are_results, compare_results, paths_of, sides
+from ffncli.bench.judge.curves import SpeedPoint, SpeedSweep, require_sweeps
+from ffncli.bench.results.csv_file import is_results, read_rows
 from ffncli.cli.common.options import OutputOptions
-from ffncli.cli.common.parsers import from_zero
 from ffncli.cli.common.plot_options import PlotOptions
+from ffncli.cli.common.speed_plots import speed_plots
 from ffncli.cli.common.spread import spread
-from ffncli.cli.compare.options import CompareResultOptions
-from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.cli.compare.results_page import answer, failure, not_gated, open_question
+from ffncli.errors import ExitCode, FFNError, option, shown
+from ffncli.options.accept import listed
+from ffncli.options.conflicts import given
+from ffncli.options.opt import Opt, Options
 from ffncli.show.output import Output
+from ffncli.show.parts import Answer, Heading, Line, Part
+from ffncli.show.tables import Table
+from ffncli.show.text import finite
 
-Base = Annotated[
-    str, typer.Argument(metavar="BASE", help="Results of ffn bench (one or several: a.csv,b.csv), or a saved trace.")
-]
-New = Annotated[
-    str | None,
-    typer.Argument(metavar="NEW", help="The same kind of file, compared against BASE. With --plot BASE can be alone."),
-]
-Tolerance = Annotated[
-    float | None,
-    option(
-        "Saved traces", "--tolerance", metavar="X", parser=from_zero("--tolerance"), daily=True,
-        help="Largest relative error allowed. [default: by dtype, such as 1e-5 for fp32 and 1e-2 for bf16]",
-    ),
-]  # fmt: skip
+if TYPE_CHECKING:
+    from ffncli.run.saved.compare import TensorRow, TraceComparison
+    from ffncli.run.saved.saved import Saved
+
+_SWEEP_COLUMNS = ("axis", "size", "kernel", "baseline", "speed", "speed_low", "speed_high", "verdict", "block", "where")
+_SPEED = {
+    "speed": "time of the baseline over time of the kernel in the same rounds: 1.25 is a quarter faster; speed_low to"
+    " speed_high holds it with 95 % confidence"
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerdictOptions(Options):
+    """What else the exit code says."""
+
+    strict: Annotated[
+        bool, Opt("--strict", group="Results of ffn bench", daily=True, help="Exit 4 if a row is inconclusive.")
+    ] = False
 
 
 @spread
-def command(
-    *,
-    base: Base,
-    new: New = None,
-    results: CompareResultOptions,
-    tolerance: Tolerance = None,
-    plot: PlotOptions,
-    show: OutputOptions,
-) -> None:
+def command(*, question: CompareQuestion, verdict: VerdictOptions, plot: PlotOptions, show: OutputOptions) -> None:
     """Compare two results of ffn bench, or two saved traces: what changed, and with what certainty. Exit 1 if
     the traces differ, or if a kernel fails --fail-if-slower. With --plot, draw the sweep of one result.
 
@@ -56,73 +58,25 @@ def command(
     """
     output = show.output()
     plot.check(show.force, show.out)
-    if new is None:
-        _alone(base, results, tolerance, plot, output)
-        return
+    options = [name for name in given(question, verdict) if name not in ("base", "new")]
     if plot.wanted:
-        raise FFNError("--plot draws one result of ffn bench", "leave out NEW")
-    sides = [_files(text, (base, new)) for text in (base, new)]
-    from ffncli.bench.comparison import are_results
-
-    if are_results(sides):
-        if tolerance is not None:
-            raise FFNError("--tolerance is for saved traces", "for results, --margin sets what counts as the same")
-        _results(sides[0], sides[1], results, output)
-    else:
-        if option := results.first_set():
-            raise FFNError(f"{option} is for results of ffn bench", "two saved traces are compared within --tolerance")
-        _traces(sides[0], sides[1], tolerance, output)
-
-
-def _alone(
-    base: str, options: CompareResultOptions, tolerance: float | None, plot: PlotOptions, output: Output
-) -> None:
-    """The sweeps of one result, drawn. Raises FFNError if there is no second file and no plot is requested."""
-    if not plot.wanted:
-        raise FFNError("Missing argument 'NEW'", "give two files, or one result of ffn bench with --plot")
-    paths = _files(base, (base,))
-    from ffncli.bench.results.csv_file import is_results
-
-    if not all(map(is_results, paths)):
-        raise FFNError(f"{shown(base, 200)} is not a result of ffn bench", "--plot draws those alone")
-    if option := options.first_set() or ("--tolerance" if tolerance is not None else ""):
-        raise FFNError(f"{option} compares two files", "give NEW too, or leave it out")
-    from ffncli.bench.judge.curves import require_sweeps
-    from ffncli.bench.results.csv_file import read_rows
-    from ffncli.cli.common.speed_plots import speed_plots
-    from ffncli.cli.compare.sweep_page import answer
-
-    sweeps = require_sweeps([row for path in paths for row in read_rows(path)])
-    output.show(plot.extended(answer(paths, sweeps), speed_plots(sweeps), output))
-
-
-def _results(base: Sequence[Path], new: Sequence[Path], options: CompareResultOptions, output: Output) -> None:
-    from ffncli.bench.comparison import compare_results
-    from ffncli.cli.compare.results_page import answer, failure, not_gated, open_question
-
-    comparison = compare_results(base, new, options.rules())
-    failed = failure(comparison) if options.fail_if_slower is not None else ""
-    open_ = open_question(comparison) if options.strict else ""
-    output.show(answer(base, new, comparison, output.format, verdict=not (_same_screen(output) and (failed or open_))))
+        _plot(question, options, plot, output)
+        return
+    base, new = sides(question)
+    if not are_results((base, new), options):
+        _compare_traces(base[0], new[0], question.tolerance, output)
+        return
+    comparison = compare_results(base, new, question.rules)
+    failed = failure(comparison) if question.fail_if_slower is not None else ""
+    undecided = open_question(comparison) if verdict.strict else ""
+    error_follows = _same_screen(output) and bool(failed or undecided)
+    output.show(answer(base, new, comparison, output.format, verdict=not error_follows))
     if (left := not_gated(comparison)) and comparison.comparable:  # otherwise the page's verdict says so
         output.note(left)
     if failed:
         raise FFNError(failed, code=ExitCode.FAILED)
-    if open_:
-        raise FFNError(open_, "more --processes narrow the intervals", ExitCode.INCONCLUSIVE)
-
-
-def _traces(base: Sequence[Path], new: Sequence[Path], tolerance: float | None, output: Output) -> None:
-    # From here on torch is needed.
-    from ffncli.cli.compare.traces_page import answer, verdict_of
-    from ffncli.run.saved.compare import compare
-    from ffncli.run.saved.saved import open_saved
-
-    saved = [open_saved(paths[0]) for paths in (base, new)]
-    comparison = compare(saved[0], saved[1], tolerance)
-    output.show(answer(saved[0], saved[1], comparison, verdict=not _same_screen(output)))
-    if comparison.first is not None:
-        raise FFNError(verdict_of(comparison.row(comparison.first)), "; ".join(comparison.causes), ExitCode.FAILED)
+    if undecided:
+        raise FFNError(undecided, "more --processes narrow the intervals", ExitCode.INCONCLUSIVE)
 
 
 def _same_screen(output: Output) -> bool:
@@ -130,24 +84,118 @@ def _same_screen(output: Output) -> bool:
     return output.path is None and all(stream and stream.isatty() for stream in (sys.stdout, sys.stderr))
 
 
-def _files(text: str, both: Sequence[str]) -> tuple[Path, ...]:
-    """The files of a side: one, or a comma-separated list. Raises FFNError for names that are not files."""
-    whole = Path(os.path.expanduser(text))
-    if os.path.isfile(whole):
-        return (whole,)
-    names = text.split(",")
-    paths = tuple(Path(os.path.expanduser(name)) for name in names)
-    missing = [name for name, path in zip(names, paths, strict=True) if not name or not os.path.isfile(path)]
-    if missing and _are_activations(both):
-        raise FFNError("ffn compare compares files", f"did you mean `ffn activations {' '.join(both)}`?")
-    if missing:
-        what = "is not a file" if os.path.exists(os.path.expanduser(missing[0])) else "does not exist"
-        hint = "make results with ffn bench --save FILE.csv, a trace with ffn trace --save FILE"
-        raise FFNError(f"{shown(missing[0], 200)} {what}", hint)
-    return paths
+# --- the sweep of one result ------------------------------------------------------------------------------------------
 
 
-def _are_activations(names: Sequence[str]) -> bool:
-    from ffncli.block.activations import known_names
+def _plot(question: CompareQuestion, options: Sequence[str], plot: PlotOptions, output: Output) -> None:
+    """The sweeps of one result, drawn. Raises FFNError for two sides, and for options that compare them."""
+    if question.new is not None:
+        raise FFNError(f"{option('plot')} draws one result of ffn bench", "leave out NEW")
+    paths = paths_of(listed(question.base))
+    if not all(map(is_results, paths)):
+        name = shown(",".join(listed(question.base)), 200)
+        raise FFNError(f"{name} is not a result of ffn bench", f"{option('plot')} draws those alone")
+    if options:
+        raise FFNError(f"{option(options[0])} compares two files", "give NEW too, or leave it out")
+    sweeps = require_sweeps([row for path in paths for row in read_rows(path)])
+    output.show(plot.extended(sweep_answer(paths, sweeps), speed_plots(sweeps), output))
 
-    return all(name.lower().replace("-", "_") in known_names() for name in names)
+
+def sweep_answer(paths: Sequence[Path], sweeps: Sequence[SpeedSweep]) -> Answer:
+    """JSON has the sweeps, CSV a row for each size and kernel."""
+    name = ",".join(map(str, paths))
+    rows = [
+        (one.axis, point.size, curve.kernel, one.baseline, point.speed, point.speed_low, point.speed_high,
+         point.verdict, one.block, one.where)
+        for one in sweeps for curve in one.curves for point in curve.points
+    ]  # fmt: skip
+    parts: list[Part] = []
+    for one in sweeps:
+        remark = ", ".join(filter(None, (one.block, one.where)))
+        parts += [Heading(f"speed against {one.baseline}", remark), _sweep_table(one)]
+    if any(row[7] == "inconclusive" for row in rows):
+        parts.append(Line("?: inconclusive", quiet=True))
+    body = {"base": name, "sweeps": [asdict(one) for one in sweeps]}
+    return Answer("compare", body, Table(_SWEEP_COLUMNS, rows), parts, _SPEED)
+
+
+def _sweep_table(sweep: SpeedSweep) -> Table:
+    """A line for each size, a column for each kernel but the baseline, which is 1."""
+    curves = [curve for curve in sweep.curves if curve.kernel != sweep.baseline]
+    points = {(curve.kernel, point.size): point for curve in curves for point in curve.points}
+    sizes = sorted({point.size for curve in sweep.curves for point in curve.points})
+    rows = [(size, *(_speed(points.get((curve.kernel, size))) for curve in curves)) for size in sizes]
+    return Table((sweep.axis, *(curve.kernel for curve in curves)), rows, side_by_side=True)
+
+
+def _speed(point: SpeedPoint | None) -> str | None:
+    """`1.25 [1.22, 1.28]`, with `?` where that is inconclusive."""
+    if point is None:
+        return None
+    ends = (point.speed_low, point.speed_high)
+    interval = "" if None in ends else f" [{ends[0]:.3f}, {ends[1]:.3f}]"
+    return f"{point.speed:.3f}{interval}{' ?' if point.verdict == 'inconclusive' else ''}"
+
+
+# --- two traces -------------------------------------------------------------------------------------------------------
+
+
+def _compare_traces(base: Path, new: Path, tolerance: float | None, output: Output) -> None:
+    """The first step in which two traces differ, and why; exit 1 if one does. From here on torch is needed."""
+    from ffncli.run.saved.compare import compare
+    from ffncli.run.saved.saved import open_saved
+
+    saved = [open_saved(path) for path in (base, new)]
+    comparison = compare(saved[0], saved[1], tolerance)
+    output.show(traces_answer(saved[0], saved[1], comparison, verdict=not _same_screen(output)))
+    if comparison.first is not None:
+        raise FFNError(verdict_of(comparison.row(comparison.first)), "; ".join(comparison.causes), ExitCode.FAILED)
+
+
+def traces_answer(base: Saved, new: Saved, comparison: TraceComparison, verdict: bool = True) -> Answer:
+    """The comparison as JSON, as CSV (one row per step, then per weight) and as a page.
+
+    Without `verdict` the page leaves it to the error which step differs first, and why.
+    """
+    from ffncli.run.saved.compare import CONVENTIONS
+
+    body = {"base": base.where, "new": new.where, **asdict(comparison)}
+    columns = tuple(f.name for f in fields(comparison.rows[0]))
+    every = [*comparison.rows, *comparison.weights]
+    rows = Table(columns, [tuple(getattr(row, name) for name in columns) for row in every])
+    parts: list[Part] = [Heading(f"{base.where} against {new.where}", "BASE is the reference")]
+    parts += [Line(f"{m.field}: {m.base} in BASE, {m.new} in NEW", quiet=True) for m in comparison.mismatches]
+    parts.append(_steps_table(comparison.rows, "step", comparison.first))
+    if comparison.weights:
+        parts.append(_steps_table(comparison.weights, "weight", None))
+    if comparison.first is None:
+        parts.append(Heading(f"all {len(comparison.rows)} steps agree"))
+        if other := [row.step for row in comparison.weights if not row.agrees]:
+            parts.append(Line(f"though weights differ: {', '.join(other)}"))
+    elif verdict:
+        parts.append(Heading(verdict_of(comparison.row(comparison.first))))
+        parts += [Line(cause) for cause in comparison.causes]
+    return Answer("compare", body, rows, parts, CONVENTIONS)
+
+
+def _steps_table(rows: tuple[TensorRow, ...], first_column: str, first: str | None) -> Table:
+    columns = (first_column, "max error", "relative", "ulps", "worst element", "base", "new", "ok")
+    cells = [
+        (row.step, row.max_error, finite(row.relative_error), row.ulps, row.worst, row.base, row.new, row.agrees)
+        for row in rows
+    ]
+    return Table(columns, cells, emphasis=frozenset(at for at, row in enumerate(rows) if row.step == first))
+
+
+def verdict_of(row: TensorRow) -> str:
+    """`up differs first: at up[0,3] base has 1.5, new 1.25 ...`."""
+    at = f"{row.step} differs first: {row.worst} is {row.base!r} in BASE, {row.new!r} in NEW"
+    if row.nonfinite:
+        return f"{at} ({row.nonfinite:,} values are finite in only one of them)"
+    if finite(row.relative_error) is None:
+        return f"{at}; the whole step is 0 in BASE, so there is no relative error"
+    near = row.base is not None and row.new is not None and abs(row.new - row.base) <= abs(row.base)
+    ulps = (
+        f", {row.ulps:.4g} ulps of {row.dtype}" if near and row.ulps is not None else ""
+    )  # otherwise the unit is meaningless
+    return f"{at}; relative error {row.relative_error:.3g} > {row.tolerance:g}{ulps}"

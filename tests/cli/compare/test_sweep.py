@@ -67,7 +67,7 @@ def test_json_and_csv_have_the_points(call, sweep):
 
 
 def test_what_cannot_be_drawn(call, sweep, tmp_path):
-    expect_refusal(call("compare", sweep), "Missing argument 'NEW'", "--plot")
+    expect_refusal(call("compare", sweep), "NEW is missing", "--plot")
     expect_refusal(call("compare", sweep, sweep, "--plot"), "leave out NEW")
     expect_refusal(call("compare", sweep, "--plot", "--strict"), "--strict compares two files")
     expect_refusal(call("compare", sweep, "--plot", "--tolerance", "1"), "--tolerance compares two files")
