@@ -26,9 +26,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,19 +43,8 @@ ALLOWANCE, FACTOR = 50e6, 2.5
 LAYER, TOKENS = 1, 4
 LLAMA_LAYERS = 14  # 4.3 GB
 
-REPORT = """
-import atexit, json, sys
-
-def report(path=sys.argv.pop(1)):
-    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-    io = dict(line.split(":", 1) for line in open("/proc/self/io"))
-    with open(path, "w") as file:
-        json.dump({"peak": 1024 * int(status["VmHWM"].split()[0]), "read": int(io["read_bytes"])}, file)
-
-atexit.register(report)
-"""
-IMPORTS = REPORT + "import torch; from safetensors import safe_open"
-TRACE = REPORT + "from ffncli.cli.main import main; sys.exit(main())"
+IMPORTS = "import torch; from safetensors import safe_open; finish()"
+TRACE = "import atexit; atexit.register(finish); from ffncli.cli.main import main; sys.exit(main())"
 
 
 @dataclass(frozen=True)
@@ -212,22 +198,6 @@ def pattern(stored: str, count: int = 4_000_000) -> bytes:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def run(program: str, *arguments: str) -> tuple[int, int]:
-    """(peak bytes, bytes read from disk) of a fresh process."""
-    with tempfile.NamedTemporaryFile("r", suffix=".json") as report:
-        command = [sys.executable, "-c", program, report.name, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"ffn {' '.join(arguments)} failed with {done.returncode}:\n{done.stderr}")
-        figures = json.load(report)
-    return figures["peak"], figures["read"]
-
-
-def baseline() -> int:
-    """Peak bytes of importing torch and safetensors: the smallest of three, which also fill the file cache."""
-    return min(run(IMPORTS)[0] for _ in range(3))
-
-
 def forget(folder: Path) -> None:
     """Drop the checkpoint from the file cache."""
     for path in folder.glob("*.safetensors"):
@@ -239,9 +209,8 @@ def measure(case: Case, folder: Path, dtype: str, base: int) -> dict[str, Any]:
     """One trace, with a cold and with a warm file cache; `read_bytes` is None if they are not known."""
     arguments = ["trace", str(folder), "--layer", str(LAYER), "--tokens", str(TOKENS), "--dtype", dtype]
     forget(folder)
-    cold, read = run(TRACE, *arguments)
-    warm, _ = run(TRACE, *arguments)
-    ffn, peak = case.ffn_params * DTYPES[dtype], max(cold, warm)
+    cold, warm = (script.child(TRACE, *arguments) for _ in range(2))
+    ffn, peak, read = case.ffn_params * DTYPES[dtype], max(cold["peak"], warm["peak"]), cold["read"]
     limit, over = round(ALLOWANCE + FACTOR * ffn), peak - base
     known = read if read >= case.ffn_params * STORED[case.stored] else None
     return {
@@ -255,7 +224,7 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each checkpoint and dtype."""
     if options.layers < 2:
         raise SystemExit("--layers must be at least 2: the trace is of layer 1")
-    base = baseline()
+    base = min(script.child(IMPORTS)["peak"] for _ in range(3))  # which also fill the file cache
     with script.scratch("memory", options.dir, options.keep) as root:
         for name in options.case:
             case = CASES[name](options.layers)

@@ -304,6 +304,29 @@ def output_of(words: Sequence[str], codes: Sequence[int] = (0,), cwd: Path = ROO
     return done.stdout
 
 
+# A child's program ends with `finish(figure=...)`; its peak and what it read from disk are reported with that.
+_CHILD = """
+import json, sys, time
+
+def finish(**figures):
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    io = dict(line.split(":", 1) for line in open("/proc/self/io"))
+    figures |= {"peak": 1024 * int(status["VmHWM"].split()[0]), "read": int(io["read_bytes"])}
+    with open(path, "w") as file:
+        json.dump(figures, file)
+
+path = sys.argv.pop(1)
+"""
+
+
+def child(program: str, *arguments: str) -> dict[str, Any]:
+    """What a program in a fresh process reports; ends the script if it fails. Linux only."""
+    with tempfile.NamedTemporaryFile("r", suffix=".json") as report:
+        output_of([sys.executable, "-c", _CHILD + program, report.name, *arguments])
+        figures: dict[str, Any] = json.load(report)
+        return figures
+
+
 @dataclass(frozen=True)
 class Answer:
     """An invocation of `ffn bench`: its exit code, rows of the CSV and of the rounds file, the JSON object, seconds."""

@@ -207,7 +207,7 @@ class Cell:
         return self.spread[PEERS[0]] / self.spread[OURS]
 
 
-def cells(rows: Rows, statistic: str = "ratio") -> list[Cell]:
+def cells(rows: Rows) -> list[Cell]:
     """The figures of each cell for which ours and every peer have at least two repeats."""
     groups: dict[tuple[str, str, str], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -217,8 +217,7 @@ def cells(rows: Rows, statistic: str = "ratio") -> list[Cell]:
         if any(len(tools[name]) < 2 for name in (OURS, *PEERS)):
             continue
         errors = {
-            tool: [math.log(float(row[statistic if tool != OURS else "ratio"]) / float(row["truth"])) for row in mine]
-            for tool, mine in tools.items()
+            tool: [math.log(float(row["ratio"]) / float(row["truth"])) for row in mine] for tool, mine in tools.items()
         }
         rms = {tool: math.sqrt(statistics.fmean(e * e for e in values)) for tool, values in errors.items()}
         spread = {tool: statistics.stdev(values) for tool, values in errors.items()}
@@ -245,9 +244,9 @@ def judged(found: Sequence[Cell]) -> list[Mark]:
     ]  # fmt: skip
 
 
-def summary(rows: Rows, statistic: str = "ratio") -> tuple[str, bool]:
+def summary(rows: Rows) -> tuple[str, bool]:
     """(Markdown, whether every mark is reached): the marks, then a line for each load, threads and shape."""
-    found = cells(rows, statistic)
+    found = cells(rows)
     verdicts = judged(found)
     if not found:
         return "no cell has two repeats of every tool yet", False

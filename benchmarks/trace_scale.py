@@ -28,9 +28,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -40,24 +37,9 @@ from benchmarks import script
 D_MODEL, D_FF, TOKENS = 8192, 28672, 8192
 LIMIT, ALLOWANCE = 0.10, 100e6
 
-COMMON = """
-import json, sys, time
-
-def peak():
-    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-    return 1024 * int(status["VmHWM"].split()[0])
-
-def finish(**figures):
-    with open(path, "w") as file:
-        json.dump({"peak": peak(), **figures}, file)
-
-path = sys.argv.pop(1)
-"""
-IMPORTS = COMMON + "import torch, numpy; finish()"
+IMPORTS = "import torch, numpy; finish()"
 # The generator of steps is timed from outside: what passes between two of its events is statistics and excerpts.
-TRACE = (
-    COMMON
-    + """
+TRACE = """
 import ffncli.run.engine.trace as traced
 from ffncli.cli.main import main
 from ffncli.show.output import Output
@@ -90,10 +72,7 @@ try:
 finally:
     finish(steps=steps, watched=watched, printing=printing[0] if printing else None)
 """
-)
-BARE = (
-    COMMON
-    + """
+BARE = """
 import torch
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.run.engine.execute import execute
@@ -113,7 +92,6 @@ with torch.no_grad():
         start = time.process_time()
 finish(steps=times)
 """
-)
 
 
 @dataclass(frozen=True)
@@ -144,21 +122,11 @@ class Case:
         return 4 * (weights + self.tokens * (2 * self.d_ff + narrow))
 
 
-def child(program: str, *arguments: str) -> dict[str, Any]:
-    """What a fresh process reports."""
-    with tempfile.NamedTemporaryFile("r", suffix=".json") as report:
-        command = [sys.executable, "-c", program, report.name, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(arguments)} failed with {done.returncode}:\n{done.stderr}")
-        return json.load(report)
-
-
 def measure(case: Case, base: int, threads: int | None) -> list[dict[str, Any]]:
     """A row per step in CPU seconds, the last one for all together, with bytes."""
-    traced = child(TRACE, *case.arguments, *(["--threads", str(threads)] if threads else []))
+    traced = script.child(TRACE, *case.arguments, *(["--threads", str(threads)] if threads else []))
     shape = [case.d_model, case.d_ff, case.tokens, threads, case.activation, case.gated, case.norm]
-    bare = child(BARE, json.dumps(shape))["steps"]
+    bare = script.child(BARE, json.dumps(shape))["steps"]
 
     def row(name: str, alone: float, step: float, watched: float, **more: object) -> dict[str, Any]:
         share = watched / alone
@@ -179,7 +147,7 @@ def measure(case: Case, base: int, threads: int | None) -> list[dict[str, Any]]:
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The rows of every case."""
     size = [max(1, round(width * options.scale)) for width in (D_MODEL, D_FF, TOKENS)]
-    base = min(child(IMPORTS)["peak"] for _ in range(3))
+    base = min(script.child(IMPORTS)["peak"] for _ in range(3))
     cases = {"gated": ("silu", True, "rmsnorm"), "plain": ("relu", False, None)}
     for name in options.case:
         yield from measure(Case(name, *cases[name], *size), base, options.threads)

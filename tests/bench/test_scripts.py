@@ -20,6 +20,7 @@ from benchmarks import (
     in_model,
     known,
     method,
+    script,
     sweep,
     timers,
 )
@@ -60,6 +61,63 @@ def test_a_file_of_another_script_is_refused(tmp_path):
     with pytest.raises(SystemExit, match="other columns"):
         Kept(str(path), ("what",), {})
     assert path.read_text("utf-8") == "other\na\n"
+
+
+# --- a script ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_default_says_what_an_option_takes(capsys):
+    words = ["--max-time", "2", "--threads", "1,4", "--quick", "--source", "a", "--save", "x.csv"]
+    options = script.options_of("What.", words, max_time=0.5, threads=(1, 2), quick=False, source=None, precision="1%")
+    assert vars(options) == {
+        "max_time": 2.0, "threads": (1, 4), "quick": True, "source": "a", "precision": "1%", "save": "x.csv",
+        "summary": None,
+    }  # fmt: skip
+    assert script.how(script.options_of("", [], processes=3, max_time=0.5), seed=7) == [
+        "--processes", "3", "--max-time", "0.5s", "--precision", "1%", "--seed", "7",
+    ]  # fmt: skip
+    with pytest.raises(SystemExit):
+        script.options_of("What.", ["--help"], precision="1%")
+    assert "[1%]" in capsys.readouterr().out
+
+
+def test_a_script_measures_what_is_missing_and_fails_where_a_mark_is_missed(tmp_path, monkeypatch, capsys):
+    def measure(kept, options):
+        for n in range(options.most):
+            if not kept.has(n=n):
+                kept.add({"n": n})
+
+    def summary(rows):
+        return f"{len(rows)} rows", len(rows) < 3
+
+    for most, code in (("2", 0), ("3", 1)):
+        monkeypatch.setattr("sys.argv", ["made-up", "--save", str(tmp_path / "a.csv"), "--most", most])
+        with pytest.raises(SystemExit) as stop:
+            script.main("", (), ("n",), measure, summary, most=1)
+        assert (capsys.readouterr().out, stop.value.code) == (f"{most} rows\n", code)
+    assert [row["n"] for row in read(tmp_path / "a.csv")] == ["0", "1", "2"]
+
+
+def test_rows_of_one_go_are_printed_as_they_come_and_replace_the_file(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "a.csv"
+    path.write_text("old\n1\n")
+    monkeypatch.setattr("sys.argv", ["made-up", "--save", str(path)])
+    first = {"name": "a", "bytes": 12345, "share": 0.123456, "passed": None}
+    with pytest.raises(SystemExit) as stop:
+        script.main_once("", ("numpy",), lambda _: iter([first, first | {"passed": False}]))
+    assert stop.value.code == 1
+    assert "| name | bytes | share | passed |\n| --- | --- | --- | --- |\n| a | 12,345 | 0.1235 |  |" in (
+        capsys.readouterr().out
+    )
+    assert path.read_text("utf-8").startswith("name,bytes,share,passed,python,numpy,cpu\na,12345,0.123456,,")
+
+
+def test_a_child_reports_its_figures_and_its_peak():
+    figures = script.child("finish(x=int(sys.argv[1]) + 1)", "4")
+    assert figures["x"] == 5
+    assert figures["peak"] > 1e6
+    with pytest.raises(SystemExit, match="exit 3"):
+        script.child("sys.exit(3)")
 
 
 # --- timers -----------------------------------------------------------------------------------------------------------
@@ -133,13 +191,6 @@ def test_a_cell_without_a_peer_is_not_judged():
     rows = [row for row in cell_rows(0.01, 0.05, 0.04) if row["tool"] != "do_bench"]
     assert timers.cells(rows) == []
     assert timers.summary(rows)[1] is False
-
-
-def test_peers_may_be_judged_by_another_statistic():
-    rows = [row | {"ratio_min": "1.5" if row["tool"] != "ffn bench" else ""} for row in cell_rows(0.01, 0.05, 0.04)]
-    (cell,) = timers.cells(rows, "ratio_min")
-    assert cell.rms["torch Timer"] == pytest.approx(math.log(1.5))
-    assert cell.rms["ffn bench"] == pytest.approx(0.01)
 
 
 def test_time_of_measuring_is_shared_by_what_blocks_and_lead_in_took():
