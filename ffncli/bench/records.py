@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Annotated, Literal, TypeAlias
 
+from ffncli.bench.verdict import Ruling
 from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec
 from ffncli.dataclass import dataclass
 from ffncli.kernels.choice import KernelChoice
 from ffncli.models.files.json_records import Count, Form, Positive, Range
 from ffncli.options.accept import MAX_SIZE
-from ffncli.show.text import plural
+from ffncli.show.text import finite, plural
 
 Pass: TypeAlias = Literal["forward", "forward+backward"]
 Cache: TypeAlias = Literal["warm", "shared", "cold-weights", "flush"]
@@ -245,27 +246,33 @@ class Outcome:
     logits_limit: Share | None = None
     ended_worker: bool = False
 
+    def ruled(self, ruling: Ruling) -> Outcome:
+        """The outcome after this ruling: with the larger errors, and wrong if it says so; the first such note stays."""
+        after, error = self, ruling.error
+        if error.largest or error.rel:
+            largest, rel = max(self.error_max or 0.0, error.largest), max(self.error_rel or 0.0, error.rel)
+            after = replace(self, error_max=finite(largest), error_rel=finite(rel))
+        if not ruling.wrong or self.status == "wrong":
+            return after
+        return replace(after, status="wrong", note=ruling.note)
+
 
 @dataclass(frozen=True)
 class Finding:
     """What the referee found about one kernel in a case, told to the worker's parent by the referee itself.
 
-    `wrong` is the note of a wrong kernel; empty: every answer was right. `answers` counts the outputs that were judged
-    as a whole, `samples` the samples of timed calls that were handed over. The rest is as in `Outcome`.
+    `outcome` is `wrong` or, if every answer was right, `ok`. `answers` counts the outputs that were judged as a whole,
+    `samples` the samples of timed calls that were handed over.
     """
 
-    kernel: str
-    wrong: str = ""
-    error_max: Share | None = None
-    error_rel: Share | None = None
-    computes: str = ""
+    outcome: Outcome
     answers: Count = 0
     samples: Count = 0
 
 
 @dataclass(frozen=True)
 class CaseReport:
-    """The referee's findings in one case; `kernel` may be TWIN."""
+    """The referee's findings in one case; a kernel may be TWIN."""
 
     case: str
     findings: tuple[Finding, ...]

@@ -108,7 +108,9 @@ def misbehave(connection: Connection, what: str) -> None:
 def report(unit: TimedUnit) -> CaseReport:
     """What a referee says of it."""
     blocks = Counter(block.kernel for block in unit.blocks)
-    return CaseReport(unit.case, tuple(Finding(o.kernel, answers=3, samples=blocks[o.kernel]) for o in unit.outcomes))
+    return CaseReport(
+        unit.case, tuple(Finding(Outcome(o.kernel), answers=3, samples=blocks[o.kernel]) for o in unit.outcomes)
+    )
 
 
 def faults(file: Path | None, case: Case, process: int) -> str:

@@ -677,8 +677,10 @@ def test_what_a_kernel_writes_to_the_line_ends_its_worker_and_not_the_run():
 def test_a_report_is_of_its_own_case_and_none_where_the_line_is_closed():
     ours, theirs = Pipe()
     for case in ("a", "b"):
-        theirs.send_bytes(json.dumps(asdict(CaseReport(case, (Finding("mine", "off", 0.5),)))).encode())
-    assert launch.report_on(ours, "b") == CaseReport("b", (Finding("mine", "off", 0.5),))
+        theirs.send_bytes(
+            json.dumps(asdict(CaseReport(case, (Finding(Outcome("mine", "wrong", "off", 0.5)),)))).encode()
+        )
+    assert launch.report_on(ours, "b") == CaseReport("b", (Finding(Outcome("mine", "wrong", "off", 0.5)),))
     theirs.send_bytes(b'{"case": "c", "findings": [{"kernel": 3}]}')
     assert launch.report_on(ours, "c") is None
     theirs.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ffncli.bench.records import Method
-from ffncli.bench.wrong_codes import MEANING, WrongCode
+from ffncli.bench.verdict import MEANING, WrongCode
 from tests.cheats.harness import HERE, KERNEL, Server, header, server
 
 CHEATS = sorted(path for path in HERE.glob("*.py") if header(path).codes)

@@ -15,8 +15,8 @@ from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.cheating.probes import other_streams, require_joined_streams
 from ffncli.bench.timing.cuda_clock import CudaClock
 from ffncli.bench.timing.fresh_inputs import FreshInputs, Reservoir
-from ffncli.bench.timing.outcomes import WrongResult, verdict_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
+from ffncli.bench.verdict import WrongResult
 from ffncli.kernels.choice import parse
 from ffncli.run.user.kernels import kernel_of
 from tests.bench.fake_gpu import gpu
@@ -43,7 +43,7 @@ def note_of(path: Path) -> str:
             placed.call = launched
             return timed(placed, problem)
     except WrongResult as wrong:
-        return verdict_of(wrong)[1]
+        return wrong.ruling.note
 
 
 def timed(placed: PlacedKernel, problem: Problem) -> str:
@@ -56,11 +56,11 @@ def timed(placed: PlacedKernel, problem: Problem) -> str:
         fresh.after_block()
         flags = (OTHER_STREAM,) if clock.other_stream else ()
         blocks.append(TimedBlock(0, problem.case.key, 0, number, 0, "mine", _CALLS, seconds, flags))
-    if fresh.wrong is not None:
-        raise fresh.wrong
+    if fresh.ruling.wrong:
+        return fresh.ruling.note
     ruling = problem.rules.timed()["mine"]
     if elsewhere := other_streams(("mine",), blocks):
-        raise elsewhere["mine"]
+        return elsewhere["mine"].note
     require_joined_streams(placed, clock, problem.backward)
     return ruling.note
 

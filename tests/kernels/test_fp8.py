@@ -11,8 +11,8 @@ from ffncli.bench.records import Case
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.referee.rulings import refereed
 from ffncli.bench.timing import correctness as correct
-from ffncli.bench.timing.outcomes import WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
+from ffncli.bench.verdict import WrongResult
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs
 from ffncli.kernels import built_in

@@ -33,7 +33,7 @@ from ffncli.bench.records import (
     TimedUnit,
 )
 from ffncli.bench.results.row import MACHINE, BenchWarning, ResultRow
-from ffncli.bench.wrong_codes import WrongCode
+from ffncli.bench.verdict import WrongCode
 from ffncli.dataclass import dataclass
 from ffncli.show.text import finite
 
@@ -340,14 +340,14 @@ def agreed(unit: TimedUnit, report: CaseReport | None) -> TimedUnit:
         why = "the referee's report on this case did not arrive"
         outcomes = (replace(o, status="failed", note=why) if o.status == "ok" else o for o in unit.outcomes)
         return replace(unit, outcomes=tuple(outcomes))
-    findings = {finding.kernel: finding for finding in report.findings}
+    findings = {finding.outcome.kernel: finding for finding in report.findings}
     blocks = Counter(block.kernel for block in unit.blocks)
-    twin = findings.get(TWIN, Finding(TWIN))
+    twin = findings.get(TWIN, Finding(Outcome(TWIN))).outcome
 
     def stands(outcome: Outcome) -> Outcome:
-        finding = findings.get(outcome.kernel, Finding(outcome.kernel))
-        if outcome.kernel == unit.baseline and twin.wrong and not finding.wrong:
-            finding = replace(finding, wrong=twin.wrong)
+        finding = findings.get(outcome.kernel, Finding(Outcome(outcome.kernel)))
+        if outcome.kernel == unit.baseline and twin.status == "wrong" and finding.outcome.status == "ok":
+            finding = replace(finding, outcome=replace(finding.outcome, status="wrong", note=twin.note))
         return _confirmed(outcome, finding, blocks[outcome.kernel])
 
     return replace(unit, outcomes=tuple(map(stands, unit.outcomes)))
@@ -355,13 +355,14 @@ def agreed(unit: TimedUnit, report: CaseReport | None) -> TimedUnit:
 
 def _confirmed(outcome: Outcome, finding: Finding, blocks: int) -> Outcome:
     """The outcome, if the referee found nothing else and has seen an answer of every timed block."""
-    outcome = replace(outcome, computes=finding.computes or outcome.computes)
+    known = finding.outcome
+    outcome = replace(outcome, computes=known.computes or outcome.computes)
     if outcome.status == "wrong":  # its note may name the cause, which the worker looked for
         return outcome
-    if finding.wrong:
+    if known.status == "wrong":
         differs = f"{WrongCode.PATCHED_FFN}: its worker calls it right, the referee does not: "
-        note = (differs if outcome.status == "ok" else "") + finding.wrong
-        return replace(outcome, status="wrong", note=note, error_max=finding.error_max, error_rel=finding.error_rel)
+        note = (differs if outcome.status == "ok" else "") + known.note
+        return replace(outcome, status="wrong", note=note, error_max=known.error_max, error_rel=known.error_rel)
     if outcome.status != "ok":
         return outcome
     if not finding.answers or finding.samples < blocks:

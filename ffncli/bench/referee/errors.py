@@ -1,4 +1,4 @@
-"""How far a kernel's tensors are from the reference, and a ruling on them."""
+"""How far a kernel's tensors are from the reference: of whole answers, and of samples of timed calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ffncli.bench.wrong_codes import WrongCode
+from ffncli.bench.verdict import Error
 from ffncli.dataclass import dataclass
 from ffncli.run.measure.gap import gap
 
@@ -17,39 +17,19 @@ _SMALL = 0.01  # of the largest gradient; a smaller one is judged as if it were 
 
 
 @dataclass(frozen=True)
-class Error:
-    """`largest` = max|a-b| / max|b|, `rel` = ‖a-b‖ / ‖b‖, of the worst tensor; `subnormal` outputs were counted."""
+class CallSample:
+    """Some tokens of one call: x [rows, d_model] as it was entered, `out` [rows, d_model] as the kernel gave it.
 
-    largest: float = 0.0
-    rel: float = 0.0
-    subnormal: int = 0
+    In a backward pass `g` is the gradient of the output that was entered, `gradient` that of x that came back. Of the
+    calls of a `block`, counted for each kernel, the sample that was shown last is judged.
+    """
 
-    @property
-    def remark(self) -> str:
-        """For a note: `3 subnormal outputs`; empty if there are none."""
-        return f"{self.subnormal} subnormal outputs" if self.subnormal else ""
-
-    def worst(self, other: Error) -> Error:
-        """The larger of each."""
-        most = max(self.subnormal, other.subnormal)
-        return Error(max(self.largest, other.largest), max(self.rel, other.rel), most)
-
-
-_NO_ERROR = Error()
-
-
-@dataclass(frozen=True)
-class Ruling:
-    """An answer is right, or `wrong` says in words what is wrong with it; `error` is how far off it is."""
-
-    error: Error = _NO_ERROR
-    wrong: str = ""
-    code: WrongCode | None = None
-
-    @property
-    def note(self) -> str:
-        """What is wrong, with its code in front; empty if nothing is."""
-        return f"{self.code}: {self.wrong}" if self.code and self.wrong else self.wrong
+    kernel: str
+    x: Tensor
+    out: Tensor
+    g: Tensor | None = None
+    gradient: Tensor | None = None
+    block: int = 0
 
 
 def errors_of(

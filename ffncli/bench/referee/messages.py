@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffncli.bench.referee.samples import CallSample
+from ffncli.bench.referee.errors import CallSample
 
 _DTYPES = {str(d): d for d in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64)}
 _PARTS = ("x", "out", "g", "gradient")  # of a CallSample

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ffncli.bench.records import Case, Job
-from ffncli.bench.referee.errors import Error, Ruling, error_of, least_gradient, size
+from ffncli.bench.referee.errors import CallSample, error_of, least_gradient, size
 from ffncli.bench.referee.input_file import InputFile
 from ffncli.bench.referee.prescribed_routing import PrescribedRouting
-from ffncli.bench.referee.samples import CallSample
+from ffncli.bench.verdict import Error, Ruling
 from ffncli.block.analysis.gated import factor
 from ffncli.block.cost import cost
 from ffncli.block.recipe import steps as steps_of

@@ -28,12 +28,11 @@ from torch import Tensor
 
 from ffncli.bench.machine.math_mode import set_math_mode
 from ffncli.bench.records import Case, Job
-from ffncli.bench.referee.errors import Error, Ruling
+from ffncli.bench.referee.errors import CallSample
 from ffncli.bench.referee.messages import about, packed, receive, samples_of, send, unpacked
 from ffncli.bench.referee.problem import Inputs, Problem, seed_of, weight_bytes
 from ffncli.bench.referee.rulings import Rulings
-from ffncli.bench.referee.samples import CallSample
-from ffncli.bench.wrong_codes import WrongCode
+from ffncli.bench.verdict import Error, Ruling, WrongCode
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.run.engine.weights import require_memory
@@ -323,7 +322,7 @@ class _Answers:
         remark = clocks_apart(seconds, time.monotonic() - self.started)
         for choice in self.job.kernels if remark else ():
             if choice.file is not None:
-                self._rulings().accuse(choice.label, Ruling(wrong=remark, code=WrongCode.PATCHED_CLOCK).note)
+                self._rulings().accuse(choice.label, Ruling(remark, WrongCode.PATCHED_CLOCK).note)
         return remark
 
 
@@ -343,4 +342,4 @@ def _figures(ruling: Ruling) -> list[Any]:
 
 def _read_ruling(figures: Sequence[Any]) -> Ruling:
     error, wrong, code = figures
-    return Ruling(Error(*error), wrong, None if code is None else WrongCode(code))
+    return Ruling(wrong, None if code is None else WrongCode(code), Error(*error))

@@ -17,22 +17,21 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 
 import torch
 from torch import Tensor
 
-from ffncli.bench.records import TWIN, Case, CaseReport, Finding
-from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Error, Ruling, errors_of
+from ffncli.bench.records import TWIN, Case, CaseReport, Finding, Outcome
+from ffncli.bench.referee.errors import GRADIENT, OUTPUT, CallSample, errors_of
 from ffncli.bench.referee.problem import Inputs, Problem
-from ffncli.bench.referee.samples import CallSample
-from ffncli.bench.wrong_codes import WrongCode
+from ffncli.bench.verdict import Error, Ruling, WrongCode
 from ffncli.block.recipe import steps
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.prepare import dtype_of
 from ffncli.run.measure.not_finite import in_words
 from ffncli.run.measure.statistics import not_finite
 from ffncli.run.measure.tolerance import declared_tolerance, rms_tolerance, tolerance_for
-from ffncli.show.text import finite
 
 GRADIENTS = 2  # times `allowed` if gradients are checked too: twice as many products are chained
 TIMES = 4  # the error of a passing baseline
@@ -40,6 +39,7 @@ TIMES = 4  # the error of a passing baseline
 # The precision that float32 products may be rounded to first (torch.set_float32_matmul_precision): TF32 has 10 bits,
 # bf16 has 7.
 _MATH_EPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}
+_NOT_FINITE = Error(math.inf, math.inf)
 _WIDE = 16  # numbers of a token that does not come twice by chance
 
 
@@ -92,12 +92,12 @@ class Rulings:
         """What a kernel computes in; its first word holds. Raises FFNError for an unknown format."""
         if computes:
             declared_tolerance(computes)
-        self._findings.setdefault(kernel, Finding(kernel, computes=computes))
+        self._findings.setdefault(kernel, Finding(Outcome(kernel, computes=computes)))
 
     def limit(self, kernel: str) -> float:
         """The largest `Error.largest` of that kernel."""
         limit = self._allowed if kernel in (self._baseline, TWIN) else self._others
-        computes = self._of(kernel).computes
+        computes = self._of(kernel).outcome.computes
         return max(limit, declared_tolerance(computes)[0]) if computes else limit
 
     def ruling(self, kernel: str, number: int, given: Mapping[str, Tensor]) -> Ruling:
@@ -106,7 +106,7 @@ class Rulings:
         inputs = self.inputs(number)
         ruling = self._of_whole(kernel, inputs, given)
         before = self._keep(kernel, ruling, answers=1)
-        if kernel == self._baseline and number == 1 and not ruling.wrong and not before.computes:
+        if kernel == self._baseline and number == 1 and not ruling.wrong and not before.outcome.computes:
             self._others = max(self._others, TIMES * ruling.error.largest)
         return ruling
 
@@ -138,7 +138,7 @@ class Rulings:
 
     def accuse(self, kernel: str, note: str) -> None:
         """Keep what the worker found; the first note about a kernel stays."""
-        self._keep(kernel, Ruling(wrong=note))
+        self._keep(kernel, Ruling(note))
 
     def clock_started(self) -> None:
         """In the worker there is one clock alone."""
@@ -159,22 +159,18 @@ class Rulings:
         out = given.get(OUTPUT)
         wrong = "has no output" if out is None else form_fault(problem, out.shape, out.dtype, tokens)
         if out is None or (wrong := wrong or _gradient_fault(problem, given)):
-            return Ruling(wrong=wrong)
+            return Ruling(wrong)
         for what, tensor in given.items():
             if wrong := infinite(what, tensor):
-                return Ruling(Error(math.inf, math.inf), wrong)
+                return Ruling(wrong, error=_NOT_FINITE)
         assert inputs.out is not None
         errors = errors_of(given, inputs.out, inputs.grads)
-        worst, error = max(errors, key=lambda what: errors[what].largest), Error()
-        for one in errors.values():
-            error = error.worst(one)
+        worst, error = max(errors, key=lambda what: errors[what].largest), reduce(Error.worst, errors.values())
         beyond = self._beyond_limit(kernel, worst, error)
-        return beyond or self._beyond_rms(kernel, errors[OUTPUT], out.numel(), inputs.rounding) or Ruling(error)
+        return beyond or self._beyond_rms(kernel, errors[OUTPUT], out.numel(), inputs.rounding) or Ruling(error=error)
 
     def _of_samples(self, kernel: str, errors: Sequence[Error], samples: Sequence[CallSample]) -> Ruling:
-        worst = Error()
-        for error in errors:
-            worst = worst.worst(error)
+        worst = reduce(Error.worst, errors)
         wrong = self._beyond_limit(kernel, OUTPUT, worst)
         if wrong is None and not self._problem.backward:  # there the errors are the worst of outputs and gradients
             together = replace(worst, rel=math.sqrt(sum(error.rel**2 for error in errors) / len(errors)))
@@ -183,18 +179,18 @@ class Rulings:
                 # Another x may round more, above all in the router of a single token: theirs decides, and is dear.
                 wrong = self._beyond_rms(kernel, together, values, max(rounding, self._problem.rounding_of(samples)))
         if wrong is None:
-            return Ruling(worst)
-        return replace(wrong, code=wrong.code or WrongCode.WRONG_WHEN_TIMED)
+            return Ruling(error=worst)
+        return wrong.at("", WrongCode.WRONG_WHEN_TIMED)
 
     def _beyond_limit(self, kernel: str, what: str, error: Error) -> Ruling | None:
         limit = self.limit(kernel)
         if error.largest <= limit:
             return None
-        return Ruling(error, f"{what} is off by {error.largest:.2g}, {limit:.2g} is allowed")
+        return Ruling(f"{what} is off by {error.largest:.2g}, {limit:.2g} is allowed", error=error)
 
     def _beyond_rms(self, kernel: str, error: Error, values: int, rounding: float) -> Ruling | None:
         """Of an output of a 16-bit dtype, or of a declared format, that rounding does not explain."""
-        computes = self._of(kernel).computes
+        computes = self._of(kernel).outcome.computes
         if not values or not (computes or rounding):
             return None
         limit = declared_tolerance(computes)[1] if computes else rms_tolerance(self._problem.dtype, rounding, values)
@@ -202,17 +198,17 @@ class Rulings:
             return None
         text = f"{OUTPUT} has an rms error of {error.rel:.2g}, {limit:.2g} is allowed"
         advice = f"it declares {computes}" if computes else "a kernel of fewer bits declares them (`computes`)"
-        return Ruling(error, f"{text}; {advice}", WrongCode.LOWER_PRECISION)
+        return Ruling(f"{text}; {advice}", WrongCode.LOWER_PRECISION, error)
 
     def _fault_of(self, sample: CallSample) -> Ruling | None:
         """A sample that cannot be judged by its numbers."""
         tokens = len(sample.x)
         parts = {OUTPUT: sample.out} | ({} if sample.gradient is None else {GRADIENT + "x": sample.gradient})
         if self._problem.backward and sample.gradient is None:
-            return Ruling(wrong=f"{GRADIENT}x is missing", code=WrongCode.WRONG_WHEN_TIMED)
+            return Ruling(f"{GRADIENT}x is missing", WrongCode.WRONG_WHEN_TIMED)
         for what, tensor in parts.items():
             if wrong := form_fault(self._problem, tensor.shape, tensor.dtype, tokens) or infinite(what, tensor):
-                return Ruling(Error(math.inf, math.inf), wrong, WrongCode.WRONG_WHEN_TIMED)
+                return Ruling(wrong, WrongCode.WRONG_WHEN_TIMED, _NOT_FINITE)
         return None
 
     def _comes_back(self, sample: CallSample) -> Ruling | None:
@@ -224,26 +220,17 @@ class Rulings:
         self._entered |= tokens
         if not again or sample.kernel not in self._users:
             return None
-        return Ruling(Error(), "an input of its timed calls comes twice", WrongCode.PATCHED_FFN)
+        return Ruling("an input of its timed calls comes twice", WrongCode.PATCHED_FFN)
 
     # --- findings -----------------------------------------------------------------------------------------------------
 
     def _of(self, kernel: str) -> Finding:
-        return self._findings.setdefault(kernel, Finding(kernel))
+        return self._findings.setdefault(kernel, Finding(Outcome(kernel)))
 
     def _keep(self, kernel: str, ruling: Ruling, answers: int = 0, samples: int = 0) -> Finding:
         """The finding as it is now: its first fault stays."""
         before = self._of(kernel)
-        largest = max(before.error_max or 0.0, finite(ruling.error.largest) or 0.0)
-        rel = max(before.error_rel or 0.0, finite(ruling.error.rel) or 0.0)
-        after = replace(
-            before,
-            wrong=before.wrong or ruling.note,
-            error_max=largest,
-            error_rel=rel,
-            answers=before.answers + answers,
-            samples=before.samples + samples,
-        )
+        after = Finding(before.outcome.ruled(ruling), before.answers + answers, before.samples + samples)
         self._findings[kernel] = after
         return after
 

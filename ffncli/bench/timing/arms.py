@@ -7,26 +7,26 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.judge import roofline
 from ffncli.bench.machine import machine
-from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Doing, Job
-from ffncli.bench.referee.errors import Error, Ruling
+from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Doing, Job, Outcome
 from ffncli.bench.referee.prescribed_routing import ExpertLoad
 from ffncli.bench.referee.problem import Problem
-from ffncli.bench.timing import correctness as correct
+from ffncli.bench.timing import correctness
 from ffncli.bench.timing.anchor import anchor, gpu_anchor
 from ffncli.bench.timing.bare_products import Chain
 from ffncli.bench.timing.clock import monotonic_seconds
 from ffncli.bench.timing.cuda_graphs import Capturable, Launching, by_graphs
 from ffncli.bench.timing.fresh_inputs import FreshInputs, RoutedSource, Source, drawn, in_turn, source_of
-from ffncli.bench.timing.outcomes import BrokenArm, WrongResult
+from ffncli.bench.timing.outcomes import BrokenArm, verdict_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel, shuffle_buffers
 from ffncli.bench.timing.placement import Caching, flusher
 from ffncli.bench.timing.rounds import Arm
 from ffncli.bench.timing.slowed import slowed_kernel
-from ffncli.bench.wrong_codes import WrongCode
+from ffncli.bench.verdict import Ruling, WrongCode
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
 from ffncli.kernels import AUTO
@@ -39,34 +39,36 @@ def kernels_by_label(
     choices: Sequence[KernelChoice],
     steps: Steps,
     spec: FFNSpec,
-    without: Collection[str] = (),
+    gone: Mapping[str, Outcome] = MappingProxyType({}),
     tell: Callable[[Doing, str], None] = lambda doing, name: None,
-    changed: Callable[[], WrongResult | None] = lambda: None,
-) -> dict[str, Kernel | FFNError | WrongResult]:
-    """The kernels by label, in order; in place of one that cannot be had, why.
+    replaced: Callable[[], Ruling] = Ruling,
+) -> dict[str, Kernel | Outcome]:
+    """The kernels by label, in order, without `auto`, which is chosen later; in place of one that cannot be had, its
+    outcome.
 
-    Each by itself, so that a file that does not run costs its own rows alone; `tell` hears of each file before it runs.
-    Those `without` which it is to go are not loaded, and `auto` is chosen later. `changed` is asked after each file
-    what it replaced of others.
+    Each by itself, so that a file that does not run costs its own rows alone; `tell` hears of each file before it runs,
+    and `replaced` is asked afterwards what it replaced of others. Kernels that are `gone` are not loaded.
     """
 
-    def one(choice: KernelChoice) -> Kernel | FFNError | WrongResult:
-        if choice.label in without:
-            return FFNError(f"{choice.label} is left out")
-        if choice.kernel == AUTO:
-            return FFNError(f"{choice.label} stands for no kernel yet")
+    def one(choice: KernelChoice) -> Kernel | Outcome:
+        if choice.label in gone:
+            return gone[choice.label]
         if choice.file is not None:
             tell("loading", choice.label)
+        failed = Outcome(choice.label)
         try:
             kernel = kernel_of(choice, steps, spec)
         except FFNError as error:
-            return changed() or error
-        if choice.file is not None and (wrong := changed()):
-            return wrong
+            failed = Outcome(choice.label, *verdict_of(error))
+        ruling = replaced() if choice.file is not None or failed.note else Ruling()
+        if ruling.wrong:
+            return Outcome(choice.label).ruled(ruling)
+        if failed.note:
+            return failed
         kernel = replace(kernel, name=choice.label)
         return kernel if choice.factor is None else slowed_kernel(kernel, float(choice.factor))
 
-    return {choice.label: one(choice) for choice in choices}
+    return {choice.label: one(choice) for choice in choices if choice.kernel != AUTO}
 
 
 _WHOLE = 1 << 20  # inputs of this number and above are drawn for timed calls: nobody else asks for them
@@ -75,7 +77,7 @@ _WHOLE = 1 << 20  # inputs of this number and above are drawn for timed calls: n
 class Arms:
     """All arms of a case; `place` is the callback of `rounds.measure`. `twin` is the baseline's, if that is ok.
 
-    `wrong` has the errors in timed outputs, by the name of the kernel. `rounds` is the least number in a placement.
+    `rulings` are on timed outputs, by the name of the kernel. `rounds` is the least number in a placement.
     """
 
     def __init__(
@@ -91,8 +93,7 @@ class Arms:
     ) -> None:
         self.kernels, self.twin, self.launching = tuple(kernels), twin, launching  # None on a CPU
         self.by_name: dict[str, Arm] = {}  # of the placement made last
-        self.wrong: dict[str, WrongResult] = {}
-        self.errors: dict[str, Error] = {}
+        self.rulings: dict[str, Ruling] = {}
         self._placed_at = 0.0
         self.seconds = 0.0  # of checking timed outputs, within place
         self._problem, self._copies = problem, caching.copies
@@ -184,18 +185,29 @@ class Arms:
     def _compare_clocks(self) -> None:
         """Where the referee's clock says otherwise, no time of a user's kernel can be believed."""
         if remark := self._problem.rules.clock_stopped(monotonic_seconds() - self._placed_at):
-            for placed in self.kernels:
-                if placed.built.kernel.origin:
-                    self.wrong.setdefault(placed.name, WrongResult(remark, code=WrongCode.PATCHED_CLOCK))
+            self._rule_on_users(Ruling(remark, WrongCode.PATCHED_CLOCK))
 
     def _require_weights_in_place(self) -> None:
         """Where the weights of a kernel of ours were moved, a user's kernel did that to make it slower."""
         ours = [one for one in (*self.kernels, *filter(None, [self.twin])) if not one.built.kernel.origin]
         moved = next((placed.name for placed in ours if placed.moved()), None)
-        for placed in self.kernels if moved else ():
+        if moved:
+            text = f"the weights of {moved} were moved in memory while it was timed"
+            self._rule_on_users(Ruling(text, WrongCode.PATCHED_FFN))
+
+    def _rule_on_users(self, ruling: Ruling) -> None:
+        for placed in self.kernels:
             if placed.built.kernel.origin:
-                text = f"the weights of {moved} were moved in memory while it was timed"
-                self.wrong.setdefault(placed.name, WrongResult(text, code=WrongCode.PATCHED_FFN))
+                self.rule(placed.name, ruling)
+
+    def rule(self, name: str, ruling: Ruling) -> None:
+        """Keep a ruling on that kernel; the first that is wrong stays."""
+        self.rulings[name] = self.rulings.get(name, Ruling()).then(ruling)
+
+    @property
+    def wrong(self) -> dict[str, Ruling]:
+        """The rulings on kernels that are wrong."""
+        return {name: ruling for name, ruling in self.rulings.items() if ruling.wrong}
 
     def inspect(self) -> None:
         """Have judged what was answered in the blocks since the last time, and whether weights changed."""
@@ -203,39 +215,25 @@ class Arms:
         self._require_weights_in_place()
         rulings = self._problem.rules.timed()
         for fresh in self._fresh:
-            check = partial(self._timed, fresh, rulings.get(fresh.placed.name, Ruling()))
-            self._check(self._reported(fresh.placed), fresh.placed, check)
+            placed = fresh.placed
+            name = placed.built.kernel.name if placed is self.twin else placed.name  # its errors are the baseline's
+            if name not in self.wrong:
+                self.rule(name, self._timed(fresh, rulings.get(placed.name, Ruling())))
 
-    def _reported(self, placed: PlacedKernel) -> str:
-        """The kernel that an arm's errors count for; the twin's are the baseline's."""
-        return placed.built.kernel.name if placed is self.twin else placed.name
-
-    def _timed(self, fresh: FreshInputs, ruling: Ruling, placed: PlacedKernel) -> Error:
-        """The error of an arm's timed answers, after a check that its weights are unchanged. Raises WrongResult."""
-
-        def answers() -> Error:
-            if fresh.wrong is not None:
-                raise fresh.wrong
-            return correct.obeyed(ruling).worst(fresh.whole_error())
-
-        correct.untouched(placed)
-        return correct.checked_at("", answers, WrongCode.WRONG_WHEN_TIMED)
+    def _timed(self, fresh: FreshInputs, ruling: Ruling) -> Ruling:
+        """The ruling on an arm's timed answers, and on whether its weights are unchanged."""
+        if (touched := correctness.untouched(fresh.placed)).wrong:
+            return touched
+        answers = fresh.ruling.then(ruling)
+        answers = answers if answers.wrong else answers.then(fresh.whole_ruling())
+        return answers.at("", WrongCode.WRONG_WHEN_TIMED)
 
     def refresh(self) -> None:
         """Check the kernels' outputs on new tokens."""
         inputs = self._problem.inputs(2)
         for placed in self.kernels:
-            self._check(placed.name, placed, lambda placed: correct.fresh(placed, self._problem, inputs))
-
-    def _check(self, name: str, placed: PlacedKernel, error_of: Callable[[PlacedKernel], Error]) -> None:
-        if name in self.wrong:
-            return
-        try:
-            error = error_of(placed)
-        except WrongResult as wrong:
-            self.wrong[name] = wrong
-            error = wrong.error or Error()
-        self.errors[name] = self.errors.get(name, error).worst(error)
+            if placed.name not in self.wrong:
+                self.rule(placed.name, correctness.fresh(placed, self._problem, inputs))
 
 
 def arms_of(

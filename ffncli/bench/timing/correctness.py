@@ -8,7 +8,7 @@ writes to.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -17,12 +17,11 @@ from torch import Tensor
 from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.machine import KernelMemory
-from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Error, Ruling
+from ffncli.bench.referee.errors import GRADIENT, OUTPUT
 from ffncli.bench.referee.problem import Inputs, Problem
 from ffncli.bench.referee.rulings import form_fault
-from ffncli.bench.timing.outcomes import WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
-from ffncli.bench.wrong_codes import WrongCode
+from ffncli.bench.verdict import Error, Ruling, WrongCode, WrongResult
 
 
 def computing(backward: bool) -> AbstractContextManager[object]:
@@ -51,7 +50,8 @@ def before(placed: PlacedKernel, problem: Problem) -> Error:
     This catches a kernel that caches its first answer, and one that is correct only on its first call. Raises
     WrongResult, and the kernel's own exceptions.
     """
-    first, error = problem.first, Error()
+    first, ruling = problem.first, Ruling()
+    changed = Ruling("changes its input x", WrongCode.CHANGED_INPUT)
     with computing(problem.backward):
         placed.enter(problem.other(1))
         placed.call_untimed()
@@ -59,72 +59,58 @@ def before(placed: PlacedKernel, problem: Problem) -> Error:
         for call in ("", "its second call: "):
             placed.call_untimed()
             if not torch.equal(placed.x.detach(), first.x):
-                raise WrongResult("changes its input x", code=WrongCode.CHANGED_INPUT)
-            error = error.worst(checked_at(call, lambda: compared(placed, problem, first)))
+                raise WrongResult(changed)
+            ruling = ruling.then(compared(placed, problem, first).at(call))
+            if ruling.wrong:
+                raise WrongResult(ruling)
     if not torch.equal(placed.x.detach(), first.x):
-        raise WrongResult("changes its input x", code=WrongCode.CHANGED_INPUT)
-    untouched(placed)
-    return error
+        raise WrongResult(changed)
+    if (touched := untouched(placed)).wrong:
+        raise WrongResult(touched)
+    return ruling.error
 
 
-def fresh(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Error:
+def fresh(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Ruling:
     """After timing: new tokens, in the buffers used for timing."""
     with computing(problem.backward):
         placed.enter(inputs.x, inputs.g)
         placed.call_untimed()
-        return checked_at("on a fresh seed: ", lambda: compared(placed, problem, inputs))
-
-
-def checked_at(when: str, check: Callable[[], Error], code: WrongCode | None = None) -> Error:
-    """The error that a check finds; what it raises says when that was, and has this code where it has none."""
-    try:
-        return check()
-    except WrongResult as error:
-        raise WrongResult(when + str(error), error.error, error.code or code) from None
+        return compared(placed, problem, inputs).at("on a fresh seed: ")
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------
 
 
-def compared(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Error:
-    """The error of its last output and gradients, as the referee rules.
-
-    Raises WrongResult for a wrong type, shape or dtype, or where the referee finds it wrong.
-    """
+def compared(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Ruling:
+    """The referee's ruling on its last output and gradients; if its output is no such tensor, what it is instead."""
+    if (form := form_of(placed.output, problem)).wrong:
+        return form
+    assert isinstance(placed.output, Tensor)
     with torch.no_grad():
-        out = checked_output(placed.output, problem).detach()
+        out = placed.output.detach()
         given = {OUTPUT: out if inputs.rows is None else out[inputs.rows]}
     if problem.backward:
         given |= {GRADIENT + name: gradient for name, gradient in placed.gradients(problem).items()}
     with ACTIVITY.resting():  # a reference may take minutes
-        ruling = problem.rules.ruling(placed.name, inputs.number, given)
-    return obeyed(ruling)
+        return problem.rules.ruling(placed.name, inputs.number, given)
 
 
-def obeyed(ruling: Ruling) -> Error:
-    """The error of a right answer. Raises WrongResult for a wrong one."""
-    if ruling.wrong:
-        raise WrongResult(ruling.wrong, ruling.error, ruling.code)
-    return ruling.error
-
-
-def checked_output(out: object, problem: Problem) -> Tensor:
-    """The output [tokens, d_model]. Raises WrongResult for another type, device, shape or dtype."""
+def form_of(out: object, problem: Problem) -> Ruling:
+    """Whether it is an output [tokens, d_model], of the right type, device, shape and dtype."""
     if not isinstance(out, Tensor):
-        raise WrongResult(f"returns a {type(out).__name__}, not a tensor")
+        return Ruling(f"returns a {type(out).__name__}, not a tensor")
     if type(out) not in (Tensor, torch.nn.Parameter):
-        raise WrongResult(f"returns a {type(out).__name__}, not a plain tensor", code=WrongCode.LAZY_RESULT)
+        return Ruling(f"returns a {type(out).__name__}, not a plain tensor", WrongCode.LAZY_RESULT)
     if out.device != problem.first.x.device:
-        raise WrongResult(f"returns a tensor on {out.device}, expected {problem.first.x.device}")
-    if fault := form_fault(problem, out.shape, out.dtype, problem.case.tokens):
-        raise WrongResult(fault)
-    return out
+        return Ruling(f"returns a tensor on {out.device}, expected {problem.first.x.device}")
+    return Ruling(form_fault(problem, out.shape, out.dtype, problem.case.tokens))
 
 
-def untouched(placed: PlacedKernel) -> None:
-    """Raises WrongResult if its weights have changed; of a user's kernel by the values of the first copy too."""
+def untouched(placed: PlacedKernel) -> Ruling:
+    """Whether its weights are what they were; of a user's kernel by the values of the first copy too."""
     if placed.changed() or (placed.built.kernel.origin and not _equal(placed.copies[0], placed.built.params)):
-        raise WrongResult("changes its weights", code=WrongCode.CHANGED_WEIGHTS)
+        return Ruling("changes its weights", WrongCode.CHANGED_WEIGHTS)
+    return Ruling()
 
 
 def _equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

@@ -18,17 +18,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ffncli.bench.referee.errors import OUTPUT, Error
+from ffncli.bench.referee.errors import OUTPUT, CallSample
 from ffncli.bench.referee.input_file import InputFile
 from ffncli.bench.referee.prescribed_routing import PrescribedRouting
 from ffncli.bench.referee.problem import Inputs, Problem
 from ffncli.bench.referee.rulings import infinite
-from ffncli.bench.referee.samples import CallSample
-from ffncli.bench.timing import correctness as correct
-from ffncli.bench.timing.outcomes import WrongResult
+from ffncli.bench.timing import correctness
 from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.bench.timing.placement import Params
-from ffncli.bench.wrong_codes import WrongCode
+from ffncli.bench.verdict import Error, Ruling, WrongCode
 
 ROWS = 2  # tokens of a sample
 _LEAST_BYTES = 1 << 20  # of a reservoir
@@ -137,7 +135,7 @@ class FreshInputs:
     """The inputs of one arm's calls, and the samples of its answers. On a GPU x is the same throughout a block, whose
     last call is judged: a graph's x stays where it was captured.
 
-    `wrong` is what an answer broke at once: type, shape, dtype, a value that is not finite, an input that changed.
+    `ruling` is on what shows at once: type, shape, dtype, a value that is not finite, an input that changed.
     `whole` are inputs that the referee has all of the answer to (the gradients of the weights, too): one call gets them
     in one of the first `blocks` timed blocks, and is judged as well as the drawn one.
     """
@@ -146,7 +144,7 @@ class FreshInputs:
         self, placed: PlacedKernel, problem: Problem, source: Source, whole: Inputs | None = None, blocks: int = 1
     ) -> None:
         self.placed = placed
-        self.wrong: WrongResult | None = None
+        self.ruling = Ruling()
         self._problem, self._source, self._whole = problem, source, whole
         self._whole_in, self._whole_at = drawn(blocks), 0  # the timed block that gets them, and its call
         self._block, self._calls, self._timed = -1, 0, False
@@ -193,30 +191,28 @@ class FreshInputs:
     def _returned(self) -> None:
         """A call has returned: draw whether it takes the place of the one that is to be judged."""
         entered, self._entered = self._entered, None
-        if self.wrong is not None or entered is None:
+        if self.ruling.wrong or entered is None:
             return
         if self._gets_whole:
             self._answered = _copied(self.placed.out)
         self._calls += 1
         if drawn(self._calls):
             return
-        try:
-            self._show(*entered)
-        except WrongResult as wrong:
-            self.wrong = wrong
+        x, g = entered
+        self.ruling = self._show(x, g, self._block)
+        if not self.ruling.wrong and not torch.equal(self.placed.entry[0], x):
+            self.ruling = Ruling("changes its input x", WrongCode.CHANGED_INPUT)
 
-    def _show(self, x: Tensor, g: Tensor | None) -> None:
-        """Show the referee a few tokens of the call, as entered and as answered: nothing is left here to change."""
-        self._add(x, g, self._block)
-        if not torch.equal(self.placed.entry[0], x):
-            raise WrongResult("changes its input x", code=WrongCode.CHANGED_INPUT)
-
-    def _add(self, x: Tensor, g: Tensor | None, block: int) -> None:
-        """What was answered last, to that x, as a sample of that block."""
+    def _show(self, x: Tensor, g: Tensor | None, block: int) -> Ruling:
+        """Show the referee a few tokens of what was answered last, to that x, as a sample of that block: nothing is
+        left here to change. What shows at once is ruled on here."""
         placed = self.placed
-        out, gradient = correct.checked_output(placed.output, self._problem).detach(), placed.x_gradient
+        if (form := correctness.form_of(placed.output, self._problem)).wrong:
+            return form
+        assert isinstance(placed.output, Tensor)
+        out, gradient = placed.output.detach(), placed.x_gradient
         if fault := infinite(OUTPUT, out):
-            raise WrongResult(fault, Error(math.inf, math.inf))
+            return Ruling(fault, error=Error(math.inf, math.inf))
         rows = torch.tensor(drawn_rows(len(x)), device=x.device)
         self._problem.rules.show(
             CallSample(
@@ -224,6 +220,7 @@ class FreshInputs:
                 None if gradient is None else gradient.detach()[rows], block,
             )
         )  # fmt: skip
+        return Ruling()
 
     def captured_call(self, params: Params) -> object:
         """A call on other contents, captured with a few more; `take_captured` takes their answers after a replay.
@@ -245,18 +242,15 @@ class FreshInputs:
         captured, self._captured = self._captured, []
         for number, (x, g, out) in enumerate(captured):
             self.placed.out = out
-            try:
-                self._add(x, g, -2 - number)  # of no timed block
-            except WrongResult as wrong:
-                self.wrong = self.wrong or wrong
+            self.ruling = self.ruling.then(self._show(x, g, -2 - number))  # of no timed block
 
-    def whole_error(self) -> Error:
-        """The error of the answer to the whole inputs, once there is one. Raises WrongResult."""
+    def whole_ruling(self) -> Ruling:
+        """On the answer to the whole inputs, once there is one."""
         answered, self._answered = self._answered, None
         if answered is None or self._whole is None:
-            return Error()
+            return Ruling()
         self.placed.out = answered
-        return correct.compared(self.placed, self._problem, self._whole)
+        return correctness.compared(self.placed, self._problem, self._whole)
 
 
 def in_turn(first: Callable[[], object], then: Callable[[], object] | None) -> Callable[[], object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
 from functools import cache, partial
@@ -16,13 +16,11 @@ from ffncli.bench.machine.counters import Counters, SystemCounters
 from ffncli.bench.machine.devices import GpuProbe, gpu_probe, neighbours
 from ffncli.bench.machine.machine import KernelMemory, release
 from ffncli.bench.records import BLOCK, GEMM, TWIN, Case, Doing, Job, Launched, Outcome, Roof, TimedUnit
-from ffncli.bench.referee.errors import Error
 from ffncli.bench.referee.prescribed_routing import ExpertLoad
 from ffncli.bench.referee.problem import Problem, seed_of
 from ffncli.bench.referee.process import RefereeGone, RefereeProcess
 from ffncli.bench.referee.rulings import refereed
-from ffncli.bench.timing import correctness as correct
-from ffncli.bench.timing import outcomes as ends
+from ffncli.bench.timing import correctness
 from ffncli.bench.timing.arms import Arms, arms_of, kernels_by_label
 from ffncli.bench.timing.auto.choose import kernel_of_auto
 from ffncli.bench.timing.auto.kept import AutoChoice
@@ -32,17 +30,25 @@ from ffncli.bench.timing.cheating.inspector import Inspector
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
 from ffncli.bench.timing.cuda_counters import GpuCounters
-from ffncli.bench.timing.outcomes import BrokenArm, WrongResult, require_device, verdict_of
+from ffncli.bench.timing.outcomes import (
+    BrokenArm,
+    after_breaking,
+    all_spent,
+    no_ratios,
+    noted,
+    require_device,
+    right,
+    verdict_of,
+)
 from ffncli.bench.timing.placed_kernel import PlacedKernel, arm_sizes, build_kernel, shared_weights, touched_least
 from ffncli.bench.timing.placement import Caching, caching
 from ffncli.bench.timing.roof import guarded, measured_roof
 from ffncli.bench.timing.rounds import ChangedRecords, Measured, measure, plan_of
 from ffncli.bench.timing.settings import settle
 from ffncli.bench.timing.sustained import sustained_remarks
-from ffncli.bench.wrong_codes import WrongCode
+from ffncli.bench.verdict import Ruling, WrongCode, WrongResult
 from ffncli.block.recipe import steps as steps_of
 from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError
 from ffncli.kernels import AUTO
 from ffncli.kernels.compiled import cache as compile_cache
 from ffncli.kernels.compiled import on_compiling, recompiles
@@ -122,7 +128,7 @@ class CaseRun:
             problem = self._problem()
         except Exception as error:
             require_device(self.clock, "", error)
-            self.end_all(kernels or {BLOCK: None}, error)
+            self.end_all([BLOCK] if self.job.method.by_step else [choice.label for choice in self.job.kernels], error)
             return self._answer(Roof())
         if self.job.method.by_step:
             self._by_step(problem)
@@ -146,8 +152,8 @@ class CaseRun:
         self.notes.append(note)
         return self._answer(roof)
 
-    def _kernels(self) -> Mapping[str, Kernel | FFNError | WrongResult]:
-        """The kernels by label, from their files; in place of one that cannot be had, why."""
+    def _kernels(self) -> Mapping[str, Kernel | Outcome]:
+        """The kernels by label, from their files; in place of one that cannot be had, its outcome."""
         case, steps = self.case, kernel_steps(steps_of(self.case.spec))
         gone, replaced = self.job.gone_in(case), self.inspector.replaced
         kernels = kernels_by_label(self.job.kernels, steps, case.spec, gone, self.tell, replaced)
@@ -166,7 +172,7 @@ class CaseRun:
         """Bytes of the last-level cache, and of memory that may be used."""
         return machine.llc_and_room(self.case.device, self.job.method.memory_limit)
 
-    def end_all(self, names: Mapping[str, object], error: BaseException) -> None:
+    def end_all(self, names: Iterable[str], error: BaseException) -> None:
         """These kernels' outcome is this error."""
         status, note = verdict_of(error)
         self.outcomes = {name: Outcome(name, status, note) for name in names}
@@ -184,7 +190,7 @@ class CaseRun:
             roof=roof,
             environment=machine.environment(self.case.device),
             notes=tuple(dict.fromkeys(note for note in (*self.notes, self.load.note, *self.inspector.notes) if note)),
-            spent=ends.all_spent(self.spent, measured.spent if measured else {}),
+            spent=all_spent(self.spent, measured.spent if measured else {}),
             launch=self.launch if measured else "",
             tokens_per_expert=self.load.tokens_per_expert,
             experts_touched=self.load.touched,
@@ -199,27 +205,27 @@ class CaseRun:
         finally:
             self.spent[on] = self.spent.get(on, 0.0) + time.perf_counter() - start
 
-    def _verify_all(self, kernels: Mapping[str, Kernel | FFNError | WrongResult], problem: Problem) -> None:
+    def _verify_all(self, kernels: Mapping[str, Kernel | Outcome], problem: Problem) -> None:
         """Verify the baseline first: its error, if it is correct, raises the limit of the others."""
         llc, room = self.llc_and_room()
         self.mode = shared_weights(problem, kernels.values(), llc, room) or self.mode
-        order = {name: at for at, name in enumerate(kernels)}  # of the options
-        self.outcomes = {name: Outcome(name) for name in kernels}
+        order = {choice.label: at for at, choice in enumerate(self.job.kernels)}  # of the options
+        self.outcomes = {name: Outcome(name) for name in order}
         gone = self.job.gone_in(self.case)
-        self.outcomes |= {name: outcome for name, outcome in gone.items() if name in kernels}
+        self.outcomes |= {name: outcome for name, outcome in gone.items() if name in order}
         autos = {choice.label for choice in self.job.kernels if choice.kernel == AUTO}  # after those that may be chosen
         turns = {name: (name != self.baseline, name in autos, at) for name, at in order.items()}
-        for name in sorted(kernels.keys() - gone.keys(), key=lambda name: turns[name]):
+        for name in sorted(order.keys() - gone.keys(), key=lambda name: turns[name]):
             self._verify(name, self._chosen(name, problem) if name in autos else kernels[name], problem)
         skipped = self.outcomes.get(self.baseline, Outcome("", "skipped")).status == "skipped"
         if self.job.baseline is None and skipped:
-            self.baseline = next((name for name in kernels if name in self.placed), self.baseline)
+            self.baseline = next((name for name in order if name in self.placed), self.baseline)
         self.tell("timing", "")
         self.notes.append(problem.first.remark)
         self._say_baseline()
 
-    def _chosen(self, name: str, problem: Problem) -> Kernel | FFNError:
-        """The kernel that `auto` stands for in this case."""
+    def _chosen(self, name: str, problem: Problem) -> Kernel | Outcome:
+        """The kernel that `auto` stands for in this case, or its outcome if there is none."""
         compiled = [one.built.kernel.name for one in self.placed.values() if one.built.kernel.compiles]
         tell = partial(self.tell, "compiling", name)
         with self._spending("warm_up"):
@@ -229,11 +235,11 @@ class CaseRun:
     def _say_baseline(self) -> None:
         """Notes that without a baseline there is no ratio."""
         if self.baseline and self.baseline not in self.placed and self.placed:
-            self.notes.append(ends.no_ratios(self.baseline, self.outcomes.get(self.baseline)))
+            self.notes.append(no_ratios(self.baseline, self.outcomes.get(self.baseline)))
 
-    def _verify(self, name: str, kernel: Kernel | FFNError | WrongResult, problem: Problem) -> None:
-        if isinstance(kernel, Exception):
-            self.outcomes[name] = Outcome(name, *verdict_of(kernel))
+    def _verify(self, name: str, kernel: Kernel | Outcome, problem: Problem) -> None:
+        if isinstance(kernel, Outcome):
+            self.outcomes[name] = kernel
             return
         self.outcomes[name] = Outcome(name, computes=kernel.computes)
         self.tell("compiling" if kernel.compiles else "checking", name)
@@ -249,13 +255,13 @@ class CaseRun:
                 self.inspector.fix(placed)
                 placed.place(1)
                 with on_compiling(lambda: self.tell("compiling", name)):
-                    compile_s = correct.first_call(placed, problem, memory)
+                    compile_s = correctness.first_call(placed, problem, memory)
             self.tell("checking", name)
             with self._spending("verify"):
-                numeric_error = correct.before(placed, problem)
-                with correct.computing(problem.backward):
+                numeric_error = correctness.before(placed, problem)
+                with correctness.computing(problem.backward):
                     peak = memory.peak(placed.call_untimed, placed.forget)
-            with correct.computing(problem.backward):
+            with correctness.computing(problem.backward):
                 placed.unguard()
             self.clock.finish()  # what it has broken on a GPU is raised here, and not at the next kernel
             self.inspector.after_check(placed)
@@ -263,18 +269,20 @@ class CaseRun:
             raise
         except BaseException as error:  # SystemExit too: whatever a user's code raises ends that kernel alone
             require_device(self.clock, name, error)
-            self._broken(name, self.inspector.replaced() or self.inspector.named(error, placed, problem))
+            ruling = self.inspector.replaced()
+            named = WrongResult(ruling) if ruling.wrong else self.inspector.named(error, placed, problem)
+            self._broken(name, named)
             return
         finally:
             ACTIVITY.rests()
         cached = f"torch.compile's cache was {how}" if (how := compile_cache().since(cache_before)) else ""
-        outcome = ends.right(name, kernel, numeric_error, compile_s, peak, self.choices.get(name))
-        self.outcomes[name] = ends.noted(outcome, kernel.origin, cached, numeric_error.remark)
+        outcome = right(name, kernel, numeric_error, compile_s, peak, self.choices.get(name))
+        self.outcomes[name] = noted(outcome, kernel.origin, cached, numeric_error.remark)
         self.placed[name] = placed
 
     def _broken(self, name: str, error: BaseException) -> None:
         """Record the outcome of a kernel that raised; it is not timed, and its memory is freed."""
-        self.outcomes[name] = ends.after_breaking(self.outcomes.get(name, Outcome(name)), error)
+        self.outcomes[name] = after_breaking(self.outcomes.get(name, Outcome(name)), error)
         self._tell_referee(name)
         self.placed.pop(name, None)
         release(self.case.device)
@@ -294,7 +302,7 @@ class CaseRun:
                 self.measured = self._measure(arms, problem)
                 self.load = arms.load
                 self._sustain(arms, problem)
-                with self._spending("verify"), correct.computing(problem.backward):
+                with self._spending("verify"), correctness.computing(problem.backward):
                     arms.inspect()
                     arms.refresh()
                 self.inspector.require_nothing_replaced(self.placed)
@@ -303,8 +311,8 @@ class CaseRun:
             except BrokenArm as broken:
                 self.measured = None
                 require_device(self.clock, ACTIVITY.read().kernel or broken.name, broken)
-                wrong = arms.wrong if arms else {}  # what was wrong once is not asked again
-                for name in dict.fromkeys((*wrong, broken.name)):
+                wrong = {name: WrongResult(ruling) for name, ruling in (arms.wrong if arms else {}).items()}
+                for name in dict.fromkeys((*wrong, broken.name)):  # what was wrong once is not asked again
                     self._without(broken if name == broken.name else BrokenArm(name), wrong.get(name))
                 continue
             except (RuntimeError, MemoryError) as error:  # not from a kernel's call: it waits for the device, or we do
@@ -321,8 +329,11 @@ class CaseRun:
                 continue
             finally:
                 ACTIVITY.rests()
-            for name in dict.fromkeys((*arms.errors, *arms.wrong)):
-                self._record_errors(name, arms.errors.get(name, Error()), arms.wrong.get(name))
+            for name, ruling in arms.rulings.items():
+                self.outcomes[name] = self.outcomes[name].ruled(ruling)
+                self._tell_referee(name)
+                if ruling.wrong and name == self.baseline:
+                    self.notes.append(f"no ratios: the baseline {name} is wrong: {ruling.note}")
             return
 
     def _without(self, broken: BrokenArm, error: BaseException | None = None) -> None:
@@ -336,18 +347,12 @@ class CaseRun:
         if broken.name == self.baseline:
             self._say_baseline()
 
-    def _record_errors(self, name: str, error: Error, wrong: WrongResult | None) -> None:
-        self.outcomes[name] = ends.after_timing(self.outcomes[name], error, wrong)
-        self._tell_referee(name)
-        if wrong and name == self.baseline:
-            self.notes.append(f"no ratios: the baseline {name} is wrong: {verdict_of(wrong)[1]}")
-
     def _arms(self, problem: Problem) -> Arms:
         kernels = list(self.placed.values())
         for placed in kernels:
             if placed.built.kernel.compiles:  # compiling another kernel may have discarded it
                 ACTIVITY.first_call(placed.name)
-                with self._spending("warm_up"), correct.computing(problem.backward):
+                with self._spending("warm_up"), correctness.computing(problem.backward):
                     placed.call()
         llc, room = self.llc_and_room()
         if not self.mode.shared:
@@ -364,21 +369,21 @@ class CaseRun:
         """Time every kernel against the baseline in long turns, in the first process; note a different ratio."""
         if not self.job.method.sustained or self.job.process or self.measured is None:
             return
-        with correct.computing(problem.backward):
+        with correctness.computing(problem.backward):
             compared = {name: arms.by_name[name] for name in self.placed}
             remarks = sustained_remarks(compared, self.baseline, self.measured.blocks, self.clock, self.probe)
-        self.outcomes |= {name: ends.noted(self.outcomes[name], remark) for name, remark in remarks.items()}
+        self.outcomes |= {name: noted(self.outcomes[name], remark) for name, remark in remarks.items()}
 
     def _measure(self, arms: Arms, problem: Problem) -> Measured:
         compiled, base = recompiles(), self.baseline if self.baseline in self.placed else next(iter(self.placed))
         plan = plan_of(self.job.method, base, tuple(self.placed), self.case.device, self.case.threads)
-        with correct.computing(problem.backward):
+        with correctness.computing(problem.backward):
             process, key = self.job.process, self.case.key
             try:
                 measured = measure(process, key, arms.place, self.clock, self.counters, plan, arms.captured)
             except ChangedRecords as changed:
-                wrong = WrongResult(str(changed), code=WrongCode.PATCHED_CLOCK)
-                raise BrokenArm(self.inspector.suspect(self.placed)) from wrong
+                ruling = Ruling(str(changed), WrongCode.PATCHED_CLOCK)
+                raise BrokenArm(self.inspector.suspect(self.placed)) from WrongResult(ruling)
         if arms.launching:
             self.launch, self.plain_because = arms.launching.launch, arms.launching.plain_because
             self.notes.append(arms.launching.note)
@@ -400,4 +405,4 @@ class CaseRun:
         if self.case.cache == "cold-weights":
             self.notes.append(f"steps have one copy of their weights: {self.mode.mode} instead of cold-weights")
         if done.error:
-            self.end_all(self.outcomes or {BLOCK: None}, done.error)
+            self.end_all(self.outcomes or [BLOCK], done.error)

@@ -8,27 +8,13 @@ from dataclasses import replace
 import torch
 
 from ffncli.bench.records import Outcome, Status
-from ffncli.bench.referee.errors import Error
 from ffncli.bench.timing.auto.kept import AutoChoice
 from ffncli.bench.timing.clock import Clock
-from ffncli.bench.wrong_codes import WrongCode
+from ffncli.bench.verdict import Error, WrongResult
 from ffncli.errors import FFNError
 from ffncli.kernels.kernel import Kernel
-from ffncli.show.text import finite
 
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", "Unable to allocate")
-
-
-class WrongResult(Exception):
-    """A kernel broke its contract, or its numbers are wrong; the text says how.
-
-    `error` is how far off its numbers are, `code` what it did, where that is known.
-    """
-
-    def __init__(self, text: str, error: Error | None = None, code: WrongCode | None = None) -> None:
-        super().__init__(text)
-        self.error = error
-        self.code = code
 
 
 class Skipped(Exception):
@@ -73,7 +59,7 @@ def require_device(clock: Clock, kernel: str, error: BaseException) -> None:
 
 
 def after_breaking(before: Outcome, raised: BaseException) -> Outcome:
-    """The outcome of a kernel that raised this; an earlier error stays where this says nothing of its numbers.
+    """The outcome of a kernel that raised this.
 
     The exception and all that it came from lose their tracebacks, whose frames would keep the kernel's tensors alive.
     """
@@ -81,18 +67,10 @@ def after_breaking(before: Outcome, raised: BaseException) -> Outcome:
     chain: BaseException | None = raised
     while chain is not None:
         chain.__traceback__, chain = None, chain.__cause__ or chain.__context__
+    if isinstance(cause, WrongResult):
+        return before.ruled(cause.ruling)
     status, note = verdict_of(cause)
-    error = cause.error if isinstance(cause, WrongResult) else None
-    if error is None:
-        return replace(before, status=status, note=note)
-    return replace(before, status=status, note=note, error_max=finite(error.largest), error_rel=finite(error.rel))
-
-
-def after_timing(before: Outcome, error: Error, wrong: WrongResult | None) -> Outcome:
-    """The outcome of a kernel that was timed, with the larger one of its errors."""
-    largest, rel = (max(a or 0.0, b) for a, b in ((before.error_max, error.largest), (before.error_rel, error.rel)))
-    after = replace(before, error_max=finite(largest), error_rel=finite(rel))
-    return replace(after, status="wrong", note=verdict_of(wrong)[1]) if wrong else after
+    return replace(before, status=status, note=note)
 
 
 def right(
@@ -130,7 +108,7 @@ def verdict_of(error: BaseException) -> tuple[Status, str]:
     line = " ".join(text.split())
     line = line if len(line) <= 200 else line[:199] + "…"
     if isinstance(error, WrongResult):
-        return "wrong", f"{error.code}: {line}" if error.code else line
+        return "wrong", error.ruling.note
     if isinstance(error, Skipped):
         return "skipped", line
     if out_of_memory(error):

@@ -16,9 +16,9 @@ from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.machine.machine import KernelMemory
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.cuda_graphs import replaying
-from ffncli.bench.timing.outcomes import BrokenArm, Skipped, WrongResult
+from ffncli.bench.timing.outcomes import BrokenArm, Skipped
 from ffncli.bench.timing.placement import Arena, Caching, Params, nbytes, placeable, sharing
-from ffncli.bench.wrong_codes import WrongCode
+from ffncli.bench.verdict import Ruling, WrongCode, WrongResult
 from ffncli.block.steps import Experts
 from ffncli.dataclass import dataclass
 from ffncli.kernels.kernel import Computes, Kernel
@@ -56,7 +56,7 @@ def build_kernel(kernel: Kernel, problem: Problem, memory: KernelMemory | None =
     with torch.no_grad():
         params = tuple(kernel.prepare(problem.steps, weights))
     if kernel.origin and any(not torch.equal(weights[name], tensor) for name, tensor in problem.weights.items()):
-        raise WrongResult("its prepare changes the weights", code=WrongCode.CHANGED_WEIGHTS)
+        raise WrongResult(Ruling("its prepare changes the weights", WrongCode.CHANGED_WEIGHTS))
     start = time.perf_counter()
     with memory.keeping() if memory else nullcontext():
         compute = kernel.build(problem.steps, case.device, problem.dtype)  # guarded: errors name the place; `unguard`

@@ -14,11 +14,10 @@ import torch
 from ffncli.bench.launch import report_on
 from ffncli.bench.records import Case, Job, Method
 from ffncli.bench.referee import process as module
-from ffncli.bench.referee.errors import GRADIENT, OUTPUT
+from ffncli.bench.referee.errors import GRADIENT, OUTPUT, CallSample
 from ffncli.bench.referee.problem import Problem, seed_of
 from ffncli.bench.referee.process import RefereeGone, clocks_apart, referee_process
 from ffncli.bench.referee.rulings import Rulings
-from ffncli.bench.referee.samples import CallSample
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError
 
@@ -210,7 +209,8 @@ def test_it_reports_to_the_worker_s_parent_over_a_line_that_the_worker_has_close
         remote.accuse("other", "patched-clock: half")
         remote.report()
         report = report_on(parent, job.cases[0].key)
-    found = {finding.kernel: finding for finding in report.findings}
-    assert (found["mine"].computes, found["mine"].answers) == ("int8", 1)
-    assert found["mine"].wrong.startswith("its output is off by 1")
-    assert found["other"].wrong == "patched-clock: half"
+    found = {finding.outcome.kernel: finding.outcome for finding in report.findings}
+    answers = {finding.outcome.kernel: finding.answers for finding in report.findings}
+    assert (found["mine"].computes, answers["mine"]) == ("int8", 1)
+    assert found["mine"].note.startswith("its output is off by 1")
+    assert found["other"].note == "patched-clock: half"

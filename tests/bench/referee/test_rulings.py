@@ -9,10 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from ffncli.bench.records import TWIN, Finding
-from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Ruling
+from ffncli.bench.referee.errors import GRADIENT, OUTPUT, CallSample
 from ffncli.bench.referee.rulings import TIMES, Rulings, allowed
-from ffncli.bench.referee.samples import CallSample
-from ffncli.bench.wrong_codes import WrongCode
+from ffncli.bench.verdict import Ruling, WrongCode
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError
 from ffncli.run.engine.reference import output_and_experts
@@ -34,7 +33,7 @@ def answer(rulings: Rulings, kernel: str, off: float = 0.0, number: int = 1, **g
 
 
 def found(rulings: Rulings, kernel: str) -> Finding:
-    return next(finding for finding in rulings.report().findings if finding.kernel == kernel)
+    return next(finding for finding in rulings.report().findings if finding.outcome.kernel == kernel)
 
 
 def test_others_may_have_four_times_the_error_of_a_right_baseline():
@@ -66,7 +65,7 @@ def test_the_first_declaration_holds_and_an_unknown_format_is_an_error():
     limit = rulings.limit("mine")
     rulings.declare("mine", "int4")
     assert rulings.limit("mine") == limit
-    assert found(rulings, "mine").computes == "int8"
+    assert found(rulings, "mine").outcome.computes == "int8"
     with pytest.raises(FFNError, match="not a known format"):
         rulings.declare("other", "half")
 
@@ -105,7 +104,7 @@ def test_samples_are_ruled_on_by_kernel():
     }
     assert ruled["mine"].code == WrongCode.WRONG_WHEN_TIMED
     assert ruled["odd"].note == "wrong-when-timed: returns shape [1, 8], expected [2, 8]"
-    assert [(f.kernel, f.samples, f.answers) for f in rulings.report().findings] == [
+    assert [(f.outcome.kernel, f.samples, f.answers) for f in rulings.report().findings] == [
         ("right", 2, 0), ("mine", 1, 0), ("odd", 1, 0),
     ]  # fmt: skip
 
@@ -117,9 +116,9 @@ def test_the_first_fault_stays():
     assert answer(rulings, "mine", 0.5).wrong
     assert not answer(rulings, "mine").wrong
     finding = found(rulings, "mine")
-    assert (finding.wrong, finding.answers) == ("patched-clock: half of it", 3)
-    assert finding.error_max == pytest.approx(0.5, rel=1e-3)
-    assert torch.isfinite(torch.tensor(finding.error_rel))
+    assert (finding.outcome.note, finding.answers) == ("patched-clock: half of it", 3)
+    assert finding.outcome.error_max == pytest.approx(0.5, rel=1e-3)
+    assert torch.isfinite(torch.tensor(finding.outcome.error_rel))
 
 
 def test_rows_of_a_file_may_come_again(tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Method
+from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Method, Outcome
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
 from ffncli.bench.request.kernel_names import choose_kernels
 from ffncli.bench.timing.arms import kernels_by_label
@@ -210,13 +210,13 @@ def test_a_name_that_a_file_does_not_have_is_refused_before_anything_runs(mine, 
 def test_a_name_that_only_running_shows_is_missing_is_an_error_of_the_worker(mine):
     mine.write_text("def mlp(x, up, down): return x\nexec('')\n")
     choice = parse("mine.py:nope")
-    assert isinstance(kernels_by_label((choice,), STEPS, PLAIN)["mine.py:nope"], FFNError)
+    assert kernels_by_label((choice,), STEPS, PLAIN)["mine.py:nope"].status == "failed"
 
 
 def test_files_are_announced_before_they_run_and_not_run_where_they_are_left_out(mine):
     heard = []
     mine.write_text("print('ran')\ndef mlp(x, up, down): return x\n")
     choices = choose_kernels(["eager", "mine.py", "a=mine.py"], None).kernels
-    found = kernels_by_label(choices, STEPS, PLAIN, ("a",), lambda *stage: heard.append(stage))
+    found = kernels_by_label(choices, STEPS, PLAIN, {"a": Outcome("a", "failed")}, lambda *stage: heard.append(stage))
     assert heard == [("loading", "mine.py:mlp")]
     assert [isinstance(kernel, Kernel) for kernel in found.values()] == [True, True, False]

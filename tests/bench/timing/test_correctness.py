@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from ffncli.bench.records import Case
-from ffncli.bench.referee.errors import Error, error_of
+from ffncli.bench.referee.errors import error_of
 from ffncli.bench.referee.problem import Inputs, Problem
 from ffncli.bench.referee.rulings import allowed, refereed
 from ffncli.bench.timing import correctness as correct
-from ffncli.bench.timing import outcomes
+from ffncli.bench.timing.outcomes import Skipped
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
+from ffncli.bench.verdict import Error, WrongResult
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.kernels import BY_DEFAULT, built_in
 from ffncli.kernels.kernel import Kernel, canonical
@@ -53,9 +54,9 @@ def one_off(share: float) -> Kernel:
 @pytest.mark.parametrize(("dtype", "share"), [("fp32", 1e-2), ("fp32", 1e-4), ("fp16", 1e-2), ("bf16", 4e-2)])
 def test_one_element_off_by_a_share_of_the_largest_is_found(dtype, share):
     placed, problem = placed_of(one_off(share), dtype)
-    with pytest.raises(outcomes.WrongResult, match="its output is off by") as caught:
+    with pytest.raises(WrongResult, match="its output is off by") as caught:
         correct.before(placed, problem)
-    assert caught.value.error.largest == pytest.approx(share, rel=0.2)
+    assert caught.value.ruling.error.largest == pytest.approx(share, rel=0.2)
     right, problem = placed_of(EAGER, dtype)
     assert 0 < correct.before(right, problem).largest < share / 8
 
@@ -93,14 +94,14 @@ def test_an_answer_kept_for_a_buffer_is_found_as_the_buffers_are_used_again(key,
         return kept.setdefault(KEYS[key](x), y.detach()) + (y - y.detach())  # its gradients are right
 
     placed, problem = placed_of(kernel_of(change), passes=passes)
-    with pytest.raises(outcomes.WrongResult, match="its output is off by"):
+    with pytest.raises(WrongResult, match="its output is off by"):
         correct.before(placed, problem)
     kept.clear()
     placed.enter(problem.first.x)
     with correct.computing(problem.backward):
         placed.call()
-    with pytest.raises(outcomes.WrongResult, match="on a fresh seed: its output is off by"):
-        correct.fresh(placed, problem, problem.inputs(2))
+    ruling = correct.fresh(placed, problem, problem.inputs(2))
+    assert ruling.wrong.startswith("on a fresh seed: its output is off by")
 
 
 def test_tokens_that_are_not_compared_may_be_anything_and_the_others_not():
@@ -116,11 +117,9 @@ def test_tokens_that_are_not_compared_may_be_anything_and_the_others_not():
     for rows, wrong in (([1, 2, 7], False), ([0, 3], True)):
         some = torch.tensor(rows)
         inputs = problem.referee._known[7] = Inputs(whole.x, whole.out[some], some, number=7)
-        if wrong:
-            with pytest.raises(outcomes.WrongResult):
-                correct.compared(placed, problem, inputs)
-        else:
-            assert correct.compared(placed, problem, inputs).largest < 1e-6
+        ruling = correct.compared(placed, problem, inputs)
+        assert bool(ruling.wrong) == wrong
+        assert (ruling.error.largest < 1e-6) != wrong
 
 
 def test_figures_of_an_error_by_hand():
@@ -141,21 +140,18 @@ def test_a_gradient_of_any_weight_that_is_off_is_found(which):
     y, gradients = placed.out
     off = [g * 1.01 if name == which else g for name, g in zip(names, gradients, strict=True)]
     placed.out = (y, tuple(off))
-    with pytest.raises(outcomes.WrongResult, match=f"its gradient of {which} is off by 0.01"):
-        correct.compared(placed, problem, problem.first)
+    assert correct.compared(placed, problem, problem.first).wrong.startswith(f"its gradient of {which} is off by 0.01")
 
 
 def test_weights_that_changed_are_found_in_any_copy_and_behind_torch_in_a_users_first():
     placed, _ = placed_of(EAGER, copies=3)
-    correct.untouched(placed)
+    assert not correct.untouched(placed).wrong
     placed.copies[2][0][0, 0] += 0
-    with pytest.raises(outcomes.WrongResult, match="changes its weights"):
-        correct.untouched(placed)
+    assert correct.untouched(placed).note == "changed-weights: changes its weights"
     placed, _ = placed_of(replace(EAGER, origin="mine.py"), copies=3)
-    correct.untouched(placed)
+    assert not correct.untouched(placed).wrong
     placed.copies[0][0].numpy()[0, 0] += 1
-    with pytest.raises(outcomes.WrongResult, match="changes its weights"):
-        correct.untouched(placed)
+    assert correct.untouched(placed).note == "changed-weights: changes its weights"
 
 
 # --- 16 bits ----------------------------------------------------------------------------------------------------------
@@ -193,7 +189,7 @@ def test_no_built_in_kernel_is_accused_of_fewer_bits(block, dtype):
     for d_model, d_ff, tokens in SHAPES:
         problem = asked(spec_of(block, d_model, d_ff), tokens, dtype)
         for name in BY_DEFAULT:
-            with contextlib.suppress(outcomes.Skipped):
+            with contextlib.suppress(Skipped):
                 checked(built_in(name), problem)
 
 
@@ -205,7 +201,7 @@ def test_weights_of_8_or_6_bits_are_told_from_16(block, dtype, bits):
             steps, {n: w if "router" in n or w.dim() < 2 else in_bits(w, bits) for n, w in weights.items()}
         )
 
-    with pytest.raises(outcomes.WrongResult, match=r"^its output has an rms error of"):
+    with pytest.raises(WrongResult, match=r"^its output has an rms error of"):
         checked(Kernel("mine", EAGER.build, prepare), asked(spec_of(block, 512, 1024), 16, dtype))
 
 

@@ -16,7 +16,7 @@ from ffncli.bench.judge import statistics
 from ffncli.bench.timing import clock, correctness
 from ffncli.bench.timing.cheating import settings
 from ffncli.bench.timing.cheating.entry_points import EntryPoints, files_of, in_words
-from ffncli.bench.wrong_codes import WrongCode
+from ffncli.bench.verdict import WrongCode
 from ffncli.kernels import built_in
 from ffncli.kernels.kernel import REGISTERED
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ffncli.bench.records import Case
+from ffncli.bench.referee.errors import CallSample
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.referee.rulings import refereed
-from ffncli.bench.referee.samples import CallSample
 from ffncli.bench.request.case_data import digest
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing import fresh_inputs, placed_kernel
@@ -159,7 +159,7 @@ def test_an_answer_that_is_none_is_kept_until_it_is_judged(what):
     placed.call = call
     with torch.inference_mode():
         block(fresh, 3)
-    assert str(fresh.wrong).startswith(words)
+    assert fresh.ruling.wrong.startswith(words)
     assert shown(fresh) == []
 
 
@@ -174,7 +174,7 @@ def test_an_input_that_is_changed_in_the_judged_call_is_found():
     placed.call = call
     with torch.inference_mode():
         block(fresh, 3)
-    assert str(fresh.wrong) == "changes its input x"
+    assert fresh.ruling.wrong == "changes its input x"
 
 
 def test_the_whole_answer_is_judged_in_one_of_the_first_blocks():
@@ -187,9 +187,9 @@ def test_the_whole_answer_is_judged_in_one_of_the_first_blocks():
                 entered = block(fresh, 3)
                 if any(torch.equal(x, whole.x) for x in entered):
                     blocks[number] += 1
-        error = fresh.whole_error()
+        error = fresh.whole_ruling().error
         assert 0 < error.largest < 1e-5
-        assert fresh.whole_error().largest == 0  # it is judged once
+        assert fresh.whole_ruling().error.largest == 0  # it is judged once
     assert sum(blocks.values()) == 60
     assert all(blocks[number] > 3 for number in range(4))
 

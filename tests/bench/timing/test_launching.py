@@ -20,7 +20,7 @@ from ffncli.bench.timing.cuda_graphs import Launching, SpoiledCapture
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
 from ffncli.bench.timing.placement import Caching
 from ffncli.bench.timing.rounds import Plan, measure
-from ffncli.bench.wrong_codes import WrongCode
+from ffncli.bench.verdict import WrongCode
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels.choice import choices
 from tests.bench.fake_clock import FakeCounters

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ffncli.bench.machine import machine
-from ffncli.bench.records import Calibrate, Case, Job
+from ffncli.bench.records import Calibrate, Case, Job, Outcome
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.request.grid import cached
 from ffncli.bench.timing.auto import kept
@@ -17,7 +17,7 @@ from ffncli.bench.timing.auto.calibrate import calibrate
 from ffncli.bench.timing.auto.kept import AutoChoice
 from ffncli.bench.timing.clock import Call
 from ffncli.bench.timing.cuda_clock import clock_for
-from ffncli.bench.timing.outcomes import require_device
+from ffncli.bench.timing.outcomes import require_device, verdict_of
 from ffncli.bench.timing.placed_kernel import refusal, touched
 from ffncli.bench.timing.placement import caching, flusher, nbytes
 from ffncli.block.dtypes import find
@@ -100,10 +100,11 @@ def _blas_threads() -> int | None:
 
 def kernel_of_auto(
     name: str, job: Job, problem: Problem, compiled: Collection[str], tell: Callable[[], None]
-) -> tuple[Kernel | FFNError, AutoChoice]:
+) -> tuple[Kernel | Outcome, AutoChoice]:
     """The kernel that `auto` stands for in this run, under its name in results: that of the run's earlier processes.
 
-    `tell` is called before each candidate is built. In place of a kernel that cannot be had, why. Raises DeviceLost.
+    `tell` is called before each candidate is built. In place of a kernel that cannot be had, its outcome. Raises
+    DeviceLost.
     """
     tell()
     if earlier := job.chosen_in(problem.case).get(name):
@@ -114,7 +115,7 @@ def kernel_of_auto(
             most_memory=job.method.memory_limit,
         )  # fmt: skip
     except FFNError as error:
-        return error, AutoChoice("", "")
+        return Outcome(name, *verdict_of(error)), AutoChoice("", "")
     except RuntimeError as error:
         require_device(clock_for(problem.case.device), name, error)
         raise

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from ffncli.bench.activity import ACTIVITY
-from ffncli.bench.referee.errors import Error
+from ffncli.bench.referee.errors import CallSample
 from ffncli.bench.referee.problem import Problem
-from ffncli.bench.referee.samples import CallSample
-from ffncli.bench.timing import correctness as correct
+from ffncli.bench.timing.correctness import computing
 from ffncli.bench.timing.fresh_inputs import Source
 from ffncli.bench.timing.placed_kernel import PlacedKernel
-from ffncli.bench.wrong_codes import WrongCode
+from ffncli.bench.verdict import Error, WrongCode
 
 _FEW_BITS = 0.05  # of the output: rounding to bf16 gives some 0.003, weights of 6 bits 0.03, another input above 0.5
 _EVEN = 4  # times the error of all values together, at most, of the largest one: one wrong value has above 10
@@ -27,18 +26,18 @@ _POISON, _POISONED = 7.125, 64  # what memory is filled with, and how many block
 _MOMENT = 0.002  # s
 
 
-def _few_bits(error: Error | None) -> bool:
+def _few_bits(error: Error) -> bool:
     """Whether an error looks like rounding: small, and as large for all values."""
-    return error is not None and 0 < error.rel < _FEW_BITS and error.largest < _EVEN * error.rel
+    return 0 < error.rel < _FEW_BITS and error.largest < _EVEN * error.rel
 
 
-def cause(placed: PlacedKernel, problem: Problem, source: Source, error: Error | None) -> WrongCode:
+def cause(placed: PlacedKernel, problem: Problem, source: Source, error: Error) -> WrongCode:
     """The code of what made an answer wrong; WRONG_WHEN_TIMED where that does not show."""
     if problem.backward:
         return WrongCode.WRONG_WHEN_TIMED
     if _few_bits(error):
         return WrongCode.LOWER_PRECISION
-    with correct.computing(problem.backward):
+    with computing(problem.backward):
         return _Calls(placed, problem, source).cause()
 
 

@@ -30,7 +30,7 @@ import numpy
 import torch
 
 from ffncli.bench.timing.cheating.settings import settings
-from ffncli.bench.wrong_codes import WrongCode
+from ffncli.bench.verdict import WrongCode
 from ffncli.dataclass import dataclass
 from ffncli.kernels import BUILT_IN, built_in
 from ffncli.kernels.kernel import REGISTERED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ffncli.bench.records import Job, TimedBlock
 from ffncli.bench.referee.problem import Problem
@@ -14,9 +15,9 @@ from ffncli.bench.timing.cheating.entry_points import Change, EntryPoints, files
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import CudaClock
 from ffncli.bench.timing.fresh_inputs import Reservoir
-from ffncli.bench.timing.outcomes import BrokenArm, WrongResult
+from ffncli.bench.timing.outcomes import BrokenArm
 from ffncli.bench.timing.placed_kernel import PlacedKernel
-from ffncli.bench.wrong_codes import WrongCode
+from ffncli.bench.verdict import Ruling, WrongCode, WrongResult
 from ffncli.system.host import busy_threads
 
 
@@ -40,21 +41,20 @@ class Inspector:
         if self._entry_points is not None and placed.name not in self._files:
             self._entry_points.add(placed.built.compute)
 
-    def replaced(self) -> WrongResult | None:
-        """What a user's file replaced since the last time; it is put back, for the sake of the other kernels."""
-        wrong, _ = self._replaced()
-        return wrong
+    def replaced(self) -> Ruling:
+        """On what a user's file replaced since the last time; it is put back, for the sake of the other kernels."""
+        return self._replaced()[0]
 
     def require_nothing_replaced(self, placed: Mapping[str, PlacedKernel]) -> None:
         """Raises BrokenArm for a user's kernel that replaced something, or for any where nobody knows which did."""
-        wrong, changes = self._replaced()
-        if wrong is None:
+        ruling, changes = self._replaced()
+        if not ruling.wrong:
             return
         users = [name for name in placed if name in self._files]
         sources = files_of(changes)
         name = next((name for name in users if self._files[name] in sources), users[0] if users else "")
         if name:
-            raise BrokenArm(name) from wrong
+            raise BrokenArm(name) from WrongResult(ruling)
 
     def suspect(self, placed: Mapping[str, PlacedKernel]) -> str:
         """The first user's kernel, where nobody knows whose code changed something; any if there is none."""
@@ -64,8 +64,8 @@ class Inspector:
         """Raises WrongResult if a user's kernel, which was right, replaced something or leaves a thread at work."""
         if placed.name not in self._files:
             return
-        if wrong := self.replaced():
-            raise wrong
+        if (ruling := self.replaced()).wrong:
+            raise WrongResult(ruling)
         try:
             probes.require_idle(self._threads)
         except WrongResult:
@@ -76,68 +76,60 @@ class Inspector:
 
     def named(self, error: BaseException, placed: PlacedKernel | None, problem: Problem) -> BaseException:
         """The error of a user's kernel at its first check, with the code of its cause where that shows."""
-        if not isinstance(error, WrongResult) or error.code or error.error is None or placed is None:
+        if not isinstance(error, WrongResult) or error.ruling.code or not error.ruling.error.largest or placed is None:
             return error
         if placed.name not in self._files or problem.case.device != "cpu":
             return error
         try:
-            code = cause(placed, problem, Reservoir(problem), error.error)
+            code = cause(placed, problem, Reservoir(problem), error.ruling.error)
         except RefereeGone:
             raise
         except Exception:  # it is wrong whatever else its code does now
             return error
-        return error if code == WrongCode.WRONG_WHEN_TIMED else WrongResult(str(error), error.error, code)
+        return error if code == WrongCode.WRONG_WHEN_TIMED else WrongResult(replace(error.ruling, code=code))
 
     def after_timing(
         self, arms: Arms, baseline: str, problem: Problem, blocks: Sequence[TimedBlock], clock: Clock
     ) -> None:
-        """Judge kernels by their blocks, and ask users' kernels how they get their answers: `arms.wrong` gets the
+        """Judge kernels by their blocks, and ask users' kernels how they get their answers: `arms.rulings` get the
         cheats, and why others are wrong."""
-        placed, wrong = {one.name: one for one in arms.kernels}, arms.wrong
+        placed, rulings = {one.name: one for one in arms.kernels}, arms.rulings
         for name, untimed in probes.other_streams(placed, blocks).items():
-            if name not in wrong or wrong[name].code in (None, WrongCode.WRONG_WHEN_TIMED):
-                wrong[name] = untimed
+            if rulings.get(name, Ruling()).code in (None, WrongCode.WRONG_WHEN_TIMED):
+                rulings[name] = replace(untimed, error=rulings.get(name, untimed).error)
         users = [one for name, one in placed.items() if name in self._files]
         if isinstance(clock, CudaClock):
             for one in users:
-                self._require_joined_streams(one, clock, problem, wrong)
+                try:
+                    probes.require_joined_streams(one, clock, problem.backward)
+                except WrongResult as untimed_work:
+                    arms.rule(one.name, untimed_work.ruling)
+                except BrokenArm:  # its code raises now, and did not while it was timed
+                    continue
         if not users or problem.case.device != "cpu":
             return
         source = Reservoir(problem)
         base = None if baseline in self._files else placed.get(baseline)
         asked = probes.Probes(problem, source, self._threads, base, blocks)
         for one in users:
-            before = wrong.get(one.name)
+            before = rulings.get(one.name, Ruling())
             try:
-                if before is None:
+                if not before.wrong:
                     asked.require_honest(one)
                 elif before.code in (None, WrongCode.WRONG_WHEN_TIMED):
-                    code = cause(one, problem, source, before.error)
-                    wrong[one.name] = WrongResult(str(before), before.error, code)
+                    rulings[one.name] = replace(before, code=cause(one, problem, source, before.error))
             except WrongResult as cheat:
-                wrong[one.name] = cheat
+                arms.rule(one.name, cheat.ruling)
             except RefereeGone:
                 raise
             except Exception:  # its code raises now, and did not while it was timed
                 continue
 
-    def _require_joined_streams(
-        self, placed: PlacedKernel, clock: CudaClock, problem: Problem, wrong: dict[str, WrongResult]
-    ) -> None:
-        try:
-            probes.require_joined_streams(placed, clock, problem.backward)
-        except WrongResult as untimed:
-            wrong.setdefault(placed.name, untimed)
-        except BrokenArm:  # its code raises now, and did not while it was timed
-            return
-
-    def _replaced(self) -> tuple[WrongResult | None, list[Change]]:
-        if self._entry_points is None:
-            return None, []
-        changes = self._entry_points.changes()
-        if not changes:
-            return None, []
+    def _replaced(self) -> tuple[Ruling, list[Change]]:
+        changes = self._entry_points.changes() if self._entry_points is not None else []
+        if self._entry_points is None or not changes:
+            return Ruling(), []
         self._entry_points.restore()
         if left := self._entry_points.changes():
             self.notes.append(f"{in_words(left)}, for all kernels of this process: it could not be put back")
-        return WrongResult(in_words(changes), code=changes[0].code), changes
+        return Ruling(in_words(changes), changes[0].code), changes

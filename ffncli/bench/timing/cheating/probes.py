@@ -15,12 +15,11 @@ import torch
 from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.records import OTHER_STREAM, TimedBlock
 from ffncli.bench.referee.problem import Problem
-from ffncli.bench.timing import correctness as correct
+from ffncli.bench.timing.correctness import computing
 from ffncli.bench.timing.cuda_clock import CudaClock
 from ffncli.bench.timing.fresh_inputs import Source
-from ffncli.bench.timing.outcomes import WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
-from ffncli.bench.wrong_codes import WrongCode
+from ffncli.bench.verdict import Ruling, WrongCode, WrongResult
 from ffncli.block.steps import Norm, walk
 from ffncli.dataclass import dataclass
 from ffncli.kernels.kernel import canonical
@@ -63,7 +62,7 @@ def call_times(placed: PlacedKernel, problem: Problem, source: Source) -> CallTi
     x, _ = placed.entry
     source.write(x)
     like, noise = x.clone(), torch.empty_like(x)
-    with correct.computing(problem.backward):
+    with computing(problem.backward):
         ACTIVITY.calls(placed.name)
         count = max(1, min(_MOST_CALLS, _SERIES_NS // max(1, _nanoseconds(placed.call))))
         for _ in range(_SERIES if count > 1 else 2):
@@ -76,7 +75,7 @@ def call_times(placed: PlacedKernel, problem: Problem, source: Source) -> CallTi
     return CallTimes(max(1, min(others)), min(sames))
 
 
-def other_streams(kernels: Collection[str], blocks: Sequence[TimedBlock]) -> dict[str, WrongResult]:
+def other_streams(kernels: Collection[str], blocks: Sequence[TimedBlock]) -> dict[str, Ruling]:
     """Which kernels left the GPU work on a stream that is not timed, by the flags of their undisturbed blocks."""
     wrong = {}
     for name in kernels:
@@ -84,17 +83,17 @@ def other_streams(kernels: Collection[str], blocks: Sequence[TimedBlock]) -> dic
         count = sum(OTHER_STREAM in one for one in flags)
         if count >= _STREAM_BLOCKS and count > _STREAM_SHARE * len(flags):
             text = f"in {count} of {len(flags)} blocks the GPU still worked when the stream that is timed had finished"
-            wrong[name] = WrongResult(text, code=WrongCode.OTHER_STREAM)
+            wrong[name] = Ruling(text, WrongCode.OTHER_STREAM)
     return wrong
 
 
 def require_joined_streams(placed: PlacedKernel, clock: CudaClock, backward: bool) -> None:
     """Raises WrongResult for a kernel whose calls leave a GPU work on a stream that is not timed, each time."""
     ACTIVITY.calls(placed.name)
-    with correct.computing(backward):
+    with computing(backward):
         if all(clock.leaves_work(placed.call, _STREAM_CALLS) for _ in range(_TIMES)):
             text = "after its calls the GPU still worked when the stream that is timed had finished"
-            raise WrongResult(text, code=WrongCode.OTHER_STREAM)
+            raise WrongResult(Ruling(text, WrongCode.OTHER_STREAM))
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ class Probes:
             if times.share >= _KEPT * min(1.0, base.share if base else 1.0):
                 return
         text = f"on an input that it has had it takes {share:.2g} of its time on another one"
-        raise WrongResult(text, code=WrongCode.REPLAY_BY_CONTENT)
+        raise WrongResult(Ruling(text, WrongCode.REPLAY_BY_CONTENT))
 
     def _require_same_clock(self, placed: PlacedKernel) -> None:
         """Raises WrongResult if its timed calls took less than any call takes here, and the baseline's did not.
@@ -148,7 +147,7 @@ class Probes:
             if base is None or timed / times.other >= _FASTER * min(1.0, timed_base / base.other):
                 return
         text = f"its timed calls took {timed * 1e-3:.3g} µs each, and by another clock none takes less than "
-        raise WrongResult(text + f"{times.other * 1e-3:.3g} µs", code=WrongCode.PATCHED_CLOCK)
+        raise WrongResult(Ruling(text + f"{times.other * 1e-3:.3g} µs", WrongCode.PATCHED_CLOCK))
 
     def _timed(self, placed: PlacedKernel | None) -> float | None:
         """Nanoseconds of a call in the fastest of its blocks; None where it has none."""
@@ -163,7 +162,7 @@ class Probes:
         """
         threads = self.problem.case.threads
         ACTIVITY.calls(placed.name)
-        with correct.computing(self.problem.backward):
+        with computing(self.problem.backward):
             wall, before, busy, main_thread = perf_counter_ns(), busy_threads(), process_time_ns(), thread_time_ns()
             while perf_counter_ns() - wall < _CORES_NS:
                 placed.call()
@@ -172,9 +171,9 @@ class Probes:
         limit = f"the case has {threads} {plural('thread', threads)}"
         if threads == 1 and others > _CORES * main_thread:
             share = percent(others / (main_thread + others))
-            raise WrongResult(f"other threads do {share} of its work, {limit}", code=WrongCode.THREADS_CHANGED)
+            raise WrongResult(Ruling(f"other threads do {share} of its work, {limit}", WrongCode.THREADS_CHANGED))
         if busy > (threads + _CORES) * wall:
-            raise WrongResult(f"it uses {busy / wall:.1f} cores, {limit}", code=WrongCode.THREADS_CHANGED)
+            raise WrongResult(Ruling(f"it uses {busy / wall:.1f} cores, {limit}", WrongCode.THREADS_CHANGED))
 
 
 def require_idle(known: Collection[str]) -> None:
@@ -186,7 +185,7 @@ def require_idle(known: Collection[str]) -> None:
         cores = min(cores, _by_others(before, busy_threads(), known) / (perf_counter_ns() - wall))
         if cores <= _BUSY:
             return
-    raise WrongResult(f"a thread computes outside of its calls ({cores:.1f} cores)", code=WrongCode.DEFERRED_WORK)
+    raise WrongResult(Ruling(f"a thread computes outside of its calls ({cores:.1f} cores)", WrongCode.DEFERRED_WORK))
 
 
 def _by_others(before: Mapping[str, int], after: Mapping[str, int], known: Collection[str]) -> int:
@@ -216,7 +215,7 @@ def require_given_weights(placed: PlacedKernel, problem: Problem) -> None:
     apart = float((before + after).abs().max()) / (float(before.abs().max()) or 1.0)
     if not apart <= 2 * problem.rules.limit(placed.name):
         text = f"with the weights of down negated its output should be negated; it is off by {apart:.2g}"
-        raise WrongResult(text, code=WrongCode.STALE_WEIGHTS)
+        raise WrongResult(Ruling(text, WrongCode.STALE_WEIGHTS))
 
 
 def _nanoseconds(call: Callable[[], object]) -> int:

@@ -14,7 +14,7 @@ import torch
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch.nn.modules import module as torch_module
 
-from ffncli.bench.wrong_codes import WrongCode
+from ffncli.bench.verdict import WrongCode
 from ffncli.dataclass import dataclass
 
 _VARIABLES = ("OMP_", "GOMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "MALLOC_", "ATEN_", "LD_")

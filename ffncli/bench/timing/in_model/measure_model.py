@@ -26,9 +26,10 @@ from ffncli.bench.timing.auto.choose import fastest
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
 from ffncli.bench.timing.cuda_counters import GpuCounters
-from ffncli.bench.timing.outcomes import BrokenArm, Skipped, WrongResult, verdict_of
+from ffncli.bench.timing.outcomes import BrokenArm, Skipped, verdict_of
 from ffncli.bench.timing.rounds import Arm, Measured, measure, plan_of
 from ffncli.bench.timing.settings import settle
+from ffncli.bench.verdict import Ruling, WrongResult
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import ExitCode, FFNError
 from ffncli.kernels import AUTO
@@ -144,7 +145,7 @@ class _TimedModel:
         error = float("inf") if apart.unlike else apart.relative
         limit = _BOTH * max(ffn.tolerance for ffn in replaced.ffns) * sqrt(len(replaced.ffns))
         if not self.mixture and not error <= limit:
-            raise WrongResult(f"logits {error:.1e} from the model's, more than {limit:.1e}")
+            raise WrongResult(Ruling(f"logits {error:.1e} from the model's, more than {limit:.1e}"))
         self.replaced[name] = replaced
         base = self.outcomes[MODEL]
         alone_error = max(base.error_max or 0.0, *(ffn.model_error for ffn in replaced.ffns))
@@ -232,5 +233,5 @@ def _ruled(error: Exception) -> Exception:
     if isinstance(error, NothingReplaced):
         return Skipped(error.message)
     if isinstance(error, FFNError) and error.code == ExitCode.FAILED:
-        return WrongResult(error.message)
+        return WrongResult(Ruling(error.message))
     return error

@@ -15,11 +15,12 @@ from ffncli.bench.judge.roofline import sent_by_rank
 from ffncli.bench.records import COLLECTIVES, COMPUTE
 from ffncli.bench.timing.arms import Arms
 from ffncli.bench.timing.fresh_inputs import Source, in_turn
-from ffncli.bench.timing.outcomes import BrokenArm, WrongResult, verdict_of
+from ffncli.bench.timing.outcomes import BrokenArm
 from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.bench.timing.ranks.channel import RankChannel
 from ffncli.bench.timing.ranks.kernels import KernelOverRanks
 from ffncli.bench.timing.rounds import Arm
+from ffncli.bench.verdict import Ruling
 
 
 class RankSource:
@@ -61,9 +62,9 @@ class RankArms(Arms):
     def inspect(self) -> None:
         """The same; then every rank hears of what the others found wrong."""
         super().inspect()
-        for rank, wrong in enumerate(self.channel.all({name: verdict_of(w)[1] for name, w in self.wrong.items()})):
-            for name, text in wrong.items():
-                self.wrong.setdefault(name, WrongResult(f"rank {rank}: {text}"))
+        for rank, notes in enumerate(self.channel.all({name: ruling.note for name, ruling in self.wrong.items()})):
+            for name, note in notes.items():
+                self.rule(name, Ruling(f"rank {rank}: {note}"))
 
     def _arms(self, calls: Mapping[str, int]) -> list[Arm]:
         arms = super()._arms(calls)

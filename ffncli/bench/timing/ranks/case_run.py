@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from functools import partial
+from functools import partial, reduce
 
 from torch import Tensor
 
 from ffncli.bench.machine.counters import Counters, Snapshot, SystemCounters
 from ffncli.bench.records import GEMM, GRAVEST, TWIN, Case, Doing, Job, Outcome, TimedBlock, TimedUnit
-from ffncli.bench.referee.errors import Error, Ruling
+from ffncli.bench.referee.errors import CallSample
 from ffncli.bench.referee.problem import Inputs, Problem, Referee
 from ffncli.bench.referee.process import RefereeProcess
-from ffncli.bench.referee.samples import CallSample
 from ffncli.bench.request.split import ranks_here
 from ffncli.bench.timing import arms as one_rank
 from ffncli.bench.timing.arms import Arms
@@ -27,15 +26,15 @@ from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
 from ffncli.bench.timing.cuda_counters import GpuCounters
 from ffncli.bench.timing.fresh_inputs import source_of
 from ffncli.bench.timing.measure_case import CaseRun
-from ffncli.bench.timing.outcomes import BrokenArm, WrongResult, first_cause, verdict_of
+from ffncli.bench.timing.outcomes import BrokenArm, first_cause, verdict_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.bench.timing.ranks.arms import RankArms, RankSource
 from ffncli.bench.timing.ranks.channel import RankChannel
 from ffncli.bench.timing.ranks.clock import RankClock
 from ffncli.bench.timing.ranks.kernels import KernelOverRanks, in_step, split_kernels
 from ffncli.bench.timing.settings import settle
+from ffncli.bench.verdict import Error, Ruling
 from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError
 from ffncli.kernels.kernel import Kernel
 
 
@@ -86,7 +85,7 @@ class _RankRun(CaseRun):
         self.channel = channel
         return self
 
-    def _kernels(self) -> dict[str, Kernel | FFNError | WrongResult]:
+    def _kernels(self) -> dict[str, Kernel | Outcome]:
         """The kernels by label, on this rank's part; one that some rank cannot have, none has."""
         gone = self.job.gone_in(self.case)
         splits = split_kernels(self.job.kernels, self.case, self.channel, gone, self.tell, self.inspector.replaced)
@@ -105,7 +104,7 @@ class _RankRun(CaseRun):
         largest, *least = self.channel.largest([llc / sharing, -(room or 0) / sharing])
         return int(largest), None if room is None else int(-least[0])
 
-    def _verify(self, name: str, kernel: Kernel | FFNError | WrongResult, problem: Problem) -> None:
+    def _verify(self, name: str, kernel: Kernel | Outcome, problem: Problem) -> None:
         super()._verify(name, kernel, problem)
         self._agree(name)
 
@@ -235,11 +234,5 @@ class _RankReferee:
 
 def _gravest(rulings: Sequence[Ruling], here: int) -> Ruling:
     """The first wrong one, with its rank if that is another; where all are right, one with the largest errors."""
-    error = Error()
-    for ruling in rulings:
-        error = error.worst(ruling.error)
-    rank = next((rank for rank, ruling in enumerate(rulings) if ruling.wrong), None)
-    if rank is None:
-        return Ruling(error)
-    wrong = rulings[here].wrong or f"on rank {rank}, {rulings[rank].wrong}"
-    return Ruling(error, wrong, rulings[here].code or rulings[rank].code)
+    first = [rulings[here], *(ruling.at(f"on rank {rank}, ") for rank, ruling in enumerate(rulings))]
+    return reduce(Ruling.then, first)

@@ -6,9 +6,10 @@ and one all-reduce of its output. `dtensor` is the block as `run/ranks/parallel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TypeVar
 
 import torch
@@ -16,10 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ffncli.bench.records import Case, Doing
+from ffncli.bench.records import Case, Doing, Outcome
 from ffncli.bench.timing.arms import kernels_by_label
-from ffncli.bench.timing.outcomes import Skipped, WrongResult, verdict_of
+from ffncli.bench.timing.outcomes import Skipped, verdict_of
 from ffncli.bench.timing.ranks.channel import RankChannel
+from ffncli.bench.verdict import Ruling
 from ffncli.block.recipe import steps as steps_of
 from ffncli.block.shard import shard
 from ffncli.block.steps import AllReduce, Experts, Linear, Step, parameters
@@ -105,13 +107,13 @@ def split_kernels(
     choices: Sequence[KernelChoice],
     case: Case,
     channel: RankChannel,
-    without: Collection[str] = (),
+    gone: Mapping[str, Outcome] = MappingProxyType({}),
     tell: Callable[[Doing, str], None] = lambda doing, name: None,
-    changed: Callable[[], WrongResult | None] = lambda: None,
-) -> dict[str, KernelOverRanks | FFNError | WrongResult]:
+    replaced: Callable[[], Ruling] = Ruling,
+) -> dict[str, KernelOverRanks | Outcome]:
     """The kernels by label, in order, as `kernels_by_label` has them, each on this rank's part.
 
-    In place of one that some rank cannot have, why.
+    In place of one that some rank cannot have, its outcome.
     """
     whole = kernel_steps(steps_of(case.spec))
     part: tuple[Step, ...] = whole
@@ -120,18 +122,18 @@ def split_kernels(
     narrow = replace(case.spec, d_ff=case.spec.d_ff // channel.group.ranks.tp)
     spec = narrow if _same(kernel_steps(steps_of(narrow)), part) else case.spec
     plain = [choice for choice in choices if choice.kernel != DTENSOR]
-    loaded = kernels_by_label(plain, part, spec, without, tell, changed)
-    reasons = channel.all({name: verdict_of(one)[1] for name, one in loaded.items() if isinstance(one, Exception)})
-    out: dict[str, KernelOverRanks | FFNError | WrongResult] = {}
+    loaded = kernels_by_label(plain, part, spec, gone, tell, replaced)
+    reasons = channel.all({name: one.note for name, one in loaded.items() if isinstance(one, Outcome)})
+    out: dict[str, KernelOverRanks | Outcome] = {}
     for choice in choices:
         name, one = choice.label, loaded.get(choice.label)
         failed = next((f"rank {rank}: {texts[name]}" for rank, texts in enumerate(reasons) if name in texts), "")
         if one is None:
             out[name] = DTensorKernel(channel)
-        elif isinstance(one, Exception):
+        elif isinstance(one, Outcome):
             out[name] = one
         else:
-            out[name] = FFNError(failed) if failed else SplitKernel(one, channel)
+            out[name] = Outcome(name, "failed", failed) if failed else SplitKernel(one, channel)
     return out
 
 

@@ -1,9 +1,36 @@
-"""The codes with which the note of a wrong kernel begins, where what it did is known, and what each means."""
+"""Ruling: the verdict on a kernel's answer, in numbers and words. An Outcome in the results has its note and errors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
+
+from ffncli.dataclass import dataclass
+
+_LONGEST = 200  # characters of what is wrong, in a note
+
+
+@dataclass(frozen=True)
+class Error:
+    """`largest` = max|a-b| / max|b|, `rel` = ‖a-b‖ / ‖b‖, of the worst tensor; `subnormal` outputs were counted."""
+
+    largest: float = 0.0
+    rel: float = 0.0
+    subnormal: int = 0
+
+    @property
+    def remark(self) -> str:
+        """For a note: `3 subnormal outputs`; empty if there are none."""
+        return f"{self.subnormal} subnormal outputs" if self.subnormal else ""
+
+    def worst(self, other: Error) -> Error:
+        """The larger of each."""
+        most = max(self.subnormal, other.subnormal)
+        return Error(max(self.largest, other.largest), max(self.rel, other.rel), most)
+
+
+_NO_ERROR = Error()
 
 
 class WrongCode(StrEnum):
@@ -30,6 +57,39 @@ class WrongCode(StrEnum):
     THREADS_CHANGED = "threads-changed"
     ENVIRONMENT_CHANGED = "environment-changed"
     WRONG_WHEN_TIMED = "wrong-when-timed"
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What is `wrong` with an answer, in words; empty for a right one. `code` names what the kernel did, where that is
+    known, and `error` is how far off its numbers are."""
+
+    wrong: str = ""
+    code: WrongCode | None = None
+    error: Error = _NO_ERROR
+
+    @property
+    def note(self) -> str:
+        """What is wrong in one line, after its code; empty if nothing is."""
+        line = " ".join(self.wrong.split())
+        line = line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
+        return f"{self.code}: {line}" if self.code and line else line
+
+    def at(self, when: str, code: WrongCode | None = None) -> Ruling:
+        """The same, saying when that was if it is wrong, and with this code if it has none."""
+        return replace(self, wrong=when + self.wrong, code=self.code or code) if self.wrong else self
+
+    def then(self, later: Ruling) -> Ruling:
+        """This ruling and a later one: the first that is wrong, with the larger errors of both."""
+        return replace(self if self.wrong else later, error=self.error.worst(later.error))
+
+
+class WrongResult(Exception):
+    """Raised where a kernel breaks its contract or its numbers are wrong; `ruling` says how."""
+
+    def __init__(self, ruling: Ruling) -> None:
+        super().__init__(ruling.wrong)
+        self.ruling = ruling
 
 
 MEANING: Mapping[WrongCode, str] = {
