@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from random import Random, SystemRandom
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,38 +58,65 @@ class Inputs:
     rounding: float = 0.0
 
 
-class Referee(Protocol):
-    """Who has the right answers of a case and rules on others."""
+class Referee:
+    """Who has the right answers of a case and rules on others.
+
+    Rulings answers each question itself; any other referee passes them on by `_ask`.
+    """
 
     def inputs(self, number: int) -> Inputs:
         """The inputs of that number, 1 upward: different numbers have different values."""
+        inputs: Inputs = self._ask("inputs", number)
+        return inputs
 
     def declare(self, kernel: str, computes: str) -> None:
         """What a kernel computes in; empty: the case's dtype. Raises FFNError for an unknown format."""
+        self._ask("declare", kernel, computes)
 
     def limit(self, kernel: str) -> float:
         """The largest `Error.largest` that kernel may have."""
+        limit: float = self._ask("limit", kernel)
+        return limit
 
     def ruling(self, kernel: str, number: int, given: Mapping[str, Tensor]) -> Ruling:
-        """Of a kernel's whole answer to the inputs of that number, as `errors_of` names its tensors."""
+        """On a kernel's whole answer to the inputs of that number: its output, for the rows that are compared, and in a
+        backward pass its gradients, as `errors_of` names them."""
+        ruling: Ruling = self._ask("ruling", kernel, number, given)
+        return ruling
 
     def show(self, sample: CallSample) -> None:
-        """A sample of a timed call, in place of an earlier one of the same block."""
+        """Take a sample of a timed call, in place of an earlier one of the same block."""
+        self._ask("show", sample)
 
     def timed(self) -> dict[str, Ruling]:
-        """Of each kernel's samples since the last time, together."""
-
-    def accuse(self, kernel: str, note: str) -> None:
-        """Keep what the worker found about a kernel."""
+        """On each kernel's samples since the last time, together."""
+        rulings: dict[str, Ruling] = self._ask("timed")
+        return rulings
 
     def sampled(self, samples: Sequence[CallSample]) -> list[Error | None]:
-        """How far each sample is off, in their order; None for one that was not judged."""
+        """How far each sample is off, in their order, without a ruling; None for one that was not judged."""
+        errors: list[Error | None] = self._ask("sampled", samples)
+        return errors
+
+    def accuse(self, kernel: str, note: str) -> None:
+        """Keep what the worker found about a kernel; the first note about one stays."""
+        self._ask("accuse", kernel, note)
 
     def clock_started(self) -> None:
         """Compare its clock with the worker's from now on."""
+        self._ask("clock_started")
 
     def clock_stopped(self, seconds: float) -> str:
         """What is wrong with the worker's clock, by which `seconds` have passed since; empty where nothing is."""
+        remark: str = self._ask("clock_stopped", seconds)
+        return remark
+
+    def _ask(self, question: str, *arguments: Any) -> Any:
+        """The answer of another referee to that question."""
+        raise NotImplementedError
+
+
+QUESTIONS = frozenset(name for name in vars(Referee) if not name.startswith("_"))
 
 
 @dataclass(frozen=True)

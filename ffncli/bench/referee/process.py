@@ -16,23 +16,22 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from math import log
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_type_hints
 
 import torch
-from torch import Tensor
 
 from ffncli.bench.machine.math_mode import set_math_mode
 from ffncli.bench.records import Case, Job
 from ffncli.bench.referee.errors import CallSample
-from ffncli.bench.referee.messages import about, packed, receive, samples_of, send, unpacked
-from ffncli.bench.referee.problem import Inputs, Problem, seed_of, weight_bytes
+from ffncli.bench.referee.problem import QUESTIONS, Inputs, Problem, Referee, seed_of, weight_bytes
 from ffncli.bench.referee.rulings import Rulings
-from ffncli.bench.verdict import Error, Ruling, WrongCode
+from ffncli.bench.referee.wire import packed, receive, require_fitting, send, unpacked
+from ffncli.bench.verdict import Ruling, WrongCode
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.run.engine.weights import require_memory
@@ -40,7 +39,6 @@ from ffncli.system.child import ending, require_original
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _CLOCKS_APART, _CLOCKS_LEAST = 0.05, 0.1  # as a share, and in seconds: less is waiting for a processor
-_OPTIONAL = ("rows", "g")  # of Inputs
 _LINE_BYTES = 1 << 20  # of samples that wait; the system may allow fewer
 
 
@@ -54,76 +52,33 @@ class RefereeGone(FFNError):
 # --- the worker's side ------------------------------------------------------------------------------------------------
 
 
-class RefereeProcess:
+class RefereeProcess(Referee):
     """Asks the referee. Raises RefereeGone if that has ended, and what the referee raised."""
 
     def __init__(self, connection: Connection, samples: socket.socket, pid: int) -> None:
         self._connection, self._samples, self._pid = connection, samples, pid
         self._asking = os.getpid()
-        self._start = 0
         self.gone = False
 
     def begin(self, case: Case) -> None:
         """Take up a case: its weights are drawn there while the worker draws its own."""
-        self._tell({"ask": "begin", "key": case.key})
-
-    def inputs(self, number: int) -> Inputs:
-        """x, and g in a backward pass; without references."""
-        head, (x, *rest) = self._ask({"ask": "inputs", "number": number})
-        more = dict(zip(head["parts"], rest, strict=True))
-        return Inputs(x, None, more.get("rows"), more.get("g"), None, str(head["remark"]), 0, float(head["rounding"]))
-
-    def declare(self, kernel: str, computes: str) -> None:
-        """What a kernel computes in. Raises FFNError for an unknown format."""
-        self._ask({"ask": "declare", "kernel": kernel, "computes": computes})
-
-    def limit(self, kernel: str) -> float:
-        """The largest error that kernel may have."""
-        return float(self._ask({"ask": "limit", "kernel": kernel})[0]["limit"])
-
-    def ruling(self, kernel: str, number: int, given: Mapping[str, Tensor]) -> Ruling:
-        """Of a kernel's whole answer to the inputs of that number."""
-        question = {"ask": "ruling", "kernel": kernel, "number": number, "given": list(given)}
-        return _read_ruling(self._ask(question, list(given.values()))[0]["ruling"])
+        self._tell("begin", case.key)
 
     def show(self, sample: CallSample) -> None:
         """A sample of a timed call. It waits in the line: the referee sleeps on until it is asked, or the line full."""
         try:
             self._samples.send(packed(sample))
         except BlockingIOError:
-            self._ask({"ask": "read samples"})
+            self._ask("read_samples")
             self._samples.send(packed(sample))
         except OSError as error:
             if error.errno != errno.EMSGSIZE:
                 raise self._ended() from None
-            question, tensors = about("show", [sample])
-            self._ask({**question, "block": sample.block}, tensors)
-
-    def timed(self) -> dict[str, Ruling]:
-        """Of each kernel's samples since the last time, together."""
-        rulings = self._ask({"ask": "timed"})[0]["rulings"]
-        return {kernel: _read_ruling(ruling) for kernel, ruling in rulings.items()}
-
-    def sampled(self, samples: Sequence[CallSample]) -> list[Error | None]:
-        """How far each sample is off, in their order; None for one that was not judged."""
-        head, _ = self._ask(*about("sampled", samples))
-        return [None if error is None else Error(*error) for error in head["errors"]]
-
-    def accuse(self, kernel: str, note: str) -> None:
-        """Keep what the worker found."""
-        self._ask({"ask": "accuse", "kernel": kernel, "note": note})
+            super().show(sample)
 
     def report(self) -> None:
         """Have it tell the worker's parent what it found in this case."""
-        self._ask({"ask": "report"})
-
-    def clock_started(self) -> None:
-        """The referee's clock and the worker's are compared from now on."""
-        self._ask({"ask": "clock started"})
-
-    def clock_stopped(self, seconds: float) -> str:
-        """What is wrong with the worker's clock, by which `seconds` have passed since; empty where nothing is."""
-        return str(self._ask({"ask": "clock stopped", "seconds": seconds})[0]["remark"])
+        self._ask("report")
 
     def close(self) -> None:
         """End it, also where a process that a kernel has forked keeps the line open."""
@@ -134,22 +89,25 @@ class RefereeProcess:
             os.waitpid(self._pid, 0)
             self.gone = True
 
-    def _tell(self, head: dict[str, Any], tensors: Sequence[Tensor] = ()) -> None:
+    def _tell(self, question: str, *arguments: Any) -> None:
         require_original(self._asking)
         try:
-            send(self._connection, head, tensors)
+            send(self._connection, [question, *arguments])
         except OSError:
             raise self._ended() from None
 
-    def _ask(self, head: dict[str, Any], tensors: Sequence[Tensor] = ()) -> tuple[dict[str, Any], list[Tensor]]:
-        self._tell(head, tensors)
+    def _ask(self, question: str, *arguments: Any) -> Any:
+        self._tell(question, *arguments)
         try:
-            answer, given = receive(self._connection)
+            answer, raised = receive(self._connection)
         except (EOFError, OSError):
             raise self._ended() from None
-        if "error" in answer:
-            _raise_again(answer)
-        return answer, given
+        match raised:
+            case ["FFNError", str(text), str(hint), int(code)]:
+                raise FFNError(text, hint, ExitCode(code))
+            case [str(kind), str(text)]:
+                raise MemoryError(text) if kind == "MemoryError" else RuntimeError(text)
+        return answer
 
     def _ended(self) -> RefereeGone:
         if self.gone:
@@ -196,13 +154,6 @@ def referee_process(job: Job, others: Connection, reports: Connection | None = N
         process.close()
 
 
-def _raise_again(answer: Mapping[str, Any]) -> NoReturn:
-    text = str(answer["text"])
-    if answer["error"] == "FFNError":
-        raise FFNError(text, str(answer["hint"]), ExitCode(answer["code"]))
-    raise MemoryError(text) if answer["error"] == "MemoryError" else RuntimeError(text)
-
-
 # --- the referee's side -----------------------------------------------------------------------------------------------
 
 
@@ -224,20 +175,21 @@ def _live(answers: _Answers, connection: Connection, worker: int) -> NoReturn:
 def _serve(answers: _Answers, connection: Connection) -> None:
     while True:
         try:
-            head, tensors = receive(connection)
+            question, *arguments = receive(connection)
         except (EOFError, OSError):
             return
+        answer, raised = None, None
         try:
-            answer, given = answers.to(head, tensors)
+            answer = answers.to(question, arguments)
+        except FFNError as error:
+            raised = ["FFNError", error.message, error.hint, int(error.code)]
         except Exception as error:
             kind = "MemoryError" if isinstance(error, MemoryError) else type(error).__name__
-            answer, given = {"error": kind, "text": str(error) or kind}, []
-            if isinstance(error, FFNError):
-                answer |= {"text": error.message, "hint": error.hint, "code": int(error.code)}
-        if head["ask"] == "begin":
+            raised = [kind, str(error) or kind]
+        if question == "begin":
             continue  # nobody waits; what went wrong comes up again with the first question
         try:
-            send(connection, answer, given)
+            send(connection, [answer, raised])
         except OSError:
             return
 
@@ -250,79 +202,73 @@ class _Answers:
     reports: Connection | None = None  # to the parent of the worker
     samples: socket.socket | None = None  # from the worker, in the order of time
     case: Case | None = None
-    begun: Rulings | None = None
-    started: float = 0.0
+    begun: _ClockedRulings | None = None
 
-    def to(self, head: dict[str, Any], tensors: list[Tensor]) -> tuple[dict[str, Any], list[Tensor]]:
-        """The answer to a question, and its tensors."""
-        match head["ask"]:
-            case "begin":
-                self._read_samples()  # of the case before; nobody asks for them any more
-                self.case = next(case for case in self.job.cases if case.of_rank.key == head["key"])
-                self.begun = None
-                torch.set_num_threads(self.case.threads)
-                set_math_mode(self.job.method.math_mode, self.case.device)
-                self._rulings().inputs(1)
-            case "inputs":
-                inputs = self._rulings().inputs(int(head["number"]))
-                parts = [part for part in _OPTIONAL if getattr(inputs, part) is not None]
-                tensors = [inputs.x, *(getattr(inputs, part) for part in parts)]
-                return {"parts": parts, "remark": inputs.remark, "rounding": inputs.rounding}, tensors
-            case "declare":
-                self._rulings().declare(str(head["kernel"]), str(head["computes"]))
-            case "limit":
-                return {"limit": self._rulings().limit(str(head["kernel"]))}, []
-            case "ruling":
-                given = dict(zip(head["given"], tensors, strict=True))
-                return {"ruling": _figures(self._rulings().ruling(str(head["kernel"]), int(head["number"]), given))}, []
-            case "show":
-                self._read_samples()
-                for sample in samples_of(head["kernels"], head["parts"], tensors):
-                    self._rulings().show(replace(sample, block=int(head["block"])))
-            case "read samples":
-                self._read_samples()
-            case "timed":
-                self._read_samples()
-                rulings = self._rulings().timed()
-                return {"rulings": {kernel: _figures(ruling) for kernel, ruling in rulings.items()}}, []
-            case "sampled":
-                errors = self._rulings().sampled(samples_of(head["kernels"], head["parts"], tensors))
-                return {"errors": [None if e is None else [e.largest, e.rel, e.subnormal] for e in errors]}, []
-            case "accuse":
-                self._rulings().accuse(str(head["kernel"]), str(head["note"]))
-            case "clock started":
-                self.started = time.monotonic()
-            case "clock stopped":
-                return {"remark": self._clock_stopped(float(head["seconds"]))}, []
-            case "report" if self.reports:
-                with suppress(OSError):  # the parent is gone, or hangs up
-                    report = asdict(self._rulings().report()) | {"case": self.case.key if self.case else ""}
-                    self.reports.send_bytes(json.dumps(report).encode())
-        return {}, []
+    def to(self, question: str, arguments: list[Any]) -> Any:
+        """The answer to a question: one of a Referee's, by name, or of the three about this process."""
+        match question, arguments:
+            case "begin", [str(key)]:
+                return self._begin(key)
+            case "read_samples", []:
+                return self._read_samples()
+            case "report", []:
+                return self._report()
+        if question not in QUESTIONS:
+            raise ValueError("no such question")
+        *hints, _ = get_type_hints(getattr(Referee, question)).values()
+        require_fitting(arguments, hints)
+        self._read_samples()
+        answer = getattr(self._rulings(), question)(*arguments)
+        return replace(answer, out=None, grads=None) if isinstance(answer, Inputs) else answer  # no references
 
-    def _rulings(self) -> Rulings:
+    def _begin(self, key: str) -> None:
+        self._read_samples()  # of the case before; nobody asks for them any more
+        self.case = next(case for case in self.job.cases if case.of_rank.key == key)
+        self.begun = None
+        torch.set_num_threads(self.case.threads)
+        set_math_mode(self.job.method.math_mode, self.case.device)
+        self._rulings().inputs(1)
+
+    def _report(self) -> None:
+        if self.reports is None:
+            return
+        with suppress(OSError):  # the parent is gone, or hangs up
+            report = asdict(self._rulings().report()) | {"case": self.case.key if self.case else ""}
+            self.reports.send_bytes(json.dumps(report).encode())
+
+    def _rulings(self) -> _ClockedRulings:
         assert self.case is not None
         if self.begun is None:
             require_memory(2 * weight_bytes(self.case), "the block's weights, in the worker and in its referee,")
             case = self.case.of_rank
             problem = Problem.of(case, seed_of(case, self.job))
             users = [choice.label for choice in self.job.kernels if choice.file is not None]
-            self.begun = Rulings(problem, self.job.wanted_baseline, self.job.method.math_mode, users)
+            self.begun = _ClockedRulings(problem, self.job.wanted_baseline, self.job.method.math_mode, users)
         return self.begun
 
     def _read_samples(self) -> None:
         """Everything that waits in their line."""
         with suppress(BlockingIOError, EOFError):
             while self.samples and (message := self.samples.recv(_LINE_BYTES)):
-                if self.case is not None:
-                    self._rulings().show(unpacked(message))
+                sample = unpacked(message)
+                if self.case is not None and isinstance(sample, CallSample):
+                    self._rulings().show(sample)
 
-    def _clock_stopped(self, seconds: float) -> str:
+
+class _ClockedRulings(Rulings):
+    """Rulings in a process whose clock nobody else can change."""
+
+    _started = 0.0
+
+    def clock_started(self) -> None:
+        """Compare the clocks from now on."""
+        self._started = time.monotonic()
+
+    def clock_stopped(self, seconds: float) -> str:
         """Where the clocks differ, no time of a user's kernel can be believed."""
-        remark = clocks_apart(seconds, time.monotonic() - self.started)
-        for choice in self.job.kernels if remark else ():
-            if choice.file is not None:
-                self._rulings().accuse(choice.label, Ruling(remark, WrongCode.PATCHED_CLOCK).note)
+        remark = clocks_apart(seconds, time.monotonic() - self._started)
+        for kernel in self.users if remark else ():
+            self.accuse(kernel, Ruling(remark, WrongCode.PATCHED_CLOCK).note)
         return remark
 
 
@@ -332,14 +278,3 @@ def clocks_apart(worker: float, referee: float) -> str:
     if apart <= _CLOCKS_LEAST or worker <= 0 or abs(log(worker / referee)) <= _CLOCKS_APART:
         return "" if worker > 0 or apart <= _CLOCKS_LEAST else f"no time passed in {referee:.2g} s"
     return f"{worker:.3g} s passed by the worker's clock, {referee:.3g} s by the referee's"
-
-
-def _figures(ruling: Ruling) -> list[Any]:
-    """A ruling as JSON has it."""
-    error = ruling.error
-    return [[error.largest, error.rel, error.subnormal], ruling.wrong, ruling.code]
-
-
-def _read_ruling(figures: Sequence[Any]) -> Ruling:
-    error, wrong, code = figures
-    return Ruling(wrong, None if code is None else WrongCode(code), Error(*error))

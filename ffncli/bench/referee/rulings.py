@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ffncli.bench.records import TWIN, Case, CaseReport, Finding, Outcome
 from ffncli.bench.referee.errors import GRADIENT, OUTPUT, CallSample, errors_of
-from ffncli.bench.referee.problem import Inputs, Problem
+from ffncli.bench.referee.problem import Inputs, Problem, Referee
 from ffncli.bench.verdict import Error, Ruling, WrongCode
 from ffncli.block.recipe import steps
 from ffncli.kernels.kernel import kernel_steps
@@ -66,14 +66,14 @@ def refereed(problem: Problem, baseline: str = "", math_mode: str = "highest") -
     return replace(problem, referee=Rulings(problem, baseline, math_mode))
 
 
-class Rulings:
+class Rulings(Referee):
     """The referee of a case: limits, rulings and findings. `problem` has its references, `users` are the kernels whose
     code could change what is entered."""
 
     def __init__(
         self, problem: Problem, baseline: str = "", math_mode: str = "highest", users: Collection[str] = ()
     ) -> None:
-        self._problem, self._baseline, self._users = problem, baseline, users
+        self._problem, self._baseline, self.users = problem, baseline, users
         self._entered: set[tuple[str, bytes]] = set()  # tokens of each kernel's samples; two may share whole inputs
         self._allowed = self._others = allowed(problem, math_mode)
         self._known: dict[int, Inputs] = {}
@@ -218,7 +218,7 @@ class Rulings:
         tokens = {(sample.kernel, bytes(row.contiguous().view(torch.uint8).tolist())) for row in sample.x}
         again = len(tokens) < len(sample.x) or not tokens.isdisjoint(self._entered)
         self._entered |= tokens
-        if not again or sample.kernel not in self._users:
+        if not again or sample.kernel not in self.users:
             return None
         return Ruling("an input of its timed calls comes twice", WrongCode.PATCHED_FFN)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import signal
 import sys
 import time
+from dataclasses import is_dataclass
 from multiprocessing import Pipe
 
 import pytest
@@ -18,6 +21,8 @@ from ffncli.bench.referee.errors import GRADIENT, OUTPUT, CallSample
 from ffncli.bench.referee.problem import Problem, seed_of
 from ffncli.bench.referee.process import RefereeGone, clocks_apart, referee_process
 from ffncli.bench.referee.rulings import Rulings
+from ffncli.bench.referee.wire import packed, receive, send, unpacked
+from ffncli.bench.verdict import Error, Ruling, WrongCode
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError
 
@@ -84,14 +89,24 @@ def test_it_answers_as_a_problem_with_its_references_does(started, spec, passes,
     assert asking.sampled([]) == []
 
 
+def tensors_in(value) -> list[torch.Tensor]:
+    """Every tensor of an answer, at any depth."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if is_dataclass(value):
+        value = vars(value)
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [tensor for one in inside for tensor in tensors_in(one)]
+
+
 def test_nothing_that_it_sends_is_a_reference(started, monkeypatch):
     """Of every message of a whole verification."""
     received, receive = [], module.receive
 
     def noted(connection):
-        head, tensors = receive(connection)
-        received.extend(tensors)
-        return head, tensors
+        value = receive(connection)
+        received.extend(tensors_in(value))
+        return value
 
     job = job_of(SPECS["gated"])
     remote = started(job)
@@ -171,10 +186,10 @@ def test_weights_that_fit_once_are_refused_before_they_are_drawn(monkeypatch):
         monkeypatch.setattr("ffncli.run.engine.weights.available_memory", lambda root, free=free: free)
         answers = module._Answers(job)
         if fits:
-            answers.to({"ask": "begin", "key": job.cases[0].key}, [])
+            answers.to("begin", [job.cases[0].key])
             continue
         with pytest.raises(FFNError, match="in the worker and in its referee, would need"):
-            answers.to({"ask": "begin", "key": job.cases[0].key}, [])
+            answers.to("begin", [job.cases[0].key])
 
 
 def test_samples_wait_in_their_line_until_they_are_ruled_on(started, monkeypatch):
@@ -184,12 +199,12 @@ def test_samples_wait_in_their_line_until_they_are_ruled_on(started, monkeypatch
     x, out = local.first.x[:2], local.first.out[:2].float()
     asked, ask = [], type(remote)._ask
     monkeypatch.setattr(
-        type(remote), "_ask", lambda self, head, *more: (asked.append(head["ask"]), ask(self, head, *more))[1]
+        type(remote), "_ask", lambda self, question, *more: (asked.append(question), ask(self, question, *more))[1]
     )
     for number in range(3000):
         remote.show(CallSample("mine", x, out + (number < 2999), block=number % 2))
     remote.show(CallSample("mine", x, out, block=0))
-    assert 0 < asked.count("read samples") < 1000
+    assert 0 < asked.count("read_samples") < 1000
     assert not remote.timed()["mine"].wrong
     remote.show(CallSample("mine", x.repeat(200_000, 1), out.repeat(200_000, 1) + 1))
     assert asked[-1] == "show"
@@ -214,3 +229,60 @@ def test_it_reports_to_the_worker_s_parent_over_a_line_that_the_worker_has_close
     assert (found["mine"].computes, answers["mine"]) == ("int8", 1)
     assert found["mine"].note.startswith("its output is off by 1")
     assert found["other"].note == "patched-clock: half"
+
+
+@pytest.mark.parametrize(
+    ("question", "arguments"),
+    [
+        ("report_on", []),
+        ("_of", ["mine"]),
+        ("__init__", []),
+        ("users", []),
+        ("limit", [3]),
+        ("accuse", ["mine"]),
+        ("accuse", ["mine", None]),
+        ("ruling", ["mine", 1, {"out": "text"}]),
+        ("ruling", ["mine", 1, [torch.zeros(1)]]),
+        ("show", ["mine"]),
+        ("sampled", [[torch.zeros(1)]]),
+    ],
+)
+def test_it_answers_its_own_questions_alone_and_only_if_they_are_whole(started, question, arguments):
+    remote = started(job_of(SPECS["gated"]))
+    with pytest.raises(RuntimeError):
+        remote._ask(question, *arguments)
+    assert remote.limit("mine") > 0  # and it goes on
+
+
+def test_a_value_crosses_the_line_as_it_is():
+    x = torch.arange(6.0).reshape(2, 3)
+    value = {
+        "a": [None, True, 3, math.inf, "text"],
+        "b": Ruling("off", WrongCode.STALE_MEMORY, Error(math.inf, 0.5, 2)),
+    }
+    ours, theirs = Pipe()
+    send(ours, [value, CallSample("mine", x, x.bfloat16(), block=3), x[:, :0]])
+    there, sample, empty = receive(theirs)
+    assert there == value
+    assert empty.shape == (2, 0)
+    for one in (sample, unpacked(packed(sample))):
+        assert (one.kernel, one.block, one.g) == ("mine", 3, None)
+        assert torch.equal(one.x, x)
+        assert torch.equal(one.out, x.bfloat16())
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {"CallSample": {"kernel": "mine", "x": 3, "out": 4}},
+        {"Ruling": {"wrong": 3}},
+        {"Ruling": {"code": "no-such-code"}},
+        {"Case": {}},
+        {"tensor": ["torch.uint8", [3]]},
+    ],
+)
+def test_what_is_no_such_record_is_refused(plain):
+    ours, theirs = Pipe()
+    ours.send_bytes(json.dumps(plain).encode())
+    with pytest.raises((TypeError, ValueError, KeyError)):
+        receive(theirs)

@@ -6,16 +6,14 @@ only one rank meets while the others wait for it in a collective ends its proces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import partial, reduce
-
-from torch import Tensor
+from typing import Any
 
 from ffncli.bench.machine.counters import Counters, Snapshot, SystemCounters
 from ffncli.bench.records import GEMM, GRAVEST, TWIN, Case, Doing, Job, Outcome, TimedBlock, TimedUnit
-from ffncli.bench.referee.errors import CallSample
-from ffncli.bench.referee.problem import Inputs, Problem, Referee
+from ffncli.bench.referee.problem import Problem, Referee
 from ffncli.bench.referee.process import RefereeProcess
 from ffncli.bench.request.split import ranks_here
 from ffncli.bench.timing import arms as one_rank
@@ -33,7 +31,7 @@ from ffncli.bench.timing.ranks.channel import RankChannel
 from ffncli.bench.timing.ranks.clock import RankClock
 from ffncli.bench.timing.ranks.kernels import KernelOverRanks, in_step, split_kernels
 from ffncli.bench.timing.settings import settle
-from ffncli.bench.verdict import Error, Ruling
+from ffncli.bench.verdict import Ruling
 from ffncli.dataclass import dataclass
 from ffncli.kernels.kernel import Kernel
 
@@ -183,53 +181,21 @@ class _RankCounters:
         return tuple(flag for flag in self._counters.flags(before, after, seconds, 0) if flag != "preempted")
 
 
-class _RankReferee:
+class _RankReferee(Referee):
     """Each rank's own referee, whose rulings count on all of them."""
 
     def __init__(self, referee: Referee, channel: RankChannel) -> None:
         self._referee, self._channel = referee, channel
 
-    def inputs(self, number: int) -> Inputs:
-        """The same on all ranks."""
-        return self._referee.inputs(number)
-
-    def declare(self, kernel: str, computes: str) -> None:
-        """To this rank's referee."""
-        self._referee.declare(kernel, computes)
-
-    def limit(self, kernel: str) -> float:
-        """This rank's."""
-        return self._referee.limit(kernel)
-
-    def ruling(self, kernel: str, number: int, given: Mapping[str, Tensor]) -> Ruling:
-        """The gravest of any rank's answer."""
-        return _gravest(self._channel.all(self._referee.ruling(kernel, number, given)), self._channel.rank)
-
-    def show(self, sample: CallSample) -> None:
-        """To this rank's referee."""
-        self._referee.show(sample)
-
-    def timed(self) -> dict[str, Ruling]:
-        """Of each kernel the gravest of any rank."""
-        rulings: list[dict[str, Ruling]] = self._channel.all(self._referee.timed())
-        names = dict.fromkeys(name for one in rulings for name in one)
-        return {name: _gravest([one.get(name, Ruling()) for one in rulings], self._channel.rank) for name in names}
-
-    def accuse(self, kernel: str, note: str) -> None:
-        """To this rank's referee."""
-        self._referee.accuse(kernel, note)
-
-    def sampled(self, samples: Sequence[CallSample]) -> list[Error | None]:
-        """By this rank's referee."""
-        return self._referee.sampled(samples)
-
-    def clock_started(self) -> None:
-        """Of this rank."""
-        self._referee.clock_started()
-
-    def clock_stopped(self, seconds: float) -> str:
-        """Of this rank."""
-        return self._referee.clock_stopped(seconds)
+    def _ask(self, question: str, *arguments: Any) -> Any:
+        answer = getattr(self._referee, question)(*arguments)
+        if question == "ruling":
+            return _gravest(self._channel.all(answer), self._channel.rank)
+        if question == "timed":
+            rulings: list[dict[str, Ruling]] = self._channel.all(answer)
+            names = dict.fromkeys(name for one in rulings for name in one)
+            return {name: _gravest([one.get(name, Ruling()) for one in rulings], self._channel.rank) for name in names}
+        return answer
 
 
 def _gravest(rulings: Sequence[Ruling], here: int) -> Ruling:
