@@ -14,7 +14,7 @@ from ffncli.bench.records import Method
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import BenchRequest, Grid
 from ffncli.bench.results.row import ResultRow
-from ffncli.bench.suite import Tell, Watch, run
+from ffncli.bench.suite import RunProgress, run
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.dimensions import Dimensions
@@ -69,17 +69,13 @@ def selftest_request(grid: Grid, method: Method) -> BenchRequest:
     return build_request(grid, KERNELS, "eager", method, fail_if_slower=ALLOWED)[0]
 
 
-def selftest(
-    request: BenchRequest,
-    tell: Tell = lambda process, case: None,
-    watch: Watch = lambda stage, seconds: None,
-) -> SelfTest:
-    """Measure known differences: does the gate find them? `tell` and `watch` as in `suite.run`; nothing is kept.
+def selftest(request: BenchRequest, progress: RunProgress | None = None) -> SelfTest:
+    """Measure known differences: does the gate find them? Nothing is kept.
 
     Raises FFNError if a kernel could not be measured, or is wrong.
     """
     with tempfile.TemporaryDirectory() as folder, begun(Path(folder, "selftest.csv"), request) as journal:
-        rows = run(journal, tell, watch=watch).rows
+        rows = run(journal, progress or RunProgress()).rows
     if bad := next((row for row in rows if row.status != "ok"), None):
         code = ExitCode.FAILED if bad.status == "wrong" else ExitCode.ENVIRONMENT
         raise FFNError(f"selftest: {bad.kernel} is {bad.status}: {bad.note}", code=code)

@@ -38,8 +38,19 @@ _LINE_OVER = (
 _ITSELF = ": a kernel's code ended its process"  # a worker ends with exit code 0 when all is finished, else never
 _LONGEST_NOTE = 300  # characters that a worker may add to a note
 Gone = dict[tuple[str, str], Outcome]  # (case, kernel) → the outcome of a kernel that ended its worker there
-Tell = Callable[[int, Case], None]  # (process, case): one more unit is finished
-Watch = Callable[[Stage, float], None]  # a worker's stage and its seconds; called each second at least, and on changes
+
+
+class RunProgress:
+    """Hears how far a run is; this one passes it on to nobody."""
+
+    def finished(self, process: int, case: Case) -> None:
+        """One more unit is finished."""
+
+    def at(self, stage: Stage, seconds: float) -> None:
+        """A worker has been at this stage for so long: each second at least, and as it changes."""
+
+
+_NOBODY = RunProgress()
 
 
 @dataclass(frozen=True)
@@ -54,10 +65,9 @@ class Result:
 
 def run(
     journal: Journal,
-    tell: Tell = lambda process, case: None,
+    progress: RunProgress = _NOBODY,
     command: Sequence[str] = WORKER,
     *,
-    watch: Watch = lambda stage, seconds: None,
     now: Callable[[], float] = time.monotonic,
     launches: RankLaunches | None = None,
 ) -> Result:
@@ -68,7 +78,7 @@ def run(
     """
     request = journal.request
     most = memory_limit(request.method)
-    running = _Running(journal, _environments(journal), _gone(journal), {}, tell, watch, now, command, most, launches)
+    running = _Running(journal, _environments(journal), _gone(journal), {}, progress, now, command, most, launches)
     for process in range(request.method.processes):
         for (_, threads), group in _places(request.cases):
             while todo := tuple(case for case in group if not journal.done(process, case.key)):
@@ -79,14 +89,13 @@ def run(
 
 @dataclass(frozen=True)
 class _Running:
-    """The shared state of a run's workers: the environment so far, the kernels that ended one, and the callbacks."""
+    """The shared state of a run's workers: the environment so far, the kernels that ended one, and who hears of it."""
 
     journal: Journal
     before: Mapping[tuple[str, int], Mapping[str, str]]
     gone: Gone
     plain: dict[str, str]  # case → why it cannot be replayed from CUDA graphs
-    tell: Tell
-    watch: Watch
+    progress: RunProgress
     now: Callable[[], float]
     command: Sequence[str]
     most_memory: int | None
@@ -101,7 +110,7 @@ class _Running:
         if not kernel or (stage.case.key, kernel) in self.gone:
             unit = _dead(self.journal, process, stage.case, kernel or None, excess.outcome)
             self.journal.add(unit, died=True)
-            self.tell(process, stage.case)
+            self.progress.finished(process, stage.case)
             return
         for case in excess.cases:
             self.gone[case.key, kernel] = excess.outcome
@@ -256,7 +265,7 @@ class _Served:
             memory = self.busy.memory(shared_once=True)
         excess = self.limits.excess(self.stage, now, self.since, self.busy.running(), memory)
         if excess is None:
-            self.running.watch(self.stage, now - self.since)
+            self.running.progress.at(self.stage, now - self.since)
         return excess
 
     def _enter(self, stage: Stage | None) -> None:
@@ -275,7 +284,7 @@ class _Served:
         running.journal.add(unit)
         self._enter(None)
         self.finished += 1
-        running.tell(self.process, case)
+        running.progress.finished(self.process, case)
 
 
 @contextmanager

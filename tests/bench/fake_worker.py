@@ -23,7 +23,7 @@ from mmap import mmap
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from ffncli.bench.activity import ACTIVITY, SIZE
+from ffncli.bench.activity import REPORTER, SIZE
 from ffncli.bench.launch import labels
 from ffncli.bench.records import (
     ANCHOR,
@@ -100,9 +100,9 @@ def misbehave(connection: Connection, what: str) -> None:
     """What packed does while it is timed."""
     os.dup2(2, 1)
     connection.send(("stage", "timing", ""))
-    ACTIVITY.calls("packed")
+    REPORTER.calls("packed")
     MISDEEDS[what]()
-    ACTIVITY.rests()
+    REPORTER.rests()
 
 
 def report(unit: TimedUnit) -> CaseReport:
@@ -130,7 +130,7 @@ def main(arguments: list[str]) -> None:
     file = Path(files[0]) if files else None
     connection, reports = Connection(int(line)), Connection(int(reports_line))
     job: Job = connection.recv()
-    ACTIVITY.share(mmap(int(memory), SIZE), labels(job))
+    REPORTER.share(mmap(int(memory), SIZE), labels(job))
     for case in job.cases:
         connection.send(("began", case.key))
         what = faults(file, case, job.process)

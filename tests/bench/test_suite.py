@@ -26,7 +26,7 @@ from ffncli.bench.request.grid import BenchRequest, Grid, cases, from_json, to_j
 from ffncli.bench.results.csv_file import read_results, read_rows
 from ffncli.bench.results.journal import Journal, ResultFiles, begin
 from ffncli.bench.results.journal import resume as resume_journal
-from ffncli.bench.suite import run
+from ffncli.bench.suite import RunProgress, run
 from ffncli.errors import FFNError
 from ffncli.kernels.choice import choices
 from ffncli.models.dimensions import Dimensions
@@ -57,6 +57,13 @@ def worker_with(tmp_path: Path, *lines: str) -> tuple[tuple[str, ...], Path]:
     return (*FAKE, str(file)), tmp_path / "faults.log"
 
 
+def heard(finished=lambda process, case: None, at=lambda stage, seconds: None) -> RunProgress:
+    """What calls these as a run goes on."""
+    progress = RunProgress()
+    vars(progress).update(finished=finished, at=at)
+    return progress
+
+
 def in_process(journal: Journal, most: int | None = None) -> int:
     """The same work without processes: add the units that are not there, at most so many."""
     asked, done = journal.request, 0
@@ -76,7 +83,7 @@ def test_processes_are_outermost_and_every_process_runs_every_case(tmp_path):
     asked, path = request(tokens=(1, 2), threads=(1, 2)), tmp_path / "a.csv"
     told = []
     with begun(path, asked) as journal:
-        found = run(journal, lambda process, case: told.append((process, case.tokens, case.threads)), command)
+        found = run(journal, heard(lambda process, case: told.append((process, case.tokens, case.threads))), command)
     places = [(p, n, t) for p in (0, 1) for t in (1, 2) for n in (1, 2)]
     assert told == places
     assert [int(line.split()[0]) for line in log.read_text().splitlines()] == [p for p, _, _ in places]
@@ -168,7 +175,7 @@ def test_a_file_that_never_ends_loading_costs_its_own_rows(tmp_path, minutes):
     command, log = worker_with(tmp_path, *(f" {n} tokens {p} hangs" for n in (1, 2) for p in (0, 1)))
     asked, seen = request(tokens=(1, 2)), []
     with begun(tmp_path / "a.csv", asked) as journal:
-        found = run(journal, command=command, watch=lambda *stage: seen.append(stage), now=minutes)
+        found = run(journal, heard(at=lambda *stage: seen.append(stage)), command, now=minutes)
     assert {(row.kernel, row.status) for row in found.rows} == {("eager", "ok"), ("packed", "failed")}
     notes = {row.note.partition(";")[0] for row in found.rows if row.kernel == "packed"}
     assert notes == {"the worker did not load its file within 3 min (--load-time allows more)"}
@@ -239,7 +246,7 @@ def test_the_limit_of_loading_is_what_was_asked_for(tmp_path, minutes):
     asked = replace(asked, method=replace(asked.method, load_time=3600.0))
     seen = []
     with begun(tmp_path / "a.csv", asked) as journal:
-        found = run(journal, command=command, watch=lambda stage, seconds: seen.append(seconds), now=minutes)
+        found = run(journal, heard(at=lambda stage, seconds: seen.append(seconds)), command, now=minutes)
     assert max(seen) == 3600.0
     assert "within 60 min" in found.rows[1].note
 
@@ -293,7 +300,7 @@ def test_a_resumed_run_leaves_out_what_killed_a_worker(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), begun(path, asked) as journal:
-        run(journal, stop, command)
+        run(journal, heard(stop), command)
     with resumed(path) as journal:
         found = run(journal, command=command)
     assert [(row.kernel, row.status) for row in found.rows] == [("eager", "ok"), ("packed", "oom")]

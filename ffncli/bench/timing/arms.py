@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from ffncli.bench.activity import ACTIVITY
+from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge import roofline
 from ffncli.bench.machine import machine
-from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Doing, Job, Outcome
+from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Outcome
 from ffncli.bench.referee.prescribed_routing import ExpertLoad
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing import correctness
@@ -40,21 +40,20 @@ def kernels_by_label(
     steps: Steps,
     spec: FFNSpec,
     gone: Mapping[str, Outcome] = MappingProxyType({}),
-    tell: Callable[[Doing, str], None] = lambda doing, name: None,
     replaced: Callable[[], Ruling] = Ruling,
 ) -> dict[str, Kernel | Outcome]:
     """The kernels by label, in order, without `auto`, which is chosen later; in place of one that cannot be had, its
     outcome.
 
-    Each by itself, so that a file that does not run costs its own rows alone; `tell` hears of each file before it runs,
-    and `replaced` is asked afterwards what it replaced of others. Kernels that are `gone` are not loaded.
+    Each by itself, so that a file that does not run costs its own rows alone; `replaced` is asked after each file what
+    it replaced of others. Kernels that are `gone` are not loaded.
     """
 
     def one(choice: KernelChoice) -> Kernel | Outcome:
         if choice.label in gone:
             return gone[choice.label]
         if choice.file is not None:
-            tell("loading", choice.label)
+            REPORTER.stage("loading", choice.label)
         failed = Outcome(choice.label)
         try:
             kernel = kernel_of(choice, steps, spec)
@@ -122,7 +121,7 @@ class Arms:
             machine.finish(self._problem.case.device)  # what its prepare has broken on a GPU is raised under its name
         if self.chain:
             self.chain.place(self._copies)
-        ACTIVITY.rests()
+        REPORTER.rests()
         self._start_clocks()
         return self._arms({})
 
@@ -141,7 +140,7 @@ class Arms:
         judged = {fresh.placed.name: fresh.captured_call for fresh in users}
         replayed = self.launching.capture(capturable, calls, judged)
         arms = self._arms(replayed)
-        ACTIVITY.rests()
+        REPORTER.rests()
         for fresh in users if replayed else ():  # else not every graph was replayed
             fresh.take_captured()
         return arms
@@ -252,7 +251,7 @@ def arms_of(
             twin = twin_of(baseline, problem, draw)
         except BaseException as error:  # SystemExit too: it is built by the user's code
             raise BrokenArm(TWIN) from error
-    ACTIVITY.rests()  # what follows is ours: references, buffers
+    REPORTER.rests()  # what follows is ours: references, buffers
     arms = kind(
         problem, kernels, twin, caching, machine.llc_bytes(case.device), launching_of(case, job), job.method.rounds
     )
@@ -272,7 +271,7 @@ def launching_of(case: Case, job: Job) -> Launching | None:
 
 def twin_of(baseline: PlacedKernel, problem: Problem, draw: random.Random) -> PlacedKernel:
     """The baseline once more: built again, since a kernel may keep buffers; one that compiles only gets new tensors."""
-    ACTIVITY.first_call(TWIN)
+    REPORTER.first_call(TWIN)
     built = baseline.built
     if not built.kernel.compiles:
         compute = built.kernel.build(problem.steps, problem.case.device, problem.dtype)

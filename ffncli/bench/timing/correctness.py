@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from ffncli.bench.activity import ACTIVITY
+from ffncli.bench.activity import REPORTER
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.machine import KernelMemory
 from ffncli.bench.referee.errors import GRADIENT, OUTPUT
@@ -91,7 +91,7 @@ def compared(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Ruling:
         given = {OUTPUT: out if inputs.rows is None else out[inputs.rows]}
     if problem.backward:
         given |= {GRADIENT + name: gradient for name, gradient in placed.gradients(problem).items()}
-    with ACTIVITY.resting():  # a reference may take minutes
+    with REPORTER.resting():  # a reference may take minutes
         return problem.rules.ruling(placed.name, inputs.number, given)
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
-from functools import cache, partial
+from functools import cache
 
-from ffncli.bench.activity import ACTIVITY
+from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge.memory_need import explained, holders
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
-from ffncli.bench.machine.devices import GpuProbe, gpu_probe, neighbours
 from ffncli.bench.machine.machine import KernelMemory, release
-from ffncli.bench.records import BLOCK, GEMM, TWIN, Case, Doing, Job, Launched, Outcome, Roof, TimedUnit
+from ffncli.bench.machine.devices import neighbours
+from ffncli.bench.machine.devices import GpuProbe, gpu_probe
+from ffncli.bench.records import BLOCK, GEMM, TWIN, Case, Job, Launched, Outcome, Roof, TimedUnit
 from ffncli.bench.referee.prescribed_routing import ExpertLoad
 from ffncli.bench.referee.problem import Problem, seed_of
 from ffncli.bench.referee.process import RefereeGone, RefereeProcess
@@ -64,14 +65,13 @@ def measure_case(
     clock: Clock | None = None,
     counters: Counters | None = None,
     start: float = 0.0,
-    tell: Callable[[Doing, str], None] = lambda doing, name: None,
     referee: RefereeProcess | None = None,
     entry_points: EntryPoints | None = None,
 ) -> TimedUnit:
     """One case with every kernel of the job, in this process. `start`: seconds that the process took to start.
 
-    `tell` hears what is done with which kernel before its code runs, and no name before all are timed in turn. Without
-    a `referee` the references are computed here. `entry_points` were fixed before a user's file was loaded, or are now.
+    Without a `referee` the references are computed here. `entry_points` were fixed before a user's file was loaded, or
+    are now.
 
     Every failure of a kernel is an outcome: `skipped`, `failed`, `wrong`, `oom`, each with a note. A kernel that raises
     while it is timed is removed and the others are timed again. Raises only the package's own errors, SpoiledCapture,
@@ -84,7 +84,7 @@ def measure_case(
     probe, unread = gpu_probe(case.device) if isinstance(clock, CudaClock) else (None, "")
     counters = counters or (GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters())
     spent, notes = {"start": start}, [unread, neighbours(case.device) if isinstance(clock, CudaClock) else ""]
-    return CaseRun(case, job, clock, counters, spent, inspector, referee, probe, notes=notes, tell=tell).unit()
+    return CaseRun(case, job, clock, counters, spent, inspector, referee, probe, notes=notes).unit()
 
 
 @dataclass
@@ -107,7 +107,6 @@ class CaseRun:
     measured: Measured | None = None
     launch: Launched = ""
     plain_because: str = ""
-    tell: Callable[[Doing, str], None] = lambda doing, name: None
     free: int | None = None  # bytes of memory before the case
     without: set[str] = field(default_factory=set)  # own arms that could not be made
     load: ExpertLoad = field(default_factory=ExpertLoad)
@@ -156,8 +155,8 @@ class CaseRun:
         """The kernels by label, from their files; in place of one that cannot be had, its outcome."""
         case, steps = self.case, kernel_steps(steps_of(self.case.spec))
         gone, replaced = self.job.gone_in(case), self.inspector.replaced
-        kernels = kernels_by_label(self.job.kernels, steps, case.spec, gone, self.tell, replaced)
-        self.tell("starting", "")  # loading is over
+        kernels = kernels_by_label(self.job.kernels, steps, case.spec, gone, replaced)
+        REPORTER.stage("starting")  # loading is over
         return kernels
 
     def _problem(self) -> Problem:
@@ -220,16 +219,15 @@ class CaseRun:
         skipped = self.outcomes.get(self.baseline, Outcome("", "skipped")).status == "skipped"
         if self.job.baseline is None and skipped:
             self.baseline = next((name for name in order if name in self.placed), self.baseline)
-        self.tell("timing", "")
+        REPORTER.stage("timing")
         self.notes.append(problem.first.remark)
         self._say_baseline()
 
     def _chosen(self, name: str, problem: Problem) -> Kernel | Outcome:
         """The kernel that `auto` stands for in this case, or its outcome if there is none."""
         compiled = [one.built.kernel.name for one in self.placed.values() if one.built.kernel.compiles]
-        tell = partial(self.tell, "compiling", name)
         with self._spending("warm_up"):
-            kernel, self.choices[name] = kernel_of_auto(name, self.job, problem, compiled, tell)
+            kernel, self.choices[name] = kernel_of_auto(name, self.job, problem, compiled)
         return kernel
 
     def _say_baseline(self) -> None:
@@ -242,8 +240,8 @@ class CaseRun:
             self.outcomes[name] = kernel
             return
         self.outcomes[name] = Outcome(name, computes=kernel.computes)
-        self.tell("compiling" if kernel.compiles else "checking", name)
-        ACTIVITY.first_call(name)
+        REPORTER.stage("compiling" if kernel.compiles else "checking", name)
+        REPORTER.first_call(name)
         cache_before = compile_cache()
         placed: PlacedKernel | None = None
         memory = KernelMemory(self.case.device)
@@ -254,9 +252,9 @@ class CaseRun:
                 placed = PlacedKernel(name, build_kernel(kernel, problem, memory), problem, draw, self.mode.shared)
                 self.inspector.fix(placed)
                 placed.place(1)
-                with on_compiling(lambda: self.tell("compiling", name)):
+                with on_compiling(lambda: REPORTER.stage("compiling", name)):
                     compile_s = correctness.first_call(placed, problem, memory)
-            self.tell("checking", name)
+            REPORTER.stage("checking", name)
             with self._spending("verify"):
                 numeric_error = correctness.before(placed, problem)
                 with correctness.computing(problem.backward):
@@ -274,7 +272,7 @@ class CaseRun:
             self._broken(name, named)
             return
         finally:
-            ACTIVITY.rests()
+            REPORTER.rests()
         cached = f"torch.compile's cache was {how}" if (how := compile_cache().since(cache_before)) else ""
         outcome = right(name, kernel, numeric_error, compile_s, peak, self.choices.get(name))
         self.outcomes[name] = noted(outcome, kernel.origin, cached, numeric_error.remark)
@@ -294,7 +292,7 @@ class CaseRun:
 
     def _time(self, problem: Problem) -> None:
         """Repeat until no kernel raises. The blocks of an aborted attempt are dropped."""
-        ACTIVITY.stands_for(TWIN, self.baseline)
+        REPORTER.stands_for(TWIN, self.baseline)
         while self.placed:
             arms: Arms | None = None
             try:
@@ -310,13 +308,13 @@ class CaseRun:
                     self.inspector.after_timing(arms, self.baseline, problem, self.measured.blocks, self.clock)
             except BrokenArm as broken:
                 self.measured = None
-                require_device(self.clock, ACTIVITY.read().kernel or broken.name, broken)
+                require_device(self.clock, REPORTER.read().kernel or broken.name, broken)
                 wrong = {name: WrongResult(ruling) for name, ruling in (arms.wrong if arms else {}).items()}
                 for name in dict.fromkeys((*wrong, broken.name)):  # what was wrong once is not asked again
                     self._without(broken if name == broken.name else BrokenArm(name), wrong.get(name))
                 continue
             except (RuntimeError, MemoryError) as error:  # not from a kernel's call: it waits for the device, or we do
-                running = ACTIVITY.read().kernel
+                running = REPORTER.read().kernel
                 require_device(self.clock, running, error)
                 self.measured = None
                 status, note = verdict_of(error)
@@ -328,7 +326,7 @@ class CaseRun:
                 self._without(BrokenArm(running), error)
                 continue
             finally:
-                ACTIVITY.rests()
+                REPORTER.rests()
             for name, ruling in arms.rulings.items():
                 self.outcomes[name] = self.outcomes[name].ruled(ruling)
                 self._tell_referee(name)
@@ -351,7 +349,7 @@ class CaseRun:
         kernels = list(self.placed.values())
         for placed in kernels:
             if placed.built.kernel.compiles:  # compiling another kernel may have discarded it
-                ACTIVITY.first_call(placed.name)
+                REPORTER.first_call(placed.name)
                 with self._spending("warm_up"), correctness.computing(problem.backward):
                     placed.call()
         llc, room = self.llc_and_room()
@@ -397,7 +395,7 @@ class CaseRun:
 
     def _by_step(self, problem: Problem) -> None:
         """Time the block's steps, each alone."""
-        self.tell("timing", "")
+        REPORTER.stage("timing")
         done = time_steps(self.case, self.job, problem, self.clock, self.counters, *self.llc_and_room())
         self.mode, self.load, self.measured = done.mode, done.load, done.measured
         self.outcomes = {name: Outcome(name) for name in done.names}

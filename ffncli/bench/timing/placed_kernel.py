@@ -12,7 +12,7 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from ffncli.bench.activity import ACTIVITY
+from ffncli.bench.activity import REPORTER
 from ffncli.bench.machine.machine import KernelMemory
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.cuda_graphs import replaying
@@ -101,7 +101,7 @@ class PlacedKernel:
 
     def place(self, copies: int) -> None:
         """New places for x and for that many copies of the weights. Raises BrokenArm, also if its prepare raises."""
-        ACTIVITY.first_call(self.name)
+        REPORTER.first_call(self.name)
         try:
             self._place(copies)
         except BaseException as error:  # SystemExit too
@@ -171,7 +171,7 @@ class PlacedKernel:
 
     def on_copy(self, params: Params) -> object:
         """A call's output on one copy of the weights: for graphs, one per copy. Raises BrokenArm."""
-        ACTIVITY.calls(self.name)
+        REPORTER.calls(self.name)
         try:
             y = self.built.compute(self.x, params)
             if not self._problem.backward:
@@ -223,7 +223,7 @@ class PlacedKernel:
 
     def call_untimed(self) -> None:
         """A call that is not timed: the parent of this process sees it by itself, and limits its time."""
-        ACTIVITY.calls(self.name)
+        REPORTER.calls(self.name)
         self.call()
 
     def unguard(self) -> None:

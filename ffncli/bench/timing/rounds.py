@@ -10,7 +10,7 @@ from math import ceil, inf, log, log1p, sqrt
 from random import Random
 from typing import TypeAlias
 
-from ffncli.bench.activity import ACTIVITY
+from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge import statistics
 from ffncli.bench.machine.counters import Counters
 from ffncli.bench.records import ANCHOR, GEMM, LEAST_TIME, TWIN, Method, TimedBlock
@@ -228,7 +228,7 @@ class _Measurement:
                     arms = {arm.name: arm for arm in captured(self.inner)} or arms
                 placed += self.spent["placing"] - before
             self._rounds(placement, arms, orders(list(arms), random), placed)
-            ACTIVITY.rests()
+            REPORTER.rests()
             del arms  # before the next placement allocates memory
             placement += 1
             longest = max(longest, self.clock.now() - started)
@@ -296,11 +296,11 @@ class _Measurement:
         Then twice more; the minimum counts, since disturbances only add, and would make a block too short.
         """
         count, again = 1, 2
-        ACTIVITY.calls(arm.name)
+        REPORTER.calls(arm.name)
         self.clock.time(arm.call, 1, arm.before)  # the first is always slow
         least, least_wall = inf, inf
         while True:
-            ACTIVITY.calls(arm.name)
+            REPORTER.calls(arm.name)
             start = self.clock.now()
             seconds = self.clock.time(arm.call, count, arm.before)
             wall = max(self.clock.now() - start, seconds, LEAST_TIME)
@@ -356,7 +356,7 @@ class _Measurement:
                 self._lead_in(arm)
                 if arm.before_block:
                     arm.before_block(inner)
-            ACTIVITY.calls(arm.name)
+            REPORTER.calls(arm.name)
             before = self.counters.read()
             start = self.clock.now()
             with self._spending("blocks"):
@@ -372,13 +372,13 @@ class _Measurement:
 
     def _lead_in(self, arm: Arm) -> None:
         """Untimed calls until two in a row agree; limited in number, and in time to about a block."""
-        ACTIVITY.calls(arm.name)
+        REPORTER.calls(arm.name)
         if self.wall[arm.name] > LONG_CALL:
             self.clock.time(arm.call, 1, arm.before)
             return
         last, start = inf, self.clock.now()
         for number in range(arm.calls, _MOST_LEAD_IN + arm.calls, arm.calls):
-            ACTIVITY.calls(arm.name)
+            REPORTER.calls(arm.name)
             seconds = self.clock.time(arm.call, 1, arm.before)
             agree = abs(seconds - last) <= _AGREE * min(seconds, last)
             long = self.clock.now() - start > self.plan.block

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil, exp, fsum, log
 
-from ffncli.bench.activity import ACTIVITY
+from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge.ratios import paired
 from ffncli.bench.machine.devices import GpuProbe, Sample
 from ffncli.bench.records import TimedBlock
@@ -61,9 +61,9 @@ def sustained(
     calls = {arm.name: _enough(arm, clock, seconds) for arm in (kernel, baseline)}
     turns: dict[str, list[_Turn]] = {kernel.name: [], baseline.name: []}
     for arm in (kernel, baseline, baseline, kernel):
-        ACTIVITY.calls(arm.name)
+        REPORTER.calls(arm.name)
         turns[arm.name].append(_turn(arm, calls[arm.name], clock, probe))
-    ACTIVITY.rests()
+    REPORTER.rests()
     pairs = [a.time_s / b.time_s for a, b in zip(turns[kernel.name], turns[baseline.name], strict=True)]
     behind = any(turn.launch_bound for side in turns.values() for turn in side)
     sides = [_side(arm.name, turns[arm.name]) for arm in (kernel, baseline)]
@@ -126,7 +126,7 @@ def _enough(arm: Arm, clock: Clock, seconds: float) -> int:
     """
     inner = 1
     for share in (0.01, 0.1, *(1.0,) * _TRIES):
-        ACTIVITY.calls(arm.name)
+        REPORTER.calls(arm.name)
         began, taken = clock.now(), clock.time(arm.call, inner, arm.before)
         if arm.before:
             taken = clock.now() - began

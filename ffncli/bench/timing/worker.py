@@ -16,14 +16,15 @@ import errno
 import os
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from mmap import mmap
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ffncli.bench.activity import ACTIVITY, SIZE
+from ffncli.bench.activity import REPORTER, SIZE
 from ffncli.bench.launch import labels
-from ffncli.bench.records import Job
+from ffncli.bench.records import Job, TimedUnit
 from ffncli.errors import ExitCode, FFNError
 from ffncli.system.child import require_original, settle
 from ffncli.system.gpu import gpu_errors
@@ -33,6 +34,7 @@ from ffncli.system.packages import package_error
 if TYPE_CHECKING:
     from ffncli.bench.referee.process import RefereeProcess
 
+Send: TypeAlias = Callable[[tuple[Any, ...]], None]
 _BEGAN, _PROCESS = time.perf_counter(), os.getpid()
 
 
@@ -67,7 +69,7 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
     """
     job = connection.recv()
     if memory is not None:
-        ACTIVITY.share(mmap(memory, SIZE), labels(job))
+        REPORTER.share(mmap(memory, SIZE), labels(job))
     # Before torch, whose OpenMP binds this thread to one core: OpenBLAS counts this thread's cores when numpy is
     # loaded, and never starts more threads than that.
     import numpy  # noqa: F401
@@ -76,93 +78,80 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
     from ffncli.bench.referee.process import referee_process  # torch takes seconds
     from ffncli.bench.timing.settings import start_blas_threads
 
+    send = partial(_send, connection)
+    REPORTER.speak(send)
     with referee_process(job, connection, reports) as referee:
         start_blas_threads(cores)
-        if job.ranks.world_size == 1:
-            done = _measure_all(job, connection, referee)
-        else:
-            done = _measure_over_ranks(job, connection, referee)
-        if done:
-            _send(connection, ("finished",))
+        if _measure(job, send, referee):
+            send(("finished",))
 
 
-def _measure_all(job: Job, connection: Connection, referee: RefereeProcess | None) -> bool:
-    """Every case in turn; False where another worker is to have the rest."""
-    import torch
-
-    from ffncli.bench.machine.devices import use_in_worker
-    from ffncli.bench.machine.machine import release
-    from ffncli.bench.timing.cheating.entry_points import EntryPoints
-    from ffncli.bench.timing.cuda_clock import clock_for
-    from ffncli.bench.timing.cuda_graphs import SpoiledCapture
-    from ffncli.bench.timing.measure_case import measure_case
-    from ffncli.bench.timing.outcomes import DeviceLost
-
+def _measure(job: Job, send: Send, referee: RefereeProcess | None) -> bool:
+    """Every case in turn; False if another worker is to have the rest."""
+    start = time.perf_counter() - _BEGAN
+    if job.ranks.world_size > 1:
+        return _measure_over_ranks(job, send, referee, start)
     if job.method.in_model:
-        return _measure_models(job, connection)
+        from ffncli.bench.timing.in_model.measure_model import measure_model
+
+        return _each_case(job, send, partial(measure_model, job=job), start)
+    from ffncli.bench.timing.cheating.entry_points import EntryPoints
+    from ffncli.bench.timing.measure_case import measure_case
+
     entry_points = EntryPoints() if any(choice.file for choice in job.kernels) else None
-    start = time.perf_counter() - _BEGAN
-    for case in job.cases:
-        use_in_worker(case.device)
-        with gpu_errors(case.device, torch):
-            clock = clock_for(case.device)
-        _send(connection, ("began", case.key))
-        try:
-            tell = partial(_tell, connection)
-            unit = measure_case(case, job, clock, start=start, tell=tell, referee=referee, entry_points=entry_points)
-        except DeviceLost as lost:
-            _send(connection, ("lost", lost.kernel, str(lost)))
-            os._exit(ExitCode.ENVIRONMENT)  # at once: what else torch does on such a GPU raises, or never returns
-        except SpoiledCapture as spoiled:
-            _send(connection, ("spoiled", spoiled.arm, str(spoiled)))
-            return False
-        _send(connection, ("unit", unit))
-        release(case.device)
-        if referee is not None and referee.gone:  # the next worker has one again, and the rest of the cases
-            return False
-        start = 0.0
-    return True
+    measure = partial(measure_case, job=job, referee=referee, entry_points=entry_points)
+    return _each_case(job, send, measure, start, referee)
 
 
-def _measure_models(job: Job, connection: Connection) -> bool:
-    """Every case in turn: a whole model, alone and with kernels in place of its FFNs."""
-    from ffncli.bench.machine.devices import use_in_worker
-    from ffncli.bench.timing.in_model.measure_model import measure_model
-
-    start = time.perf_counter() - _BEGAN
-    for case in job.cases:
-        use_in_worker(case.device)
-        _send(connection, ("began", case.key))
-        _send(connection, ("unit", measure_model(case, job, start=start, tell=partial(_tell, connection))))
-        start = 0.0
-    return True
-
-
-def _measure_over_ranks(job: Job, connection: Connection, referee: RefereeProcess | None) -> bool:
-    """Every case in turn, as one of the ranks that the job's block is split over; False where a kernel broke."""
-    from ffncli.bench.machine.machine import release
+def _measure_over_ranks(job: Job, send: Send, referee: RefereeProcess | None, start: float) -> bool:
+    """The same as one of the ranks that the job's block is split over; False where a kernel broke."""
     from ffncli.bench.timing.ranks.case_run import KernelBroke, measure_over_ranks
     from ffncli.bench.timing.ranks.channel import RankChannel, waiting_limit
     from ffncli.run.ranks.join import joined
 
-    start, limit = time.perf_counter() - _BEGAN, waiting_limit(job)
+    limit = waiting_limit(job)
     try:
         with joined(job.ranks, job.cases[0].device, limit) as group:
             channel = RankChannel(group, limit)
-            for case in job.cases:
-                _send(connection, ("began", case.key))
-                unit = measure_over_ranks(case, job, channel, start, partial(_tell, connection), referee)
-                _send(connection, ("unit", unit))
-                release(case.device)
-                start = 0.0
+            return _each_case(job, send, partial(measure_over_ranks, job=job, channel=channel, referee=referee), start)
     except KernelBroke as broke:
-        _send(connection, ("broke", broke.kernel, str(broke)))
+        send(("broke", broke.kernel, str(broke)))
         return False
+
+
+def _each_case(
+    job: Job, send: Send, measure: Callable[..., TimedUnit], start: float, referee: RefereeProcess | None = None
+) -> bool:
+    """Send what `measure` returns for each case; `start` are the seconds before the first. False if another worker is
+    to have the rest: after a capture that failed, and without the referee, which the next one has again."""
+    import torch
+
+    from ffncli.bench.machine.machine import release
+    from ffncli.bench.machine.devices import use_in_worker
+    from ffncli.bench.timing.cuda_clock import clock_for
+    from ffncli.bench.timing.cuda_graphs import SpoiledCapture
+    from ffncli.bench.timing.outcomes import DeviceLost
+
+    for case in job.cases:
+        if job.ranks.world_size == 1:  # else the ranks have joined on their devices
+            use_in_worker(case.device)
+            with gpu_errors(case.device, torch):
+                clock_for(case.device)
+        send(("began", case.key))
+        try:
+            unit = measure(case, start=start)
+        except DeviceLost as lost:
+            send(("lost", lost.kernel, str(lost)))
+            os._exit(ExitCode.ENVIRONMENT)  # at once: what else torch does on such a GPU raises, or never returns
+        except SpoiledCapture as spoiled:
+            send(("spoiled", spoiled.arm, str(spoiled)))
+            return False
+        send(("unit", unit))
+        release(case.device)
+        if referee is not None and referee.gone:
+            return False
+        start = 0.0
     return True
-
-
-def _tell(connection: Connection, doing: str, name: str) -> None:
-    _send(connection, ("stage", doing, name))
 
 
 def _send(connection: Connection, message: tuple[Any, ...]) -> None:

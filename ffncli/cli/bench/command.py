@@ -225,7 +225,7 @@ def _measure(journal: Journal, request: BenchRequest, plot: PlotOptions, output:
     require_installed("torch", "numpy")
     with led(request, torchrun()) as launches:
         with _kept(journal, request, output), unit_progress(request, journal.count, output) as shown:
-            finished = run(journal, shown.finished, watch=shown.at, launches=launches)
+            finished = run(journal, shown, launches=launches)
         _show(finished, journal, request, plot, output)
 
 

@@ -9,6 +9,7 @@ from time import monotonic
 
 from ffncli.bench.records import Case, Stage
 from ffncli.bench.request.grid import BenchRequest
+from ffncli.bench.suite import RunProgress
 from ffncli.dataclass import dataclass
 from ffncli.show.output import Output, print_error
 from ffncli.show.progress import Advance, progress, shows_bar
@@ -19,8 +20,8 @@ _PATIENCE = 10.0  # s, after which a line names the slow step; each further line
 
 
 @dataclass
-class UnitProgress:
-    """Callbacks of a run: `finished` after each unit, `at` for the stages in between.
+class UnitProgress(RunProgress):
+    """Shows how far a run is.
 
     Without a bar, `line` prints after every tenth of the units, and if a step takes long.
     """

@@ -49,7 +49,7 @@ def show_selftest(request: BenchRequest, output: Output) -> None:
     from ffncli.cli.bench.progress import unit_progress
 
     with unit_progress(request, 0, output) as shown:
-        outcome = selftest(request, shown.finished, shown.at)
+        outcome = selftest(request, shown)
     output.show(_answer(outcome))
     if outcome.failed:
         what = "; ".join(map(_verdict, outcome.failed))

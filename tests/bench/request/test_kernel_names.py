@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ffncli.bench.activity import REPORTER
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Method, Outcome
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
 from ffncli.bench.request.kernel_names import choose_kernels
@@ -213,10 +214,11 @@ def test_a_name_that_only_running_shows_is_missing_is_an_error_of_the_worker(min
     assert kernels_by_label((choice,), STEPS, PLAIN)["mine.py:nope"].status == "failed"
 
 
-def test_files_are_announced_before_they_run_and_not_run_where_they_are_left_out(mine):
+def test_files_are_announced_before_they_run_and_not_run_where_they_are_left_out(mine, monkeypatch):
     heard = []
+    monkeypatch.setattr(REPORTER, "_send", lambda message: heard.append(message[1:]))
     mine.write_text("print('ran')\ndef mlp(x, up, down): return x\n")
     choices = choose_kernels(["eager", "mine.py", "a=mine.py"], None).kernels
-    found = kernels_by_label(choices, STEPS, PLAIN, {"a": Outcome("a", "failed")}, lambda *stage: heard.append(stage))
+    found = kernels_by_label(choices, STEPS, PLAIN, {"a": Outcome("a", "failed")})
     assert heard == [("loading", "mine.py:mlp")]
     assert [isinstance(kernel, Kernel) for kernel in found.values()] == [True, True, False]

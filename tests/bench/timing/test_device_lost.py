@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ffncli.bench.activity import ACTIVITY, SIZE
+from ffncli.bench.activity import REPORTER, SIZE
 from ffncli.bench.records import Case, Job, Method
 from ffncli.bench.timing import measure_case as measuring
 from ffncli.bench.timing.measure_case import measure_case
@@ -38,9 +38,10 @@ def _quick(monkeypatch):
     monkeypatch.setattr(measuring, "_roof", lambda *_: ROOF)
     monkeypatch.setattr(measuring, "gpu_probe", lambda device: (None, ""))
     monkeypatch.setattr(measuring, "neighbours", lambda device: "")
-    ACTIVITY.share(bytearray(SIZE), ("eager", "mine", "conv1x1"))
+    REPORTER.share(bytearray(SIZE), ("eager", "mine", "conv1x1"))
     yield
-    ACTIVITY.share(bytearray(SIZE), ())
+    REPORTER.share(bytearray(SIZE), ())
+    REPORTER.speak(lambda message: None)
 
 
 def measured(tmp_path, at: int, stages: list | None = None):
@@ -48,8 +49,8 @@ def measured(tmp_path, at: int, stages: list | None = None):
     file.write_text(FILE.format(at=at))
     method = Method(processes=2, block=1e-3, max_time=0.0, placements=2, rounds=2)
     job = Job(0, (CASE,), choices(["eager", f"mine={file}:mlp", "conv1x1"]), "eager", method)
-    tell = (lambda *stage: stages.append(stage)) if stages is not None else (lambda *stage: None)
-    return measure_case(CASE, job, LaunchingClock(FaultyCuda()), Counters(), tell=tell)
+    REPORTER.speak(lambda message: None if stages is None else stages.append(message[1:]))
+    return measure_case(CASE, job, LaunchingClock(FaultyCuda()), Counters())
 
 
 def test_without_a_fault_all_are_timed(tmp_path):

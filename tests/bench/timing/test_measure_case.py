@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ffncli.bench.activity import REPORTER
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Snapshot
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Job, Method, Roof, TimedBlock
@@ -420,8 +421,15 @@ def test_an_error_that_is_not_finite_has_no_number(tmp_path):
     assert dumps(asdict(found), allow_nan=False)
 
 
-def test_every_kernel_is_told_before_its_code_runs():
-    heard = []
+@pytest.fixture
+def heard(monkeypatch):
+    """The stages that this process reports."""
+    stages = []
+    monkeypatch.setattr(REPORTER, "_send", lambda message: stages.append(message[1:]))
+    return stages
+
+
+def test_every_kernel_is_told_before_its_code_runs(heard):
     case = Case("s", "s", FFNSpec(8, 16), tokens=4)
     method = Method(processes=2, block=1e-3, max_time=0.0, placements=2, rounds=2)
     measure_case(
@@ -429,13 +437,12 @@ def test_every_kernel_is_told_before_its_code_runs():
         Job(0, (case,), choices(["packed,eager"]), "eager", method),
         Clock(),
         Counters(),
-        tell=lambda *stage: heard.append(stage),
     )
     stages = [("starting", ""), ("checking", "eager"), ("checking", "packed"), ("timing", "")]
     assert list(dict.fromkeys(heard)) == stages
 
 
-def test_compiling_is_told_while_it_compiles(tmp_path):
+def test_compiling_is_told_while_it_compiles(heard, tmp_path):
     """Also a user's own torch.compile, in its first call; here with a backend that compiles nothing."""
     import torch._dynamo
 
@@ -445,11 +452,10 @@ def test_compiling_is_told_while_it_compiles(tmp_path):
         "import torch\ndef plain(x, up, down): return (x @ up.T).relu() @ down.T\n"
         "fast = torch.compile(plain, backend='eager')\n"
     )
-    heard = []
     case = Case("s", "s", PLAIN, tokens=4)
     method = Method(processes=2, block=1e-3, max_time=0.0, placements=2, rounds=2)
     job = Job(0, (case,), choose_kernels([f"{file}:plain,{file}:fast"], None).kernels, "mine.py:plain", method)
-    measure_case(case, job, Clock(), Counters(), tell=lambda *stage: heard.append(stage))
+    measure_case(case, job, Clock(), Counters())
     assert ("compiling", "mine.py:plain") not in heard
     at = heard.index(("compiling", "mine.py:fast"))
     assert heard[at - 1] == ("checking", "mine.py:fast")

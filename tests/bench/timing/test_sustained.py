@@ -4,7 +4,7 @@ from math import exp
 
 import pytest
 
-from ffncli.bench.activity import ACTIVITY, SIZE
+from ffncli.bench.activity import REPORTER, SIZE
 from ffncli.bench.machine.devices import probe_of
 from ffncli.bench.records import TimedBlock
 from ffncli.bench.timing.rounds import Arm
@@ -168,7 +168,7 @@ class Counted(Sinking):
 
     def time(self, call, inner, before=None):
         self.inner.append(inner)
-        self.seen.append(ACTIVITY.read().kernel)
+        self.seen.append(REPORTER.read().kernel)
         return super().time(call, inner, before)
 
 
@@ -209,14 +209,14 @@ def test_calls_that_get_faster_are_tried_four_times():
 
 
 def test_the_parent_sees_whose_turn_it_is():
-    ACTIVITY.share(bytearray(SIZE), ("packed", "eager"))
+    REPORTER.share(bytearray(SIZE), ("packed", "eager"))
     try:
         clock = Counted()
         sustained(*arms(), clock)
         assert clock.seen == ["packed"] * 4 + ["eager"] * 4 + ["packed", "eager", "eager", "packed"]
-        assert ACTIVITY.read().kernel == ""
+        assert REPORTER.read().kernel == ""
     finally:
-        ACTIVITY.share(bytearray(SIZE), ())
+        REPORTER.share(bytearray(SIZE), ())
 
 
 def test_pairs_are_of_turns_one_after_the_other_and_one_pair_may_decide_nothing():

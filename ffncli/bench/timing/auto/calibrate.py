@@ -8,7 +8,7 @@ host that takes the processor away for a moment must not decide. Nothing is veri
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from math import exp, log, log1p
 from statistics import median
@@ -16,6 +16,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge.statistics import Interval, median_interval
 from ffncli.bench.records import Case
 from ffncli.bench.timing.auto.kept import AutoChoice
@@ -50,19 +51,18 @@ class Contender:
 
 def calibrate(
     case: Case, steps: Steps, copies: Sequence[Mapping[str, Tensor]], x: Tensor, kernels: Sequence[Kernel],
-    clock: Clock, tell: Callable[[str], None] = lambda name: None, before: Call | None = None,
-    seconds: float = _SECONDS,
+    clock: Clock, before: Call | None = None, seconds: float = _SECONDS,
 ) -> AutoChoice:  # fmt: skip
     """The fastest of the kernels for `x` [tokens, d_model]; `copies` of the weights are used in turn.
 
-    `tell` gets the name of each before it is built; `before` runs ahead of every call, untimed. The choice is eager
-    unless another is certainly faster. Kernels that raise are left out. Raises FFNError if none is left.
+    `before` runs ahead of every call, untimed. The choice is eager unless another is certainly faster. Kernels that
+    raise are left out. Raises FFNError if none is left.
     """
     with torch.enable_grad() if case.passes != "forward" else torch.inference_mode():
         race = Race(clock, seconds, before)
         for kernel in kernels:
             if race.has_time:
-                tell(kernel.name)
+                REPORTER.stage_again()
                 if contender := _built(case, steps, copies, x, kernel, clock):
                     race.enter(contender)
         race.run()

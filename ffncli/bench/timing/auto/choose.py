@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from ffncli.bench.activity import REPORTER
 from ffncli.bench.machine import machine
 from ffncli.bench.records import Calibrate, Case, Job, Outcome
 from ffncli.bench.referee.problem import Problem
@@ -38,7 +39,6 @@ def choose(
     *,
     how: Calibrate = "quick",
     compiled: Collection[str] = (),
-    tell: Callable[[str], None] = lambda name: None,
     most_memory: int | None = None,
     any_tokens: bool = False,
     without: Collection[str] = (),
@@ -46,10 +46,9 @@ def choose(
     """The fastest kernel of the package for a case, on this machine with the threads and the arithmetic set now.
 
     `how`: `quick` leaves out kernels that compile, but for those `compiled` already; `full` has all of them. A choice
-    is kept, and a full one is preferred. `tell` gets each candidate's name before it is built. Without a
-    `problem`, random weights are drawn. `most_memory`: bytes that this process may use. `any_tokens` leaves out kernels
-    that make something for every number of tokens. Kernels `without` which it is to go take no part. Raises FFNError if
-    no kernel computes the block.
+    is kept, and a full one is preferred. Without a `problem`, random weights are drawn. `most_memory`: bytes that this
+    process may use. `any_tokens` leaves out kernels that make something for every number of tokens, `without` those of
+    these names. Raises FFNError if no kernel computes the block.
     """
     problem = problem or Problem.of(case, 0)
     taking_part = (name for name in BUILT_IN if name not in without)
@@ -65,7 +64,7 @@ def choose(
     kernels = few if how == "quick" else every
     copies, before = _copies(case, problem, kernels, most_memory)
     x = problem.other(1)
-    choice = calibrate(case, problem.steps, copies, x, kernels, clock_for(case.device), tell, before)
+    choice = calibrate(case, problem.steps, copies, x, kernels, clock_for(case.device), before)
     try:
         kept.keep(keys[1] if how == "quick" else keys[0], choice, case.key)
     except FFNError as error:
@@ -99,19 +98,18 @@ def _blas_threads() -> int | None:
 
 
 def kernel_of_auto(
-    name: str, job: Job, problem: Problem, compiled: Collection[str], tell: Callable[[], None]
+    name: str, job: Job, problem: Problem, compiled: Collection[str]
 ) -> tuple[Kernel | Outcome, AutoChoice]:
     """The kernel that `auto` stands for in this run, under its name in results: that of the run's earlier processes.
 
-    `tell` is called before each candidate is built. In place of a kernel that cannot be had, its outcome. Raises
-    DeviceLost.
+    In place of a kernel that cannot be had, its outcome. Raises DeviceLost.
     """
-    tell()
+    REPORTER.stage("compiling", name)
     if earlier := job.chosen_in(problem.case).get(name):
         return replace(built_in(earlier), name=name), AutoChoice(earlier, "")
     try:
         choice = choose(
-            problem.case, problem, how=job.method.calibrate, compiled=compiled, tell=lambda _: tell(),
+            problem.case, problem, how=job.method.calibrate, compiled=compiled,
             most_memory=job.method.memory_limit,
         )  # fmt: skip
     except FFNError as error:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ffncli.bench.activity import ACTIVITY
+from ffncli.bench.activity import REPORTER
 from ffncli.bench.referee.errors import CallSample
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.correctness import computing
@@ -71,7 +71,7 @@ class _Calls:
     def _answer(self, x: Tensor | None = None) -> Tensor:
         """The output, itself, for the input as it is now."""
         placed = self._placed
-        ACTIVITY.calls(placed.name)
+        REPORTER.calls(placed.name)
         out = placed.built.compute(placed.x if x is None else x, placed.copies[0])
         assert isinstance(out, Tensor)
         return out
@@ -96,7 +96,7 @@ class _Calls:
     def _is_right(self, x: Tensor, out: Tensor) -> bool:
         rows = slice(0, 2)
         sample = CallSample(self._placed.name, x[rows].detach().clone(), out[rows].detach().clone(), None, None)
-        with ACTIVITY.resting():
+        with REPORTER.resting():
             (error,) = self._problem.sampled([sample])
         return error is None or error.largest <= self._problem.rules.limit(self._placed.name)
 

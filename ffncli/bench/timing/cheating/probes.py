@@ -12,7 +12,7 @@ from time import perf_counter_ns, process_time_ns, thread_time_ns
 
 import torch
 
-from ffncli.bench.activity import ACTIVITY
+from ffncli.bench.activity import REPORTER
 from ffncli.bench.records import OTHER_STREAM, TimedBlock
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.correctness import computing
@@ -63,10 +63,10 @@ def call_times(placed: PlacedKernel, problem: Problem, source: Source) -> CallTi
     source.write(x)
     like, noise = x.clone(), torch.empty_like(x)
     with computing(problem.backward):
-        ACTIVITY.calls(placed.name)
+        REPORTER.calls(placed.name)
         count = max(1, min(_MOST_CALLS, _SERIES_NS // max(1, _nanoseconds(placed.call))))
         for _ in range(_SERIES if count > 1 else 2):
-            ACTIVITY.calls(placed.name)
+            REPORTER.calls(placed.name)
             for _ in range(count):
                 source.write(noise)
                 torch.addcmul(like, like, noise, value=_NEAR, out=x)
@@ -89,7 +89,7 @@ def other_streams(kernels: Collection[str], blocks: Sequence[TimedBlock]) -> dic
 
 def require_joined_streams(placed: PlacedKernel, clock: CudaClock, backward: bool) -> None:
     """Raises WrongResult for a kernel whose calls leave a GPU work on a stream that is not timed, each time."""
-    ACTIVITY.calls(placed.name)
+    REPORTER.calls(placed.name)
     with computing(backward):
         if all(clock.leaves_work(placed.call, _STREAM_CALLS) for _ in range(_TIMES)):
             text = "after its calls the GPU still worked when the stream that is timed had finished"
@@ -161,7 +161,7 @@ class Probes:
         On one thread that is any time of others, however busy the machine is.
         """
         threads = self.problem.case.threads
-        ACTIVITY.calls(placed.name)
+        REPORTER.calls(placed.name)
         with computing(self.problem.backward):
             wall, before, busy, main_thread = perf_counter_ns(), busy_threads(), process_time_ns(), thread_time_ns()
             while perf_counter_ns() - wall < _CORES_NS:
@@ -204,7 +204,7 @@ def require_given_weights(placed: PlacedKernel, problem: Problem) -> None:
         name: -tensor if name.rpartition(".")[0].endswith("down") else tensor.clone()
         for name, tensor in problem.weights.items()
     }
-    ACTIVITY.first_call(placed.name)
+    REPORTER.first_call(placed.name)
     with torch.no_grad():
         kernel = placed.built.kernel
         params = (

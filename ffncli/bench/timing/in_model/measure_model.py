@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from math import sqrt
@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffncli.bench.activity import ACTIVITY
+from ffncli.bench.activity import REPORTER
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
-from ffncli.bench.records import MODEL, TWIN, Case, Doing, Job, Outcome, TimedUnit, model_with
+from ffncli.bench.records import MODEL, TWIN, Case, Job, Outcome, TimedUnit, model_with
 from ffncli.bench.timing.arms import anchor_of
 from ffncli.bench.timing.auto.choose import fastest
 from ffncli.bench.timing.clock import Clock
@@ -46,13 +46,7 @@ from ffncli.show.text import bytes_text, plural
 _BOTH = 2  # the FFN of the model and that of the kernel may each be as far from float64 as rounding allows
 
 
-def measure_model(
-    case: Case,
-    job: Job,
-    clock: Clock | None = None,
-    start: float = 0.0,
-    tell: Callable[[Doing, str], None] = lambda doing, name: None,
-) -> TimedUnit:
+def measure_model(case: Case, job: Job, clock: Clock | None = None, start: float = 0.0) -> TimedUnit:
     """One case in this process: the model on so many random tokens, alone and with every kernel of the job.
 
     A kernel that cannot be put in place, is wrong or fails is an outcome, as in `measure_case`. Raises FFNError for a
@@ -64,14 +58,14 @@ def measure_model(
     with torch.no_grad(), offline():
         resolved, loaded = _loaded(case.source, case.dtype, case.device)
         try:
-            run = _TimedModel(case, job, clock, tell, resolved, loaded)
+            run = _TimedModel(case, job, clock, resolved, loaded)
         except FFNError as error:  # more tokens than it has positions
             failed = (Outcome(name, *verdict_of(error)) for name in (MODEL, *_names(job)))
             return TimedUnit(job.process, case.key, MODEL, "warm", tuple(failed), ())
         with demanding(loaded):
             run.check()
         verified = time.perf_counter()
-        tell("timing", "")
+        REPORTER.stage("timing")
         measured = run.measured()
     spent = {"start": start, "verify": verified - began, **measured.spent}
     return TimedUnit(
@@ -95,11 +89,8 @@ def _loaded(source: str, dtype: str, device: str) -> tuple[Resolved, Pretrained]
 class _TimedModel:
     """The state of one `measure_model`: the kernels that are verified, each with what it replaced."""
 
-    def __init__(
-        self, case: Case, job: Job, clock: Clock, tell: Callable[[Doing, str], None], resolved: Resolved,
-        loaded: Pretrained,
-    ) -> None:  # fmt: skip
-        self.case, self.job, self.clock, self.tell, self.module = case, job, clock, tell, loaded.module
+    def __init__(self, case: Case, job: Job, clock: Clock, resolved: Resolved, loaded: Pretrained) -> None:
+        self.case, self.job, self.clock, self.module = case, job, clock, loaded.module
         inputs = random_tokens(loaded, resolved, case.tokens, job.method.seed)
         self.arguments, self.notes = inputs.arguments, inputs.notes
         self.mixture = any(group.spec.moe for group in resolved.model.groups)
@@ -118,15 +109,15 @@ class _TimedModel:
             if outcome := gone.get(choice.label):
                 self.outcomes[name] = replace(outcome, kernel=name)
                 continue
-            ACTIVITY.stands_for(name, choice.label)
-            self.tell("checking", choice.label)
-            ACTIVITY.first_call(choice.label)
+            REPORTER.stands_for(name, choice.label)
+            REPORTER.stage("checking", choice.label)
+            REPORTER.first_call(choice.label)
             try:
                 self.outcomes[name] = self._checked(name, choice, alone)
             except Exception as error:  # of a user's kernel, which may raise anything
                 self.outcomes[name] = Outcome(name, *verdict_of(_ruled(error)))
             finally:
-                ACTIVITY.rests()
+                REPORTER.rests()
                 self.use(None)
 
     def _checked(self, name: str, choice: KernelChoice, alone: Tensor) -> Outcome:
@@ -201,7 +192,7 @@ class _TimedModel:
         try:
             return measure(self.job.process, self.case.key, partial(self._placed, arms), self.clock, counters, plan)
         finally:
-            ACTIVITY.rests()
+            REPORTER.rests()
             self.use(None)
 
     def _placed(self, arms: Sequence[Arm], number: int) -> Sequence[Arm]:

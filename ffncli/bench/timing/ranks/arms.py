@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ffncli.bench.activity import ACTIVITY
+from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge.roofline import sent_by_rank
 from ffncli.bench.records import COLLECTIVES, COMPUTE
 from ffncli.bench.timing.arms import Arms
@@ -56,7 +56,7 @@ class RankArms(Arms):
         """These arms over the ranks of `channel`, their kernels split as in `splits`."""
         self.channel, self.splits, self.chain = channel, splits, None
         for name in splits:
-            ACTIVITY.stands_for(name + COMPUTE, name)
+            REPORTER.stands_for(name + COMPUTE, name)
         return self
 
     def inspect(self) -> None:

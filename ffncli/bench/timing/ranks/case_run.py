@@ -6,13 +6,14 @@ only one rank meets while the others wait for it in a collective ends its proces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import field, replace
 from functools import partial, reduce
 from typing import Any
 
+from ffncli.bench.activity import REPORTER
 from ffncli.bench.machine.counters import Counters, Snapshot, SystemCounters
-from ffncli.bench.records import GEMM, GRAVEST, TWIN, Case, Doing, Job, Outcome, TimedBlock, TimedUnit
+from ffncli.bench.records import GEMM, GRAVEST, TWIN, Case, Job, Outcome, TimedBlock, TimedUnit
 from ffncli.bench.referee.problem import Problem, Referee
 from ffncli.bench.referee.process import RefereeProcess
 from ffncli.bench.request.split import ranks_here
@@ -49,7 +50,6 @@ def measure_over_ranks(
     job: Job,
     channel: RankChannel,
     start: float = 0.0,
-    tell: Callable[[Doing, str], None] = lambda doing, name: None,
     referee: RefereeProcess | None = None,
     clock: Clock | None = None,
 ) -> TimedUnit:
@@ -65,7 +65,7 @@ def measure_over_ranks(
     here = clock or clock_for(mine.device)
     counters = _RankCounters(GpuCounters(here, None) if isinstance(here, CudaClock) else SystemCounters())
     in_turn = RankClock(here, channel, each_call=not isinstance(here, CudaClock))
-    run = _RankRun(mine, job, in_turn, counters, {"start": start}, inspector, referee, tell=tell, roofs=0)
+    run = _RankRun(mine, job, in_turn, counters, {"start": start}, inspector, referee, roofs=0)
     unit = run.over(channel).unit()
     blocks = tuple(replace(block, case=case.key) for block in unit.blocks)
     return replace(unit, case=case.key, blocks=blocks)
@@ -86,8 +86,8 @@ class _RankRun(CaseRun):
     def _kernels(self) -> dict[str, Kernel | Outcome]:
         """The kernels by label, on this rank's part; one that some rank cannot have, none has."""
         gone = self.job.gone_in(self.case)
-        splits = split_kernels(self.job.kernels, self.case, self.channel, gone, self.tell, self.inspector.replaced)
-        self.tell("starting", "")  # loading is over
+        splits = split_kernels(self.job.kernels, self.case, self.channel, gone, self.inspector.replaced)
+        REPORTER.stage("starting")  # loading is over
         self.splits = {name: one for name, one in splits.items() if isinstance(one, KernelOverRanks)}
         return {name: one.whole if isinstance(one, KernelOverRanks) else one for name, one in splits.items()}
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ffncli.bench.records import Case, Doing, Outcome
+from ffncli.bench.records import Case, Outcome
 from ffncli.bench.timing.arms import kernels_by_label
 from ffncli.bench.timing.outcomes import Skipped, verdict_of
 from ffncli.bench.timing.ranks.channel import RankChannel
@@ -108,7 +108,6 @@ def split_kernels(
     case: Case,
     channel: RankChannel,
     gone: Mapping[str, Outcome] = MappingProxyType({}),
-    tell: Callable[[Doing, str], None] = lambda doing, name: None,
     replaced: Callable[[], Ruling] = Ruling,
 ) -> dict[str, KernelOverRanks | Outcome]:
     """The kernels by label, in order, as `kernels_by_label` has them, each on this rank's part.
@@ -122,7 +121,7 @@ def split_kernels(
     narrow = replace(case.spec, d_ff=case.spec.d_ff // channel.group.ranks.tp)
     spec = narrow if _same(kernel_steps(steps_of(narrow)), part) else case.spec
     plain = [choice for choice in choices if choice.kernel != DTENSOR]
-    loaded = kernels_by_label(plain, part, spec, gone, tell, replaced)
+    loaded = kernels_by_label(plain, part, spec, gone, replaced)
     reasons = channel.all({name: one.note for name, one in loaded.items() if isinstance(one, Outcome)})
     out: dict[str, KernelOverRanks | Outcome] = {}
     for choice in choices:

@@ -36,7 +36,7 @@ def races(monkeypatch):
     """The races that are run; packed wins each."""
     heard: list[tuple[str, ...]] = []
 
-    def race(case, steps, copies, x, kernels, clock, tell, before):
+    def race(case, steps, copies, x, kernels, clock, before):
         heard.append(tuple(kernel.name for kernel in kernels))
         return AutoChoice("packed", "packed, in 0.5 of eager's time")
 
