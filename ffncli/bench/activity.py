@@ -80,17 +80,21 @@ class Activity:
 
 
 class Reporter(Activity):
-    """The activity of this process, and its stages as messages; before `speak`, as in any process that is no worker,
-    nobody hears them."""
+    """The activity of this process, and its stages as messages, which in a process that is no worker go nowhere."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.speak(lambda message: None)
-
-    def speak(self, send: Callable[[tuple[str, Doing, str]], object]) -> None:
-        """Send the stages from now on."""
-        self._send = send
+        self._send: Callable[[tuple[str, Doing, str]], object] = _nowhere
         self._stage: tuple[str, Doing, str] | None = None
+
+    @contextmanager
+    def speaking(self, send: Callable[[tuple[str, Doing, str]], object]) -> Iterator[None]:
+        """Send the stages inside."""
+        self._send = send
+        try:
+            yield
+        finally:
+            self._send, self._stage = _nowhere, None
 
     def stage(self, doing: Doing, kernel: str = "") -> None:
         """This is done with that kernel from now on, or with none, or with all in turn; said before its code runs."""
@@ -101,6 +105,10 @@ class Reporter(Activity):
         """The same begins anew, such as the next of several kernels that are tried under one name."""
         if self._stage is not None:
             self._send(self._stage)
+
+
+def _nowhere(message: object) -> None:
+    """Nobody hears it."""
 
 
 REPORTER = Reporter()

@@ -4,10 +4,11 @@ buffers, placed again at every placement."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge import roofline
@@ -76,7 +77,8 @@ _WHOLE = 1 << 20  # inputs of this number and above are drawn for timed calls: n
 class Arms:
     """All arms of a case; `place` is the callback of `rounds.measure`. `twin` is the baseline's, if that is ok.
 
-    `rulings` are on timed outputs, by the name of the kernel. `rounds` is the least number in a placement.
+    `rulings` are on timed outputs, by the name of the kernel. `rounds` is the least number in a placement. Ranks enter
+    a `source` of theirs, add `more` arms, and `hear` what others say of kernels once they have said which are wrong.
     """
 
     def __init__(
@@ -89,20 +91,22 @@ class Arms:
         launching: Launching | None = None,
         rounds: int = 1,
         source: Source | None = None,
+        more: Callable[[Arms], Sequence[Arm]] = lambda arms: (),
+        hear: Callable[[Mapping[str, str]], Iterable[tuple[str, str]]] = lambda notes: (),
     ) -> None:
         self.kernels, self.twin, self.launching = tuple(kernels), twin, launching  # None on a CPU
         self.by_name: dict[str, Arm] = {}  # of the placement made last
         self.rulings: dict[str, Ruling] = {}
         self._placed_at = 0.0
         self.seconds = 0.0  # of checking timed outputs, within place
-        self._problem, self._copies = problem, caching.copies
+        self.problem, self._copies, self._more, self._hear = problem, caching.copies, more, hear
         self._draw = random.Random(problem.seed)
-        self._flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
+        self.flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
         self.chain: Chain | None = Chain(problem, self._draw, caching.shared)
-        self._source = source or source_of(problem)
+        self.source = source or source_of(problem)
         whole = problem.inputs(_WHOLE + drawn(_WHOLE)) if problem.backward else None
         self._fresh = [
-            FreshInputs(placed, problem, self._source, whole, rounds)
+            FreshInputs(placed, problem, self.source, whole, rounds)
             for placed in (*self.kernels, *([twin] if twin else []))
         ]
 
@@ -114,11 +118,11 @@ class Arms:
             self.seconds += monotonic_seconds() - start
         placed = [fresh.placed for fresh in self._fresh]
         self.by_name = {}  # frees the old buffers first
-        self._source.draw()
+        self.source.draw()
         shuffle_buffers(placed, self._draw, self._copies)
         for one in placed:
             one.place(self._copies)
-            machine.finish(self._problem.case.device)  # what its prepare has broken on a GPU is raised under its name
+            machine.finish(self.problem.case.device)  # what its prepare has broken on a GPU is raised under its name
         if self.chain:
             self.chain.place(self._copies)
         REPORTER.rests()
@@ -135,8 +139,8 @@ class Arms:
         capturable: dict[str, Capturable] = {fresh.placed.name: fresh.placed for fresh in self._fresh}
         if self.chain:
             capturable[GEMM] = self.chain
-        calls = {name: 1 if self._flush else inner[name] for name in capturable}  # nothing gets between two of a graph
-        users = [fresh for fresh in self._fresh if fresh.placed.built.kernel.origin and not self._flush]
+        calls = {name: 1 if self.flush else inner[name] for name in capturable}  # nothing gets between two of a graph
+        users = [fresh for fresh in self._fresh if fresh.placed.built.kernel.origin and not self.flush]
         judged = {fresh.placed.name: fresh.captured_call for fresh in users}
         replayed = self.launching.capture(capturable, calls, judged)
         arms = self._arms(replayed)
@@ -151,12 +155,13 @@ class Arms:
         if self.chain:
             arms.append(self._chain_arm(self.chain))
         arms = [replace(arm, calls=calls.get(arm.name, 1)) for arm in arms]
-        self.by_name = {arm.name: arm for arm in arms}
-        return [*arms, anchor_of(self._problem.case.device, self._draw)]
+        more = self._more(self)
+        self.by_name = {arm.name: arm for arm in (*arms, *more)}
+        return [*arms, anchor_of(self.problem.case.device, self._draw), *more]
 
     def _fresh_arm(self, fresh: FreshInputs) -> Arm:
         """A kernel's arm: other inputs before every call, on a GPU before every block."""
-        placed, flush, every_call = fresh.placed, self._flush, self.launching is None
+        placed, flush, every_call = fresh.placed, self.flush, self.launching is None
         return Arm(
             placed.name,
             placed.call,
@@ -168,22 +173,22 @@ class Arms:
 
     def _chain_arm(self, chain: Chain) -> Arm:
         """The bare products: their first input is written before every call as a kernel's is."""
-        flush, every_call = self._flush, self.launching is None
-        before = in_turn(partial(self._source.write, chain.entry), flush) if every_call else flush
+        flush, every_call = self.flush, self.launching is None
+        before = in_turn(partial(self.source.write, chain.entry), flush) if every_call else flush
         return Arm(GEMM, chain.call, before, flushes=flush is not None)
 
     @property
     def load(self) -> ExpertLoad:
         """Where the tokens of all calls went, if a routing is prescribed."""
-        return self._source.load if isinstance(self._source, RoutedSource) else ExpertLoad()
+        return self.source.load if isinstance(self.source, RoutedSource) else ExpertLoad()
 
     def _start_clocks(self) -> None:
-        self._problem.rules.clock_started()
+        self.problem.rules.clock_started()
         self._placed_at = monotonic_seconds()
 
     def _compare_clocks(self) -> None:
         """Where the referee's clock says otherwise, no time of a user's kernel can be believed."""
-        if remark := self._problem.rules.clock_stopped(monotonic_seconds() - self._placed_at):
+        if remark := self.problem.rules.clock_stopped(monotonic_seconds() - self._placed_at):
             self._rule_on_users(Ruling(remark, WrongCode.PATCHED_CLOCK))
 
     def _require_weights_in_place(self) -> None:
@@ -212,12 +217,14 @@ class Arms:
         """Have judged what was answered in the blocks since the last time, and whether weights changed."""
         self._compare_clocks()
         self._require_weights_in_place()
-        rulings = self._problem.rules.timed()
+        rulings = self.problem.rules.timed()
         for fresh in self._fresh:
             placed = fresh.placed
             name = placed.built.kernel.name if placed is self.twin else placed.name  # its errors are the baseline's
             if name not in self.wrong:
                 self.rule(name, self._timed(fresh, rulings.get(placed.name, Ruling())))
+        for name, note in self._hear({name: ruling.note for name, ruling in self.wrong.items()}):
+            self.rule(name, Ruling(note))
 
     def _timed(self, fresh: FreshInputs, ruling: Ruling) -> Ruling:
         """The ruling on an arm's timed answers, and on whether its weights are unchanged."""
@@ -229,10 +236,10 @@ class Arms:
 
     def refresh(self) -> None:
         """Check the kernels' outputs on new tokens."""
-        inputs = self._problem.inputs(2)
+        inputs = self.problem.inputs(2)
         for placed in self.kernels:
             if placed.name not in self.wrong:
-                self.rule(placed.name, correctness.fresh(placed, self._problem, inputs))
+                self.rule(placed.name, correctness.fresh(placed, self.problem, inputs))
 
 
 def arms_of(
@@ -242,9 +249,10 @@ def arms_of(
     caching: Caching,
     without: Collection[str],
     job: Job,
-    kind: Callable[..., Arms] = Arms,
+    **hooks: Any,
 ) -> Arms:
-    """The arms of a case `without` those of ours that could not be had. Raises BrokenArm for a twin that cannot be."""
+    """The arms of a case `without` those of ours that could not be had; `hooks` are those of Arms. Raises BrokenArm for
+    a twin that cannot be."""
     case, draw, twin = problem.case, random.Random(problem.seed), None
     if baseline and TWIN not in without:
         try:
@@ -252,9 +260,8 @@ def arms_of(
         except BaseException as error:  # SystemExit too: it is built by the user's code
             raise BrokenArm(TWIN) from error
     REPORTER.rests()  # what follows is ours: references, buffers
-    arms = kind(
-        problem, kernels, twin, caching, machine.llc_bytes(case.device), launching_of(case, job), job.method.rounds
-    )
+    llc, launching = machine.llc_bytes(case.device), launching_of(case, job)
+    arms = Arms(problem, kernels, twin, caching, llc, launching, job.method.rounds, **hooks)
     if GEMM in without:
         arms.chain = None
     return arms

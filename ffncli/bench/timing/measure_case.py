@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field, replace
 from functools import cache
+
+import torch
 
 from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge.memory_need import explained, holders
@@ -15,6 +17,7 @@ from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
 from ffncli.bench.machine.machine import KernelMemory, release
 from ffncli.bench.machine.devices import neighbours
+from ffncli.bench.machine.math_mode import set_math_mode
 from ffncli.bench.machine.devices import GpuProbe, gpu_probe
 from ffncli.bench.records import BLOCK, GEMM, TWIN, Case, Job, Launched, Outcome, Roof, TimedUnit
 from ffncli.bench.referee.prescribed_routing import ExpertLoad
@@ -35,6 +38,7 @@ from ffncli.bench.timing.outcomes import (
     BrokenArm,
     after_breaking,
     all_spent,
+    first_cause,
     no_ratios,
     noted,
     require_device,
@@ -45,7 +49,6 @@ from ffncli.bench.timing.placed_kernel import PlacedKernel, arm_sizes, build_ker
 from ffncli.bench.timing.placement import Caching, caching
 from ffncli.bench.timing.roof import guarded, measured_roof
 from ffncli.bench.timing.rounds import ChangedRecords, Measured, measure, plan_of
-from ffncli.bench.timing.settings import settle
 from ffncli.bench.timing.sustained import sustained_remarks
 from ffncli.bench.verdict import Ruling, WrongCode, WrongResult
 from ffncli.block.recipe import steps as steps_of
@@ -55,7 +58,6 @@ from ffncli.kernels.compiled import cache as compile_cache
 from ffncli.kernels.compiled import on_compiling, recompiles
 from ffncli.kernels.kernel import Kernel, kernel_steps
 
-_ROOFS = 2  # processes that measure the roof, once each; it takes half a second, and the best one counts
 _roof = cache(measured_roof)
 
 
@@ -67,340 +69,416 @@ def measure_case(
     start: float = 0.0,
     referee: RefereeProcess | None = None,
     entry_points: EntryPoints | None = None,
+    ranks: OneRank | None = None,
 ) -> TimedUnit:
     """One case with every kernel of the job, in this process. `start`: seconds that the process took to start.
 
     Without a `referee` the references are computed here. `entry_points` were fixed before a user's file was loaded, or
-    are now.
+    are now. `ranks` do what the ranks of a case do together.
 
     Every failure of a kernel is an outcome: `skipped`, `failed`, `wrong`, `oom`, each with a note. A kernel that raises
     while it is timed is removed and the others are timed again. Raises only the package's own errors, SpoiledCapture,
     and DeviceLost: nothing can be computed on a GPU in this process any more.
     """
-    inspector = Inspector(job, entry_points)
+    ranks = ranks or OneRank()
+    inspector = Inspector(job, entry_points, ranks.asks)
     settle(case, job)
     inspector.settle()
     clock = clock or clock_for(case.device)
     probe, unread = gpu_probe(case.device) if isinstance(clock, CudaClock) else (None, "")
     counters = counters or (GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters())
-    spent, notes = {"start": start}, [unread, neighbours(case.device) if isinstance(clock, CudaClock) else ""]
-    return CaseRun(case, job, clock, counters, spent, inspector, referee, probe, notes=notes).unit()
+    referee = referee if job.method.refereed_apart(case) else None
+    rig = Rig(case, job, clock, counters, inspector, ranks, referee, probe, {"start": start})
+    steps, free = job.method.by_step, machine.free(case.device)
+    if referee:
+        referee.begin(case)
+    kernels = CaseKernels(BLOCK if steps else job.wanted_baseline, Caching(case.cache))
+    kernels.notes += [unread, neighbours(case.device) if isinstance(clock, CudaClock) else ""]
+    loaded = {} if steps else ranks.loaded(case, job, inspector.replaced)
+    REPORTER.stage("starting")  # loading is over
+    timed = None
+    try:
+        with rig.spending("verify"):
+            problem = ranks.problem(lambda: _problem(rig, kernels.baseline))
+    except Exception as error:
+        require_device(clock, "", error)
+        kernels.end([BLOCK] if steps else [choice.label for choice in job.kernels], error)
+        return _answer(rig, kernels, None, Roof(), free)
+    try:
+        if steps:
+            timed = _by_step(rig, kernels, problem)
+        else:
+            verify(rig, kernels, problem, loaded)
+            timed = time_kernels(rig, kernels, problem) if kernels.placed else None
+        if referee:
+            referee.report()
+    except RefereeGone as gone:
+        kernels.end(kernels.outcomes, gone)
+        timed = None
+    with rig.spending("roof"):
+        roof, note = Roof(), ""
+        if timed and job.process < ranks.roofs:
+            if case.device != "cpu":
+                kernels.placed.clear()  # their memory is the roof's now
+                release(case.device)
+            roof, note = guarded(lambda: _roof(case.device, case.dtype, case.threads))
+    kernels.notes.append(note)
+    return _answer(rig, kernels, timed, roof, free)
+
+
+class OneRank:
+    """What a case does by itself on one rank, and on several together with the others (ranks/case_run.py)."""
+
+    asks = True  # users' kernels are called to ask how they get their answers
+    roofs = 2  # processes that measure the roof, once each; it takes half a second, and the best one counts
+
+    def loaded(self, case: Case, job: Job, replaced: Callable[[], Ruling]) -> Mapping[str, Kernel | Outcome]:
+        """The kernels by label, from their files; in place of one that cannot be had, its outcome."""
+        return kernels_by_label(job.kernels, kernel_steps(steps_of(case.spec)), case.spec, job.gone_in(case), replaced)
+
+    def problem(self, make: Callable[[], Problem]) -> Problem:
+        """The case as tensors, which `make` draws."""
+        return make()
+
+    def llc_and_room(self, case: Case, job: Job) -> tuple[int, int | None]:
+        """Bytes of the last-level cache, and of memory that may be used."""
+        return machine.llc_and_room(case.device, job.method.memory_limit)
+
+    def agree(self, outcome: Outcome) -> Outcome:
+        """The outcome that counts for a kernel with that one here."""
+        return outcome
+
+    def arms(
+        self, problem: Problem, placed: Mapping[str, PlacedKernel], baseline: str, caching: Caching,
+        without: Collection[str], job: Job,
+    ) -> Arms:  # fmt: skip
+        """The arms of a case."""
+        return arms_of(problem, [*placed.values()], placed.get(baseline), caching, without, job)
+
+    def timing_begins(self) -> None:
+        """All kernels are verified."""
+
+    def broke(self, name: str, error: BaseException) -> None:
+        """A kernel raised while it was timed. Raises where the others cannot be timed again in this process."""
 
 
 @dataclass
-class CaseRun:
-    """The state of one `measure_case`."""
+class Rig:
+    """What a case is measured with."""
 
     case: Case
     job: Job
     clock: Clock
     counters: Counters
-    spent: dict[str, float]
     inspector: Inspector
-    referee: RefereeProcess | None = None
-    probe: GpuProbe | None = None
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    placed: dict[str, PlacedKernel] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    baseline: str = ""
-    mode: Caching = field(default_factory=lambda: Caching("warm"))
-    measured: Measured | None = None
-    launch: Launched = ""
-    plain_because: str = ""
-    free: int | None = None  # bytes of memory before the case
-    without: set[str] = field(default_factory=set)  # own arms that could not be made
-    load: ExpertLoad = field(default_factory=ExpertLoad)
-    roofs: int = _ROOFS
-    choices: dict[str, AutoChoice] = field(default_factory=dict)  # of `auto`, by name
-
-    def unit(self) -> TimedUnit:
-        """The case, verified and timed."""
-        self.free = machine.free(self.case.device)
-        if not self.job.method.refereed_apart(self.case):
-            self.referee = None
-        if self.referee:
-            self.referee.begin(self.case)
-        kernels = {} if self.job.method.by_step else self._kernels()
-        self.mode = Caching(self.case.cache)
-        self.baseline = BLOCK if self.job.method.by_step else self.job.wanted_baseline
-        try:
-            problem = self._problem()
-        except Exception as error:
-            require_device(self.clock, "", error)
-            self.end_all([BLOCK] if self.job.method.by_step else [choice.label for choice in self.job.kernels], error)
-            return self._answer(Roof())
-        if self.job.method.by_step:
-            self._by_step(problem)
-        else:
-            try:
-                self._verify_all(kernels, problem)
-                if self.placed:
-                    self._time(problem)
-                if self.referee:
-                    self.referee.report()
-            except RefereeGone as gone:
-                self.end_all(self.outcomes, gone)
-                self.measured = None
-        with self._spending("roof"):
-            roof, note = Roof(), ""
-            if self.measured and self.job.process < self.roofs:
-                if self.case.device != "cpu":
-                    self.placed.clear()  # their memory is the roof's now
-                    release(self.case.device)
-                roof, note = guarded(lambda: _roof(self.case.device, self.case.dtype, self.case.threads))
-        self.notes.append(note)
-        return self._answer(roof)
-
-    def _kernels(self) -> Mapping[str, Kernel | Outcome]:
-        """The kernels by label, from their files; in place of one that cannot be had, its outcome."""
-        case, steps = self.case, kernel_steps(steps_of(self.case.spec))
-        gone, replaced = self.job.gone_in(case), self.inspector.replaced
-        kernels = kernels_by_label(self.job.kernels, steps, case.spec, gone, replaced)
-        REPORTER.stage("starting")  # loading is over
-        return kernels
-
-    def _problem(self) -> Problem:
-        """The case as tensors, with its referee."""
-        with self._spending("verify"):
-            problem = Problem.of(self.case, seed_of(self.case, self.job), self.referee)
-            problem = problem if self.referee else refereed(problem, self.baseline, self.job.method.math_mode)
-            _ = problem.first
-        return problem
-
-    def llc_and_room(self) -> tuple[int, int | None]:
-        """Bytes of the last-level cache, and of memory that may be used."""
-        return machine.llc_and_room(self.case.device, self.job.method.memory_limit)
-
-    def end_all(self, names: Iterable[str], error: BaseException) -> None:
-        """These kernels' outcome is this error."""
-        status, note = verdict_of(error)
-        self.outcomes = {name: Outcome(name, status, note) for name in names}
-
-    def _answer(self, roof: Roof) -> TimedUnit:
-        measured = self.measured
-        arms = holders(self.job.kernels, self.mode.copies, self.referee is not None)
-        return TimedUnit(
-            process=self.job.process,
-            case=self.case.key,
-            baseline=self.baseline,
-            cache=self.mode.mode,
-            outcomes=tuple(explained(o, self.case, arms, self.mode.copies, self.free) for o in self.outcomes.values()),
-            blocks=measured.blocks if measured else (),
-            roof=roof,
-            environment=machine.environment(self.case.device),
-            notes=tuple(dict.fromkeys(note for note in (*self.notes, self.load.note, *self.inspector.notes) if note)),
-            spent=all_spent(self.spent, measured.spent if measured else {}),
-            launch=self.launch if measured else "",
-            tokens_per_expert=self.load.tokens_per_expert,
-            experts_touched=self.load.touched,
-            plain_because=self.plain_because,
-        )
+    ranks: OneRank
+    referee: RefereeProcess | None
+    probe: GpuProbe | None
+    spent: dict[str, float]
 
     @contextmanager
-    def _spending(self, on: str) -> Iterator[None]:
+    def spending(self, on: str) -> Iterator[None]:
+        """Count the seconds inside."""
         start = time.perf_counter()
         try:
             yield
         finally:
             self.spent[on] = self.spent.get(on, 0.0) + time.perf_counter() - start
 
-    def _verify_all(self, kernels: Mapping[str, Kernel | Outcome], problem: Problem) -> None:
-        """Verify the baseline first: its error, if it is correct, raises the limit of the others."""
-        llc, room = self.llc_and_room()
-        self.mode = shared_weights(problem, kernels.values(), llc, room) or self.mode
-        order = {choice.label: at for at, choice in enumerate(self.job.kernels)}  # of the options
-        self.outcomes = {name: Outcome(name) for name in order}
-        gone = self.job.gone_in(self.case)
-        self.outcomes |= {name: outcome for name, outcome in gone.items() if name in order}
-        autos = {choice.label for choice in self.job.kernels if choice.kernel == AUTO}  # after those that may be chosen
-        turns = {name: (name != self.baseline, name in autos, at) for name, at in order.items()}
-        for name in sorted(order.keys() - gone.keys(), key=lambda name: turns[name]):
-            self._verify(name, self._chosen(name, problem) if name in autos else kernels[name], problem)
-        skipped = self.outcomes.get(self.baseline, Outcome("", "skipped")).status == "skipped"
-        if self.job.baseline is None and skipped:
-            self.baseline = next((name for name in order if name in self.placed), self.baseline)
-        REPORTER.stage("timing")
-        self.notes.append(problem.first.remark)
-        self._say_baseline()
 
-    def _chosen(self, name: str, problem: Problem) -> Kernel | Outcome:
-        """The kernel that `auto` stands for in this case, or its outcome if there is none."""
-        compiled = [one.built.kernel.name for one in self.placed.values() if one.built.kernel.compiles]
-        with self._spending("warm_up"):
-            kernel, self.choices[name] = kernel_of_auto(name, self.job, problem, compiled)
-        return kernel
+@dataclass
+class CaseKernels:
+    """What is known of a case's kernels so far: their outcomes, and those that are placed, to be timed."""
 
-    def _say_baseline(self) -> None:
-        """Notes that without a baseline there is no ratio."""
+    baseline: str
+    mode: Caching
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    placed: dict[str, PlacedKernel] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def end(self, names: Iterable[str], error: BaseException) -> None:
+        """These kernels' outcome is this error, and there are no others."""
+        status, note = verdict_of(error)
+        self.outcomes = {name: Outcome(name, status, note) for name in names}
+
+    def note_baseline(self) -> None:
+        """Note that without a baseline there is no ratio."""
         if self.baseline and self.baseline not in self.placed and self.placed:
             self.notes.append(no_ratios(self.baseline, self.outcomes.get(self.baseline)))
 
-    def _verify(self, name: str, kernel: Kernel | Outcome, problem: Problem) -> None:
+
+@dataclass(frozen=True)
+class Timed:
+    """What was timed of a case, where the tokens went, and how its calls were launched."""
+
+    measured: Measured
+    load: ExpertLoad
+    launch: Launched = ""
+    plain_because: str = ""
+
+
+def settle(case: Case, job: Job) -> None:
+    """Set the threads of torch and every other library, arithmetic and seed, for the case and the method."""
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    torch.set_num_threads(case.threads)
+    threadpool_limits(case.threads)
+    set_math_mode(job.method.math_mode, case.device)
+    torch.manual_seed(job.method.seed)
+
+
+def _problem(rig: Rig, baseline: str) -> Problem:
+    """The case as tensors, with its referee."""
+    problem = Problem.of(rig.case, seed_of(rig.case, rig.job), rig.referee)
+    problem = problem if rig.referee else refereed(problem, baseline, rig.job.method.math_mode)
+    _ = problem.first
+    return problem
+
+
+def _answer(rig: Rig, kernels: CaseKernels, timed: Timed | None, roof: Roof, free: int | None) -> TimedUnit:
+    """The unit of a case, which had so many bytes free when it began."""
+    case, job, mode = rig.case, rig.job, kernels.mode
+    load, copies = timed.load if timed else ExpertLoad(), mode.copies
+    arms = holders(job.kernels, copies, rig.referee is not None)
+    return TimedUnit(
+        process=job.process,
+        case=case.key,
+        baseline=kernels.baseline,
+        cache=mode.mode,
+        outcomes=tuple(explained(outcome, case, arms, copies, free) for outcome in kernels.outcomes.values()),
+        blocks=timed.measured.blocks if timed else (),
+        roof=roof,
+        environment=machine.environment(case.device),
+        notes=tuple(dict.fromkeys(note for note in (*kernels.notes, load.note, *rig.inspector.notes) if note)),
+        spent=all_spent(rig.spent, timed.measured.spent if timed else {}),
+        launch=timed.launch if timed else "",
+        tokens_per_expert=load.tokens_per_expert,
+        experts_touched=load.touched,
+        plain_because=timed.plain_because if timed else "",
+    )
+
+
+# --- verifying --------------------------------------------------------------------------------------------------------
+
+
+def verify(rig: Rig, kernels: CaseKernels, problem: Problem, loaded: Mapping[str, Kernel | Outcome]) -> None:
+    """Verify the baseline first: its error, if it is correct, raises the limit of the others. Kernels that are right
+    are placed."""
+    job = rig.job
+    llc, room = rig.ranks.llc_and_room(rig.case, job)
+    kernels.mode = shared_weights(problem, loaded.values(), llc, room) or kernels.mode
+    order = {choice.label: at for at, choice in enumerate(job.kernels)}  # of the options
+    gone = job.gone_in(rig.case)
+    kernels.outcomes = {name: gone.get(name, Outcome(name)) for name in order}
+    autos = {choice.label for choice in job.kernels if choice.kernel == AUTO}  # after those that may be chosen
+    turns = {name: (name != kernels.baseline, name in autos, at) for name, at in order.items()}
+    for name in sorted(order.keys() - gone.keys(), key=lambda name: turns[name]):
+        kernel, choice = loaded.get(name), None
+        if kernel is None:
+            compiled = [one.built.kernel.name for one in kernels.placed.values() if one.built.kernel.compiles]
+            with rig.spending("warm_up"):
+                kernel, choice = kernel_of_auto(name, job, problem, compiled)
         if isinstance(kernel, Outcome):
-            self.outcomes[name] = kernel
-            return
-        self.outcomes[name] = Outcome(name, computes=kernel.computes)
-        REPORTER.stage("compiling" if kernel.compiles else "checking", name)
-        REPORTER.first_call(name)
-        cache_before = compile_cache()
-        placed: PlacedKernel | None = None
-        memory = KernelMemory(self.case.device)
-        try:
-            with self._spending("warm_up"):
-                problem.rules.declare(name, kernel.computes)
-                draw = random.Random(f"{problem.seed} {name}")
-                placed = PlacedKernel(name, build_kernel(kernel, problem, memory), problem, draw, self.mode.shared)
-                self.inspector.fix(placed)
-                placed.place(1)
-                with on_compiling(lambda: REPORTER.stage("compiling", name)):
-                    compile_s = correctness.first_call(placed, problem, memory)
-            REPORTER.stage("checking", name)
-            with self._spending("verify"):
-                numeric_error = correctness.before(placed, problem)
-                with correctness.computing(problem.backward):
-                    peak = memory.peak(placed.call_untimed, placed.forget)
+            kernels.outcomes[name] = kernel
+        else:
+            _verify_kernel(rig, kernels, problem, name, kernel, choice)
+        _agree(rig, kernels, name)
+    skipped = kernels.outcomes.get(kernels.baseline, Outcome("", "skipped")).status == "skipped"
+    if job.baseline is None and skipped:
+        kernels.baseline = next((name for name in order if name in kernels.placed), kernels.baseline)
+    REPORTER.stage("timing")
+    kernels.notes.append(problem.first.remark)
+    kernels.note_baseline()
+
+
+def _verify_kernel(
+    rig: Rig, kernels: CaseKernels, problem: Problem, name: str, kernel: Kernel, choice: AutoChoice | None
+) -> None:
+    outcomes, inspector = kernels.outcomes, rig.inspector
+    outcomes[name] = Outcome(name, computes=kernel.computes)
+    REPORTER.stage("compiling" if kernel.compiles else "checking", name)
+    REPORTER.first_call(name)
+    cache_before, memory = compile_cache(), KernelMemory(rig.case.device)
+    placed: PlacedKernel | None = None
+    try:
+        with rig.spending("warm_up"):
+            problem.rules.declare(name, kernel.computes)
+            draw = random.Random(f"{problem.seed} {name}")
+            placed = PlacedKernel(name, build_kernel(kernel, problem, memory), problem, draw, kernels.mode.shared)
+            inspector.fix(placed)
+            placed.place(1)
+            with on_compiling(lambda: REPORTER.stage("compiling", name)):
+                compile_s = correctness.first_call(placed, problem, memory)
+        REPORTER.stage("checking", name)
+        with rig.spending("verify"):
+            error = correctness.before(placed, problem)
             with correctness.computing(problem.backward):
-                placed.unguard()
-            self.clock.finish()  # what it has broken on a GPU is raised here, and not at the next kernel
-            self.inspector.after_check(placed)
-        except RefereeGone:
-            raise
-        except BaseException as error:  # SystemExit too: whatever a user's code raises ends that kernel alone
-            require_device(self.clock, name, error)
-            ruling = self.inspector.replaced()
-            named = WrongResult(ruling) if ruling.wrong else self.inspector.named(error, placed, problem)
-            self._broken(name, named)
-            return
+                peak = memory.peak(placed.call_untimed, placed.forget)
+        with correctness.computing(problem.backward):
+            placed.unguard()
+        rig.clock.finish()  # what it has broken on a GPU is raised here, and not at the next kernel
+        inspector.after_check(placed)
+    except RefereeGone:
+        raise
+    except BaseException as raised:  # SystemExit too: whatever a user's code raises ends that kernel alone
+        require_device(rig.clock, name, raised)
+        ruling = inspector.replaced()
+        named = WrongResult(ruling) if ruling.wrong else inspector.named(raised, placed, problem)
+        _leave_out(rig, kernels, name, named)
+        return
+    finally:
+        REPORTER.rests()
+    cached = f"torch.compile's cache was {how}" if (how := compile_cache().since(cache_before)) else ""
+    outcome = right(name, kernel, error, compile_s, peak, choice)
+    outcomes[name] = noted(outcome, kernel.origin, cached, error.remark)
+    kernels.placed[name] = placed
+
+
+def _leave_out(rig: Rig, kernels: CaseKernels, name: str, error: BaseException) -> None:
+    """Record the outcome of a kernel that raised; it is not timed, and its memory is freed."""
+    kernels.outcomes[name] = after_breaking(kernels.outcomes.get(name, Outcome(name)), error)
+    _accuse(rig, kernels.outcomes[name])
+    kernels.placed.pop(name, None)
+    release(rig.case.device)
+
+
+def _accuse(rig: Rig, outcome: Outcome) -> None:
+    """What was found here is kept by the referee: what becomes of the outcome in this process then changes nothing."""
+    if rig.referee and outcome.status == "wrong":
+        rig.referee.accuse(outcome.kernel, outcome.note)
+
+
+def _agree(rig: Rig, kernels: CaseKernels, name: str) -> None:
+    """Take over what the ranks together say of a kernel."""
+    before = kernels.outcomes[name]
+    outcome = kernels.outcomes[name] = rig.ranks.agree(before)
+    if outcome is not before and outcome.status != "ok":
+        kernels.placed.pop(name, None)
+        _accuse(rig, outcome)
+
+
+# --- timing -----------------------------------------------------------------------------------------------------------
+
+
+def time_kernels(rig: Rig, kernels: CaseKernels, problem: Problem) -> Timed | None:
+    """Time the placed kernels; again without one that raises, until none does. None if none is left.
+
+    The blocks of an aborted attempt are dropped.
+    """
+    REPORTER.stands_for(TWIN, kernels.baseline)
+    rig.ranks.timing_begins()
+    without: set[str] = set()  # arms of ours that could not be made
+    timed: Timed | None = None
+    while kernels.placed and timed is None:
+        raised: dict[str, BaseException] = {}  # what kernels and arms of ours did
+        arms: Arms | None = None
+        try:
+            arms = _arms(rig, kernels, problem, without)
+            timed = _attempt(rig, kernels, problem, arms)
+        except BrokenArm as broken:
+            require_device(rig.clock, REPORTER.read().kernel or broken.name, broken)
+            raised = {name: WrongResult(ruling) for name, ruling in (arms.wrong if arms else {}).items()}
+            if broken.name not in raised or isinstance(broken.__cause__, WrongResult):
+                raised[broken.name] = broken  # what was wrong once is not asked again
+        except (RuntimeError, MemoryError) as error:  # not from a kernel's call: it waits for the device, or we do
+            running = REPORTER.read().kernel
+            require_device(rig.clock, running, error)
+            status, note = verdict_of(error)
+            if status == "oom":  # the buffer that empties caches
+                ended = {name: replace(kernels.outcomes[name], status=status, note=note) for name in kernels.placed}
+                kernels.outcomes |= ended
+                break
+            if running not in kernels.placed:
+                raise
+            raised = {running: error}
         finally:
             REPORTER.rests()
-        cached = f"torch.compile's cache was {how}" if (how := compile_cache().since(cache_before)) else ""
-        outcome = right(name, kernel, numeric_error, compile_s, peak, self.choices.get(name))
-        self.outcomes[name] = noted(outcome, kernel.origin, cached, numeric_error.remark)
-        self.placed[name] = placed
-
-    def _broken(self, name: str, error: BaseException) -> None:
-        """Record the outcome of a kernel that raised; it is not timed, and its memory is freed."""
-        self.outcomes[name] = after_breaking(self.outcomes.get(name, Outcome(name)), error)
-        self._tell_referee(name)
-        self.placed.pop(name, None)
-        release(self.case.device)
-
-    def _tell_referee(self, name: str) -> None:
-        """What was found here is kept there: what becomes of the outcome in this process then changes nothing."""
-        if self.referee and (outcome := self.outcomes[name]).status == "wrong":
-            self.referee.accuse(name, outcome.note)
-
-    def _time(self, problem: Problem) -> None:
-        """Repeat until no kernel raises. The blocks of an aborted attempt are dropped."""
-        REPORTER.stands_for(TWIN, self.baseline)
-        while self.placed:
-            arms: Arms | None = None
-            try:
-                arms = self._arms(problem)
-                self.measured = self._measure(arms, problem)
-                self.load = arms.load
-                self._sustain(arms, problem)
-                with self._spending("verify"), correctness.computing(problem.backward):
-                    arms.inspect()
-                    arms.refresh()
-                self.inspector.require_nothing_replaced(self.placed)
-                with self._spending("verify"):
-                    self.inspector.after_timing(arms, self.baseline, problem, self.measured.blocks, self.clock)
-            except BrokenArm as broken:
-                self.measured = None
-                require_device(self.clock, REPORTER.read().kernel or broken.name, broken)
-                wrong = {name: WrongResult(ruling) for name, ruling in (arms.wrong if arms else {}).items()}
-                for name in dict.fromkeys((*wrong, broken.name)):  # what was wrong once is not asked again
-                    self._without(broken if name == broken.name else BrokenArm(name), wrong.get(name))
+        for name, cause in raised.items():
+            rig.ranks.broke(kernels.baseline if name in (TWIN, GEMM) else name, cause)
+            if name in (TWIN, GEMM):
+                without.add(name)
+                kernels.notes.append(f"no arm {name}: {verdict_of(first_cause(cause))[1]}")
                 continue
-            except (RuntimeError, MemoryError) as error:  # not from a kernel's call: it waits for the device, or we do
-                running = REPORTER.read().kernel
-                require_device(self.clock, running, error)
-                self.measured = None
-                status, note = verdict_of(error)
-                if status == "oom":  # the buffer that empties caches
-                    self.outcomes |= {n: replace(self.outcomes[n], status=status, note=note) for n in self.placed}
-                    return
-                if running not in self.placed:
-                    raise
-                self._without(BrokenArm(running), error)
-                continue
-            finally:
-                REPORTER.rests()
-            for name, ruling in arms.rulings.items():
-                self.outcomes[name] = self.outcomes[name].ruled(ruling)
-                self._tell_referee(name)
-                if ruling.wrong and name == self.baseline:
-                    self.notes.append(f"no ratios: the baseline {name} is wrong: {ruling.note}")
-            return
+            _leave_out(rig, kernels, name, cause)
+            if name == kernels.baseline:
+                kernels.note_baseline()
+    for name in kernels.outcomes:
+        _agree(rig, kernels, name)
+    return timed
 
-    def _without(self, broken: BrokenArm, error: BaseException | None = None) -> None:
-        """Remove the arm that broke from the next attempt; `error` is what it did, by default what it raised."""
-        if broken.name in (TWIN, GEMM):
-            _, note = verdict_of(broken.__cause__ or broken)
-            self.without.add(broken.name)
-            self.notes.append(f"no arm {broken.name}: {note}")
-            return
-        self._broken(broken.name, broken if isinstance(broken.__cause__, WrongResult) else error or broken)
-        if broken.name == self.baseline:
-            self._say_baseline()
 
-    def _arms(self, problem: Problem) -> Arms:
-        kernels = list(self.placed.values())
-        for placed in kernels:
-            if placed.built.kernel.compiles:  # compiling another kernel may have discarded it
-                REPORTER.first_call(placed.name)
-                with self._spending("warm_up"), correctness.computing(problem.backward):
-                    placed.call()
-        llc, room = self.llc_and_room()
-        if not self.mode.shared:
-            self.mode = caching(self.case.cache, arm_sizes(kernels), touched_least(problem, kernels), llc, room)
-        self.notes.append(self.mode.note)
-        if self.case.cache != "warm" and (llc_note := machine.llc_note(self.case.device)):
-            self.notes.append(f"last-level cache: {llc_note}")
-        return self._arms_of(problem, kernels)
+def _arms(rig: Rig, kernels: CaseKernels, problem: Problem, without: Collection[str]) -> Arms:
+    case, placed = rig.case, [*kernels.placed.values()]
+    for one in placed:
+        if one.built.kernel.compiles:  # compiling another kernel may have discarded it
+            REPORTER.first_call(one.name)
+            with rig.spending("warm_up"), correctness.computing(problem.backward):
+                one.call()
+    llc, room = rig.ranks.llc_and_room(case, rig.job)
+    if not kernels.mode.shared:
+        kernels.mode = caching(case.cache, arm_sizes(placed), touched_least(problem, placed), llc, room)
+    kernels.notes.append(kernels.mode.note)
+    if case.cache != "warm" and (llc_note := machine.llc_note(case.device)):
+        kernels.notes.append(f"last-level cache: {llc_note}")
+    return rig.ranks.arms(problem, kernels.placed, kernels.baseline, kernels.mode, without, rig.job)
 
-    def _arms_of(self, problem: Problem, kernels: Sequence[PlacedKernel]) -> Arms:
-        return arms_of(problem, kernels, self.placed.get(self.baseline), self.mode, self.without, self.job)
 
-    def _sustain(self, arms: Arms, problem: Problem) -> None:
-        """Time every kernel against the baseline in long turns, in the first process; note a different ratio."""
-        if not self.job.method.sustained or self.job.process or self.measured is None:
-            return
+def _attempt(rig: Rig, kernels: CaseKernels, problem: Problem, arms: Arms) -> Timed:
+    """Time all arms, and judge the answers; outcomes get the rulings. Raises BrokenArm for a kernel that raises."""
+    measured = _measure(rig, kernels, problem, arms)
+    if rig.job.method.sustained and not rig.job.process:  # in long turns, in the first process
         with correctness.computing(problem.backward):
-            compared = {name: arms.by_name[name] for name in self.placed}
-            remarks = sustained_remarks(compared, self.baseline, self.measured.blocks, self.clock, self.probe)
-        self.outcomes |= {name: noted(self.outcomes[name], remark) for name, remark in remarks.items()}
+            compared = {name: arms.by_name[name] for name in kernels.placed}
+            remarks = sustained_remarks(compared, kernels.baseline, measured.blocks, rig.clock, rig.probe)
+        kernels.outcomes |= {name: noted(kernels.outcomes[name], remark) for name, remark in remarks.items()}
+    with rig.spending("verify"), correctness.computing(problem.backward):
+        arms.inspect()
+        arms.refresh()
+    rig.inspector.require_nothing_replaced(kernels.placed)
+    with rig.spending("verify"):
+        rig.inspector.after_timing(arms, kernels.baseline, problem, measured.blocks, rig.clock)
+    for name, ruling in arms.rulings.items():
+        kernels.outcomes[name] = kernels.outcomes[name].ruled(ruling)
+        _accuse(rig, kernels.outcomes[name])
+        if ruling.wrong and name == kernels.baseline:
+            kernels.notes.append(f"no ratios: the baseline {name} is wrong: {ruling.note}")
+    how = (arms.launching.launch, arms.launching.plain_because) if arms.launching else ()
+    return Timed(measured, arms.load, *how)
 
-    def _measure(self, arms: Arms, problem: Problem) -> Measured:
-        compiled, base = recompiles(), self.baseline if self.baseline in self.placed else next(iter(self.placed))
-        plan = plan_of(self.job.method, base, tuple(self.placed), self.case.device, self.case.threads)
-        with correctness.computing(problem.backward):
-            process, key = self.job.process, self.case.key
-            try:
-                measured = measure(process, key, arms.place, self.clock, self.counters, plan, arms.captured)
-            except ChangedRecords as changed:
-                ruling = Ruling(str(changed), WrongCode.PATCHED_CLOCK)
-                raise BrokenArm(self.inspector.suspect(self.placed)) from WrongResult(ruling)
-        if arms.launching:
-            self.launch, self.plain_because = arms.launching.launch, arms.launching.plain_because
-            self.notes.append(arms.launching.note)
-        self.spent["inside"] = arms.seconds
-        self.spent["verify"] = self.spent.get("verify", 0.0) + arms.seconds
-        if recompiles() > compiled:
-            for name, placed in list(self.placed.items()):
-                if "compiler" in placed.built.kernel.needs:  # triton_act compiles without torch
-                    raise BrokenArm(name) from RuntimeError("torch compiled during timing")
-        return measured
 
-    def _by_step(self, problem: Problem) -> None:
-        """Time the block's steps, each alone."""
-        REPORTER.stage("timing")
-        done = time_steps(self.case, self.job, problem, self.clock, self.counters, *self.llc_and_room())
-        self.mode, self.load, self.measured = done.mode, done.load, done.measured
-        self.outcomes = {name: Outcome(name) for name in done.names}
-        self.launch = "plain" if self.case.device.startswith("cuda") else ""
-        if self.case.cache == "cold-weights":
-            self.notes.append(f"steps have one copy of their weights: {self.mode.mode} instead of cold-weights")
-        if done.error:
-            self.end_all(self.outcomes or [BLOCK], done.error)
+def _measure(rig: Rig, kernels: CaseKernels, problem: Problem, arms: Arms) -> Measured:
+    job, case, compiled = rig.job, rig.case, recompiles()
+    base = kernels.baseline if kernels.baseline in kernels.placed else next(iter(kernels.placed))
+    plan = plan_of(job.method, base, tuple(kernels.placed), case.device, case.threads)
+    with correctness.computing(problem.backward):
+        try:
+            measured = measure(job.process, case.key, arms.place, rig.clock, rig.counters, plan, arms.captured)
+        except ChangedRecords as changed:
+            ruling = Ruling(str(changed), WrongCode.PATCHED_CLOCK)
+            raise BrokenArm(rig.inspector.suspect(kernels.placed)) from WrongResult(ruling)
+    if arms.launching:
+        kernels.notes.append(arms.launching.note)
+    rig.spent["inside"] = arms.seconds
+    rig.spent["verify"] = rig.spent.get("verify", 0.0) + arms.seconds
+    if recompiles() > compiled:
+        for name, placed in list(kernels.placed.items()):
+            if "compiler" in placed.built.kernel.needs:  # triton_act compiles without torch
+                raise BrokenArm(name) from RuntimeError("torch compiled during timing")
+    return measured
+
+
+def _by_step(rig: Rig, kernels: CaseKernels, problem: Problem) -> Timed | None:
+    """Time the block's steps, each alone."""
+    case = rig.case
+    REPORTER.stage("timing")
+    llc, room = rig.ranks.llc_and_room(case, rig.job)
+    done = time_steps(case, rig.job, problem, rig.clock, rig.counters, llc, room)
+    kernels.mode = done.mode
+    kernels.outcomes = {name: Outcome(name) for name in done.names}
+    if case.cache == "cold-weights":
+        kernels.notes.append(f"steps have one copy of their weights: {done.mode.mode} instead of cold-weights")
+    if done.error:
+        kernels.end(kernels.outcomes or [BLOCK], done.error)
+    if done.measured is None:
+        return None
+    return Timed(done.measured, done.load, "plain" if case.device.startswith("cuda") else "")

@@ -16,7 +16,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from mmap import mmap
 from multiprocessing.connection import Connection
@@ -76,14 +76,31 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
 
     cores = affinity()
     from ffncli.bench.referee.process import referee_process  # torch takes seconds
-    from ffncli.bench.timing.settings import start_blas_threads
 
     send = partial(_send, connection)
-    REPORTER.speak(send)
-    with referee_process(job, connection, reports) as referee:
+    with REPORTER.speaking(send), referee_process(job, connection, reports) as referee:
         start_blas_threads(cores)
         if _measure(job, send, referee):
             send(("finished",))
+
+
+def start_blas_threads(cores: Iterable[int]) -> None:
+    """Start the threads of numpy's BLAS so that they may run on all of these cores.
+
+    OpenBLAS ends its threads when the process forks, and starts them at its next product, on the cores of the thread
+    that asks for it. OpenMP has bound that one to a single core by then, which all of them would share: a product of
+    two threads took twenty times as long.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    import numpy
+
+    bound, some = os.sched_getaffinity(0), numpy.ones((256, 256), numpy.float32)
+    os.sched_setaffinity(0, cores)
+    try:
+        some @ some
+    finally:
+        os.sched_setaffinity(0, bound)
 
 
 def _measure(job: Job, send: Send, referee: RefereeProcess | None) -> bool:

@@ -41,7 +41,6 @@ def _quick(monkeypatch):
     REPORTER.share(bytearray(SIZE), ("eager", "mine", "conv1x1"))
     yield
     REPORTER.share(bytearray(SIZE), ())
-    REPORTER.speak(lambda message: None)
 
 
 def measured(tmp_path, at: int, stages: list | None = None):
@@ -49,8 +48,8 @@ def measured(tmp_path, at: int, stages: list | None = None):
     file.write_text(FILE.format(at=at))
     method = Method(processes=2, block=1e-3, max_time=0.0, placements=2, rounds=2)
     job = Job(0, (CASE,), choices(["eager", f"mine={file}:mlp", "conv1x1"]), "eager", method)
-    REPORTER.speak(lambda message: None if stages is None else stages.append(message[1:]))
-    return measure_case(CASE, job, LaunchingClock(FaultyCuda()), Counters())
+    with REPORTER.speaking(lambda message: None if stages is None else stages.append(message[1:])):
+        return measure_case(CASE, job, LaunchingClock(FaultyCuda()), Counters())
 
 
 def test_without_a_fault_all_are_timed(tmp_path):

@@ -175,7 +175,7 @@ def test_every_captured_call_is_judged():
     arms = arms_of(FakeCuda())
     packed = arms.kernels[1]
     shown = []
-    arms._problem.rules.show = shown.append
+    arms.problem.rules.show = shown.append
     packed.built = replace(packed.built, kernel=replace(packed.built.kernel, origin="mine.py"))
     with torch.inference_mode():
         arms.place(0)

@@ -24,7 +24,7 @@ torch.randn(256, 256) @ torch.randn(256, 256)
 if os.fork() == 0:
     os._exit(0)
 os.wait()
-from ffncli.bench.timing.settings import start_blas_threads
+from ffncli.bench.timing.worker import start_blas_threads
 
 bound = os.sched_getaffinity(0)
 start_blas_threads(cores)

@@ -22,12 +22,14 @@ from ffncli.system.host import busy_threads
 
 
 class Inspector:
-    """`entry_points` were fixed before any user's file was loaded; None where the job has no such file."""
+    """`entry_points` were fixed before any user's file was loaded; None where the job has no such file. Unless it
+    `asks`, users' kernels are not called to see how they get their answers."""
 
-    def __init__(self, job: Job, entry_points: EntryPoints | None = None) -> None:
+    def __init__(self, job: Job, entry_points: EntryPoints | None = None, asks: bool = True) -> None:
         self._files = {choice.label: str(choice.file) for choice in job.kernels if choice.file is not None}
         self._entry_points = (entry_points or EntryPoints()) if self._files else None
         self._threads: frozenset[str] = frozenset()
+        self._asks = asks
         self.notes: list[str] = []
 
     def settle(self) -> None:
@@ -78,7 +80,7 @@ class Inspector:
         """The error of a user's kernel at its first check, with the code of its cause where that shows."""
         if not isinstance(error, WrongResult) or error.ruling.code or not error.ruling.error.largest or placed is None:
             return error
-        if placed.name not in self._files or problem.case.device != "cpu":
+        if not self._asks or placed.name not in self._files or problem.case.device != "cpu":
             return error
         try:
             code = cause(placed, problem, Reservoir(problem), error.ruling.error)
@@ -93,6 +95,8 @@ class Inspector:
     ) -> None:
         """Judge kernels by their blocks, and ask users' kernels how they get their answers: `arms.rulings` get the
         cheats, and why others are wrong."""
+        if not self._asks:
+            return
         placed, rulings = {one.name: one for one in arms.kernels}, arms.rulings
         for name, untimed in probes.other_streams(placed, blocks).items():
             if rulings.get(name, Ruling()).code in (None, WrongCode.WRONG_WHEN_TIMED):

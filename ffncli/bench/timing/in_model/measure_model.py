@@ -26,9 +26,9 @@ from ffncli.bench.timing.auto.choose import fastest
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
 from ffncli.bench.timing.cuda_counters import GpuCounters
+from ffncli.bench.timing.measure_case import settle
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped, verdict_of
 from ffncli.bench.timing.rounds import Arm, Measured, measure, plan_of
-from ffncli.bench.timing.settings import settle
 from ffncli.bench.verdict import Ruling, WrongResult
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import ExitCode, FFNError

@@ -20,7 +20,6 @@ from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.bench.timing.ranks.channel import RankChannel
 from ffncli.bench.timing.ranks.kernels import KernelOverRanks
 from ffncli.bench.timing.rounds import Arm
-from ffncli.bench.verdict import Ruling
 
 
 class RankSource:
@@ -43,61 +42,35 @@ class RankSource:
         raise NotImplementedError
 
 
-class RankArms(Arms):
-    """The arms of a case over ranks, placed and judged as those of one rank are.
+class RankArms:
+    """What the ranks of `channel` add to the arms of a case: kernels, split as in `splits`, without their collectives,
+    and the collectives alone."""
 
-    A kernel that one rank finds wrong is wrong on all of them.
-    """
-
-    channel: RankChannel
-    splits: Mapping[str, KernelOverRanks]
-
-    def over(self, channel: RankChannel, splits: Mapping[str, KernelOverRanks]) -> RankArms:
-        """These arms over the ranks of `channel`, their kernels split as in `splits`."""
-        self.channel, self.splits, self.chain = channel, splits, None
+    def __init__(self, channel: RankChannel, splits: Mapping[str, KernelOverRanks]) -> None:
+        self._channel, self._splits = channel, splits
         for name in splits:
             REPORTER.stands_for(name + COMPUTE, name)
-        return self
 
-    def inspect(self) -> None:
-        """The same; then every rank hears of what the others found wrong."""
-        super().inspect()
-        for rank, notes in enumerate(self.channel.all({name: ruling.note for name, ruling in self.wrong.items()})):
-            for name, note in notes.items():
-                self.rule(name, Ruling(f"rank {rank}: {note}"))
+    def hear(self, notes: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Which kernels some rank has found wrong, and why: each is then wrong on all of them."""
+        every = enumerate(self._channel.all(dict(notes)))
+        return [(name, f"rank {rank}: {note}") for rank, theirs in every for name, note in theirs.items()]
 
-    def _arms(self, calls: Mapping[str, int]) -> list[Arm]:
-        arms = super()._arms(calls)
-        more = [self._alone(placed, alone) for placed in self.kernels if (alone := self.splits[placed.name].alone)]
-        more.append(self._collectives())
-        self.by_name |= {arm.name: arm for arm in more}
-        return [*arms, *more]
+    def more(self, arms: Arms) -> list[Arm]:
+        """The arms that there are over ranks alone."""
+        parts = ((placed, self._splits[placed.name].alone) for placed in arms.kernels)
+        return [*(_alone(arms, placed, alone) for placed, alone in parts if alone), self._collectives(arms)]
 
-    def _alone(self, placed: PlacedKernel, compute: Callable[..., object]) -> Arm:
-        """A kernel without its collectives, on the same x and weights; what it returns is one rank's part."""
-        turn = cycle(placed.copies)
-
-        def call() -> object:
-            try:
-                return compute(placed.x, next(turn))
-            except BaseException as error:  # SystemExit too
-                raise BrokenArm(placed.name) from error
-
-        enter = partial(self._enter, placed)
-        return Arm(placed.name + COMPUTE, call, in_turn(enter, self._flush), flushes=self._flush is not None)
-
-    def _enter(self, placed: PlacedKernel) -> None:
-        self._source.write(placed.entry[0])
-
-    def _collectives(self) -> Arm:
+    def _collectives(self, arms: Arms) -> Arm:
         """What the block sends, of tensors of the same sizes, without its computing."""
-        sizes, group = sent_by_rank(self._problem.case), self.channel.group
+        problem, group = arms.problem, self._channel.group
+        sizes = sent_by_rank(problem.case)
         sent, calls = [], []
         for numbers in sizes.all_reduced:
-            sent.append(torch.randn(numbers).to(self._problem.first.x))
+            sent.append(torch.randn(numbers).to(problem.first.x))
             calls.append(partial(dist.all_reduce, sent[-1].clone(), group=group.mesh["tp"].get_group()))
         for numbers in sizes.exchanged:
-            sent.append(torch.randn(numbers).to(self._problem.first.x))
+            sent.append(torch.randn(numbers).to(problem.first.x))
             arriving = torch.empty_like(sent[-1])
             calls.append(partial(dist.all_to_all_single, arriving, sent[-1], group=group.mesh["ep"].get_group()))
 
@@ -109,4 +82,20 @@ class RankArms(Arms):
             for one, numbers in zip(calls[: len(sizes.all_reduced)], sent, strict=False):
                 one.args[0].copy_(numbers)  # a sum of sums would overflow
 
-        return Arm(COLLECTIVES, call, in_turn(before, self._flush), flushes=self._flush is not None)
+        return Arm(COLLECTIVES, call, in_turn(before, arms.flush), flushes=arms.flush is not None)
+
+
+def _alone(arms: Arms, placed: PlacedKernel, compute: Callable[..., object]) -> Arm:
+    """A kernel without its collectives, on the same x and weights; what it returns is one rank's part."""
+    turn = cycle(placed.copies)
+
+    def enter() -> None:
+        arms.source.write(placed.entry[0])
+
+    def call() -> object:
+        try:
+            return compute(placed.x, next(turn))
+        except BaseException as error:  # SystemExit too
+            raise BrokenArm(placed.name) from error
+
+    return Arm(placed.name + COMPUTE, call, in_turn(enter, arms.flush), flushes=arms.flush is not None)

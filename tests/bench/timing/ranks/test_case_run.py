@@ -11,10 +11,9 @@ from ffncli.bench.records import Case, Job, Method
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.placed_kernel import touched
 from ffncli.bench.timing.placement import caching
-from ffncli.bench.timing.ranks.case_run import _RankCounters, _RankRun
+from ffncli.bench.timing.ranks.case_run import RankInStep
 from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec
-from tests.bench.fake_clock import FakeClock, FakeCounters
 from tests.bench.fake_ranks import on_ranks
 
 LLC, ROOM = 1 << 20, 1 << 34
@@ -30,8 +29,7 @@ def cold_copies(ranks: Ranks, device: str) -> int:
     def room(channel) -> tuple[int, int | None]:
         job = Job(0, (case,), (), None, Method())
         of_device = Case("s", "s", SPEC, tokens=4, cache="cold-weights", device=device, ranks=ranks)
-        run = _RankRun(of_device, job, FakeClock(), _RankCounters(FakeCounters()), {}, None)
-        return run.over(channel).llc_and_room()
+        return RankInStep(channel).llc_and_room(of_device, job)
 
     first, *others = on_ranks(ranks, room)
     assert others == [first] * (ranks.world_size - 1)
@@ -59,8 +57,7 @@ def test_the_ranks_of_a_machine_share_its_memory(monkeypatch):
     job = Job(0, (case,), (), None, Method())
 
     def room(channel):
-        run = _RankRun(case, job, FakeClock(), _RankCounters(FakeCounters()), {}, None)
-        return run.over(channel).llc_and_room()
+        return RankInStep(channel).llc_and_room(case, job)
 
     assert on_ranks(Ranks(2), room) == [(LLC // 2, ROOM // 2)] * 2
     monkeypatch.setattr(machine, "llc_and_room", lambda device, most: (LLC, None))
