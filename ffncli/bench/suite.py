@@ -10,7 +10,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -76,54 +76,13 @@ def run(
     `launches` start the workers of the other ranks, if the blocks are split over any. Raises FFNError (exit 3) if the
     disk is full, a worker cannot start or a rank is lost; finished units are kept.
     """
-    request = journal.request
-    most = memory_limit(request.method)
-    running = _Running(journal, _environments(journal), _gone(journal), {}, progress, now, command, most, launches)
+    request, going = journal.request, _Run(journal, progress, command, now, launches)
     for process in range(request.method.processes):
         for (_, threads), group in _places(request.cases):
             while todo := tuple(case for case in group if not journal.done(process, case.key)):
-                _work(running, process, threads, todo)
+                going.work(process, threads, todo)
     journal.finish()
     return Result(tuple(journal.rows), request, journal.files.csv, journal.files.rounds)
-
-
-@dataclass(frozen=True)
-class _Running:
-    """The shared state of a run's workers: the environment so far, the kernels that ended one, and who hears of it."""
-
-    journal: Journal
-    before: Mapping[tuple[str, int], Mapping[str, str]]
-    gone: Gone
-    plain: dict[str, str]  # case → why it cannot be replayed from CUDA graphs
-    progress: RunProgress
-    now: Callable[[], float]
-    command: Sequence[str]
-    most_memory: int | None
-    launches: RankLaunches | None
-    printed: PrintedBytes = field(default_factory=PrintedBytes)
-
-    def lost(self, process: int, stage: Stage, excess: Excess) -> None:
-        """A kernel has ended its worker: it is not run again in these cases. If none is to blame, the case is over."""
-        kernel = excess.kernel
-        if self.launches is not None:
-            raise _rank_lost(stage, excess)
-        if not kernel or (stage.case.key, kernel) in self.gone:
-            unit = _dead(self.journal, process, stage.case, kernel or None, excess.outcome)
-            self.journal.add(unit, died=True)
-            self.progress.finished(process, stage.case)
-            return
-        for case in excess.cases:
-            self.gone[case.key, kernel] = excess.outcome
-
-    def spoiled(self, case: Case, arm: str, why: str) -> None:
-        """A capture failed, and the next worker has the case again: with plain calls, or without that arm if graphs
-        were requested."""
-        request, text = self.journal.request, not_captured(why)
-        if request.method.launch != "graphs":
-            self.plain[case.key] = f"{arm} {text}"
-            return
-        for name in (arm,) if arm in request.names else request.names:
-            self.gone[case.key, name] = Outcome(name, "skipped", text)
 
 
 def _places(cases: Sequence[Case]) -> list[tuple[tuple[str, int], list[Case]]]:
@@ -134,71 +93,94 @@ def _places(cases: Sequence[Case]) -> list[tuple[tuple[str, int], list[Case]]]:
     return list(places.items())
 
 
-def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...]) -> None:
-    """One worker for these cases. If it dies of a kernel, or is killed for one that is beyond its limits, the next one
-    leaves that kernel out.
+class _Run:
+    """A run that goes on: what its workers have shown, and the worker at hand with the stage that it is at."""
 
-    If the kernel is unknown, the current case counts as finished, and the next worker has the rest.
-    """
-    request = running.journal.request
-    out = tuple((case, outcome) for (case, _), outcome in running.gone.items())
-    plain = tuple({**_plain(running.journal), **running.plain}.items())
-    chosen = tuple((case, name, kernel) for (case, name), kernel in _chosen(running.journal).items())
-    job = Job(process, todo, request.kernels, request.baseline, request.method, out, plain, chosen)
-    with _started(running, job, threads, request.directory) as busy:
-        served = _Served(running, process, busy, {case.key: case for case in todo}, dict(plain), running.now())
-        for message in _messages(busy, served):
-            if served.hear(message):
-                return
-            if served.stage is None:
-                served.require_others()
-            elif excess := served.excess(look=message is None):
-                running.lost(process, served.stage, excess)
-                return
-        code, culprit = busy.ended(), served.culprit
-    if served.stage is not None:
-        outcome = ended_worker(culprit, _status(code), f"{ending(code)}{_ITSELF if code == 0 else ''}")
-        running.lost(process, served.stage, Excess(culprit, outcome, (served.stage.case,)))
-    elif not served.finished:
-        raise _failed(f"a worker could not start ({ending(code)})")
-
-
-@dataclass
-class _Served:
-    """One worker and what it has said: the stage that it is at, since when, and how many cases it has finished."""
-
-    running: _Running
-    process: int
     busy: Worker
-    known: Mapping[str, Case]
-    plain: Mapping[str, str]
-    since: float
-    stage: Stage | None = None
-    finished: int = 0
-    limits: WorkerLimits = field(init=False)
+    limits: WorkerLimits
 
-    def __post_init__(self) -> None:
-        running = self.running
-        request = running.journal.request
-        self.limits = WorkerLimits(request.method, request.cases, running.most_memory, self.since)
+    def __init__(
+        self, journal: Journal, progress: RunProgress, command: Sequence[str], now: Callable[[], float],
+        launches: RankLaunches | None,
+    ) -> None:  # fmt: skip
+        self.journal, self.progress, self.command, self.now, self.launches = journal, progress, command, now, launches
+        self.request = journal.request
+        self.before = _environments(journal)
+        self.gone = _gone(journal)
+        self.plain: dict[str, str] = {}  # case → why it cannot be replayed from CUDA graphs
+        self.most_memory = memory_limit(self.request.method)
+        self.printed = PrintedBytes()
+        # of the worker at hand
+        self.process, self.since, self.finished = 0, 0.0, 0
+        self.stage: Stage | None = None
+        self.known: Mapping[str, Case] = {}
 
-    @property
-    def tick(self) -> float:
-        """Seconds until the next look at it."""
-        if self.limits.hurried:
-            return min(_TICK, _TICK_HURRIED)
-        return _TICK if self._timing else min(_TICK, _TICK_UNTIMED)
+    def work(self, process: int, threads: int, todo: tuple[Case, ...]) -> None:
+        """One worker for these cases. If it dies of a kernel, or is killed for one that is beyond its limits, the next
+        one leaves that kernel out.
+
+        If the kernel is unknown, the current case counts as finished, and the next worker has the rest.
+        """
+        request = self.request
+        out = tuple((case, outcome) for (case, _), outcome in self.gone.items())
+        self.plain = {**_plain(self.journal), **self.plain}
+        chosen = tuple((case, name, kernel) for (case, name), kernel in _chosen(self.journal).items())
+        plain = tuple(self.plain.items())
+        job = Job(process, todo, request.kernels, request.baseline, request.method, out, plain, chosen)
+        with self._started(job, threads) as self.busy:
+            self.process, self.known, self.stage, self.finished = process, {case.key: case for case in todo}, None, 0
+            self.since = self.now()
+            self.limits = WorkerLimits(request.method, request.cases, self.most_memory, self.since)
+            for message in self._messages():
+                if self._hear(message):
+                    return
+                if self.stage is None:
+                    self._require_others()
+                elif excess := self._excess(look=message is None):
+                    self._lost(self.stage, excess)
+                    return
+            code, culprit = self.busy.ended(), self._culprit
+        if self.stage is not None:
+            outcome = ended_worker(culprit, _status(code), f"{ending(code)}{_ITSELF if code == 0 else ''}")
+            self._lost(self.stage, Excess(culprit, outcome, (self.stage.case,)))
+        elif not self.finished:
+            raise _failed(f"a worker could not start ({ending(code)})")
+
+    @contextmanager
+    def _started(self, job: Job, threads: int) -> Iterator[Worker]:
+        """A worker, in the directory where the run began. Raises FFNError (exit 3) if that is gone."""
+        directory, launches = self.request.directory, self.launches
+        if directory is not None and not Path(directory).is_dir():
+            why = f"the run began in {shown_path(Path(directory))}, which is gone"
+            raise FFNError(why, "start again: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)
+        more = launches.begin(job, threads) if launches else None
+        try:
+            with worker(job, threads, self.command, directory, self.printed, more) as busy:
+                yield busy
+        finally:
+            if launches:
+                launches.over()
+
+    def _messages(self) -> Iterator[tuple[Any, ...] | None]:
+        """The worker's messages, until it closes the line or a kernel has spoilt it; None after each silent tick."""
+        while True:
+            untimed = _TICK if self._timing else min(_TICK, _TICK_UNTIMED)
+            try:
+                message = self.busy.receive(min(_TICK, _TICK_HURRIED) if self.limits.hurried else untimed)
+            except _LINE_OVER:
+                return
+            yield message
 
     @property
     def _timing(self) -> bool:
         return self.stage is not None and self.stage.doing == "timing"
 
     @property
-    def culprit(self) -> str:
+    def _culprit(self) -> str:
         """The kernel that is being worked on; empty if that is none, or nobody knows."""
         return self.stage.kernel or self.busy.running().kernel if self.stage is not None else ""
 
-    def hear(self, message: tuple[Any, ...] | None) -> bool:
+    def _hear(self, message: tuple[Any, ...] | None) -> bool:
         """Take in a message; True if the worker's work is over. Raises FFNError if it cannot work here."""
         match message:
             case None:
@@ -212,17 +194,17 @@ class _Served:
                 self._finish(unit)
             case ("lost", str(kernel), str(why)) if self.stage is not None:
                 outcome = ended_worker(kernel, "failed", f"lost its GPU: {clean(why)[:_LONGEST_NOTE]}")
-                self.running.lost(self.process, self.stage, Excess(kernel, outcome, (self.stage.case,)))
+                self._lost(self.stage, Excess(kernel, outcome, (self.stage.case,)))
                 return True
             case ("spoiled", str(arm), str(why)) if self.stage is not None and self.stage.case.key not in self.plain:
-                self.running.spoiled(self.stage.case, arm, clean(why)[:_LONGEST_NOTE])
+                self._spoiled(self.stage.case, arm, clean(why)[:_LONGEST_NOTE])
                 return True
             case ("broke", str(kernel), str(why)) if self.stage is not None:
                 self._broke(kernel, why)
                 return True
             case ("refused", str(text), str(hint), int(code)):
-                if self.running.launches is not None:
-                    return self._heard_from_others(FFNError(text, hint, ExitCode(code)))
+                if self.launches is not None:
+                    return self._heard_from_others(self.launches, FFNError(text, hint, ExitCode(code)))
                 raise FFNError(text, hint, ExitCode(code))
             case ("finished",):
                 if self.finished < len(self.known):
@@ -232,84 +214,82 @@ class _Served:
                 raise _failed(f"unexpected message from a worker: {shown(message)}")
         return False
 
-    def _broke(self, kernel: str, why: str) -> None:
-        """A kernel raised on one rank while all were timing it: it is not run again in this case."""
-        assert self.stage is not None
-        outcome = ended_worker(kernel, "failed", clean(why)[:_LONGEST_NOTE])
-        self.running.gone[self.stage.case.key, kernel] = outcome
+    def _enter(self, stage: Stage | None) -> None:
+        self.stage, self.since = stage, self.now()
+        kernel = "the timed kernels" if self._timing else stage.kernel if stage is not None else ""
+        self.busy.printed.source = kernel or "the worker"
 
-    def _heard_from_others(self, error: FFNError) -> bool:
-        """Rank 0's worker ended because of another: True if a kernel broke there. Raises the error, and what that rank
-        says of it."""
-        words = self.running.launches.words() if self.running.launches else {}
-        for rank, (kernel, why) in words.items():
-            if self.stage is not None and kernel in self.running.journal.request.names:
-                self._broke(kernel, f"saw it raise on rank {rank}: {why}")
-                return True
-        more = "; ".join(f"rank {rank}: {why}" for rank, (_, why) in words.items() if why)
-        raise FFNError(error.message, "; ".join(filter(None, (error.hint, more))), error.code)
+    def _finish(self, unit: TimedUnit) -> None:
+        case = self.known[unit.case]
+        if self.request.method.refereed_apart(case):
+            unit = replace(agreed(unit, self.busy.report(case.key)), referee="process")
+        else:
+            unit = replace(unit, referee="worker")  # a worker cannot say otherwise
+        require_same("its run began with", self.before.get((case.device, case.threads), {}), unit.environment)
+        self.journal.add(unit)
+        self._enter(None)
+        self.finished += 1
+        self.progress.finished(self.process, case)
 
-    def require_others(self) -> None:
-        """Raises FFNError if a worker of another rank has ended before all have met: this one waits for it in vain."""
-        launches = self.running.launches
-        for rank, (_, why) in launches.words_now().items() if launches else ():
-            if why:
-                raise FFNError(f"rank {rank}: {why}", code=ExitCode.ENVIRONMENT)
-
-    def excess(self, look: bool) -> Excess | None:
+    def _excess(self, look: bool) -> Excess | None:
         """What it takes too much of, if anything. Its memory is read on a `look`, and at each stage before timing."""
         assert self.stage is not None
-        now = self.running.now()
+        now = self.now()
         memory = self.busy.memory() if look or not self._timing else None
         if memory is not None and memory > (self.limits.most_memory or memory):
             memory = self.busy.memory(shared_once=True)
         excess = self.limits.excess(self.stage, now, self.since, self.busy.running(), memory)
         if excess is None:
-            self.running.progress.at(self.stage, now - self.since)
+            self.progress.at(self.stage, now - self.since)
         return excess
 
-    def _enter(self, stage: Stage | None) -> None:
-        self.stage, self.since = stage, self.running.now()
-        kernel = "the timed kernels" if self._timing else stage.kernel if stage is not None else ""
-        self.busy.printed.source = kernel or "the worker"
-
-    def _finish(self, unit: TimedUnit) -> None:
-        case, running = self.known[unit.case], self.running
-        if running.journal.request.method.refereed_apart(case):
-            unit = replace(agreed(unit, self.busy.report(case.key)), referee="process")
-        else:
-            unit = replace(unit, referee="worker")  # a worker cannot say otherwise
-        before = running.before.get((case.device, case.threads), {})
-        require_same("its run began with", before, unit.environment)
-        running.journal.add(unit)
-        self._enter(None)
-        self.finished += 1
-        running.progress.finished(self.process, case)
-
-
-@contextmanager
-def _started(running: _Running, job: Job, threads: int, directory: str | None) -> Iterator[Worker]:
-    """A worker, in the directory where the run began. Raises FFNError (exit 3) if that is gone."""
-    if directory is not None and not Path(directory).is_dir():
-        why = f"the run began in {shown_path(Path(directory))}, which is gone"
-        raise FFNError(why, "start again: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)
-    more = running.launches.begin(job, threads) if running.launches else None
-    try:
-        with worker(job, threads, running.command, directory, running.printed, more) as busy:
-            yield busy
-    finally:
-        if running.launches:
-            running.launches.over()
-
-
-def _messages(busy: Worker, served: _Served) -> Iterator[tuple[Any, ...] | None]:
-    """A worker's messages, until it closes the line or a kernel has spoilt it; None after each silent tick."""
-    while True:
-        try:
-            message = busy.receive(served.tick)
-        except _LINE_OVER:
+    def _lost(self, stage: Stage, excess: Excess) -> None:
+        """A kernel has ended the worker: it is not run again in these cases. If none is to blame, the case is over."""
+        kernel = excess.kernel
+        if self.launches is not None:
+            raise _rank_lost(stage, excess)
+        if not kernel or (stage.case.key, kernel) in self.gone:
+            unit = _dead(self.journal, self.process, stage.case, kernel or None, excess.outcome)
+            self.journal.add(unit, died=True)
+            self.progress.finished(self.process, stage.case)
             return
-        yield message
+        for case in excess.cases:
+            self.gone[case.key, kernel] = excess.outcome
+
+    def _spoiled(self, case: Case, arm: str, why: str) -> None:
+        """A capture failed, and the next worker has the case again: with plain calls, or without that arm if graphs
+        were requested."""
+        text = not_captured(why)
+        if self.request.method.launch != "graphs":
+            self.plain[case.key] = f"{arm} {text}"
+            return
+        for name in (arm,) if arm in self.request.names else self.request.names:
+            self.gone[case.key, name] = Outcome(name, "skipped", text)
+
+    # --- of several ranks ---------------------------------------------------------------------------------------------
+
+    def _broke(self, kernel: str, why: str) -> None:
+        """A kernel raised on one rank while all were timing it: it is not run again in this case."""
+        assert self.stage is not None
+        outcome = ended_worker(kernel, "failed", clean(why)[:_LONGEST_NOTE])
+        self.gone[self.stage.case.key, kernel] = outcome
+
+    def _heard_from_others(self, launches: RankLaunches, error: FFNError) -> bool:
+        """Rank 0's worker ended because of another: True if a kernel broke there. Raises the error, and what that rank
+        says of it."""
+        words = launches.words()
+        for rank, (kernel, why) in words.items():
+            if self.stage is not None and kernel in self.request.names:
+                self._broke(kernel, f"saw it raise on rank {rank}: {why}")
+                return True
+        more = "; ".join(f"rank {rank}: {why}" for rank, (_, why) in words.items() if why)
+        raise FFNError(error.message, "; ".join(filter(None, (error.hint, more))), error.code)
+
+    def _require_others(self) -> None:
+        """Raises FFNError if a worker of another rank has ended before all have met: this one waits for it in vain."""
+        for rank, (_, why) in self.launches.words_now().items() if self.launches else ():
+            if why:
+                raise FFNError(f"rank {rank}: {why}", code=ExitCode.ENVIRONMENT)
 
 
 def _rank_lost(stage: Stage, excess: Excess) -> FFNError:
