@@ -11,6 +11,7 @@ cards, so after a turn of a third of it both sides would show the mixture.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from math import ceil, exp, fsum, log
 
 from ffncli.bench.activity import REPORTER
@@ -26,67 +27,56 @@ WORTH_SAYING = 0.01  # difference to the ratio at equal clock
 _TRIES = 4  # a clock that rises under load makes the first turns too short
 
 
-@dataclass(frozen=True)
-class SustainedSide:
-    """One arm: seconds of a call, geometric mean of its turns; mean clock in MHz and power in W if known."""
-
-    name: str
-    time_s: float
-    clock_mhz: float | None = None
-    power_w: float | None = None
-
-
-@dataclass(frozen=True)
-class Sustained:
-    """Both arms; `ratio` is the kernel's time over the baseline's, `pairs` are those of the first and the second turns.
+@dataclass
+class Turns:
+    """The turns of one arm: seconds of a call in each, and the GPU's clock in MHz and power in W where these are known.
 
     `launch_bound`: in some turn the GPU waited for the host, so that its clock and power are not those of full work.
     """
 
-    kernel: SustainedSide
-    baseline: SustainedSide
-    pairs: tuple[float, float]
+    name: str
+    times: list[float] = field(default_factory=list)
+    clocks_mhz: list[float] = field(default_factory=list)
+    powers_w: list[float] = field(default_factory=list)
     launch_bound: bool = False
 
     @property
-    def ratio(self) -> float:
-        """Below 1 the kernel is faster."""
-        return self.kernel.time_s / self.baseline.time_s
+    def time_s(self) -> float:
+        """Seconds of a call, the geometric mean of the turns."""
+        return exp(fsum(map(log, self.times)) / len(self.times))
+
+    @property
+    def state(self) -> str:
+        """`packed 1410 MHz 640 W`, the means; empty if neither is known."""
+        means = [
+            f"{fsum(of) / len(of):.0f} {unit}" for of, unit in ((self.clocks_mhz, "MHz"), (self.powers_w, "W")) if of
+        ]
+        return " ".join((self.name, *means)) if means else ""
+
+    def take(self, arm: Arm, inner: int, clock: Clock, probe: GpuProbe | None) -> None:
+        """One more turn, of so many calls. The GPU is read after it."""
+        REPORTER.calls(arm.name)
+        began, before = clock.now(), probe.energy() if probe else None
+        taken = clock.time(arm.call, inner, arm.before)
+        seconds, after = clock.now() - began, probe.energy() if probe else None
+        sample = probe.fresh() if probe else Sample()  # last: meanwhile the GPU is idle
+        power = sample.power_w if before is None or after is None else (after - before) / seconds
+        self.times.append(taken / inner / arm.calls)
+        self.clocks_mhz += [] if sample.sm_mhz is None else [sample.sm_mhz]
+        self.powers_w += [] if power is None else [power]
+        self.launch_bound = self.launch_bound or bool(getattr(clock, "launch_bound", False))
 
 
 def sustained(
     kernel: Arm, baseline: Arm, clock: Clock, probe: GpuProbe | None = None, seconds: float = TURN
-) -> Sustained:
-    """Turns of at least `seconds` each: kernel, baseline, baseline, kernel. The GPU is read after each turn."""
+) -> tuple[Turns, Turns]:
+    """Turns of at least `seconds` each: kernel, baseline, baseline, kernel; those of the kernel and of the baseline."""
     calls = {arm.name: _enough(arm, clock, seconds) for arm in (kernel, baseline)}
-    turns: dict[str, list[_Turn]] = {kernel.name: [], baseline.name: []}
+    turns = {arm.name: Turns(arm.name) for arm in (kernel, baseline)}
     for arm in (kernel, baseline, baseline, kernel):
-        REPORTER.calls(arm.name)
-        turns[arm.name].append(_turn(arm, calls[arm.name], clock, probe))
+        turns[arm.name].take(arm, calls[arm.name], clock, probe)
     REPORTER.rests()
-    pairs = [a.time_s / b.time_s for a, b in zip(turns[kernel.name], turns[baseline.name], strict=True)]
-    behind = any(turn.launch_bound for side in turns.values() for turn in side)
-    sides = [_side(arm.name, turns[arm.name]) for arm in (kernel, baseline)]
-    return Sustained(sides[0], sides[1], (pairs[0], pairs[1]), behind)
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """Seconds of a call, and the GPU's state during them."""
-
-    time_s: float
-    clock_mhz: int | None
-    power_w: float | None
-    launch_bound: bool
-
-
-def _turn(arm: Arm, inner: int, clock: Clock, probe: GpuProbe | None) -> _Turn:
-    began, before = clock.now(), probe.energy() if probe else None
-    taken = clock.time(arm.call, inner, arm.before)
-    seconds, after = clock.now() - began, probe.energy() if probe else None
-    sample = probe.fresh() if probe else Sample()  # last: meanwhile the GPU is idle
-    power = sample.power_w if before is None or after is None else (after - before) / seconds
-    return _Turn(taken / inner / arm.calls, sample.sm_mhz, power, bool(getattr(clock, "launch_bound", False)))
+    return turns[kernel.name], turns[baseline.name]
 
 
 def sustained_remarks(
@@ -98,25 +88,25 @@ def sustained_remarks(
     for name, arm in arms.items():
         ratio = paired(blocks, name, baseline)
         if base is not None and arm is not base and ratio is not None:
-            turns = sustained(arm, base, clock, probe)
-            remarks[name] = note(turns, exp(ratio.interval.value))
+            remarks[name] = note(*sustained(arm, base, clock, probe), exp(ratio.interval.value))
     return remarks
 
 
-def note(result: Sustained, equal_clock: float) -> str:
+def note(kernel: Turns, baseline: Turns, equal_clock: float) -> str:
     """The ratios in words if both pairs of turns differ from that at equal clock, by more than 1 % together.
 
     Also, at whatever ratio, that the turns were launch-bound: they say nothing about sustained work then.
     """
-    if result.launch_bound:
+    if kernel.launch_bound or baseline.launch_bound:
         return "sustained: the GPU waited for the host in these turns, so its clock is not that of full work"
-    apart = [log(ratio / equal_clock) for ratio in result.pairs]
-    if min(apart) <= 0 <= max(apart) or abs(log(result.ratio / equal_clock)) <= log(1 + WORTH_SAYING):
+    ratio = kernel.time_s / baseline.time_s
+    low, high = sorted(a / b for a, b in zip(kernel.times, baseline.times, strict=True))
+    one_says_the_same = log(low / equal_clock) <= 0 <= log(high / equal_clock)
+    if one_says_the_same or abs(log(ratio / equal_clock)) <= log(1 + WORTH_SAYING):
         return ""
-    low, high = sorted(result.pairs)
     turns = f"two turns of each: {low:.3f} and {high:.3f}"
-    states = ", ".join(filter(None, (_state(result.kernel), _state(result.baseline), turns)))
-    return f"sustained {result.ratio:.3f} ({states}), at equal clock {equal_clock:.3f}"
+    states = ", ".join(filter(None, (kernel.state, baseline.state, turns)))
+    return f"sustained {ratio:.3f} ({states}), at equal clock {equal_clock:.3f}"
 
 
 def _enough(arm: Arm, clock: Clock, seconds: float) -> int:
@@ -134,24 +124,3 @@ def _enough(arm: Arm, clock: Clock, seconds: float) -> int:
             break
         inner = max(1, ceil(1.1 * share * seconds / max(taken / inner, 1e-9)))
     return inner
-
-
-def _side(name: str, turns: Sequence[_Turn]) -> SustainedSide:
-    time_s = exp(fsum(log(turn.time_s) for turn in turns) / len(turns))
-    clocks = [float(turn.clock_mhz) for turn in turns if turn.clock_mhz is not None]
-    powers = [turn.power_w for turn in turns if turn.power_w is not None]
-    return SustainedSide(name, time_s, _mean(clocks), _mean(powers))
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return fsum(values) / len(values) if values else None
-
-
-def _state(side: SustainedSide) -> str:
-    """`packed 1410 MHz 640 W`."""
-    parts = (
-        "" if side.clock_mhz is None else f"{side.clock_mhz:.0f} MHz",
-        "" if side.power_w is None else f"{side.power_w:.0f} W",
-    )
-    readings = " ".join(filter(None, parts))
-    return f"{side.name} {readings}" if readings else ""
