@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Annotated, Literal, TypeAlias
 
-from ffncli.bench.verdict import Ruling
 from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec
 from ffncli.dataclass import dataclass
 from ffncli.kernels.choice import KernelChoice
 from ffncli.models.files.json_records import Count, Form, Positive, Range
 from ffncli.options.accept import MAX_SIZE
-from ffncli.show.text import finite, plural
+from ffncli.show.text import plural
 
 Pass: TypeAlias = Literal["forward", "forward+backward"]
 Cache: TypeAlias = Literal["warm", "shared", "cold-weights", "flush"]
@@ -245,16 +244,6 @@ class Outcome:
     logits_error: Share | None = None
     logits_limit: Share | None = None
     ended_worker: bool = False
-
-    def ruled(self, ruling: Ruling) -> Outcome:
-        """The outcome after this ruling: with the larger errors, and wrong if it says so; the first such note stays."""
-        after, error = self, ruling.error
-        if error.largest or error.rel:
-            largest, rel = max(self.error_max or 0.0, error.largest), max(self.error_rel or 0.0, error.rel)
-            after = replace(self, error_max=finite(largest), error_rel=finite(rel))
-        if not ruling.wrong or self.status == "wrong":
-            return after
-        return replace(after, status="wrong", note=ruling.note)
 
 
 @dataclass(frozen=True)

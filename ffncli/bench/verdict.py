@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 
+from ffncli.bench.records import Outcome
 from ffncli.dataclass import dataclass
+from ffncli.show.text import finite
 
 _LONGEST = 200  # characters of what is wrong, in a note
 
@@ -82,6 +84,17 @@ class Ruling:
     def then(self, later: Ruling) -> Ruling:
         """This ruling and a later one: the first that is wrong, with the larger errors of both."""
         return replace(self if self.wrong else later, error=self.error.worst(later.error))
+
+
+def ruled(outcome: Outcome, ruling: Ruling) -> Outcome:
+    """The outcome after this ruling: with the larger errors, and wrong if it says so; the first such note stays."""
+    error = ruling.error
+    if error.largest or error.rel:
+        largest, rel = max(outcome.error_max or 0.0, error.largest), max(outcome.error_rel or 0.0, error.rel)
+        outcome = replace(outcome, error_max=finite(largest), error_rel=finite(rel))
+    if not ruling.wrong or outcome.status == "wrong":
+        return outcome
+    return replace(outcome, status="wrong", note=ruling.note)
 
 
 class WrongResult(Exception):

@@ -25,7 +25,7 @@ from torch import Tensor
 from ffncli.bench.records import TWIN, Case, CaseReport, Finding, Outcome
 from ffncli.bench.referee.errors import GRADIENT, OUTPUT, CallSample, errors_of
 from ffncli.bench.referee.problem import Inputs, Problem, Referee
-from ffncli.bench.verdict import Error, Ruling, WrongCode
+from ffncli.bench.verdict import Error, Ruling, WrongCode, ruled
 from ffncli.block.recipe import steps
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.prepare import dtype_of
@@ -230,7 +230,7 @@ class Rulings(Referee):
     def _keep(self, kernel: str, ruling: Ruling, answers: int = 0, samples: int = 0) -> Finding:
         """The finding as it is now: its first fault stays."""
         before = self._of(kernel)
-        after = Finding(before.outcome.ruled(ruling), before.answers + answers, before.samples + samples)
+        after = Finding(ruled(before.outcome, ruling), before.answers + answers, before.samples + samples)
         self._findings[kernel] = after
         return after
 

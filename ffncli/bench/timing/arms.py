@@ -10,7 +10,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge import roofline
 from ffncli.bench.machine import machine
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Outcome
@@ -25,9 +24,10 @@ from ffncli.bench.timing.fresh_inputs import FreshInputs, RoutedSource, Source, 
 from ffncli.bench.timing.outcomes import BrokenArm, verdict_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel, shuffle_buffers
 from ffncli.bench.timing.placement import Caching, flusher
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.timing.rounds import Arm
 from ffncli.bench.timing.slowed import slowed_kernel
-from ffncli.bench.verdict import Ruling, WrongCode
+from ffncli.bench.verdict import Ruling, WrongCode, ruled
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
 from ffncli.kernels import AUTO
@@ -62,7 +62,7 @@ def kernels_by_label(
             failed = Outcome(choice.label, *verdict_of(error))
         ruling = replaced() if choice.file is not None or failed.note else Ruling()
         if ruling.wrong:
-            return Outcome(choice.label).ruled(ruling)
+            return ruled(Outcome(choice.label), ruling)
         if failed.note:
             return failed
         kernel = replace(kernel, name=choice.label)

@@ -11,14 +11,12 @@ from functools import cache
 
 import torch
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge.memory_need import explained, holders
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
+from ffncli.bench.machine.devices import GpuProbe, gpu_probe, neighbours
 from ffncli.bench.machine.machine import KernelMemory, release
-from ffncli.bench.machine.devices import neighbours
 from ffncli.bench.machine.math_mode import set_math_mode
-from ffncli.bench.machine.devices import GpuProbe, gpu_probe
 from ffncli.bench.records import BLOCK, GEMM, TWIN, Case, Job, Launched, Outcome, Roof, TimedUnit
 from ffncli.bench.referee.prescribed_routing import ExpertLoad
 from ffncli.bench.referee.problem import Problem, seed_of
@@ -47,10 +45,11 @@ from ffncli.bench.timing.outcomes import (
 )
 from ffncli.bench.timing.placed_kernel import PlacedKernel, arm_sizes, build_kernel, shared_weights, touched_least
 from ffncli.bench.timing.placement import Caching, caching
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.timing.roof import guarded, measured_roof
 from ffncli.bench.timing.rounds import ChangedRecords, Measured, measure, plan_of
 from ffncli.bench.timing.sustained import sustained_remarks
-from ffncli.bench.verdict import Ruling, WrongCode, WrongResult
+from ffncli.bench.verdict import Ruling, WrongCode, WrongResult, ruled
 from ffncli.block.recipe import steps as steps_of
 from ffncli.dataclass import dataclass
 from ffncli.kernels import AUTO
@@ -438,7 +437,7 @@ def _attempt(rig: Rig, kernels: CaseKernels, problem: Problem, arms: Arms) -> Ti
     with rig.spending("verify"):
         rig.inspector.after_timing(arms, kernels.baseline, problem, measured.blocks, rig.clock)
     for name, ruling in arms.rulings.items():
-        kernels.outcomes[name] = kernels.outcomes[name].ruled(ruling)
+        kernels.outcomes[name] = ruled(kernels.outcomes[name], ruling)
         _accuse(rig, kernels.outcomes[name])
         if ruling.wrong and name == kernels.baseline:
             kernels.notes.append(f"no ratios: the baseline {name} is wrong: {ruling.note}")

@@ -10,7 +10,7 @@ import torch
 from ffncli.bench.records import Outcome, Status
 from ffncli.bench.timing.auto.kept import AutoChoice
 from ffncli.bench.timing.clock import Clock
-from ffncli.bench.verdict import Error, WrongResult
+from ffncli.bench.verdict import Error, WrongResult, ruled
 from ffncli.errors import FFNError
 from ffncli.kernels.kernel import Kernel
 
@@ -68,7 +68,7 @@ def after_breaking(before: Outcome, raised: BaseException) -> Outcome:
     while chain is not None:
         chain.__traceback__, chain = None, chain.__cause__ or chain.__context__
     if isinstance(cause, WrongResult):
-        return before.ruled(cause.ruling)
+        return ruled(before, cause.ruling)
     status, note = verdict_of(cause)
     return replace(before, status=status, note=note)
 

@@ -22,9 +22,10 @@ from mmap import mmap
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ffncli.bench.activity import REPORTER, SIZE
+from ffncli.bench.activity import SIZE
 from ffncli.bench.launch import labels
 from ffncli.bench.records import Job, TimedUnit
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.errors import ExitCode, FFNError
 from ffncli.system.child import require_original, settle
 from ffncli.system.gpu import gpu_errors
@@ -143,8 +144,8 @@ def _each_case(
     to have the rest: after a capture that failed, and without the referee, which the next one has again."""
     import torch
 
-    from ffncli.bench.machine.machine import release
     from ffncli.bench.machine.devices import use_in_worker
+    from ffncli.bench.machine.machine import release
     from ffncli.bench.timing.cuda_clock import clock_for
     from ffncli.bench.timing.cuda_graphs import SpoiledCapture
     from ffncli.bench.timing.outcomes import DeviceLost

@@ -16,11 +16,11 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge.statistics import Interval, median_interval
 from ffncli.bench.records import Case
 from ffncli.bench.timing.auto.kept import AutoChoice
 from ffncli.bench.timing.clock import Call, Clock
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.kernels.kernel import Kernel, Params, Steps

@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.machine import machine
 from ffncli.bench.records import Calibrate, Case, Job, Outcome
 from ffncli.bench.referee.problem import Problem
@@ -21,6 +20,7 @@ from ffncli.bench.timing.cuda_clock import clock_for
 from ffncli.bench.timing.outcomes import require_device, verdict_of
 from ffncli.bench.timing.placed_kernel import refusal, touched
 from ffncli.bench.timing.placement import caching, flusher, nbytes
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.block.dtypes import find
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError

@@ -9,12 +9,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.referee.errors import CallSample
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.correctness import computing
 from ffncli.bench.timing.fresh_inputs import Source
 from ffncli.bench.timing.placed_kernel import PlacedKernel
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.verdict import Error, WrongCode
 
 _FEW_BITS = 0.05  # of the output: rounding to bf16 gives some 0.003, weights of 6 bits 0.03, another input above 0.5

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
 from ffncli.bench.records import MODEL, TWIN, Case, Job, Outcome, TimedUnit, model_with
@@ -28,6 +27,7 @@ from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
 from ffncli.bench.timing.cuda_counters import GpuCounters
 from ffncli.bench.timing.measure_case import settle
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped, verdict_of
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.timing.rounds import Arm, Measured, measure, plan_of
 from ffncli.bench.verdict import Ruling, WrongResult
 from ffncli.block.recipe import FFNSpec

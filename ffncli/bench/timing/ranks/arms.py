@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge.roofline import sent_by_rank
 from ffncli.bench.records import COLLECTIVES, COMPUTE
 from ffncli.bench.timing.arms import Arms
@@ -19,6 +18,7 @@ from ffncli.bench.timing.outcomes import BrokenArm
 from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.bench.timing.ranks.channel import RankChannel
 from ffncli.bench.timing.ranks.kernels import KernelOverRanks
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.timing.rounds import Arm
 
 
