@@ -8,9 +8,13 @@ rounding decides. What the router then chooses is counted, never assumed.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from importlib.resources import files
 from random import Random
 
 import torch
@@ -18,7 +22,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.bench.records import Case
-from ffncli.bench.referee.text_routing import word_keys
 from ffncli.bench.request.case_data import TEXT, traced_routes
 from ffncli.block.steps import Axis, Route, Step
 from ffncli.errors import FFNError
@@ -241,3 +244,32 @@ def _rows(routes: Tensor, tokens: int, generator: torch.Generator) -> Tensor:
 def _marked(indices: Tensor, size: int) -> Tensor:
     """Booleans [tokens, size], true at the indices [tokens, k]."""
     return torch.zeros(len(indices), size, dtype=torch.bool).scatter(-1, indices, True)
+
+
+# --- --routing text ---------------------------------------------------------------------------------------------------
+# Tokens go to experts by the words of a text, so that some experts are popular as some words are.
+#
+# The text is Lincoln's Gettysburg Address (1863), in capitals or not the same word. It is a text, and not the routes of
+# a trained model: every different word has top_k experts by a hash, each occurrence goes to them, and what is real is
+# how often words come, and in which order. The same words, experts and top_k give the same routes on every machine.
+
+
+_BYTES = 6  # of a hash: as many as a float64 holds without rounding
+
+
+@cache
+def words() -> tuple[str, ...]:
+    """The words of the text in their order, in small letters."""
+    text = files("ffncli.bench.referee").joinpath("gettysburg.txt").read_text("utf-8")
+    return tuple(re.findall(r"[a-z]+", text.lower()))
+
+
+def word_keys(experts: int) -> Tensor:
+    """A number for each word of the text and each expert, float64 [words, experts]: the experts with the largest are
+    the word's."""
+    rows = {word: [_key(word, expert) for expert in range(experts)] for word in dict.fromkeys(words())}
+    return torch.tensor([rows[word] for word in words()], dtype=torch.float64)
+
+
+def _key(word: str, expert: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{word} {expert}".encode()).digest()[:_BYTES])

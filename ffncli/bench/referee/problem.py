@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
 
@@ -17,14 +18,15 @@ from torch import Tensor
 
 from ffncli.bench.records import Case, Job
 from ffncli.bench.referee.errors import CallSample, error_of, least_gradient, size
-from ffncli.bench.referee.input_file import InputFile
 from ffncli.bench.referee.prescribed_routing import PrescribedRouting
+from ffncli.bench.request.case_data import SCALED, digest, input_rows
 from ffncli.bench.verdict import Error, Ruling
 from ffncli.block.analysis.gated import factor
 from ffncli.block.cost import cost
 from ffncli.block.recipe import steps as steps_of
 from ffncli.block.steps import Activation, Route, Step, block_inputs, walk
 from ffncli.dataclass import dataclass
+from ffncli.errors import FFNError, shown_path
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.prepare import dtype_of
 from ffncli.run.engine.reference import events_in_float64, in_float64, output_and_experts, steady_tokens
@@ -393,3 +395,29 @@ def near_kinks(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Map
 def _kinks(op: Activation) -> tuple[float, ...]:
     """The places where the slope jumps."""
     return tuple(x for x, order in factor(op).row.kinks if order == 1)
+
+
+# --- rows of a user's file as x ---------------------------------------------------------------------------------------
+
+
+class InputFile:
+    """The rows of the file of --input."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+
+    @classmethod
+    def of(cls, case: Case) -> InputFile:
+        """The file of a case. Raises FFNError if it has changed since the run began."""
+        rows = input_rows(case.input, case.spec.d_model)
+        if digest("--input", case.input) != case.input_sha256:
+            raise FFNError(f"{shown_path(Path(case.input))} has changed since the run began", "start again")
+        return cls(rows)
+
+    def drawn(self, tokens: int, generator: torch.Generator) -> Tensor:
+        """[tokens, d_model] in float32 or wider: rows drawn with replacement, each times 1 ± 0.02 at most."""
+        places = torch.randint(len(self._rows), (tokens,), generator=generator)
+        rows = self._rows[places]
+        scale = 1 + SCALED * (2 * torch.rand(tokens, 1, generator=generator, dtype=torch.float64) - 1)
+        wide = torch.promote_types(rows.dtype, torch.float32)
+        return rows.to(wide) * scale.to(wide)

@@ -30,8 +30,7 @@ from ffncli.bench.timing.by_step import time_steps
 from ffncli.bench.timing.cheating.entry_points import EntryPoints
 from ffncli.bench.timing.cheating.inspector import Inspector
 from ffncli.bench.timing.clock import Clock
-from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
-from ffncli.bench.timing.cuda_counters import GpuCounters
+from ffncli.bench.timing.cuda_clock import CudaClock, GpuCounters, clock_for
 from ffncli.bench.timing.outcomes import (
     BrokenArm,
     after_breaking,

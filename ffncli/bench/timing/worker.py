@@ -110,7 +110,7 @@ def _measure(job: Job, send: Send, referee: RefereeProcess | None) -> bool:
     if job.ranks.world_size > 1:
         return _measure_over_ranks(job, send, referee, start)
     if job.method.in_model:
-        from ffncli.bench.timing.in_model.measure_model import measure_model
+        from ffncli.bench.timing.in_model import measure_model
 
         return _each_case(job, send, partial(measure_model, job=job), start)
     from ffncli.bench.timing.cheating.entry_points import EntryPoints

@@ -13,8 +13,8 @@ import torch
 import ffncli
 from ffncli.bench.records import Case
 from ffncli.bench.referee import prescribed_routing as module
+from ffncli.bench.referee.prescribed_routing import words
 from ffncli.bench.referee.problem import Problem
-from ffncli.bench.referee.text_routing import words
 from ffncli.bench.timing.fresh_inputs import source_of
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.block.steps import Axis, Route

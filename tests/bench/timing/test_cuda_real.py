@@ -15,8 +15,7 @@ from ffncli.bench.machine.machine import KernelMemory, llc_bytes
 from ffncli.bench.machine.math_mode import set_math_mode
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Method
 from ffncli.bench.timing.clock import CpuClock
-from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
-from ffncli.bench.timing.cuda_counters import GpuCounters
+from ffncli.bench.timing.cuda_clock import CudaClock, GpuCounters, clock_for
 from ffncli.bench.timing.cuda_graphs import NotCaptured, captured
 from ffncli.bench.timing.measure_case import measure_case
 from ffncli.bench.timing.rounds import Arm

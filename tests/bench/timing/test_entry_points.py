@@ -14,8 +14,7 @@ import torch
 
 from ffncli.bench.judge import statistics
 from ffncli.bench.timing import clock, correctness
-from ffncli.bench.timing.cheating import settings
-from ffncli.bench.timing.cheating.entry_points import EntryPoints, files_of, in_words
+from ffncli.bench.timing.cheating.entry_points import EntryPoints, files_of, in_words, settings
 from ffncli.bench.verdict import WrongCode
 from ffncli.kernels import built_in
 from ffncli.kernels.kernel import REGISTERED
@@ -146,7 +145,7 @@ def test_a_kernel_that_was_built_is_fixed_with_what_it_closes_over(fixed):
 
 def test_a_stream_that_stays_switched_is_a_setting(monkeypatch):
     """Where a GPU is in use; here torch's answers are made up."""
-    (setting,) = [one for one in settings.settings() if one.name == "the current stream of a GPU"]
+    (setting,) = [one for one in settings() if one.name == "the current stream of a GPU"]
     assert setting.read() is None  # no GPU is in use
     now = ["default"]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

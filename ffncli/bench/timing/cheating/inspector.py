@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
 
 from ffncli.bench.records import Job, TimedBlock
+from ffncli.bench.referee.errors import CallSample
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.referee.process import RefereeGone
 from ffncli.bench.timing.arms import Arms
 from ffncli.bench.timing.cheating import probes
-from ffncli.bench.timing.cheating.diagnosis import cause
 from ffncli.bench.timing.cheating.entry_points import Change, EntryPoints, files_of, in_words
 from ffncli.bench.timing.clock import Clock
+from ffncli.bench.timing.correctness import computing
 from ffncli.bench.timing.cuda_clock import CudaClock
-from ffncli.bench.timing.fresh_inputs import Reservoir
+from ffncli.bench.timing.fresh_inputs import Reservoir, Source
 from ffncli.bench.timing.outcomes import BrokenArm
 from ffncli.bench.timing.placed_kernel import PlacedKernel
-from ffncli.bench.verdict import Ruling, WrongCode, WrongResult
+from ffncli.bench.timing.reporter import REPORTER
+from ffncli.bench.verdict import Error, Ruling, WrongCode, WrongResult
 from ffncli.system.host import busy_threads
 
 
@@ -137,3 +144,153 @@ class Inspector:
         if left := self._entry_points.changes():
             self.notes.append(f"{in_words(left)}, for all kernels of this process: it could not be put back")
         return Ruling(in_words(changes), changes[0].code), changes
+
+
+# --- why a timed answer was wrong -------------------------------------------------------------------------------------
+
+
+_FEW_BITS = 0.05  # of the output: rounding to bf16 gives some 0.003, weights of 6 bits 0.03, another input above 0.5
+_EVEN = 4  # times the error of all values together, at most, of the largest one: one wrong value has above 10
+_WAIT = 0.02  # s in which a thread would have done the work of a call
+_CALLS = 32
+_ROW = 6  # calls of one kind: a kernel that cheats now and then is not right in all of them
+_POISON, _POISONED = 7.125, 64  # what memory is filled with, and how many blocks of an output's size
+_MOMENT = 0.002  # s
+
+
+def _few_bits(error: Error) -> bool:
+    """Whether an error looks like rounding: small, and as large for all values."""
+    return 0 < error.rel < _FEW_BITS and error.largest < _EVEN * error.rel
+
+
+def cause(placed: PlacedKernel, problem: Problem, source: Source, error: Error) -> WrongCode:
+    """The code of what made an answer wrong; WRONG_WHEN_TIMED where that does not show."""
+    if problem.backward:
+        return WrongCode.WRONG_WHEN_TIMED
+    if _few_bits(error):
+        return WrongCode.LOWER_PRECISION
+    with computing(problem.backward):
+        return _Calls(placed, problem, source).cause()
+
+
+class _Calls:
+    """Single calls of a kernel, on inputs of our choice."""
+
+    def __init__(self, placed: PlacedKernel, problem: Problem, source: Source) -> None:
+        self._placed, self._problem, self._source = placed, problem, source
+
+    def cause(self) -> WrongCode:
+        """The first of these that shows."""
+        if self._changes_later():
+            return WrongCode.DEFERRED_WORK
+        if code := self._filled_later():
+            return code
+        if self._unwritten():
+            return WrongCode.STALE_MEMORY
+        x = self._placed.x
+        if not self._right(x):
+            if self._right(x, counted=True):
+                return WrongCode.REPLAY_BY_VERSION
+            if self._all_right([x.detach() for _ in range(_ROW)]):
+                return WrongCode.REPLAY_BY_ID
+            if self._all_right([x.clone() for _ in range(_ROW)]):
+                return WrongCode.REPLAY_BY_ADDRESS
+        return WrongCode.REPLAY_BY_PHASE if self._repeats() else WrongCode.WRONG_WHEN_TIMED
+
+    def _write(self) -> None:
+        self._source.write(self._placed.entry[0])
+
+    def _answer(self, x: Tensor | None = None) -> Tensor:
+        """The output, itself, for the input as it is now."""
+        placed = self._placed
+        REPORTER.calls(placed.name)
+        out = placed.built.compute(placed.x if x is None else x, placed.copies[0])
+        assert isinstance(out, Tensor)
+        return out
+
+    def _right(self, x: Tensor, counted: bool = False) -> bool:
+        """Whether it is right on other numbers in x every time; with `counted`, after writes that torch counts."""
+        return all(self._right_once(x, counted) for _ in range(_ROW))
+
+    def _right_once(self, x: Tensor, counted: bool = False) -> bool:
+        self._write()
+        if counted:
+            with torch.inference_mode(False), torch.no_grad():
+                self._placed.x.copy_(self._placed.x.clone())
+        elif x.data_ptr() != self._placed.x.data_ptr():
+            x.copy_(self._placed.entry[0])
+        return self._is_right(x, self._answer(x))
+
+    def _all_right(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether it is right on each of these, which it has not had."""
+        return all(self._right_once(x) for x in tensors)
+
+    def _is_right(self, x: Tensor, out: Tensor) -> bool:
+        rows = slice(0, 2)
+        sample = CallSample(self._placed.name, x[rows].detach().clone(), out[rows].detach().clone(), None, None)
+        with REPORTER.resting():
+            (error,) = self._problem.sampled([sample])
+        return error is None or error.largest <= self._problem.rules.limit(self._placed.name)
+
+    def _changes_later(self) -> bool:
+        """Whether an output changes although nothing is called."""
+        for _ in range(_CALLS):
+            self._write()
+            out = self._answer()
+            at_once = out.clone()
+            if self._is_right(self._placed.x, at_once):
+                continue
+            time.sleep(_WAIT)
+            return not _same(at_once, out)
+        return False
+
+    def _filled_later(self) -> WrongCode | None:
+        """BATCHED_CALLS where one call fills the outputs of several before it; DEFERRED_WORK of one, or without a call.
+
+        None also where outputs share memory.
+        """
+        outs: list[Tensor] = []
+        copies: list[Tensor] = []
+        most = 0
+        for _ in range(_CALLS):
+            self._write()
+            outs.append(self._answer())
+            copies.append(outs[-1].clone())
+            changed = [n for n, out in enumerate(outs[:-1]) if not _same(out, copies[n])]
+            for n in changed:
+                copies[n] = outs[n].clone()
+            most = max(most, len(changed))
+            time.sleep(_MOMENT)
+            if not all(map(_same, outs, copies)):
+                return WrongCode.DEFERRED_WORK
+        if not most or len({out.data_ptr() for out in outs}) < len(outs):
+            return None
+        return WrongCode.BATCHED_CALLS if most > 2 else WrongCode.DEFERRED_WORK
+
+    def _unwritten(self) -> bool:
+        """Whether an output has what was in its memory before."""
+        self._placed.out = None
+        like = self._answer()
+        shape, kind = like.shape, like.dtype
+        del like
+        poison = [torch.full(shape, _POISON, dtype=kind) for _ in range(_POISONED)]
+        del poison
+        return any(int((self._answer() == _POISON).sum()) > 1 for _ in range(_ROW))
+
+    def _repeats(self) -> bool:
+        """Whether two calls in a row on unlike inputs have one answer."""
+        answers = []
+        for _ in range(_CALLS):
+            self._write()
+            answers.append(self._answer().clone())
+        return _any_equal(answers)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Bit by bit: memory that nobody has written to may hold NaN."""
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def _any_equal(answers: Sequence[Tensor]) -> bool:
+    """Whether any token of an answer is that of the answer before."""
+    return any(bool(((a == b) & (a != 0)).all(-1).any()) for a, b in pairwise(answers))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ffncli.bench.timing import rounds
-from ffncli.bench.timing.ranks.clock import RankClock
+from ffncli.bench.timing.ranks.channel import RankClock
 from ffncli.block.ranks import Ranks
 from tests.bench.fake_clock import FakeClock, FakeCounters, placing
 from tests.bench.fake_ranks import on_ranks

@@ -23,8 +23,7 @@ from ffncli.bench.records import MODEL, TWIN, Case, Job, Outcome, TimedUnit, mod
 from ffncli.bench.timing.arms import anchor_of
 from ffncli.bench.timing.auto.choose import fastest
 from ffncli.bench.timing.clock import Clock
-from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
-from ffncli.bench.timing.cuda_counters import GpuCounters
+from ffncli.bench.timing.cuda_clock import CudaClock, GpuCounters, clock_for
 from ffncli.bench.timing.measure_case import settle
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped, verdict_of
 from ffncli.bench.timing.reporter import REPORTER
