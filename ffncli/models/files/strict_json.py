@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,10 @@ def read_object(path: Path, most_bytes: int, constants: bool = False) -> dict[st
 
 def parse_index(path: Path, most_bytes: int) -> dict[str, Any]:
     """The weight_map of a safetensors index: tensor name → shard. Raises FFNError if there is none."""
-    raw = _bytes(path, most_bytes)
-    index = parse_plain(raw, _index_strings)
-    if index is None:
-        index = parse_object(raw, shown_path(path))
-    shards = index.get("weight_map")
+    shards = read_object(path, most_bytes).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise FFNError(f"{shown_path(path)}: weight_map is missing", "it should map tensor names to shard files")
     return shards
-
-
-def _index_strings(index: dict[str, Any]) -> int:
-    """How many strings an index was written with: two for each tensor, plus everything around them."""
-    return 2 * len(index["weight_map"]) + 1 + strings_in({k: v for k, v in index.items() if k != "weight_map"})
 
 
 def _bytes(path: Path, most_bytes: int) -> bytes:
@@ -101,29 +91,3 @@ def _integer(text: str) -> int | float:
 
 def _kind(value: object) -> str:
     return {list: "array", str: "string", bool: "boolean", type(None): "null"}.get(type(value), "number")
-
-
-def parse_plain(raw: bytes, strings: Callable[[dict[str, Any]], int]) -> dict[str, Any] | None:
-    """The same object several times faster, or None if `parse_object` must decide (perhaps nothing is wrong).
-
-    `strings` counts the strings, keys included, that the object was written with. A duplicate key leaves a surplus of
-    strings: without a backslash in the text, each is two quotation marks. Numbers may be of any kind; the caller checks
-    them.
-    """
-    if b"\\" in raw:
-        return None
-    try:
-        value = json.loads(raw.decode("utf-8"))
-        same = isinstance(value, dict) and raw.count(b'"') == 2 * strings(value)
-    except (ValueError, RecursionError, TypeError, AttributeError, KeyError):
-        return None
-    return value if same else None
-
-
-def strings_in(value: Any) -> int:
-    """How many strings, keys included, a small value holds."""
-    if isinstance(value, dict):
-        return len(value) + sum(map(strings_in, value.values()))
-    if isinstance(value, list):
-        return sum(map(strings_in, value))
-    return isinstance(value, str)
