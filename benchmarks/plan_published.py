@@ -29,9 +29,8 @@ from typing import Any
 from benchmarks import script
 from benchmarks.script import Mark, cell
 from ffncli.block.dtypes import activation_dtype, storage
-from ffncli.block.floor import time_floor
-from ffncli.block.ranks import Ranks
-from ffncli.block.traffic import Traffic
+from ffncli.block.shard import Ranks
+from ffncli.block.traffic import Traffic, time_floor
 from ffncli.models.counting.cluster import Accelerators, Assumptions, assumed, cluster_of
 from ffncli.models.counting.plan import Planner
 from ffncli.models.counting.traffic import model_traffic

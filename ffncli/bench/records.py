@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Annotated, Literal, TypeAlias
 
-from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec
+from ffncli.block.shard import Ranks
 from ffncli.dataclass import dataclass
 from ffncli.kernels.choice import KernelChoice
 from ffncli.models.files.json_records import Count, Form, Positive, Range

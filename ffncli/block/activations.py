@@ -1,9 +1,14 @@
 """The one table of activation functions. An activation is one row; every command reads it.
 
 A row's `f(x, m)` and `slope(x, m)` are written over a namespace `m` with torch's names (exp, erf, tanh, where, ...):
-`scalar.SCALAR` runs them on Python floats, `torch` itself on tensors; the longer ones are in `activation_formulas.py`.
+`formulas.SCALAR` runs them on Python floats, `torch` itself on tensors; the longer ones are in `formulas.py`.
 `native` names the call in torch.nn.functional that execution uses; rows without one are executed through `f`. Slopes at
-a kink are torch's. Learned parameters reach `f` as attributes of `m` through `scalar.with_learned`.
+a kink are torch's. Learned parameters reach `f` as attributes of `m` through `formulas.with_learned`.
+
+A gated unit may limit its two factors, and some units are known by the name of their limits. Four orders are in use:
+gpt-oss and DeepSeek-V4 limit the gate before its activation function, Step-3.5 after it, and Kimi-K3 and Inkling-2
+bound the linear factors by tanh. A limit is never a step of its own: `recipe.unit_ops` writes it into the fields of
+`steps.Activation`.
 """
 
 from __future__ import annotations
@@ -12,9 +17,8 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
-from ffncli.block import activation_formulas as formulas
-from ffncli.block.activation_formulas import Function, zero
-from ffncli.block.limits import NO_LIMITS, UNITS_WITH_LIMITS, Limits
+from ffncli.block import formulas as formulas
+from ffncli.block.formulas import Function, zero
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 
@@ -48,7 +52,6 @@ class ActivationRow:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 _HENDRYCKS = "Hendrycks & Gimpel 2016, arXiv:1606.08415"
-
 _ROWS = (
     ActivationRow("identity", "x", lambda x, m: x, lambda x, m: zero(x, m) + 1.0, ("linear",), used_by="bilinear GLU"),
     ActivationRow(
@@ -246,21 +249,105 @@ _ROWS = (
         kinks=((formulas.XIELU_EPS, 1), (0.0, 0)),
     ),
 )
-
 TABLE: dict[str, ActivationRow] = {row.name: row for row in _ROWS}
 CANONICAL: dict[str, str] = {alias: row.name for row in _ROWS for alias in (row.name, *row.aliases)}
-
 # Names of gated units: the function applied to the gate (Shazeer 2020, arXiv:2002.05202).
 GATED: dict[str, str] = {
     "swiglu": "silu", "geglu": "gelu", "reglu": "relu", "glu": "sigmoid", "bilinear": "identity",
     "geglu_tanh": "gelu_tanh",
 }  # fmt: skip
 
-# Gated units that also limit gate or up, spelling → name; their limits are in `limits.py`.
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds the gate, its activation and up; None for no limit.
+
+    gate ≤ `gate_high` before the activation function, act ≤ `act_high` after it, |up| ≤ `up_limit`; `up_plus` is added
+    to the limited up. A soft cap c replaces the linear factor of a function by c·tanh(x/c): `gate_cap` the x of
+    silu(x) = x·sigmoid(x), `up_cap` up itself. In a plain block the gate's limits apply to its one projection.
+    """
+
+    gate_high: float | None = None
+    act_high: float | None = None
+    gate_cap: float | None = None
+    up_limit: float | None = None
+    up_cap: float | None = None
+    up_plus: float = 0.0
+
+    @property
+    def sizes(self) -> dict[str, float]:
+        """The limits that are set, under their names in a message."""
+        named = {
+            "the limit of the gate": self.gate_high, "the limit of the activated gate": self.act_high,
+            "the soft cap of the gate": self.gate_cap, "the limit of up": self.up_limit,
+            "the soft cap of up": self.up_cap,
+        }  # fmt: skip
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def hard_limits(limit: float, up_plus: float = 0.0) -> Limits:
+    """gate ≤ limit before its function, and |up| ≤ limit: gpt-oss's order, and DeepSeek-V4's."""
+    return Limits(gate_high=limit, up_limit=limit, up_plus=up_plus)
+
+
+def limits_after(limit: float) -> Limits:
+    """act ≤ limit after its function, and |up| ≤ limit: Step-3.5's order, and Ling-3's."""
+    return Limits(act_high=limit, up_limit=limit)
+
+
+@dataclass(frozen=True)
+class LimitedUnit:
+    """A gated unit with limits: the function of its gate, its published limits, other spellings of its name."""
+
+    name: str
+    function: str
+    limits: Limits
+    spellings: tuple[str, ...] = ()
+    used_by: str = ""
+    source: str = ""
+
+
+UNITS_WITH_LIMITS: dict[str, LimitedUnit] = {
+    unit.name: unit
+    for unit in (
+        LimitedUnit(
+            "swiglu_oai",
+            "quick_gelu",
+            hard_limits(7.0, 1.0),
+            ("swigluoai", "swiglu_clamped", "clamped_swiglu", "gpt_oss_swiglu"),
+            "gpt-oss, Privacy Filter, MiniMax-M3",
+            "gpt-oss model card, arXiv:2508.10925; transformers GptOssExperts",
+        ),
+        LimitedUnit(
+            "deepseek_v4",
+            "silu",
+            hard_limits(10.0),
+            ("deepseek_v4_swiglu", "silu_clamp", "silu_clamped", "clamped_silu"),
+            "DeepSeek-V4, GLM-5.3-Flash, Hy4",
+            "transformers DeepseekV4MLP",
+        ),
+        LimitedUnit(
+            "swiglustep",
+            "silu",
+            limits_after(7.0),
+            ("swiglu_step", "step_swiglu"),
+            "Step-3.5, Step-3.7",
+            "transformers Step3p7Experts",
+        ),
+        LimitedUnit(
+            "situ",
+            "silu",
+            Limits(gate_cap=4.0, up_cap=25.0),
+            ("situ_glu", "situglu", "softcapped_swiglu", "swiglu_softcap"),
+            "Kimi-K3, Inkling-2",
+            "transformers Inkling2SoftcappedSwiGLU",
+        ),
+    )
+}
+# Gated units that also limit gate or up, spelling → name; their limits are in UNITS_WITH_LIMITS.
 LIMITED: dict[str, str] = {
     spelling: unit.name for unit in UNITS_WITH_LIMITS.values() for spelling in (unit.name, *unit.spellings)
 }
-
 # Functions x · s(x) with the name of their s: a soft cap bounds the factor x alone.
 SOFT_CAPPED: dict[str, str | None] = {"identity": None, "silu": "sigmoid"}
 
@@ -318,3 +405,6 @@ def gated_name(name: str) -> str | None:
     """The name of a gated unit by any spelling, as the tables have it; None for anything else."""
     key = spelled(name)
     return key if key in GATED else LIMITED.get(key)
+
+
+NO_LIMITS = Limits()

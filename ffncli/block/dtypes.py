@@ -2,15 +2,21 @@
 
 `TABLE` holds the formats an FFN is computed in, `STORED` the storage-only formats, used to count bytes. A
 stored format packs only the projection matrices; biases, norms, routers and learned activation parameters keep
-`other_bytes` each (see `storage.py`).
+`other_bytes` each.
+
+These matrices map between d_model (or the latent width of experts) and d_ff, and are packed along their rows: d_model
+for up and gate, d_ff for down. A shared expert's gate and the projections to a latent width and back are not among
+them. `other_bytes` are 4 in ggml's formats (llama.cpp writes vectors and routers as F32), 2 in the others (checkpoints
+keep them in bf16).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import ceil, prod
 
+from ffncli.block.steps import Axis, Experts, Step, of_norm
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 
@@ -72,7 +78,6 @@ TABLE = (
     DType("bf16", 2, "bfloat16", "BF16"),
     DType("fp16", 2, "float16", "F16", ("half", "f16")),
 )
-
 # The block layouts of ggml, as its headers declare them (ggml-common.h, `block_q4_0` ...): name, weights, bytes. Its
 # files keep every vector and the router in F32.
 _GGML = (
@@ -82,7 +87,6 @@ _GGML = (
     ("iq3_xxs", 256, 98), ("iq3_s", 256, 110), ("iq4_nl", 32, 18), ("iq4_xs", 256, 136),
     ("tq1_0", 256, 54), ("tq2_0", 256, 66), ("q1_0", 128, 18),
 )  # fmt: skip
-
 STORED = (
     # One scale per tensor, row or large tile is not counted: at a tile of 128 × 128 it is 0.002 bits per weight.
     DType("fp8", 1, "float8_e4m3fn", "F8_E4M3", ("fp8_e4m3", "e4m3", "float8"), other_bytes=2),
@@ -154,3 +158,46 @@ def activation_dtype(weights: DType) -> DType:
 
 def _key(text: str) -> str:
     return text.strip().lower().removeprefix("torch.")
+
+
+CONVENTIONS: Mapping[str, str] = {
+    "weight_bytes": "plain formats: parameters × width; a stored format packs the projection matrices, scales"
+    " included, and keeps every other parameter at 4 bytes (ggml's) or 2 (the others); scales of whole tensors,"
+    " rows or tiles of fp8, int8 and nvfp4 and all scales of int4 are not counted",
+}
+
+
+def weight_bytes(steps: Sequence[Step], dtype: DType, stack: tuple[Axis, ...] = ()) -> int:
+    """Bytes of the FFN's parameters without norms; `stack` are leading axes of each tensor (the experts).
+
+    Raises FFNError if a row does not divide into blocks.
+    """
+    total = 0
+    for step in steps:
+        if isinstance(step.op, Experts):
+            total += weight_bytes(step.op.program, dtype, (*stack, step.op.experts))
+        elif not of_norm(step):
+            total += sum(parameter_bytes(n, (*stack, *axes), dtype) for n, axes in step.parameters().items())
+    return total
+
+
+def parameter_bytes(name: str, axes: Sequence[Axis], dtype: DType) -> int:
+    """Bytes of one parameter tensor. Raises FFNError, naming it, if its rows do not divide into blocks."""
+    sizes = [axis.size for axis in axes]
+    if dtype.computable:
+        return prod(sizes) * dtype.block_bytes
+    if not is_projection(axes):
+        return prod(sizes) * dtype.other_bytes
+    try:
+        return dtype.matrix_bytes(sizes)
+    except FFNError as error:
+        raise FFNError(f"{name}: {error.message}", error.hint) from None
+
+
+def is_projection(axes: Sequence[Axis]) -> bool:
+    """Whether a parameter is a matrix between d_model, or a latent width, and d_ff, or a stack of them.
+
+    A stored format packs these.
+    """
+    names = {axis.name for axis in axes}
+    return "d_ff" in names and bool(names & {"d_model", "latent"})

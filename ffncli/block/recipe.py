@@ -1,18 +1,34 @@
-"""FFNSpec, the choices that make a block, and `steps`, which turns them into the list of assignments."""
+"""FFNSpec, the choices that make a block; `steps`, which turns them into the list of assignments; its variants."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from sys import float_info
 from typing import Any, Literal, get_args
 
 from ffncli.block import activations
-from ffncli.block.combine import Add, Multiply
-from ffncli.block.limits import NO_LIMITS, Limits
-from ffncli.block.op import ONE, Axis
-from ffncli.block.route import Order, RoutingRule, Score, ScoreDType
-from ffncli.block.router import router_steps
-from ffncli.block.steps import NORM_GATE, Activation, Dropout, Experts, Linear, Norm, Route, Step
+from ffncli.block.activations import NO_LIMITS, Limits
+from ffncli.block.steps import (
+    NORM_GATE,
+    ONE,
+    Activation,
+    Add,
+    Axis,
+    Dropout,
+    Experts,
+    Linear,
+    Multiply,
+    Norm,
+    Op,
+    Order,
+    Route,
+    RoutingRule,
+    Score,
+    ScoreDType,
+    Step,
+    block_inputs,
+)
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.options.accept import MAX_SIZE
@@ -378,3 +394,56 @@ def _prefixed(step: Step, prefix: str, keep: str) -> Step:
 
 def _fill(spec: FFNSpec, field: str, value: object) -> None:
     object.__setattr__(spec, field, value)  # the dataclass is frozen
+
+
+STATE = "previous_router_state"  # a further input of the block
+
+
+def router_steps(x: str, d_model: Axis, experts: Axis, norm: Norm, carries: bool) -> list[Step]:
+    """From the router's input `x` to `router`, its logits; with `carries` the layer before passes on its state."""
+    width = norm.axis
+    body = [Step("router_in", Linear(d_model, width, bias=True), (x,))]
+    if carries:
+        body.append(Step("router_carried", Multiply(learned=width), (STATE,)))
+        body.append(Step("router_state", Add(), ("router_in", "router_carried")))
+    body.append(Step("router_norm", norm, (body[-1].output,)))
+    for layer in ("1", "2"):
+        body.append(Step(f"router_fc{layer}", Linear(width, width, bias=True), (body[-1].output,)))
+        body.append(Step(f"router_act{layer}", Activation("gelu"), (body[-1].output,)))
+    return [*body, Step("router", Linear(width, experts), (body[-1].output,))]
+
+
+def without_nonlinearity(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps with the identity in place of every activation and its limits, except inside experts."""
+    return tuple(replace(s, op=Activation("identity")) if isinstance(s.op, Activation) else s for s in steps)
+
+
+def with_biases(steps: Sequence[Step], bias: bool) -> tuple[Step, ...]:
+    """The steps with a bias in every Linear, or in none, inside experts too."""
+
+    def changed(op: Op) -> Op:
+        if isinstance(op, Experts):
+            return replace(op, program=with_biases(op.program, bias))
+        return replace(op, bias=bias) if isinstance(op, Linear) else op
+
+    return tuple(replace(step, op=changed(step.op)) for step in steps)
+
+
+def final_layer(source: str, d_model: int, vocab: int, bias: bool) -> tuple[Step, ...]:
+    """`logits = source · W (+ b)` over the vocabulary, and `probs = softmax(logits)`.
+
+    A softmax over an axis is a Route that chooses all of it. Raises FFNError for an invalid vocabulary size.
+    """
+    axis = Axis("vocab", size("vocab", vocab))
+    softmax = Route(axis, vocab, renormalise=False, score_dtype="input")
+    return (
+        Step("logits", Linear(Axis("d_model", d_model), axis, bias), (source,)),
+        Step("probs", softmax, ("logits",)),
+    )
+
+
+def merged_first(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The block after `merged = x + attention`, for an engine that defers the attention's residual add to the FFN."""
+    (entry,) = block_inputs(steps)
+    moved = [replace(s, inputs=tuple("merged" if name == entry else name for name in s.inputs)) for s in steps]
+    return (Step("merged", Add(), (entry, "attention")), *moved)

@@ -11,21 +11,231 @@ separate file with one arm per op. A name that no step produces is an input of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY
+from typing import Any, Literal, TypeAlias
 
 from ffncli.block import activations
-from ffncli.block.combine import Add as Add
-from ffncli.block.combine import Multiply as Multiply
-from ffncli.block.op import ONE as ONE
-from ffncli.block.op import Axis as Axis
-from ffncli.block.op import Op as Op
-from ffncli.block.op import Shape as Shape
-from ffncli.block.op import Symbols as Symbols
-from ffncli.block.op import require_axis
-from ffncli.block.route import Route as Route
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
+
+Shape: TypeAlias = tuple[int, ...]
+Symbols: TypeAlias = Callable[[str], str]  # parameter name ("weight") → how a formula prints it ("W1")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A dimension with a name, so that 'split every d_ff' means something: d_model, d_ff, experts, vocab."""
+
+    name: str
+    size: int
+
+
+ONE = Axis("one", 1)
+
+
+class Op:
+    """The base of all nine. By default `parameters` is empty and shapes pass through."""
+
+    @property
+    def name(self) -> str:
+        """In one word, as records have it: `linear`, `activation`, `allreduce`."""
+        return type(self).__name__.lower()
+
+    def parameters(self) -> dict[str, tuple[Axis, ...]]:
+        """Parameter name → its axes, in torch's order (`weight` of a Linear: out, in)."""
+        return {}
+
+    def tables(self) -> dict[str, tuple[Axis, ...]]:
+        """Table of integers → its axes. A checkpoint stores them, training does not change them: not parameters."""
+        return {}
+
+    def shape(self, *inputs: Shape) -> Shape:
+        """The output's shape. Leading axes are tokens (or batch, position); the last one is the feature axis."""
+        return inputs[0]
+
+    def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
+        """The right-hand side as it prints."""
+        raise AssertionError(f"{type(self).__name__} prints no formula")
+
+    def into_axis(self) -> Axis | None:
+        """The feature axis that the op requires of its first input; None if any axis will do."""
+        return None
+
+
+def require_axis(axis: Axis, shape: Shape, op: str) -> None:
+    """Raises FFNError unless the last axis of a shape is this one."""
+    if not shape or shape[-1] != axis.size:
+        raise FFNError(f"{op} expects {axis.name} = {axis.size} values per token, got shape {list(shape)}")
+
+
+@dataclass(frozen=True)
+class Multiply(Op):
+    """Elementwise product; a width of 1 broadcasts (a gate with one number per token).
+
+    `learned`: one more factor is learned, one number (the dense layers of Inkling) or one per feature (ZAYA's router).
+    """
+
+    learned: Axis | None = None
+
+    def parameters(self) -> dict[str, tuple[Axis, ...]]:
+        """`factor [1]`, or `[feature]`, if it is learned."""
+        return {"factor": (self.learned,)} if self.learned else {}
+
+    def shape(self, *inputs: Shape) -> Shape:
+        """The wider of the two; FFNError if they differ and neither is 1 wide."""
+        wide = max(inputs, key=lambda s: s[-1])
+        if any(s[:-1] != wide[:-1] or s[-1] not in (1, wide[-1]) for s in inputs):
+            raise FFNError(f"Multiply: shapes {list(inputs)} do not broadcast")
+        if self.learned and self.learned.size > 1:
+            require_axis(self.learned, wide, "Multiply")
+        return wide
+
+    def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
+        """`act ⊙ up`."""
+        return " ⊙ ".join([*([symbol("factor")] if self.learned else []), *inputs])
+
+    def into_axis(self) -> Axis | None:
+        """The learned factors', if there are several."""
+        return None if self.learned == ONE else self.learned
+
+
+@dataclass(frozen=True)
+class Add(Op):
+    """Sum of all inputs; the last one times `scale` (Granite's residual multiplier). A single input is just scaled.
+
+    `bias` is the axis of a learned vector that is added too (JetMoE's, after its experts are mixed).
+    """
+
+    scale: float = 1.0
+    bias: Axis | None = None
+
+    def parameters(self) -> dict[str, tuple[Axis, ...]]:
+        """`bias [feature]`, if there is one."""
+        return {"bias": (self.bias,)} if self.bias else {}
+
+    def shape(self, *inputs: Shape) -> Shape:
+        """All inputs have the same shape."""
+        if len(set(inputs)) != 1:
+            raise FFNError(f"Add: shapes {list(inputs)} differ")
+        return inputs[0]
+
+    def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
+        """`x + down`, `x + 0.22 · down`, `experts + b_biased`."""
+        last = inputs[-1] if self.scale == 1 else f"{self.scale:g} · {inputs[-1]}"
+        return " + ".join([*inputs[:-1], last, *([symbol("bias")] if self.bias else [])])
+
+
+Score: TypeAlias = Literal["softmax", "sigmoid", "sqrtsoftplus"]
+Order: TypeAlias = Literal["score_first", "choose_first", "one_by_one"]
+ScoreDType: TypeAlias = Literal["fp32", "input"]
+
+
+@dataclass(frozen=True)
+class RoutingRule:
+    """How each token's experts are chosen, and how their outputs are weighed.
+
+    score_first scores all experts and keeps top_k (Mixtral, Qwen, DeepSeek); choose_first keeps the top_k logits and
+    scores those (gpt-oss); one_by_one (Phi-3.5-MoE) takes the largest logit m, scored by a softmax over the logits with
+    m - logit ≤ `threshold` · max(|logit|, m), then leaves that expert out and takes the next. With groups, only experts
+    of the `top_groups` best groups may be chosen; a group is ranked by the sum of its `group_best` best scores
+    (DeepSeek-V2: 1, V3: 2). With `zero_outside` the others have the score 0 for the choice, and are chosen where those
+    of the best groups have less (A.X-K2). `correction` is added to the scores for the choice alone (to the logits if
+    the choice comes first). Scores are computed in `score_dtype` ("fp32", or "input" for the logits' dtype). `eps` is
+    added to the sum that renormalises (LFM2).
+    """
+
+    experts: Any  # how many, or the axis of the logits
+    top_k: int
+    _: KW_ONLY
+    score: Score = "softmax"
+    order: Order = "score_first"
+    renormalise: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+    zero_outside: bool = False
+    correction: bool = False
+    score_dtype: ScoreDType = "fp32"
+    eps: float = 0.0
+    threshold: float = 0.0
+
+
+@dataclass(frozen=True)
+class Route(Op, RoutingRule):
+    """Router logits [..., experts] → weights [..., experts]; zero means 'not chosen'.
+
+    The last `always` experts are taken by every token and share in the renormalisation (Inkling); top_k and
+    correction concern the others. `learned_scale` multiplies the weights by one learned number. With a `lookup`, whose
+    axis is the vocabulary, a second input of token ids [..., 1] chooses: the token's row of a table of integers
+    [vocabulary, top_k] lists its experts (the first layers of DeepSeek-V4).
+    """
+
+    experts: Axis
+    always: int = 0
+    learned_scale: bool = False
+    lookup: Axis | None = None
+
+    @property
+    def chooses(self) -> bool:
+        """Whether any expert can be left out: a Route that keeps all of its axis is a softmax (or sigmoid) over it."""
+        return self.taken < self.experts.size
+
+    @property
+    def taken(self) -> int:
+        """How many experts each token goes to."""
+        return self.top_k + self.always
+
+    def parameters(self) -> dict[str, tuple[Axis, ...]]:
+        """`correction [experts]` (DeepSeek-V3's e_score_correction_bias) and `factor [1]`, where it has them."""
+        choosable = Axis(self.experts.name, self.experts.size - self.always)
+        correction: dict[str, tuple[Axis, ...]] = {"correction": (choosable,)} if self.correction else {}
+        return correction | ({"factor": (ONE,)} if self.learned_scale else {})
+
+    def tables(self) -> dict[str, tuple[Axis, ...]]:
+        """`lookup [vocabulary, top_k]`: the experts of each token id."""
+        return {"lookup": (self.lookup, Axis("top_k", self.top_k))} if self.lookup else {}
+
+    def shape(self, *inputs: Shape) -> Shape:
+        """Unchanged; FFNError if token ids are not one for each token."""
+        if self.lookup:
+            require_axis(ONE, inputs[1], "Route, of token ids,")
+        return inputs[0]
+
+    def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
+        """`normalise(top2(softmax(router)))`, `softmax(top4(router))`; `softmax(logits)` where all are chosen.
+
+        If the choice uses numbers other than the scores, they follow a bar: `top8(sigmoid(router) | + b_route, 4 of 8
+        groups)`. A table's choice is an index: `sqrtsoftplus(router)[lookup_route[token_ids]]`.
+        """
+        text = self._choice(inputs, symbol)
+        if self.order == "score_first" and self.renormalise:
+            plus = f", sum + {self.eps:g}" if self.eps else ""
+            text = f"normalise({text}{plus})"
+        text = f"{symbol('factor')} · {text}" if self.learned_scale else text
+        return text if self.scale == 1 else f"{self.scale:g} · {text}"
+
+    def _choice(self, inputs: Sequence[str], symbol: Symbols) -> str:
+        how = [f"+ {symbol('correction')}"] if self.correction else []
+        if self.groups > 1:
+            others = ", 0 for the others" if self.zero_outside else ""
+            how.append(f"{self.top_groups} of {self.groups} groups{others}")
+        if self.order == "one_by_one":
+            how.append(f"one by one, of logits within {100 * self.threshold:.4g} % of the best")
+        bar = " | " + ", ".join(how) if how else ""
+        scores = f"{self.score}({inputs[0]})"
+        if self.lookup:
+            return f"{scores}[{symbol('lookup')}[{inputs[1]}]]"
+        if not (self.chooses or self.renormalise or how):
+            return scores
+        if self.order == "choose_first":
+            return f"{self.score}(top{self.top_k}({inputs[0]}{bar}))"
+        return f"top{self.top_k}({scores}{bar})" + (f" and the last {self.always}" if self.always else "")
+
+    def into_axis(self) -> Axis:
+        """`experts`."""
+        return self.experts
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,10 @@ collective's bytes are the wire's, not memory's.
 Neither is what usually runs: kernels one after another, each a product (those that read the same tensor together), or
 the elementwise steps between products; what one hands to the next goes through memory. `launches` counts these.
 FLOPs per byte is the arithmetic intensity of the roofline model (Williams, Waterman, Patterson 2009).
+
+The same model gives the least time of some work on some hardware (`time_floor`): arithmetic and memory traffic overlap
+completely at best, so that the slower of the two is the floor. Where both take
+the same time, FLOPs per byte equal the hardware's ridge, its peak rate over its bandwidth.
 """
 
 from __future__ import annotations
@@ -17,9 +21,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil, expm1, isfinite, log1p, prod
+from typing import Literal
 
 from ffncli.block.cost import cost, step_costs
-from ffncli.block.dtypes import DType
+from ffncli.block.dtypes import DType, parameter_bytes
 from ffncli.block.steps import (
     AllReduce,
     Dropout,
@@ -32,7 +37,6 @@ from ffncli.block.steps import (
     input_shapes,
     shapes,
 )
-from ffncli.block.storage import parameter_bytes
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 
@@ -247,3 +251,29 @@ def _expert_elements(op: Experts, top_k: int, x: Shape) -> int:
     program = _elements(op.program, input_shapes(op.program, (chosen,)))
     weighing = 2 * chosen * x[-1] if op.weigh == "input" else 0
     return program + weighing + (chosen + prod(x[:-1])) * x[-1]
+
+
+Bound = Literal["compute", "memory"]
+
+
+@dataclass(frozen=True)
+class TimeFloor:
+    """Seconds that the arithmetic needs at its peak rate, and the traffic at full bandwidth."""
+
+    compute_s: float
+    memory_s: float
+
+    @property
+    def seconds(self) -> float:
+        """The floor: the longer of the two."""
+        return max(self.compute_s, self.memory_s)
+
+    @property
+    def bound(self) -> Bound:
+        """Which of the two is the longer; at the ridge itself `compute`."""
+        return "memory" if self.memory_s > self.compute_s else "compute"
+
+
+def time_floor(flops: float, moved_bytes: float, flops_per_s: float, bytes_per_s: float) -> TimeFloor:
+    """The floor of `flops` and `moved_bytes`; both rates are above 0."""
+    return TimeFloor(flops / flops_per_s, moved_bytes / bytes_per_s)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.activations import TABLE
-from ffncli.block.scalar import with_learned
+from ffncli.block.formulas import with_learned
 from ffncli.block.steps import Activation
 
 Learned = Mapping[str, Tensor]

@@ -12,8 +12,7 @@ from dataclasses import field, replace
 from importlib.resources import files
 from typing import Any
 
-from ffncli.block.recipe import FFNSpec, steps
-from ffncli.block.rewrite import final_layer, merged_first
+from ffncli.block.recipe import FFNSpec, final_layer, merged_first, steps
 from ffncli.block.steps import Step
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 
 
 class Line:

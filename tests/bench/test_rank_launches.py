@@ -20,7 +20,7 @@ from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import Grid
 from ffncli.bench.results.journal import resume
 from ffncli.bench.suite import run
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.dimensions import Dimensions
 from ffncli.run.ranks.environment import Place

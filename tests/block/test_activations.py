@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.activations import CANONICAL, GATED, TABLE, known_names, resolve
-from ffncli.block.scalar import SCALAR, with_learned
+from ffncli.block.formulas import SCALAR, with_learned
 from ffncli.errors import FFNError
 from ffncli.run.engine import functions
 from tests.oracles import activations as oracles

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
+from ffncli.block.activations import hard_limits
 from ffncli.block.cost import Cost, cost, step_costs
-from ffncli.block.limits import hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.shard import shard
 from ffncli.models import catalog

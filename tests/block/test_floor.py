@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.block.floor import time_floor
+from ffncli.block.traffic import time_floor
 
 amounts, rates = st.integers(1, 10**15), st.floats(1e6, 1e16)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.block.limits import NO_LIMITS, Limits, hard_limits
+from ffncli.block.activations import NO_LIMITS, Limits, hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs, input_shapes, shapes
 from ffncli.errors import FFNError

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from ffncli.block.activations import hard_limits
 from ffncli.block.analysis.flow import flow
 from ffncli.block.cost import cost
-from ffncli.block.limits import hard_limits
-from ffncli.block.recipe import FFNSpec, MoE, steps
-from ffncli.block.rewrite import final_layer, merged_first, with_biases, without_nonlinearity
+from ffncli.block.recipe import FFNSpec, MoE, final_layer, merged_first, steps, with_biases, without_nonlinearity
 from ffncli.block.shard import shard
 from ffncli.block.steps import (
     OPS,

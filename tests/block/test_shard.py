@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec, MoE, steps
-from ffncli.block.shard import rank_steps, shard, shard_experts
+from ffncli.block.shard import Ranks, rank_steps, shard, shard_experts
 from ffncli.block.steps import Activation, Add, AllReduce, Axis, Experts, Linear, Multiply, Step, parameters
 from ffncli.errors import FFNError
 from ffncli.run.engine.execute import Mode, execute, run

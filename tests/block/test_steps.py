@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ffncli.block import steps as language
+from ffncli.block.activations import hard_limits
 from ffncli.block.cost import cost, step_costs
-from ffncli.block.limits import hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.shard import shard
 from ffncli.block.steps import (

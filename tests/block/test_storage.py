@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ffncli.block.cost import cost
-from ffncli.block.dtypes import TABLE, storage
+from ffncli.block.dtypes import TABLE, storage, weight_bytes
 from ffncli.block.recipe import FFNSpec, MoE, steps
-from ffncli.block.storage import weight_bytes
 from ffncli.errors import FFNError
 from tests.oracles import modules
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ffncli.block.limits import hard_limits
+from ffncli.block.activations import hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.shard import shard
 from ffncli.block.steps import Experts
-from ffncli.block.units import unit_steps
+from ffncli.block.value import unit_steps
 
 
 @pytest.mark.parametrize(

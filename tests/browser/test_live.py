@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import ffncli
-from ffncli.block.activations import TABLE
-from ffncli.block.limits import Limits
+from ffncli.block.activations import TABLE, Limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import id_inputs, input_shapes
 from ffncli.run.engine.trace import trace

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-from ffncli.block.limits import hard_limits
+from ffncli.block.activations import hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs, parameters
 from ffncli.kernels import built_in

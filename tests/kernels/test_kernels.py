@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ffncli.block.activations import TABLE
-from ffncli.block.limits import Limits, hard_limits
+from ffncli.block.activations import TABLE, Limits, hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import Activation, Dropout, block_inputs, parameters
 from ffncli.errors import FFNError

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ffncli.block.limits import hard_limits
+from ffncli.block.activations import hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs
 from ffncli.kernels import built_in

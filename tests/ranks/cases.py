@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.shard import Ranks
 from ffncli.block.steps import Route, block_inputs, id_inputs, input_shapes, parameters, tables
 from ffncli.run.engine.weights import random_weights
 from tests.ranks.records import RankCase

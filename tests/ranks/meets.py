@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from ffncli.cli import main
 
 

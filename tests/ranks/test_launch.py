@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 import ffncli
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError
 from ffncli.run.ranks.join import joined
 from tests.ranks.started import FFN, Ended, Meeting, Started, agent, all_end, by_hand, free_port, node

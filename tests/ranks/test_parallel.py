@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec, MoE, steps
-from ffncli.block.shard import rank_steps
+from ffncli.block.shard import Ranks, rank_steps
 from ffncli.block.steps import AllReduce, Axis, Experts, parameters, walk
 from ffncli.errors import FFNError
 from ffncli.run.engine.execute import run

@@ -7,8 +7,8 @@ import torch
 from torch import distributed
 
 from ffncli.block.dtypes import storage
-from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError
 from ffncli.models import catalog
 from ffncli.models.counting.expert_parallel import exchange

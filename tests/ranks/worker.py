@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from ffncli.run.ranks.parallel import ParallelBlock
 from ffncli.run.ranks.simulate import Exchanges
 from ffncli.run.ranks.store import RankGroup

@@ -22,7 +22,6 @@ from math import prod
 from ffncli.bench.records import Case, Roof
 from ffncli.block.cost import cost
 from ffncli.block.dtypes import dtype
-from ffncli.block.floor import TimeFloor, time_floor
 from ffncli.block.recipe import steps
 from ffncli.block.recipe import steps as steps_of
 from ffncli.block.shard import rank_steps
@@ -38,7 +37,7 @@ from ffncli.block.steps import (
     input_shapes,
     shapes,
 )
-from ffncli.block.traffic import traffic
+from ffncli.block.traffic import TimeFloor, time_floor, traffic
 from ffncli.dataclass import dataclass
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.counting.expert_parallel import all_to_all_bytes, exchanged

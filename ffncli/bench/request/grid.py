@@ -16,7 +16,7 @@ from ffncli.bench.request.cluster import LauncherChoice
 from ffncli.bench.request.split import check_split, threads_of_rank
 from ffncli.block.activations import unit_name
 from ffncli.block.dtypes import dtype
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.choice import KernelChoice, parse

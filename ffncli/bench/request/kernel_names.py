@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ffncli.bench.records import OWN_ARMS
-from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec
+from ffncli.block.shard import Ranks
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, did_you_mean, shown, shown_path
 from ffncli.kernels import AUTO, BUILT_IN, BY_DEFAULT, ONLY_NAMED, OVER_RANKS, computing

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ffncli.bench.records import Method
 from ffncli.block.dtypes import dtype
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError
 from ffncli.models.counting import expert_parallel, tensor_parallel
 from ffncli.models.model import Model

@@ -1,17 +1,16 @@
-"""The facts of `ffn activations` about one function, as a record."""
+"""The facts of `ffn activations` about one function, as a record; values stated for it, and whether they are right."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
 
 from ffncli.block.activations import resolve
-from ffncli.block.analysis.curve import curve
-from ffncli.block.analysis.quadrature import expectation
-from ffncli.block.analysis.shape import Shape, exact_zero_share, near_zero_share, shape
-from ffncli.block.units import NEAR_ZERO
+from ffncli.block.analysis.curve import Shape, curve, exact_zero_share, expectation, near_zero_share, shape
+from ffncli.block.value import NEAR_ZERO
 from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, shown
 
 NARROWEST, WIDEST = 1e-6, 1e6  # of the normal input: beyond, every activation is one of its asymptotes
 CONVENTIONS = {
@@ -103,3 +102,54 @@ def check_width(std: float) -> None:
 
 def _value(value: float, slope: float, x: float) -> Value:
     return Value(x, value, slope, value / x if x else None)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The statement that f(x) is `stated`, accurate to `half_unit`, half a unit of its last decimal.
+
+    `text` is that number as it was written: 0.150 is more precise than 0.15.
+    """
+
+    x: float
+    stated: float
+    half_unit: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A claim with the actual f(x); `ratio` is f(x) / x, None at 0. The claim is right where f(x) rounds to it."""
+
+    name: str
+    x: float
+    stated: float
+    value: float
+    ratio: float | None
+    right: bool
+    text: str
+
+
+def claim(text: str, option: str) -> Claim:
+    """The claim of `X=Y`. Raises FFNError, naming the option, if it is not a pair of finite numbers."""
+    x, equals, y = text.partition("=")
+    try:
+        at, stated = Decimal(x.strip()), Decimal(y.strip())
+        exponent = stated.as_tuple().exponent
+        if not (equals and at.is_finite() and isinstance(exponent, int) and abs(exponent) < 300 and len(text) < 400):
+            raise InvalidOperation
+        if max(abs(at), abs(stated)) > 10**9:
+            raise InvalidOperation
+    except InvalidOperation:
+        raise FFNError(f"{option}: {shown(text)} is not X=Y, two numbers", "for example 0.12=0.066") from None
+    return Claim(float(at), float(stated), 0.5 * 10.0**exponent, y.strip())
+
+
+def check(name: str, claims: Sequence[Claim]) -> tuple[Checked, ...]:
+    """The claims checked for the activation of that canonical name."""
+    c, out = curve(name), []
+    for one in claims:
+        value = c.f(one.x)
+        right = abs(value - one.stated) <= one.half_unit * (1 + 1e-9)  # allows for the claim's rounding to binary
+        out.append(Checked(name, one.x, one.stated, value, value / one.x if one.x else None, right, one.text))
+    return tuple(out)

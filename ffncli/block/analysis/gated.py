@@ -1,23 +1,36 @@
 """Gated units as functions of two numbers: y = a(gate) ⊙ b(up), where a and b are `steps.Activation`s.
 
-The units of GATED have no limits; `block/limits.py` has those that limit gate or up.
+The units of GATED have no limits; UNITS_WITH_LIMITS has those that limit gate or up. A report has a unit's range, how
+steep it is, and its output for normal inputs, without sampling.
+
+Gate and up are independent and normal, N(0, std²) each, as two projections of one input are at initialisation; then
+every moment of a(g) · b(u) is a product of two integrals over one variable.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
-from ffncli.block.activations import CANONICAL, GATED, LIMITED, TABLE, ActivationRow, known_names, spelled
-from ffncli.block.analysis.curve import Curve, curve
+from ffncli.block.activations import (
+    CANONICAL,
+    GATED,
+    LIMITED,
+    TABLE,
+    UNITS_WITH_LIMITS,
+    ActivationRow,
+    known_names,
+    spelled,
+)
+from ffncli.block.analysis.curve import Curve, Shape, bisect, curve, exact_zero_share, expectation, normal_share, shape
+from ffncli.block.analysis.facts import check_width
 from ffncli.block.analysis.operations import COUNTING, Operations, counted
-from ffncli.block.analysis.shape import bisect
-from ffncli.block.limited import clipped, slope, unlimited, value
-from ffncli.block.limits import UNITS_WITH_LIMITS
+from ffncli.block.formulas import SCALAR
 from ffncli.block.recipe import FFNSpec, unit_ops
-from ffncli.block.scalar import SCALAR
 from ffncli.block.steps import Activation
+from ffncli.block.value import NEAR_ZERO, clipped, slope, unlimited, value
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 
@@ -52,7 +65,7 @@ class GatedUnit:
         return a.slope(gate) * b.f(up), a.f(gate) * b.slope(up)
 
     def f(self, gate: Any, up: Any, m: Any) -> Any:
-        """y over a namespace (`block/scalar.py`, torch)."""
+        """y over a namespace (`formulas.SCALAR`, torch)."""
         return value(self.gate, gate, m) * value(self.up, up, m)
 
     def over_gate(self, up: float) -> Curve:
@@ -78,7 +91,6 @@ _USED_BY = {
     "geglu_tanh": "T5 v1.1, mT5, Gemma",
 }
 _SOURCE = {"glu": "Dauphin et al. 2016, arXiv:1612.08083"}
-
 UNITS: dict[str, GatedUnit] = {
     name: GatedUnit(name, Activation(f), used_by=_USED_BY.get(name, ""), source=_SOURCE.get(name, _SHAZEER))
     for name, f in GATED.items()
@@ -136,3 +148,275 @@ def _reaches_most(op: Activation) -> float | None:
 
 def _formula(op: Activation, name: str) -> str:
     return name if op == _IDENTITY else op.formula((name,), str)
+
+
+_INF = math.inf
+_FAR = 2.0**20
+CONVENTIONS = {
+    "gate, up": "of a gated unit: independent, both normal of mean 0 and that std; slope is by gate, slope_up by up",
+    "growth": "of a gated unit: the power at which it grows along gate = up",
+    "linear_share": "of a gated unit: the share of its variance that the best linear function of gate and up explains;"
+    " linear_share_of_gate_function: the same for its gate function alone; product_share: the further share that the"
+    " plain product gate * up explains",
+}
+
+
+@dataclass(frozen=True)
+class GatedFacts:
+    """A missing bound is None; `minimum_at` is (gate, up), None where the bound is only approached.
+
+    `lipschitz` is the least L with |y(p) - y(q)| ≤ L ‖p - q‖ over the plane of (gate, up), Euclidean. `growth` is the
+    power at which y grows along gate = up: y(2t, 2t) = 2^growth · y(t, t) for large t. `linear_share` is the share
+    of the output's variance that the best linear function of gate and up explains (R²), `product_share` the further
+    share that gate · up itself explains; `linear_share_of_gate_function` is R² of the gate function alone. `gain` is
+    std / √E[y²].
+    """
+
+    minimum: float | None
+    minimum_at: tuple[float, float] | None
+    maximum: float | None
+    maximum_at: tuple[float, float] | None
+    lipschitz: float | None
+    growth: float
+    zero_share: float
+    exact_zero_share: float
+    mean: float
+    variance: float
+    gain: float
+    linear_share: float
+    product_share: float
+    linear_share_of_gate_function: float
+
+
+@dataclass(frozen=True)
+class GatedValue:
+    """y of a gated unit at gate = `x` and `up`, and both its slopes there."""
+
+    x: float
+    up: float
+    value: float
+    slope: float
+    slope_up: float
+
+
+@dataclass(frozen=True)
+class GatedReport:
+    """The report on a unit: `values` for every up at every gate, `facts` for gate, up ~ N(0, std²)."""
+
+    unit: GatedUnit
+    values: tuple[GatedValue, ...]
+    std: float
+    facts: GatedFacts
+    operations: Operations
+
+
+def gated_report(
+    unit: GatedUnit, at: Sequence[float] = (), ups: Sequence[float] = (1.0,), std: float = 1.0
+) -> GatedReport:
+    """For a gated unit what `facts.facts` is for a function. Raises the same FFNErrors."""
+    values = tuple(GatedValue(x, up, unit.value(x, up), *unit.slopes(x, up)) for up in ups for x in at)
+    return GatedReport(unit, values, std, gated_facts(unit, std), unit.operations())
+
+
+def gated_facts(unit: GatedUnit, std: float = 1.0) -> GatedFacts:
+    """All facts for gate, up ~ N(0, std²), independent. Raises FFNError for a bad std, as `facts.facts` does."""
+    check_width(std)
+    gate, up = factor(unit.gate), factor(unit.up)
+    shape_a, shape_b = shape(gate), shape(up)
+    a, b = _best_line(gate, std), _best_line(up, std)
+    variance = a.variance * (b.variance + b.mean**2) + a.mean**2 * b.variance
+    straight = (a.slope * b.mean) ** 2 + (a.mean * b.slope) ** 2
+    zeros = [exact_zero_share(c, std) for c in (gate, up)]
+    return GatedFacts(
+        *_bound(shape_a, shape_b, -1.0),
+        *_bound(shape_a, shape_b, 1.0),
+        _lipschitz(gate, shape_a, shape_b, unit.up),
+        round(math.log2(abs(unit.value(2 * _FAR, 2 * _FAR) / unit.value(_FAR, _FAR))), 6),
+        _zero_share(unit, gate, std),
+        zeros[0] + zeros[1] - zeros[0] * zeros[1],
+        a.mean * b.mean,
+        variance,
+        std / math.sqrt(variance + (a.mean * b.mean) ** 2),
+        min(1.0, straight / variance),
+        min(1.0, (a.slope * b.slope) ** 2 / variance),
+        linear_share(curve(unit.gate.function), std),
+    )
+
+
+def linear_share(c: Curve, std: float = 1.0) -> float:
+    """The share of Var f(X), X ~ N(0, std²), that the best straight line explains: Cov(f, X)² / (std² Var f)."""
+    m = _best_line(c, std)
+    return min(1.0, m.slope**2 / m.variance)
+
+
+@dataclass(frozen=True)
+class _BestLine:
+    """E[f(X)], Var f(X), and E[f(X) X] / std: the best straight line's slope, in units of the input's width."""
+
+    mean: float
+    variance: float
+    slope: float
+
+
+def _best_line(c: Curve, std: float) -> _BestLine:
+    """Even and odd parts are separated, so that what is 0 by symmetry is exactly 0."""
+
+    def mean(g: Callable[[float], float]) -> float:
+        return expectation(g, std, tuple(sorted({*c.kinks, *(-k for k in c.kinks)})))
+
+    middle = mean(lambda x: 0.5 * (c.f(x) + c.f(-x)))
+    return _BestLine(
+        middle,
+        mean(lambda x: (c.f(x) - middle) ** 2),
+        mean(lambda x: 0.5 * (c.f(x) - c.f(-x)) * (x / std)),
+    )
+
+
+# --- extremes ---------------------------------------------------------------------------------------------------------
+
+
+def _bound(a: Shape, b: Shape, sign: float) -> tuple[float | None, tuple[float, float] | None]:
+    """(the least or greatest value of a · b, its location): a corner of the rectangle of both ranges."""
+    corners = [
+        (_product(x, y), x_at, y_at)
+        for x, x_at in ((a.minimum, a.minimum_at), (a.maximum, a.maximum_at))
+        for y, y_at in ((b.minimum, b.minimum_at), (b.maximum, b.maximum_at))
+    ]
+    best, x_at, y_at = max(corners, key=lambda corner: sign * corner[0])
+    if not math.isfinite(best):
+        return None, None
+    return best, None if x_at is None or y_at is None else (x_at, y_at)
+
+
+def _product(x: float, y: float) -> float:
+    return 0.0 if x == 0 or y == 0 else x * y  # a bound of 0 times no bound: the other corners decide
+
+
+def _lipschitz(gate: Curve, a: Shape, b: Shape, up: Activation) -> float | None:
+    """sup √((a' b)² + (a b')²) for an up that is linear within limits: at the limit with the larger |b|.
+
+    With a soft cap c of up, b' is 1 - b²/c², so that the sum is a convex function of b²: largest at b = 0 or b = c.
+    """
+    size_b = max(abs(b.minimum), abs(b.maximum))
+    if not all(map(math.isfinite, (size_b, a.minimum, a.maximum, a.lipschitz))):
+        return None
+    if up.soft_cap is not None:
+        return max(a.lipschitz * size_b, -a.minimum, a.maximum)
+
+    def steepness(x: float, _: object) -> float:
+        return math.hypot(gate.slope(x) * size_b, gate.f(x) * b.lipschitz)
+
+    def rise(x: float, _: object) -> float:  # only its sign is used
+        return steepness(x + 1e-6, _) - steepness(x - 1e-6, _)
+
+    row = ActivationRow("steepness", "", steepness, rise, kinks=gate.row.kinks)
+    return shape(Curve(row, lambda x: steepness(x, None), lambda x: rise(x, None))).maximum
+
+
+# --- near zero --------------------------------------------------------------------------------------------------------
+
+
+def _zero_share(unit: GatedUnit, gate: Curve, std: float) -> float:
+    """P(|a(g) b(u)| ≤ NEAR_ZERO) = E over g of P(|b(u)| ≤ NEAR_ZERO / |a(g)|); the inner one has a closed form.
+
+    It changes fast near the zeros of a(g), so the panels grow geometrically from there; it jumps where the value at
+    a limit comes within the bound.
+    """
+    lift = unit.up
+    assert lift.function == "identity", "another up needs its own closed form"
+    assert lift.soft_cap is None or not (lift.plus or lift.high), "a soft cap with limits needs its own closed form"
+    low = -_INF if lift.low is None else lift.low
+    high = _INF if lift.high is None else lift.high
+
+    def share(g: float) -> float:
+        size = abs(gate.f(g))
+        most = NEAR_ZERO / size if size > NEAR_ZERO * 1e-300 else _INF
+        if lift.soft_cap is not None:
+            most = lift.soft_cap * math.atanh(most / lift.soft_cap) if most < lift.soft_cap else _INF
+        start, end = -most - lift.plus, most - lift.plus  # of the clipped up
+        if start > high or end < low:
+            return 0.0
+        return normal_share(-_INF if start <= low else start, _INF if end >= high else end, std)
+
+    ends = [x + lift.plus for x in (low, high, lift.soft_cap or _INF)]
+    levels = [NEAR_ZERO / abs(x) for x in ends if math.isfinite(x) and x]
+    places = [x for level in levels for x in _crossings(gate, level)]
+    finest = NEAR_ZERO / (64.0 * max(std, 1.0))
+    fan = [finest * math.sqrt(2.0) ** k for k in range(1, 2 * math.ceil(math.log2(64.0 / finest)))]
+    breaks = {*gate.kinks, *places, *fan, *(-x for x in fan), 0.0}
+    return expectation(share, std, tuple(sorted(breaks)))
+
+
+def _crossings(c: Curve, level: float) -> list[float]:
+    """Where |f| passes a level, between -40 and 40."""
+
+    def over(x: float) -> float:
+        return abs(c.f(x)) - level
+
+    xs = sorted({*(i / 8 for i in range(-320, 321)), *c.kinks})
+    return [bisect(over, low, high) for low, high in pairwise(xs) if (over(low) > 0) != (over(high) > 0)]
+
+
+_OUTWARD = tuple(i / 8 for i in range(1, 321)) + tuple(40.0 * 2.0**i for i in range(1, 20))
+_NARROWEST = 1e-3  # two functions that part before this are nowhere the same
+_SAME = 1e-12
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class GatedDifference:
+    """y - z of the units `name` and `against`.
+
+    They are the same for every gate in `same_gate` together with every up in `same_up`; ±inf where they never part,
+    None where they part at once. `rms` is √E[(y - z)²] for gate, up ~ N(0, std²), independent; `relative_rms` divides
+    it by √E[z²].
+    """
+
+    name: str
+    against: str
+    same_gate: Interval | None
+    same_up: Interval | None
+    rms: float
+    relative_rms: float
+
+
+def gated_difference(name: str, against: str, std: float = 1.0) -> GatedDifference:
+    """The difference of two units by their names."""
+    one, other = UNITS[name], UNITS[against]
+    a, b, a0, b0 = factor(one.gate), factor(one.up), factor(other.gate), factor(other.up)
+    kinks = sorted({k for curve in (a, b, a0, b0) for x in curve.kinks for k in (x, -x)})
+
+    def mean(f: Callable[[float], float]) -> float:
+        return expectation(f, std, tuple(kinks))
+
+    # ab - a0·b0 = (a - a0)·b + a0·(b - b0): nothing cancels where the units are nearly the same
+    square = (
+        mean(lambda x: (a.f(x) - a0.f(x)) ** 2) * mean(lambda x: b.f(x) ** 2)
+        + 2 * mean(lambda x: (a.f(x) - a0.f(x)) * a0.f(x)) * mean(lambda x: b.f(x) * (b.f(x) - b0.f(x)))
+        + mean(lambda x: a0.f(x) ** 2) * mean(lambda x: (b.f(x) - b0.f(x)) ** 2)
+    )
+    size = math.sqrt(mean(lambda x: a0.f(x) ** 2) * mean(lambda x: b0.f(x) ** 2))
+    gate, up = _same(a, a0), _same(b, b0)
+    if gate is None or up is None:
+        gate = up = None
+    rms = math.sqrt(max(0.0, square))
+    return GatedDifference(name, against, gate, up, rms, rms / size)
+
+
+def _same(f: Curve, g: Curve) -> Interval | None:
+    """The interval around 0 in which f and g are the same; None if they part at once."""
+
+    def apart(x: float) -> float:
+        return abs(f.f(x) - g.f(x)) - _SAME * abs(g.f(x))
+
+    ends = []
+    for sign in (-1.0, 1.0):
+        inside, end = 0.0, sign * math.inf
+        for x in (sign * x for x in _OUTWARD):
+            if apart(x) > 0:
+                end = bisect(apart, inside, x)
+                break
+            inside = x
+        ends.append(end)
+    low, high = ends
+    return None if max(-low, high) < _NARROWEST else (low, high)

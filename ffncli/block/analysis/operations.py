@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from ffncli.block.activations import TABLE
-from ffncli.block.scalar import SCALAR, with_learned
+from ffncli.block.formulas import SCALAR, with_learned
 from ffncli.dataclass import dataclass
 
 CONVENTION = (

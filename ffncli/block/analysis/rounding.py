@@ -1,10 +1,132 @@
-"""How far rounding alone may move a block's output from its value in float64, without torch."""
+"""Number formats on Python floats: rounding, counting steps between numbers, and their inputs under a normal law; how
+far rounding alone may move a block's output from its value in float64, without torch.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache, cached_property
+from itertools import pairwise
 
-from ffncli.block.dtypes import DType
+from ffncli.block.dtypes import DType, dtype
+from ffncli.dataclass import dataclass
+from ffncli.errors import FFNError
+
+_LEAST, _MOST = -14, 6  # exponents of the inputs tested: closer to 0, f is a line; further out, its asymptote
+_STRIDE = 16_411  # for fp32, one number in this many is tested; prime, so that their low bits differ
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """A binary floating-point format (IEEE 754): `precision` bits of significand, exponents of normal numbers.
+
+    Every number in it is a Python float and has an ordinal: its rank in order of size, counted from 0.
+    """
+
+    name: str
+    precision: int
+    lowest: int  # exponent of the least normal number
+    highest: int
+    stride: int = 1
+
+    @property
+    def largest(self) -> float:
+        """The largest finite number."""
+        return math.ldexp(2.0 - 2.0 ** (1 - self.precision), self.highest)
+
+    @cached_property
+    def _exponents(self) -> tuple[int, ...]:
+        """frexp's exponents of all floats, so that a tuple made from it is indexed by one: negative from its end."""
+        return (*range(1025), *range(-1080, 0))
+
+    @cached_property
+    def _spacing(self) -> tuple[float, ...]:
+        """The distance between numbers, by exponent."""
+        return tuple(math.ldexp(1.0, max(e, self.lowest + 1) - self.precision) for e in self._exponents)
+
+    @cached_property
+    def _end(self) -> float:
+        """The threshold above which a float rounds to infinity: half a step beyond the largest."""
+        return self.largest + 0.5 * self.ulp(self.largest)
+
+    def ulp(self, x: float) -> float:
+        """The distance from |x| to the next larger number of the format, ignoring its upper limit."""
+        return self._spacing[math.frexp(x)[1] if x else self.lowest]
+
+    def nearest(self, x: float) -> float:
+        """The nearest number, ties to even; ±inf beyond the largest. Loses the sign of 0."""
+        if not -self._end < x < self._end:
+            return math.copysign(math.inf, x) if x == x else x
+        step = self.ulp(x)
+        return round(x / step) * step
+
+    @cached_property
+    def ordinal(self) -> Callable[[float], int]:
+        """x → how many steps from 0 the nearest number is, negative below 0; infinity follows the largest."""
+        spacing, frexp, end, half = self._spacing, math.frexp, self._end, 1 << (self.precision - 1)
+        below = tuple(max(e - 1 - self.lowest, 0) * half for e in self._exponents)
+        last = (self.highest - self.lowest + 2) * half
+
+        def ordinal(x: float) -> int:
+            if not -end < x < end:
+                return int(math.copysign(last, x))
+            if x == 0.0:
+                return 0
+            e = frexp(x)[1]
+            return round(x / spacing[e]) + (below[e] if x > 0 else -below[e])
+
+        return ordinal
+
+    def value(self, ordinal: int) -> float:
+        """The number with that ordinal; ±inf for the ordinal after the largest."""
+        half, n = 1 << (self.precision - 1), abs(ordinal)
+        e = max(n // half - 1, 0)
+        size = math.ldexp(n - e * half, self.lowest + 1 - self.precision + e)
+        return math.copysign(size if size <= self.largest else math.inf, ordinal)
+
+
+_ALL = (
+    NumberFormat("bf16", 8, -126, 127),
+    NumberFormat("fp16", 11, -14, 15),
+    NumberFormat("fp32", 24, -126, 127, _STRIDE),
+)
+FORMATS = {form.name: form for form in _ALL}
+
+
+@cache
+def inputs(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
+    """0 and every number of a format (for fp32, one in _STRIDE) from 2^-14 to 64 in size, in order.
+
+    A wider or narrower normal input extends it: to 2^-14 std for a std below 1, to 64 std for a std above 1.
+    """
+    scale = math.frexp(std)[1]
+    low = max(math.ldexp(1.0, _LEAST + min(scale - 1, 0)), form.value(1))
+    high = min(math.ldexp(1.0, _MOST + max(scale, 0)), form.largest)
+    above = [form.value(n) for n in range(form.ordinal(low), form.ordinal(high) + 1, form.stride)]
+    return (*(-x for x in reversed(above)), 0.0, *above)
+
+
+@cache
+def shares(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
+    """For each of `inputs` the probability that x ~ N(0, std²) is nearest to it; tails go to the outermost."""
+    above = [x for x in inputs(form, std) if x >= 0]
+    unit = 1.0 / (std * math.sqrt(2.0))
+    beyond = [0.5 * math.erfc(0.5 * (a + b) * unit) for a, b in pairwise(above)] + [0.0]
+    cells = [a - b for a, b in pairwise(beyond)]
+    return (*reversed(cells), 1.0 - 2.0 * beyond[0], *cells)
+
+
+def formats(text: str, field: str = "--dtype") -> tuple[NumberFormat, ...]:
+    """The formats in a comma-separated list, in any usual spelling, without duplicates.
+
+    Raises FFNError for an unknown name, and for fp64, which is the reference for the others.
+    """
+    names = [dtype(part, field).name for part in text.split(",")]
+    if "fp64" in names:
+        raise FFNError(f"{field} fp64 is the reference", f"compare it with one of {', '.join(FORMATS)}")
+    return tuple(FORMATS[name] for name in dict.fromkeys(names))
+
 
 _FACTOR = 4
 EPS = {"fp64": 2.0**-52, "fp32": 2.0**-23, "bf16": 2.0**-7, "fp16": 2.0**-10}  # the spacing of numbers at 1

@@ -16,9 +16,9 @@ from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, shown
 
 if TYPE_CHECKING:
-    from ffncli.block.analysis.formats import NumberFormat
-    from ffncli.block.analysis.gated_difference import GatedDifference
-    from ffncli.block.analysis.survival import RoundedDifference
+    from ffncli.block.analysis.difference import RoundedDifference
+    from ffncli.block.analysis.gated import GatedDifference
+    from ffncli.block.analysis.rounding import NumberFormat
 
 difference_option = partial(option, "Differences and rounding")
 DEFAULT_FORMATS = "bf16,fp16"
@@ -88,7 +88,7 @@ class AgainstOptions:
 
     def formats(self) -> tuple[NumberFormat, ...]:
         """The formats to round to."""
-        from ffncli.block.analysis.formats import formats
+        from ffncli.block.analysis.rounding import formats
 
         return formats(DEFAULT_FORMATS if self.dtype is None else self.dtype)
 
@@ -97,7 +97,7 @@ class AgainstOptions:
         reference = self.reference()
         if reference is None:
             return ()
-        from ffncli.block.analysis.survival import rounded_differences
+        from ffncli.block.analysis.difference import rounded_differences
 
         return rounded_differences(names, reference, self.formats(), std)
 
@@ -105,7 +105,7 @@ class AgainstOptions:
         """The difference of each of `units` from the gated unit of --against; none without one."""
         if self.unit is None:
             return ()
-        from ffncli.block.analysis.gated_difference import gated_difference
+        from ffncli.block.analysis.gated import gated_difference
 
         return tuple(gated_difference(name, self.unit, std) for name in units)
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from ffncli.block.analysis.difference import SHOWN, Difference
-from ffncli.block.analysis.survival import Meeting, RoundedDifference, Survival
+from ffncli.block.analysis.difference import SHOWN, Difference, Meeting, RoundedDifference, Survival
 from ffncli.show.parts import Answer, Line, Part
 from ffncli.show.tables import Cell, Fixed, Table
 from ffncli.show.text import percent, plural

@@ -30,8 +30,8 @@ from ffncli.show.output import Output
 from ffncli.show.parts import Answer
 
 if TYPE_CHECKING:
-    from ffncli.block.analysis.stated import Checked
-    from ffncli.block.analysis.survival import RoundedDifference
+    from ffncli.block.analysis.difference import RoundedDifference
+    from ffncli.block.analysis.facts import Checked
     from ffncli.models.counting.iso_units import IsoUnit
     from ffncli.run.activations.rounding import RoundingError
 
@@ -145,7 +145,7 @@ def _rows(
     """The rows of gated units; nothing is loaded if there are none."""
     if not units:
         return []
-    from ffncli.block.analysis.gated_facts import gated_report
+    from ffncli.block.analysis.gated import gated_report
     from ffncli.cli.activations.gated_page import rows
 
     return rows([gated_report(UNITS[name], at, ups, std) for name in units], widths)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block.activations import TABLE
-from ffncli.block.units import NEAR_ZERO
+from ffncli.block.value import NEAR_ZERO
 from ffncli.cli.common.model_run import agreement_text, listed
 from ffncli.models.runnable import is_runnable
 from ffncli.show.bars import bars

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from decimal import Decimal
 from typing import Annotated
 
-from ffncli.block.analysis.stated import Checked, Claim, check, claim
+from ffncli.block.analysis.facts import Checked, Claim, check, claim
 from ffncli.cli.common.option import option
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ffncli.block.analysis.gated import UNITS
-from ffncli.block.analysis.gated_difference import GatedDifference, Interval
+from ffncli.block.analysis.gated import UNITS, GatedDifference, Interval
 from ffncli.cli.activations.against_page import widened
 from ffncli.cli.activations.points import point
 from ffncli.show.parts import Answer, Line, Part

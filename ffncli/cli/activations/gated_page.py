@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from ffncli.block.analysis.gated_facts import GatedReport, GatedValue
-from ffncli.block.units import NEAR_ZERO
+from ffncli.block.analysis.gated import GatedReport, GatedValue
+from ffncli.block.value import NEAR_ZERO
 from ffncli.cli.activations.points import point
 from ffncli.show.parts import Line, Part
 from ffncli.show.tables import Fixed, Table

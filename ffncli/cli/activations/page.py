@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ffncli.block.analysis.curve import Shape
 from ffncli.block.analysis.facts import CONVENTIONS, Facts
 from ffncli.block.analysis.operations import CONVENTION, operations
-from ffncli.block.analysis.shape import Shape
-from ffncli.block.units import NEAR_ZERO
+from ffncli.block.value import NEAR_ZERO
 from ffncli.cli.activations.points import point
 from ffncli.show.parts import Answer, Line, Part
 from ffncli.show.tables import Fixed, Table
@@ -23,7 +23,7 @@ def answer(facts: Sequence[Facts], gated: Sequence[Mapping[str, Any]], ratios: b
     unit_parts: list[Part] = []
     conventions = {**CONVENTIONS, "operations": CONVENTION}
     if gated:
-        from ffncli.block.analysis import gated_facts
+        from ffncli.block.analysis import gated as gated_facts
         from ffncli.cli.activations import gated_page
 
         flat += [gated_page.flat(row) for row in gated]

@@ -13,7 +13,7 @@ from ffncli.bench.judge.limits import LEAST_MEMORY
 from ffncli.bench.records import FIRST_CALL, Calibrate, Launch, Method, Pass
 from ffncli.bench.request.grid import DECODE, Grid
 from ffncli.bench.request.parts import GridPart, grid_part
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from ffncli.cli.common import values
 from ffncli.cli.common.option import COMPUTE, option
 from ffncli.cli.common.options import Count, Text, TokenListOptions

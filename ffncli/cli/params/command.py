@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ffncli.block import shard, storage, traffic
+from ffncli.block import dtypes, shard, traffic
 from ffncli.block.analysis.flow import flow
 from ffncli.block.cost import CONVENTIONS
 from ffncli.block.recipe import steps
@@ -36,7 +36,7 @@ from ffncli.system.files import read_whole
 if TYPE_CHECKING:
     from ffncli.models.counting.iso_params import IsoParams  # sweeps and counterparts are imported on request
 
-_CONVENTIONS = {**CONVENTIONS, **storage.CONVENTIONS, **traffic.CONVENTIONS, **shard.CONVENTIONS}
+_CONVENTIONS = {**CONVENTIONS, **dtypes.CONVENTIONS, **traffic.CONVENTIONS, **shard.CONVENTIONS}
 _MOST_CONDITION_BYTES = 10_000_000  # of --assert-file
 _group = partial(Opt, group="What to count")
 

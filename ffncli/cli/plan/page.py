@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from ffncli.models.model import ranges
 from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Table

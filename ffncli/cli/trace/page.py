@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import CONVENTIONS
-from ffncli.block.units import NEAR_ZERO
+from ffncli.block.value import NEAR_ZERO
 from ffncli.cli.common.block_summary import dimensions_text
 from ffncli.cli.common.model_run import labels
 from ffncli.cli.trace.change_page import change_parts, changes_json, prediction_json

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import CONVENTIONS
-from ffncli.block.units import NEAR_ZERO
+from ffncli.block.value import NEAR_ZERO
 from ffncli.cli.common.model_run import listed
 from ffncli.cli.trace.routing_page import IN_CSV, layers_table
 from ffncli.show.parts import Answer, Heading, Line, Part

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ffncli.block.units import NEAR_ZERO
+from ffncli.block.value import NEAR_ZERO
 from ffncli.show.parts import Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.tensors import edges

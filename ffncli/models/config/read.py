@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.block import activations, dtypes
-from ffncli.block.limits import NO_LIMITS
+from ffncli.block.activations import NO_LIMITS
 from ffncli.block.recipe import FFNSpec, MoE, size, unit_ops
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.models.config.families import BY_TYPE, FAMILIES, REFUSED, TEXT_TYPES, family_of

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Annotated, Any
 
 from ffncli.block.dtypes import DType, activation_dtype, storage
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError, option
 from ffncli.models.counting.cluster import CPU, Accelerators, Assumed, Assumptions, Speeds, assumed, cluster_of
 from ffncli.models.counting.count import ModelCount, count

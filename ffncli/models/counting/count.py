@@ -8,8 +8,8 @@ from typing import Any
 
 from ffncli.block import dtypes
 from ffncli.block.cost import Cost, cost
+from ffncli.block.dtypes import weight_bytes
 from ffncli.block.steps import Axis, Norm, Step, of_norm, parameters, walk
-from ffncli.block.storage import weight_bytes
 from ffncli.dataclass import dataclass
 from ffncli.models.counting.not_counted import not_counted
 from ffncli.models.counting.weight_format import storage_of

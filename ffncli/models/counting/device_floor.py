@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ffncli.block.dtypes import DType, activation_dtype
-from ffncli.block.floor import Bound, time_floor
+from ffncli.block.traffic import Bound, time_floor
 from ffncli.dataclass import dataclass
 from ffncli.models.counting.traffic import TokenCost
 from ffncli.system.hardware import Device

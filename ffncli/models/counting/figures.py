@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from ffncli.block.dtypes import DType, storage
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError, option, shown
 from ffncli.models.counting.count import ModelCount, count
 from ffncli.models.counting.device_floor import DeviceFloor, device_floors, ridge_of

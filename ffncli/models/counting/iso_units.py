@@ -7,8 +7,8 @@ from dataclasses import replace
 from ffncli.block.analysis.gated import GatedUnit
 from ffncli.block.analysis.operations import COUNTING, counted
 from ffncli.block.cost import cost
-from ffncli.block.limited import value
 from ffncli.block.recipe import FFNSpec, steps
+from ffncli.block.value import value
 from ffncli.dataclass import dataclass
 from ffncli.models.counting.iso_params import IsoParams, counterpart, iso_params
 

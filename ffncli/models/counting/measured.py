@@ -14,9 +14,8 @@ from functools import cached_property
 from math import log2
 
 from ffncli.block.dtypes import DType, activation_dtype
-from ffncli.block.floor import time_floor
 from ffncli.block.recipe import FFNSpec, steps
-from ffncli.block.traffic import Traffic, launches
+from ffncli.block.traffic import Traffic, launches, time_floor
 from ffncli.dataclass import dataclass
 from ffncli.models.counting.cluster import Rates
 

@@ -1,7 +1,7 @@
 """How long a model's FFNs take on accelerators that share them, what binds them, and whether they fit: no measurement.
 
 A layer runs as kernels one after another (`launches` in `block/traffic.py`). Each takes the longer of its arithmetic
-and its memory traffic, by the roofline (`block/floor.py`) of one rank's part at the rates that a cluster may expect;
+and its memory traffic, by the roofline (`block/traffic.py`) of one rank's part at the rates that a cluster may expect;
 collectives wait for that and add to it. Under expert parallelism (ep) the tokens are split over the ep groups of ranks
 too; a layer waits for the rank with most work.
 """
@@ -13,11 +13,9 @@ from dataclasses import replace
 from typing import Literal
 
 from ffncli.block.cost import cost
-from ffncli.block.dtypes import DType, activation_dtype
-from ffncli.block.floor import TimeFloor, time_floor
-from ffncli.block.ranks import Ranks
-from ffncli.block.storage import weight_bytes
-from ffncli.block.traffic import Traffic, launches
+from ffncli.block.dtypes import DType, activation_dtype, weight_bytes
+from ffncli.block.shard import Ranks
+from ffncli.block.traffic import TimeFloor, Traffic, launches, time_floor
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.counting import expert_parallel, tensor_parallel

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ffncli.block.ranks import Ranks
-from ffncli.block.ranks import divisors as divisors
-from ffncli.block.ranks import nearest as nearest
-from ffncli.block.shard import rank_steps
+from ffncli.block.shard import Ranks, rank_steps
+from ffncli.block.shard import divisors as divisors
+from ffncli.block.shard import nearest as nearest
 from ffncli.block.steps import Step
 from ffncli.models.model import Group
 

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from math import gcd, prod
 
 from ffncli.block.cost import Cost, cost
-from ffncli.block.dtypes import DType, activation_dtype
-from ffncli.block.ranks import Ranks
+from ffncli.block.dtypes import DType, activation_dtype, parameter_bytes, weight_bytes
+from ffncli.block.shard import Ranks
 from ffncli.block.steps import AllReduce, Axis, Experts, Route, Step, input_shapes, parameters, shapes
-from ffncli.block.storage import parameter_bytes, weight_bytes
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.counting import expert_parallel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ffncli.block.dtypes import DType, activation_dtype
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from ffncli.block.traffic import Traffic, rank_experts_touched, tokens_at, traffic
 from ffncli.dataclass import dataclass
 from ffncli.models.counting.ranks import steps_of

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ffncli.block import dtypes
 from ffncli.block.activations import TABLE
-from ffncli.block.scalar import with_learned
+from ffncli.block.formulas import with_learned
 from ffncli.dataclass import dataclass
 from ffncli.run.engine.functions import NAMESPACE, function
 from ffncli.run.engine.threads import one_thread

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ffncli.block.activations import TABLE
-from ffncli.block.limited import value
-from ffncli.block.scalar import with_learned
+from ffncli.block.formulas import with_learned
 from ffncli.block.steps import Activation, Linear, Multiply, Step, parameters
+from ffncli.block.value import value
 from ffncli.run.engine.execute import execute
 from ffncli.run.engine.functions import NAMESPACE, function
 

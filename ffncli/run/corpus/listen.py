@@ -27,7 +27,7 @@ from ffncli.block.steps import (
     routes,
     tables,
 )
-from ffncli.block.units import unit_steps
+from ffncli.block.value import unit_steps
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Layer

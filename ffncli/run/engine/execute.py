@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ffncli.block.limited import unlimited
 from ffncli.block.steps import (
     Activation,
     Add,
@@ -32,6 +31,7 @@ from ffncli.block.steps import (
     parameters,
     tables,
 )
+from ffncli.block.value import unlimited
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.run.engine.functions import NAMESPACE, function

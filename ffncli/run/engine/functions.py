@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.activations import TABLE
-from ffncli.block.scalar import SCALAR, with_learned
+from ffncli.block.formulas import SCALAR, with_learned
 
 # torch has every name that SCALAR has.
 NAMESPACE = SimpleNamespace(**{name: getattr(torch, name) for name in vars(SCALAR)})

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ffncli.block import dtypes
-from ffncli.block.recipe import route_of, steps
-from ffncli.block.rewrite import final_layer
+from ffncli.block.recipe import final_layer, route_of, steps
 from ffncli.block.steps import (
     Dropout,
     Step,

@@ -12,8 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ffncli.block.ranks import Ranks
-from ffncli.block.shard import rank_steps
+from ffncli.block.shard import Ranks, rank_steps
 from ffncli.block.steps import AllReduce, Experts, Step, block_inputs, parameters, tables
 from ffncli.dataclass import dataclass
 from ffncli.run.engine.execute import apply, mix, possible, received, unmixed

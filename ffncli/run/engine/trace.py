@@ -21,7 +21,7 @@ from ffncli.block.steps import (
     right_hand_side,
     weight_symbol,
 )
-from ffncli.block.units import unit_steps
+from ffncli.block.value import unit_steps
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.run.engine.execute import EVAL, Event, Mode, execute

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from ffncli.block.steps import Activation, Experts, Step
-from ffncli.block.units import unit_steps
+from ffncli.block.value import unit_steps
 from ffncli.dataclass import dataclass
 from ffncli.run.engine.execute import Event
 

@@ -14,8 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ffncli.block.limited import clipped, slope, unlimited, value
-from ffncli.block.scalar import with_learned
+from ffncli.block.formulas import with_learned
 from ffncli.block.steps import (
     Activation,
     Add,
@@ -23,6 +22,7 @@ from ffncli.block.steps import (
     Experts,
     Norm,
 )
+from ffncli.block.value import clipped, slope, unlimited, value
 from ffncli.dataclass import dataclass
 from ffncli.run.engine.functions import NAMESPACE
 from ffncli.run.explain.scene import Read, Scene, TensorPlace

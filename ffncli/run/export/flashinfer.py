@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-from ffncli.block.op import Axis
-from ffncli.block.steps import Experts, block_inputs, feature_axis, id_inputs, parameters, state_inputs
+from ffncli.block.steps import Axis, Experts, block_inputs, feature_axis, id_inputs, parameters, state_inputs
 from ffncli.errors import FFNError, clean
 from ffncli.kernels.argument_names import argument
 from ffncli.run.export.problem import CONVENTIONS, ExportProblem, refused

@@ -10,8 +10,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from ffncli.block import limited
-from ffncli.block.scalar import SCALAR, with_learned
+from ffncli.block import value as limited
+from ffncli.block.formulas import SCALAR, with_learned
 from ffncli.block.steps import Activation
 
 _BINARY = {"+": 2, "-": 2, "*": 3, "/": 3, "<": 1, "<=": 1, ">": 1, ">=": 1, "==": 1}  # sign → how tightly it binds

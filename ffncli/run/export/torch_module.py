@@ -7,12 +7,12 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from ffncli.block.activations import TABLE
-from ffncli.block.op import Op
 from ffncli.block.steps import (
     Activation,
     Experts,
     Linear,
     Norm,
+    Op,
     Step,
     block_inputs,
     id_inputs,

@@ -12,7 +12,7 @@ from math import frexp, gcd, inf, isfinite, sqrt
 import torch
 from torch import Tensor
 
-from ffncli.block.units import NEAR_ZERO
+from ffncli.block.value import NEAR_ZERO
 from ffncli.dataclass import dataclass
 
 BINS = 24  # of a histogram that fits 80 columns together with the statistics

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ffncli.block.units import NEAR_ZERO
+from ffncli.block.value import NEAR_ZERO
 from ffncli.dataclass import dataclass
 from ffncli.run.measure.statistics import chunk_size
 

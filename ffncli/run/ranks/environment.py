@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, shown
 

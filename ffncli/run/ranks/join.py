@@ -13,7 +13,7 @@ from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore
 
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from ffncli.errors import ExitCode, FFNError, Terminated
 from ffncli.run.ranks.environment import Place, device_of, torchrun
 from ffncli.run.ranks.process import ignore_termination

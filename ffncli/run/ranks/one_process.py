@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ffncli.block.cost import cost
 from ffncli.block.dtypes import dtype
-from ffncli.block.ranks import Ranks
-from ffncli.block.shard import rank_steps
+from ffncli.block.shard import Ranks, rank_steps
 from ffncli.block.steps import (
     AllReduce,
     Experts,

@@ -24,8 +24,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
-from ffncli.block.ranks import Ranks
-from ffncli.block.shard import rank_steps
+from ffncli.block.shard import Ranks, rank_steps
 from ffncli.block.steps import AllReduce, Axis, Experts, Linear, Step, block_inputs, parameters, tables
 from ffncli.dataclass import dataclass
 from ffncli.run.engine.execute import Mode, apply, run, unmixed

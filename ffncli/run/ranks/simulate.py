@@ -21,8 +21,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group  # type: i
 from torch.distributed.tensor.debug import CommDebugMode
 
 from ffncli.block.dtypes import activation_dtype
-from ffncli.block.ranks import Ranks
-from ffncli.block.shard import rank_steps
+from ffncli.block.shard import Ranks, rank_steps
 from ffncli.block.steps import Step, experts_per_token, id_inputs, input_shapes, parameters, tables
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError

@@ -13,7 +13,7 @@ from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.run.ranks.environment import Place

@@ -9,8 +9,8 @@ import torch
 
 from ffncli.block.activations import TABLE
 from ffncli.block.cost import cost
+from ffncli.block.formulas import SCALAR
 from ffncli.block.recipe import steps
-from ffncli.block.scalar import SCALAR
 from ffncli.block.steps import ffn_steps, parameters
 from ffncli.models import catalog
 from ffncli.models.counting.count import count

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.cost import cost
-from ffncli.block.rewrite import without_nonlinearity
+from ffncli.block.recipe import without_nonlinearity
 from ffncli.block.steps import Step, ffn_steps, parameters
 from ffncli.run.engine.functions import function as activation
 from ffncli.run.engine.prepare import Prepared

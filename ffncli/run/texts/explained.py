@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ffncli.block.activations import TABLE
 from ffncli.block.cost import cost
-from ffncli.block.scalar import SCALAR
+from ffncli.block.formulas import SCALAR
 from ffncli.run.engine.prepare import Prepared
 from ffncli.run.measure.gap import gap
 from ffncli.run.texts.fact import (

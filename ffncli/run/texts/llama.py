@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ffncli.block import dtypes
-from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec, steps
+from ffncli.block.shard import Ranks
 from ffncli.block.steps import Norm, Step, parameters, weight_symbol
 from ffncli.models import catalog
 from ffncli.models.counting.iso_params import iso_params

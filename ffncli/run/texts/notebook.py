@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ffncli.block.rewrite import without_nonlinearity
+from ffncli.block.recipe import without_nonlinearity
 from ffncli.run.engine.execute import Mode, run
 from ffncli.run.engine.prepare import Prepared
 from ffncli.run.measure.gap import gap

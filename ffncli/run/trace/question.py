@@ -8,7 +8,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.dimensions import Dimensions, leading_axes

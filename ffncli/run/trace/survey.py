@@ -45,7 +45,7 @@ class LayerRow:
     """One layer's FFN over the tokens.
 
     Of the values after the activation the share `zero_share` is exactly zero, `near_zero_share` within NEAR_ZERO (see
-    block/units.py). Of the `units` (of all experts that received a token) `dead_units` are exactly zero for
+    block/value.py). Of the `units` (of all experts that received a token) `dead_units` are exactly zero for
     every token, `near_dead_units` within NEAR_ZERO of it. Norms are mean L2 norms of a token, `gain` is the output's
     over the input's. `agreement` is with the model's own FFN, None without a prompt. `not_finite` are the inputs and
     weights with NaN or Inf, and the first step with any. `routing` is the load of a mixture's experts.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ffncli.block.dtypes import dtype
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError, option, shown_path
 from ffncli.models.counting import expert_parallel, tensor_parallel
 from ffncli.models.dimensions import Dimensions, leading_axes, with_dimensions

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ffncli.block.activations import TABLE
-from ffncli.block.limits import Limits
+from ffncli.block.activations import TABLE, Limits
 from ffncli.block.recipe import FFNSpec, route_of
 from ffncli.block.steps import Activation
 from ffncli.kernels.activations import activation

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ffncli.block.steps import Activation, Experts, Linear, Multiply, Step, weight_symbol
-from ffncli.block.units import unit_steps
+from ffncli.block.value import unit_steps
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 

@@ -10,8 +10,8 @@ from ffncli.bench.judge.environment_match import match
 from ffncli.bench.judge.roofline import communication_bytes, sent_by_rank
 from ffncli.bench.judge.summary import summarise
 from ffncli.bench.records import COLLECTIVES, COMPUTE, Case
-from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec, MoE
+from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError
 from tests.bench.units import CASE, RUN, units_of
 

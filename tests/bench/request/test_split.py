@@ -8,7 +8,7 @@ from ffncli.bench.records import Method
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import BenchRequest, Grid, from_json, to_json
 from ffncli.bench.request.split import threads_of_rank
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError
 from ffncli.models.dimensions import Dimensions
 

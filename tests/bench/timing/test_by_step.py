@@ -7,7 +7,7 @@ import torch
 
 from ffncli.bench.records import BLOCK
 from ffncli.bench.timing.by_step import step_calls
-from ffncli.block.limits import hard_limits
+from ffncli.block.activations import hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs, walk
 from ffncli.kernels.kernel import kernel_steps

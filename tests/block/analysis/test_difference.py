@@ -14,7 +14,7 @@ import torch
 from ffncli.block.activations import TABLE
 from ffncli.block.analysis.curve import curve
 from ffncli.block.analysis.difference import SHOWN, difference, minus
-from ffncli.block.scalar import with_learned
+from ffncli.block.formulas import with_learned
 from ffncli.run.engine.functions import NAMESPACE
 from tests.oracles.exact import EXACT
 

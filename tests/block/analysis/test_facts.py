@@ -9,8 +9,7 @@ import torch
 from torch.nn import init
 
 from ffncli.block.activations import TABLE
-from ffncli.block.analysis.facts import NARROWEST, WIDEST, facts
-from ffncli.block.analysis.stated import check, claim
+from ffncli.block.analysis.facts import NARROWEST, WIDEST, check, claim, facts
 from ffncli.errors import FFNError
 from tests.oracles.activations import autograd_slope, oracle
 

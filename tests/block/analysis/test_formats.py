@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.block.analysis.formats import FORMATS, formats, inputs, shares
+from ffncli.block.analysis.rounding import FORMATS, formats, inputs, shares
 from ffncli.errors import FFNError
 from ffncli.run.measure.ulp import ulp
 

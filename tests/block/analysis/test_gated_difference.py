@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from ffncli.block.analysis.gated import UNITS
-from ffncli.block.analysis.gated_difference import gated_difference
+from ffncli.block.analysis.gated import UNITS, gated_difference
 from tests.block.analysis.test_gated import ORACLES
 from tests.block.analysis.test_gated_facts import plane
 

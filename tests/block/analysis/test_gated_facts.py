@@ -12,8 +12,7 @@ import torch
 
 from ffncli.block.activations import TABLE
 from ffncli.block.analysis.curve import curve
-from ffncli.block.analysis.gated import UNITS
-from ffncli.block.analysis.gated_facts import gated_facts, linear_share
+from ffncli.block.analysis.gated import UNITS, gated_facts, linear_share
 from ffncli.errors import FFNError
 from tests.block.analysis.test_gated import ORACLES
 from tests.oracles.activations import initial, oracle

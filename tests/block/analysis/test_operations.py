@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ffncli.block.activations import TABLE
 from ffncli.block.analysis.operations import COUNTING, Operations, counted, operations
-from ffncli.block.scalar import with_learned
+from ffncli.block.formulas import with_learned
 
 _PLUS = "1 add, 1 compare, 1 select, 2 sign, 1 exp, 1 log1p"  # softplus: where(x > 0, x, 0) + log1p(exp(-|x|))
 HAND = {  # name: (f, slope), counted by reading

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from ffncli.block.activations import TABLE
-from ffncli.block.analysis.curve import curve
-from ffncli.block.analysis.quadrature import expectation, nodes, normal_share
+from ffncli.block.analysis.curve import curve, expectation, nodes, normal_share
 from tests.oracles.activations import oracle
 
 POINTS = 1_000_000

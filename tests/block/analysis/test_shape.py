@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from ffncli.block.activations import TABLE
-from ffncli.block.analysis.curve import curve
-from ffncli.block.analysis.shape import exact_zero_share, near_zero_share, shape
+from ffncli.block.analysis.curve import curve, exact_zero_share, near_zero_share, shape
 from tests.oracles.activations import autograd_slope, oracle
 
 every_row = pytest.mark.parametrize("name", TABLE)

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from ffncli.block.activations import TABLE
-from ffncli.block.analysis.difference import difference
-from ffncli.block.analysis.formats import FORMATS, inputs
-from ffncli.block.analysis.survival import rounded_differences, survival
-from ffncli.block.scalar import with_learned
+from ffncli.block.analysis.difference import difference, rounded_differences, survival
+from ffncli.block.analysis.rounding import FORMATS, inputs
+from ffncli.block.formulas import with_learned
 from ffncli.run.engine.functions import NAMESPACE
 from tests.block.analysis.test_formats import DTYPES, every_number, torchs_ordinal
 

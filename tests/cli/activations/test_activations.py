@@ -10,7 +10,7 @@ import math
 import pytest
 
 from ffncli.block.activations import TABLE
-from ffncli.block.analysis import survival
+from ffncli.block.analysis import difference
 from ffncli.cli.activations.command import IN_USE
 from ffncli.models import catalog
 from ffncli.show.text import encodable
@@ -147,8 +147,8 @@ def test_an_output_without_our_symbols_reads_all_the_same(call, asked):
 
 def test_a_difference_is_computed_once_for_the_page_and_the_exit_code(call, monkeypatch):
     asked = []
-    real = survival.difference
-    monkeypatch.setattr(survival, "difference", lambda *which: asked.append(which) or real(*which))
+    real = difference.difference
+    monkeypatch.setattr(difference, "difference", lambda *which: asked.append(which) or real(*which))
     options = ("--against", "gelu", "--tolerance", "0.1", "--dtype", "bf16")
     code, _, error = call("activations", "silu", "gelu_tanh", *options)
     assert (code, asked) == (1, [("silu", "gelu", 1.0), ("gelu_tanh", "gelu", 1.0)])

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ffncli.block.activations import GATED, TABLE
-from ffncli.block.analysis.formats import FORMATS
 from ffncli.block.analysis.gated import UNITS
+from ffncli.block.analysis.rounding import FORMATS
 from ffncli.block.dtypes import STORED
 from ffncli.block.dtypes import TABLE as DTYPES
 from ffncli.cli.main import COMMANDS

@@ -9,7 +9,7 @@ import torch
 from transformers.models.step3p7.configuration_step3p7 import Step3p7TextConfig
 from transformers.models.step3p7.modeling_step3p7 import Step3p7MLP
 
-from ffncli.block.limits import NO_LIMITS, Limits, hard_limits, limits_after
+from ffncli.block.activations import NO_LIMITS, Limits, hard_limits, limits_after
 from ffncli.block.recipe import steps
 from ffncli.block.steps import Activation, ffn_steps
 from ffncli.errors import FFNError

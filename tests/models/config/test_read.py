@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from ffncli.block.limits import hard_limits
+from ffncli.block.activations import hard_limits
 from ffncli.errors import FFNError
 from ffncli.models.config.read import FAMILIES, from_config, quantization_of
 from ffncli.models.dimensions import Dimensions

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ffncli.block.limits import Limits, hard_limits
+from ffncli.block.activations import Limits, hard_limits
 from ffncli.errors import FFNError
 from ffncli.models.config.read import from_config
 from ffncli.models.counting.count import count

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ffncli.block.dtypes import dtype
-from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec, MoE
+from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError
 from ffncli.models.counting.cluster import Accelerators
 from ffncli.models.counting.cluster_plan import PlanQuestion, plan_model

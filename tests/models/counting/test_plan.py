@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ffncli.block.dtypes import storage
-from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec, MoE
+from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError
 from ffncli.models import catalog
 from ffncli.models.counting.cluster import Accelerators, Assumptions, assumed, cluster_of

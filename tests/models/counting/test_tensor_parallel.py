@@ -12,9 +12,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ffncli.block.cost import cost
-from ffncli.block.dtypes import STORED, TABLE, storage
+from ffncli.block.dtypes import STORED, TABLE, storage, weight_bytes
 from ffncli.block.recipe import FFNSpec, MoE
-from ffncli.block.storage import weight_bytes
 from ffncli.errors import FFNError
 from ffncli.models import catalog
 from ffncli.models.counting.tensor_parallel import all_gather_bytes, rank_counts, ring_all_reduce_bytes, split

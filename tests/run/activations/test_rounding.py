@@ -73,7 +73,7 @@ def value(name: str, way: str, x: torch.Tensor, learned: dict[str, torch.Tensor]
             "silu": functional.silu, "mish": functional.mish,
         }  # fmt: skip
         return native[name](x)
-    from ffncli.block.scalar import with_learned
+    from ffncli.block.formulas import with_learned
 
     return TABLE[name].f(x, with_learned(torch, learned))
 

@@ -12,8 +12,7 @@ import torch
 from torch.nn import functional
 
 import ffncli
-from ffncli.block.activations import GATED, TABLE
-from ffncli.block.limits import UNITS_WITH_LIMITS
+from ffncli.block.activations import GATED, TABLE, UNITS_WITH_LIMITS
 from ffncli.block.steps import Linear
 from ffncli.run.approximate import approximate as module
 from ffncli.run.approximate.approximate import fits

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ffncli.block.limits import NO_LIMITS, Limits
-from ffncli.block.scalar import SCALAR
+from ffncli.block.activations import NO_LIMITS, Limits
+from ffncli.block.formulas import SCALAR
 from ffncli.errors import FFNError
 from ffncli.run.approximate.approximate import _data
 from ffncli.run.approximate.question import FitQuestion, cases, parse_domain

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ffncli.block.activations import TABLE
-from ffncli.block.limits import hard_limits
+from ffncli.block.activations import TABLE, hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import Activation, Add, Axis, Dropout, Linear, Multiply, Norm, Route, Step
 from ffncli.errors import FFNError

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec, MoE, steps
-from ffncli.block.shard import rank_steps, shard
+from ffncli.block.shard import Ranks, rank_steps, shard
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.sharded import share_of, summed
 from ffncli.run.engine.weights import random_weights

@@ -11,9 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.block.limits import Limits, hard_limits
-from ffncli.block.recipe import FFNSpec, MoE, steps
-from ffncli.block.rewrite import final_layer
+from ffncli.block.activations import Limits, hard_limits
+from ffncli.block.recipe import FFNSpec, MoE, final_layer, steps
 from ffncli.block.shard import shard
 from ffncli.block.steps import OPS, block_inputs, id_inputs, state_inputs
 from ffncli.errors import FFNError

@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ffncli.block.activations import TABLE
-from ffncli.block.limits import UNITS_WITH_LIMITS, Limits, hard_limits
+from ffncli.block.activations import TABLE, UNITS_WITH_LIMITS, Limits, hard_limits
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.block.steps import id_inputs, input_shapes
 from ffncli.models.model import block_model

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.block.units import NEAR_ZERO
+from ffncli.block.value import NEAR_ZERO
 from ffncli.run.measure import statistics as module
 from ffncli.run.measure.statistics import BINS, not_finite, statistics
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError
 from ffncli.run.ranks.environment import Place, RanksNeeded, device_of, split_asked_for, split_over, torchrun
 from ffncli.run.ranks.process import common_exit_code

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec, steps
+from ffncli.block.shard import Ranks
 from ffncli.block.steps import Activation
 from ffncli.models.examples import Example, find, merged_first
 from ffncli.models.model import block_model

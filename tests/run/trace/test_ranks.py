@@ -121,8 +121,8 @@ def test_experts_over_ranks(tp, tokens):
 
 def test_a_sum_inside_experts_is_one_collective_of_their_rows():
     """Muse-Spark normalises what every expert gives: the only all-reduce is in the experts' program."""
-    from ffncli.block.ranks import Ranks
     from ffncli.block.recipe import FFNSpec, MoE, steps
+    from ffncli.block.shard import Ranks
     from ffncli.run.engine.execute import execute
     from ffncli.run.engine.weights import random_weights
     from ffncli.run.ranks.one_process import compared_steps, rank_trace

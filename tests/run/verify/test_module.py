@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ffncli.block.activations import TABLE
-from ffncli.block.limits import Limits
+from ffncli.block.activations import TABLE, Limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs
 from ffncli.run.engine.execute import run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from ffncli.block.limits import hard_limits
+from ffncli.block.activations import hard_limits
 from ffncli.errors import FFNError
 from ffncli.models.config.families.routing import after_prefix, corrected, named, only
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import repeat
 
 from ffncli.block import activations
-from ffncli.block.limits import NO_LIMITS, Limits, limits_after
+from ffncli.block.activations import NO_LIMITS, Limits, limits_after
 from ffncli.errors import FFNError
 from ffncli.models.config.family import Extra, LayerRule, Stack
 from ffncli.models.files.fields import Fields

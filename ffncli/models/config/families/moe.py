@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from ffncli.block.limits import NO_LIMITS, hard_limits
+from ffncli.block.activations import NO_LIMITS, hard_limits
 from ffncli.errors import FFNError
 from ffncli.models.config.families.limited import expert_limits, swiglu_limits
 from ffncli.models.config.families.routing import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ffncli.block.limits import Limits, hard_limits
+from ffncli.block.activations import Limits, hard_limits
 from ffncli.models.config.families.routing import agree, named, only, per_layer
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack
 from ffncli.models.files.fields import Fields

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from ffncli.block.steps import Experts, Route, Step, block_inputs, ffn_span, ffn_steps
 from ffncli.dataclass import dataclass
 from ffncli.kernels.kernel import Kernel, kernel_steps

@@ -9,9 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec, steps
-from ffncli.block.shard import rank_steps
+from ffncli.block.shard import Ranks, rank_steps
 from ffncli.block.steps import AllReduce, Dropout, ffn_steps, shapes, walk
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError

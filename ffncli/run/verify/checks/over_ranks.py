@@ -10,8 +10,7 @@ from math import inf
 import torch
 from torch import Tensor, distributed
 
-from ffncli.block.ranks import Ranks
-from ffncli.block.shard import rank_steps
+from ffncli.block.shard import Ranks, rank_steps
 from ffncli.block.steps import AllReduce, Experts, walk
 from ffncli.run.engine.execute import run
 from ffncli.run.ranks.join import joined

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.activations import TABLE
-from ffncli.block.rewrite import with_biases, without_nonlinearity
+from ffncli.block.recipe import with_biases, without_nonlinearity
 from ffncli.block.steps import Linear, Norm, Step, parameters
 from ffncli.kernels import built_in
 from ffncli.run.engine.execute import execute, run

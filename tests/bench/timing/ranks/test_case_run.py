@@ -12,8 +12,8 @@ from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.placed_kernel import touched
 from ffncli.bench.timing.placement import caching
 from ffncli.bench.timing.ranks.case_run import RankInStep
-from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec
+from ffncli.block.shard import Ranks
 from tests.bench.fake_ranks import on_ranks
 
 LLC, ROOM = 1 << 20, 1 << 34

@@ -6,7 +6,7 @@ import pytest
 
 from ffncli.bench.timing import rounds
 from ffncli.bench.timing.ranks.channel import RankClock
-from ffncli.block.ranks import Ranks
+from ffncli.block.shard import Ranks
 from tests.bench.fake_clock import FakeClock, FakeCounters, placing
 from tests.bench.fake_ranks import on_ranks
 from tests.bench.units import CASE, QUICK, TIMES

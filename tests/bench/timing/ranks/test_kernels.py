@@ -9,9 +9,9 @@ from ffncli.bench.records import Case
 from ffncli.bench.timing.outcomes import Skipped
 from ffncli.bench.timing.ranks import kernels
 from ffncli.bench.timing.ranks.kernels import SplitKernel, in_step, part_of, split_kernels
-from ffncli.block.ranks import Ranks
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.block.recipe import steps as steps_of
+from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError
 from ffncli.kernels import built_in
 from ffncli.kernels.choice import choices

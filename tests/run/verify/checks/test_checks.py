@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ffncli.block.activations import TABLE
-from ffncli.block.limits import hard_limits
+from ffncli.block.activations import TABLE, hard_limits
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.block.steps import Activation, Add, Linear
 from ffncli.errors import FFNError
