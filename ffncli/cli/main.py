@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("ffncli.cli.verify", "Prove that ways of computing a block agree."),
     "bench": ("ffncli.cli.bench.command", "Verify, then time kernels: ratios that anyone can reproduce."),
     "merge": ("ffncli.cli.merge", "Merge results of ffn bench, such as the parts of a grid."),
-    "export": ("ffncli.cli.export.command", "Write a block for torch, FlashInfer-Bench, ONNX or LaTeX."),
+    "export": ("ffncli.cli.export", "Write a block for torch, FlashInfer-Bench, ONNX or LaTeX."),
     "models": ("ffncli.cli.models", "List the known models, with their sources."),
     "compare": ("ffncli.cli.compare.command", "Compare two results of ffn bench, or two saved traces."),
     "report": ("ffncli.cli.report", "Write a page of HTML from results, traces and certificates."),

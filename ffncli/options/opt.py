@@ -126,9 +126,10 @@ def as_typed(name: str, value: str | None) -> str:
 
 
 def _fields(record: type[Any]) -> list[Field[Any]]:
-    """The fields of a record: those that it declares itself, then those of its bases."""
+    """The fields of a record: those that it declares itself, then those of its bases, which it may redefine."""
     names = [name for kind in record.__mro__ for name in vars(kind).get("__annotations__", {})]
-    return sorted(fields(record), key=lambda field: names.index(field.name))
+    places = {name: place for place, name in enumerate(names)}
+    return sorted(fields(record), key=lambda field: places[field.name])
 
 
 def _defaults(record: type[Any]) -> Mapping[str, Any]:

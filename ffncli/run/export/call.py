@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Annotated
 
 from ffncli.block.recipe import one_of
 from ffncli.block.steps import parameters
-from ffncli.dataclass import dataclass
-from ffncli.errors import ExitCode, FFNError, did_you_mean, shown, shown_path
+from ffncli.errors import ExitCode, FFNError, did_you_mean, option, shown, shown_path
+from ffncli.models.dimensions import Dimensions, token_counts
 from ffncli.models.model import Resolved
 from ffncli.models.runnable import require_runnable
+from ffncli.options.accept import COUNTS, NATURAL, Accepts, number_or_text, text
+from ffncli.options.opt import COMPUTE, INPUT, SOURCE, Opt, call
+from ffncli.options.shared import Batch, Counts, SeqLen
 from ffncli.run.export.problem import ExportProblem, Part, problem_of
-from ffncli.run.user.arguments import DimensionNames, Source, converted
 from ffncli.run.user.load import load
+from ffncli.run.user.options import Source
+from ffncli.run.user.options import source as source_option
+from ffncli.run.user.time_limit import LoadOptions
 from ffncli.system.files import check_writable, written_whole
 from ffncli.system.packages import package_errors
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+WHAT = "What to write"
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Export:
         """The file's text. Raises FFNError for a form of several files, or of bytes."""
         contents = next(iter(self.files.values()))
         if len(self.files) > 1 or isinstance(contents, bytes):
-            raise FFNError(f"--as {self.form} is not a text", "write it: -o PATH")
+            raise FFNError(f"{option('form', self.form)} is not a text", f"write it: {option('out', 'PATH')}")
         return contents
 
     def write(self, path: str | Path, force: bool = False) -> tuple[str, ...]:
@@ -65,9 +70,9 @@ class Export:
         folder = not FORMS[self.form].suffix
         paths = {target / name if folder else target: contents for name, contents in self.files.items()}
         if not folder:
-            check_writable(str(target), force, "-o")
+            check_writable(str(target), force, option("out"))
         elif not force and (there := next((one for one in paths if one.exists()), None)):
-            raise FFNError(f"{shown_path(there)} exists already", "choose another -o FOLDER, or give --force")
+            raise FFNError(f"{shown_path(there)} exists already", f"choose another folder, or give {option('force')}")
         for one, contents in paths.items():
             if folder:
                 _make_folder(one.parent)
@@ -83,49 +88,101 @@ def _make_folder(path: Path) -> None:
         raise FFNError(f"cannot write {shown_path(path)}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
 
 
-def export(
-    source: Source = None,
-    form: str = "torch",
-    part: str | None = None,
-    layer: int | str | None = None,
-    tokens: int | Sequence[int] | None = None,
-    dtype: str | None = None,
-    seed: int | None = None,
-    large: bool = False,
-    **dimensions: Unpack[DimensionNames],
-) -> Export:
+@dataclass(frozen=True, kw_only=True)
+class ExportQuestion(Dimensions, LoadOptions):
     """A block as a torch module, a FlashInfer-Bench problem, an ONNX model or LaTeX.
 
     >>> import ffncli
     >>> ffncli.export("llama-2-7b", form="latex", tokens=1).text.splitlines()[0]
     '% llama-2-7b, decoder layer 0: d_model 4096, d_ff 11008, silu, gated'
 
-    `form` is that of `ffn export --as`; `part` is `block`, with its norms and residual, or `ffn` alone (the default of
-    flashinfer-trace, and what `ffn bench` times). `tokens` are the workloads. An ONNX model has the source's weights,
-    or random ones of `seed`; `large` lets it have more than 200 MB. torch is imported for `onnx`, and for a source in a
-    Python file. Raises FFNError for whatever the command line refuses, and for an argument of the wrong type.
+    `form` is that of `ffn export --as`, by default torch; `part` is `block`, with its norms and residual, or `ffn`
+    alone (the default of flashinfer-trace, and what `ffn bench` times). `tokens` are the workloads. An ONNX model has
+    the source's weights, or random ones of `seed`; `large` lets it have more than 200 MB. torch is imported for `onnx`,
+    and for a source in a Python file. Raises FFNError for whatever the command line refuses, and for an argument of the
+    wrong type.
     """
-    options = converted(locals(), "export")
-    form = require_form(options["form"])
-    chosen: Part = one_of("--part", options["part"] or FORMS[form].part, Part)
-    if form != "onnx" and (options["seed"] is not None or options["large"]):
-        raise FFNError(f"--as {form} writes no weights", "give --seed and --large with --as onnx")
-    with package_errors():
-        resolved = load(options["source"], options["dimensions"], options["seed"] or 0)
+
+    source: Annotated[Source | None, source_option("a block of --d-model")] = field(default=None, kw_only=False)
+    form: Annotated[
+        str | None,
+        Opt(
+            "--as", metavar="FORM", group=WHAT, daily=True, completes="forms",
+            help="Form: torch (a Python file), flashinfer-trace (a folder), onnx or latex.",
+        ),
+    ] = field(default=None, kw_only=False)  # fmt: skip
+    part: Annotated[
+        str | None,
+        Opt(
+            "--part", metavar="NAME", group=WHAT, completes="parts",
+            help="Part to write: block, with its norms and residual, or ffn alone, as in `ffn bench`."
+            " [default: block; flashinfer-trace: ffn]",
+        ),
+    ] = None  # fmt: skip
+    large: Annotated[bool, Opt("--large", group=WHAT, help="With onnx: write a file of more than 200 MB too.")] = False
+    layer: Annotated[
+        int | str | None,
+        Opt(
+            "-l", "--layer", metavar="N", group=SOURCE, daily=True,
+            accepts=number_or_text("a whole number or text such as 'decoder.3'"),
+            help="Layer, counted from 0; decoder.3 in a model with two stacks."
+            " [default: the first of the most common kind]",
+        ),
+    ] = None  # fmt: skip
+    tokens: Annotated[
+        Counts | None,
+        Opt(
+            "-n", "--tokens", metavar="N,...", accepts=COUNTS, repeat=True, group=INPUT, daily=True,
+            help="Numbers of tokens of the workloads. [default: 1,32,1024]",
+        ),
+    ] = None  # fmt: skip
+    batch: Batch = None
+    seq_len: SeqLen = None
+    dtype: Annotated[
+        str | None,
+        Opt(
+            "--dtype", metavar="NAME", accepts=Accepts("text: fp32, fp64, bf16 or fp16", text), group=COMPUTE,
+            daily=True, completes="dtypes",
+            help="Format of weights and inputs: fp32, fp64, bf16 or fp16. [default: as released, else fp32]",
+        ),
+    ] = None  # fmt: skip
+    seed: Annotated[
+        int | None,
+        Opt(
+            "--seed", metavar="N", accepts=NATURAL, group=COMPUTE,
+            help="With onnx: seed of the weights of a SOURCE without any. [default: 0]",
+        ),
+    ] = None  # fmt: skip
+
+
+def exported(question: ExportQuestion) -> Export:
+    """The block in the form that the question names."""
+    form = require_form(question.form or "torch")
+    part: Part = one_of(option("part"), question.part or FORMS[form].part, Part)
+    if form != "onnx" and (question.seed is not None or question.large):
+        raise FFNError(
+            f"{option('form', form)} writes no weights",
+            f"give {option('seed')} and {option('large')} with {option('form', 'onnx')}",
+        )
+    with package_errors(), question.limited():
+        resolved = load(question.source, question.dimensions, question.seed or 0)
         require_runnable(resolved)
-        problem = problem_of(resolved, chosen, options["layer"], options["dtype"], options["tokens"] or ())
+        tokens = token_counts(question.tokens, question.batch, question.seq_len)
+        problem = problem_of(resolved, part, question.layer, question.dtype, tokens)
         if form == "onnx":
-            return _onnx(resolved, problem, options)
+            return _onnx(resolved, problem, question)
     files, notes = _WRITERS[form](problem)
     return Export(form, problem, files, (*resolved.notes, *notes))
 
 
-def require_form(form: str | None) -> str:
+export = call(ExportQuestion, exported, "export")
+
+
+def require_form(form: str) -> str:
     """The form, if there is one of that name, else FFNError."""
-    if form is None:
-        raise FFNError("Missing option '--as'", f"name a form: {', '.join(FORMS)}")
     if form not in FORMS:
-        raise FFNError(f"--as: unknown form {shown(form)}", did_you_mean(form, [*FORMS], f"use {', '.join(FORMS)}"))
+        hint = did_you_mean(form, [*FORMS], f"use {', '.join(FORMS)}")
+        raise FFNError(f"{option('form')}: unknown form {shown(form)}", hint)
     return form
 
 
@@ -152,14 +209,14 @@ _WRITERS: Mapping[str, Callable[[ExportProblem], tuple[dict[str, str], tuple[str
 }  # fmt: skip
 
 
-def _onnx(resolved: Resolved, problem: ExportProblem, options: Mapping[str, Any]) -> Export:
+def _onnx(resolved: Resolved, problem: ExportProblem, question: ExportQuestion) -> Export:
     """With the weights of the source, else with random ones."""
     from ffncli.run.engine.prepare import LayerRequest, prepare
     from ffncli.run.export.onnx_model import check_exportable, onnx_bytes
 
-    check_exportable(problem, options["large"])
+    check_exportable(problem, question.large)
     name = f"{problem.layer.stack}.{problem.layer.index}"
-    ready = prepare(resolved, LayerRequest(name, leading=(1,), dtype=problem.dtype.name, seed=options["seed"]))
+    ready = prepare(resolved, LayerRequest(name, leading=(1,), dtype=problem.dtype.name, seed=question.seed))
     tokens = [one.tokens for one in problem.workloads]
     exact = problem_of(resolved, problem.part, name, problem.dtype.name, tokens, ready.steps)
     weights = {name: ready.weights[name] for name in parameters(exact.steps)}

@@ -1,4 +1,4 @@
-"""--as flashinfer-trace: the files that FlashInfer-Bench and SOL-ExecBench load: Definition, Workloads, a Solution.
+"""The form flashinfer-trace: the files that FlashInfer-Bench and SOL-ExecBench load: Definition, Workloads, a Solution.
 
 Definition, Workload and Solution are the schemas of flashinfer-bench 0.1.2 (`flashinfer_bench.data`), which names axes,
 tensors over them, and a reference whose function `run` takes the inputs in order. SOL-ExecBench reads the same files,
@@ -15,7 +15,7 @@ from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 from ffncli.block.steps import Axis, Experts, block_inputs, feature_axis, id_inputs, parameters, state_inputs
-from ffncli.errors import FFNError, clean
+from ffncli.errors import FFNError, clean, option
 from ffncli.kernels.argument_names import argument
 from ffncli.run.export.problem import CONVENTIONS, ExportProblem, refused
 from ffncli.run.export.torch_code import plain_functions
@@ -40,7 +40,7 @@ def trace_files(problem: ExportProblem) -> dict[str, str]:
     """
     if problem.dtype.name not in _DTYPES:
         why = f"{problem.dtype.name} is not a dtype of its schema"
-        raise FFNError(f"--as {FORM}: {why}", f"give --dtype {' or '.join(_DTYPES)}")
+        raise FFNError(f"{option('form', FORM)}: {why}", f"choose {' or '.join(_DTYPES)} as {option('dtype')}")
     if id_inputs(problem.steps):
         raise refused(FORM, problem, "chooses experts by token ids, which the arena draws outside the vocabulary")
     name, kind = _name(problem), "moe" if problem.spec.moe else "ffn"

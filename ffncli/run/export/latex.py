@@ -1,4 +1,4 @@
-"""--as latex: the block's formulas with their shapes, and a small table of its cost, for \\input in a paper."""
+"""The form latex: the block's formulas with their shapes, and a small table of its cost, for \\input in a paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--as onnx: the block as a graph of standard operators, its weights inside, the number of tokens open.
+"""The form onnx: the block as a graph of standard operators, its weights inside, the number of tokens open.
 
 Linear is Gemm with torch's [out, in]; norms are written out, because no operator of that name takes float64; an
 activation is the operator of its name where opset 20 has it in every dtype, else its formula. In float64 so is GELU,
@@ -28,7 +28,7 @@ from ffncli.block.steps import (
     input_shapes,
     parameters,
 )
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, option
 from ffncli.run.export.problem import CONVENTIONS, ExportProblem, refused
 from ffncli.run.export.terms import FormulaTerm, formula_of, leaf
 from ffncli.system.packages import require_extra
@@ -36,7 +36,7 @@ from ffncli.version import __version__
 
 FORM = "onnx"
 OPSET = 20
-USUAL_BYTES, MOST_BYTES = 200_000_000, 2_000_000_000  # without --large; what protobuf can write
+USUAL_BYTES, MOST_BYTES = 200_000_000, 2_000_000_000  # without `large`; what protobuf can write
 _OPERATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "relu": ("Relu", {}), "gelu": ("Gelu", {}), "gelu_tanh": ("Gelu", {"approximate": "tanh"}),
     "sigmoid": ("Sigmoid", {}), "tanh": ("Tanh", {}),
@@ -54,11 +54,11 @@ def check_exportable(problem: ExportProblem, large: bool) -> None:
         raise refused(FORM, problem, "is a mixture: which expert computes a token is not known before it runs")
     size = problem.params * problem.dtype.block_bytes
     if size > MOST_BYTES:
-        hint = "take a smaller --dtype or block"
-        raise FFNError(f"--as onnx: the file would have {size / 1e9:.1f} GB, and its format ends at 2 GB", hint)
+        what = f"{option('form', FORM)}: the file would have {size / 1e9:.1f} GB, and its format ends at 2 GB"
+        raise FFNError(what, f"take a smaller {option('dtype')} or block")
     if size > USUAL_BYTES and not large:
-        what = f"--as onnx: the file would have {size / 1e6:,.0f} MB, since the weights are in it"
-        raise FFNError(what, "--large writes it")
+        what = f"{option('form', FORM)}: the file would have {size / 1e6:,.0f} MB, since the weights are in it"
+        raise FFNError(what, f"{option('large', True)} writes it")
     require_extra("onnx", "onnx")
 
 

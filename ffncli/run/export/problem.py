@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from ffncli.block.analysis.rounding import block_bound
@@ -12,8 +13,7 @@ from ffncli.block.dtypes import DType, activation_dtype, dtype, find_storage
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Route, Step, right_hand_side, walk
 from ffncli.block.traffic import traffic
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError, option, shown
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.model import Layer, Resolved
 
@@ -86,7 +86,7 @@ class ExportProblem:
 
 
 def problem_of(
-    resolved: Resolved, part: Part, layer: str | None = None, dtype_name: str | None = None,
+    resolved: Resolved, part: Part, layer: int | str | None = None, dtype_name: str | None = None,
     tokens: Sequence[int] = (), exact: tuple[Step, ...] | None = None,
 ) -> ExportProblem:  # fmt: skip
     """The problem for one layer of a model; `exact` are its steps where its files do not describe all of them.
@@ -116,7 +116,7 @@ def problem_of(
     )
 
 
-def layer_of(resolved: Resolved, text: str | None) -> Layer:
+def layer_of(resolved: Resolved, text: int | str | None) -> Layer:
     """The layer of that name, else the first of the kind that most layers are."""
     if text is not None:
         return resolved.model.layer(text)
@@ -141,4 +141,4 @@ def _workload(block: tuple[Step, ...], kind: DType, tokens: int) -> Workload:
 
 def refused(form: str, problem: ExportProblem, why: str, instead: str = "torch") -> FFNError:
     """The error for a block that a form cannot say: named, never approximated."""
-    return FFNError(f"--as {form}: {shown(problem.name)} {why}", f"--as {instead} writes it")
+    return FFNError(f"{option('form', form)}: {shown(problem.name)} {why}", f"{option('form', instead)} writes it")

@@ -1,4 +1,4 @@
-"""--as torch: a Python file with the block as an nn.Module, its reference in float64, its workloads and limits."""
+"""The form torch: a Python file with the block as an nn.Module, its reference in float64, its workloads and limits."""
 
 from __future__ import annotations
 

@@ -40,7 +40,9 @@ def test_a_folder_for_the_arena(call, tmp_path):
     assert err == f"note: {made.notes[0]}\n"
     assert {path: (tmp_path / "a" / path).read_text("utf-8") for path in made.files} == made.files
     assert out.count("\n  wrote ") == 4
-    expect_refusal(call("export", "4x8", "--as", "flashinfer-trace"), "--as flashinfer-trace needs -o; name the folder")
+    expect_refusal(
+        call("export", "4x8", "--as", "flashinfer-trace"), "--as flashinfer-trace needs --output; name the folder"
+    )
 
 
 def test_json_has_what_was_not_written(call, tmp_path):
@@ -65,7 +67,7 @@ def test_json_has_what_was_not_written(call, tmp_path):
         (("4x8",), ("Missing option '--as'", "torch, flashinfer-trace, onnx, latex")),
         (("4x8", "--as", "torhc"), ("unknown form 'torhc'", "did you mean 'torch'?")),
         (("4x8", "--as", "torch", "-o", "a.tex"), ("--as torch writes .py files", "-o NAME.py")),
-        (("4x8", "--as", "onnx"), ("--as onnx needs -o", "-o block.onnx")),
+        (("4x8", "--as", "onnx"), ("--as onnx needs --output", "--output block.onnx")),
         (("mixtral-8x7b", "--as", "onnx", "-o", "a.onnx"), ("is a mixture", "--as torch writes it")),
         (("llama-2-7b", "--as", "onnx", "-o", "a.onnx"), ("271 MB", "--large writes it")),
         (("--as", "torch"), ("--d-model is missing",)),

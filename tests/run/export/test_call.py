@@ -15,7 +15,7 @@ def test_text_and_files(tmp_path):
     assert [one.tokens for one in made.problem.workloads] == [1, 7]
     assert made.write(tmp_path / "a.py") == (str(tmp_path / "a.py"),)
     assert (tmp_path / "a.py").read_text("utf-8") == made.text
-    with pytest.raises(FFNError, match=r"a\.py exists already; choose another -o FILE, or give --force"):
+    with pytest.raises(FFNError, match=r"a\.py exists already; choose another out FILE, or give --force"):
         made.write(tmp_path / "a.py")
     made.write(tmp_path / "a.py", force=True)
 
@@ -25,10 +25,10 @@ def test_a_data_set_takes_several_blocks(tmp_path):
         made = ffncli.export(source, form="flashinfer-trace")
         paths = made.write(tmp_path / "set")
         assert len(paths) == len(made.files) == 4
-        with pytest.raises(FFNError, match="is not a text; write it: -o PATH"):
+        with pytest.raises(FFNError, match="is not a text; write it: out='PATH'"):
             assert made.text
     assert len(list((tmp_path / "set" / "definitions" / "ffn").glob("*.json"))) == 2
-    with pytest.raises(FFNError, match=r"swiglu|silu.*exists already; choose another -o FOLDER, or give --force"):
+    with pytest.raises(FFNError, match=r"swiglu|silu.*exists already; choose another folder, or give force"):
         ffncli.export("8x16:swiglu", form="flashinfer-trace").write(tmp_path / "set")
     (tmp_path / "file").write_text("")
     with pytest.raises(FFNError, match="cannot write") as caught:
@@ -39,13 +39,13 @@ def test_a_data_set_takes_several_blocks(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({"form": "tensorflow"}, "--as: unknown form 'tensorflow'; use torch, flashinfer-trace, onnx, latex"),
+        ({"form": "tensorflow"}, "form: unknown form 'tensorflow'; use torch, flashinfer-trace, onnx, latex"),
         ({"form": 3}, "form must be text"),
-        ({"part": "half"}, "--part: unknown choice 'half'"),
-        ({"seed": 1}, "--as torch writes no weights; give --seed and --large with --as onnx"),
-        ({"form": "latex", "large": True}, "--as latex writes no weights"),
+        ({"part": "half"}, "part: unknown choice 'half'"),
+        ({"seed": 1}, "form='torch' writes no weights; give seed and large with form='onnx'"),
+        ({"form": "latex", "large": True}, "form='latex' writes no weights"),
         ({"tokens": 0}, "tokens must be a whole number from 1, or several"),
-        ({"source": None}, "--d-model is missing"),
+        ({"source": None}, "d_model is missing"),
         ({"dtype": "q4_0"}, "counts bytes only"),
     ],
 )

@@ -157,9 +157,9 @@ def test_names_and_figures():
 
 
 def test_what_the_arena_cannot_say_is_refused():
-    with pytest.raises(FFNError, match=r"fp64 is not a dtype of its schema; give --dtype fp32 or bf16 or fp16"):
+    with pytest.raises(FFNError, match=r"fp64 is not a dtype of its schema; choose fp32 or bf16 or fp16 as dtype"):
         trace_files(problem(DENSE["gated"]))
-    with pytest.raises(FFNError, match=r"chooses experts by token ids.*--as torch writes it"):
+    with pytest.raises(FFNError, match=r"chooses experts by token ids.*form='torch' writes it"):
         trace_files(problem(MIXTURES["by ids"], dtype="bf16"))
     assert "0.031 times the largest output" in notes(problem(DENSE["gated"], dtype="bf16"))[0]
     assert "fp16 may overflow" in notes(problem(DENSE["gated"], dtype="fp16"))[1]

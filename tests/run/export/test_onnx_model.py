@@ -108,10 +108,10 @@ def test_a_checkpoints_own_weights(tmp_path):
 
 def test_what_it_refuses(monkeypatch):
     for spec in MIXTURES.values():
-        with pytest.raises(FFNError, match=r"is a mixture: .*; --as torch writes it"):
+        with pytest.raises(FFNError, match=r"is a mixture: .*; form='torch' writes it"):
             check_exportable(problem(spec), large=True)
     big = problem_of(load("llama-2-7b"), "block")
-    with pytest.raises(FFNError, match=r"would have 271 MB, since the weights are in it; --large writes it"):
+    with pytest.raises(FFNError, match=r"would have 271 MB, since the weights are in it; large=True writes it"):
         check_exportable(big, large=False)
     with pytest.raises(FFNError, match=r"10.5 GB, and its format ends at 2 GB"):
         check_exportable(problem_of(load("llama-3.1-405b"), "block", dtype_name="fp32"), large=True)

@@ -1,1 +1,0 @@
-"""`ffn export`: its command and its page."""
