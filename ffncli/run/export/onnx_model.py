@@ -30,7 +30,7 @@ from ffncli.block.steps import (
 )
 from ffncli.errors import FFNError, option
 from ffncli.run.export.problem import CONVENTIONS, ExportProblem, refused
-from ffncli.run.export.terms import FormulaTerm, formula_of, leaf
+from ffncli.run.export.torch_code import FormulaTerm, formula_of, leaf
 from ffncli.system.packages import require_extra
 from ffncli.version import __version__
 
