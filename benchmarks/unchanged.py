@@ -181,9 +181,8 @@ class Portable:
             return f"sha256 {hashlib.sha256(data).hexdigest()}"
 
     def _text(self, text: str) -> str:
-        return re.sub(rf"(?<![\d.]){re.escape(self.version)}(?![\d.])", "<version>", text).replace(
-            str(self.work), "<work>"
-        )
+        text = text.replace(str(self.work), "<work>").replace(str(self.work.parent), "<scratch>")
+        return re.sub(rf"(?<![\d.]){re.escape(self.version)}(?![\d.])", "<version>", text)
 
 
 def environment(package: Path, work: Path) -> dict[str, str]:

@@ -3,7 +3,8 @@
 Keys, numbers (as they are written, in their order), exit codes and short values must be the same. What may differ are
 words: lines of text, and sentences in JSON and CSV. They are collected as one table, old sentence → new sentence.
 
-What `ffn bench` and `ffn doctor` measure, and nothing else, is masked. A mask keeps the kind of a value: a number that
+What is measured, and nothing else, is masked: most of what `ffn bench` and `ffn doctor` say, elsewhere times of day and
+how long a run took. A mask keeps the kind of a value: a number that
 becomes null is a change.
 """
 
@@ -29,13 +30,13 @@ MEASURING = re.compile(
     r"(?!.*(-h|--help|--admit))(.*\b(bench|benchmark|doctor)\b|.*\b(merge|report)\b.*\bout/\S+\.csv)"
 )
 MEASURED = frozenset({
-    # when, and which run
-    "run_id", "started_utc",
+    # which run
+    "run_id",
     # times, and what is computed from them
     "time_s", "time_low_s", "time_high_s", "ratio", "ratio_low", "ratio_high", "verdict", "aa_ratio", "aa_low",
     "aa_high", "gemm_ratio", "gemm_low", "gemm_high", "tflops", "gbytes_per_s", "roof_fraction", "datasheet_fraction",
     "ridge_flops_per_byte", "fusion_saving_max", "page_faults_per_call", "process_times_s", "process_anchors_s",
-    "process_ratios",
+    "process_ratios", "tokens_per_s", "ts", "dur", "share", "share_low", "share_high",
     # the largest of as many calls as there was time for
     "error_max", "error_rel", "baseline_error_rel",
     # how much was measured in the time there was
@@ -45,6 +46,9 @@ MEASURED = frozenset({
     # a line of the file of rounds
     "placement", "round", "position", "seconds",
 })  # fmt: skip
+# Of any line: when it ran, and for how long.
+TIMES = re.compile(r"\d{4}-\d\d-\d\dT[\d:]+Z|(?<=a call takes )[\d.]+ \w+")
+SECONDS = frozenset({"seconds"})
 # What disturbs a measurement, which may be nothing at all: keys, and how lines of text begin.
 DISTURBANCES = frozenset({"warnings", "flags"})
 PASSING_LINES = ("warning", "load", "steal", "memory")
@@ -125,7 +129,10 @@ def differences(line: str, before: Output, after: Output | None) -> Iterator[Dif
     if before.code != after.code and not line.startswith("> "):  # a call's is in its answer
         yield f"exit code {before.code} → {after.code}"
     measuring = MEASURING.match(line) is not None
-    old, new = ({"stdout": output.stdout, "stderr": output.stderr, **output.files} for output in (before, after))
+    old, new = (
+        {name: TIMES.sub("<time>", text) for name, text in texts.items()}
+        for texts in ({"stdout": output.stdout, "stderr": output.stderr, **output.files} for output in (before, after))
+    )
     for name in {**old, **new}:
         if name not in old or name not in new:
             yield f"{name}: written only {'BEFORE' if name in old else 'AFTER'}"
@@ -139,10 +146,9 @@ def _in_text(place: str, old: str, new: str, measures: bool) -> Iterator[Differe
     for parse in (_json, _csv):
         values = [parse(text) for text in (old, new)]
         if None not in values:
-            if measures:
-                values = [_masked(value) for value in values]
-                if place.endswith(".rounds.csv"):  # how many rounds there are is measured
-                    values = [sorted({str(list(row.values())) for row in rows}) for rows in values]
+            values = [_masked(value, measures) for value in values]
+            if measures and place.endswith(".rounds.csv"):  # how many rounds there are is measured
+                values = [sorted({str(list(row.values())) for row in rows}) for rows in values]
             yield from _in_value(place, "", *values, measures)
             return
     yield from _in_prose(place, old, new, measures)
@@ -183,7 +189,7 @@ def _in_value(place: str, key: str, old: Any, new: Any, measures: bool) -> Itera
             yield from _in_value(f"{place}[{at}]", key, one, other, measures)
     elif old == new and type(old) is type(new):  # 1 is neither 1.0 nor True
         return
-    elif isinstance(old, str) and isinstance(new, str) and "\n" in old:
+    elif isinstance(old, str) and isinstance(new, str) and ("\n" in old or old.startswith("{")):
         yield from _in_text(place, old, new, measures)
     elif isinstance(old, str) and isinstance(new, str) and _is_sentence(key, old) and _numbers(old) == _numbers(new):
         yield Reworded(old, new)
@@ -236,15 +242,18 @@ def _lines(text: str, measures: bool) -> list[str]:
 # --- masks ------------------------------------------------------------------------------------------------------------
 
 
-def _masked(value: Any) -> Any:
+def _masked(value: Any, measures: bool) -> Any:
     """JSON without what was measured."""
     if isinstance(value, list):
-        return [_masked(item) for item in value]
+        return [_masked(item, measures) for item in value]
     if not isinstance(value, dict):
         return value
-    passing = value.get("name") in PASSING_ROWS
-    masks = {name: "<any>" for name in value if name in DISTURBANCES or (passing and name != "name")}
-    return {name: _mask(item) if name in MEASURED else _masked(item) for name, item in value.items()} | masks
+    keys = MEASURED if measures else SECONDS
+    values = {name: _mask(item) if name in keys else _masked(item, measures) for name, item in value.items()}
+    if measures:
+        passing = value.get("name") in PASSING_ROWS
+        values |= {name: "<any>" for name in value if name in DISTURBANCES or (passing and name != "name")}
+    return values
 
 
 def _mask(value: Any) -> Any:

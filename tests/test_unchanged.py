@@ -174,6 +174,16 @@ def test_other_lines_are_not_masked_at_all():
     assert [*differences("bench --tokens 0", Output(2, "", "got 0\n"), Output(2, "", "got 1\n"))] != []
 
 
+def test_when_a_line_ran_and_for_how_long_is_masked_everywhere():
+    old, new = (
+        json.dumps({"seconds": seconds, "at": f"{at}Z", "state": json.dumps({"seconds": seconds, "n": 1})})
+        for seconds, at in ((1.5, "2026-01-02T10:00:00"), (2.5, "2026-01-03T11:00:00"))
+    )
+    assert changed("experts --json", old, new) == []
+    assert changed("experts --json", old, new.replace("1}", "2}")) == ["stdout.state.n: 1 → 2"]
+    assert changed("verify --referee", "a call takes 745 µs\n", "a call takes 1.2 ms\n") == []
+
+
 def test_csv_is_masked_by_its_columns():
     old, new = (f"kernel,d_ff,time_s,note\neager,16,{time},\n" for time in ("1e-5", "2e-5"))
     assert changed("bench --csv", old, new) == []
