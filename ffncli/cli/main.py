@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "params": ("ffncli.cli.params.command", "Count parameters, FLOPs and bytes, per layer and in total."),
     "plan": ("ffncli.cli.plan.command", "Predict time, memory and links on accelerators; what fits."),
     "activations": ("ffncli.cli.activations.command", "Compare activations: values, slopes, extremes, differences."),
-    "experts": ("ffncli.cli.experts.command", "Show how a mixture's experts are used, and what each is worth."),
+    "experts": ("ffncli.cli.experts", "Show how a mixture's experts are used, and what each is worth."),
     "approximate": (
         "ffncli.cli.approximate.command",
         "Train blocks of growing width on a function: how well they fit.",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Step
 from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError, option, shown
 from ffncli.models.non_ffn import NonFFN
 
 if TYPE_CHECKING:
@@ -159,18 +159,20 @@ class Model:
         if not (number.isascii() and number.isdigit() and len(number) < 10):
             example = next(iter(counts)) + ".0" if len(counts) > 1 else "0"
             advice = f"there is {layers}" if self.bare else f"{self.name} has {layers}"
-            raise FFNError(f"--layer must be a whole number from 0, as in {example}, got {shown(text)}", advice)
+            raise FFNError(
+                f"{option('layer')} must be a whole number from 0, as in {example}, got {shown(text)}", advice
+            )
         if stack and stack not in counts:
-            raise FFNError(f"--layer {shown(text)}: no stack '{stack}'", f"{self.name} has {layers}")
+            raise FFNError(f"{option('layer')} {shown(text)}: no stack '{stack}'", f"{self.name} has {layers}")
         if not stack and len(counts) > 1 and text is not None:
             names = [f"{s}.{number}" for s, n in counts.items() if int(number) in n]
             if names:
-                raise FFNError(f"--layer {shown(text)} is ambiguous", "write " + " or ".join(names))
+                raise FFNError(f"{option('layer')} {shown(text)} is ambiguous", "write " + " or ".join(names))
         stack = stack or next(iter(counts))
         for group in self.groups:
             if group.stack == stack and int(number) in group.layers:
                 return Layer(stack, int(number), group.spec)
-        raise FFNError(f"--layer {text or 0} is out of range", f"{self.name} has {layers}")
+        raise FFNError(f"{option('layer')} {text or 0} is out of range", f"{self.name} has {layers}")
 
     def with_specs(self, change: Sequence[FFNSpec]) -> Model:
         """The same layers with other specs, one per group."""

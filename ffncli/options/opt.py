@@ -159,6 +159,9 @@ def call(question: Callable[P, Q], run: Callable[[Q], R], name: str) -> Callable
 
     ask.__name__ = ask.__qualname__ = name
     signature, order = inspect.signature(question), [field.name for field in _fields(cast(type[Any], question))]
-    parameters = sorted(signature.parameters.values(), key=lambda one: (one.kind, order.index(one.name)))
-    ask.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    types = get_type_hints(question)  # without their Opts
+    parameters = [one.replace(annotation=types[one.name]) for one in signature.parameters.values()]
+    parameters.sort(key=lambda one: (one.kind, order.index(one.name)))
+    result = run.__annotations__.get("return", inspect.Signature.empty)
+    ask.__signature__ = signature.replace(parameters=parameters, return_annotation=result)  # type: ignore[attr-defined]
     return ask

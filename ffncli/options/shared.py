@@ -20,22 +20,32 @@ from ffncli.options.accept import (
     Accepts,
     number_or_text,
     text,
+    whole,
 )
 from ffncli.options.opt import COMPUTE, INPUT, SOURCE, Opt
 
 KINDS_OF_SOURCE = "Model name, directory, file or hf://org/name; 512x2048:gelu; my.py:Class (runs that file)."
-SPLIT = "Ranks"
+SPLIT, VIEW = "Ranks", "What to show"
 
 Path: TypeAlias = str | os.PathLike[str]
 Counts: TypeAlias = int | Sequence[int]
 Numbers: TypeAlias = int | str | Sequence[int]
 
+LAYER = number_or_text("a whole number or text such as 'decoder.3'")
 Layer = Annotated[
     int | str | None,
     Opt(
         "-l", "--layer", metavar="N", group=SOURCE, daily=True,
         help="Layer, counted from 0; decoder.3 in a model with two stacks.",
-        accepts=number_or_text("a whole number or text such as 'decoder.3'"),
+        accepts=LAYER,
+    ),
+]  # fmt: skip
+LayerOrAll = Annotated[
+    int | str | None,
+    Opt(
+        "-l", "--layer", metavar="N|all", group=SOURCE, daily=True,
+        help="Layer, counted from 0; decoder.3 in a model with two stacks; all gives one row per layer.",
+        accepts=LAYER,
     ),
 ]  # fmt: skip
 Prompt = Annotated[
@@ -124,6 +134,20 @@ RankTimeout = Annotated[
     Opt(
         "--rank-timeout", metavar="TIME", accepts=SECONDS, group=SPLIT,
         help="Limit on waiting for another rank, to join and in every collective. [default: 2m]",
+    ),
+]  # fmt: skip
+TopUnits = Annotated[
+    int | None,
+    Opt(
+        "--top-units", metavar="N", accepts=whole(0, 1000), group=VIEW, daily=True,
+        help="Show the N largest hidden units of each token, and over all tokens.",
+    ),
+]  # fmt: skip
+Save = Annotated[
+    Path | None,
+    Opt(
+        "--save", metavar="FILE", accepts=PATH, daily=True,
+        help="Save every tensor: .safetensors, .npz, .json; or all values: .csv, .parquet.",
     ),
 ]  # fmt: skip
 Force = Annotated[bool, Opt("--force", after="out", help="Overwrite existing files.")]

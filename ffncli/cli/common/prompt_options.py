@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from ffncli.cli.common.option import INPUT, option
-from ffncli.cli.common.parsers import flat, joined, natural, positive
+from ffncli.cli.common.parsers import flat, joined, natural
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, clean, shown
+from ffncli.errors import option as option_text
+from ffncli.options.conflicts import Conflict
+from ffncli.options.shared import Path as FilePath
 from ffncli.run.pretrained.prompt import Prompt, prompt_of
 from ffncli.system.files import open_to_read
 
 _input = partial(option, INPUT)
-_unembed = partial(option, "Tokens that the output promotes")
 _MOST_IDS = 1_000_000
 _MOST_BYTES = 10_000_000  # of a prompt in a file: more than any model's context
+
+CORPUS = ("prompts", "batch_size", "max_tokens", "top_contexts", "outliers", "resume")
+ONE_OR_MANY = (
+    Conflict("prompt", contradicts="prompts", why="give one"),
+    Conflict(" ".join(CORPUS[1:]), needs="prompts prompt"),
+)
 
 
 def _ids(text: str) -> tuple[int, ...]:
@@ -103,32 +112,17 @@ class GivenOptions:
         return {f.name: getattr(self, f.name) for f in fields(self)} | self.model_input
 
 
-@dataclass(frozen=True)
-class PromptOptions(GivenOptions):
-    """The same, and --unembed with its related options."""
+def lines_note(typed: str, text: str) -> tuple[str, ...]:
+    """A remark on a file or standard input of several lines, which is one prompt all the same."""
+    lines = len(text.splitlines()) if text != typed else 0
+    return (f"{option_text('prompt', typed)}: its {lines:,} lines are read as one prompt",) if lines > 1 else ()
 
-    unembed: Annotated[
-        bool, _unembed("--unembed", daily=True, help="Show the tokens that the FFN's output promotes.")
-    ] = False
-    neuron: Annotated[
-        int | None,
-        _unembed(
-            "--neuron",
-            metavar="N",
-            parser=natural("--neuron"),
-            help="With --unembed: the tokens that hidden unit N promotes.",
-        ),
-    ] = None
-    top_tokens: Annotated[
-        int | None,
-        _unembed(
-            "--top-tokens",
-            metavar="N",
-            parser=positive("--top-tokens"),
-            help="With --unembed: how many tokens to show. [default: 10]",
-        ),
-    ] = None
-    promotes: Annotated[
-        str | None,
-        _unembed("--promotes", metavar="TOKEN", help="Show the units that raise this token's logit, and lower it."),
-    ] = None
+
+def corpus_size(prompts: FilePath | Sequence[str] | None) -> int:
+    """The corpus's bytes, for a progress bar; 0 if they are not known."""
+    if prompts is None or isinstance(prompts, str | os.PathLike):
+        try:
+            return os.path.getsize(os.path.expanduser(prompts or "-")) if prompts != "-" else 0
+        except OSError:  # an error of its own follows
+            return 0
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in prompts)

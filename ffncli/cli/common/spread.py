@@ -8,7 +8,7 @@ and --help are the last options of every command.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from functools import wraps
 from typing import Annotated, Any, get_type_hints
@@ -34,16 +34,15 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
                 parameters[field] = parameters.pop(field, one)
         else:
             parameters[name] = _parameter(name, hints[name], parameter.default)
-    for field, after in _places(records.values()):
-        if after in parameters:
-            names = [name for name in parameters if name != field]
-            names.insert(names.index(after) + 1, field)
-            parameters = {name: parameters[name] for name in names}
+    names, before = [*parameters], list[str]()
+    while names != before:  # an option may stand after one that is moved itself
+        names, before = _placed(names, records.values()), names
+    parameters = {name: parameters[name] for name in names}
     parameters |= {name: _parameter(name, hint, False) for name, hint in HELP_OPTIONS.items()}
 
     @wraps(command)
     def run(**typed: Any) -> None:
-        made = {name: record(**{f: typed[f] for f in _asked(record)}) for name, record in records.items()}
+        made = {name: record(**_given(record, typed)) for name, record in records.items()}
         command(**{name: typed[name] for name in hints if name in typed and name not in made} | made)
 
     run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
@@ -52,16 +51,22 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _places(records: Iterable[type[Any]]) -> Iterator[tuple[str, str]]:
-    """(a field, the field after which the help has it)."""
+def _placed(names: list[str], records: Iterable[type[Any]]) -> list[str]:
+    """The fields, each that is to stand after another moved there."""
     for record in records:
-        if issubclass(record, Options):
-            yield from ((name, opt.after) for name, opt in options_of(record).items() if opt.after)
+        for field, opt in options_of(record).items() if issubclass(record, Options) else ():
+            if opt.after in names:
+                names = [name for name in names if name != field]
+                names.insert(names.index(opt.after) + 1, field)
+    return names
 
 
-def _asked(record: type[Any]) -> list[str]:
-    """The fields that a shell can set."""
-    return list(options_of(record)) if issubclass(record, Options) else [f.name for f in fields(record)]
+def _given(record: type[Any], typed: Mapping[str, Any]) -> dict[str, Any]:
+    """What was typed for the fields that a shell can set; a repeated option that was given once is not a list."""
+    if not issubclass(record, Options):
+        return {field.name: typed[field.name] for field in fields(record)}
+    values = {name: typed[name] for name in options_of(record)}
+    return {n: v[0] if isinstance(v, list) and len(v) == 1 else v for n, v in values.items()}
 
 
 def _parameters(record: type[Any]) -> dict[str, inspect.Parameter]:

@@ -1,50 +1,101 @@
-"""`ffn trace`."""
+"""`ffn trace`: one layer, a row for each layer, or every layer over many texts."""
 
 from __future__ import annotations
 
-from ffncli.cli.common.corpus_options import corpus_size
-from ffncli.cli.common.options import OutputOptions, RunOptions, Source, TokenOptions
-from ffncli.cli.common.parsers import joined
-from ffncli.cli.common.prompt_options import PromptOptions
-from ffncli.cli.common.rank_options import SplitOptions
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from ffncli.cli.common.options import OutputOptions
+from ffncli.cli.common.prompt_options import CORPUS, ONE_OR_MANY, corpus_size, lines_note, prompt_text
 from ffncli.cli.common.spread import spread
-from ffncli.cli.trace.change_options import ChangeOptions
-from ffncli.cli.trace.corpus_options import CorpusOptions, refuse
 from ffncli.cli.trace.corpus_page import corpus_answer, not_finite_layers
-from ffncli.cli.trace.example_options import ExampleOptions
-from ffncli.cli.trace.explain_options import ExplainOptions
 from ffncli.cli.trace.page import trace_answer
-from ffncli.cli.trace.save_options import SaveOptions, is_page, notes_alone, write_page
 from ffncli.cli.trace.survey_page import not_finite_texts, survey_answer
-from ffncli.cli.trace.view_options import InsightOptions, ViewOptions
-from ffncli.models.dimensions import Dimensions
+from ffncli.errors import ExitCode, FFNError, option
+from ffncli.models.examples import find
+from ffncli.options import conflicts
+from ffncli.options.accept import listed, whole
+from ffncli.options.conflicts import Conflict
+from ffncli.options.opt import Opt, Options
+from ffncli.options.shared import VIEW
 from ffncli.run.corpus.call import corpus_for
 from ffncli.run.corpus.question import CorpusQuestion
 from ffncli.run.trace.call import session_for, survey_for
-from ffncli.run.trace.question import Question
+from ffncli.run.trace.question import ONE_LAYER, RULES, Question, SurveyQuestion
 from ffncli.run.user.time_limit import LoadOptions
-from ffncli.show.color import ColorChoice
 from ffncli.show.output import Output
 from ffncli.show.progress import progress
+from ffncli.system.files import check_writable
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceView(Options):
+    """What the page shows of a run, and when the command fails."""
+
+    verbose: Annotated[
+        bool,
+        Opt(
+            "-v", "--verbose", group=VIEW, after="show",
+            help="With --unembed, --promotes, --set, --ablate, --tp, --ep, show the steps too.",
+        ),
+    ] = False  # fmt: skip
+    digits: Annotated[
+        int, Opt("--digits", metavar="N", accepts=whole(0, 17), group=VIEW, after="verbose", help="Digits to show.")
+    ] = 4
+    heatmap: Annotated[
+        bool,
+        Opt("--heatmap", group=VIEW, after="digits", help="Show each step as a picture in place of its values."),
+    ] = False
+    fail_on_nonfinite: Annotated[
+        bool, Opt("--fail-on-nonfinite", group=VIEW, help="Exit 1 if the input, a weight or a step has NaN or Inf.")
+    ] = False
+
+    def steps(self, question: Question) -> bool:
+        """Whether the page has the steps: not where --unembed shows tokens, --promotes units, --tp ranks, and --set or
+        --ablate changes, unless an option about steps is given."""
+        lens = question.unembed or question.promotes is not None
+        steps = self.verbose or question.expert is not None
+        steps = steps or (question.top_units is not None and question.promotes is None)
+        if question.ranks:
+            return steps
+        return steps or "show" in conflicts.given(question) or not (lens or question.set or question.ablate)
+
+    def judge(self, not_finite: Sequence[str], output: Output) -> None:
+        """After the answer: a note each, or, if requested, FFNError (exit 1) with all of them."""
+        if not_finite and self.fail_on_nonfinite:
+            raise FFNError(f"not finite: {'; '.join(not_finite)}", code=ExitCode.FAILED)
+        output.notes(*not_finite)
+
+
+MANY_RULES = (
+    Conflict(
+        "prompts",
+        allows=f"source layer dtype device threads top_units save force {' '.join(CORPUS)} digits fail_on_nonfinite",
+        why="it reads many texts, and all other options are about one",
+    ),
+)
+PAGE_RULES = (
+    Conflict(
+        "explain terms depth show verbose digits heatmap keep top_units fail_on_nonfinite set ablate tp ep save"
+        " save_weights format json csv",
+        contradicts="out=.html",
+        why="the page is of the whole block, as it is",
+    ),
+)
 
 
 @spread
 def command(
     *,
-    source: Source = None,
-    run: RunOptions,
-    tokens: TokenOptions,
-    view: ViewOptions,
-    explain: ExplainOptions,
-    change: ChangeOptions,
-    insight: InsightOptions,
-    split: SplitOptions,
-    texts: ExampleOptions,
-    prompt: PromptOptions,
-    corpus: CorpusOptions,
-    dimensions: Dimensions,
+    corpus: CorpusQuestion,
+    survey: SurveyQuestion,
+    question: Question,
+    view: TraceView,
     load_limit: LoadOptions,
-    save: SaveOptions,
     show: OutputOptions,
 ) -> None:
     """Run a block step by step and print every intermediate.
@@ -55,39 +106,69 @@ def command(
       ffn trace ./my-model -l 1 -p "Hello world"  # a checkpoint, on real text
       ffn trace ./my-model --prompts texts.txt    # every layer over many texts
     """
-    output = notes_alone(show).output()
+    page = (show.out or "").lower().endswith((".html", ".htm"))
+    output = (replace(show, out=None) if page else show).output()  # a page is written in place of an answer
     load_limit.apply()
-    save.check(show, explain, view, insight, change, split)
-    if (prompts := corpus.source_of(prompt.prompt)) is not None:
-        refuse(tokens, view, explain, change, split, texts, prompt, dimensions, run, save)
-        chosen = {**corpus.values(), "save": save.save, "top_units": insight.top_units, "force": show.force}
-        asked = CorpusQuestion(source, prompts, run.layer, run.dtype, run.device, run.threads, **chosen)
-        return _show_corpus(asked, view.digits, insight, show.color_choice(), output)
-    question = Question(
-        source, dimensions, **vars(run), **vars(tokens), **prompt.values(), **vars(texts), **vars(explain),
-        **vars(change), **vars(save), expert=joined(view.expert), show=view.values(), keep=view.kept(),
-        top_units=insight.top_units, force=show.force, **vars(split))  # fmt: skip
-    output.notes(*prompt.notes)
-    return write_page(question, show, output) if is_page(show.out) else _show_trace(question, view, insight, output)
-
-
-def _show_trace(question: Question, view: ViewOptions, insight: InsightOptions, output: Output) -> None:
-    """One layer, or a row for each."""
-    if question.layer == "all":
-        survey = survey_for(question, output.note)
-        output.show(survey_answer(survey, insight.top_units or 1))
-        insight.judge(not_finite_texts(survey), output)
+    _check_files(question, view, show, page)
+    if isinstance(question.prompt, tuple) or any(name in CORPUS for name in conflicts.given(corpus)):
+        _show_many(question, corpus, view, show, output)
+        return
+    if question.prompt is not None:
+        typed, question = question.prompt, replace(question, prompt=prompt_text(question.prompt))
+        output.notes(*lines_note(typed, str(question.prompt)))
+    if page:
+        _write_page(question, show, output)
+    elif question.layer == "all":
+        conflicts.check((*RULES, *ONE_LAYER), question)
+        source = survey.source if question.example is None else find(question.example).model
+        layers = survey_for(replace(survey, source=source, prompt=question.prompt), output.note)
+        output.show(survey_answer(layers, question.top_units or 1))
+        view.judge(not_finite_texts(layers), output)
     else:
         session = session_for(question, output.note)
         output.show(trace_answer(session, view.digits, view.steps(question), view.heatmap))
-        insight.judge([*map(str, session.not_finite)], output)
+        view.judge([*map(str, session.not_finite)], output)
 
 
-def _show_corpus(
-    question: CorpusQuestion, digits: int, insight: InsightOptions, color: ColorChoice, output: Output
+def _check_files(question: Question, view: TraceView, show: OutputOptions, page: bool) -> None:
+    """Raises FFNError if two options name one file, and for what a page cannot show."""
+    paths = [os.path.realpath(os.path.expanduser(name)) for name in (question.save, show.out) if name is not None]
+    if len(paths) == 2 and paths[0] == paths[1]:
+        raise FFNError(f"{option('save')} and {option('out')} name the same file", "give two names")
+    if page:
+        conflicts.check(PAGE_RULES, question, view, show, {"out": ".html"})
+
+
+def _show_many(
+    question: Question, corpus: CorpusQuestion, view: TraceView, show: OutputOptions, output: Output
 ) -> None:
-    """Every layer over many texts."""
-    with progress(corpus_size(question.prompts), "texts", output.quiet, color) as advance:
-        survey = corpus_for(question, output.note, advance)
-    output.show(corpus_answer(survey, digits))
-    insight.judge(not_finite_layers(survey), output)
+    """Every layer over many texts: those of a file, or several that are typed."""
+    conflicts.check(ONE_OR_MANY, corpus, question)
+    corpus = replace(corpus, prompts=corpus.prompts if question.prompt is None else listed(question.prompt))
+    conflicts.check(MANY_RULES, corpus, replace(question, prompt=None), view)
+    with progress(corpus_size(corpus.prompts), "texts", output.quiet, show.color_choice()) as advance:
+        survey = corpus_for(corpus, output.note, advance)
+    output.show(corpus_answer(survey, view.digits))
+    view.judge(not_finite_layers(survey), output)
+
+
+def _write_page(question: Question, show: OutputOptions, output: Output) -> None:
+    """The page of a small block, all of whose numbers can be changed there.
+
+    Raises FFNError for a block that is too large to compute in a page, or that a page cannot compute.
+    """
+    page = os.path.expanduser(show.out or "")
+    check_writable(page, show.force, option("out"))
+    with tempfile.TemporaryDirectory() as folder:
+        saved = os.path.join(folder, "trace.safetensors")
+        session = session_for(replace(question, save=saved, save_weights=True), lambda text: None)
+        from ffncli.pages.call import report
+        from ffncli.pages.live import live_block
+        from ffncli.run.saved.saved import open_saved
+
+        live_block(open_saved(Path(saved)))
+        about = (
+            "Every number of a feed-forward block, to change and to follow. Made by ffn trace; the page loads nothing."
+        )
+        written = report(saved, page, title=session.block.name, about=about, force=show.force)
+    output.note(f"{written.path}: {written.bytes / 1000:,.0f} kB; change a number there and see what follows")

@@ -1,51 +1,19 @@
-"""`ffncli.corpus`: what `ffn trace --prompts` does, as a call with the command line's names."""
+"""`ffncli.corpus`: what `ffn trace --prompts` does, as a call with the fields of its question."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ffncli.errors import FFNError
-from ffncli.run.corpus.question import CorpusQuestion, check_corpus
-from ffncli.run.corpus.texts import OPTION
+from ffncli.errors import FFNError, option
+from ffncli.options.opt import call
+from ffncli.run.corpus.question import CorpusQuestion, check_files, reading_model
 from ffncli.run.engine.threads import set_threads, sleep_while_waiting
 from ffncli.run.ranks.environment import torchrun
-from ffncli.run.user.arguments import Number, Source, converted
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:
     from ffncli.run.corpus.figures import CorpusSurvey
-
-
-def corpus(
-    source: Source,
-    prompts: str | os.PathLike[str] | Iterable[str],
-    *,
-    layer: Number | None = None,
-    dtype: str | None = None,
-    device: str = "cpu",
-    threads: int | None = None,
-    batch_size: int | None = None,
-    max_tokens: int | None = None,
-    top_units: int | None = None,
-    top_contexts: int | None = None,
-    outliers: float | None = None,
-    save: str | os.PathLike[str] | None = None,
-    resume: str | os.PathLike[str] | None = None,
-    force: bool = False,
-) -> CorpusSurvey:
-    """Run a model on many texts and return figures of every layer and hidden unit, as `ffn trace --prompts` does.
-
-    `source` is a model's directory or GGUF file; `prompts` is a file's name (a text in each line; of a .jsonl file a
-    JSON string, or an object with the key `text`, `prompt` or `content`) or a list of texts. The model is loaded once,
-    and no activation is kept: memory does not grow with the corpus. `rows` has a record for each layer, `frame()` a row
-    for each unit: share of tokens for which it is active, mean, extremes with their places, and its `top_contexts`
-    largest values. `outliers` is the limit of an outlier dimension (6). `save` writes that table (.csv, .parquet);
-    `resume` names a file from which an interrupted run goes on. The other arguments are the command line's options.
-    Raises FFNError for whatever the command line refuses, and for an argument of another type, naming the accepted.
-    """
-    return corpus_for(CorpusQuestion(**converted(locals(), "corpus")))
 
 
 @package_errors()
@@ -60,14 +28,18 @@ def corpus_for(
     Raises FFNError for what cannot be, and (exit 3) without torch.
     """
     if torchrun() is not None:
-        raise FFNError(f"{OPTION} runs in one process", "start it without torchrun")
+        raise FFNError(f"{option('prompts')} runs in one process", "start it without torchrun")
     with sleep_while_waiting():
-        checked = check_corpus(question)
+        check_files(question)
+        reading = reading_model(question)
     set_threads(question.threads)
     from ffncli.run.corpus.frame import save_table
     from ffncli.run.corpus.run import corpus_of
 
-    survey = corpus_of(checked, note, advance)
+    survey = corpus_of(question, reading, note, advance)
     if question.save_path is not None:
         save_table(survey.frame(), question.save_path)
     return survey
+
+
+corpus = call(CorpusQuestion, corpus_for, "corpus")

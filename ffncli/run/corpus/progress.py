@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, shown, shown_path
+from ffncli.errors import FFNError, option, shown_path
 from ffncli.models.files.checkpoint import Checkpoint
 from ffncli.models.files.json_records import Count, record_of
 from ffncli.models.model import Layer
 from ffncli.run.corpus.layer import LayerSums
 from ffncli.run.corpus.outliers import MassiveFigures
-from ffncli.run.corpus.question import CheckedCorpusQuestion
+from ffncli.run.corpus.question import CorpusQuestion, ReadingModel
 from ffncli.run.corpus.texts import Corpus
 from ffncli.run.saved.containers import open_container, write
 from ffncli.system.files import open_to_read, written_whole
@@ -47,13 +46,13 @@ class _SavedRun:
     layers: Mapping[str, MassiveFigures]
 
 
-def identity(checked: CheckedCorpusQuestion, corpus: Corpus) -> dict[str, Any]:
+def identity(question: CorpusQuestion, reading: ReadingModel, corpus: Corpus) -> dict[str, Any]:
     """What the figures of a run depend on: those of another are not gone on from."""
-    question, checkpoint = checked.question, checked.model.checkpoint
+    checkpoint = reading.model.checkpoint
     return {
         "model": _fingerprint(checkpoint) if checkpoint else "",
         "corpus": corpus.sha256,
-        "layers": [f"{layer.stack}.{layer.index}" for layer in checked.layers],
+        "layers": [f"{layer.stack}.{layer.index}" for layer in reading.layers],
         "dtype": question.dtype or "fp32",
         "max_tokens": question.max_tokens,
         "top_contexts": question.top_contexts or 0,
@@ -89,12 +88,12 @@ def save_progress(path: Path, about: Mapping[str, Any], progress: Progress, laye
 
 
 def _difference(name: str, before: Any) -> str:
-    """What an earlier run had, in words: another model, `--layer 0 to 3` or `--outliers 6`."""
+    """What an earlier run had, in words: another model, other layers or another limit of outliers."""
     if name in ("model", "corpus"):
         return f"another {name}"
     if name == "layers":
         return f"other layers ({', '.join(map(str, before))})" if isinstance(before, list) else "other layers"
-    return f"--{name.replace('_', '-')} {shown(before)}" if before else f"no --{name.replace('_', '-')}"
+    return option(name, before) if before else f"no {option(name)}"
 
 
 def read_progress(path: Path, about: Mapping[str, Any], layers: Mapping[Layer, LayerSums], device: str) -> Progress:
@@ -106,10 +105,10 @@ def read_progress(path: Path, about: Mapping[str, Any], layers: Mapping[Layer, L
         return Progress()
     hint = "give the name of a new file, or remove this one"
     container = open_container(path, ".safetensors")
-    record: _SavedRun = record_of(_SavedRun, container.record, f"--resume: {shown_path(path)}", hint)
+    record: _SavedRun = record_of(_SavedRun, container.record, f"{option('resume')}: {shown_path(path)}", hint)
     for name, value in about.items():
         if (before := record.run.get(name)) != value:
-            raise FFNError(f"--resume: {shown_path(path)} was made with {_difference(name, before)}", hint)
+            raise FFNError(f"{option('resume')}: {shown_path(path)} was made with {_difference(name, before)}", hint)
     try:
         tensors = {name: container.tensor(name) for name in container.shapes}
         for layer, sums in layers.items():
@@ -118,4 +117,4 @@ def read_progress(path: Path, about: Mapping[str, Any], layers: Mapping[Layer, L
             sums.restore(figures, record.layers[name], device)
         return record.progress
     except (KeyError, ValueError, RuntimeError) as error:
-        raise FFNError(f"--resume: {shown_path(path)} is damaged: {error}", hint) from None
+        raise FFNError(f"{option('resume')}: {shown_path(path)} is damaged: {error}", hint) from None

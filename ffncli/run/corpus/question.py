@@ -1,49 +1,107 @@
-"""The question about a corpus, with the command line's names, and its checks, which need no torch."""
+"""What is asked of a corpus, and what is found out about it before torch is loaded: its model and layers."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any
 
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError, option
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.runnable import folder_of
-from ffncli.run.corpus.texts import OPTION
+from ffncli.options import shared
+from ffncli.options.accept import ABOVE_ZERO, COUNT, PATH, TEXT, Accepts, several, text, whole
+from ffncli.options.opt import INPUT, Opt, Options
 from ffncli.run.pretrained.prompt import layers_of
 from ffncli.run.user.load import load
+from ffncli.run.user.options import ModelSource
 from ffncli.system.files import check_writable
 from ffncli.system.packages import require_extra
 
 BATCH_SIZE = 32
 LIMIT = 6.0  # of an outlier dimension
 TABLES = (".csv", ".parquet")
+MANY = "Many prompts"
 
 
-@dataclass(frozen=True)
-class CorpusQuestion:
-    """The options of `ffn trace --prompts` that decide what is computed. None: not chosen, so the default.
+def _prompts(value: Any) -> str | tuple[str, ...]:
+    """A file's name, or several texts."""
+    return text(value) if isinstance(value, str | os.PathLike) else several(TEXT, "").convert(value)
 
-    `prompts` are texts, or the name of a file with them. `layer` is None or "all" for all layers. `top_contexts` of a
-    unit are kept, none by default. `save` names a table of all units, `resume` a file that an interrupted run goes on
-    from.
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingQuestion(Options):
+    """Which model reads which texts, and how: what questions about a corpus and about its experts share."""
+
+    source: ModelSource = field(default=None, kw_only=False)
+    prompts: Annotated[
+        shared.Path | Sequence[str] | None,
+        Opt(
+            "--prompts", metavar="FILE|-", accepts=Accepts("a file's name, or a list of texts", _prompts), group=INPUT,
+            after="position",
+            help="Run the model on every line of FILE (.jsonl: its text) and show figures of all layers.",
+        ),
+    ] = field(default=None, kw_only=False)  # fmt: skip
+    layer: shared.LayerOrAll = None
+    dtype: shared.Dtype = None
+    device: shared.Device = "cpu"
+    threads: shared.Threads = None
+    batch_size: Annotated[
+        int | None,
+        Opt(
+            "--batch-size", metavar="N", accepts=whole(1, 4096), group=MANY, after="promotes",
+            help=f"Texts that run together. [default: {BATCH_SIZE}, or fewer that fit in memory]",
+        ),
+    ] = None  # fmt: skip
+    max_tokens: Annotated[
+        int | None,
+        Opt(
+            "--max-tokens", metavar="N", accepts=COUNT, group=MANY, after="batch_size",
+            help="Cut every text to N tokens. [default: as many as the model takes]",
+        ),
+    ] = None  # fmt: skip
+    force: shared.Force = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusQuestion(ReadingQuestion):
+    """Run a model on many texts and return figures of every layer and hidden unit, as `ffn trace --prompts` does.
+
+    `source` is a model's directory or GGUF file; `prompts` is a file's name (a text in each line; of a .jsonl file a
+    JSON string, or an object with the key `text`, `prompt` or `content`) or a list of texts. The model is loaded once,
+    and no activation is kept: memory does not grow with the corpus. `rows` has a record for each layer, `frame()` a row
+    for each unit: share of tokens for which it is active, mean, extremes with their places, and its `top_contexts`
+    largest values. `outliers` is the limit of an outlier dimension (6). `save` writes that table (.csv, .parquet);
+    `resume` names a file from which an interrupted run goes on. The other arguments are the command line's options.
+    Raises FFNError for whatever the command line refuses, and for an argument of another type, naming the accepted.
     """
 
-    source: str | Resolved | None
-    prompts: str | tuple[str, ...]
-    layer: str | None = None
-    dtype: str | None = None
-    device: str = "cpu"
-    threads: int | None = None
-    batch_size: int | None = None
-    max_tokens: int | None = None
-    top_units: int | None = None
-    top_contexts: int | None = None
-    outliers: float | None = None
-    save: str | None = None
-    resume: str | None = None
-    force: bool = False
+    top_units: shared.TopUnits = None
+    top_contexts: Annotated[
+        int | None,
+        Opt(
+            "--top-contexts", metavar="N", accepts=whole(1, 100), group=MANY, after="max_tokens",
+            help="Keep each unit's N largest values with the text around them.",
+        ),
+    ] = None  # fmt: skip
+    outliers: Annotated[
+        float | None,
+        Opt(
+            "--outliers", metavar="SIZE", accepts=ABOVE_ZERO, group=MANY, after="top_contexts",
+            help=f"From which size on a dimension of an FFN's input is an outlier. [default: {LIMIT:g}]",
+        ),
+    ] = None  # fmt: skip
+    save: shared.Save = None
+    resume: Annotated[
+        shared.Path | None,
+        Opt(
+            "--resume", metavar="FILE", accepts=PATH, group=MANY, after="outliers",
+            help="Keep the run's state in FILE, and go on from it after a break.",
+        ),
+    ] = None  # fmt: skip
 
     @property
     def limit(self) -> float:
@@ -62,39 +120,40 @@ class CorpusQuestion:
 
 
 @dataclass(frozen=True)
-class CheckedCorpusQuestion:
-    """A question that its model can answer, and the layers that it is about."""
+class ReadingModel:
+    """The model that reads a corpus, and the layers that the question is about."""
 
-    question: CorpusQuestion
     model: Resolved
     layers: tuple[Layer, ...]
 
 
-def check_corpus(question: CorpusQuestion) -> CheckedCorpusQuestion:
-    """The question with its model, located and read. Raises FFNError for what cannot be answered."""
-    _check_files(question)
-    resolved = load(question.source, Dimensions())
-    folder_of(resolved, OPTION)
-    every = layers_of(resolved)
+def reading_model(question: ReadingQuestion) -> ReadingModel:
+    """The model of a question about texts, located and read. Raises FFNError for what cannot be answered."""
+    if question.prompts is None:
+        raise FFNError(f"{option('prompts')} is missing", "give a file's name, or texts")
+    model = load(question.source, Dimensions())
+    folder_of(model, option("prompts"))
+    every = layers_of(model)
     stacks = list(dict.fromkeys(layer.stack for layer in every))
     if question.layer in (None, "all"):
         reads = "encoder" if "encoder" in stacks else stacks[0]
-        return CheckedCorpusQuestion(question, resolved, tuple(layer for layer in every if layer.stack == reads))
-    layer = resolved.model.layer(question.layer)
+        return ReadingModel(model, tuple(layer for layer in every if layer.stack == reads))
+    layer = model.model.layer(question.layer)
     if layer.stack == "decoder" and "encoder" in stacks:
-        raise FFNError(
-            f"{OPTION}: the texts go to the encoder of {resolved.model.name}", "its decoder gets only a start token"
-        )
-    return CheckedCorpusQuestion(question, resolved, (layer,))
+        what = f"{option('prompts')}: the texts go to the encoder of {model.model.name}"
+        raise FFNError(what, "its decoder gets only a start token")
+    return ReadingModel(model, (layer,))
 
 
-def _check_files(question: CorpusQuestion) -> None:
+def check_files(question: CorpusQuestion) -> None:
+    """Raises FFNError for files that cannot be written."""
     path = question.save_path
     if path is not None:
         if path.suffix.lower() not in TABLES:
-            raise FFNError(f"--save {shown(question.save)}: a table of units ends in {' or '.join(TABLES)}")
+            what = f"{option('save', question.save)}: a table of units ends in {' or '.join(TABLES)}"
+            raise FFNError(what)
         if path.suffix.lower() == ".parquet":
             require_extra("pyarrow", "parquet")
-        check_writable(str(path), question.force, "--save")
+        check_writable(str(path), question.force, option("save"))
     if question.resume is not None:
-        check_writable(str(question.resume_path), True, "--resume")
+        check_writable(str(question.resume_path), True, option("resume"))

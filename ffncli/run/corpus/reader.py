@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffncli.errors import FFNError, shown_path
+from ffncli.errors import FFNError, option, shown_path
 from ffncli.models.model import Layer
 from ffncli.run.corpus.batches import Batch, BatchLimits, Tokenized, batch_of, batches, windows
 from ffncli.run.corpus.listen import Listener, Receiver, inputs_of
 from ffncli.run.corpus.progress import Progress
-from ffncli.run.corpus.question import BATCH_SIZE, CheckedCorpusQuestion
-from ffncli.run.corpus.texts import OPTION, Corpus
+from ffncli.run.corpus.question import BATCH_SIZE, ReadingModel, ReadingQuestion
+from ffncli.run.corpus.texts import Corpus
 from ffncli.run.engine.prepare import device_of, dtype_of
 from ffncli.run.pretrained.capture import load_up_to
 from ffncli.run.pretrained.loading import Pretrained, context_length, known_tokens, read_config
@@ -36,24 +36,29 @@ class CorpusReader:
     Raises FFNError for a model without a tokenizer and a corpus without a text.
     """
 
-    def __init__(self, checked: CheckedCorpusQuestion, corpus: Corpus, transformers: Any, path: Path) -> None:
-        self.checked, self.corpus, self._transformers, self.path = checked, corpus, transformers, path
-        self.device, self._dtype = device_of(checked.question.device), dtype_of(checked.question.dtype)
+    def __init__(
+        self, question: ReadingQuestion, reading: ReadingModel, corpus: Corpus, transformers: Any, path: Path
+    ) -> None:
+        self._question, self.reading, self.corpus = question, reading, corpus
+        self._transformers, self.path = transformers, path
+        self.device, self._dtype = device_of(question.device), dtype_of(question.dtype)
         self.config, self.tokenizer = read_config(transformers, path), tokenizer_of(transformers, path)
         if self.tokenizer is None:
-            raise FFNError(f"{OPTION}: {shown_path(path)} has no tokenizer", "give a directory with tokenizer.json")
+            raise FFNError(
+                f"{option('prompts')}: {shown_path(path)} has no tokenizer", "give a directory with tokenizer.json"
+            )
         if next(iter(corpus), None) is None:
-            raise FFNError(f"{OPTION}: {corpus.where} has no text")
+            raise FFNError(f"{option('prompts')}: {corpus.where} has no text")
 
     def load(self, remark: Callable[[str], None], in_order: bool = False) -> None:
         """Load the model up to the last layer of the question, and see whether it computes a text alike in any batch:
         if not, a remark, and texts run one by one. Texts that are not `in_order` run sorted by length."""
         self.loaded, self.live = load_up_to(
-            self._transformers, self.checked.model, self.checked.layers, self.path, self.config, self._dtype,
+            self._transformers, self.reading.model, self.reading.layers, self.path, self.config, self._dtype,
             self.device,
         )  # fmt: skip
         self._padding, self._known = _padding(self.loaded, self.tokenizer), known_tokens(self.loaded.module)
-        self.limits = replace(_limits(self.checked, self.loaded, self._dtype), in_order=in_order)
+        self.limits = replace(_limits(self._question, self.reading, self.loaded, self._dtype), in_order=in_order)
         if self.limits.texts > 1 and not self._batches_alike():
             remark("what this model computes for a text depends on the others of its batch: texts run one by one")
             self.limits = replace(self.limits, texts=1)
@@ -75,7 +80,9 @@ class CorpusReader:
                     saved = time.monotonic()
         save()
         if not progress.texts:
-            raise FFNError(f"{OPTION}: no text of {self.corpus.where} has a token", "is it this model's tokenizer?")
+            raise FFNError(
+                f"{option('prompts')}: no text of {self.corpus.where} has a token", "is it this model's tokenizer?"
+            )
 
     def _read(
         self, window: Sequence[Tokenized], end: int, listener: Listener, progress: Progress,
@@ -121,12 +128,11 @@ class CorpusReader:
         )
 
 
-def _limits(checked: CheckedCorpusQuestion, loaded: Pretrained, dtype: torch.dtype) -> BatchLimits:
+def _limits(question: ReadingQuestion, reading: ReadingModel, loaded: Pretrained, dtype: torch.dtype) -> BatchLimits:
     """Of a batch: what was requested, what the model has positions for, and what memory has room for."""
-    question = checked.question
     positions = context_length(loaded.module, loaded.config)
     length = min((n for n in (question.max_tokens, positions) if n is not None), default=None)
-    spec = max((layer.spec for layer in checked.layers), key=lambda spec: spec.d_ff)
+    spec = max((layer.spec for layer in reading.layers), key=lambda spec: spec.d_ff)
     chosen = spec.moe.top_k if spec.moe else 1
     bytes_per_token = dtype.itemsize * (6 * spec.d_ff * chosen + 16 * spec.d_model)
     memory = min(_MOST_MEMORY, (available_memory() or _MOST_MEMORY) // 4)

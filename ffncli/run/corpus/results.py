@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ffncli.dataclass import dataclass
-from ffncli.models.model import Layer
+from ffncli.models.model import Layer, Resolved
 from ffncli.run.corpus.batches import tokenized
 from ffncli.run.corpus.figures import Context, CorpusLayer, CorpusSurvey, OutlierDimension, TokenPlace, UnitFigures
 from ffncli.run.corpus.layer import LayerSums
 from ffncli.run.corpus.outliers import Exceeding, in_many_layers
 from ffncli.run.corpus.progress import Progress
-from ffncli.run.corpus.question import CheckedCorpusQuestion
+from ffncli.run.corpus.question import CorpusQuestion
 from ffncli.run.corpus.texts import Corpus, Text
 from ffncli.run.pretrained.tokens import token_text
 
@@ -28,7 +28,8 @@ _MOST_MASSIVE = 10
 class CorpusResults:
     """A finished run over a corpus, and what turns its numbers of texts and tokens into text."""
 
-    checked: CheckedCorpusQuestion
+    question: CorpusQuestion
+    model: Resolved
     corpus: Corpus
     progress: Progress
     sums: Mapping[Layer, LayerSums]
@@ -38,14 +39,14 @@ class CorpusResults:
 
 def survey_of(results: CorpusResults, notes: tuple[str, ...]) -> CorpusSurvey:
     """The records of a run."""
-    question, progress, sums = results.checked.question, results.progress, results.sums
+    question, progress, sums = results.question, results.progress, results.sums
     most = TOP_UNITS if question.top_units is None else question.top_units
     top = {layer: _top_units(one, most) for layer, one in sums.items()}
     places = _Places(results, [at for layer, one in sums.items() for at in _named_texts(one, top[layer])])
     rows = tuple(_row(layer, one, top[layer], places) for layer, one in sums.items())
     inputs = [one.inputs for one in sums.values() if one.inputs is not None]
     return CorpusSurvey(
-        results.checked.model, results.corpus.where, progress.texts, progress.tokens, progress.cut, question.limit,
+        results.model, results.corpus.where, progress.texts, progress.tokens, progress.cut, question.limit,
         rows, in_many_layers(inputs), progress.seconds, notes, sums,
     )  # fmt: skip
 

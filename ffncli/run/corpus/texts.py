@@ -8,14 +8,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, shown, shown_path
+from ffncli.errors import FFNError, option, shown, shown_path
 from ffncli.system.files import open_to_read
 
-OPTION = "--prompts"
 KEYS = ("text", "prompt", "content")  # of an object, the first that is there
 _MOST_BYTES = 10_000_000  # of a text: more than any model's context
 _PIECE = 1 << 20
@@ -81,7 +80,7 @@ def opened(source: str | os.PathLike[str] | Sequence[str]) -> Iterator[Corpus]:
     try:
         file = open_to_read(path)
     except OSError as error:
-        raise FFNError(f"--prompts: cannot read {shown_path(path)}: {error.strerror or error}") from None
+        raise FFNError(f"{option('prompts')}: cannot read {shown_path(path)}: {error.strerror or error}") from None
     with file:
         yield _of_file(file, shown_path(path), path.suffix.lower() in (".jsonl", ".ndjson"))
 
@@ -98,7 +97,7 @@ def _copy_stdin(kept: BinaryIO) -> None:
             kept.write(piece)
     except (OSError, AttributeError, ValueError) as error:  # closed: None has no buffer
         why = error.strerror if isinstance(error, OSError) else "it is closed"
-        raise FFNError(f"--prompts: cannot read standard input: {why}") from None
+        raise FFNError(f"{option('prompts')}: cannot read standard input: {why}") from None
 
 
 def _of_file(file: BinaryIO, where: str, as_json: bool) -> Corpus:

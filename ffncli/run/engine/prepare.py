@@ -104,7 +104,7 @@ def prepare(resolved: Resolved, request: LayerRequest = LayerRequest(), example:
     if example and example.weights and not _fits(example, block):
         notes.append("the example's weights do not fit these dimensions: random weights instead")
     layer_steps = block
-    if vocab := request.vocab or (example.vocab if example else 0):
+    if (vocab := request.vocab or (example.vocab if example else 0)) and block[-1].output != "probs":
         final = final_layer(block[-1].output, layer.spec.d_model, vocab, bool(layer.spec.bias))
         weights = {**weights, **random_weights(final, generator, dtype, device)}
         block = (*block, *final)

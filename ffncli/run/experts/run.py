@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, option, spelled
 from ffncli.models.model import Layer
 from ffncli.run.corpus.batches import Tokenized, tokenized
 from ffncli.run.corpus.progress import Progress
+from ffncli.run.corpus.question import ReadingModel
 from ffncli.run.corpus.reader import CorpusReader
-from ffncli.run.corpus.texts import OPTION, opened
+from ffncli.run.corpus.texts import opened
 from ffncli.run.experts.figures import Coverage, ExpertFigures, ExpertPair, ExpertsSurvey, LayerExperts
-from ffncli.run.experts.question import CheckedExpertsQuestion
+from ffncli.run.experts.question import ExpertsQuestion
 from ffncli.run.experts.routes import save_routes
 from ffncli.run.experts.sums import RouteSums
 from ffncli.run.experts.worth import ExpertWorth, expert_worths, head_model
@@ -28,25 +29,25 @@ Worths = Mapping[tuple[Layer, int], ExpertWorth]
 
 
 def experts_of(
-    checked: CheckedExpertsQuestion, note: Callable[[str], None], advance: Callable[[int], Any]
+    question: ExpertsQuestion, reading: ReadingModel, note: Callable[[str], None], advance: Callable[[int], Any]
 ) -> ExpertsSurvey:
     """What a question about experts asks. `note` gets every remark at once, `advance` the bytes of the corpus that have
     been read since its last call.
 
     Raises FFNError for everything that keeps the model from running, and for a corpus without a text.
     """
-    question, model, layers, notes = checked.question, checked.corpus.model, checked.corpus.layers, list[str]()
+    model, layers, notes = reading.model, reading.layers, list[str]()
 
     def remark(text: str) -> None:
-        notes.append(text)
+        notes.append(spelled(text))
         note(text)
 
-    path = model_files(model, layers, OPTION)
+    path = model_files(model, layers, option("prompts"))
     for text in (*loading_notes(model, max(layer.index for layer in layers), question.dtype), *model.notes):
         remark(text)
     keep = question.routes_path is not None
-    with opened(question.prompts) as corpus, offline() as transformers:
-        reader = CorpusReader(checked.corpus, corpus, transformers, path)
+    with opened(question.prompts or ()) as corpus, offline() as transformers:
+        reader = CorpusReader(question, reading, corpus, transformers, path)
         sums = {layer: RouteSums(layer.spec.moe.experts, keep) for layer in layers if layer.spec.moe}
         reader.load(remark, in_order=True)
         progress = Progress()
@@ -56,7 +57,7 @@ def experts_of(
         if question.routes_path is not None:
             (layer,) = layers
             remark(save_routes(question.routes_path, layer, torch.cat(sums[layer].routes)))
-        texts, worths = _ablated(checked, reader, sums, transformers, remark)
+        texts, worths = _ablated(question, reader, sums, transformers, remark)
         figures = tuple(_layer(layer, one, worths) for layer, one in sums.items())
         return ExpertsSurvey(
             model, corpus.where, progress.texts, progress.tokens, progress.cut, len(texts),
@@ -65,25 +66,25 @@ def experts_of(
 
 
 def _ablated(
-    checked: CheckedExpertsQuestion, reader: CorpusReader, sums: Mapping[Layer, RouteSums], transformers: Any,
+    question: ExpertsQuestion, reader: CorpusReader, sums: Mapping[Layer, RouteSums], transformers: Any,
     remark: Callable[[str], None],
 ) -> tuple[list[Tokenized], Worths]:  # fmt: skip
     """(the first texts, what each expert that was chosen is worth on them); nothing if none were requested, or the
     model has no head."""
-    first = [*islice(reader.corpus, checked.question.ablated)]
+    first = [*islice(reader.corpus, question.ablate_texts)]
     if not first:
         return [], {}
     texts = tokenized(first, reader.tokenizer, reader.limits.length)
     used = {layer: one.chosen.nonzero().flatten().tolist() for layer, one in sums.items()}
     del reader.loaded
     try:
-        loaded = head_model(transformers, checked.corpus, reader.path, reader.config)
+        loaded = head_model(transformers, question, reader.path, reader.config)
     except FFNError as error:
         if "no language-model head" not in error.message:
             raise
         remark(f"{error.message}: what an expert is worth to its predictions is not known")
         return [], {}
-    return texts, expert_worths(loaded, checked.corpus, texts, used)
+    return texts, expert_worths(loaded, reader.reading.model, question.device, texts, used)
 
 
 def _layer(layer: Layer, sums: RouteSums, worths: Worths) -> LayerExperts:

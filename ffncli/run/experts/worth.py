@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,11 +11,10 @@ from torch import Tensor
 
 from ffncli.block.recipe import steps
 from ffncli.block.steps import ffn_steps
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
-from ffncli.models.model import Layer
+from ffncli.models.model import Layer, Resolved
 from ffncli.run.corpus.batches import Tokenized, batch_of
-from ffncli.run.corpus.question import CheckedCorpusQuestion
+from ffncli.run.corpus.question import ReadingQuestion
 from ffncli.run.engine.locate import live_ffn
 from ffncli.run.engine.prepare import device_of, dtype_of
 from ffncli.run.pretrained.capture import batch_arguments
@@ -32,25 +32,25 @@ class ExpertWorth:
     argmax_changed: float
 
 
-def head_model(transformers: Any, checked: CheckedCorpusQuestion, path: Any, config: Any) -> Pretrained:
+def head_model(transformers: Any, question: ReadingQuestion, path: Any, config: Any) -> Pretrained:
     """The whole model with its language-model head, its experts computed one by one. Raises FFNError without a head."""
-    dtype, device = dtype_of(checked.question.dtype), device_of(checked.question.device)
+    dtype, device = dtype_of(question.dtype), device_of(question.device)
     return load(transformers, path, config, dtype, device, lambda module, lean: None, with_head=True)
 
 
 def expert_worths(
-    loaded: Pretrained, checked: CheckedCorpusQuestion, texts: Sequence[Tokenized],
+    loaded: Pretrained, model: Resolved, device: str, texts: Sequence[Tokenized],
     used: Mapping[Layer, Sequence[int]],
 ) -> dict[tuple[Layer, int], ExpertWorth]:  # fmt: skip
     """The worth of each used expert, on texts that run alone."""
     out: dict[tuple[Layer, int], ExpertWorth] = {}
-    before = [*_predictions(loaded, texts, checked.question.device)]
+    before = [*_predictions(loaded, texts, device)]
     for layer, experts in used.items():
-        live, block = live_ffn(loaded.module, checked.model, layer), ffn_steps(steps(layer.spec))
+        live, block = live_ffn(loaded.module, model, layer), ffn_steps(steps(layer.spec))
         for expert in experts:
             changes = changes_of(block, (), (f"expert:{expert}",))
             with changed_model(loaded.module, layer, live, None, changes):
-                after = _predictions(loaded, texts, checked.question.device)
+                after = _predictions(loaded, texts, device)
                 out[layer, expert] = _worth(before, after)
     return out
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, option, shown
 from ffncli.models.model import Layer, Resolved
 
 
@@ -20,25 +21,32 @@ class Prompt:
     @property
     def option(self) -> str:
         """The option that it came from, for errors."""
-        return "--prompt" if self.ids is None else "--input-ids"
+        return option("prompt" if self.ids is None else "input_ids")
 
     def check(self, made: Mapping[str, object]) -> None:
         """Raises FFNError for a prompt together with token ids, or with an option of `made` that sets the input."""
         if self.text is not None and self.ids is not None:
-            raise FFNError("--prompt contradicts --input-ids", "give one")
-        if option := next((option for option, value in made.items() if value is not None), None):
-            raise FFNError(f"{option} contradicts {self.option}", "the model makes the FFN's input")
+            raise FFNError(f"{option('prompt')} contradicts {option('input_ids')}", "give one")
+        if other := next((name for name, value in made.items() if value is not None), None):
+            raise FFNError(f"{other} contradicts {self.option}", "the model makes the FFN's input")
 
 
-def prompt_of(text: str | None, ids: tuple[int, ...] | None, positions: str | None) -> Prompt | None:
-    """The prompt from these options; None if no model is to be run."""
+def prompt_of(text: str | None, ids: Any, positions: Any) -> Prompt | None:
+    """The prompt of a question, from its fields as they are converted; None if no model is to be run.
+
+    Raises FFNError for several texts.
+    """
+    if text is not None and not isinstance(text, str):
+        what = f"{option('prompt')} must be text, got {shown(text)}"
+        raise FFNError(what, "several texts are ffncli.corpus's prompts")
     return None if text is None and ids is None else Prompt(text, ids, positions)
 
 
 def layers_of(resolved: Resolved) -> list[Layer]:
     """Every layer that has an FFN, stack by stack. FFNError for bare dimensions, which have none."""
     if resolved.model.bare:
-        raise FFNError(f"--layer all: {resolved.model.name} is one block and has no layers", "leave --layer out")
+        what = f"{option('layer', 'all')}: {resolved.model.name} is one block and has no layers"
+        raise FFNError(what, f"leave {option('layer')} out")
     stacks = list(dict.fromkeys(group.stack for group in resolved.model.groups))
     every = [Layer(group.stack, index, group.spec) for group in resolved.model.groups for index in group.layers]
     return sorted(every, key=lambda layer: (stacks.index(layer.stack), layer.index))

@@ -1,77 +1,217 @@
-"""The question of a trace, with the command line's names: as given, and checked against its model."""
+"""What is asked of a trace, and what is found out about it before torch is loaded: its options, rules and subject."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import field
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, Any
 
+from ffncli.block import dtypes
+from ffncli.block.recipe import steps
 from ffncli.block.shard import Ranks
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError
-from ffncli.models.dimensions import Dimensions, leading_axes
-from ffncli.models.examples import Example
-from ffncli.models.model import Resolved
+from ffncli.block.steps import ffn_steps
+from ffncli.errors import FFNError, option, shown
+from ffncli.models.counting.weight_format import storage_of
+from ffncli.models.demo import demo
+from ffncli.models.dimensions import Dimensions, leading_axes, whole
+from ffncli.models.examples import EXAMPLES, Example, final_layer_alone, find
+from ffncli.models.model import Group, Layer, Resolved
+from ffncli.models.runnable import folder_of
+from ffncli.options import conflicts, shared
+from ffncli.options.accept import COUNT, NATURAL, NUMBERS, SHARE, TEXT, Accepts, optional, several
+from ffncli.options.accept import whole as whole_from
+from ffncli.options.conflicts import Conflict
+from ffncli.options.opt import COMPUTE, OUTPUT, SOURCE, Opt
+from ffncli.run.corpus.question import TABLES
 from ffncli.run.pretrained.prompt import Prompt, prompt_of
-from ffncli.run.what_if.changes import Change
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from ffncli.run.engine.inputs import InputSource
+from ffncli.run.user.load import load
+from ffncli.run.user.options import Input, ModelSource
+from ffncli.run.what_if.changes import Change, changes_of
+from ffncli.system.files import TENSOR_SUFFIXES, check_writable
+from ffncli.system.packages import require_extra
 
 TOP_K, TOP_P = 5, 0.9
 TERMS = 8
+EXPLAIN, WHAT_IF, FINAL, UNEMBED = (
+    "How a number was computed", "What if", "Final layer", "Tokens that the output promotes",
+)  # fmt: skip
+_MOST_PLACES = 100  # in one question
 StepIndex = tuple[str, tuple[int, ...]]
+Texts = str | Sequence[str] | None
+
+# --- what is asked ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Question:
-    """The options of `ffn trace` that decide what is computed. None, "" and empty: not chosen, so the default.
+def _name(value: Any) -> str:
+    return TEXT.convert(value).strip().lower()
 
-    `source` is any SOURCE, a model that is loaded already or a module; `input` may be its values. `show` values per
-    axis are recorded (None: all), `keep` are the steps whose whole tensors stay (None: all that are recorded).
+
+def _kept(value: Any) -> bool | tuple[str, ...]:
+    """True for all steps, or the names of some."""
+    if isinstance(value, bool):
+        return value or ()
+    return several(TEXT, "", least=0).convert(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question(Dimensions):
+    """Run one layer's FFN step by step, as `ffn trace` does, and return everything that is known about the run.
+
+    >>> import ffncli
+    >>> session = ffncli.trace("512x2048:gelu", tokens=2, explain="up[0,3]")
+    >>> session["act"].shape, session.step("act").formula, session.explain[0].place
+    (torch.Size([2, 2048]), 'gelu(up)', 'up[0,3]')
+    >>> session.frame("act").columns.tolist()
+    ['layer', 'token', 'unit', 'value']
+
+    `source` is any SOURCE (a directory, a model's name, `512x2048:gelu`, `my.py:Class`), a path, what `load` gave, or
+    an nn.Module: a transformers model or a layer of one, else identified as `my.py:Class` is. None is a demo block.
+    `input` are values [tokens, d_model], [d_model] or [batch, tokens, d_model] (list, NumPy array or tensor), or text
+    as typed. The other arguments are the command line's options by their names (`ffn trace --help`), as numbers and
+    lists too: `layer=1`, `position=[0, 3]`, `show=None` (all values), `d_ff="4x"`. `keep` names steps whose tensors
+    stay (True: all); `threads` are the process's. Raises FFNError as the command line does.
     """
 
-    source: str | Resolved | nn.Module | None = None
-    dimensions: Dimensions = field(default_factory=Dimensions)
-    layer: str | None = None
-    input: InputSource | None = None
-    tokens: int | None = None
-    batch: int | None = None
-    seq_len: int | None = None
-    dtype: str | None = None
-    device: str = "cpu"
-    seed: int | None = None
-    threads: int | None = None
-    train: bool | None = None
-    prompt: str | None = None
-    input_ids: tuple[int, ...] | None = None
-    position: str | None = None
-    expert: str | None = None
-    show: int | None = 8
-    top_units: int | None = None
-    keep: frozenset[str] | None = frozenset()
-    explain: Sequence[str] | None = None
-    terms: int | None = None
-    depth: int | None = None
-    unembed: bool = False
-    neuron: int | None = None
-    top_tokens: int | None = None
-    promotes: str | None = None
-    set: Sequence[str] | None = None
-    ablate: Sequence[str] | None = None
-    example: str | None = None
-    vocab: int | None = None
-    sample_top_k: int | None = None
-    sample_top_p: float | None = None
-    save: str | None = None
-    save_weights: bool | None = None
-    force: bool = False
-    tp: int | None = None
-    ep: int | None = None
+    source: ModelSource = field(default=None, kw_only=False)
+    input: Input = field(default=None, kw_only=False)
+    layer: shared.LayerOrAll = None
+    example: Annotated[
+        str | None,
+        Opt(
+            "--example", metavar="NAME", accepts=Accepts("text", _name),
+            group=SOURCE, daily=True, completes="examples",
+            help=f"Built-in block with checked facts: {', '.join(EXAMPLES)}.",
+        ),
+    ] = None  # fmt: skip
+    tokens: shared.Tokens = None
+    batch: shared.Batch = None
+    seq_len: shared.SeqLen = None
+    prompt: shared.Prompt = None
+    input_ids: shared.InputIds = None
+    position: shared.Position = None
+    expert: Annotated[
+        shared.Numbers | None,
+        Opt(
+            "--expert", metavar="N,...|all", accepts=NUMBERS, repeat=True, group=shared.VIEW,
+            help="Show the steps inside these experts.",
+        ),
+    ] = None  # fmt: skip
+    show: Annotated[
+        int | str | None,
+        Opt(
+            "--show", metavar="N|all", accepts=optional(COUNT, "a whole number from 1, or all", "all"),
+            group=shared.VIEW, daily=True, help="Values to show per axis.",
+        ),
+    ] = 8  # fmt: skip
+    keep: Annotated[
+        bool | str | Sequence[str],
+        Opt(
+            "--keep", accepts=Accepts("names of steps, or True for all", _kept), flag=True, group=shared.VIEW,
+            help="Keep every intermediate tensor in memory until the end.",
+        ),
+    ] = ()  # fmt: skip
+    top_units: shared.TopUnits = None
+    explain: Annotated[
+        Texts,
+        Opt(
+            "--explain", metavar="NAME[i,j]", accepts=several(TEXT, "places such as ['up[0,3]']", least=0),
+            repeat=True, group=EXPLAIN, daily=True, help="Show how this number was computed; repeatable.",
+        ),
+    ] = ()  # fmt: skip
+    terms: Annotated[
+        int | None,
+        Opt(
+            "--terms", metavar="N", accepts=COUNT, group=EXPLAIN,
+            help=f"Terms to show, largest first. [default: {TERMS}]",
+        ),
+    ] = None  # fmt: skip
+    depth: Annotated[
+        int | None,
+        Opt(
+            "--depth", metavar="N", accepts=whole_from(1, 99), group=EXPLAIN,
+            help="Follow the largest term back N steps. [default: 1]",
+        ),
+    ] = None  # fmt: skip
+    set: Annotated[
+        Texts,
+        Opt(
+            "--set", metavar="W[i,j]=VALUE", repeat=True, group=WHAT_IF,
+            accepts=several(TEXT, "weights and their values, such as ['W1[0,3]=5']", least=0),
+            help="Set a weight, as the formula has it, and show what changes at each step; repeatable.",
+        ),
+    ] = ()  # fmt: skip
+    ablate: Annotated[
+        Texts,
+        Opt(
+            "--ablate", metavar="PART", repeat=True, group=WHAT_IF,
+            accepts=several(TEXT, "parts such as ['unit:3', 'expert:5', 'gate']", least=0),
+            help="Take out unit:358, unit:7:3 (of expert 7), expert:5 or gate (act := 1); show what changes.",
+        ),
+    ] = ()  # fmt: skip
+    tp: shared.TensorParallel = None
+    ep: shared.ExpertParallel = None
+    vocab: Annotated[
+        int | None,
+        Opt(
+            "--vocab", metavar="N", accepts=COUNT, group=FINAL,
+            help="Add a final layer over N tokens: logits and probabilities.",
+        ),
+    ] = None  # fmt: skip
+    sample_top_k: Annotated[
+        int | None,
+        Opt(
+            "--sample-top-k", metavar="N", accepts=COUNT, group=FINAL,
+            help=f"Mark the N most probable tokens. [default: {TOP_K}]",
+        ),
+    ] = None  # fmt: skip
+    sample_top_p: Annotated[
+        float | None,
+        Opt(
+            "--sample-top-p", metavar="P", accepts=SHARE, group=FINAL,
+            help=f"Mark the most probable tokens up to a total of P. [default: {TOP_P}]",
+        ),
+    ] = None  # fmt: skip
+    unembed: Annotated[
+        bool, Opt("--unembed", group=UNEMBED, daily=True, help="Show the tokens that the FFN's output promotes.")
+    ] = False
+    neuron: Annotated[
+        int | None,
+        Opt(
+            "--neuron", metavar="N", accepts=NATURAL, group=UNEMBED,
+            help="With --unembed: the tokens that hidden unit N promotes.",
+        ),
+    ] = None  # fmt: skip
+    top_tokens: Annotated[
+        int | None,
+        Opt(
+            "--top-tokens", metavar="N", accepts=COUNT, group=UNEMBED,
+            help="With --unembed: how many tokens to show. [default: 10]",
+        ),
+    ] = None  # fmt: skip
+    promotes: Annotated[
+        str | None,
+        Opt(
+            "--promotes", metavar="TOKEN", group=UNEMBED,
+            help="Show the units that raise this token's logit, and lower it.",
+        ),
+    ] = None  # fmt: skip
+    device: shared.Device = "cpu"
+    seed: shared.Seed = None
+    threads: shared.Threads = None
+    dtype: shared.Dtype = None
+    train: Annotated[bool | None, Opt("--train/--eval", group=COMPUTE, help="Apply dropout, or turn it off.")] = None
+    save: shared.Save = None
+    save_weights: Annotated[
+        bool | None,
+        Opt(
+            "--save-weights/--no-save-weights", group=OUTPUT,
+            help="Save the weights too. [default: if 64 MB or less]",
+        ),
+    ] = None  # fmt: skip
+    force: shared.Force = False
 
     @property
     def ranks(self) -> Ranks | None:
@@ -79,14 +219,14 @@ class Question:
         return Ranks(self.tp or 1, self.ep or 1) if self.tp or self.ep else None
 
     @property
-    def model_prompt(self) -> Prompt | None:
-        """The model's text input; None if transformers does not have to run it."""
-        return prompt_of(self.prompt, self.input_ids, self.position)
-
-    @property
     def leading(self) -> tuple[int, ...] | None:
         """The input's axes before d_model, None by default. Raises FFNError if they are given twice."""
         return leading_axes(self.tokens, self.batch, self.seq_len)
+
+    @property
+    def values_shown(self) -> int | None:
+        """Values per axis, None for all."""
+        return None if self.show is None else int(self.show)
 
     @property
     def sets(self) -> tuple[int, float]:
@@ -99,28 +239,270 @@ class Question:
         return Path(os.path.expanduser(self.save or ""))
 
     def check_top_k(self, vocab: int) -> None:
-        """Raises FFNError for a --sample-top-k above the vocabulary."""
+        """Raises FFNError for more tokens to sample from than the vocabulary has."""
         if self.sample_top_k is not None and self.sample_top_k > vocab:
-            raise FFNError(f"--sample-top-k {self.sample_top_k} exceeds the vocabulary of {vocab}")
+            raise FFNError(f"{option('sample_top_k', self.sample_top_k)} exceeds the vocabulary of {vocab}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveyQuestion(Dimensions):
+    """Look at every layer that has an FFN, as `ffn trace --layer all` does: `rows` has a record for each.
+
+    >>> import ffncli
+    >>> [row.layer for row in ffncli.survey("llama-2-7b", d_model=8, d_ff=16, tokens=2).rows][-1]
+    31
+
+    The arguments are those of `trace`. Raises FFNError as it does.
+    """
+
+    source: ModelSource = field(default=None, kw_only=False)
+    prompt: shared.Prompt = None
+    input_ids: shared.InputIds = None
+    position: shared.Position = None
+    tokens: shared.Tokens = None
+    batch: shared.Batch = None
+    seq_len: shared.SeqLen = None
+    input: Input = None
+    dtype: shared.Dtype = None
+    device: shared.Device = "cpu"
+    seed: shared.Seed = None
+    threads: shared.Threads = None
+    top_units: shared.TopUnits = None
+
+    @property
+    def leading(self) -> tuple[int, ...] | None:
+        """The input's axes before d_model, None by default. Raises FFNError if they are given twice."""
+        return leading_axes(self.tokens, self.batch, self.seq_len)
+
+
+# --- which options contradict or need each other ----------------------------------------------------------------------
+
+_DIMENSIONS = " ".join(f.name for f in fields(Dimensions))
+_PROMPT = "prompt input_ids"
+PROMPT_RULES = (  # of a survey too
+    Conflict("prompt", contradicts="input_ids", why="give one"),
+    Conflict("input tokens batch seq_len", contradicts=_PROMPT, why="the model makes the FFN's input"),
+    Conflict(_DIMENSIONS, contradicts=_PROMPT, why="the model runs unchanged"),
+)
+RULES = (
+    *PROMPT_RULES,
+    Conflict("train=True", contradicts=_PROMPT, why="the model is run in eval mode"),
+    Conflict("vocab", contradicts=_PROMPT, why=f"{option('unembed')} goes through the model's own head"),
+    Conflict("position", needs=f"{_PROMPT} unembed"),
+    Conflict("neuron", needs="unembed"),
+    Conflict("top_tokens", needs="unembed set ablate"),
+    Conflict("top_tokens", needs=_PROMPT, unless="unembed", why="without one there is no prediction to change"),
+    Conflict("terms depth", needs="explain"),
+    Conflict("save_weights", needs="save"),
+    Conflict("sample_top_k sample_top_p", needs="vocab unembed example=conv", why="probabilities need logits"),
+    Conflict("train=True", contradicts="set ablate", why="dropout would change the values too"),
+    Conflict("train=True", contradicts="tp ep", why="ranks run in eval mode"),
+    Conflict("example", contradicts="source", why="give one or the other"),
+    Conflict("example", contradicts=_DIMENSIONS, why="it runs the text's own block, whose facts hold for it alone"),
+    Conflict("example", contradicts="input", why="its facts hold for the text's own input, or a random one"),
+    Conflict("example!=conv", contradicts="vocab", why="only conv's text has a final layer"),
+    Conflict(
+        "example=notebook",
+        contradicts="tokens batch seq_len seed train=True",
+        why="the text gives its input and its mask",
+    ),
+)
+ONE_LAYER = (
+    Conflict(
+        "unembed promotes train explain save vocab expert tp ep set ablate",
+        contradicts="layer=all",
+        why="it is about one layer: give its number",
+    ),
+)
+
+# --- what is found out ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class CheckedQuestion:
-    """A question that its model can answer, judging without torch.
+class TraceSubject:
+    """What a question is about, as its model has it: the `layer`, and the `prompt` that the model reads, if any.
 
     `example` is the small block to run, if any; `experts` are those to look into (None: all), `places` the
     numbers to explain, by our names of the steps, `changes` those of the block that the question tries.
     """
 
-    question: Question
     model: Resolved
+    layer: Layer
+    prompt: Prompt | None = None
     example: Example | None = None
     experts: frozenset[int] | None = frozenset()
     places: tuple[StepIndex, ...] = ()
     changes: tuple[Change, ...] = ()
 
-    @property
-    def final_width(self) -> int | None:
-        """The vocabulary of the final layer to add after the block; None for none, or if it is already there."""
-        block = self.example.block if self.example else None
-        return None if block and block[-1].output == "probs" else self.question.vocab
+
+def subject_of(question: Question) -> TraceSubject:
+    """What a question about one layer is about. Raises FFNError for a question that cannot be answered."""
+    conflicts.check(RULES, question)
+    prompt = prompt_of(question.prompt, question.input_ids, question.position)
+    example, model = _block(question)
+    layer = model.model.layer(question.layer)
+    experts = frozenset() if question.expert is None else _experts(str(question.expert), model, layer)
+    _ = question.leading
+    places = _places(question, example.aliases if example else {})
+    _check_save(question)
+    if prompt:
+        folder_of(model, prompt.option)
+    _check_head(question, model, layer, experts)
+    if question.ranks is not None:
+        _check_ranks(question, question.ranks, model, layer, example)
+    changes = _changes(question, layer, example) if question.set or question.ablate else ()
+    return TraceSubject(model, layer, prompt, example, experts, places, changes)
+
+
+def model_of(question: SurveyQuestion) -> tuple[Resolved, Prompt | None]:
+    """The model of a question about all layers, and the prompt that it reads. Raises FFNError if there is none."""
+    conflicts.check(PROMPT_RULES, question)
+    prompt = prompt_of(question.prompt, question.input_ids, question.position)
+    _ = question.leading
+    if question.source is None and question.d_model is None:
+        return demo(question.dimensions).model, prompt
+    model = load(question.source, question.dimensions, question.seed or 0)
+    if prompt:
+        folder_of(model, prompt.option)
+    return model, prompt
+
+
+# --- which block ------------------------------------------------------------------------------------------------------
+
+
+def _block(question: Question) -> tuple[Example | None, Resolved]:
+    """The example, if it is one, and the model to run."""
+    chosen, example = question.dimensions, None
+    if question.example is not None:
+        example = find(question.example)
+        if question.dtype is not None and dtypes.dtype(question.dtype).name not in ("fp32", "fp64"):
+            what = f"{option('example')} contradicts {option('dtype', question.dtype)}"
+            raise FFNError(what, "its facts are about exact numbers: use fp32 or fp64")
+    elif question.source is None and question.vocab and chosen.d_model is not None and not _has_block(chosen):
+        d_model = whole(option("d_model"), chosen.d_model)
+        example = final_layer_alone(d_model, question.vocab, chosen.bias is not False)
+    elif question.source is None and chosen.d_model is None:
+        example = demo(chosen)
+    if vocab := question.vocab or (example.vocab if example else 0):  # a model's own vocabulary is not known yet
+        question.check_top_k(vocab)
+    return example, example.model if example else load(question.source, chosen, question.seed or 0)
+
+
+def _has_block(chosen: Dimensions) -> bool:
+    """Whether any option describes a block before the final layer."""
+    return replace(chosen, d_model=None, bias=None).any_set()
+
+
+# --- what its layer can answer ----------------------------------------------------------------------------------------
+
+
+def _experts(text: str, model: Resolved, layer: Layer) -> frozenset[int] | None:
+    """The experts to look into: some (`0,3`), or all (None). FFNError if the layer has no such expert."""
+    moe, name = layer.spec.moe, model.model.name
+    if moe is None:
+        first = next((g.layers[0] for g in model.model.groups if g.spec.moe), None)
+        advice = "it is dense" if first is None else f"the first MoE layer is {first}"
+        raise FFNError(f"{option('expert', text)}: this layer of {name} has no experts", advice)
+    if text == "all":
+        return None
+    if not re.fullmatch(r" *[0-9]{1,9} *(, *[0-9]{1,9} *)*", text):
+        raise FFNError(f"{option('expert')} must be a number, a comma list or all, got {shown(text)}")
+    experts = frozenset(int(word) for word in text.split(","))
+    if max(experts) >= moe.experts:
+        raise FFNError(
+            f"{option('expert', max(experts))} is out of range", f"{name} has experts 0 to {moe.experts - 1}"
+        )
+    return experts
+
+
+def _check_head(question: Question, model: Resolved, layer: Layer, experts: frozenset[int] | None) -> None:
+    """Raises FFNError if no head reads the layer, or it has no such unit, before anything large is loaded."""
+    name = "unembed" if question.unembed else "promotes" if question.promotes is not None else None
+    if name is None:
+        return
+    folder_of(model, option(name))
+    if layer.stack == "encoder" and any(group.stack == "decoder" for group in model.model.groups):
+        what = f"{option(name)}: no head reads {model.model.name}'s encoder"
+        raise FFNError(what, "a decoder layer's output can be unembedded")
+    if question.neuron is None:
+        return
+    neuron = option("neuron", question.neuron)
+    if question.neuron >= layer.spec.d_ff:
+        raise FFNError(f"{neuron} is out of range", f"d_ff is {layer.spec.d_ff}: 0 to {layer.spec.d_ff - 1}")
+    if layer.spec.moe and not experts:
+        raise FFNError(f"{neuron}: each of {layer.spec.moe.experts} experts has one", f"add {option('expert', 0)}")
+
+
+def _check_ranks(question: Question, ranks: Ranks, model: Resolved, layer: Layer, example: Example | None) -> None:
+    """Raises FFNError if the layer cannot be split over the ranks, with the nearest numbers that would do."""
+    from ffncli.models.counting import expert_parallel, tensor_parallel
+
+    if example and example.dropped and question.train is None:
+        what = f"{option('example', question.example)} contradicts {option('tp' if question.tp else 'ep')}"
+        raise FFNError(what, "its dropout is on, ranks run in eval mode")
+    alone = replace(model.model, groups=(Group(layer.stack, (layer.index,), layer.spec),))
+    # Only files have weights in blocks; drawn ones are plain numbers.
+    weights = storage_of(model) if model.checkpoint else dtypes.dtype("fp32")
+    tensor_parallel.check(alone, ranks.tp, weights)
+    expert_parallel.check(alone, ranks.ep)
+
+
+def _changes(question: Question, layer: Layer, example: Example | None) -> tuple[Change, ...]:
+    """The changes of the block. Raises FFNError for one that it does not have, and for a block in training mode."""
+    if example and example.dropped and question.train is None:
+        what = f"{option('example', question.example)} contradicts {option('set' if question.set else 'ablate')}"
+        raise FFNError(what, f"add {option('train', False)}: dropout would change the values too")
+    block = example.block if example and example.block else steps(layer.spec)
+    block = ffn_steps(block) if question.prompt is not None or question.input_ids is not None else block
+    return changes_of(block, question.set or (), question.ablate or ())
+
+
+# --- which numbers are explained --------------------------------------------------------------------------------------
+
+
+def _places(question: Question, aliases: Mapping[str, str]) -> tuple[StepIndex, ...]:
+    """(name, index) of every place to explain; `aliases` maps our names to a text's names, which are accepted too.
+
+    Raises FFNError for text that is not a place.
+    """
+    ours = {theirs: name for name, theirs in aliases.items()}
+    texts = [re.sub(r"\w+(?=\[|:)", lambda m: ours.get(m[0], m[0]), text) for text in question.explain or ()]
+    places = tuple(_place(text) for several in texts for text in _split(several))
+    if len(places) > _MOST_PLACES:
+        raise FFNError(f"{option('explain')} takes at most {_MOST_PLACES} places, got {len(places)}")
+    return places
+
+
+def _split(text: str) -> list[str]:
+    """`up[0,3],down[0,1]` → both; commas inside brackets, or in an index after a colon, do not separate."""
+    return re.split(r",(?![^\[]*\])", text) if "[" in text else [text]
+
+
+def _place(text: str) -> StepIndex:
+    """`up[0,3]`, `up[0, -1]`, `up:0,3`, `experts[2].up[0,3]` → (name, index)."""
+    plain = re.sub(r"\[([0-9]{1,9})\]\.", r".\1.", text.strip())
+    match = re.fullmatch(r"([^\[\]:]+)(?:\[([^\[\]]*)\]|:(.*))", plain, re.DOTALL)
+    words = (match[2] if match[2] is not None else match[3]).split(",") if match else []
+    if not match or not all(re.fullmatch(r"\s*-?[0-9]{1,18}\s*", word, re.ASCII) for word in words):
+        raise FFNError(
+            f"{option('explain')} {shown(text)} is not a place in a tensor", "give NAME[i,j], such as up[0,3]"
+        )
+    return match[1].strip(), tuple(int(word) for word in words)
+
+
+# --- where it is saved ------------------------------------------------------------------------------------------------
+
+
+def _check_save(question: Question) -> None:
+    """Raises FFNError for a file that cannot be saved: an unknown suffix, an existing file, a missing directory."""
+    if question.save is None:
+        return
+    suffix, save = question.save_path.suffix, option("save", question.save)
+    if suffix not in (*TENSOR_SUFFIXES, *TABLES):
+        raise FFNError(f"{save}: the name must end in one of {', '.join((*TENSOR_SUFFIXES, *TABLES))}")
+    if suffix in TABLES and question.save_weights:
+        what = f"{option('save_weights')}: a table of values ({suffix}) has no weights"
+        raise FFNError(what, "save as .safetensors")
+    if suffix == ".parquet":
+        require_extra("pyarrow", "parquet")
+    check_writable(str(question.save_path), question.force, option("save"))

@@ -6,7 +6,7 @@ Modules that few questions need are imported where needed: a plain trace starts 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ffncli.block.analysis.flow import flow
 from ffncli.block.steps import Step, ffn_span, routes
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, option, spelled
 from ffncli.models.model import Resolved
 from ffncli.run.corpus.question import TABLES
 from ffncli.run.engine.block_summary import BlockSummary, block_summary
@@ -28,7 +27,7 @@ from ffncli.run.measure.not_finite import NotFinite
 from ffncli.run.ranks.environment import follows, torchrun
 from ffncli.run.trace.frame import step_frame
 from ffncli.run.trace.lens import TOP_TOKENS, promoting, sampler_sets, unembedded
-from ffncli.run.trace.question import TERMS, CheckedQuestion, Question
+from ffncli.run.trace.question import TERMS, Question, TraceSubject
 from ffncli.run.trace.routes import Chosen, chosen_experts
 from ffncli.run.trace.routing import Routing, routing_of
 from ffncli.run.trace.sampling import Sampling
@@ -182,91 +181,70 @@ def _extremes(record: StepRecord) -> str:
     return "" if record.min is None else f"  {record.min:.4g} to {record.max:.4g}"
 
 
-def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Session:
+def session_of(question: Question, subject: TraceSubject, note: Note = lambda text: None) -> Session:
     """Run the question. `note` gets every remark at once, those on the model before its layer runs.
 
-    Raises FFNError for an impossible layer, dtype, device, input or place, and if the model cannot be run.
+    Raises FFNError for an impossible dtype, device, input or place, and if the model cannot be run.
     """
-    question, model, notes = checked.question, checked.model, list[str]()
+    model, notes = subject.model, list[str]()
 
     def remark(*texts: str) -> None:
         for text in texts:
-            notes.append(text)
+            notes.append(spelled(text))
             note(text)
 
-    request = _request(checked)
-    remark(*_before_loading(checked))
-    prepared = _prepared(checked, request)
+    request = LayerRequest(
+        f"{subject.layer.stack}.{subject.layer.index}", question.input, question.leading, question.dtype,
+        question.device, question.seed, question.train, question.vocab,
+    )  # fmt: skip
+    if subject.prompt:
+        from ffncli.run.pretrained.capture import capture
+        from ffncli.run.pretrained.loading import loading_notes
+
+        remark(*loading_notes(model, subject.layer.index, question.dtype))
+        prepared = capture(model, subject.prompt, request)
+    else:
+        prepared = prepare(model, request, subject.example)
     remark(*model.notes, *map(str, model.differences), *prepared.notes)
-    keep, top_units = _needed_tensors(checked, prepared), question.top_units or 0
+    keep = _needed_tensors(question, subject, prepared)
     result = trace(
         prepared.steps,
         prepared.weights,
         prepared.inputs,
         prepared.mode,
-        question.show,
-        checked.experts,
+        question.values_shown,
+        subject.experts,
         keep,
-        top_units,
+        question.top_units or 0,
     )
-    remark(*_remarks(checked, result))
+    remark(*_remarks(question, subject, result))
     not_finite = find_not_finite(result, prepared.weights)
     block = block_summary(model, prepared, question.device)
     if question.save is not None:
         remark(_save(question, block, prepared, result))
     return Session(
         question, model, prepared, block, result, not_finite,
-        model_run=_model_run(question, prepared, result),
-        routes=chosen_experts(prepared.steps, result.tensors, question.show),
+        model_run=_model_run(subject, prepared, result),
+        routes=chosen_experts(prepared.steps, result.tensors, question.values_shown),
         routing=routing_of(prepared.steps, result.tensors),
-        unembed=unembedded(checked, prepared, result, request) if question.unembed else None,
-        promotes=promoting(checked, prepared, request),
+        unembed=unembedded(question, subject, prepared, result, request) if question.unembed else None,
+        promotes=promoting(question, subject, prepared, request),
         sampling=sampler_sets(question, result),
-        flow=flow(prepared.steps, checked.example.aliases if checked.example else {}),
-        **_text(checked, prepared),
-        explain=_explain(checked, prepared, result) if checked.places else None,
-        **_what_if(checked, prepared, request),
+        flow=flow(prepared.steps, subject.example.aliases if subject.example else {}),
+        **_text(question, subject, prepared),
+        explain=_explain(question, subject, prepared, result) if subject.places else None,
+        **_what_if(question, subject, prepared, request),
         over_ranks=_over_ranks(question, prepared, result),
         notes=tuple(notes),
     )  # fmt: skip
 
 
-# --- before the run ---------------------------------------------------------------------------------------------------
-
-
-def _request(checked: CheckedQuestion) -> LayerRequest:
-    """The layer, its input and how it is computed."""
-    question = checked.question
-    return LayerRequest(
-        question.layer, question.input, question.leading, question.dtype, question.device, question.seed,
-        question.train, checked.final_width,
-    )  # fmt: skip
-
-
-def _before_loading(checked: CheckedQuestion) -> tuple[str, ...]:
-    """Remarks on a model that is about to be loaded for its prompt."""
-    if not checked.question.model_prompt:
-        return ()
-    from ffncli.run.pretrained.loading import loading_notes
-
-    return loading_notes(checked.model, checked.model.model.layer(checked.question.layer).index, checked.question.dtype)
-
-
-def _prepared(checked: CheckedQuestion, request: LayerRequest) -> Prepared:
-    """A layer ready to run: on its actual input in the model, with the tokens; else on the request's input."""
-    if prompt := checked.question.model_prompt:
-        from ffncli.run.pretrained.capture import capture
-
-        return capture(checked.model, prompt, request)
-    return prepare(checked.model, request, checked.example)
-
-
-def _needed_tensors(checked: CheckedQuestion, prepared: Prepared) -> frozenset[str]:
+def _needed_tensors(question: Question, subject: TraceSubject, prepared: Prepared) -> frozenset[str]:
     """The steps whose complete tensors the answer needs, by their printed names; all others are freed.
 
     Raises FFNError for a step that does not exist.
     """
-    question, steps = checked.question, prepared.steps
+    steps = prepared.steps
     names = {"probs", *routes(steps)}
     if question.unembed or prepared.reference is not None:
         names.add(ffn_span(steps)[1])
@@ -274,40 +252,40 @@ def _needed_tensors(checked: CheckedQuestion, prepared: Prepared) -> frozenset[s
         from ffncli.run.ranks.one_process import compared_steps
 
         names |= compared_steps(steps, question.ranks)
-    if checked.places:
-        names |= _with_origins("--explain", steps, [name for name, _ in checked.places], question.depth or 1)
-    if question.keep:
-        names |= _with_origins("--keep", steps, sorted(question.keep), 0)
-    if question.keep is None or question.save is not None:
+    if subject.places:
+        names |= _with_origins("explain", steps, [name for name, _ in subject.places], question.depth or 1)
+    if question.keep and question.keep is not True:
+        names |= _with_origins("keep", steps, sorted(question.keep), 0)
+    if question.keep is True or question.save is not None:
         from ffncli.run.saved.saved import kept_for_saving
 
-        names |= kept_for_saving(steps, prepared.inputs, checked.experts)
+        names |= kept_for_saving(steps, prepared.inputs, subject.experts)
     return frozenset(names)
 
 
-def _with_origins(option: str, steps: Sequence[Step], names: Sequence[str], depth: int) -> frozenset[str]:
+def _with_origins(field: str, steps: Sequence[Step], names: Sequence[str], depth: int) -> frozenset[str]:
     """The steps of these names and their origins `depth` steps back. Raises FFNError for one that does not exist."""
     from ffncli.run.explain.scene import find, needed
 
     try:
         return needed(steps, [find(steps, name).name for name in names], depth)
     except FFNError as error:
-        raise FFNError(f"{option}: {error.message}", error.hint) from None
+        raise error.within(option(field)) from None
 
 
 # --- after the run ----------------------------------------------------------------------------------------------------
 
 
-def _remarks(checked: CheckedQuestion, result: Trace) -> list[str]:
+def _remarks(question: Question, subject: TraceSubject, result: Trace) -> list[str]:
     """Notes on kept tensors, and on requested experts that receive no tokens."""
     out = []
-    if checked.question.keep is None:
+    if question.keep is True:
         size = sum(tensor.numel() * tensor.element_size() for tensor in result.tensors.values())
         out.append(f"kept {len(result.tensors)} tensors, {size / 1e6:,.1f} MB")
-    if checked.example and checked.example.dropped and checked.question.train is False:
+    if subject.example and subject.example.dropped and question.train is False:
         out.append("dropout is off: the text's statements, which need it, are not checked")
     names = [record.name for record in result.steps]
-    idle = [e for e in sorted(checked.experts or ()) if not any(name.startswith(f"experts.{e}.") for name in names)]
+    idle = [e for e in sorted(subject.experts or ()) if not any(name.startswith(f"experts.{e}.") for name in names)]
     return out + ([f"no token is routed to expert {', '.join(map(str, idle))}"] if idle else [])
 
 
@@ -329,14 +307,16 @@ def _save(question: Question, block: BlockSummary, prepared: Prepared, result: T
     save(question.save_path, prepared.steps, result, about, prepared.weights if with_weights else {})
     left = "" if with_weights else ", without weights"
     if not with_weights and question.save_weights is None:
-        left += f" ({size / 1e6:,.0f} MB; --save-weights adds them)"
+        left += f" ({size / 1e6:,.0f} MB; {option('save_weights')} adds them)"
     return f"saved {len(result.steps)} tensors to {question.save}{left}"
 
 
-def _model_run(question: Question, prepared: Prepared, result: Trace) -> ModelRun | None:
-    if prepared.reference is None:
+def _model_run(subject: TraceSubject, prepared: Prepared, result: Trace) -> ModelRun | None:
+    if prepared.reference is None or subject.prompt is None:
         return None
-    return ModelRun(question.prompt, prepared.tokens, agreement(result.tensors[result.ffn_output], prepared.reference))
+    return ModelRun(
+        subject.prompt.text, prepared.tokens, agreement(result.tensors[result.ffn_output], prepared.reference)
+    )
 
 
 def _over_ranks(question: Question, prepared: Prepared, result: Trace) -> RankTrace | None:
@@ -352,44 +332,42 @@ def _over_ranks(question: Question, prepared: Prepared, result: Trace) -> RankTr
         events = gathered_events(*block, question.device)
         if follows():
             return None
-    return rank_trace(*block, result.tensors, question.show, events)
+    return rank_trace(*block, result.tensors, question.values_shown, events)
 
 
-def _text(checked: CheckedQuestion, prepared: Prepared) -> dict[str, Any]:
+def _text(question: Question, subject: TraceSubject, prepared: Prepared) -> dict[str, Any]:
     """For an example: the text's names of our steps, and its statements, computed."""
-    name, example = checked.question.example, checked.example
-    if name is None or example is None or (example.dropped and checked.question.train is False):
+    name, example = question.example, subject.example
+    if name is None or example is None or (example.dropped and question.train is False):
         return {}
     from ffncli.run.texts import facts
 
-    computed = facts(name.strip().lower(), prepared)
-    return {"aliases": dict(example.aliases), "facts": computed}
+    return {"aliases": dict(example.aliases), "facts": facts(name, prepared)}
 
 
-def _explain(checked: CheckedQuestion, prepared: Prepared, result: Trace) -> tuple[Explanation, ...]:
+def _explain(question: Question, subject: TraceSubject, prepared: Prepared, result: Trace) -> tuple[Explanation, ...]:
     """How each place's number was computed. Raises FFNError for an index that is out of range."""
     from ffncli.run.explain.explain import explain
     from ffncli.run.explain.scene import Scene
 
-    question = checked.question
     scene = Scene(prepared.steps, prepared.weights, result.tensors, prepared.mode)
     terms, depth = question.terms or TERMS, question.depth or 1
     return tuple(
-        one for name, index in checked.places for one in explain(scene, name, index, terms, depth, "--explain")
+        one for name, index in subject.places for one in explain(scene, name, index, terms, depth, option("explain"))
     )
 
 
-def _what_if(checked: CheckedQuestion, prepared: Prepared, request: LayerRequest) -> dict[str, Any]:
+def _what_if(question: Question, subject: TraceSubject, prepared: Prepared, request: LayerRequest) -> dict[str, Any]:
     """The steps next to those of the changed block, and the model's prediction where it has one."""
-    if not checked.changes:
+    if not subject.changes:
         return {}
     from ffncli.run.what_if.step_changes import step_changes
 
-    changes = step_changes(prepared.steps, prepared.weights, prepared.inputs, checked.changes)
-    prompt, prediction = checked.question.model_prompt, None
-    if prompt is not None:
+    changes = step_changes(prepared.steps, prepared.weights, prepared.inputs, subject.changes)
+    prediction = None
+    if subject.prompt is not None:
         from ffncli.run.what_if.prediction import prediction_change
 
-        top = checked.question.top_tokens or TOP_TOKENS
-        prediction = prediction_change(checked.model, prepared.layer, prompt, checked.changes, request, top)
+        top = question.top_tokens or TOP_TOKENS
+        prediction = prediction_change(subject.model, prepared.layer, subject.prompt, subject.changes, request, top)
     return {"changes": changes, "prediction": prediction}

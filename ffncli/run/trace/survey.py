@@ -6,13 +6,13 @@ One layer's weights are in memory at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from ffncli.block.steps import Step, ffn_span, routes
-from ffncli.dataclass import dataclass
+from ffncli.errors import spelled
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import EVAL, execute
 from ffncli.run.engine.prepare import LayerRequest, Token, prepare
@@ -23,7 +23,7 @@ from ffncli.run.measure.units import unit_statistics
 from ffncli.run.pretrained.capture import prepared, run_model
 from ffncli.run.pretrained.loading import loading_notes
 from ffncli.run.pretrained.prompt import Prompt, layers_of, reached
-from ffncli.run.trace.question import CheckedQuestion
+from ffncli.run.trace.question import SurveyQuestion
 from ffncli.run.trace.routing import Routing, routing_of
 from ffncli.show.text import plural
 
@@ -96,21 +96,22 @@ class Survey:
         return "\n".join(lines) + ("\n  …>" if len(self.rows) > 7 else ">")
 
 
-def survey_of(checked: CheckedQuestion, note: Callable[[str], None] = lambda text: None) -> Survey:
+def survey_of(
+    question: SurveyQuestion, model: Resolved, prompt: Prompt | None, note: Callable[[str], None] = lambda text: None
+) -> Survey:
     """What a question about all layers asks; `note` gets every remark at once. Raises FFNError as `survey`."""
-    question, model = checked.question, checked.model
     before: tuple[str, ...] = ()
-    if question.model_prompt:
+    if prompt:
         before = loading_notes(model, max(layer.index for layer in layers_of(model)), question.dtype)
     for text in before:
         note(text)
     request = LayerRequest(None, question.input, question.leading, question.dtype, question.device, question.seed)
     top = TOP_UNITS if question.top_units is None else question.top_units
-    survey_record = survey(model, request, question.model_prompt, top)
+    survey_record = survey(model, request, prompt, top)
     after = (*model.notes, *map(str, model.differences), *survey_record.notes)
     for text in after:
         note(text)
-    return replace(survey_record, notes=(*before, *after))
+    return replace(survey_record, notes=tuple(map(spelled, (*before, *after))))
 
 
 def survey(resolved: Resolved, request: LayerRequest, prompt: Prompt | None = None, top: int = TOP_UNITS) -> Survey:

@@ -67,4 +67,4 @@ def test_an_option_stands_in_the_help_after_the_one_that_it_names():
         """Do it."""
 
     names = [*inspect.signature(command).parameters]
-    assert names[:7] == ["words", "force", "width", "rows", "texts", "turned", "keep"]
+    assert names[:7] == ["words", "rows", "texts", "turned", "force", "width", "keep"]

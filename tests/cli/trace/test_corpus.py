@@ -99,12 +99,12 @@ def test_units_are_saved_and_a_finished_run_is_read(call, llama, texts, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--tokens", "3"], "--tokens contradicts --prompts"),
-        (["--explain", "up[0,0]"], "--explain contradicts --prompts"),
-        (["--unembed"], "--unembed contradicts --prompts"),
-        (["--d-ff", "3"], "--d-ff contradicts --prompts"),
-        (["--ablate", "gate"], "--ablate contradicts --prompts"),
-        (["--seed", "1"], "--seed contradicts --prompts"),
+        (["--tokens", "3"], "--prompts contradicts --tokens"),
+        (["--explain", "up[0,0]"], "--prompts contradicts --explain"),
+        (["--unembed"], "--prompts contradicts --unembed"),
+        (["--d-ff", "3"], "--prompts contradicts --d-ff"),
+        (["--ablate", "gate"], "--prompts contradicts --ablate"),
+        (["--seed", "1"], "--prompts contradicts --seed"),
         (["--save", "x.npz"], "ends in .csv or .parquet"),
         (["--prompt", "x"], "--prompt contradicts --prompts"),
         (["--resume", "."], "it is a directory"),
@@ -164,8 +164,11 @@ def test_what_if_in_every_format(call, llama):
     [
         (["4x8:relu", "--set", "W1[0,9]=1"], "out of range"),
         (["4x8:relu", "--ablate", "gate"], "has no gate"),
-        (["4x8:relu", "--set", "W1[0,0]=1", "--layer", "all"], "--set needs one layer"),
-        (["gpt2", "--d-model", "4", "--d-ff", "8", "--layer", "all", "--ablate", "unit:1"], "--ablate needs one layer"),
+        (["4x8:relu", "--set", "W1[0,0]=1", "--layer", "all"], "--set contradicts --layer all"),
+        (
+            ["gpt2", "--d-model", "4", "--d-ff", "8", "--layer", "all", "--ablate", "unit:1"],
+            "--ablate contradicts --layer all",
+        ),
         (["4x8:relu", "--top-tokens", "3", "--ablate", "unit:1"], "--top-tokens needs"),
     ],
 )

@@ -66,7 +66,7 @@ def test_other_formats(call, style):
 CONTRADICTIONS = [
     (["--example", "notbook"], "did you mean 'notebook'? (notebook, explained, llama, conv, bert)"),
     (["--example", ""], "use one of notebook, explained, llama, conv, bert"),
-    (["--example", "bert", "gpt2"], "contradicts SOURCE 'gpt2'"),
+    (["--example", "bert", "gpt2"], "--example contradicts SOURCE"),
     (["--example", "bert", "--d-ff", "8"], "contradicts --d-ff"),
     (["--example", "bert", "--plain"], "contradicts --plain"),
     (["--example", "bert", "--no-bias"], "contradicts --no-bias"),
@@ -81,8 +81,8 @@ CONTRADICTIONS = [
     (["4x8", "--sample-top-k", "2"], "--sample-top-k needs --vocab"),
     (["4x8", "--sample-top-p", "0.5"], "--sample-top-p needs --vocab"),
     (["4x8", "--vocab", "3", "--sample-top-k", "4"], "exceeds the vocabulary of 3"),
-    (["4x8", "--vocab", "3", "--sample-top-p", "nan"], "must be above 0 and at most 1"),
-    (["4x8", "--vocab", "3", "--sample-top-p", "0"], "must be above 0 and at most 1"),
+    (["4x8", "--vocab", "3", "--sample-top-p", "nan"], "must be a number above 0 and at most 1"),
+    (["4x8", "--vocab", "3", "--sample-top-p", "0"], "must be a number above 0 and at most 1"),
     (["4x8", "--vocab", "x"], "--vocab must be a whole number"),
     (["--d-model", "4x", "--vocab", "3"], "--d-model must be a whole number"),
 ]  # fmt: skip

@@ -231,12 +231,12 @@ def test_all_layers_without_a_model_say_on_what(call):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--expert", "0"], "--expert needs one layer; give --layer I instead of all"),
-        (["--unembed"], "--unembed needs one layer"),
-        (["--train"], "--train needs one layer"),
-        (["--explain", "down[0,0]"], "--explain needs one layer"),
-        (["--save", "x.json"], "--save needs one layer"),
-        (["--vocab", "9"], "--vocab needs one layer"),
+        (["--expert", "0"], "--expert contradicts --layer all; it is about one layer: give its number"),
+        (["--unembed"], "--unembed contradicts --layer all"),
+        (["--train"], "--train contradicts --layer all"),
+        (["--explain", "down[0,0]"], "--explain contradicts --layer all"),
+        (["--save", "x.json"], "--save contradicts --layer all"),
+        (["--vocab", "9"], "--vocab contradicts --layer all"),
     ],
 )
 def test_options_of_one_layer(call, arguments, said):
@@ -452,8 +452,8 @@ def test_unembedding_without_a_prompt(call):
         ("llama", ["--prompt", "Hello", "--position", "x"], "--position must be a number"),
         ("llama", ["--position", "1"], "--position needs --prompt, --input-ids or --unembed"),
         ("llama", ["--input-ids", "1,60"], "token 60 (position 1) is out of range; the model has 60 tokens"),
-        ("llama", ["--input-ids", "1,x"], "--input-ids must be a whole number"),
-        ("llama", ["--input-ids", ""], "--input-ids must be token numbers like 1,2,3, got ''"),
+        ("llama", ["--input-ids", "1,x"], "--input-ids must be token numbers such as 1,2,3, got '1,x'"),
+        ("llama", ["--input-ids", ""], "--input-ids must be token numbers such as 1,2,3, got ''"),
         ("gpt2", ["--input-ids", ",".join("1" * 33)], "the prompt has 33 tokens, gpt2 has 32 positions; shorten it"),
         ("roberta", ["--input-ids", ",".join("4" * 31)], "the prompt has 31 tokens, roberta has 30 positions"),
         ("llama", ["--prompt", "Hello", "--layer", "2"], "--layer 2 is out of range; "),
@@ -465,7 +465,7 @@ def test_unembedding_without_a_prompt(call):
         ("llama", ["--prompt", "Hello", "--vocab", "9"], "--vocab contradicts --prompt; --unembed goes through"),
         ("llama", ["--neuron", "1"], "--neuron needs --unembed"),
         ("llama", ["--top-tokens", "1"], "--top-tokens needs --unembed"),
-        ("llama", ["--prompt", "Hello", "--sample-top-k", "3"], "--sample-top-k needs --vocab or --unembed; without"),
+        ("llama", ["--prompt", "Hello", "--sample-top-k", "3"], "--sample-top-k needs --vocab, --unembed or --example"),
         ("llama", ["--unembed", "--sample-top-k", "61"], "--sample-top-k 61 exceeds the vocabulary of 60"),
         ("llama", ["--unembed", "--neuron", "40"], "--neuron 40 is out of range; d_ff is 40: 0 to 39"),
         ("mixtral", ["--unembed", "--neuron", "1"], "--neuron 1: each of 4 experts has one; add --expert 0"),

@@ -63,5 +63,5 @@ def test_json_is_the_librarys_record_and_csv_a_row_for_each_rank(call):
 def test_refusals_are_one_line(call):
     expect_refusal(call("trace", "llama-2-7b", "--tp", "3"), "d_ff = 11008", "nearest: 2 and 4")
     expect_refusal(call("trace", "mixtral-8x7b", "--ep", "16"), "experts = 8", "nearest: 8")
-    expect_refusal(call("trace", "gpt2", "--layer", "all", "--tp", "2"), "--tp needs one layer")
+    expect_refusal(call("trace", "gpt2", "--layer", "all", "--tp", "2"), "--tp contradicts --layer all")
     expect_refusal(call("trace", "8x16", "--tp", "x"), "--tp")

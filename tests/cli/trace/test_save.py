@@ -45,7 +45,7 @@ def test_weights_are_saved_where_they_are_small_or_asked_for(call, tmp_path, mon
     assert "without weights (0 MB; --save-weights adds them)" in texts[0]
     assert ["without" in text for text in texts] == [True, False, True]
     for option in ("--save-weights", "--no-save-weights"):
-        expect_refusal(call("trace", option), f"{option} has no effect without --save FILE")
+        expect_refusal(call("trace", option), f"{option} needs --save")
 
 
 def test_what_was_run_is_recorded(call, tmp_path):
@@ -77,7 +77,7 @@ def test_places_that_cannot_be_written(call, tmp_path):
     (tmp_path / "full.npz").symlink_to("/dev/full")
     expect_refusal(call("trace", "--save", str(tmp_path / "full.npz")), "No space left on device", code=3)
     same = str(tmp_path / "t.json")
-    expect_refusal(call("trace", "--json", "-o", same, "--save", same), "--save and -o name the same file")
+    expect_refusal(call("trace", "--json", "-o", same, "--save", same), "--save and --output name the same file")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["full.npz"]
 
 

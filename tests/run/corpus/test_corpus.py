@@ -269,8 +269,8 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert again.rows == resumed.rows
     assert (again.texts, again.tokens) == (100, resumed.tokens)
     for other, what in (
-        ({"top_contexts": 4}, "--top-contexts 3"),
-        ({"max_tokens": 3}, "no --max-tokens"),
+        ({"top_contexts": 4}, "top_contexts=3"),
+        ({"max_tokens": 3}, "no max_tokens"),
         ({"layer": 1}, "other layers"),
     ):
         with pytest.raises(FFNError, match=f"was made with .*{what}"):
@@ -312,7 +312,7 @@ def test_what_cannot_be_is_refused(arguments: dict[str, Any], words: str) -> Non
 
 
 def test_a_block_has_no_corpus() -> None:
-    with pytest.raises(FFNError, match=r"--prompts: .* is not a directory with weights"):
+    with pytest.raises(FFNError, match=r"prompts: .* is not a directory with weights"):
         ffncli.corpus("512x2048:relu", TEXTS)
 
 
@@ -364,5 +364,5 @@ def test_several_processes_do_not_read_one_corpus(monkeypatch: pytest.MonkeyPatc
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "x", "MASTER_PORT": "1",
                         "TORCHELASTIC_RUN_ID": "x"}.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    with pytest.raises(FFNError, match="--prompts runs in one process"):
+    with pytest.raises(FFNError, match="prompts runs in one process"):
         ffncli.corpus(in_double("llama")[0], TEXTS)

@@ -65,7 +65,7 @@ def test_a_long_line_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     for name in (tmp_path, tmp_path / "nothing", "/dev/zero"):
-        with pytest.raises(FFNError, match="--prompts: cannot read"):
+        with pytest.raises(FFNError, match="prompts: cannot read"):
             texts(name)
 
 

@@ -129,7 +129,7 @@ def test_what_an_output_adds(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in LENSES if name in DENSE])
 def test_what_a_unit_adds(name: str) -> None:
-    """`--neuron` names one unit's tokens, `--promotes` one token's units: the same numbers."""
+    """`--neuron` names one unit's tokens, `promotes` one token's units: the same numbers."""
     with torch.no_grad():
         hand = ByHand(name)
         parts = hand.seen["hidden"][:, UNIT, None] * hand.columns()[UNIT]
@@ -230,7 +230,7 @@ def test_what_is_no_token_is_refused(arguments: dict[str, Any], words: str) -> N
 
 
 def test_only_a_model_with_a_head_has_tokens() -> None:
-    with pytest.raises(FFNError, match="--promotes"):
+    with pytest.raises(FFNError, match="promotes"):
         ffncli.trace("8x16:swiglu", promotes="Hello")
     with pytest.raises(FFNError, match="encoder"):
         ffncli.trace(made("t5-relu").path, layer="encoder.1", promotes="id:3")

@@ -1,17 +1,28 @@
-"""`ffn experts` as JSON, as CSV and as tables to read."""
+"""`ffn experts`: the question about a mixture that reads texts, and its answer as JSON, CSV and tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
+from ffncli.cli.common.options import OutputOptions
+from ffncli.cli.common.prompt_options import ONE_OR_MANY, corpus_size
+from ffncli.cli.common.spread import spread
+from ffncli.errors import FFNError, option
+from ffncli.options import conflicts
+from ffncli.options.accept import TEXTS
+from ffncli.options.opt import INPUT, Opt, Options
+from ffncli.run.experts.call import experts_for
+from ffncli.run.experts.question import ExpertsQuestion
 from ffncli.show.parts import Answer, Heading, Line, Part
+from ffncli.show.progress import progress
 from ffncli.show.tables import Table
 from ffncli.show.text import in_percent, plural
 
 if TYPE_CHECKING:
     from ffncli.run.experts.figures import ExpertFigures, ExpertsSurvey, LayerExperts
+
 
 _MOST_EXPERTS, _MOST_PAIRS, _MOST_CACHES = 8, 3, 6
 CONVENTIONS = {
@@ -23,6 +34,40 @@ CONVENTIONS = {
     "longest ago; a token's experts are chosen one after the other, the heaviest first",
     "lift": "how many times as often two experts are chosen together as if the choices were independent",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TypedTexts(Options):
+    """Texts that are typed, in place of a file of them."""
+
+    prompt: Annotated[
+        Sequence[str],
+        Opt(
+            "-p", "--prompt", metavar="TEXT", accepts=TEXTS, repeat=True, group=INPUT, daily=True,
+            help="Read TEXT; repeatable.",
+        ),
+    ] = ()  # fmt: skip
+
+
+@spread
+def command(*, typed: TypedTexts, question: ExpertsQuestion, show: OutputOptions) -> None:
+    """Show how a mixture's experts are used over many texts, and what each is worth.
+
+    Examples:
+      ffn experts ./my-mixture --prompts texts.txt        # load, pairs, caches
+      ffn experts ./my-mixture -p "The cat sat" -l 2      # one layer, one text
+      ffn experts ./my-mixture -p "The cat" --ablate-texts 0 --csv
+      ffn experts ./my-mixture --prompts texts.txt -l 2 --save-routes r.safetensors
+    """
+    output = show.output()
+    conflicts.check(ONE_OR_MANY, typed, question)
+    if typed.prompt:
+        question = replace(question, prompts=typed.prompt)
+    if question.prompts is None:
+        raise FFNError("ffn experts needs texts", f"give {option('prompts')} FILE, or {option('prompt')} TEXT")
+    with progress(corpus_size(question.prompts), "texts", show.quiet, show.color_choice()) as advance:
+        survey = experts_for(question, output.note, advance)
+    output.show(experts_answer(survey))
 
 
 def experts_answer(survey: ExpertsSurvey) -> Answer:

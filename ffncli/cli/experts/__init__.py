@@ -1,1 +1,0 @@
-"""`ffn experts`."""
