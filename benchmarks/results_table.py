@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks import script
 from benchmarks.script import RESULTS, ROOT
 from ffncli.bench.public.admission import Admission, admit, kernel_sha256
-from ffncli.bench.public.definition import SUITES, PublicSuite, public_suite
+from ffncli.bench.request.suite import SUITES, PublicSuite, public_suite
 from ffncli.bench.results.row import ResultRow
 from ffncli.errors import FFNError
 from ffncli.kernels import BUILT_IN

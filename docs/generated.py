@@ -28,7 +28,7 @@ from benchmarks import (
 from benchmarks.script import read
 from docs.blocks import in_process
 from ffncli.bench.judge.memory_need import memory_need
-from ffncli.bench.public.definition import public_suite
+from ffncli.bench.request.suite import public_suite
 from ffncli.block.recipe import FFNSpec
 from ffncli.cli.main import COMMANDS
 from ffncli.run.texts import TEXTS

@@ -8,9 +8,9 @@ from ffncli.bench.results.csv_file import COLUMNS, cells, json_rows
 from ffncli.bench.results.grid_file import SHARD
 from ffncli.bench.results.merge import Merged, MergeQuestion, MissingCase, merged
 from ffncli.cli.common.options import OutputOptions
-from ffncli.cli.common.results.command_line import command_line
-from ffncli.cli.common.results.sweep_page import sweep
+from ffncli.cli.common.result_lines import command_line
 from ffncli.cli.common.spread import spread
+from ffncli.cli.common.sweep_page import sweep
 from ffncli.errors import ExitCode, FFNError, shown_path
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table

@@ -103,7 +103,7 @@ def test_a_resumed_part_is_that_part(ffn, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("ffncli.bench.suite._work", stopped)
+        patch.setattr("ffncli.bench.suite._Run.work", stopped)
         assert part(ffn, 1)[0] == 130
     assert not Path("part-1.csv").exists()  # nothing was finished, and nothing is left
     assert not Path("part-1.grid.json").exists()

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from ffncli.bench.request.kernel_names import choose_kernels
+from ffncli.bench.request.kernels import choose_kernels
 from ffncli.block.activations import TABLE
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.errors import FFNError

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.bench.records import Case
-from ffncli.bench.request.case_data import TEXT, traced_routes
+from ffncli.bench.request.data import TEXT, traced_routes
 from ffncli.block.steps import Axis, Route, Step
 from ffncli.errors import FFNError
 from ffncli.models.counting.expert_load import UNIFORM, zipf_exponent

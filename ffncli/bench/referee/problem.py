@@ -19,7 +19,7 @@ from torch import Tensor
 from ffncli.bench.records import Case, Job
 from ffncli.bench.referee.errors import CallSample, error_of, least_gradient, size
 from ffncli.bench.referee.prescribed_routing import PrescribedRouting
-from ffncli.bench.request.case_data import SCALED, digest, input_rows
+from ffncli.bench.request.data import SCALED, digest, input_rows
 from ffncli.bench.verdict import Error, Ruling
 from ffncli.block.analysis.gated import factor
 from ffncli.block.cost import cost

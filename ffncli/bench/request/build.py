@@ -12,8 +12,7 @@ from ffncli.bench.request.certificate import named_certificates
 from ffncli.bench.request.cluster import LauncherChoice, require_named_places
 from ffncli.bench.request.grid import BenchRequest, Grid, cases
 from ffncli.bench.request.in_model import IN_MODEL, named_kernels, require_model
-from ffncli.bench.request.kernel_arguments import require_arguments
-from ffncli.bench.request.kernel_names import ChosenKernels, choose_kernels
+from ffncli.bench.request.kernels import ChosenKernels, choose_kernels, require_arguments
 from ffncli.bench.request.split import require_possible
 from ffncli.errors import FFNError
 from ffncli.kernels import AUTO

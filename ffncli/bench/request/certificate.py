@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.bench.records import Case
-from ffncli.bench.request.kernel_names import ChosenKernels
+from ffncli.bench.request.kernels import ChosenKernels
 from ffncli.block import activations
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown, shown_path

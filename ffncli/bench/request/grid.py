@@ -10,9 +10,9 @@ from dataclasses import asdict, field, replace
 from typing import Any, get_args
 
 from ffncli.bench.records import BLOCK, MODEL, Above, Cache, Case, Method, Pass, model_with
-from ffncli.bench.request.case_data import check_input, check_routing, digest, is_file, routing_note, routing_text
 from ffncli.bench.request.certificate import NamedCertificate
 from ffncli.bench.request.cluster import LauncherChoice
+from ffncli.bench.request.data import check_input, check_routing, digest, is_file, routing_note, routing_text
 from ffncli.bench.request.split import check_split, threads_of_rank
 from ffncli.block.activations import unit_name
 from ffncli.block.dtypes import dtype

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ffncli.bench.records import MODEL, Method
 from ffncli.bench.request.grid import Grid, load_block
-from ffncli.bench.request.kernel_names import ChosenKernels
+from ffncli.bench.request.kernels import ChosenKernels
 from ffncli.errors import FFNError, shown
 from ffncli.kernels import AUTO
 from ffncli.kernels.choice import KernelChoice, choices

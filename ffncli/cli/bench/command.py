@@ -34,7 +34,7 @@ from ffncli.show.text import plural
 from ffncli.system.packages import require_installed
 
 if TYPE_CHECKING:
-    from ffncli.bench.public.definition import PublicSuite
+    from ffncli.bench.request.suite import PublicSuite
     from ffncli.bench.suite import Result
 
 _SHORT = "a first look, shorter than other runs; ffn bench --max-time 60s takes its time"
@@ -137,7 +137,7 @@ def _of_suite(
     suite: PublicSuite, grid: GridOptions, method: MethodOptions, more: Mapping[str, Any]
 ) -> tuple[BenchRequest, tuple[str, ...]]:
     """The request for a suite's cases, and notes."""
-    from ffncli.bench.public.definition import suite_request, track_of
+    from ffncli.bench.request.suite import suite_request, track_of
 
     track = track_of(grid.devices)
     return suite_request(suite, track, grid.kernel, method.method(suite.method(track)), **more)
@@ -146,7 +146,7 @@ def _of_suite(
 def _admit(path: Path, suite: str, output: Output) -> None:
     """Show which conditions a result meets; exit 1 if not all."""
     from ffncli.bench.public.admission import admit
-    from ffncli.cli.bench.admission_page import admission_answer, refused_admission
+    from ffncli.cli.bench.page import admission_answer, refused_admission
 
     require_installed("torch", "numpy")
     admission = admit(path, suite)
@@ -244,7 +244,7 @@ def _show(finished: Result, journal: Journal, request: BenchRequest, plot: PlotO
 def _measure_elsewhere(journal: Journal, request: BenchRequest, output: Output) -> Result:
     """Run what is left on the machines of a launcher."""
     from ffncli.bench.launchers.deal import run_on_cluster
-    from ffncli.cli.bench.cluster_progress import cluster_progress
+    from ffncli.cli.bench.progress import cluster_progress
 
     with _kept(journal, request, output), cluster_progress(request, output) as shown:
         return run_on_cluster(journal, shown)
@@ -254,8 +254,7 @@ def _with_plots(page: Answer, rows: Sequence[ResultRow], plot: PlotOptions, outp
     """The page with the intervals of its ratios as bars, and with speed against the swept size; a file has the latter,
     or the intervals where no size was swept. A note where nothing was timed."""
     from ffncli.bench.judge.curves import speed_sweeps
-    from ffncli.cli.common.results.ratio_bars import ratio_bars, ratio_plot
-    from ffncli.cli.common.speed_plots import speed_plots
+    from ffncli.cli.common.sweep_page import ratio_bars, ratio_plot, speed_plots
 
     sweeps = speed_sweeps(rows)
     page = replace(page, parts=[*page.parts, *ratio_bars(rows)]) if plot.plot else page

@@ -1,25 +1,25 @@
-"""The rows of `ffn bench` as JSON, as CSV and as a page that a newcomer can read."""
+"""The rows of `ffn bench` as JSON, as CSV and as a page that a newcomer can read; and the verdict of --admit."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ffncli.bench.judge.curves import thread_scaling
+from ffncli.bench.judge.curves import StepShare, step_shares, thread_scaling, together
 from ffncli.bench.judge.gate import Gate, GatedRow, name_in
-from ffncli.bench.judge.warnings import Code
+from ffncli.bench.judge.warnings import Code, resolvable_difference
+from ffncli.bench.public.admission import Admission, Condition
 from ffncli.bench.records import Case
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results.csv_file import COLUMNS, cells, json_rows
 from ffncli.bench.results.journal import ResultFiles
 from ffncli.bench.results.row import ResultRow
-from ffncli.cli.bench.closing import closing
-from ffncli.cli.common.results.balance import balance
-from ffncli.cli.common.results.remarks import remarks, warned
-from ffncli.cli.common.results.sweep_page import sweep
-from ffncli.cli.common.results.words import interval, rates, ratio, verdict
-from ffncli.errors import shown_path
+from ffncli.cli.common.result_lines import balance, command_line, interval, rates, ratio, remarks, verdict, warned
+from ffncli.cli.common.short_lines import ShortLine, short_lines
+from ffncli.cli.common.sweep_page import sweep
+from ffncli.errors import ExitCode, FFNError, shown_path
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.text import bytes_text, percent, plural, time_text
@@ -50,15 +50,11 @@ def answer(
     cases = {case.key: case for case in request.cases}
     parts: list[Part] = []
     if request.method.by_step:
-        from ffncli.cli.bench.by_step_page import by_step_parts
-
         for key, case in cases.items():
             mine = [row for row in rows if row.case == key]
             parts += by_step_parts(case, _where(case, mine), mine)
         parts += warned(rows)
     elif request.method.in_model:
-        from ffncli.cli.bench.in_model_page import in_model_parts
-
         for key, case in cases.items():
             parts += in_model_parts(case, [row for row in rows if row.case == key])
     elif not cases:
@@ -235,3 +231,180 @@ def _legend(rows: Sequence[ResultRow], request: BenchRequest, files: ResultFiles
     checked = "every kernel in every FFN" if method.in_model else "every kernel"
     lines.append(f"{checked} was checked against float64 first; results: {shown_path(files.csv)}")
     return [Heading("how to read this"), *(Line(text, quiet=True) for text in lines)]
+
+
+_LEAST = 0.0005  # a share that rounds to 0.1 %
+_BAR = 12  # columns of the bar of a step that takes as long as the block
+_WHY = "alone, a step finds different data in the cache, and the block has extra work between steps"
+
+
+# --- --by-step: where the time goes -----------------------------------------------------------------------------------
+
+
+def by_step_parts(case: Case, where: str, rows: Sequence[ResultRow]) -> list[Part]:
+    """One case, measured `where`: a table with the steps in their order, and what the shares do and do not show.
+
+    `rows` are the block's and the steps' (`step gate`).
+    """
+    shares = step_shares(case, rows)
+    blocks = frozenset(at for at, one in enumerate(shares) if one.whole)
+    columns = ("step", "op", "share of the time", "", "time", "FLOPs", "GFLOP/s")
+    table = Table(columns, [_step_line(one) for one in shares], emphasis=blocks)
+    parts: list[Part] = [Heading("where the time goes", f"{case.label}, {where}"), table]
+    if (total := together(shares)) is not None:
+        parts.append(
+            Line(f"the steps together take {_share(total)} of the block's time, not 100 %: {_WHY}", quiet=True)
+        )
+    if any(one.inside for one in shares):
+        parts.append(Line("experts[e].gate: all experts that received tokens; part of experts", quiet=True))
+    for note in dict.fromkeys(row.note for row in rows if row.note):
+        who = [row.kernel for row in rows if row.note == note]
+        parts.append(Line((f"{', '.join(who)}: " if len(who) < len(rows) else "") + note, quiet=True))
+    return parts
+
+
+def _step_line(one: StepShare) -> tuple[str | None, ...]:
+    """One step; one that was not timed shows its status in place of its share."""
+    label = f"  {one.name}" if one.inside else one.name
+    if one.status not in ("ok", ""):
+        return (label, one.op, one.status, "", None, None, None)
+    share, bar = ("100 %", "") if one.whole else (_interval(one), _bar(one.share))
+    rate = None if one.flops_per_s is None else f"{one.flops_per_s / 1e9:.3g}"
+    flops = None if one.flops_share is None else _share(one.flops_share)
+    return (label, one.op, share, bar, time_text(one.time_s), flops, rate)
+
+
+def _interval(one: StepShare) -> str | None:
+    """`38.2 % [37.9, 38.5]`."""
+    if one.share is None:
+        return None
+    if one.low is None or one.high is None or one.high < _LEAST:
+        return _share(one.share)
+    return f"{_share(one.share)} [{100 * one.low:.1f}, {100 * one.high:.1f}]"
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.1f} %" if share >= _LEAST or not share else "< 0.1 %"
+
+
+def _bar(share: float | None) -> str:
+    """A bar as long as the share; a nonzero share has at least one mark."""
+    return "" if not share else "█" * min(_BAR, max(1, round(_BAR * share)))
+
+
+_COLUMNS = ("", "time", "tokens/s", "ratio", "verdict", "logits differ by", "at most")
+
+
+# --- --in-model: tokens per second of a model -------------------------------------------------------------------------
+
+
+def in_model_parts(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
+    """One case: a line for the model alone and one with each kernel, then remarks in words."""
+    where = f"{case.device}, {case.threads} {plural('thread', case.threads)}" if case.device == "cpu" else case.device
+    what = f"one forward of {case.tokens} {plural('token', case.tokens)}, {case.dtype}, {where}"
+    return [Heading(case.label, what), Table(_COLUMNS, [_model_line(row) for row in rows]), *remarks(rows)]
+
+
+def _model_line(row: ResultRow) -> tuple[str | None, ...]:
+    speed = None if row.tokens_per_s is None else f"{row.tokens_per_s:,.4g}"
+    figures = (None if value is None else f"{value:.1e}" for value in (row.logits_error, row.logits_limit))
+    return (row.kernel, time_text(row.time_s), speed, ratio(row), verdict(row), *figures)
+
+
+_MORE = 4  # times the time, or the processes: intervals half as wide, if noise is all there is
+
+
+# --- what a run could decide, and the command that would decide more --------------------------------------------------
+
+
+def closing(rows: Sequence[ResultRow], request: BenchRequest) -> list[str]:
+    """Nothing where every verdict is decided; else which differences could be resolved, and the longer command.
+
+    More time where the intervals are too wide; more processes where each of them was sure and they differ.
+    """
+    compared = [row for row in rows if row.status == "ok" and row.kernel != row.baseline]
+    if not any(row.verdict == "inconclusive" for row in compared):
+        return []
+    sizes = [(row.kernel, resolvable_difference(row, request.method.margin)) for row in compared]
+    resolved = sorted((size, kernel) for kernel, size in sizes if size is not None)
+    lines = []
+    if resolved:
+        (least, best), (most, worst) = resolved[0], resolved[-1]
+        text = f"this run could resolve differences of {percent(least, 2)} or more"
+        if percent(most, 2) != percent(least, 2):
+            text += f" ({best}); of {percent(most, 2)} or more where it was least certain ({worst})"
+        lines.append(text)
+    left = len(sizes) - len(resolved)
+    if left:
+        lines.append(f"other work left {left} of {len(sizes)} {plural('row', len(sizes))} without any verdict")
+    before = "" if resolved else "without that work, "
+    early = any("--processes" in warning.figures for row in compared for warning in row.warnings)
+    return [*lines, f"{before}a longer run: {longer_command(request, early)}"]
+
+
+def longer_command(request: BenchRequest, more_processes: bool = False) -> str:
+    """The command of this run with four times the time for each case; or with as many more processes.
+
+    --quick is left out, and so is --processes 1, whose interval holds for that process only. The kernel's own options
+    stay as they were typed.
+    """
+    left_out = ("--quick", *(["--processes"] if request.method.processes == 1 else []))
+    options = {name: value for name, value in request.asked.items() if name not in left_out}
+    if more_processes and request.method.processes > 1:
+        options["--processes"] = str(_MORE * request.method.processes)
+    else:
+        seconds = _MORE * request.method.max_time
+        options["--max-time"] = f"{seconds:g}s" if seconds < 100 else f"{seconds / 60:.0f}m"
+    command = command_line(options)
+    if (cluster := request.cluster) is None:
+        return command
+    words = ["--launcher", cluster.launcher, *(["--slots", str(cluster.slots)] if cluster.slots else [])]
+    words += [word for key, value in cluster.options.items() for word in ("--launcher-option", f"{key}={value}")]
+    return f"{command} {shlex.join(words)}"
+
+
+_MOST_FAULTS = 3  # lines of one condition; JSON has all
+
+
+# --- --admit: a line per condition, with every fault of those that do not hold ----------------------------------------
+
+
+def admission_answer(admission: Admission) -> Answer:
+    """`admission` and a row per condition in JSON, a line per condition in CSV."""
+    suite, conditions = admission.suite, admission.conditions
+    lines = [line for condition in conditions for line in _lines(condition)]
+    kernels = list(dict.fromkeys(row.kernel for row in admission.rows))
+    of = f"{suite.name}, track {admission.track}, {len(kernels)} {plural('kernel', len(kernels))}"
+    parts: list[Part] = [Heading(shown_path(admission.path), of), *short_lines(lines)]
+    parts.append(Heading("admitted" if admission.admitted else "not admitted"))
+    rows = [
+        {"condition": one.name, "statement": one.statement, "passed": one.passed, "faults": list(one.faults)}
+        for one in conditions
+    ]
+    body = {
+        "file": shown_path(admission.path),
+        "admission": {
+            "suite": suite.name, "suite_sha256": suite.digest, "track": admission.track, "kernels": kernels,
+            "admitted": admission.admitted,
+        },
+        "rows": rows,
+    }  # fmt: skip
+    table = Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+    return Answer("bench", body, table, parts)
+
+
+def refused_admission(admission: Admission) -> FFNError | None:
+    """The error of a result that is not admitted, naming the conditions; None for one that is."""
+    failed = [condition.name for condition in admission.conditions if not condition.passed]
+    if not failed:
+        return None
+    return FFNError(f"not admitted: {', '.join(failed)}", code=ExitCode.FAILED)
+
+
+def _lines(condition: Condition) -> list[ShortLine]:
+    """What holds; or each fault."""
+    if condition.passed:
+        return [("PASS", condition.name, condition.statement)]
+    left = len(condition.faults) - _MOST_FAULTS
+    more = [f"and {left} more"] if left > 0 else []
+    return [("FAIL", condition.name, text) for text in (*condition.faults[:_MOST_FAULTS], *more)]

@@ -14,7 +14,7 @@ from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 
 if TYPE_CHECKING:
-    from ffncli.bench.public.definition import PublicSuite
+    from ffncli.bench.request.suite import PublicSuite
 
 _suite = partial(option, "Public suite")
 
@@ -26,7 +26,7 @@ _TAKEN = frozenset((
 
 
 def _names() -> Iterable[str]:
-    from ffncli.bench.public.definition import SUITES
+    from ffncli.bench.request.suite import SUITES
 
     return SUITES
 
@@ -52,7 +52,7 @@ class SuiteOptions:
             if self.admit is not None:
                 raise FFNError("--admit needs --suite", "as in ffn bench --suite ffn-1 --admit FILE.csv")
             return None
-        from ffncli.bench.public.definition import public_suite
+        from ffncli.bench.request.suite import public_suite
 
         return public_suite(self.suite)
 

@@ -13,8 +13,8 @@ from ffncli.bench.judge.curves import SpeedPoint, SpeedSweep, require_sweeps
 from ffncli.bench.results.csv_file import is_results, read_rows
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.plot_options import PlotOptions
-from ffncli.cli.common.speed_plots import speed_plots
 from ffncli.cli.common.spread import spread
+from ffncli.cli.common.sweep_page import speed_plots
 from ffncli.cli.compare.results_page import answer, failure, not_gated, open_question
 from ffncli.errors import ExitCode, FFNError, option, shown
 from ffncli.options.accept import listed

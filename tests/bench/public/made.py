@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.bench.judge.summary import summarise
-from ffncli.bench.public.definition import public_suite
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Outcome, Roof, TimedBlock, TimedUnit
+from ffncli.bench.request.suite import public_suite
 from ffncli.bench.results.csv_file import HEADER, ROUNDS_HEADER, block_lines, row_lines
 from ffncli.bench.results.row import ResultRow
 

@@ -12,7 +12,7 @@ from ffncli.bench.records import Case
 from ffncli.bench.referee.errors import CallSample
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.referee.rulings import refereed
-from ffncli.bench.request.case_data import digest
+from ffncli.bench.request.data import digest
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing import fresh_inputs, placed_kernel
 from ffncli.bench.timing.fresh_inputs import FreshInputs, Reservoir
@@ -20,7 +20,7 @@ from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError
 from ffncli.kernels import built_in
-from tests.bench.request.test_case_data import rows_file
+from tests.bench.request.test_data import rows_file
 
 
 def placed_of(passes: str = "forward", tokens: int = 8, dtype: str = "fp32") -> tuple[PlacedKernel, Problem]:

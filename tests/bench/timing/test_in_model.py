@@ -15,7 +15,7 @@ from ffncli.bench.results.journal import require_unit_of
 from ffncli.bench.timing import in_model as timed
 from ffncli.bench.timing.in_model import measure_model
 from ffncli.block.recipe import FFNSpec
-from ffncli.cli.bench.in_model_page import in_model_parts
+from ffncli.cli.bench.page import in_model_parts
 from ffncli.errors import FFNError
 from ffncli.kernels.choice import choices
 from tests.oracles.checkpoints import expect_refusal

@@ -13,7 +13,7 @@ from ffncli.bench.machine.counters import Snapshot
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Job, Method, Roof, TimedBlock
 from ffncli.bench.referee import rulings
 from ffncli.bench.referee.problem import Problem
-from ffncli.bench.request.kernel_names import choose_kernels
+from ffncli.bench.request.kernels import choose_kernels
 from ffncli.bench.timing import arms, placement
 from ffncli.bench.timing import measure_case as measuring
 from ffncli.bench.timing.bare_products import Chain

@@ -24,18 +24,16 @@ from ffncli.bench.results.csv_file import COLUMNS, read_rows
 from ffncli.bench.results.row import BenchWarning, ResultRow
 from ffncli.block.recipe import FFNSpec
 from ffncli.cli.bench import page as bench_page
-from ffncli.cli.bench.closing import closing, longer_command
 from ffncli.cli.bench.options import FIRST_LOOK, MethodOptions, asked
+from ffncli.cli.bench.page import closing, longer_command
 from ffncli.cli.bench.progress import UnitProgress
 from ffncli.cli.common.parsers import byte_count
-from ffncli.cli.common.results.balance import balance
-from ffncli.cli.common.results.remarks import remarks
-from ffncli.cli.common.results.sweep_page import sweep
-from ffncli.cli.common.results.words import rates, verdict
+from ffncli.cli.common.result_lines import balance, rates, remarks, verdict
+from ffncli.cli.common.sweep_page import sweep
 from ffncli.show.progress import Advance
 from ffncli.show.text import time_text
 from tests import ROOT
-from tests.bench.request.test_case_data import rows_file
+from tests.bench.request.test_data import rows_file
 from tests.bench.test_suite import FAKE, worker_with
 from tests.oracles.checkpoints import expect_refusal
 

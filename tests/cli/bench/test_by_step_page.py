@@ -16,7 +16,7 @@ from ffncli.bench.timing.by_step import step_calls
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import walk
-from ffncli.cli.bench.by_step_page import by_step_parts
+from ffncli.cli.bench.page import by_step_parts
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.weights import random_weights
 from ffncli.show.parts import Heading, Line
@@ -115,5 +115,5 @@ def test_what_is_next_to_nothing_is_no_zero():
 
 
 def test_it_needs_no_torch():
-    code = "import sys, ffncli.cli.bench.by_step_page; print({'torch', 'numpy', 'pandas'} & set(sys.modules))"
+    code = "import sys, ffncli.cli.bench.page; print({'torch', 'numpy', 'pandas'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

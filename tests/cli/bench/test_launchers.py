@@ -17,8 +17,8 @@ from ffncli.bench.launchers.slot import Lost, SlotEvent, Slots
 from ffncli.bench.opening import begun
 from ffncli.bench.request.cluster import LauncherChoice, cluster_of
 from ffncli.bench.results.csv_file import read_rows
-from ffncli.cli.bench.closing import longer_command
-from ffncli.cli.bench.cluster_progress import ClusterProgress, who_does_what
+from ffncli.cli.bench.page import longer_command
+from ffncli.cli.bench.progress import ClusterProgress, who_does_what
 from ffncli.errors import FFNError
 from ffncli.run.ranks.environment import Place
 from ffncli.show.progress import Advance

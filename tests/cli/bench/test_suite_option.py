@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import ffncli
-from ffncli.bench.public.definition import public_suite
 from ffncli.bench.request.grid import BenchRequest
+from ffncli.bench.request.suite import public_suite
 from ffncli.bench.results.grid_file import difference, whole_grid
 from ffncli.cli.bench import command as module
 from ffncli.errors import FFNError

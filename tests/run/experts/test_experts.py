@@ -129,7 +129,7 @@ def test_worth_is_that_of_the_model_with_zeros(name: str, layer: int) -> None:
 
 
 def test_routes_go_to_a_benchmark(tmp_path: Path) -> None:
-    from ffncli.bench.request.case_data import traced_routes
+    from ffncli.bench.request.data import traced_routes
 
     path = tmp_path / "routes.safetensors"
     survey = ffncli.experts(made("mixtral").path, TEXTS, layer=1, ablate_texts=0, save_routes=path)

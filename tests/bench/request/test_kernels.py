@@ -14,7 +14,7 @@ import torch
 
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Method, Outcome
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
-from ffncli.bench.request.kernel_names import choose_kernels
+from ffncli.bench.request.kernels import choose_kernels
 from ffncli.bench.timing.arms import kernels_by_label
 from ffncli.bench.timing.reporter import REPORTER
 from ffncli.block.recipe import FFNSpec, MoE, steps

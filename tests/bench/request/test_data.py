@@ -10,7 +10,7 @@ import struct
 import pytest
 import torch
 
-from ffncli.bench.request import case_data
+from ffncli.bench.request import data as case_data
 from ffncli.bench.request.grid import Grid, cases
 from ffncli.errors import FFNError
 from tests.bench.referee.test_prescribed_routing import saved_trace

@@ -1,21 +1,27 @@
-"""Several cases on one page: a grid of ratios, thread scaling, and every warning once."""
+"""Several cases on one page: a grid of ratios, thread scaling, every warning once; ratios and speeds as pictures."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ffncli.bench.judge.curves import ThreadScaling, thread_scaling
 from ffncli.bench.records import Case
 from ffncli.bench.results.row import ResultRow
-from ffncli.cli.common.results.balance import balance
-from ffncli.cli.common.results.remarks import notes, warned
-from ffncli.cli.common.results.words import interval, ratio, verdict
+from ffncli.cli.common.result_lines import balance, interval, notes, ratio, verdict, warned
+from ffncli.show.bars import interval_bar
 from ffncli.show.parts import Heading, Line, Part
+from ffncli.show.plots.axes import axis
+from ffncli.show.plots.plot import IntervalPlot, IntervalRow, Plot, Series
 from ffncli.show.tables import Table
 from ffncli.show.text import percent, plural, time_text
+
+if TYPE_CHECKING:
+    from ffncli.bench.judge.curves import SpeedCurve, SpeedSweep
+
 
 _VARYING = ("label", "tokens", "dtype", "passes", "cache", "device", "threads", "layout", "routing", "input")
 _NAMES = {"label": "block", "passes": "pass"}
@@ -136,3 +142,80 @@ def _common(name: str, value: Any) -> str:
     if name in ("routing", "input"):
         return f"{name} {value}"
     return f"{value} {plural(name[:-1], value)}" if name in ("tokens", "threads") else str(value)
+
+
+_COLUMNS = 40
+_MOST_ROWS = 300  # of a chart in a file
+
+
+# --- ratios with their intervals as bars, on one scale for all cases --------------------------------------------------
+
+
+def ratio_bars(rows: Sequence[ResultRow]) -> list[Part]:
+    """A table for each case: every kernel's interval around its ratio, with a mark at 1, and the scale in words.
+    Nothing without ratios."""
+    timed = [row for row in rows if row.ratio is not None and row.kernel != row.baseline]
+    ends = [v for row in timed for v in (row.ratio, row.ratio_low, row.ratio_high, 1.0) if v is not None]
+    scale = axis(ends, log=True) if timed else None
+    if scale is None:
+        return []
+    parts: list[Part] = []
+    for case in dict.fromkeys(row.case for row in timed):
+        lines = []
+        for row in timed:
+            if row.case == case and row.ratio is not None:
+                low, high = (None if end is None else scale.share(end) for end in (row.ratio_low, row.ratio_high))
+                bar = interval_bar(low, scale.share(row.ratio), high, scale.share(1.0), _COLUMNS)
+                lines.append((row.kernel, bar, ratio(row)))
+        parts.append(Table(("kernel", "time over the baseline's", "ratio"), lines, title=case))
+    text = f"from {min(ends):.3g} to {max(ends):.3g} on a logarithmic scale; │ is 1, ├ and ┤ end the interval"
+    return [*parts, Line(text, quiet=True)]
+
+
+def ratio_plot(rows: Sequence[ResultRow]) -> list[IntervalPlot]:
+    """The same for a file: one chart with a row for each case and kernel, which says if there are too many to draw;
+    nothing without ratios."""
+    every = [row for row in rows if row.ratio is not None and row.kernel != row.baseline]
+    if not every:
+        return []
+    timed = every[:_MOST_ROWS]
+    several = len({row.case for row in timed}) > 1
+    names = [f"{row.case}: {row.kernel}" if several else row.kernel for row in timed]
+    lines = [
+        IntervalRow(name, row.ratio or 0.0, row.ratio_low, row.ratio_high)
+        for name, row in zip(names, timed, strict=True)
+    ]
+    title = "" if several else timed[0].case
+    if len(every) > len(timed):
+        title = f"the first {len(timed):,} of {len(every):,} rows"
+    return [IntervalPlot(title, f"time over that of {timed[0].baseline}, with its 95 % interval", lines)]
+
+
+# --- speed against a swept size ---------------------------------------------------------------------------------------
+
+
+def speed_plots(sweeps: Sequence[SpeedSweep]) -> list[Plot]:
+    """A plot for each sweep, the sizes on a log axis; intervals are drawn in a file alone."""
+    return [
+        Plot(
+            ", ".join(filter(None, (f"speed against {one.baseline}", one.block, one.where))),
+            one.axis,
+            f"times as fast as {one.baseline}",
+            [_series(curve, one.baseline) for curve in one.curves],
+            log_x=True,
+            marks=True,
+        )
+        for one in sweeps
+    ]
+
+
+def _series(curve: SpeedCurve, baseline: str) -> Series:
+    points = [(float(point.size), point.speed) for point in curve.points]
+    if curve.kernel == baseline:
+        return Series(f"{curve.kernel} (baseline)", points)
+    ends = [(_or_nan(point.speed_low), _or_nan(point.speed_high)) for point in curve.points]
+    return Series(curve.kernel, points, ends)
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value

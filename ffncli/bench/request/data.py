@@ -20,6 +20,7 @@ from ffncli.system.files import TENSOR_SUFFIXES, sha256_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+
 SCALED = 0.02  # rows of a file are scaled by up to this share, so that hardly any content repeats
 TEXT = "text"  # by the words of a text (referee/text_routing.py)
 _HOW = "use uniform, zipf:1.2, text, or a file of ffn trace --save FILE.safetensors"

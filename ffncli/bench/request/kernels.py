@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ffncli.bench.records import OWN_ARMS
-from ffncli.block.recipe import FFNSpec
+from ffncli.bench.records import OWN_ARMS, Case
+from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.shard import Ranks
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, did_you_mean, shown, shown_path
 from ffncli.kernels import AUTO, BUILT_IN, BY_DEFAULT, ONLY_NAMED, OVER_RANKS, computing
+from ffncli.kernels.argument_names import missing_weight
 from ffncli.kernels.choice import KernelChoice, choices, parse, require_unlike
-from ffncli.kernels.kernel import interprets_triton
+from ffncli.kernels.kernel import interprets_triton, kernel_steps
 from ffncli.system.files import read_whole
 from ffncli.system.git import file_at
 
@@ -192,3 +193,26 @@ def _attribute(path: Path, name: str | None, tree: ast.Module) -> str:
         hint = f"name one, as in {path.name}:name; it has {there}"
         raise FFNError(f"{shown_path(path)} has {len(public)} kernels", hint)
     return public[0]
+
+
+# --- what a user's function needs -------------------------------------------------------------------------------------
+
+
+def require_arguments(chosen: ChosenKernels, cases: Sequence[Case]) -> None:
+    """Raises FFNError (exit 2) for a function that no case can call. What only running the file shows comes later."""
+    specs = dict.fromkeys(case.spec for case in cases)
+    for where, function in chosen.functions:
+        required = _required(function.args)
+        refusals = [missing_weight(required, kernel_steps(steps(spec))) for spec in specs]
+        if refusals and (first := refusals[0]) and all(refusals):
+            why, hint = first
+            raise FFNError(f"{where}: {function.name}({ast.unparse(function.args)}) {why}", hint)
+
+
+def _required(arguments: ast.arguments) -> list[str]:
+    """The names of the arguments without a default, but for the first, which is x."""
+    places = [*arguments.posonlyargs, *arguments.args]
+    names = [one.arg for one in places[1 : max(1, len(places) - len(arguments.defaults))]]
+    return names + [
+        one.arg for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ffncli.bench.results.row import ResultRow
-from ffncli.cli.common.results.ratio_bars import ratio_plot
+from ffncli.cli.common.sweep_page import ratio_plot
 
 
 def rows(count: int, cases: int = 1) -> list[ResultRow]:

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from ffncli.bench.judge.memory_need import memory_need
-from ffncli.bench.public.definition import public_suite, suite_request, track_of
 from ffncli.bench.records import Method
 from ffncli.bench.referee.prescribed_routing import _draw_of
 from ffncli.bench.request.grid import from_json, load_block, to_json
+from ffncli.bench.request.suite import public_suite, suite_request, track_of
 from ffncli.block.steps import Axis, Route
 from ffncli.errors import FFNError
 from ffncli.models.dimensions import Dimensions

@@ -1,1 +1,0 @@
-"""How results of `ffn bench` read, on the pages of several commands."""
