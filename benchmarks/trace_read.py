@@ -54,7 +54,7 @@ def report():
 
 atexit.register(report)
 if sys.argv.pop(1) == "nothing":
-    from ffncli.models.files.bytes import OpenFiles
+    from ffncli.models.files.rows import OpenFiles
     OpenFiles._fill = lambda *_: None
 from ffncli.cli.main import main
 main()

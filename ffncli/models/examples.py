@@ -1,7 +1,8 @@
 """Small blocks that come with the package, numbers and all: the blocks of the texts that `ffn trace --example` runs.
 
 What a text specifies is here (dimensions, some numbers of an input, a whole set of weights); anything else is
-drawn when the block runs, and `evidence` says so.
+drawn when the block runs, and `evidence` says so. `demo` is the block that runs
+without a source.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ffncli.block.recipe import FFNSpec, final_layer, merged_first, steps
 from ffncli.block.steps import Step
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.models.dimensions import Dimensions, from_dimensions, merged
 from ffncli.models.model import Resolved, block_model
 
 
@@ -113,3 +115,13 @@ def final_layer_alone(d_model: int, vocab: int, bias: bool) -> Example:
 
 def _block(spec: FFNSpec, name: str, *evidence: str) -> Resolved:
     return replace(block_model(spec, "", name), evidence=evidence)
+
+
+def demo(options: Dimensions) -> Example:
+    """The small block that `ffn trace` runs without a source: 4 → 8 → 4 with ReLU, changed by the options.
+
+    Its input is two tokens of the numbers 0 to 7, so that a reader can follow the sums.
+    """
+    resolved = from_dimensions(merged(Dimensions(d_model=4, d_ff=8), options))
+    about = "a small demo block; `ffn trace SOURCE` runs yours"
+    return Example(replace(resolved, evidence=(about,), notes=()), {}, "arange", (2, resolved.model.main.spec.d_model))

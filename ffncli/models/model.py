@@ -1,8 +1,10 @@
-"""Model: what a source describes, its layers in groups of equal steps; Resolved: a Model and how it is known."""
+"""Model: what a source describes, its layers in groups of equal steps, and its parameters outside the FFN blocks
+(attention, norms, embeddings, head); Resolved: a Model and how it is known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,6 @@ from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Step
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, option, shown
-from ffncli.models.non_ffn import NonFFN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -267,3 +268,58 @@ def ranges(layers: tuple[int, ...]) -> str:
         else:
             out.append([layer, layer])
     return ("layer " if len(layers) == 1 else "layers ") + ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in out)
+
+
+# Why a part of a model is in none of its numbers (`NotCounted`), where config and tensors both may say so.
+OTHER_TOWERS = "the numbers are the text model's"
+MORE_TOKENS = "multi-token prediction, which a forward pass does without"
+
+
+@dataclass(frozen=True)
+class LayerParams:
+    """One layer without its FFN: parameters of its attention or other mixer (cross-attention included), of all its
+    norms, also those that only the FFN uses, and of what else it has (residual streams, its part of embeddings).
+    """
+
+    attention: int
+    norms: int
+    other: int = 0
+
+    @property
+    def params(self) -> int:
+        """All of them."""
+        return self.attention + self.norms + self.other
+
+    def ffn_share(self, ffn_params: int) -> float:
+        """The FFN's share of the whole layer, by parameters."""
+        return ffn_params / (ffn_params + self.params)
+
+
+@dataclass(frozen=True)
+class NonFFN:
+    """What a model has outside its FFN blocks. `layers`: stack → FFN block → its layer, for those that are known.
+
+    `parts`: (stack, what) → parameters, "" for what is in no stack (embeddings, an untied head); None where the total
+    is unknown. `lookup` of them are only looked up and not multiplied: tables, and the input embedding unless it is
+    tied to a head; None in doubt. `vocabulary` is the config's, 0 if it has none; `names` are the config's names for
+    `vocabulary` and `attention`, for messages.
+    """
+
+    layers: Mapping[str, Mapping[int, LayerParams]]
+    parts: Mapping[tuple[str, str], int] | None = None
+    lookup: int | None = None
+    vocabulary: int = 0
+    names: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def layer(self, stack: str, blocks: Iterable[int]) -> LayerParams | None:
+        """What the layers of these blocks have, if all are known and have the same."""
+        layers = self.layers.get(stack, {})
+        alike = {(layer.attention, layer.norms, layer.other) if (layer := layers.get(i)) else None for i in blocks}
+        one = alike.pop() if len(alike) == 1 else None
+        return LayerParams(*one) if one else None
+
+    def params(self, stacks: Collection[str]) -> int | None:
+        """All parameters of a model of these stacks; None where they are not known."""
+        if self.parts is None:
+            return None
+        return sum(params for (stack, _), params in self.parts.items() if not stack or stack in stacks)

@@ -44,7 +44,7 @@ def load(source: str | None = None, dimensions: Dimensions | None = None) -> Res
         return from_dimensions(merged(inline, options), source)
     resolved = resolve(source)
     if not resolved.from_tensors and (resolved.checkpoint or resolved.location):
-        from ffncli.models.evidence.with_config import with_evidence
+        from ffncli.models.evidence.agreement import with_evidence
 
         resolved = with_evidence(resolved)
     return with_dimensions(resolved, options)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ffncli.models.config.families import BY_TYPE
-from ffncli.models.config.other_tokens import FFNS
-from ffncli.models.tensors.items import block_tensors
+from ffncli.models.config.read import FFNS
+from ffncli.models.tensors.matching import block_tensors
 from tests.oracles.architectures import Architecture, numbers, towers
 from tests.oracles.architectures.tiny import statement, tiny
 

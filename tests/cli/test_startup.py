@@ -84,7 +84,7 @@ def test_activations_loads_nothing_that_was_not_asked_for() -> None:
         "ffncli.block.analysis.difference", "ffncli.block.analysis.rounding", "ffncli.block.analysis.gated",
         "ffncli.cli.activations.gated_page", "ffncli.cli.activations.against_page",
         "ffncli.cli.activations.data_page", "ffncli.cli.activations.curves_page",
-        "ffncli.show.plots.image", "ffncli.models.counting.iso_units",
+        "ffncli.show.plots.image", "ffncli.models.counting.iso_params",
     }  # fmt: skip
     assert not loaded_by("activations") & unasked
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from ffncli.models.tensors.names import NAMINGS, Naming
+from ffncli.models.tensors.ffns import NAMINGS, Item, Naming
 from ffncli.models.tensors.recognise import Layers, StoredFFN, recognise
-from ffncli.models.tensors.shapes import Item
 
 D, F, E = 6, 10, 4  # d_model, d_ff, experts
 Shapes = Mapping[str, tuple[int, ...]]

@@ -109,7 +109,7 @@ def input_rows(name: str, d_model: int) -> Tensor:
 
     Raises FFNError for a file without one, with another width, or with values that are not finite.
     """
-    from ffncli.models.files.bytes import named_tensor
+    from ffncli.models.files.rows import named_tensor
 
     path, where = Path(name), shown_path(Path(name))
     if path.suffix != ".safetensors":

@@ -32,7 +32,7 @@ from ffncli.show.parts import Answer
 if TYPE_CHECKING:
     from ffncli.block.analysis.difference import RoundedDifference
     from ffncli.block.analysis.facts import Checked
-    from ffncli.models.counting.iso_units import IsoUnit
+    from ffncli.models.counting.iso_params import IsoUnit
     from ffncli.run.activations.rounding import RoundingError
 
 _Names = Annotated[

@@ -14,7 +14,7 @@ from ffncli.show.tables import Fixed, Table
 from ffncli.show.text import in_percent, interval
 
 if TYPE_CHECKING:
-    from ffncli.models.counting.iso_units import IsoUnit
+    from ffncli.models.counting.iso_params import IsoUnit
 
 Row = Mapping[str, Any]
 

@@ -16,7 +16,7 @@ from ffncli.models.dimensions import whole, width
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ffncli.models.counting.iso_units import IsoUnit
+    from ffncli.models.counting.iso_params import IsoUnit
 
 _iso = partial(option, "Gated units")
 _D_MODEL, _D_FF = "512", "2048"  # the Transformer of 2017
@@ -55,7 +55,7 @@ class IsoOptions:
             return {}
         if not gated:
             raise FFNError("--iso-params needs a gated unit to compare", "name one: " + ", ".join(UNITS))
-        from ffncli.models.counting.iso_units import iso_unit
+        from ffncli.models.counting.iso_params import iso_unit
 
         d_model = whole("--d-model", self.d_model or _D_MODEL)
         d_ff = width("--d-ff", self.d_ff or ("4x" if self.d_model else _D_FF), d_model)

@@ -7,7 +7,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from ffncli.block.dtypes import find_storage
-from ffncli.models.counting.labels import LABELS, label
+from ffncli.models.counting.assertions import LABELS, label
 from ffncli.models.model import ranges
 from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Short, Table, apart
@@ -15,12 +15,11 @@ from ffncli.show.text import bytes_text, plural, time_text
 
 if TYPE_CHECKING:
     from ffncli.models.counting.count import GroupCount, ModelCount, TensorCount
-    from ffncli.models.counting.device_floor import DeviceFloor
     from ffncli.models.counting.expert_parallel import ExpertExchange
     from ffncli.models.counting.figures import CostReport, Ridge
     from ffncli.models.counting.sweep import Point
     from ffncli.models.counting.tensor_parallel import Split
-    from ffncli.models.counting.traffic import TokenCost
+    from ffncli.models.counting.traffic import DeviceFloor, TokenCost
 
 Row = tuple[object, ...]
 _MOST_COLUMNS = 12  # more sources than this are easier to read below each other

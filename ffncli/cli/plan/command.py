@@ -13,9 +13,8 @@ from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
 from ffncli.cli.plan.page import collectives_parts, difference_text, measured_parts, parts_of
 from ffncli.errors import ExitCode, FFNError, option, shown
-from ffncli.models.counting.cluster import CPU, Assumptions
+from ffncli.models.counting.cluster import CPU, Assumptions, MeasuredBlock, MeasuredSpeeds, predictions
 from ffncli.models.counting.cluster_plan import ClusterPlan, plan_model
-from ffncli.models.counting.measured import MeasuredBlock, MeasuredSpeeds, predictions
 from ffncli.models.counting.plan import PlanRow
 from ffncli.options.opt import Opt
 from ffncli.run.user.load import load

@@ -14,9 +14,8 @@ from ffncli.show.tables import Table
 from ffncli.show.text import bytes_text, percent, plural, time_text
 
 if TYPE_CHECKING:
-    from ffncli.models.counting.cluster import Assumed
+    from ffncli.models.counting.cluster import Assumed, PredictedRow
     from ffncli.models.counting.cluster_plan import ClusterPlan
-    from ffncli.models.counting.measured import PredictedRow
     from ffncli.models.counting.plan import Collectives, PlanRow
     from ffncli.run.ranks.simulate import CollectiveCheck
 

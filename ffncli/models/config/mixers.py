@@ -10,8 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ffncli.dataclass import dataclass
-from ffncli.models.config.attention import Attention, Heads, Latent
-from ffncli.models.config.memories import ngram_matrices, per_layer_matrices, per_layer_projection
+from ffncli.models.config.attention import (
+    Attention,
+    Heads,
+    Latent,
+    ngram_matrices,
+    per_layer_matrices,
+    per_layer_projection,
+)
 from ffncli.models.files.fields import Fields
 
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"

@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from ffncli.block.cost import step_costs
 from ffncli.block.steps import input_shapes
 from ffncli.models.config.attention import Attention, flag
-from ffncli.models.config.non_ffn_row import Rest, StackRow
-from ffncli.models.config.non_ffn_rows import PAPERS, RESTS
+from ffncli.models.config.non_ffn_rows import PAPERS, RESTS, Rest, StackRow
 from ffncli.models.files.fields import Fields
-from ffncli.models.model import Group
-from ffncli.models.non_ffn import LayerParams, NonFFN
+from ffncli.models.model import Group, LayerParams, NonFFN
 
 
 def non_ffn(config: Fields, model_type: str, groups: Sequence[Group]) -> NonFFN | None:

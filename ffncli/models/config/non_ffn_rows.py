@@ -1,18 +1,71 @@
-"""What each family has outside its FFN: one row of RESTS per model family, as in `families.FAMILIES`.
+"""What each family has outside its FFN: one row (Rest) of RESTS per model family, as in `families.FAMILIES`.
 
-Facts: transformers 5.23 `configuration_*.py` and `modeling_*.py`.
+MIXED are the rows of families whose layers differ, or that have tables besides the input embedding. Facts: transformers
+5.23 `configuration_*.py` and `modeling_*.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, replace
 
-from ffncli.models.config.attention import Flag, Heads, Latent, flag
-from ffncli.models.config.non_ffn_mixed import MIXED
-from ffncli.models.config.non_ffn_row import Once, Rest, StackRow
+from ffncli.dataclass import dataclass
+from ffncli.models.config import attention, mixers
+from ffncli.models.config.attention import Attention, Flag, Heads, Latent, flag
 from ffncli.models.files.fields import Fields
 from ffncli.options.accept import MAX_SIZE
+
+Once = Callable[[Fields, int], int]
+
+
+def none(config: Fields, d_model: int) -> int:
+    """No such part."""
+    return 0
+
+
+def nothing(config: Fields, d_model: int) -> Callable[[int], int]:
+    """No layer has anything besides its attention, its FFN and norms."""
+    return lambda i: 0
+
+
+@dataclass(frozen=True)
+class StackRow:
+    """A stack: its name, whether its layers also attend to the other stack, and the parts that it has once."""
+
+    name: str = "decoder"
+    cross: bool = False
+    positions: Once = none
+    stem: Once = none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rest:
+    """One family. `norms` per layer (cross-attention adds its own), each of `norm_vectors` vectors (1 weight, 2 with
+    bias, 0 neither). `embedding`: the field with the table's width if that is not d_model. `head` None: none.
+    `adjust` makes the row for one config if plain fields cannot. Not `complete`: only its layers are known.
+
+    Where layers differ, `mixers` gives each its attention (or what mixes tokens instead). `extra` is what a layer has
+    besides attention, FFN and norms; `tables` are looked up by tokens, besides the input embedding.
+    """
+
+    attention: Attention = field(default_factory=Heads)
+    mixers: Callable[[Fields], Callable[[int], Attention]] | None = None
+    extra: Callable[[Fields, int], Callable[[int], int]] = nothing
+    tables: Once = none
+    d_model: str = "hidden_size"
+    norms: int = 2
+    norm_vectors: int = 1
+    final_norm: bool = True
+    vocabulary: str | None = "vocab_size"
+    embedding: str | None = None
+    other: Once = none
+    head: Flag | None = False  # its bias
+    tied: bool = False
+    stacks: Sequence[StackRow] = (StackRow(),)
+    needs: Sequence[str] = ()
+    complete: bool = True
+    adjust: Callable[[Fields, Rest], Rest] = lambda config, row: row
+
 
 # --- what no plain field holds ----------------------------------------------------------------------------------------
 
@@ -148,12 +201,10 @@ _NORMED_HEADS = replace(_LLAMA_HEADS, qk_norm=True)
 _NORMED = Rest(attention=_NORMED_HEADS)
 _OLMO2 = Rest(attention=replace(_NORMED_HEADS, qk_norm_per_head=True))
 _LATENT = Rest(attention=Latent())
-
 _GEMMA_HEADS = replace(_LLAMA_HEADS, head_dim_default=256)
 _GEMMA2_HEADS = replace(_GEMMA_HEADS, kv_default=4)
 _GEMMA2 = Rest(attention=_GEMMA2_HEADS, norms=4, tied=True)
 _GEMMA3 = replace(_GEMMA2, attention=replace(_GEMMA2_HEADS, qk_norm=True))
-
 _GPT2 = Rest(
     attention=_GPT2_HEADS, d_model="n_embd|hidden_size", norm_vectors=2, tied=True, needs=("n_positions|n_ctx",),
     stacks=(StackRow(positions=_table("n_positions|n_ctx")),),
@@ -178,7 +229,45 @@ _BART = Rest(
     attention=_GPT2_HEADS, d_model="d_model", norm_vectors=2, tied=True, final_norm=False,
     stacks=(StackRow("encoder", False, _BART_TABLE, _norm), StackRow("decoder", True, _BART_TABLE, _norm)),
 )  # fmt: skip
-
+_QWEN = Rest(attention=mixers.QWEN_HEADS, mixers=mixers.qwen, needs=mixers.GatedDelta().needs)
+_INDEXED = Rest(attention=Latent(), mixers=mixers.chosen_tokens, needs=("index_n_heads", "index_head_dim"))
+_GEMMA4 = Rest(
+    attention=mixers.GemmaHeads(1, 1), mixers=mixers.gemma4, norms=4, tied=True, other=attention.per_layer_projection,
+    extra=attention.per_layer_matrices, tables=attention.per_layer_table, needs=("hidden_size_per_layer_input",),
+)  # fmt: skip
+_MUSE_HEADS = Heads(qkv_bias=_BIASED, output_bias=_BIASED, gate=False, kv_default=2, head_dim_default=128)
+MIXED: Mapping[str, Rest] = {
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _QWEN),
+    "qwen4_exp_text": replace(
+        _QWEN, attention=mixers.QWEN4_HEADS, mixers=mixers.qwen4, norms=0, final_norm=False, other=mixers.qwen4_last,
+        extra=mixers.qwen4_extra, tables=attention.ngram_table,
+    ),
+    "kimi_linear": Rest(
+        attention=Latent(), mixers=mixers.kimi, extra=mixers.kimi_residuals, other=mixers.kimi_last_residual,
+        needs=mixers.KimiDelta().needs,
+    ),
+    "deepseek_v4": Rest(
+        attention=mixers.Compressed(), mixers=mixers.deepseek_v4, extra=mixers.streams, other=mixers.last_streams,
+        needs=("index_n_heads", "index_head_dim"),
+    ),
+    "glm_moe_dsa": _INDEXED,
+    "glm5_next_text": replace(_INDEXED, mixers=mixers.glm5_next, extra=mixers.streams),
+    "hy_v4": replace(_INDEXED, mixers=mixers.hy4, extra=mixers.narrow_streams, other=mixers.last_streams),
+    "axk2": replace(
+        _INDEXED, mixers=None, attention=mixers.FromBothLatents(indexer=True), extra=mixers.gated_norm
+    ),
+    "bailing_hybrid": Rest(attention=Latent(), mixers=mixers.ling3),
+    "gemma3n_text": replace(_GEMMA4, mixers=mixers.gemma3n, extra=mixers.gemma3n_extra, other=mixers.gemma3n_last),
+    "gemma4_text": _GEMMA4,
+    "muse_spark_text": Rest(attention=replace(_MUSE_HEADS, kv_default=16, head_dim_default=64), norms=3,
+                            extra=lambda config, d_model: lambda i: 2 * d_model),  # gates of the two residuals
+    "muse_glimmer_text": Rest(attention=_MUSE_HEADS, norms=4),
+    "openai_privacy_filter": Rest(
+        attention=Heads(qkv_bias=("attention_bias", True), output_bias=("attention_bias", True), sinks=True,
+                        head_dim_default=64, kv_default=2),
+        head=None,
+    ),
+}  # fmt: skip
 RESTS: Mapping[str, Rest] = {
     "gpt2": _GPT2,
     "openai-gpt": replace(_GPT2, final_norm=False),
@@ -314,7 +403,6 @@ RESTS: Mapping[str, Rest] = {
     "distilbert": replace(_BERT, d_model="dim|hidden_size", other=_bert_other(pooler=False, types=0)),
     **MIXED,
 }  # fmt: skip
-
 # Models of papers, which have no config.json. Vaswani et al. (2017): attention is matrices without biases (§3.2.2),
 # norms follow each residual sum (§3.1), positions are sines. There are no totals: with its "about 37000 tokens" (§5.1),
 # one table for both embeddings and the head, they would be 63.0 and 214.2 million; its table 3 says 65 and 213.

@@ -3,12 +3,15 @@
 No config field holds gatedness and most biases: the family's row has them (they follow from `model_type`), and tensor
 names, if there are any, override it (`evidence/`). Facts: transformers 5.23
 `configuration_*.py` and `modeling_*.py`.
+
+Some text models have second FFNs in their layers, for tokens that are not text: sound, learned queries, images, a
+page's layout. No text token goes through them, so they are in no count of the text's FFNs; a config shows their size.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,19 +19,18 @@ from typing import Any
 
 from ffncli.block import activations, dtypes
 from ffncli.block.activations import NO_LIMITS
-from ffncli.block.recipe import FFNSpec, MoE, size, unit_ops
+from ffncli.block.cost import cost
+from ffncli.block.recipe import FFNSpec, MoE, size, steps, unit_ops
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
+from ffncli.models.config.attention import memories
 from ffncli.models.config.families import BY_TYPE, FAMILIES, REFUSED, TEXT_TYPES, family_of
-from ffncli.models.config.families.limited import named_limits
+from ffncli.models.config.families.routing import named_limits
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack
-from ffncli.models.config.memories import memories
 from ffncli.models.config.non_ffn import non_ffn
-from ffncli.models.config.other_tokens import other_tokens
 from ffncli.models.config.unread import outside_note, require_read
 from ffncli.models.files.fields import Fields
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
-from ffncli.models.model import Group, Model, NotCounted, Resolved, grouped, ranges
-from ffncli.models.non_ffn import OTHER_TOWERS
+from ffncli.models.model import OTHER_TOWERS, Group, Model, NotCounted, Resolved, grouped, ranges
 
 MOST_LAYERS = 10_000  # the deepest known model has 126
 TOWERS = (
@@ -360,3 +362,65 @@ def _short_name(source: str) -> str:
     """The directory's name: the name in a config is often its parent model's."""
     path = Path(source)
     return (path.absolute().parent.name if path.suffix == ".json" else path.absolute().name) or source
+
+
+_WHY = "no text token goes through them"
+
+
+def other_tokens(config: Fields, family: str, groups: Sequence[Group]) -> tuple[NotCounted, ...]:
+    """The second FFNs of a model, with the norms that only they use."""
+    if family not in FFNS:
+        return ()
+    whose, parameters = FFNS[family]
+    return (NotCounted(f"FFNs of {whose}", _WHY, parameters(config, groups)),)
+
+
+def _size(spec: FFNSpec) -> int:
+    one = cost(steps(spec))
+    return one.params + one.norm_params
+
+
+def _the_same(config: Fields, groups: Sequence[Group]) -> int:
+    """As many FFNs as the text has, and as large."""
+    return sum(_size(group.spec) * len(group.layers) for group in groups)
+
+
+def _layout(config: Fields, groups: Sequence[Group]) -> int:
+    """The text's FFNs with both widths divided by `channel_shrink_ratio`."""
+    by: int = config.integer("channel_shrink_ratio", 4)
+    narrow = [(replace(g.spec, d_model=g.spec.d_model // by, d_ff=g.spec.d_ff // by), len(g.layers)) for g in groups]
+    return sum(_size(spec) * layers for spec, layers in narrow)
+
+
+def _image_experts(config: Fields, groups: Sequence[Group]) -> int:
+    """As many experts as text tokens choose from, of the second width, with a router of their own."""
+    width = (config.integers("moe_intermediate_size") if config.get("moe_intermediate_size", None) else (1536, 512))[-1]
+    sparse = [(g.spec, g.spec.moe, len(g.layers)) for g in groups]
+    alone = [(replace(moe, shared_experts=0), spec, layers) for spec, moe, layers in sparse if moe]
+    return sum(_size(replace(spec, d_ff=width, norm="none", moe=moe)) * layers for moe, spec, layers in alone)
+
+
+def _images(config: Fields, groups: Sequence[Group]) -> int:
+    """One in each layer of images alone, one in each that has both streams."""
+    layers: int = config.integer("r_layers") + config.integer("x_layers")
+    return _size(groups[0].spec) * layers
+
+
+def _aligners(config: Fields, groups: Sequence[Group]) -> int:
+    """Plain FFNs without biases after a LayerNorm, one for every few layers."""
+    depth: int = config.integer("num_hidden_layers")
+    every: int = max(depth // config.integer("aligner_num_add_layers", 8), 1)
+    d_model = groups[0].spec.d_model
+    d_ff: int = config.integer("aligner_ffn_mult", 4) * d_model
+    return depth // every * (2 * d_model * d_ff + 2 * d_model)
+
+
+# Family → whose second FFNs it has, and their parameters.
+FFNS: Mapping[str, tuple[str, Callable[[Fields, Sequence[Group]], int]]] = {
+    "ernie4_5_vl_moe_text": ("image tokens", _image_experts),
+    "evolla": ("its aligners with a protein", _aligners),
+    "higgs_audio_v2": ("audio tokens", _the_same),
+    "instructblip_qformer": ("its learned queries", _the_same),
+    "lilt": ("the page's layout", _layout),
+    "lxmert": ("its image stream", _images),
+}

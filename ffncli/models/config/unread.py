@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ffncli.errors import FFNError, clean, shown
-from ffncli.models.config.memories import MEMORIES
+from ffncli.models.config.attention import MEMORIES
 from ffncli.models.files.fields import Fields
 
 _MOST_NAMED = 3  # fields in one message
@@ -38,7 +38,7 @@ _ELSEWHERE: Mapping[str, str] = {
     r"(mamba|ssm|conv|lin|rg_?lru|lru|time_step|dt|state)_.*|expand|hidden_mamba_act": "a state-space layer",
     r"(embedding|embed|vocab|logits?|lm_head|summary|classifier|pooler|projection|final|sparse_pred)_.*|pooler_act"
     r"|.*_logit_soft_?cap.*": "embeddings, the head, the pooler",
-    r"ngram_size|heads_per_ngram|make_ngram_.*|split_ngram_parts|.*hash_byte_group_(size|nb_.*)": "memories.py",
+    r"ngram_size|heads_per_ngram|make_ngram_.*|split_ngram_parts|.*hash_byte_group_(size|nb_.*)": "attention.py",
     r"expert_capacity_.*|.*capacity_token_fraction": "how many tokens an expert may drop, see NOTED",
     r"hidden_act": "the evidence says so where the code runs another activation",
     r".*no_repeat_ngram_size|top_k|output_router_logits|output_hidden_states": "generation and outputs",

@@ -1,19 +1,38 @@
-"""Accelerators of one kind as a plan sees them: how fast they compute and read, what they hold, what connects them."""
+"""Accelerators of one kind as a plan sees them: how fast they compute and read, what they hold, what connects them.
+
+An all-reduce runs around a ring: 2 (n - 1) steps, each rank passing on one n-th part in each (Patarasuk and Yuan 2009),
+so that it takes 2 (n - 1) / n × bytes / bandwidth, plus what the steps and the call cost besides their bytes: the least
+of NCCL's protocols, of which some wait less and others send more (`hardware.protocols`), as NCCL chooses by the same
+model (src/graph/tuning.cc). A ring over several nodes crosses from node to node at as many places
+as it has ranks in a node (each uses its own network port), so that it runs at the slower of the link and those ports
+together. In an all-to-all every rank sends to all others at the same time. Of a link without a switch, ranks use the
+wires among them: of two, one.
+
+Rates may come from measurements: from the share of a common roofline that each measured block reached, for blocks that
+are like it. The roofline of a format has the fastest arithmetic and the fastest traffic of its measurements, counted as
+a plan counts them, kernel by kernel. The share that a new block is expected to reach: of each measured block, what it
+reached between its numbers of tokens (linear in octaves of FLOPs per byte of weights, which decide how a product is
+computed); of these, the mean, nearer sizes of the weights weighing more (what a cache holds). A mixture is like
+mixtures, whose experts run one after another, and a dense block like dense ones, where the file has any.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cached_property, partial
+from math import log2
 from typing import Annotated, Protocol
 
-from ffncli.block.dtypes import DType
-from ffncli.block.traffic import Traffic
+from ffncli.block.dtypes import DType, activation_dtype
+from ffncli.block.recipe import FFNSpec, steps
+from ffncli.block.traffic import Traffic, launches, time_floor
 from ffncli.errors import option
-from ffncli.models.counting.device_floor import rate_format
-from ffncli.models.counting.wires import Wires
+from ffncli.models.counting.tensor_parallel import ring_all_reduce_bytes
+from ffncli.models.counting.traffic import rate_format
 from ffncli.options.accept import RANKS, SHARE
 from ffncli.options.opt import Opt, Options
-from ffncli.system.hardware import Device, link_named, links, planning_defaults
+from ffncli.system.hardware import Device, Link, link_named, links, planning_defaults, protocols
 
 CPU = "cpu"  # a device without a data sheet: what is known of it was measured
 _assume = partial(Opt, group="Assumptions")
@@ -193,3 +212,206 @@ def cluster_of(device: Device, given: Assumed, measured: Speeds | None = None) -
             given.link_efficiency,
         ),
     )
+
+
+@dataclass(frozen=True)
+class Wires:
+    """`link` joins the `per_node` accelerators of a node, `network` the nodes, a port for each accelerator; None: none.
+
+    `efficiency` is the share of their bandwidth that a collective of many bytes reaches.
+    """
+
+    link: Link | None
+    network: Link | None
+    per_node: int
+    efficiency: float
+
+    def nodes(self, devices: int) -> int:
+        """How many nodes that many accelerators fill."""
+        return -(-devices // self.per_node)
+
+    def names(self, devices: int) -> tuple[str, ...] | None:
+        """The links that so many ranks use; None if one of them is not known."""
+        used = ([self.link] if self.per_node > 1 and devices > 1 else []) + (
+            [self.network] if self.nodes(devices) > 1 else []
+        )
+        known = [link.name for link in used if link is not None]
+        return tuple(known) if len(known) == len(used) else None
+
+    def all_reduce_s(self, size: float, ranks: int) -> float | None:
+        """Seconds to sum `size` bytes over ranks that stand next to each other; None without a known link."""
+        if ranks == 1 or not size:
+            return 0.0
+        here, nodes = min(ranks, self.per_node), self.nodes(ranks)
+        crossing = 0 if nodes == 1 else min(2 * nodes, 2 * (ranks - 1))
+        used = [
+            (link, steps, ports)
+            for link, steps, ports in ((self.link, 2 * (ranks - 1) - crossing, 1), (self.network, crossing, here))
+            if steps
+        ]
+        sent = ring_all_reduce_bytes(1, ranks) * size
+        rates = [ports * link.bytes_per_s(here) for link, _, ports in used if link is not None]
+        return self._fastest([(link, steps) for link, steps, _ in used], sent / min(rates)) if rates else None
+
+    def all_to_all_s(self, size: float, ranks: int, apart: int = 1) -> float | None:
+        """Seconds until each rank has sent `size` bytes in equal parts to all ranks, itself included, `apart` apart.
+
+        Link and network work at the same time; a step of the slower one is added.
+        """
+        if ranks == 1 or not size:
+            return 0.0
+        here = min(ranks, max(1, self.per_node // apart))
+        times, used = [], []
+        for link, others in ((self.link, here - 1), (self.network, ranks - here)):
+            if others:
+                if link is None:
+                    return None
+                times.append(others / ranks * size / link.bytes_per_s(here))
+                used.append((link, 1))
+        return self._fastest(used[-1:], max(times))
+
+    def _fastest(self, steps: Sequence[tuple[Link | None, int]], bytes_s: float) -> float | None:
+        """Seconds by the fastest protocol; `bytes_s` is what the bytes take at full bandwidth."""
+        times = []
+        for protocol in protocols():
+            waits = [protocol.step_us.get(link.kind) if link else None for link, _ in steps]
+            if None not in waits:
+                us = protocol.collective_us + sum(n * us for us, (_, n) in zip(waits, steps, strict=True) if us)
+                times.append(us * 1e-6 + bytes_s / (self.efficiency * protocol.bandwidth))
+        return min(times, default=None)
+
+
+NO_WIRES = Wires(None, None, per_node=1, efficiency=1.0)
+_CLOSE = 0.5  # octaves: as near as it matters
+
+
+@dataclass(frozen=True)
+class MeasuredBlock:
+    """One measurement: a block, forward, by the fastest of its kernels."""
+
+    label: str
+    spec: FFNSpec
+    weights: DType
+    tokens: int
+    kernel: str
+    time_s: float
+
+    @cached_property
+    def kernels(self) -> tuple[Traffic, ...]:
+        """Its work, as a plan counts it."""
+        kind = self.weights
+        return tuple(one.work for one in launches(steps(self.spec), kind, activation_dtype(kind), self.tokens))
+
+    @property
+    def work(self) -> Traffic:
+        """All of it."""
+        return sum(self.kernels, Traffic())
+
+
+@dataclass(frozen=True)
+class ShareAt:
+    """A measurement: FLOPs per byte of weights and bytes of weights, in octaves, and the share of the roofline, too."""
+
+    reuse: float
+    size: float
+    share: float
+
+
+@dataclass(frozen=True)
+class MeasuredSpeeds:
+    """The rates of one device, by what was measured on it."""
+
+    blocks: tuple[MeasuredBlock, ...]
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Those that were measured."""
+        return tuple(dict.fromkeys(block.weights.name for block in self.blocks))
+
+    def rates(self, weights: DType, work: Traffic, mixture: bool = False) -> Rates | None:
+        """The roofline's rates times the share that the measured blocks most like it reached in this format."""
+        fitting = [block for block in self.blocks if block.weights == weights]
+        if not fitting:
+            return None
+        flops, moved = _roofs(fitting)
+        alike = [block for block in fitting if (block.spec.moe is not None) == mixture] or fitting
+        curves = [
+            sorted((_point(one, flops, moved) for one in alike if one.label == label), key=lambda point: point.reuse)
+            for label in dict.fromkeys(block.label for block in alike)
+        ]
+        share = _expected(curves, *_place(work))
+        return Rates(weights.name, flops * share, moved * share)
+
+    def without(self, left_out: MeasuredBlock) -> MeasuredSpeeds:
+        """The same without one block and its other numbers of tokens, for a prediction of a block not seen."""
+        return MeasuredSpeeds(tuple(block for block in self.blocks if block.label != left_out.label))
+
+
+@dataclass(frozen=True)
+class PredictedRow:
+    """A measured block, and its time as predicted from the others; None if there are none."""
+
+    device: str
+    block: str
+    dtype: str
+    tokens: int
+    kernel: str
+    measured_s: float
+    predicted_s: float | None
+    error: float | None
+
+
+def predictions(speeds: Mapping[str, MeasuredSpeeds]) -> Iterator[PredictedRow]:
+    """Every measured block, predicted from the blocks that have other dimensions."""
+    for device, one in speeds.items():
+        for block in one.blocks:
+            predicted = predicted_s(one.without(block), block)
+            error = None if predicted is None else predicted / block.time_s - 1
+            yield PredictedRow(
+                device, block.label, block.weights.name, block.tokens, block.kernel, block.time_s, predicted, error
+            )
+
+
+def predicted_s(speeds: MeasuredSpeeds, block: MeasuredBlock) -> float | None:
+    """The block's time at these rates; None where nothing was measured in its format."""
+    rates = speeds.rates(block.weights, block.work, block.spec.moe is not None)
+    if rates is None:
+        return None
+    return _floor_s(block.kernels, rates.flops_per_s, rates.bytes_per_s)
+
+
+def _floor_s(kernels: Iterable[Traffic], flops_per_s: float, bytes_per_s: float) -> float:
+    return sum(time_floor(one.matmul_flops, one.moved(), flops_per_s, bytes_per_s).seconds for one in kernels)
+
+
+def _roofs(blocks: Sequence[MeasuredBlock]) -> tuple[float, float]:
+    """(most FLOP/s, most B/s) that any of these reached."""
+    return (
+        max(block.work.matmul_flops / block.time_s for block in blocks),
+        max(block.work.moved() / block.time_s for block in blocks),
+    )
+
+
+def _point(block: MeasuredBlock, flops_per_s: float, bytes_per_s: float) -> ShareAt:
+    share = _floor_s(block.kernels, flops_per_s, bytes_per_s) / block.time_s
+    return ShareAt(*_place(block.work), log2(share))
+
+
+def _place(work: Traffic) -> tuple[float, float]:
+    return log2(work.matmul_flops / work.weight_bytes_read), log2(work.weight_bytes_read)
+
+
+def _expected(curves: Sequence[Sequence[ShareAt]], reuse: float, size: float) -> float:
+    """The mean of what each curve has at this reuse; of logarithms, as a share is a ratio."""
+    points = [_between(curve, reuse) for curve in curves]
+    near = [1 / ((point.size - size) ** 2 + _CLOSE**2) for point in points]
+    mean = sum(weight * point.share for weight, point in zip(near, points, strict=True)) / sum(near)
+    return float(2**mean)
+
+
+def _between(curve: Sequence[ShareAt], reuse: float) -> ShareAt:
+    """The point of a curve at this reuse; beyond its ends, the end."""
+    after = next((n for n, point in enumerate(curve) if point.reuse >= reuse), len(curve))
+    low, high = curve[max(after - 1, 0)], curve[min(after, len(curve) - 1)]
+    part = (reuse - low.reuse) / (high.reuse - low.reuse) if high.reuse > low.reuse else 0.0
+    return ShareAt(reuse, low.size + part * (high.size - low.size), low.share + part * (high.share - low.share))

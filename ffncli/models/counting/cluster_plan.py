@@ -11,12 +11,19 @@ from typing import Annotated, Any
 from ffncli.block.dtypes import DType, activation_dtype, storage
 from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError, option
-from ffncli.models.counting.cluster import CPU, Accelerators, Assumed, Assumptions, Speeds, assumed, cluster_of
-from ffncli.models.counting.count import ModelCount, count
+from ffncli.models.counting.cluster import (
+    CPU,
+    NO_WIRES,
+    Accelerators,
+    Assumed,
+    Assumptions,
+    Speeds,
+    assumed,
+    cluster_of,
+)
+from ffncli.models.counting.count import ModelCount, count, storage_of
 from ffncli.models.counting.expert_load import UNIFORM, skew_text
 from ffncli.models.counting.plan import Planner, PlanRow
-from ffncli.models.counting.weight_format import storage_of
-from ffncli.models.counting.wires import NO_WIRES
 from ffncli.models.dimensions import token_counts
 from ffncli.models.model import Resolved
 from ffncli.options.accept import COUNTS, NAMES, listed

@@ -1,19 +1,24 @@
-"""A model → the record that `ffn params` and `ffn models` show: parameters, FLOPs and bytes, per layer and in total."""
+"""A model → the record that `ffn params` and `ffn models` show: parameters, FLOPs and bytes, per layer and in total.
+
+Weights count in the requested format, else in that of the files, else in fp32.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from math import prod
 from typing import Any
 
 from ffncli.block import dtypes
 from ffncli.block.cost import Cost, cost
-from ffncli.block.dtypes import weight_bytes
+from ffncli.block.dtypes import DType, weight_bytes
 from ffncli.block.steps import Axis, Norm, Step, of_norm, parameters, walk
 from ffncli.dataclass import dataclass
-from ffncli.models.counting.not_counted import not_counted
-from ffncli.models.counting.weight_format import storage_of
-from ffncli.models.model import Group, Model, NotCounted, Resolved, StoredSize
+from ffncli.errors import option
+from ffncli.models.config.non_ffn_rows import RESTS
+from ffncli.models.model import MORE_TOKENS, Group, Model, NotCounted, Resolved, StoredSize
+from ffncli.show.text import plural
 
 
 @dataclass(frozen=True)
@@ -286,3 +291,70 @@ def tensors(steps: Sequence[Step]) -> tuple[TensorCount, ...]:
 
 def _sizes(axes: tuple[Axis, ...]) -> tuple[int, ...]:
     return tuple(axis.size for axis in axes)
+
+
+def not_counted(resolved: Resolved) -> tuple[NotCounted, ...]:
+    """The parts of a model that no number of its count holds; none for a bare block."""
+    model, out = resolved.model, [*resolved.not_counted]
+    if resolved.model.bare:
+        return tuple(out)
+    if model.extra_layers and all(part.why != MORE_TOKENS for part in out):
+        layers = plural("layer", model.extra_layers)
+        out.append(NotCounted(f"{model.extra_layers} {layers} after the model's last", MORE_TOKENS))
+    if model.non_ffn is None or model.non_ffn.parts is None:
+        out.append(NotCounted("everything outside the FFN: attention, norms, embeddings, head", _why(resolved)))
+    elif "norm" in model.unknown:
+        out.append(NotCounted("which norms are the FFN's", "tensor names alone do not say it"))
+    return tuple(out)
+
+
+def _why(resolved: Resolved) -> str:
+    """Why the whole model is not known."""
+    if resolved.from_tensors or resolved.checkpoint:
+        return "the tensors leave open which of them are the text model's, or which are stored twice"
+    if resolved.model.non_ffn or resolved.model.model_type in RESTS:
+        return "its source lacks a number that it takes"
+    return f"there is no row of the whole model for model_type {resolved.model.model_type}"
+
+
+def storage_of(resolved: Resolved, dtype: str | None = None) -> DType:
+    """The format of a model's weights: `dtype` if given, else as stored, packed formats by the mean of their file.
+
+    Raises FFNError for an unknown `dtype`.
+    """
+    if dtype is not None:
+        return dtypes.storage(dtype, option("dtype"))
+    if resolved.model.dtype is None:
+        return dtypes.dtype("fp32")
+    known = dtypes.find_storage(resolved.model.dtype)
+    if resolved.stored is None or (known is not None and known.computable):
+        return known or _nearest_dtype(resolved.model.dtype)
+    mean = Fraction(resolved.stored.bytes, resolved.stored.params)
+    name = known.name if known else resolved.model.dtype
+    return DType(name, 0, block=_block(resolved), other_bytes=2, flat=True, mean=mean)
+
+
+def _nearest_dtype(name: str) -> DType:
+    """The plain format behind a file's packed one (fp8-block128, gptq-4bit); bf16 if there is none."""
+    return dtypes.find_storage(name.partition("-")[0]) or dtypes.dtype("bf16")
+
+
+def _block(resolved: Resolved) -> int:
+    """How many weights of a row share a scale, so that a slice of d_ff has to be a whole number of them."""
+    known = dtypes.find_storage(resolved.model.dtype or "")
+    if known is not None and known.block > 1:
+        return known.block
+    sizes = [
+        *_numbers(resolved.quantization or {}, "group_size"),
+        *_numbers(resolved.quantization or {}, "weight_block_size"),
+    ]
+    return max([1, *sizes])
+
+
+def _numbers(values: Any, name: str) -> list[int]:
+    """Every whole number under the key `name`, at any depth of a quantization_config."""
+    if not isinstance(values, Mapping):
+        return []
+    entry = values.get(name)
+    numbers = [v for v in (entry if isinstance(entry, list) else [entry]) if type(v) is int and v > 0]
+    return numbers + [number for inner in values.values() for number in _numbers(inner, name)]

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from math import gcd
 
 from ffncli.block.dtypes import DType, activation_dtype
+from ffncli.block.shard import divisors, nearest
 from ffncli.block.steps import Experts, Step, experts_per_token, input_shapes, shapes
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, option
-from ffncli.models.counting.ranks import divisors, nearest
 from ffncli.models.model import Group, Model
 
 

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from ffncli.block.dtypes import DType, storage
 from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError, option, shown
-from ffncli.models.counting.count import ModelCount, count
-from ffncli.models.counting.device_floor import DeviceFloor, device_floors, ridge_of
-from ffncli.models.counting.traffic import TokenCost, ridge_tokens, token_costs
-from ffncli.models.counting.weight_format import storage_of
+from ffncli.models.counting.count import ModelCount, count, storage_of
+from ffncli.models.counting.traffic import DeviceFloor, TokenCost, device_floors, ridge_of, ridge_tokens, token_costs
 from ffncli.models.dimensions import token_counts
 from ffncli.models.model import Model, Resolved
 from ffncli.options.accept import ABOVE_ZERO, NAMES, Accepts, comma_list, listed

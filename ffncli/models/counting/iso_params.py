@@ -1,14 +1,18 @@
 """Gated and plain blocks of equal size: a gated block has three matrices for a plain one's two, so d_ff × 2/3.
 
 The rule is Shazeer's (2020, arXiv:2002.05202); Llama's code does the same and rounds up to a multiple of 256.
+An IsoUnit is what a gated unit costs in a block with as many parameters as a plain one.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from ffncli.block.analysis.gated import GatedUnit
+from ffncli.block.analysis.operations import COUNTING, counted
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, size, steps
+from ffncli.block.value import value
 from ffncli.dataclass import dataclass
 from ffncli.errors import option
 from ffncli.models.model import Resolved
@@ -68,3 +72,34 @@ def _scaled(d_ff: int, gated: bool, multiple_of: int) -> int:
     times, over = (3, 2) if gated else (2, 3)
     nearest = (2 * times * d_ff + over) // (2 * over)
     return -(-nearest // multiple_of) * multiple_of
+
+
+@dataclass(frozen=True)
+class IsoUnit:
+    """A plain block and the gated one with its parameters; the work of both between their projections, per token.
+
+    FLOPs are `cost`'s, 1 per element of an activation or a product; operations are those of `analysis.operations`. The
+    plain block has the gate's function, limits included. Neither has biases.
+    """
+
+    d_model: int
+    widths: IsoParams
+    plain_elementwise_flops_per_token: int
+    gated_elementwise_flops_per_token: int
+    plain_operations_per_token: int
+    gated_operations_per_token: int
+
+
+def iso_unit(unit: GatedUnit, d_model: int, d_ff: int, multiple_of: int = 1) -> IsoUnit:
+    """For a plain block d_model × d_ff. Raises FFNError for invalid sizes."""
+    plain = replace(unit.spec(d_model, d_ff), gated=False)
+    widths = iso_params(plain, multiple_of)
+    alone = counted(lambda x: value(unit.gate, x, COUNTING))
+    return IsoUnit(
+        d_model, widths, _flops(plain), _flops(counterpart(plain, multiple_of)),
+        alone.total * widths.plain_d_ff, unit.operations().total * widths.gated_d_ff,
+    )  # fmt: skip
+
+
+def _flops(spec: FFNSpec) -> int:
+    return cost(steps(spec)).elementwise_flops

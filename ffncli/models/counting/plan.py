@@ -19,12 +19,11 @@ from ffncli.block.traffic import TimeFloor, Traffic, launches, time_floor
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.counting import expert_parallel, tensor_parallel
-from ffncli.models.counting.cluster import Accelerators, Rates
+from ffncli.models.counting.cluster import NO_WIRES, Accelerators, Rates
 from ffncli.models.counting.expert_load import UNIFORM, ExpertSpread, expert_load
 from ffncli.models.counting.expert_parallel import all_to_all_bytes, exchanged
-from ffncli.models.counting.ranks import steps_of
 from ffncli.models.counting.tensor_parallel import reduced_bytes, ring_all_reduce_bytes
-from ffncli.models.counting.wires import NO_WIRES
+from ffncli.models.counting.traffic import steps_of
 from ffncli.models.model import Group, Model
 
 Resource = Literal["compute", "memory", "link"]

@@ -15,12 +15,12 @@ from math import gcd, prod
 
 from ffncli.block.cost import Cost, cost
 from ffncli.block.dtypes import DType, activation_dtype, parameter_bytes, weight_bytes
-from ffncli.block.shard import Ranks
+from ffncli.block.shard import Ranks, divisors, nearest
 from ffncli.block.steps import AllReduce, Axis, Experts, Route, Step, input_shapes, parameters, shapes
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.counting import expert_parallel
-from ffncli.models.counting.ranks import divisors, nearest, steps_of
+from ffncli.models.counting.traffic import steps_of
 from ffncli.models.model import Group, Model
 from ffncli.show.text import plural
 

@@ -1,15 +1,18 @@
-"""Model → the bytes that a forward pass of all its FFN blocks moves, and its arithmetic intensity, by tokens."""
+"""Model → the bytes that a forward pass of all its FFN blocks moves, and its arithmetic intensity, by tokens; the least
+time that an accelerator's data sheet allows them, and whether it holds the weights.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ffncli.block.dtypes import DType, activation_dtype
-from ffncli.block.shard import Ranks
-from ffncli.block.traffic import Traffic, rank_experts_touched, tokens_at, traffic
+from ffncli.block.shard import Ranks, rank_steps
+from ffncli.block.steps import Step
+from ffncli.block.traffic import Bound, Traffic, rank_experts_touched, time_floor, tokens_at, traffic
 from ffncli.dataclass import dataclass
-from ffncli.models.counting.ranks import steps_of
-from ffncli.models.model import Model
+from ffncli.models.model import Group, Model
+from ffncli.system.hardware import Device
 
 
 @dataclass(frozen=True)
@@ -85,3 +88,94 @@ def ridge_tokens(
     None where no number of tokens does. Raises FFNError as `token_costs`, and for a number that is not positive.
     """
     return tokens_at(flops_per_byte, lambda tokens: model_traffic(model, weights, tokens, ranks, ep), fused)
+
+
+# Formats whose products have tensor cores of their own; every other stored format is unpacked to the activations'.
+_RATES = {
+    "fp8": "fp8", "fp8_e5m2": "fp8", "mxfp8": "fp8", "int8": "int8", "mxfp4": "fp4", "nvfp4": "fp4",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DeviceFloor:
+    """All layers' FFNs (the one block of bare dimensions) on `tokens` tokens, forward, on one of `ranks` such devices.
+
+    `rate` is the format whose dense peak is used: the weights' where the device computes in it, else the activations'.
+    Traffic is the least that any implementation moves (`TokenCost.activation_bytes_fused`); time between devices is not
+    counted. All that follows from a rate is None where none is published. `approximate`: a value of the data sheet is
+    only good to 10 %. `needed_bytes` are the weights of the whole model, of the FFNs alone where the rest is not known;
+    `fits` compares them with the largest memory that the device is sold with. Both are None with several ranks.
+    """
+
+    device: str
+    tokens: int
+    ranks: int
+    rate: str | None
+    peak_flops_per_s: float | None
+    bytes_per_s: float
+    ridge_flops_per_byte: float | None
+    flops_per_byte: float
+    bound: Bound | None
+    compute_s: float | None
+    memory_s: float
+    floor_s: float | None
+    needed_bytes: int | None
+    memory_bytes: int | None
+    fits: bool | None
+    approximate: bool
+    source: str
+
+
+def rate_format(device: Device, weights: DType) -> str | None:
+    """The format whose peak is the device's best for products with these weights; None where none is published."""
+    formats = (_RATES.get(weights.name), activation_dtype(weights).name)
+    return next((name for name in formats if name is not None and name in device.tflops), None)
+
+
+def ridge_of(device: Device, weights: DType) -> float | None:
+    """FLOPs per byte from which products with these weights are compute bound; None where no rate is published."""
+    peak = device.flops_per_s(rate_format(device, weights) or "")
+    return None if peak is None else peak / device.bytes_per_s
+
+
+def device_floors(
+    device: Device, costs: Sequence[TokenCost], weights: DType, needed_bytes: int | None
+) -> tuple[DeviceFloor, ...]:
+    """One record for each number of tokens; `needed_bytes` are all the weights that the device stores."""
+    rate = rate_format(device, weights)
+    peak, largest = device.flops_per_s(rate or ""), max(device.memory_gb, default=None)
+    memory = None if largest is None else round(largest * 1e9)
+    floors = []
+    for one in costs:
+        moved, needed = one.weight_bytes_read + one.activation_bytes_fused, needed_bytes if one.ranks == 1 else None
+        floor = None if peak is None else time_floor(one.matmul_flops, moved, peak, device.bytes_per_s)
+        floors.append(
+            DeviceFloor(
+                device=device.name,
+                tokens=one.tokens,
+                ranks=one.ranks,
+                rate=rate,
+                peak_flops_per_s=peak,
+                bytes_per_s=device.bytes_per_s,
+                ridge_flops_per_byte=ridge_of(device, weights),
+                flops_per_byte=one.flops_per_byte_fused,
+                bound=floor.bound if floor else None,
+                compute_s=floor.compute_s if floor else None,
+                memory_s=moved / device.bytes_per_s,
+                floor_s=floor.seconds if floor else None,
+                needed_bytes=needed,
+                memory_bytes=memory,
+                fits=None if needed is None or memory is None else needed <= memory,
+                approximate=bool(device.approx & {"memory", rate}),
+                source=device.source,
+            )
+        )
+    return tuple(floors)
+
+
+def steps_of(group: Group, rank: int, ranks: Ranks) -> tuple[Step, ...]:
+    """The steps of that rank; under expert parallelism every rank has dense layers in full, for its own tokens.
+
+    Raises FFNError as `rank_steps`.
+    """
+    return rank_steps(group.steps, rank, ranks if group.spec.moe else Ranks(ranks.tp))

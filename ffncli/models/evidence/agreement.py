@@ -1,21 +1,164 @@
-"""Config against tensors, block by block: the widths according to each, and the fields that disagree."""
+"""A model from its config, checked against its checkpoint's tensors, which confirm, override or contradict it.
+
+Blocks are compared one by one: the widths according to each, and the fields that disagree. Of the parameters outside
+the FFNs (attention of every layer, the vocabulary) only what a family's row in `non_ffn_rows` describes is compared,
+and only if the tensors leave no doubt (`non_ffn.measure`): a layer with adapters, or with several FFNs, is skipped. A
+multimodal model's vocabulary is not compared, because its image or sound tokens may have rows that its text_config does
+not count.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cache
+from itertools import islice
 from typing import Any
 
+from ffncli.block import dtypes
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.dataclass import dataclass
-from ffncli.errors import shown
-from ffncli.models.model import IN_ALL, UNEVEN, Disagreement, Group, Layer, Model, NotCounted, Spot, StoredSize, grouped
-from ffncli.models.non_ffn import MORE_TOKENS
-from ffncli.models.tensors.arrangement import EXPERT_NORMS
-from ffncli.models.tensors.matching import Spotted, blocks, pairs, prefixes, side_by_side
-from ffncli.models.tensors.recognise import Layers, StoredFFN
+from ffncli.errors import FFNError, shown, shown_path
+from ffncli.models.files.checkpoint import Checkpoint
+from ffncli.models.files.inventory import Inventory, take_inventory
+from ffncli.models.model import (
+    IN_ALL,
+    MORE_TOKENS,
+    OTHER_TOWERS,
+    UNEVEN,
+    Disagreement,
+    Group,
+    Layer,
+    Model,
+    NonFFN,
+    NotCounted,
+    Resolved,
+    Spot,
+    StoredSize,
+    grouped,
+)
+from ffncli.models.tensors import layout
+from ffncli.models.tensors.ffns import Item, looked_for
+from ffncli.models.tensors.matching import Spotted, block_tensors, blocks, items_of, pairs, prefixes, side_by_side
+from ffncli.models.tensors.non_ffn import Embedding, MeasuredNonFFN, measure
+from ffncli.models.tensors.recognise import Layers, StoredFFN, recognise_all
+from ffncli.models.tensors.slices import EXPERT_NORMS
+
+_MOST_LOOKS = 16  # each goes through all names once
+
+
+def with_evidence(resolved: Resolved) -> Resolved:
+    """The model according to its tensors, if it has any, with the differences from its config."""
+    checkpoint = resolved.checkpoint
+    if checkpoint is None:
+        return _config_alone(resolved)
+    compared = with_inventory(resolved, take_inventory(checkpoint))
+    for difference in islice(filter(_may_be_the_files, compared.differences), _MOST_LOOKS):
+        _require_all(compared, checkpoint, difference)
+        if difference.name == UNEVEN:
+            raise FFNError(f"{checkpoint.where}: {difference.where} has {difference.tensors}", NOT_WHOLE)
+    return compared
+
+
+def _may_be_the_files(difference: Disagreement) -> bool:
+    """Whether a tensor that is missing or of a wrong shape would look like this."""
+    none = (difference.name, difference.tensors) == ("experts", "0")
+    return none or difference.name in ("layers", "gated", "bias", IN_ALL, UNEVEN)
+
+
+def _config_alone(resolved: Resolved) -> Resolved:
+    """The model with a note that there are no tensors to compare with."""
+    if resolved.location is None or resolved.source.endswith(".json"):  # the source is the config itself
+        return resolved
+    pickled = any(any(resolved.location.glob(pattern)) for pattern in ("*.bin", "*.pt", "*.pth"))
+    also = " (pickled weights are not read: save them as safetensors)" if pickled else ""
+    return resolved.noted(f"no safetensors in {shown_path(resolved.location)}{also}: taken from the config alone")
+
+
+def _require_all(resolved: Resolved, checkpoint: Checkpoint, difference: Disagreement) -> None:
+    """Raises FFNError if the file is at fault: a block differs because a tensor is missing or has another shape."""
+    alike = [g.spec for g in resolved.model.groups if g.stack == difference.stack]
+    spec = next(g.spec for g in resolved.model.groups if g.stack == difference.stack and difference.index in g.layers)
+    name = difference.name
+    if name in ("gated", "bias") and any(getattr(other, name) != getattr(spec, name) for other in alike):
+        config: dict[str, Any] = {name: not getattr(spec, name)}
+        spec = replace(spec, **config)  # other layers match the config
+    spec = replace(spec, norm="none", sub_norm=False)  # norms matter to a trace alone
+    layer = block_tensors(resolved, checkpoint, difference.stack, difference.index)
+    if layer is not None and layout.torn(layer, spec):
+        located = layout.locate(layer, spec)
+        layout.check_shapes(checkpoint, tuple(item for item in located if {*item.names} <= checkpoint.files.keys()))
+
+
+def with_inventory(resolved: Resolved, inventory: Inventory) -> Resolved:
+    """As `with_evidence`, for tensors already listed. Raises FFNError if none of them belongs to an FFN."""
+    items, complete = items_of(inventory, resolved.quantization), not inventory.missing
+    tensors = recognised(items, resolved.model.main.spec.d_model, inventory.where, absent_files(inventory), complete)
+    if tensors.layers:
+        blocks = agree(resolved.model, tensors.layers, tensors.others, tensors.where, complete)
+        resolved = with_tensors(resolved, blocks, tensors, complete)
+    note = f"{tensors.where}: {tensors.absent}: their tensors are inferred from the config"
+    return resolved if complete else resolved.noted(note)
+
+
+NOT_WHOLE = "every expert needs all of its matrices; is the file complete?"
+
+
+@dataclass(frozen=True)
+class RecognisedTensors:
+    """A checkpoint's logical tensors, and the FFNs among them.
+
+    `others` are FFNs of other text models, `absent` names missing files (empty: none).
+    """
+
+    where: str
+    items: Mapping[str, Item]
+    layers: Layers
+    others: Layers
+    absent: str = ""
+
+
+def recognised(
+    items: Mapping[str, Item], d_model: int | None, where: str, absent: str = "", needed: bool = True
+) -> RecognisedTensors:
+    """The FFNs among some tensors. Raises FFNError if one is `needed` and there is none."""
+    layers, others = recognise_all(items, d_model, where)
+    if needed and not layers:
+        raise FFNError(f"{where}: no FFN among {len(items):,} tensor names", f"looked for {looked_for()}")
+    return RecognisedTensors(where, items, layers, others, absent)
+
+
+def absent_files(inventory: Inventory) -> str:
+    """The missing files of an index, in words; empty if none is missing."""
+    absent = inventory.missing
+    return f"{len(absent)} of {inventory.files} files are not here ({absent[0]})" if absent else ""
+
+
+def with_tensors(
+    resolved: Resolved, blocks: TensorBlocks, tensors: RecognisedTensors, outside: bool = True
+) -> Resolved:
+    """The model with these blocks, with its stored sizes and, if `outside`, with the parameters outside the FFNs."""
+    model, stored = replace(resolved.model, groups=blocks.groups), blocks.stored
+    if stored:
+        row = dtypes.find(stored.formats[0])
+        model = replace(model, dtype=row.name if row else stored.formats[0])
+    if stored and not tensors.absent:
+        params = sum(item.params * item.count for item in tensors.items.values())
+        stored = replace(stored, file_params=params, file_bytes=sum(item.bytes for item in tensors.items.values()))
+    rest = NonFFNAgreement(model.non_ffn)
+    if outside:
+        rest = non_ffn_agreement(model, tensors.items, tensors.layers)
+    resolved = resolved.noted(*blocks.notes).without(*blocks.not_counted, *rest.not_counted).noted(*rest.notes)
+    return replace(
+        resolved,
+        model=replace(model, non_ffn=rest.non_ffn),
+        evidence=(*blocks.evidence, *resolved.evidence, *rest.evidence),
+        differences=(*blocks.differences, *rest.differences),
+        stored=stored,
+        spots=blocks.spots,
+    )
+
 
 # The fields of a spec, and of its MoE, that tensors can show.
 _OF_SPEC = ("d_model", "d_ff", "gated", "bias", "activation", "learned_scale")
@@ -244,3 +387,77 @@ def not_counted(left: Layers, why: str = "they are in no layer of the model") ->
         return [NotCounted(f"FFNs in {shown(prefix, 80)}", why, n or None) for prefix, n in params.items()]
     first = ", ".join(shown(prefix, 80) for prefix in [*left][:_MOST_NOTES])
     return [NotCounted(f"FFNs under {len(left):,} prefixes, {first}, ...", why, sum(params.values()))]
+
+
+_PADDED_TO = (8, 16, 32, 64, 128, 256, 512)  # what tables are rounded up to, for the matrix units
+
+
+@dataclass(frozen=True)
+class NonFFNAgreement:
+    """The parameters outside the FFNs by config and tensors together, and notes about them.
+
+    `not_counted` are the modules of other towers.
+    """
+
+    non_ffn: NonFFN | None
+    differences: tuple[Disagreement, ...] = ()
+    evidence: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    not_counted: tuple[NotCounted, ...] = ()
+
+
+def non_ffn_agreement(model: Model, items: Mapping[str, Item], layers: Layers) -> NonFFNAgreement:
+    """The parameters of a complete checkpoint outside the FFNs, and every difference from its config."""
+    measured, config = measure(model, items, layers), model.non_ffn
+    towers = tuple(
+        NotCounted(f"module {shown(module)}", OTHER_TOWERS, params) for module, params in measured.left_out.items()
+    )
+    if config is None:
+        return NonFFNAgreement(measured.record(None), evidence=tuple(_non_ffn_evidence(measured)), not_counted=towers)
+    differences = [d for stack in config.layers for d in _attention(config, measured, stack)]
+    notes: list[str] = []
+    table = measured.embedding
+    if table and config.vocabulary and not measured.left_out:
+        if _is_padded(config.vocabulary, table.rows):
+            rows = f"the embedding has {table.rows:,} rows, padded"
+            notes.append(f"{config.names['vocabulary']} is {config.vocabulary:,}; {rows}")
+        else:
+            differences += _vocabulary(config, table)
+    return NonFFNAgreement(measured.record(config), tuple(differences), (), tuple(notes), towers)
+
+
+def _non_ffn_evidence(measured: MeasuredNonFFN) -> Iterator[str]:
+    first = next((layer for stack in measured.layers.values() for layer in stack.values()), None)
+    if first:
+        yield f"attention and norms: from the tensors, as {shown(first.tensor, 120)}"
+    if measured.params is not None:
+        yield "whole model: every text parameter in the tensors, tied ones once"
+
+
+def _attention(config: NonFFN, measured: MeasuredNonFFN, stack: str) -> Iterator[Disagreement]:
+    """One difference for all layers of a stack whose attention differs from the config's.
+
+    Writers of quantized files give each module a bias, all zeros if the model has none, so these may have more.
+    """
+    by_config = {i: layer.attention for i, layer in config.layers[stack].items()}
+    other = {
+        i: layer for i, layer in measured.layers.get(stack, {}).items()
+        if by_config[i] not in (layer.attention, layer.attention + layer.table)
+        and not (layer.packed and layer.matrices <= by_config[i] <= layer.attention)
+    }  # fmt: skip
+    if other:
+        first = min(other)
+        name = f"attention ({config.names['attention']})"
+        numbers = f"{by_config[first]:,} parameters per layer", f"{other[first].attention:,}"
+        yield Disagreement("attention", name, *numbers, other[first].tensor, stack, first, len(other))
+
+
+def _is_padded(vocabulary: int, rows: int) -> bool:
+    """Whether a table has the rows of the vocabulary, rounded up to a multiple."""
+    return rows > vocabulary and any(rows == -(-vocabulary // to) * to for to in _PADDED_TO)
+
+
+def _vocabulary(config: NonFFN, table: Embedding) -> Iterator[Disagreement]:
+    if table.rows != config.vocabulary:
+        numbers = f"{config.vocabulary:,}", f"{table.rows:,}"
+        yield Disagreement("vocabulary", config.names["vocabulary"], *numbers, table.tensor)

@@ -1,7 +1,9 @@
 """Models that no family's row describes: blocks from the tensors, plus what a config adds under the usual names.
 
 These are checkpoints of an unknown model_type or without a config.json, and every GGUF file, whose metadata give the
-widths, but neither gatedness nor activation.
+widths, but neither gatedness nor activation, norm or routing: llama.cpp's code fixes these by the architecture's name.
+If that is a known family under another name, the metadata become that family's config fields and its row supplies the
+rest; anything that the tensors do not confirm stays unknown.
 """
 
 from __future__ import annotations
@@ -18,11 +20,19 @@ from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.models.config.families import BY_TYPE, family_of
 from ffncli.models.config.family import EXPERTS, TOP_K
-from ffncli.models.config.read import PREDICTION, quantization_of
+from ffncli.models.config.read import PREDICTION, from_config, quantization_of
 from ffncli.models.config.unread import in_words, unread_arithmetic
-from ffncli.models.evidence.agreement import TensorBlocks, misfit, not_counted, params_of
-from ffncli.models.evidence.from_gguf import checkpoint_of, confirmed, described
-from ffncli.models.evidence.recognised import NOT_WHOLE, RecognisedTensors, absent_files, recognised, with_tensors
+from ffncli.models.evidence.agreement import (
+    NOT_WHOLE,
+    RecognisedTensors,
+    TensorBlocks,
+    absent_files,
+    misfit,
+    not_counted,
+    params_of,
+    recognised,
+    with_tensors,
+)
 from ffncli.models.files.checkpoint import Checkpoint
 from ffncli.models.files.fields import REQUIRED, Fields
 from ffncli.models.files.gguf import GGUFFile, gguf_config
@@ -30,10 +40,9 @@ from ffncli.models.files.headers import TensorInfo
 from ffncli.models.files.inventory import take_inventory
 from ffncli.models.files.quantized import logical
 from ffncli.models.model import IN_ALL, Disagreement, Group, Model, Resolved, StoredSize, grouped, unknown_note
-from ffncli.models.tensors.items import items_of
-from ffncli.models.tensors.matching import spots_by_name, stacks_of
+from ffncli.models.tensors.ffns import Item
+from ffncli.models.tensors.matching import items_of, spots_by_name, stacks_of
 from ffncli.models.tensors.recognise import Layers, StoredFFN, layer_numbers, stem_of
-from ffncli.models.tensors.shapes import Item
 
 _ACTIVATION = "hidden_act|hidden_activation|activation_function|activation|dense_act_fn|ffn_act_fn|hidden_activation_fn"
 _D_MODEL = "hidden_size|d_model|n_embd|dim|embed_dim"
@@ -304,3 +313,109 @@ def _differences(
             wrong = value != stored and not (name == "experts" and value + stored <= 1)
         if wrong:
             yield Disagreement(name, theirs, str(value), str(stored), tensor, teller=metadata.teller)
+
+
+# architecture in llama.cpp → model_type; `llama` with experts is Mixtral
+_FAMILIES: Mapping[str, str] = {
+    "llama": "llama", "mistral3": "mistral", "qwen2": "qwen2", "qwen3": "qwen3", "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe", "gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3_text", "phi3": "phi3",
+    "olmo2": "olmo2", "olmoe": "olmoe", "smollm3": "smollm3", "seed_oss": "seed_oss", "gpt2": "gpt2",
+    "starcoder2": "starcoder2", "gpt-oss": "gpt_oss",
+}  # fmt: skip
+_RENORMALISED = {"qwen3moe": True}  # fixed in llama.cpp's code, absent from the metadata; otherwise the family's value
+
+
+def checkpoint_of(file: GGUFFile) -> Checkpoint:
+    """The tensors as a checkpoint, whose dtypes are GGML's formats and whose shapes are torch's."""
+    folder = file.tensors[0].path.parent if file.tensors else Path()
+    files = {tensor.name: tensor.path.name for tensor in file.tensors}
+    headers: dict[str, dict[str, TensorInfo]] = {}
+    starts: dict[str, dict[str, int]] = {}
+    for tensor in file.tensors:
+        info = TensorInfo(tensor.format, tensor.shape, tensor.bytes)
+        headers.setdefault(tensor.path.name, {})[tensor.name] = info
+        starts.setdefault(tensor.path.name, {})[tensor.name] = tensor.start
+    return Checkpoint(file.where, folder, files, False, {}, headers, True, starts)
+
+
+def described(file: GGUFFile) -> Model | None:
+    """The model by its metadata alone, read as its family's config; None if they do not describe one."""
+    config = gguf_config(file)
+    model_type = _FAMILIES.get(file.architecture)
+    if model_type == "llama" and config.get("experts"):
+        model_type = "mixtral"
+    family = family_of(model_type)
+    if family is None:
+        return None
+    values: dict[str, Any] = {"model_type": model_type, **_sizes(config, file)}
+    layers = family.stacks[0].layers
+    for usual, theirs in (
+        ("hidden_size", family.d_model),
+        ("intermediate_size", family.d_ff),
+        ("num_hidden_layers", layers),
+    ):
+        if isinstance(theirs, str) and usual in values:
+            values[theirs.partition("|")[0]] = values.pop(usual)
+    if family.eps[0] and (eps := _epsilon(file)) is not None:
+        values[family.eps[0].partition("|")[0]] = eps
+    try:
+        return from_config(values, file.where, file.where).model
+    except FFNError:
+        return None
+
+
+def confirmed(groups: Sequence[Group], model: Model | None) -> list[Group] | None:
+    """Groups that the tensors show, with the norms and the routing of `model`; None if a layer contradicts it."""
+    if model is None:
+        return None
+    by_layer = {layer: group.spec for group in model.groups for layer in group.layers}
+    out: list[Group] = []
+    for group in groups:
+        specs = {layer: _agreed(group.spec, by_layer.get(layer)) for layer in group.layers}
+        if None in specs.values():
+            return None
+        out += grouped(group.stack, {layer: spec for layer, spec in specs.items() if spec}, per_layer=group.per_layer)
+    return out
+
+
+def _sizes(config: Mapping[str, Any], file: GGUFFile) -> dict[str, Any]:
+    """Widths and experts under the usual config names, only the present ones."""
+    experts = config.get("experts")
+    names = {
+        "hidden_size": "d_model", "intermediate_size": "d_ff", "num_hidden_layers": "layers",
+        "num_experts_per_tok": "top_k", "moe_intermediate_size": "expert_d_ff",
+        "shared_expert_intermediate_size": "shared_d_ff",
+    }  # fmt: skip
+    out = {theirs: config[ours] for theirs, ours in names.items() if ours in config}
+    out |= {name: list(value) for name, value in out.items() if isinstance(value, tuple)}
+    if experts:
+        out |= dict.fromkeys(("num_experts", "num_local_experts"), experts)
+        flag = file.metadata.get(f"{file.architecture}.expert_weights_norm", _RENORMALISED.get(file.architecture))
+        out |= {"norm_topk_prob": flag} if isinstance(flag, bool) else {}
+        if (width := config.get("expert_d_ff")) and file.architecture in ("gpt-oss", "olmoe", "llama"):
+            out["intermediate_size"] = width
+            out.pop("moe_intermediate_size")
+    return out
+
+
+def _epsilon(file: GGUFFile) -> float | None:
+    """The norm's epsilon, which llama.cpp stores as a float32: the shortest decimal that rounds to it."""
+    fields = Fields(file.metadata, file.where)
+    for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
+        value = fields.get(f"{file.architecture}.attention.{name}", None)
+        if isinstance(value, float) and 0 <= value < 1:
+            return float(f"{value:.7g}")
+    return None
+
+
+def _agreed(stored: FFNSpec, spec: FFNSpec | None) -> FFNSpec | None:
+    """`spec` if the tensors confirm it, else None. Converters add the 1 of Gemma's norms to their weights."""
+    if spec is None or (stored.moe is None) != (spec.moe is None):
+        return None
+    same = (stored.d_model, stored.d_ff, stored.gated, stored.bias) == (spec.d_model, spec.d_ff, spec.gated, spec.bias)
+    if stored.moe and spec.moe:
+        same = same and stored.moe.experts == spec.moe.experts
+        same = same and bool(stored.moe.shared_experts) == bool(spec.moe.shared_experts)
+    if not same:
+        return None
+    return replace(spec, norm_weight="plain") if spec.norm_weight == "one_plus" else spec

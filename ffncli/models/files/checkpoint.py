@@ -1,20 +1,31 @@
-"""A checkpoint on disk: which file has which tensor, and at what offset; `tensors/read_weights.py` reads values."""
+"""A checkpoint on disk: which file has which tensor, and at what offset; `tensors/read_weights.py` reads values.
+
+Of a file that torch.save wrote (`.pt`, `.pth`, `.bin`) torch reads the pickle with `weights_only=True`, without any
+fallback, and without its tensors' values: only names, shapes and the places of the bytes in the file, which are then
+read as those of a safetensors file.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import zipfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.headers import MOST_HEADER_BYTES, Columns, TensorInfo, named, read_columns
 from ffncli.models.files.strict_json import parse_index
+from ffncli.system.files import open_to_read
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 INDEX = "model.safetensors.index.json"
 PICKLED = (".pt", ".pth", ".bin")  # what torch.save writes
@@ -103,8 +114,6 @@ def _not_there(path: Path, name: str) -> FFNError:
 def _columns_of(path: Path) -> Columns:
     """A file's tensors, by its suffix."""
     if path.suffix in PICKLED:
-        from ffncli.models.files.pickled import read_pickled
-
         return read_pickled(path)
     return read_columns(path)
 
@@ -159,3 +168,73 @@ def check_shard_name(shard: str, where: str) -> None:
     """FFNError for a shard name that is not a plain file name."""
     if not re.fullmatch(r"[\w\-.+=@ ]+", shard) or shard.startswith("."):
         raise FFNError(f"{where}: shard name {shown(shard)} leaves the directory", "it must be a plain file name")
+
+
+_CODES = {
+    "float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16", "int64": "I64", "int32": "I32",
+    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+_INSIDE = ("state_dict", "model_state_dict", "model", "module", "net")  # where a training script puts the weights
+_RESAVE = "save it again with torch.save(model.state_dict(), FILE), or as safetensors"
+
+
+def read_pickled(path: Path) -> Columns:
+    """The tensors of a file that torch.save wrote: a dictionary of tensors, itself or under `state_dict` or the like.
+
+    Raises FFNError for a file of an old format or with compressed parts, for one that holds anything but tensors and
+    plain values, and for tensors that do not lie in the file as they are.
+    """
+    where = shown_path(path)
+    with open_to_read(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            with zipfile.ZipFile(file) as archive:
+                compressed = any(entry.compress_type for entry in archive.infolist())
+        except (zipfile.BadZipFile, ValueError, NotImplementedError):
+            raise FFNError(f"{where} is not a file of torch.save since torch 1.6", _RESAVE) from None
+    if compressed:
+        raise FFNError(f"{where}: its tensors are compressed", _RESAVE)
+    tensors = _tensors(_unpickled(path, where), where)
+    columns = Columns([], [], [], [], [], 0)
+    for name, tensor in tensors.items():
+        code, start = _CODES.get(str(tensor.dtype).removeprefix("torch.")), _start(tensor)
+        length = tensor.numel() * tensor.element_size()
+        if code is None:
+            continue
+        if start is None or not tensor.is_contiguous() or start + length > size:
+            raise FFNError(f"{where}: tensor {shown(name, 120)} does not lie in the file as it is", _RESAVE)
+        for column, value in zip(columns[:5], (name, code, tuple(tensor.shape), length, start), strict=True):
+            column.append(value)  # type: ignore[attr-defined]
+    return columns
+
+
+def _unpickled(path: Path, where: str) -> Any:
+    """What the file holds, its tensors without values."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    try:
+        with FakeTensorMode():  # then torch.load notes where a storage's bytes are, and reads none
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a pickle can raise anything
+        first = str(error).partition("\n")[0].partition(" This file can still")[0]
+        what = "it holds more than tensors, which is not loaded" if "Weights only" in first else first[:200]
+        raise FFNError(f"{where} cannot be read: {what}", _RESAVE) from None
+
+
+def _tensors(value: Any, where: str) -> Mapping[str, Tensor]:
+    """The dictionary of tensors: `value` itself, or the value of one of its usual keys."""
+    import torch
+
+    for candidate in (value, *(value.get(key) for key in _INSIDE)) if isinstance(value, Mapping) else ():
+        if isinstance(candidate, Mapping):
+            tensors = {k: v for k, v in candidate.items() if isinstance(k, str) and isinstance(v, torch.Tensor)}
+            if tensors:
+                return tensors
+    raise FFNError(f"{where} holds no dictionary of tensors", _RESAVE)
+
+
+def _start(tensor: Tensor) -> int | None:
+    """The byte of the file where the tensor begins."""
+    start = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
+    return None if start is None else int(start) + int(tensor.storage_offset()) * tensor.element_size()

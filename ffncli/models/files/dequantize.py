@@ -3,6 +3,9 @@
 A tensor is identified by its logical name, the name it would have unpacked: `X.weight` for FP8 values and their scales,
 `X` for MXFP4's `X_blocks` and `X_scales`. Nothing is read before its rows are requested. Values are computed in
 float32, as the formats define them.
+
+Here are values of 8 bits in place under scales (FP8, MXFP8, int8) and floats of 4 and 6 bits under scales: MXFP4, MXFP6
+(OCP Microscaling Formats 1.0) and NVFP4. Packed integers are in `integers.py`.
 """
 
 from __future__ import annotations
@@ -10,25 +13,95 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
-from ffncli.models.files.bytes import OpenFiles
 from ffncli.models.files.checkpoint import PLAIN, ByteLocation, Checkpoint
 from ffncli.models.files.fields import Fields
 from ffncli.models.files.integers import awq, compressed, gptq
-from ffncli.models.files.packing import gguf_scale
+from ffncli.models.files.packing import gguf_scale, scale_name
 from ffncli.models.files.quantized import logical
-from ffncli.models.files.rows import FLOAT8, Packed, StoredTensor, numbers, rows_of, torch_dtype
-from ffncli.models.files.scaled import in_place
-from ffncli.models.files.small_floats import mxfp4, mxfp6, nvfp4
+from ffncli.models.files.rows import (
+    FLOAT8,
+    POWERS,
+    OpenFiles,
+    Packed,
+    ScaleGrid,
+    StoredTensor,
+    numbers,
+    rows_of,
+    torch_dtype,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+
 _INTEGERS = {"I64": "int64", "I32": "int32", "I16": "int16"}
 _HINT = "ffn params counts it; to trace it, save it dequantized, or give an FP8, FP4, GPTQ, AWQ or GGUF version"
+
+
+def in_place(packed: Packed) -> StoredTensor:
+    """(value - zero) × scale; one scale per tensor, row or block. `logical` has checked that the shapes fit.
+
+    DeepSeek-V3 calls the factor weight_scale_inv, compressed-tensors weight_scale, which alone has zeros: int8, in the
+    shape of the scales.
+    """
+    anchor = packed.means.anchor
+    place, name = packed.place(anchor), scale_name(anchor, packed.tensors)
+    assert name is not None  # the format was recognised by them
+    shape, stated = place.info.shape, packed.config.values.get("weight_block_size")
+    scale = ScaleGrid(packed.place(name), name, shape, stated)
+    zero = _zeros(packed, name, shape, stated)
+    dtype = torch_dtype(place, FLOAT8.get(place.info.dtype, "int8"))
+    read = rows_of(place, shape)
+
+    def decode(files: OpenFiles, start: int, stop: int) -> Tensor:
+        factors = scale.of(files, start, stop)  # first: it is read into the same buffer
+        zeros = None if zero is None else zero.spread(zero.of(files, start, stop), scale.columns)
+        values = read(files, start, stop).view(dtype).float()
+        return scale.times(values if zeros is None else values.sub_(zeros), factors)
+
+    return StoredTensor(place, shape, decode)
+
+
+def mxfp4(packed: Packed) -> StoredTensor:
+    """Two E2M1 values a byte, the low one first, a power of two per 32 of a row.
+
+    gpt-oss's `X_blocks` [experts, out, in / 32, 16] are [experts, out, in]; its bfloat16 checkpoints, and the blocks as
+    transformers unpacks them, are the transpose.
+    """
+    return _small(packed, _fp4, 32, POWERS)
+
+
+def mxfp6(packed: Packed) -> StoredTensor:
+    """Four E2M3 values in three bytes, the first in the lowest bits, a power of two per 32 of a row."""
+    return _small(packed, _fp6, 32, POWERS)
+
+
+def nvfp4(packed: Packed) -> StoredTensor:
+    """Two E2M1 values a byte, an E4M3 scale for 16 of a row, and a float for the tensor or for each expert.
+
+    ModelOpt's `weight_scale_2` multiplies the scales, compressed-tensors' `weight_global_scale` divides them; as there,
+    the result is rounded to float32 before it multiplies a value.
+    """
+    base = packed.base
+    name = packed.first(base + "_scale_2", base + "_weight_scale_2", base + "_global_scale") or base + "_scale_2"
+    place, matrices = packed.place(name), prod(packed.shape[:-2])
+    if place.info.dtype not in PLAIN or prod(place.info.shape) not in (1, matrices):
+        kind = f"is {place.info.dtype} {shown(list(place.info.shape))}"
+        raise packed.wrong(name, f"{kind}; NVFP4 has one float for the tensor, or one for each of its matrices")
+
+    def combine(files: OpenFiles, scales: Tensor, matrix: int) -> Tensor:
+        whole = numbers(files.read(place.path, place.start, place.info.bytes), place, name)
+        one = whole[matrix if len(whole) > 1 else 0]
+        return scales / one if name.endswith("_global_scale") else scales * one
+
+    return _small(packed, _fp4, 16, ("F8_E4M3",), combine)
+
+
 _READERS: Mapping[str, Callable[[Packed], StoredTensor]] = {  # by the first word of the format's name
     "fp8": in_place, "mxfp8": in_place, "mxfp4": mxfp4, "mxfp6": mxfp6, "nvfp4": nvfp4, "gptq": gptq, "awq": awq,
     "compressed": lambda packed: compressed(packed) if packed.means.bits else in_place(packed),
@@ -173,3 +246,83 @@ def _gguf_scale(checkpoint: Checkpoint, name: str, matrices: int) -> Callable[[O
         return factors[matrix if len(factors) > 1 else 0]
 
     return read
+
+
+def _zeros(packed: Packed, scales: str, shape: tuple[int, ...], stated: Any) -> ScaleGrid | None:
+    """The zeros of an asymmetric quantizer, None if there are none."""
+    name = packed.means.anchor + "_zero_point"
+    if name not in packed.tensors:
+        return None
+    place, like = packed.place(name), packed.tensors[scales]
+    if place.info.dtype != "I8" or place.info.shape != like.shape:
+        kind = f"is {place.info.dtype} {list(place.info.shape)}"
+        raise packed.wrong(name, f"{kind}; zeros are I8 in the shape of the scales, {list(like.shape)}")
+    return ScaleGrid(place, name, shape, stated)
+
+
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # E2M1
+_FP6 = [m / 8 for m in range(8)] + [(1 + m / 8) * 2.0**e for e in range(3) for m in range(8)]  # E2M3, its positive half
+_Combine = Callable[[OpenFiles, "Tensor", int], "Tensor"]  # (scales of some rows, their matrix) → what multiplies them
+
+
+def _small(
+    packed: Packed, unpack: Callable[[Tensor], Tensor], size: int, dtypes: tuple[str, ...],
+    combine: _Combine = lambda files, scales, matrix: scales,
+) -> StoredTensor:  # fmt: skip
+    """Values under a scale for `size` adjacent ones, along rows, or along columns where the matrix is transposed."""
+    place, shape, name = packed.place(packed.means.anchor), packed.shape, _scales(packed)
+    scales = packed.place(name)
+    if scales.info.dtype not in dtypes:
+        form = packed.means.format.upper()
+        raise packed.wrong(name, f"holds scales as {scales.info.dtype}", f"{form} has them as {' or '.join(dtypes)}")
+    upright = place.info.shape[-1] == shape[-1]
+    grid = ScaleGrid(scales, name, shape, [size, 1] if upright else [1, size])
+    read, height = rows_of(place, place.info.shape if upright else shape), shape[-2]
+
+    def decode(files: OpenFiles, start: int, stop: int) -> Tensor:
+        matrix, first = divmod(start, height)
+        factors = combine(files, grid.of(files, start, stop), matrix)
+        if not upright:
+            return grid.times(unpack(read(files, start, stop)), factors)
+        pairs, skipped = matrix * height // 2, first % 2
+        raw = read(files, pairs + first // 2, pairs + (first + stop - start + 1) // 2)
+        values = _pairs()[raw.long()].transpose(1, 2).reshape(-1, raw.shape[1])
+        return values[skipped : skipped + stop - start].mul_(factors)
+
+    return StoredTensor(place, shape, decode)
+
+
+def _scales(packed: Packed) -> str:
+    """The name of the scales."""
+    anchor = packed.means.anchor
+    name = anchor[:-6] + "scales" if anchor.endswith("blocks") else scale_name(packed.base, packed.tensors)
+    assert name is not None  # the format was recognised by them
+    return name
+
+
+def _fp4(raw: Tensor) -> Tensor:
+    return _pairs()[raw.long()].view(len(raw), -1)
+
+
+def _fp6(raw: Tensor) -> Tensor:
+    import torch
+
+    words = (raw.view(len(raw), -1, 3).int() << torch.tensor([0, 8, 16], dtype=torch.int32)).sum(-1)
+    codes = (words.unsqueeze(-1) >> torch.tensor([0, 6, 12, 18])) & 63
+    return _sixes()[codes].view(len(raw), -1)
+
+
+@cache
+def _pairs() -> Tensor:
+    """Byte → its two values, [256, 2]."""
+    import torch
+
+    return torch.tensor([(_FP4[byte & 15], _FP4[byte >> 4]) for byte in range(256)], dtype=torch.float32)
+
+
+@cache
+def _sixes() -> Tensor:
+    """Code → its value, [64]; the sixth bit is the sign."""
+    import torch
+
+    return torch.tensor([*_FP6, *(-value for value in _FP6)], dtype=torch.float32)

@@ -3,20 +3,38 @@
 A cached snapshot with weights needs no request. A snapshot without weights (only a config, fetched by another program)
 is completed from the network at the same commit, or used as it is without a network: the answer must not depend on what
 happens to be cached. Weights are never fetched.
+
+A request brings a small file into the local cache, or an exact byte range of another file. Endpoint, token, session and
+cache are huggingface_hub's. Ranges are requested here, through its session, because `get_safetensors_metadata` always
+takes the first 100 kB, keeps the whole answer of a server that ignores ranges, stops at headers of 25 MB and keeps no
+raw header, so that duplicate keys could not be refused.
+
+Every answer has a limit in bytes and in time, a request is repeated at most once, and all errors are one line.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from ffncli.dataclass import dataclass
-from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.errors import UNSAFE, ExitCode, FFNError, shown
 from ffncli.models.files.checkpoint import INDEX, open_checkpoint
 from ffncli.models.files.headers import MOST_HEADER_BYTES, check_length
-from ffncli.models.files.hub_requests import Requests, library, quiet
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES
+from ffncli.system.packages import extra_command
 
 PREFIX = "hf://"
 CONFIG = "config.json"
@@ -176,3 +194,295 @@ def _sizes(hub: Requests, name: str, commit: str) -> tuple[int, int] | None:
 def _header(hub: Requests, commit: str, name: str, length: int, size: int) -> RemoteHeader:
     raw = hub.ask("GET", name, commit, (8, 8 + length)).body if length else b""
     return RemoteHeader(name, raw, size)
+
+
+AT_ONCE = 16  # simultaneous requests
+PATIENCE = 12  # all requests together may take this many times the limit of one: two minutes by default
+_PAUSE = 0.5  # seconds before a request is repeated
+_ATTEMPTS = {"HEAD": 1, "GET": 2}  # of the library, for one address
+_RANGE = re.compile(r"bytes (?:(?P<start>[0-9]{1,19})-[0-9]{1,19}|\*)/(?P<size>[0-9]{1,19})")
+_UNSET = "unset it, or give it an address like https://huggingface.co"
+_LOGIN = "`hf auth login`, or HF_TOKEN"
+_REFUSALS = {
+    401: ("not found, or you need to log in (401)", f"check the spelling; a gated or private model needs {_LOGIN}"),
+    403: ("the Hub refuses access (403)", f"accept the terms on the model's page, then {_LOGIN}"),
+    404: ("not on the Hub (404)", f"check the spelling; a private model needs {_LOGIN}"),
+}
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+def library() -> Any:
+    """huggingface_hub. Raises FFNError if it is not installed, or cannot use its environment variables."""
+    try:
+        import huggingface_hub.constants
+        import huggingface_hub.utils
+    except ImportError:
+        hint = extra_command("models")
+        raise FFNError("reading from the Hub needs huggingface_hub", hint, ExitCode.ENVIRONMENT) from None
+    except ValueError as error:
+        hint = "check HF_ENDPOINT, HF_HUB_DOWNLOAD_TIMEOUT and HF_HUB_ETAG_TIMEOUT"
+        raise FFNError(f"huggingface_hub cannot use its settings: {one_line(error)}", hint) from None
+    endpoint = huggingface_hub.constants.ENDPOINT
+    try:
+        _ = urlsplit(endpoint).port
+    except ValueError as error:  # the library would fail on it later, in one of its imports
+        raise FFNError(f"HF_ENDPOINT is {_address(endpoint)}: {one_line(error)}", _UNSET) from None
+    return huggingface_hub
+
+
+def _address(endpoint: str) -> str:
+    """HF_ENDPOINT as an error quotes it: without user and password."""
+    scheme, slashes, rest = endpoint.rpartition("//")
+    return shown(scheme + slashes + rest.rpartition("@")[2])
+
+
+def one_line(error: object) -> str:
+    """The first line of a library's message, shortened, without terminal control characters."""
+    line = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return UNSAFE.sub("?", line)[:120]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """huggingface_hub without progress bars, warnings, retry lines, and the request that its telemetry makes."""
+    constants, utils, logger = library().constants, library().utils, logging.getLogger("huggingface_hub")
+    level, telemetry, no_bars = logger.level, constants.HF_HUB_DISABLE_TELEMETRY, utils.are_progress_bars_disabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.CRITICAL)
+        constants.HF_HUB_DISABLE_TELEMETRY = True
+        utils.disable_progress_bars()
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+            constants.HF_HUB_DISABLE_TELEMETRY = telemetry
+            if not no_bars:
+                utils.enable_progress_bars()
+
+
+@dataclass(frozen=True)
+class HubResponse:
+    """`body`: the requested bytes; `size`: the whole file's bytes, if known; `refusal`: the Hub's error code."""
+
+    status: int
+    body: bytes = b""
+    size: int | None = None
+    refusal: str = ""
+
+
+class _BrokenResponse(Exception):
+    """An answer that stopped early or does not match the request: worth one more attempt."""
+
+
+class Requests:
+    """The requests for one model. Raises FFNError: code 2 if the Hub refuses, 3 if the Hub cannot be used."""
+
+    def __init__(self, repo: str) -> None:
+        hub = library()
+        self.repo = repo
+        endpoint = urlsplit(hub.constants.ENDPOINT)
+        if endpoint.scheme not in ("http", "https") or not endpoint.hostname:
+            what = f"HF_ENDPOINT is {_address(hub.constants.ENDPOINT)}, which is not the address of a Hub"
+            raise FFNError(what, _UNSET, ExitCode.ENVIRONMENT)
+        self.host = one_line(hub.constants.ENDPOINT.rpartition("//")[2].rpartition("@")[2])  # no user, no password
+        self.timeout = float(hub.constants.HF_HUB_DOWNLOAD_TIMEOUT)
+        self.deadline = time.monotonic() + PATIENCE * self.timeout
+        try:
+            self.session = hub.get_session()
+            self.headers = hub.utils.build_hf_headers(library_name="ffncli") | {"Accept-Encoding": "identity"}
+        except (OSError, ValueError, ImportError) as error:  # certificates, a proxy's address, a proxy's extra package
+            hint = "check the proxy and certificate settings"
+            raise FFNError(f"cannot open a connection: {one_line(error)}", hint, ExitCode.ENVIRONMENT) from None
+        self.http = sys.modules[type(self.session).__module__.partition(".")[0]]  # httpx, or its successor
+        self.broken = (_BrokenResponse, self.http.ReadError, self.http.WriteError, self.http.RemoteProtocolError)
+
+    def label(self, name: str = "") -> str:
+        """The name of the model, or of a file of it, in errors."""
+        return f"hf://{self.repo}" + (f"/{name}" if name else "")
+
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    def download(self, name: str, revision: str, most: int) -> Path | None:
+        """A small file of the model, in the local cache; None if the model has no file of that name.
+
+        Its size and permission are checked first: the library alone would keep trying for 23 seconds.
+        """
+        return self.together(lambda file: self._to_cache(file, revision, most), [name])[0]
+
+    def _to_cache(self, name: str, revision: str, most: int) -> Path | None:
+        from huggingface_hub import hf_hub_download
+
+        head = self.ask("HEAD", name, revision)
+        if head.status == 404:
+            return None
+        if (head.size or 0) > most:
+            raise FFNError(f"{self.label(name)} has {head.size:,} bytes, far more than such a file needs")
+
+        try:
+            with self._few_attempts(name):
+                return Path(hf_hub_download(self.repo, name, revision=revision, library_name="ffncli"))
+        except self.broken as error:
+            raise self._broken_off(name, one_line(error)) from None
+        except self.http.RequestError as error:
+            raise self._unreachable(error) from None
+        except OSError as error:
+            hint = "HF_HOME sets the location of the cache" if error.strerror else "try again"
+            reason = one_line(error.strerror or error)
+            raise FFNError(f"cannot fetch {self.label(name)}: {reason}", hint, ExitCode.ENVIRONMENT) from None
+
+    @contextmanager
+    def _few_attempts(self, name: str) -> Iterator[None]:
+        """The library's own requests, cut short before it repeats them for a minute."""
+        counts: Counter[tuple[str, str]] = Counter()
+
+        def count(request: Any) -> None:
+            counts[request.method, str(request.url)] += 1
+            if counts[request.method, str(request.url)] > _ATTEMPTS.get(request.method, 1):
+                raise self._broken_off(name, "the answer was not complete")
+
+        before = self.session.event_hooks
+        self.session.event_hooks = {**before, "request": [*before["request"], count]}
+        try:
+            yield
+        finally:
+            self.session.event_hooks = before
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def ask(self, method: str, name: str, revision: str, span: tuple[int, int] = (0, 0)) -> HubResponse:
+        """HEAD: whether the model has this file, and its size; GET: its bytes from `span[0]` to before `span[1]`.
+
+        A missing file (404) is an answer, as is a range past the end (416). Repeated once if the server fails or
+        breaks off.
+        """
+        from huggingface_hub import hf_hub_url
+
+        url = hf_hub_url(self.repo, name, revision=revision)
+        for last in (False, True):
+            if time.monotonic() > self.deadline:
+                raise self._too_slow()
+            try:
+                answer = self._size(url) if method == "HEAD" else self._range(url, span)
+                if answer.status < 500 or last:
+                    break
+            except self.broken as error:
+                if last:
+                    raise self._broken_off(name, one_line(error)) from None
+            except (self.http.HTTPError, self.http.InvalidURL, ValueError, OSError) as error:
+                raise self._unreachable(error) from None
+            time.sleep(_PAUSE)
+        absent = answer.status == 404 and answer.refusal in ("", "EntryNotFound")
+        if absent or answer.status in ((200,) if method == "HEAD" else (206, 416)):
+            return answer
+        raise self._refused(answer, name, revision)
+
+    def _size(self, url: str) -> HubResponse:
+        from huggingface_hub import get_hf_file_metadata
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            metadata = get_hf_file_metadata(url, timeout=self.timeout, library_name="ffncli")
+        except HfHubHTTPError as error:
+            return HubResponse(error.response.status_code, refusal=error.response.headers.get("X-Error-Code", ""))
+        if metadata.commit_hash is None:
+            hint = "check HF_ENDPOINT, and whether another server answers in its place"
+            raise FFNError(f"{self.host} does not answer as a Hub does", hint, ExitCode.ENVIRONMENT)
+        return HubResponse(200, size=metadata.size)
+
+    def _range(self, url: str, span: tuple[int, int]) -> HubResponse:
+        """Some bytes of a file, and the size of the whole; the body of any other answer is not read."""
+        headers = self.headers | {"Range": f"bytes={span[0]}-{span[1] - 1}"}
+        with self.session.stream("GET", url, headers=headers, timeout=self.timeout, follow_redirects=True) as response:
+            status = response.status_code
+            if status not in (206, 416):
+                return HubResponse(status, refusal=response.headers.get("X-Error-Code", ""))
+            match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+            if not match:
+                raise _BrokenResponse("the answer does not say which bytes it contains")
+            if status == 416:
+                return HubResponse(status, size=int(match["size"]))
+            body = self._body(response, span)
+        end = min(span[1], int(match["size"]))
+        if match["start"] != str(span[0]) or len(body) != end - span[0]:
+            raise _BrokenResponse(f"received {len(body)} bytes, expected {end - span[0]}")
+        return HubResponse(status, body, int(match["size"]))
+
+    def _body(self, response: Any, span: tuple[int, int]) -> bytes:
+        body = bytearray()
+        for chunk in response.iter_raw():
+            body += chunk
+            if len(body) > span[1] - span[0]:
+                raise _BrokenResponse("received more bytes than requested")
+        return bytes(body)
+
+    def together(self, task: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
+        """`task` of every item, several at a time. The first error, the time limit or Ctrl-C ends it.
+
+        Uses daemon threads: a thread pool would delay the end of the program.
+        """
+        todo: SimpleQueue[tuple[int, _T]] = SimpleQueue()
+        done: SimpleQueue[tuple[int, _R | None, BaseException | None]] = SimpleQueue()
+        for pair in enumerate(items):
+            todo.put(pair)
+
+        def work() -> None:
+            while not todo.empty():
+                try:
+                    at, item = todo.get_nowait()
+                except Empty:
+                    return
+                try:
+                    done.put((at, task(item), None))
+                except BaseException as error:
+                    done.put((at, None, error))
+
+        for _ in range(min(AT_ONCE, len(items))):
+            Thread(target=work, daemon=True).start()
+        results: dict[int, Any] = {}
+        try:
+            for _ in items:
+                at, results[at], error = done.get(timeout=max(0.0, self.deadline - time.monotonic()))
+                if error:
+                    raise error
+        except BaseException as error:
+            self.deadline = 0.0  # the other threads stop at their next request
+            raise (self._too_slow() if isinstance(error, Empty) else error) from None
+        return [results[at] for at in range(len(items))]
+
+    # --- errors -------------------------------------------------------------------------------------------------------
+
+    def _refused(self, answer: HubResponse, name: str, revision: str) -> FFNError:
+        """The error for a status other than success. 429 and 5xx are temporary, the others are not."""
+        status = answer.status
+        if status == 404 and answer.refusal == "RevisionNotFound":
+            return FFNError(f"{self.label()} has no revision {shown(revision)} (404)", "give a branch, tag or commit")
+        if status in _REFUSALS:
+            what, hint = _REFUSALS[status]
+            return FFNError(f"{self.label()}: {what}", hint)
+        if status == 200:
+            what = f"{self.host} sends whole files instead of the requested part, and ffn never loads the weights"
+            return FFNError(what, "check HF_ENDPOINT", ExitCode.ENVIRONMENT)
+        hint = "too many requests: wait a moment" if status == 429 else "try again later"
+        return FFNError(f"{self.host} answers {status} for {self.label(name)}", hint, ExitCode.ENVIRONMENT)
+
+    def _unreachable(self, error: Exception) -> FFNError:
+        """A request without an answer. One that cannot be sent is not quoted: its headers may hold the token."""
+        code = ExitCode.ENVIRONMENT
+        if isinstance(error, self.http.TimeoutException):
+            hint = "HF_HUB_DOWNLOAD_TIMEOUT sets how many seconds to wait"
+            return FFNError(f"{self.host} does not answer within {self.timeout:g} s", hint, code)
+        if isinstance(error, self.http.HTTPError) and not isinstance(error, self.http.LocalProtocolError):
+            return FFNError(
+                f"cannot reach {self.host}: {one_line(error)}", "check the connection and HF_ENDPOINT", code
+            )
+        return FFNError(f"cannot send the request to {self.host}", "check HF_ENDPOINT and HF_TOKEN", code)
+
+    def _broken_off(self, name: str, reason: str) -> FFNError:
+        what = f"{self.host} broke off while sending {name}: {reason}"
+        return FFNError(what, "try again", ExitCode.ENVIRONMENT)
+
+    def _too_slow(self) -> FFNError:
+        what = f"{self.label()} took more than {PATIENCE * self.timeout:g} s to read from {self.host}"
+        return FFNError(what, "try again, or raise HF_HUB_DOWNLOAD_TIMEOUT", ExitCode.ENVIRONMENT)

@@ -11,9 +11,8 @@ from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
 from ffncli.errors import shown
-from ffncli.models.files.bytes import OpenFiles
 from ffncli.models.files.checkpoint import PLAIN, ByteLocation
-from ffncli.models.files.rows import Packed, ScaleGrid, StoredTensor, columns_of, numbers, rows_of
+from ffncli.models.files.rows import OpenFiles, Packed, ScaleGrid, StoredTensor, columns_of, numbers, rows_of
 
 if TYPE_CHECKING:
     from torch import Tensor

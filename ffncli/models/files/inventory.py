@@ -1,8 +1,11 @@
 """Inventory: all tensors of a checkpoint by name, shape and bytes, small even for 90,000 of them.
 
 Tensors that differ only in their expert's number are one entry, `…experts.#.up_proj.weight`, with a count; headers are
-read one after the other. Memory grows with the number of layers. Experts of image tokens (`image_experts`) are entries
-of their own.
+read one after the other. Memory grows with the number of layers. Experts of image tokens are entries of their own.
+
+ERNIE 4.5 VL's files number them in a list with the text's: they are the second half of each list. A second router,
+`gate.weight_1`, marks such a layer. transformers has the image tokens' experts in a module of their own, `vision_moe`;
+here their names get the same module, which sets them apart from the text's.
 """
 
 from __future__ import annotations
@@ -15,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.dataclass import dataclass
 from ffncli.models.files.headers import Columns, TensorInfo
-from ffncli.models.files.image_experts import first_numbers, set_apart
 
-if TYPE_CHECKING:  # it imports names from this file
+if TYPE_CHECKING:
     from ffncli.models.files.checkpoint import Checkpoint
+
 
 _EXPERT = re.compile(r"experts\.(?:expert_)?\d+\.")  # experts.17.up_proj, experts.expert_17.wi
 UNSEEN = TensorInfo("", (), 0)
@@ -110,3 +113,39 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+ROUTER = "gate.weight_1"  # the text's is `gate.weight`; both are stored [in, out]
+_ITS_END = f".{ROUTER}"
+MODULE = "vision_moe."
+_CORRECTIONS = "moe_statics.e_score_correction_bias"  # one row for text, one for images
+_NUMBERED = re.compile(r"(.*?\.)experts\.(\d+)\.", re.DOTALL)
+
+
+def first_numbers(names: Iterable[str]) -> Mapping[str, int]:
+    """Module with two routers → the number of its first expert for images; empty for any other checkpoint."""
+    every = [*names]
+    experts: dict[str, set[int]] = {n.removesuffix(ROUTER): set() for n in every if n.endswith(_ITS_END)}
+    for match in map(_NUMBERED.match, every) if experts else ():
+        if match and match[1] in experts:
+            experts[match[1]].add(int(match[2]))
+    return {module: (len(numbers) + 1) // 2 for module, numbers in experts.items()}
+
+
+def set_apart(names: Sequence[str], first: Mapping[str, int]) -> Sequence[str]:
+    """The names, with `vision_moe` in those of experts for images."""
+    return [_renamed(name, first) for name in names] if first else names
+
+
+def _renamed(name: str, first: Mapping[str, int]) -> str:
+    match = _NUMBERED.match(name)
+    if match is None or int(match[2]) < first.get(match[1], int(match[2]) + 1):
+        return name
+    return match[1] + MODULE + name.removeprefix(match[1])
+
+
+def corrections(name: str, stored: Iterable[str], shape: tuple[int, ...]) -> str:
+    """What a tensor with a row for text and one for images is called for images; empty for any other tensor."""
+    module = name.removesuffix(_CORRECTIONS)
+    both = module != name and module + ROUTER in stored and len(shape) == 2 and shape[0] == 2
+    return f"{module}{MODULE}{_CORRECTIONS}" if both else ""

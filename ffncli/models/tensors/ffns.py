@@ -2,16 +2,19 @@
 
 An FFNLocation is one FFN: its matrices, or its experts', and those of its shared experts. The other tensors (a router,
 a correction, a gate for the shared experts) are recognised by name.
+
+NAMINGS are the names of FFN matrices. Their shapes show which axis is d_model, which is d_ff, and which of them do not
+fit. A matrix may have either orientation: torch's [out, in], or a convolution's [in, out].
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from ffncli.dataclass import dataclass
-from ffncli.models.tensors.names import BY_LAST, Naming, last
-from ffncli.models.tensors.shapes import Item
 
 _NORM = re.compile(
     r"(?:^|[._])(?:layer_?norm|rmsnorm|norm\d?|ln\w*|layernorm\w*|ffn_sub_norm)(?:[._]|$)", re.IGNORECASE
@@ -189,3 +192,152 @@ def members(items: Mapping[str, Item], locations: Sequence[FFNLocation]) -> list
         if mine is not None and name in items and not is_norm(name):
             out[mine][name] = items[name]
     return out
+
+
+@dataclass(frozen=True)
+class Naming:
+    """The names that one kind of FFN gives its matrices; `up` may contain the gate too if `gate` is empty."""
+
+    up: str
+    down: str
+    gate: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names."""
+        return (self.gate, self.up, self.down) if self.gate else (self.up, self.down)
+
+
+def last(name: str) -> str:
+    """The last component of a dotted name."""
+    return name.rpartition(".")[2]
+
+
+NAMINGS: Sequence[Naming] = (
+    Naming("up_proj", "down_proj", "gate_proj"),  # Llama and most others
+    Naming("up_proj", "down_proj", "linear_gate"),
+    Naming("w3", "w2", "w1"),  # Meta's and Mistral's own files, Mixtral, LFM2
+    Naming("v1", "w2", "w1"),  # DBRX
+    Naming("wi_1", "wo", "wi_0"),  # T5 v1.1
+    Naming("w_in.w_1", "w_out", "w_in.w_0"),  # CPM-Ant
+    Naming("w1", "c_proj", "w2"),  # Qwen v1: w2 is the gate
+    Naming("fc11", "fc2", "fc12"),  # Nomic BERT
+    Naming("proj_up", "proj_down", "proj_up_gate"),  # xLSTM
+    Naming("ffn_up", "ffn_down", "ffn_gate"),  # GGUF
+    Naming("ffn_up_exps", "ffn_down_exps", "ffn_gate_exps"),
+    Naming("ffn_up_shexp", "ffn_down_shexp", "ffn_gate_shexp"),
+    Naming("up_proj", "down_proj"),  # Nemotron, Arcee, Apertus
+    Naming("gate_up_proj", "down_proj"),  # Phi-3, GLM, 3-D experts
+    Naming("up_gate_proj", "down_proj"),  # GTE
+    Naming("Wi", "Wo"),  # ModernBERT
+    Naming("input_linear", "output_linear"),  # Granite's MoE, JetMoE
+    Naming("ff_proj", "ff_out"),  # Molmo
+    Naming("w13_weight", "w2_weight"),  # Inkling's own files, these three
+    Naming("shared_w13_weight", "shared_w2_weight"),
+    Naming("w13_dn", "w2_md"),
+    Naming("mlp1_weight", "mlp2_weight"),  # OpenAI's own gpt-oss files
+    Naming("fc1.proj", "fc2"),  # CLVP
+    Naming("fc1", "fc2"),  # OPT, Whisper, BART, CLIP
+    Naming("c_fc", "c_proj"),  # GPT-2
+    Naming("dense_h_to_4h", "dense_4h_to_h"),  # BLOOM, GPT-NeoX, Falcon
+    Naming("fc_in", "fc_out"),  # GPT-J
+    Naming("wi", "wo"),  # T5
+    Naming("lin1", "lin2"),  # DistilBERT, XLM
+    Naming("mlp.in_proj", "mlp.out_proj"),  # Bark; a Mamba mixer has these too
+    Naming("linear1", "linear2"),  # torch's own TransformerEncoderLayer
+    Naming("linear_1", "linear_2"),  # Funnel
+    Naming("layer_1", "layer_2"),  # XLNet
+    Naming("intermediate.dense", "output.dense"),  # BERT
+    Naming("lang_inter.dense", "lang_output.dense"),  # LXMERT's layers of both streams
+    Naming("intermediate_dense", "output_dense"),  # wav2vec 2.0
+    Naming("dense.dense", "output.dense"),  # Reformer
+    Naming("intermediate", "output"),  # ProphetNet
+    Naming("ffn", "ffn_output"),  # ALBERT
+    Naming("ffn.0", "ffn.2"),  # CTRL
+    Naming("dense_in", "dense_out"),  # Cohere ASR
+    Naming("dense1", "dense2"),  # Perceiver
+    Naming("ffn_up", "ffn_down"),
+)
+_BY_DOWN = {naming.down: [n for n in NAMINGS if n.down == naming.down] for naming in NAMINGS}
+# The last component of a name → the down projections that end in it, each with its namings.
+BY_LAST = {leaf: [(d, n) for d, n in _BY_DOWN.items() if last(d) == leaf] for leaf in map(last, _BY_DOWN)}
+
+
+def looked_for() -> str:
+    """The first names of the table, for the error that no FFN is recognised."""
+    return ", ".join("/".join(naming.names) for naming in NAMINGS[:6]) + ", ..."
+
+
+Misfit: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # matrices, name and shape, that do not fit one another
+
+
+@dataclass(frozen=True)
+class Item:
+    """One tensor of a layer, or `count` identical ones: logical shape (None if only the size is known), values
+    in one, bytes of all.
+
+    `params` 0: the tensor is named in an index, and its file is missing.
+    """
+
+    shape: tuple[int, ...] | None
+    params: int
+    bytes: int
+    count: int = 1
+    format: str = ""
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What decides a matrix's orientation if both fit: the lengths of the layer's norms, a `hint` for d_model."""
+
+    norms: Counter[int]
+    hint: int | None
+
+    def d_model(self) -> int | None:
+        """The hint, else the length that most norms have."""
+        return self.hint or max(self.norms, key=self.norms.__getitem__, default=None)
+
+
+def widths(
+    up: Item, down: Item, parts: int, hints: Hints, bias: Item | None = None, experts: int = 0
+) -> tuple[int | None, int | None]:
+    """(d_model, d_ff) of up [parts·d_ff, d_model] and down [d_model, d_ff], or of both transposed.
+
+    If both fit, up's bias decides, else the layer's norms, else the hint. None: nothing decides.
+    """
+    a, b = matrix(up), matrix(down)
+    if a is None or b is None:
+        hint = hints.d_model()
+        return (hint, down.params // hint) if hint and down.params and down.params % hint == 0 else (hint, None)
+    if a == b and experts and up.shape and len(up.shape) == 2 and a[0] % experts == 0 and up.count == 1:
+        return a[1], a[0] // experts  # [experts · d_ff, d_model], both: down is used as stored
+    as_linear = (a[1], b[1]) if a[1] == b[0] and a[0] == parts * b[1] else None
+    turned = (a[0], b[0]) if a[0] == b[1] and a[1] == parts * b[0] else None
+    if as_linear is None or turned is None or as_linear == turned:
+        return as_linear or turned or (None, None)
+    if bias is not None and bias.shape and bias.shape[-1] in (parts * as_linear[1], parts * turned[1]):
+        return as_linear if bias.shape[-1] == parts * as_linear[1] else turned
+    if (as_linear[0] in hints.norms) != (turned[0] in hints.norms):
+        return as_linear if as_linear[0] in hints.norms else turned
+    return turned if hints.hint == turned[0] else as_linear
+
+
+def matrix(item: Item) -> tuple[int, int] | None:
+    """The last two axes of a matrix or of a stack of them; a width-1 convolution's last axis does not count."""
+    if item.shape is None:
+        return None
+    shape = item.shape[:-1] if len(item.shape) == 3 and item.shape[-1] == 1 else item.shape
+    return (shape[-2], shape[-1]) if len(shape) >= 2 else None
+
+
+def unlike(matrices: Mapping[str, Item], d_ff: int | None) -> Misfit:
+    """The matrices (gate, up, down; or up, down), name and shape, that do not fit one another; none if all do.
+
+    `d_ff` is None if up and down agree on none. Missing shapes fit everything.
+    """
+    shapes = [(name, item.shape) for name, item in matrices.items() if item.shape]
+    if len(shapes) < len(matrices):
+        return ()
+    if d_ff is None:
+        return tuple(shapes[-2:])
+    return tuple(shapes[:1]) if len(shapes) == 3 and shapes[0][1] != shapes[1][1] else ()

@@ -9,15 +9,57 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 
 from ffncli.block.cost import cost
-from ffncli.models.model import Model
-from ffncli.models.non_ffn import Embedding, MeasuredLayer, MeasuredNonFFN
-from ffncli.models.tensors.ffns import is_norm
+from ffncli.dataclass import dataclass
+from ffncli.models.model import LayerParams, Model, NonFFN
+from ffncli.models.tensors.ffns import Item, is_norm
 from ffncli.models.tensors.matching import prefixes
 from ffncli.models.tensors.recognise import Layers, StoredFFN, is_parameter, of_other_tower, placed
-from ffncli.models.tensors.shapes import Item
+
+
+@dataclass(frozen=True)
+class MeasuredLayer(LayerParams):
+    """One layer by its tensors. `table` are the parameters of T5's relative positions, not in `attention`; `matrices`
+    those of the attention's matrices alone; `packed`: some of it is quantized. `tensor` names one of its keys, else
+    another of it.
+    """
+
+    table: int = 0
+    matrices: int = 0
+    packed: bool = False
+    tensor: str = ""
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """The table that tokens are looked up in: its name and its shape, [rows, params / rows]."""
+
+    tensor: str
+    rows: int
+    params: int
+
+
+@dataclass(frozen=True)
+class MeasuredNonFFN:
+    """What the tensors hold outside the FFNs, each of the `layers` as its tensors show it.
+
+    `params` are all of the text model, None in doubt; `lookup` as in `NonFFN`. `left_out`: module → its parameters, for
+    other towers.
+    """
+
+    layers: Mapping[str, Mapping[int, MeasuredLayer]]
+    embedding: Embedding | None = None
+    params: int | None = None
+    lookup: int | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+    def record(self, config: NonFFN | None) -> NonFFN:
+        """The parameters as stored (a base model has no head); what the tensors leave open is taken from the config."""
+        base = config or NonFFN(self.layers)
+        return base if self.params is None else replace(base, parts={("", "all"): self.params}, lookup=self.lookup)
+
 
 # A module that mixes tokens: attention under its many names, state spaces, recurrences, short convolutions.
 _MIXER = re.compile(r"att|^(?:mixer|mamba|conv|temporal_block|mlstm_layer|short_conv|ssm)|lstm|delta", re.I)

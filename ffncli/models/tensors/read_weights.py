@@ -14,10 +14,9 @@ from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ffncli.dataclass import dataclass
-from ffncli.models.files.bytes import OpenFiles
 from ffncli.models.files.checkpoint import Checkpoint
 from ffncli.models.files.dequantize import integers, shaped, stored
-from ffncli.models.files.rows import StoredTensor
+from ffncli.models.files.rows import OpenFiles, StoredTensor
 from ffncli.models.tensors.layout import Located, squeezed, wrong_shape
 
 if TYPE_CHECKING:

@@ -19,10 +19,22 @@ from ffncli.block import activations
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.models.files.inventory import shared_name
-from ffncli.models.tensors.arrangement import EXPERT_NORMS
-from ffncli.models.tensors.ffns import FFNLocation, Projections, ffn_locations, is_norm, members, projections, role
-from ffncli.models.tensors.names import last
-from ffncli.models.tensors.shapes import Hints, Item, Misfit, unlike, widths
+from ffncli.models.tensors.ffns import (
+    FFNLocation,
+    Hints,
+    Item,
+    Misfit,
+    Projections,
+    ffn_locations,
+    is_norm,
+    last,
+    members,
+    projections,
+    role,
+    unlike,
+    widths,
+)
+from ffncli.models.tensors.slices import EXPERT_NORMS
 
 BARE = "*"  # the prefix of a file whose names have no layer at all: `fc1.weight`, `mlp.fc1.weight`
 MOST_FFNS = 256  # in one layer; if names nest, the first number decides the layer
@@ -37,7 +49,7 @@ _NOT_TEXT = re.compile(
 _SENSES = re.compile(
     r"^(.*\bencoder\.)(?:embeddings\.)?(?:patch_(?:embed|projection)|subsampling|feature_(?:extractor|encoder))"
 )
-# Inside a text layer: an FFN for tokens that are not text (models/config/other_tokens.py).
+# Inside a text layer: an FFN for tokens that are not text (models/config/read.py).
 _OTHER_TOKENS = re.compile(r"(?:^|\.)(?:audio_mlp|vision_moe|layout_(?:intermediate|output)|visn_(?:inter|output)"
                            r"|(?:intermediate|output)_query)\.|(?:^|\.)(?:r_layers\b|gate\.weight_1$)")  # fmt: skip
 _NOT_FFN = re.compile(r"att(?:n|ention)|adapter", re.IGNORECASE)

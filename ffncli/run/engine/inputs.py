@@ -204,8 +204,8 @@ def _npy(path: Path, where: str) -> Tensor:
 
 
 def _safetensors(path: Path, where: str) -> Tensor:
-    from ffncli.models.files.bytes import named_tensor
     from ffncli.models.files.headers import read_header
+    from ffncli.models.files.rows import named_tensor
 
     names = list(read_header(path))
     if len(names) != 1 and "x" not in names:

@@ -21,11 +21,10 @@ from ffncli.models.files.headers import Columns
 from ffncli.models.files.inventory import Inventory, collect
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.tensors import layout
-from ffncli.models.tensors.arrangement import arrangement, norm_modules
-from ffncli.models.tensors.items import items_of, layer_tensors
 from ffncli.models.tensors.layout import Located
-from ffncli.models.tensors.matching import spots
+from ffncli.models.tensors.matching import items_of, layer_tensors, spots
 from ffncli.models.tensors.recognise import recognise_all
+from ffncli.models.tensors.slices import arrangement, norm_modules
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ffncli.errors import ExitCode, FFNError
 from ffncli.models.files.checkpoint import PLAIN, Checkpoint
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.tensors import layout
-from ffncli.models.tensors.items import block_tensors
+from ffncli.models.tensors.matching import block_tensors
 from ffncli.models.tensors.read_weights import read_weights
 from ffncli.system.cgroup import ROOT
 from ffncli.system.host import available_memory

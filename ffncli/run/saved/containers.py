@@ -22,8 +22,8 @@ from torch import Tensor
 
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown, shown_path
-from ffncli.models.files.bytes import named_tensor
 from ffncli.models.files.headers import MOST_HEADER_BYTES, read_header
+from ffncli.models.files.rows import named_tensor
 from ffncli.models.files.strict_json import parse_object, read_object
 from ffncli.system.files import TENSOR_SUFFIXES, open_to_read
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ffncli.models.demo import demo
 from ffncli.models.dimensions import Dimensions
+from ffncli.models.examples import demo
 
 if TYPE_CHECKING:
     from ffncli.models.model import Resolved

@@ -14,10 +14,9 @@ from ffncli.block.recipe import steps
 from ffncli.block.shard import Ranks
 from ffncli.block.steps import ffn_steps
 from ffncli.errors import FFNError, option, shown
-from ffncli.models.counting.weight_format import storage_of
-from ffncli.models.demo import demo
+from ffncli.models.counting.count import storage_of
 from ffncli.models.dimensions import Dimensions, leading_axes, whole
-from ffncli.models.examples import EXAMPLES, Example, final_layer_alone, find
+from ffncli.models.examples import EXAMPLES, Example, demo, final_layer_alone, find
 from ffncli.models.model import Group, Layer, Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.options import conflicts, shared

@@ -26,8 +26,8 @@ from ffncli.errors import FFNError, shown_path
 from ffncli.models.config.read import from_config
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Layer, Model, Resolved, block_model, grouped, ranges
+from ffncli.models.tensors.ffns import Item
 from ffncli.models.tensors.recognise import BARE, recognise, stem_of
-from ffncli.models.tensors.shapes import Item
 from ffncli.run.engine.execute import execute
 from ffncli.run.engine.locate import live_parameters, live_tensors, live_weights
 from ffncli.run.engine.weights import require_memory

@@ -17,14 +17,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ffncli.errors import FFNError
 from ffncli.models import catalog
-from ffncli.models.config.non_ffn_mixed import MIXED
+from ffncli.models.config.non_ffn_rows import MIXED
 from ffncli.models.config.read import from_config
 from ffncli.models.counting.count import count
-from ffncli.models.evidence.with_config import with_inventory
+from ffncli.models.evidence.agreement import with_inventory
 from ffncli.models.files.headers import TensorInfo
 from ffncli.models.files.inventory import Inventory
-from ffncli.models.model import Resolved
-from ffncli.models.non_ffn import LayerParams
+from ffncli.models.model import LayerParams, Resolved
 from tests.fuzz.configs import specimens
 from tests.oracles.architectures import text_architectures
 

@@ -16,13 +16,11 @@ from ffncli.errors import FFNError
 from ffncli.models import catalog
 from ffncli.models.config.attention import Heads
 from ffncli.models.config.non_ffn import non_ffn
-from ffncli.models.config.non_ffn_mixed import MIXED
-from ffncli.models.config.non_ffn_rows import RESTS
+from ffncli.models.config.non_ffn_rows import MIXED, RESTS
 from ffncli.models.config.read import FAMILIES, from_config
 from ffncli.models.counting.count import ModelCount, count
 from ffncli.models.files.fields import Fields
-from ffncli.models.model import Group
-from ffncli.models.non_ffn import NonFFN
+from ffncli.models.model import Group, NonFFN
 from tests.oracles.architectures.text_towers import REMOTE
 from tests.oracles.counts import ACTIVE, RECENT, WHOLE
 from tests.oracles.whole import ENCODERS, Built, build

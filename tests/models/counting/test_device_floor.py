@@ -8,8 +8,7 @@ import pytest
 
 from ffncli.block.dtypes import storage
 from ffncli.models import catalog
-from ffncli.models.counting.device_floor import device_floors, rate_format, ridge_of
-from ffncli.models.counting.traffic import token_costs
+from ffncli.models.counting.traffic import device_floors, rate_format, ridge_of, token_costs
 from ffncli.system.hardware import named
 
 H100, V100, B200 = (named(name, "--ridge") for name in ("h100", "v100", "b200"))

@@ -6,7 +6,7 @@ import pytest
 
 from ffncli.block.analysis.gated import UNITS
 from ffncli.errors import FFNError
-from ffncli.models.counting.iso_units import iso_unit
+from ffncli.models.counting.iso_params import iso_unit
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,9 @@ from ffncli.block.dtypes import dtype
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError
-from ffncli.models.counting.cluster import Accelerators
+from ffncli.models.counting.cluster import NO_WIRES, Accelerators, MeasuredBlock, MeasuredSpeeds, predicted_s
 from ffncli.models.counting.cluster_plan import PlanQuestion, plan_model
-from ffncli.models.counting.measured import MeasuredBlock, MeasuredSpeeds, predicted_s
 from ffncli.models.counting.plan import Planner
-from ffncli.models.counting.wires import NO_WIRES
 from ffncli.models.model import block_model
 
 FP32, F, B = dtype("fp32"), 1e12, 1e11

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.models.counting.wires import Wires
+from ffncli.models.counting.cluster import Wires
 from ffncli.system.hardware import Link, link_named
 
 NVLINK, NDR = link_named("nvlink4", "--link"), link_named("ndr", "--network")

@@ -14,7 +14,7 @@ import torch
 from gguf import GGMLQuantizationType as Q
 from gguf.quants import dequantize, quantize
 
-from ffncli.models.evidence.from_gguf import checkpoint_of
+from ffncli.models.evidence.from_tensors import checkpoint_of
 from ffncli.models.files.gguf import read_gguf
 from ffncli.models.source import load
 from ffncli.models.tensors import read_weights as reader

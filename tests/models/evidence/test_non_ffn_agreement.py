@@ -17,7 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ffncli.models.config.read import FAMILIES, from_config
 from ffncli.models.counting.count import count
-from ffncli.models.evidence.with_config import with_inventory
+from ffncli.models.evidence.agreement import with_inventory
 from ffncli.models.files.headers import TensorInfo
 from ffncli.models.files.inventory import Inventory
 from ffncli.models.model import Disagreement, Resolved

@@ -13,7 +13,7 @@ import pytest
 
 from ffncli.errors import FFNError
 from ffncli.models.files import hub
-from ffncli.models.files.hub_requests import Requests
+from ffncli.models.files.hub import Requests
 from tests.oracles.checkpoints import INDEX, raw_safetensors
 from tests.oracles.hub_server import (
     COMMIT,

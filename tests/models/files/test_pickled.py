@@ -13,7 +13,7 @@ from torch import nn
 
 import ffncli
 from ffncli.errors import FFNError
-from ffncli.models.files.pickled import read_pickled
+from ffncli.models.files.checkpoint import read_pickled
 from tests.oracles.modules import Plain
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ffncli.block.steps import Axis
-from ffncli.models.tensors.layout import Located
-from ffncli.models.tensors.misreadings import misreadings, mixed_misreadings
+from ffncli.models.tensors.layout import Located, misreadings, mixed_misreadings
 from ffncli.models.tensors.slices import StoredSlice
 
 D, F, E = Axis("d_model", 6), Axis("d_ff", 10), Axis("experts", 4)

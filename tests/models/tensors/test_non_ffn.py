@@ -16,14 +16,13 @@ from ffncli.models import catalog
 from ffncli.models.config.read import from_config
 from ffncli.models.counting.count import ModelCount, count
 from ffncli.models.dimensions import Dimensions, with_dimensions
-from ffncli.models.evidence.with_config import with_inventory
+from ffncli.models.evidence.agreement import with_inventory
 from ffncli.models.files.headers import Columns
 from ffncli.models.files.inventory import Inventory, collect
 from ffncli.models.model import Resolved
-from ffncli.models.non_ffn import MeasuredNonFFN
 from ffncli.models.source import load
-from ffncli.models.tensors.items import items_of
-from ffncli.models.tensors.non_ffn import measure
+from ffncli.models.tensors.matching import items_of
+from ffncli.models.tensors.non_ffn import MeasuredNonFFN, measure
 from ffncli.models.tensors.recognise import recognise
 from tests.architectures.test_table import TABLE
 from tests.oracles.architectures import build, cases, config, numbers

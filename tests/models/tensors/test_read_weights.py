@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ffncli.block.steps import Axis
 from ffncli.errors import ExitCode, FFNError
-from ffncli.models.files import bytes as reading
+from ffncli.models.files import rows as reading
 from ffncli.models.files.checkpoint import open_checkpoint
 from ffncli.models.source import load
 from ffncli.models.tensors import read_weights as values

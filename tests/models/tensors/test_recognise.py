@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.models.tensors.names import NAMINGS, Naming, looked_for
+from ffncli.models.tensors.ffns import NAMINGS, Item, Naming, looked_for
 from ffncli.models.tensors.recognise import recognise
-from ffncli.models.tensors.shapes import Item
 from tests.oracles.layers import IDS, NORM, D, F, Shapes, check_ffn, dense, layers_of, one, suffix
 
 # --- dense ------------------------------------------------------------------------------------------------------------

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.models.tensors.names import NAMINGS, Naming
+from ffncli.models.tensors.ffns import NAMINGS, Item, Naming
 from ffncli.models.tensors.recognise import recognise
-from ffncli.models.tensors.shapes import Item
 from tests.oracles.layers import IDS, D, E, F, Shapes, check_ffn, dense, layers_of, numbers, one, suffix
 
 S = 14  # width of the shared experts

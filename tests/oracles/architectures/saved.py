@@ -10,7 +10,7 @@ from ffncli.models.config.read import read_config
 from ffncli.models.counting.count import count
 from ffncli.models.files.checkpoint import open_checkpoint
 from ffncli.models.files.inventory import take_inventory
-from ffncli.models.tensors.items import items_of
+from ffncli.models.tensors.matching import items_of
 from ffncli.models.tensors.recognise import recognise
 from tests.oracles.architectures import Architecture, class_of, numbers
 from tests.oracles.architectures.tiny import Tiny, make

@@ -7,25 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ffncli.models.config.families import (
-    composites,
-    decoders,
-    encoders,
-    experts,
-    hybrids,
-    media,
-    moe,
-    pairs,
-    routers,
-)
+from ffncli.models.config.families import composites, decoders, encoders, hybrids, moe, routers
 from ffncli.models.config.family import Family
 
 FAMILIES: Mapping[str, Family] = {
-    **decoders.ROWS, **encoders.ROWS, **pairs.ROWS, **moe.ROWS, **hybrids.ROWS,
-    **composites.ROWS, **experts.ROWS, **routers.ROWS, **media.ROWS,
+    **decoders.ROWS, **encoders.ROWS, **decoders.PAIRS, **moe.ROWS, **hybrids.ROWS,
+    **composites.ROWS, **routers.EXPERTS, **routers.ROWS, **encoders.MEDIA,
 }  # fmt: skip
 # model_type → why its blocks cannot be described
-REFUSED: Mapping[str, str] = {**hybrids.REFUSED, **composites.REFUSED, **media.REFUSED}
+REFUSED: Mapping[str, str] = {**hybrids.REFUSED, **composites.REFUSED, **encoders.REFUSED}
 TEXT_TYPES = composites.TEXT_TYPES
 BY_TYPE: Mapping[str, str] = {alias: name for name, row in FAMILIES.items() for alias in (name, *row.aliases)}
 

@@ -7,13 +7,13 @@ from functools import partial
 
 from ffncli.block.activations import NO_LIMITS, hard_limits
 from ffncli.errors import FFNError
-from ffncli.models.config.families.limited import expert_limits, swiglu_limits
 from ffncli.models.config.families.routing import (
     Routing,
     after_choice,
     after_prefix,
     agree,
     corrected,
+    expert_limits,
     fixed_prefix,
     named,
     only,
@@ -21,6 +21,7 @@ from ffncli.models.config.families.routing import (
     shared_width,
     softmax,
     sparse_step,
+    swiglu_limits,
     ungrouped,
     where_dense,
 )

@@ -22,8 +22,7 @@ from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.model import Resolved
-from ffncli.models.tensors.layout import Located, canonical
-from ffncli.models.tensors.misreadings import Misreading, misreadings, mixed_misreadings
+from ffncli.models.tensors.layout import Located, Misreading, canonical, misreadings, mixed_misreadings
 from ffncli.models.tensors.slices import StoredSlice
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.fused import halves_by_turns, turns_as_halves

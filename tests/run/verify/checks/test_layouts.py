@@ -19,7 +19,7 @@ from torch import Tensor
 from ffncli.errors import FFNError
 from ffncli.models.source import load
 from ffncli.models.tensors import slices as pieces
-from ffncli.models.tensors.arrangement import Arrangement, Order
+from ffncli.models.tensors.slices import Arrangement, Order
 from ffncli.run.engine.prepare import LayerRequest
 from ffncli.run.verify.checks.case import CheckRow
 from ffncli.run.verify.checks.layouts import resplit
