@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "activations": ("ffncli.cli.activations.command", "Compare activations: values, slopes, extremes, differences."),
     "experts": ("ffncli.cli.experts", "Show how a mixture's experts are used, and what each is worth."),
     "approximate": (
-        "ffncli.cli.approximate.command",
+        "ffncli.cli.approximate",
         "Train blocks of growing width on a function: how well they fit.",
     ),
     "verify": ("ffncli.cli.verify", "Prove that ways of computing a block agree."),

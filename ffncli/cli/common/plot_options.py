@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-from ffncli.cli.common.option import OUTPUT, option
-from ffncli.dataclass import dataclass
-from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.errors import ExitCode, FFNError, option, shown
+from ffncli.options.opt import Opt, Options
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
 from ffncli.show.plots.plot import IntervalPlot, Plot
 from ffncli.system.files import check_writable
 
-_plot = partial(option, OUTPUT)
 
-
-@dataclass(frozen=True)
-class PlotOptions:
+@dataclass(frozen=True, kw_only=True)
+class PlotOptions(Options):
     """--plot and --plot-file."""
 
-    plot: Annotated[bool, _plot("--plot", daily=True, help="Draw the curves below the table.")] = False
+    plot: Annotated[bool, Opt("--plot", daily=True, help="Draw the curves below the table.")] = False
     plot_file: Annotated[
         str | None,
-        _plot("--plot-file", metavar="FILE", help="Draw the curves into FILE.svg, .png or .pdf (needs matplotlib)."),
+        Opt("--plot-file", metavar="FILE", help="Draw the curves into FILE.svg, .png or .pdf (needs matplotlib)."),
     ] = None
 
     @property
@@ -53,7 +49,7 @@ class PlotOptions:
 
         if Path(self.path).suffix.lower() not in SUFFIXES:
             raise FFNError(f"--plot-file {shown(self.plot_file)}: the name must end in one of {', '.join(SUFFIXES)}")
-        check_writable(self.path, force, "--plot-file")
+        check_writable(self.path, force, option("plot_file"))
         if out is not None and os.path.realpath(os.path.expanduser(out)) == os.path.realpath(self.path):
             raise FFNError("--plot-file and -o name the same file", "give two names")
         if find_spec("matplotlib") is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ffncli.options.opt import call
 from ffncli.run.approximate.question import FitQuestion, cases
 from ffncli.run.engine.threads import set_threads
 from ffncli.system.packages import package_errors
@@ -13,14 +14,13 @@ if TYPE_CHECKING:
 
 
 @package_errors()
-def approximate(question: FitQuestion | None = None, **choices: Any) -> tuple[Fit, ...]:
-    """Train every requested block: `approximate(targets=("sin",), activations=("gelu",), widths=("1", "16"))`.
-
-    Raises FFNError as `FitQuestion` and `cases`.
-    """
-    question = question or FitQuestion(**choices)
-    fit_cases = cases(question)
+def fitted(question: FitQuestion) -> tuple[Fit, ...]:
+    """Every block of the question, trained."""
+    planned = cases(question)
     set_threads()
     from ffncli.run.approximate.approximate import fits
 
-    return tuple(fits(question, fit_cases))
+    return tuple(fits(question, planned))
+
+
+approximate = call(FitQuestion, fitted, "approximate")

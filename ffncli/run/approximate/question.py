@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 from ffncli.block import activations
 from ffncli.block.cost import cost
-from ffncli.block.recipe import FFNSpec, size, steps
+from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Axis, Linear, Step
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError, option, shown
 from ffncli.models.dimensions import width
-from ffncli.run.approximate.targets import Domain, Target, find
+from ffncli.options.accept import Accepts, comma_list, listed, number_or_text, real, text, whole
+from ffncli.options.opt import COMPUTE, Opt, Options
+from ffncli.run.approximate.targets import TARGETS, Domain, Target, find
 
 ACTIVATIONS = ("relu", "gelu", "silu", "sigmoid", "tanh", "identity", "swiglu", "geglu")
 WIDTHS = ("1", "2", "4", "8", "16", "32", "64")
@@ -48,36 +50,116 @@ CONVENTIONS: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True)
-class FitQuestion:
-    """The question: every target with every activation in every width.
+def parse_domain(value: Any) -> Domain:
+    """`-3:3`, `-pi:2pi` or two numbers. Raises FFNError for anything that is not a range of numbers."""
+    ends = value.split(":") if isinstance(value, str) else tuple(value)
+    if len(ends) != 2:
+        raise FFNError(f"{shown(value)} is not a range A:B", "for example -3:3 or -pi:pi")
+    low, high = _end(ends[0]), _end(ends[1])
+    where = f"{low:g}:{high:g}"
+    if not (math.isfinite(low) and math.isfinite(high)) or max(-low, high) > MAX_END or min(low, -high) < -MAX_END:
+        raise FFNError(f"{where}: its ends must lie between {-MAX_END:,.0f} and {MAX_END:,.0f}")
+    if not high - low >= MIN_EXTENT:
+        why = "has no width" if high >= low else "ends before it begins"
+        raise FFNError(f"{where} {why}", f"B must be above A, by {MIN_EXTENT:g} at least")
+    return low, high
 
-    `widths` are of plain blocks, numbers or multiples of the inputs (`4x`). `samples` None: 256, for two inputs
-    1,024, with noise 32. `domain` None: each target's own. Seeds are `seed`, `seed` + 1, ... Raises
-    FFNError for impossible values.
+
+def _end(value: Any) -> float:
+    """One end of a domain, in multiples of pi if it says so."""
+    number, pi = str(value).strip().lower(), 1.0
+    if number.endswith("pi"):
+        number, pi = number.removesuffix("pi"), math.pi
+        number += "1" if number in ("", "-", "+") else ""
+    try:
+        return pi * float(number)
+    except ValueError:
+        raise FFNError(f"{shown(value)} is not a number", "for example -3:3 or -pi:pi") from None
+
+
+FIT, TRAINING = "What to fit", "Training"
+_NAMES = comma_list(Accepts("text", lambda value: text(value).strip()), "a name, or several of them")
+_WIDTHS = comma_list(
+    number_or_text("a whole number or text such as '4x'"), "a whole number or text such as '4x', or several of them"
+)
+
+_NOISE = real(f"a number from 0 to {MAX_END:g}", lambda x: 0 <= x <= MAX_END)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitQuestion(Options):
+    """Train blocks of growing width on functions: every target with every activation in every width.
+
+    >>> import ffncli
+    >>> (fit,) = ffncli.approximate(targets="sin", activations="gelu", widths=4, seeds=1, steps=50)
+    >>> fit.row.d_ff, fit.row.params
+    (4, 13)
+
+    `widths` are of plain blocks, numbers or multiples of the inputs (`4x`). `samples` None: 256, for two inputs 1,024,
+    with noise 32. `domain` None: each target's own. Seeds are `seed`, `seed` + 1, ... Raises FFNError for impossible
+    values, unknown names and too many blocks.
     """
 
-    targets: tuple[str, ...] = ("sin",)
-    activations: tuple[str, ...] = ACTIVATIONS
-    widths: tuple[str, ...] = WIDTHS
-    seeds: int = 5
-    seed: int = 0
-    noise: float = 0.0
-    samples: int | None = None
-    domain: Domain | None = None
-    steps: int = STEPS
+    targets: Annotated[
+        str | Sequence[str],
+        Opt(
+            "--target", metavar="NAME,...", accepts=_NAMES, repeat=True, group=FIT, daily=True, completes="targets",
+            help=f"Functions to fit: {', '.join(TARGETS)}. [default: sin]",
+        ),
+    ] = ("sin",)  # fmt: skip
+    activations: Annotated[
+        str | Sequence[str],
+        Opt(
+            "--activation", metavar="NAME,...", accepts=_NAMES, repeat=True, group=FIT, daily=True,
+            completes="functions gates limited",
+            help=f"Activations to fit with. [default: {', '.join(ACTIVATIONS)}]",
+        ),
+    ] = ACTIVATIONS  # fmt: skip
+    widths: Annotated[
+        int | str | Sequence[int | str],
+        Opt(
+            "--d-ff", metavar="N|4x,...", accepts=_WIDTHS, repeat=True, group=FIT, daily=True,
+            help="Widths of plain blocks; gated ones get as many parameters. [default: 1, 2, 4, ..., 64]",
+        ),
+    ] = WIDTHS  # fmt: skip
+    seeds: Annotated[
+        int,
+        Opt(
+            "--seeds", metavar="N", accepts=whole(1, MAX_SEEDS), group=TRAINING, daily=True,
+            help="Training runs per row, each with its own seed.",
+        ),
+    ] = 5  # fmt: skip
+    seed: Annotated[int, Opt("--seed", metavar="N", accepts=whole(0, 2**31 - 1), group=COMPUTE, help="First seed.")] = 0
+    noise: Annotated[
+        float,
+        Opt(
+            "--noise", metavar="X", accepts=_NOISE, group=TRAINING, daily=True,
+            help="Standard deviation of the noise added to the training targets.",
+        ),
+    ] = 0.0  # fmt: skip
+    samples: Annotated[
+        int | None,
+        Opt(
+            "--samples", metavar="N", accepts=whole(1, MAX_SAMPLES), group=TRAINING, daily=True,
+            help="Training samples. [default: 256; 1024 for two inputs; 32 with --noise]",
+        ),
+    ] = None  # fmt: skip
+    steps: Annotated[
+        int,
+        Opt("--steps", metavar="N", accepts=whole(1, MAX_STEPS), group=TRAINING, daily=True, help="Training steps."),
+    ] = STEPS
+    domain: Annotated[
+        str | Domain | None,
+        Opt(
+            "--domain", metavar="A:B", accepts=Accepts("a range such as -3:3", parse_domain), group=TRAINING,
+            help="Range of the inputs. [default: -pi:pi; 0:1 for two inputs]",
+        ),
+    ] = None  # fmt: skip
 
     def __post_init__(self) -> None:
-        size("--seeds", self.seeds, MAX_SEEDS)
-        size("--steps", self.steps, MAX_STEPS)
-        if type(self.seed) is not int or not 0 <= self.seed < 2**31:
-            raise FFNError(f"--seed must be a whole number from 0 to {2**31 - 1}, got {shown(self.seed)}")
-        if not 0 <= self.noise <= MAX_END:
-            raise FFNError(f"--noise must be a number from 0 to {MAX_END:g}, got {shown(self.noise)}")
-        if self.samples is not None and size("--samples", self.samples, MAX_SAMPLES) < 2:
-            raise FFNError("--samples must be at least 2", "one point does not show the shape of a function")
-        if self.domain is not None:
-            _check_domain(self.domain)
+        super().__post_init__()
+        if self.samples == 1:
+            raise FFNError(f"{option('samples')} must be at least 2", "one point does not show the shape of a function")
 
     def samples_of(self, target: Target) -> int:
         """How many samples a block is trained on."""
@@ -85,6 +167,7 @@ class FitQuestion:
 
     def domain_of(self, target: Target) -> Domain:
         """The domain of its inputs."""
+        assert not isinstance(self.domain, str)  # the record has made numbers of it
         return self.domain or target.domain
 
 
@@ -116,62 +199,26 @@ def one_value(spec: FFNSpec) -> tuple[Step, ...]:
 
 def cases(question: FitQuestion) -> tuple[FitCase, ...]:
     """All blocks to train, by target, activation, width. Raises FFNError for unknown names and for too many blocks."""
-    targets = [find(name) for name in dict.fromkeys(question.targets)]
-    names = list(dict.fromkeys(map(_named, question.activations)))
-    rows = len(targets) * len(names) * len(question.widths)
+    targets = [find(name) for name in dict.fromkeys(listed(question.targets))]
+    names = [activations.gated_name(name) or activations.resolve(name)[0] for name in listed(question.activations)]
+    names, widths = list(dict.fromkeys(names)), question.widths
+    assert isinstance(widths, tuple)  # the record has made one of them
+    rows = len(targets) * len(names) * len(widths)
     if rows > MAX_ROWS:
         raise FFNError(f"{rows:,} blocks to train, the limit is {MAX_ROWS:,}", "use fewer targets or widths")
     out = []
     for target in targets:
-        widths = list(dict.fromkeys(_width(text, target) for text in question.widths))
-        _bounded(question.seeds, question.samples_of(target), max(widths), refit=not question.noise)
-        out += [_case(target, name, d_ff) for name in names for d_ff in widths]
+        sizes = list(dict.fromkeys(_width(text, target) for text in widths))
+        _bounded(question.seeds, question.samples_of(target), max(sizes), refit=not question.noise)
+        out += [_case(target, name, d_ff) for name in names for d_ff in sizes]
     return tuple(out)
 
 
-def parse_domain(text: str) -> Domain:
-    """`-3:3` or `-pi:2pi`. Raises FFNError for text that is not a range of numbers."""
-    ends = text.split(":")
-    if len(ends) != 2:
-        raise FFNError(f"--domain is A:B, got {shown(text)}", "for example -3:3 or -pi:pi")
-    domain = _end(ends[0], text), _end(ends[1], text)
-    _check_domain(domain)
-    return domain
-
-
-def _end(text: str, whole: str) -> float:
-    number, pi = text.strip().lower(), 1.0
-    if number.endswith("pi"):
-        number, pi = number.removesuffix("pi"), math.pi
-        number += "1" if number in ("", "-", "+") else ""
-    try:
-        return pi * float(number)
-    except ValueError:
-        raise FFNError(
-            f"--domain {shown(whole)}: {shown(text)} is not a number", "for example -3:3 or -pi:pi"
-        ) from None
-
-
-def _check_domain(domain: Domain) -> None:
-    low, high = domain
-    where = f"--domain {low:g}:{high:g}"
-    if not (math.isfinite(low) and math.isfinite(high)) or max(-low, high) > MAX_END or min(low, -high) < -MAX_END:
-        raise FFNError(f"{where}: its ends must lie between {-MAX_END:,.0f} and {MAX_END:,.0f}")
-    if not high - low >= MIN_EXTENT:
-        why = "has no width" if high >= low else "ends before it begins"
-        raise FFNError(f"{where} {why}", f"B must be above A, by {MIN_EXTENT:g} at least")
-
-
-def _named(text: str) -> str:
-    """The name in a row: canonical; for a gated unit its own (`swiglu`)."""
-    return activations.gated_name(text) or activations.resolve(text)[0]
-
-
-def _width(text: str, target: Target) -> int:
-    d_ff = width("--d-ff", str(text), target.inputs)
+def _width(text: int | str, target: Target) -> int:
+    d_ff = width(option("widths"), text, target.inputs)
     if d_ff > MAX_WIDTH:
         raise FFNError(
-            f"--d-ff {shown(text)} is above the limit of {MAX_WIDTH:,}",
+            f"{option('widths', text)} is above the limit of {MAX_WIDTH:,}",
             "wider blocks train for minutes without adding anything",
         )
     return d_ff
@@ -183,12 +230,12 @@ def _bounded(seeds: int, samples: int, widest: int, refit: bool) -> None:
         raise FFNError(
             f"{seeds} seeds × {samples:,} samples × d_ff {widest:,} are {values:,} values in"
             f" every step, the limit is {MAX_VALUES:,}",
-            "take fewer --seeds, --samples or a smaller --d-ff",
+            f"take fewer {option('seeds')}, {option('samples')} or a smaller {option('widths')}",
         )
     if refit and samples * widest * min(samples, widest) > MAX_REFIT:
         raise FFNError(
             f"least squares for {samples:,} samples and d_ff {widest:,} would take minutes",
-            "take fewer --samples or a smaller --d-ff",
+            f"take fewer {option('samples')} or a smaller {option('widths')}",
         )
 
 
@@ -217,8 +264,3 @@ def _gated(plain: FFNSpec) -> FFNSpec:
     one, two = (_params(replace(plain, gated=True, d_ff=d_ff)) for d_ff in (1, 2))
     near = 1 + (sought - one) // (two - one)  # parameters grow evenly with d_ff
     return replace(plain, gated=True, d_ff=min((max(1, near), max(1, near + 1)), key=apart))
-
-
-def texts(values: Sequence[str]) -> tuple[str, ...]:
-    """The values of comma-separated lists, in order."""
-    return tuple(part.strip() for value in values for part in value.split(","))

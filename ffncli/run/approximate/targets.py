@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.errors import FFNError, did_you_mean, option, shown
 
 Domain = tuple[float, float]
 _CIRCLE: Domain = (-math.pi, math.pi)
@@ -51,7 +51,7 @@ def find(name: str) -> Target:
     key = name.strip().lower()
     if key not in TARGETS:
         raise FFNError(
-            f"--target: unknown target {shown(name)}",
+            f"{option('targets')}: unknown target {shown(name)}",
             did_you_mean(key, list(TARGETS), "use one of " + ", ".join(TARGETS)),
         )
     return TARGETS[key]

@@ -11,7 +11,7 @@ from itertools import islice
 
 import pytest
 
-from ffncli.cli.approximate.page import _overfitting_text, plots
+from ffncli.cli.approximate import _overfitting_text, plots
 from ffncli.errors import Terminated
 from ffncli.run.approximate import approximate as module
 from ffncli.run.approximate.approximate import overfitting

@@ -16,7 +16,7 @@ from ffncli.block.activations import GATED, TABLE, UNITS_WITH_LIMITS
 from ffncli.block.steps import Linear
 from ffncli.run.approximate import approximate as module
 from ffncli.run.approximate.approximate import fits
-from ffncli.run.approximate.call import approximate
+from ffncli.run.approximate.call import approximate, fitted
 from ffncli.run.approximate.fit import _rate, _together, drawn, refitted, unscaled
 from ffncli.run.approximate.question import FitQuestion, cases
 from ffncli.run.engine.execute import run
@@ -150,7 +150,7 @@ def test_a_row_depends_on_its_own_question_alone():
     assert both[3].row == alone.row
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
-    (again,) = approximate(FitQuestion(activations=("gelu",), widths=("8",), **FAST))
+    (again,) = fitted(FitQuestion(activations=("gelu",), widths=("8",), **FAST))
     assert torch.get_num_threads() == before + 1
     torch.set_num_threads(before)
     assert again.row == alone.row

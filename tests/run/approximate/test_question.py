@@ -97,7 +97,10 @@ def test_samples_are_spread_and_are_not_the_points_of_measurement():
 
 
 def test_multiples_are_of_the_inputs():
-    widths = [case.d_ff_plain for case in cases(FitQuestion(("sin", "and"), ("relu",), ("1x", "4x", "8", "8x")))]
+    widths = [
+        case.d_ff_plain
+        for case in cases(FitQuestion(targets="sin,and", activations="relu", widths=("1x", "4x", 8, "8x")))
+    ]
     assert widths == [1, 4, 8, 2, 8, 16]  # one block of 8, asked for twice
 
 
@@ -105,24 +108,24 @@ def test_domains():
     assert parse_domain("-3:2.5") == (-3.0, 2.5)
     assert parse_domain("-pi:2pi") == (-math.pi, 2 * math.pi)
     for text in ("1:1", "2:1", "nan:1", "0:inf", "1e7:2e7", "1", "1:2:3", "a:b", ":", "0:1e-9", "pipi:1"):
-        with pytest.raises(FFNError, match="--domain"):
-            parse_domain(text)
+        with pytest.raises(FFNError, match=r"^domain: "):
+            FitQuestion(domain=text)
 
 
 @pytest.mark.parametrize(
     ("choices", "words"),
     [
-        ({"noise": -1.0}, "--noise"),
-        ({"noise": math.nan}, "--noise"),
-        ({"noise": math.inf}, "--noise"),
-        ({"seeds": 0}, "--seeds"),
-        ({"samples": 1}, "--samples"),
-        ({"steps": 0}, "--steps"),
-        ({"seed": -1}, "--seed"),
+        ({"noise": -1.0}, "noise must be a number from 0 to 1e+06"),
+        ({"noise": math.nan}, "noise must be a number from 0 to 1e+06"),
+        ({"noise": math.inf}, "noise must be a number from 0 to 1e+06"),
+        ({"seeds": 0}, "seeds must be a whole number from 1 to 100"),
+        ({"samples": 1}, "samples must be at least 2"),
+        ({"steps": 0}, "steps must be a whole number from 1 to 100000"),
+        ({"seed": -1}, "seed must be a whole number from 0"),
         ({"domain": (1.0, 1.0)}, "no width"),
         ({"targets": ("sine",)}, "'sin'"),
         ({"activations": ("gleu",)}, "'gelu'"),
-        ({"widths": ("0",)}, "--d-ff"),
+        ({"widths": ("0",)}, "widths"),
         ({"widths": ("1000000000",)}, "4,096"),
         ({"widths": ("4096",), "samples": 100_000}, "limit"),
         ({"widths": tuple(map(str, range(1, 200)))}, "1,000"),

@@ -1,4 +1,4 @@
-"""The results of `ffn approximate`, as JSON, as CSV, as tables to read and as curves of error against width."""
+"""`ffn approximate`: its rows as JSON, as CSV, as tables to read and as curves of error against width."""
 
 from __future__ import annotations
 
@@ -7,15 +7,63 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ffncli.run.approximate.question import CONVENTIONS, FitQuestion
+from ffncli.cli.common.options import OutputOptions
+from ffncli.cli.common.plot_options import PlotOptions
+from ffncli.cli.common.spread import spread
+from ffncli.errors import Terminated
+from ffncli.run.approximate.question import CONVENTIONS, FitQuestion, cases
 from ffncli.run.approximate.targets import TARGETS
+from ffncli.run.engine.threads import set_threads
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.plots.plot import Plot, Series
+from ffncli.show.progress import progress
 from ffncli.show.tables import Table
 from ffncli.show.text import plural
 
 if TYPE_CHECKING:
-    from ffncli.run.approximate.approximate import FitRow, Overfitting
+    from ffncli.run.approximate.approximate import Fit, FitRow, Overfitting
+
+
+@spread
+def command(*, question: FitQuestion, plot: PlotOptions, show: OutputOptions) -> None:
+    """Train blocks of growing width on a function: how well they fit.
+
+    Examples:
+      ffn approximate --target sin --d-ff 1,4,16            # error by width
+      ffn approximate --target abs --activation relu,gelu   # error by activation
+      ffn approximate --noise 0.3 --d-ff 1x,4x,8x           # when it overfits
+      ffn approximate --activation swiglu --d-ff 8 --plot   # the curves
+    """
+    output = show.output()
+    plot.check(show.force, show.out)
+    planned = cases(question)
+    finished: list[Fit] = []
+    stopped: BaseException | None = None
+    try:
+        with progress(len(planned) * question.steps, "training", show.quiet, show.color_choice()) as advance:
+            set_threads()
+            from ffncli.run.approximate.approximate import fits  # torch
+
+            finished.extend(fits(question, planned, advance))  # one by one: an interruption keeps them
+    except (KeyboardInterrupt, Terminated) as signal:  # the finished rows are shown
+        if not finished:
+            raise
+        stopped = signal
+        output.note(f"stopped: {len(finished)} of {len(planned)} rows are finished")
+    rows = [fit.row for fit in finished]
+    if lost := sum(row.diverged for row in rows):
+        output.note(f"{lost} of {len(rows) * question.seeds} trainings diverged and are left out")
+    page = answer(question, rows, len(planned), _overfitting(question, rows))
+    output.show(plot.extended(page, plots(rows), output) if plot.wanted else page)
+    if stopped:
+        raise stopped
+
+
+def _overfitting(question: FitQuestion, rows: Sequence[FitRow]) -> list[Overfitting]:
+    """The verdicts on blocks that were fitted to noisy samples."""
+    from ffncli.run.approximate.approximate import overfitting  # imports torch, already loaded for fitting
+
+    return overfitting(rows) if question.noise else []
 
 
 def answer(question: FitQuestion, rows: Sequence[FitRow], planned: int, noisy: Sequence[Overfitting] = ()) -> Answer:

@@ -1,1 +1,0 @@
-"""`ffn approximate`: its options, its command, its pages."""
