@@ -74,7 +74,7 @@ def summary(rows: Sequence[Row]) -> str:
         right += good
         lines.append(f"{'right' if good else 'WRONG'}  {' '.join(case)}: {text}")
     share = f"{100 * right / len(cases):.0f} %" if cases else "none"
-    return "\n".join([*lines, f"right in {right} of {len(cases)} cases ({share}); mark 95 %"])
+    return "\n".join([*lines, f"right in {right} of {len(cases)} cases ({share}); target 95 %"])
 
 
 def measure(kept: Kept, options: argparse.Namespace) -> None:

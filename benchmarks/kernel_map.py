@@ -196,7 +196,7 @@ def missed(rows: Rows) -> list[str]:
     if mark is not None and (roof is None or roof < mark):
         what = "bandwidth" if best["tokens"] == "1" else "best product"
         reached = f"{100 * (roof or 0):.0f} % of the {what}, {100 * best_fraction(best):.0f} % in its best block"
-        said.append(f"{best['kernel']} reaches {reached}; mark {100 * mark:.0f} %")
+        said.append(f"{best['kernel']} reaches {reached}; target {100 * mark:.0f} %")
     return said
 
 
@@ -233,10 +233,14 @@ def summary(rows: Rows) -> str:
         ]
         head = (f"{dtype}, {_plural(threads, 'thread')}", *(_plural(count, "token") for count in tokens))
         parts.append(script.table(head, lines))
-    words = [f"- {', '.join(key)}: {text}" for key, group in cases.items() for text in missed(group)]
+    words = [
+        f"- {dtype}, {_plural(threads, 'thread')}, {d_model} × {d_ff}, {_plural(tokens, 'token')}: {text}"
+        for (dtype, threads, d_model, d_ff, tokens), group in cases.items()
+        for text in missed(group)
+    ]
     one = rows[0]
     parts.append(f"{one['cpu']}; {one['isa']}; torch {one['torch']} ({one['blas']}). {len(cases)} cases.")
-    parts.append("\n".join([f"Marks missed: {len(words) or 'none'}.", *([""] if words else []), *words]))
+    parts.append("\n".join([f"Targets missed: {len(words) or 'none'}.", *([""] if words else []), *words]))
     return "\n\n".join(parts)
 
 

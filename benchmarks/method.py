@@ -124,8 +124,8 @@ def aa(rows: Rows) -> list[Mark]:
         ("A/A: false faster or slower", f"{wrong} of {n}", f"at most {FALSE:.0%}", wrong <= FALSE * n),
         ("A/A: the gate fires", f"{known.count('true')} of {len(known)}", "never",
          "true" not in known if known else None),
-        ("A/A: said to be the same", f"{same} of {n}", "", True),
-        ("A/A: 95 % intervals that hold 1", f"{held} of {n}", "", True),
+        ("A/A: reported as the same", f"{same} of {n}", "", True),
+        ("A/A: 95 % intervals that contain 1", f"{held} of {n}", "", True),
     ]  # fmt: skip
 
 
@@ -138,9 +138,9 @@ def slower(rows: Rows) -> list[Mark]:
     caught = sum(row["verdict"] == "slower" and row["exit"] == "1" and row["fired"] == "true" for row in mine)
     held, early = sum(holds(row, 1.05) for row in (*mine, *plain)), sum(row["verdict"] == "slower" for row in plain)
     return [
-        ("x1.05: slower, and exit 1", f"{caught} of {len(mine)}", f"at least {POWER:.0%}", caught >= POWER * len(mine)),
-        ("x1.05: called slower in the plain runs, half as long", f"{early} of {len(plain)}", "", True),
-        ("x1.05: 95 % intervals that hold 1.05", f"{held} of {len(mine) + len(plain)}", "", True),
+        ("x1.05: reported as slower, with exit code 1", f"{caught} of {len(mine)}", f"at least {POWER:.0%}", caught >= POWER * len(mine)),
+        ("x1.05: reported as slower in plain runs of half the length", f"{early} of {len(plain)}", "", True),
+        ("x1.05: 95 % intervals that contain 1.05", f"{held} of {len(mine) + len(plain)}", "", True),
     ]
 
 
@@ -159,7 +159,7 @@ def undisturbed(rows: Rows) -> list[Mark]:
         ]  # fmt: skip
         inside = sum(known)
         reached = inside >= INSIDE * len(known) if known else None
-        found.append((f"ratios inside their intervals beside {said}", f"{inside} of {len(known)}", "19 of 20", reached))
+        found.append((f"ratios inside their intervals next to {said}", f"{inside} of {len(known)}", "19 of 20", reached))
     return found
 
 
@@ -177,7 +177,7 @@ def cold(rows: Rows) -> list[Mark]:
     over = statistics.median(float(pair["cold-weights"]["time_s"]) / float(pair["warm"]["time_s"]) for pair in both)
     faster = sum(float(pair["cold-weights"]["time_high_s"]) < float(pair["warm"]["time_low_s"]) for pair in both)
     said = f"{faster} of {len(both)}; cold over warm {over:.2f} in the median"
-    return [("cold weights faster than warm, intervals apart", said, "none", faster == 0)]
+    return [("cold weights faster than warm ones, with disjoint intervals", said, "none", faster == 0)]
 
 
 def agreement(rows: Rows) -> list[Mark]:
@@ -196,9 +196,9 @@ def agreement(rows: Rows) -> list[Mark]:
     total = sum(map(len, groups.values()))
     torn = sum({"faster", "slower"} <= {row["verdict"] for row in mine} for mine in groups.values())
     return [
-        ("packed: intervals that hold the median of the other invocations", f"{held} of {total}",
+        ("packed: intervals that contain the median of the other runs", f"{held} of {total}",
          f"at least {AGREE:.0%} (48 of 60)", held >= AGREE * total),
-        ("packed: shapes that are called faster and slower", f"{torn} of {len(groups)}", "none", torn == 0),
+        ("packed: shapes reported both as faster and as slower", f"{torn} of {len(groups)}", "none", torn == 0),
     ]  # fmt: skip
 
 

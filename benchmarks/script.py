@@ -150,7 +150,7 @@ def marks(verdicts: Iterable[Mark]) -> str:
     """A table of marks; "" as a mark is none, only a figure."""
     words = {True: "reached", False: "**missed**", None: "no data"}
     lines = [(what, figure, mark, "" if good and not mark else words[good]) for what, figure, mark, good in verdicts]
-    return table(("what", "measured", "mark", ""), lines).replace("mark |  |", "mark | |", 1)
+    return table(("what", "measured", "target", ""), lines).replace("target |  |", "target | |", 1)
 
 
 def about_line(rows: Rows, *names: str) -> str:

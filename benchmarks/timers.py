@@ -236,11 +236,11 @@ def judged(found: Sequence[Cell]) -> list[Mark]:
     share = covered / intervals
     middle, most = statistics.median(over), max(over)
     return [
-        ("rms error over the best peer's, median", f"{middle:.2f}", f"at most {BEST:g}", middle <= BEST),
-        ("the same, largest", f"{most:.2f}", f"at most {WORST:g}", most <= WORST),
-        ("95 % intervals that hold the truth", f"{covered} of {intervals} ({share:.0%})", f"at least {COVERED:.0%}",
+        ("rms error ÷ the best other timer's, median", f"{middle:.2f}", f"at most {BEST:g}", middle <= BEST),
+        ("rms error ÷ the best other timer's, largest", f"{most:.2f}", f"at most {WORST:g}", most <= WORST),
+        ("95 % intervals that contain the true ratio", f"{covered} of {intervals} ({share:.0%})", f"at least {COVERED:.0%}",
          share >= COVERED),
-        ("spread of torch's Timer over ours, median", f"{spread:.1f}", f"at least {SPREAD:g}", spread >= SPREAD),
+        ("spread of torch's Timer ÷ spread of ffn bench, median", f"{spread:.1f}", f"at least {SPREAD:g}", spread >= SPREAD),
     ]  # fmt: skip
 
 
@@ -259,12 +259,12 @@ def summary(rows: Rows) -> tuple[str, bool]:
     said = [number(row, "injected") for row in rows]
     injected = [value for value in said if value is not None and not math.isnan(value)]
     head = f"Measured {script.about_line(rows, 'cpu', 'python', 'torch', 'numpy', 'pytest-benchmark')}."
-    notes = "Each figure: rms error of the log ratio over repeats and both true ratios, 1 and 1.05, in brackets its"
-    notes += f" standard deviation. {head}"
+    notes = "Each figure is the rms error of the log ratio over all repeats and both true ratios (1 and 1.05), with its"
+    notes += f" standard deviation in brackets. {head}"
     if injected:
         low, middle, high = min(injected), statistics.median(injected), max(injected)
-        notes += f" True ratio as injected in the peers' processes: {middle:.4f} ({low:.4f} to {high:.4f})."
-    head = ("load", "threads", "shape", *tools, "over the best peer", "intervals")
+        notes += f" The true ratio injected in the other timers' processes was {middle:.4f} ({low:.4f} to {high:.4f})."
+    head = ("load", "threads", "shape", *tools, "÷ the best other timer", "intervals")
     text = "\n\n".join([script.marks(verdicts), script.table(head, lines), notes])
     return text, all(reached for *_, reached in verdicts)
 

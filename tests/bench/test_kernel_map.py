@@ -70,13 +70,13 @@ def test_marks():
         "onednn takes 0.8 of the bare products' time, at least 1.01"
     ]
     assert missed([row("onednn", 1.0, roof_fraction="0.89")]) == [
-        "onednn reaches 89 % of the best product, 98 % in its best block; mark 90 %"
+        "onednn reaches 89 % of the best product, 98 % in its best block; target 90 %"
     ]
     (why,) = missed([row("gemv", 1.0, tokens="1", cache="shared", roof_fraction="0.9")])
     assert why.startswith("its weights were not cold")
     one = {"tokens": "1", "roof_fraction": "0.84"}
     assert missed([row("gemv", 1.0, **one)]) == [
-        "gemv reaches 84 % of the bandwidth, 92 % in its best block; mark 85 %"
+        "gemv reaches 84 % of the bandwidth, 92 % in its best block; target 85 %"
     ]
     assert missed([row("gemv", 1.0, **one | {"dtype": "bf16"})]) == []
     assert missed([row("onednn", 1.0, tokens="16", roof_fraction="0.5")]) == []
@@ -95,8 +95,8 @@ def test_tables_and_picture_have_every_case():
     assert "| fp32, 1 thread | 1 token | 128 tokens |" in text
     assert "| 1024 × 4096 | `gemv` 0.80 [0.79, 0.81], 90 % (99 %) | `onednn` 0.80 [0.79, 0.81], 95 % (104 %) |" in text
     assert "3 cases." in text
-    assert "Marks missed: 1." in text
-    assert "- bf16, 1, 1024, 4096, 128: onednn_packed takes 0.8" in text
+    assert "Targets missed: 1." in text
+    assert "- bf16, 1 thread, 1024 × 4096, 128 tokens: onednn_packed takes 0.8" in text
     root = ElementTree.fromstring(picture(rows))
     words = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"gemv", "onednn", "onednn_packed", "95 % of the roof", "1024 × 4096, bf16, 1 thread"} <= {*words}
@@ -135,4 +135,4 @@ def test_auto_is_right_within_the_interval():
     )  # fmt: skip
     text = auto_choices.summary([auto, eager, near])
     assert text.splitlines()[0].startswith("right  1024 4096 silu true 128 fp32 1: onednn, fastest packed: ")
-    assert text.endswith("right in 1 of 1 cases (100 %); mark 95 %")
+    assert text.endswith("right in 1 of 1 cases (100 %); target 95 %")

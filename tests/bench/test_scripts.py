@@ -176,10 +176,10 @@ def test_marks_of_timers():
     ]
     figures = {what: (figure, reached) for what, figure, _, reached in timers.judged(timers.cells(rows))}
     assert figures == {
-        "rms error over the best peer's, median": ("0.25", True),  # 0.25, 0.11, 1.2
-        "the same, largest": ("1.20", False),
-        "95 % intervals that hold the truth": ("3 of 6 (50%)", False),
-        "spread of torch's Timer over ours, median": ("5.0", True),  # 5, 9, 0.83
+        "rms error ÷ the best other timer's, median": ("0.25", True),  # 0.25, 0.11, 1.2
+        "rms error ÷ the best other timer's, largest": ("1.20", False),
+        "95 % intervals that contain the true ratio": ("3 of 6 (50%)", False),
+        "spread of torch's Timer ÷ spread of ffn bench, median": ("5.0", True),  # 5, 9, 0.83
     }
     text, reached = timers.summary(rows)
     assert not reached
@@ -279,8 +279,8 @@ def test_false_verdicts_and_gates_are_counted():
     assert figures(method.aa(rows)) == {
         "A/A: false faster or slower": ("1 of 20", True),
         "A/A: the gate fires": ("0 of 20", True),
-        "A/A: said to be the same": ("19 of 20", True),
-        "A/A: 95 % intervals that hold 1": ("19 of 20", True),
+        "A/A: reported as the same": ("19 of 20", True),
+        "A/A: 95 % intervals that contain 1": ("19 of 20", True),
     }
     rows.append(row("same", 0.9, 0.85, 0.95, "faster", fired="true"))
     assert figures(method.aa(rows))["A/A: false faster or slower"] == ("2 of 21", False)
@@ -292,14 +292,14 @@ def test_an_injected_slowdown_must_be_said_and_must_fail():
     caught = {"exit": "1", "fired": "true", "invocation": "slower"}
     rows = [row("slow", 1.05, 1.04, 1.06, "slower", **caught) for _ in range(19)]
     rows.append(row("slow", 1.04, 1.01, 1.07, "inconclusive", **caught))
-    assert figures(method.slower(rows))["x1.05: slower, and exit 1"] == ("19 of 20", True)
+    assert figures(method.slower(rows))["x1.05: reported as slower, with exit code 1"] == ("19 of 20", True)
     rows.append(row("slow", 1.05, 1.04, 1.06, "slower", **caught | {"exit": "0"}))
     rows.append(row("slow", 1.06, 1.055, 1.07, "slower", **caught | {"fired": "false"}))
     rows.append(row("slow", 1.06, 1.04, 1.07, "slower"))
     assert figures(method.slower(rows)) == {
-        "x1.05: slower, and exit 1": ("19 of 22", False),
-        "x1.05: called slower in the plain runs, half as long": ("1 of 1", True),
-        "x1.05: 95 % intervals that hold 1.05": ("22 of 23", True),
+        "x1.05: reported as slower, with exit code 1": ("19 of 22", False),
+        "x1.05: reported as slower in plain runs of half the length": ("1 of 1", True),
+        "x1.05: 95 % intervals that contain 1.05": ("22 of 23", True),
     }
 
 
@@ -327,10 +327,10 @@ def test_agreement_is_with_the_median_of_the_others():
     rows = [row("packed", ratio, ratio - 0.02, ratio + 0.02) for ratio in (0.90, 0.91, 0.92, 1.00)]
     # The medians of the others: 0.92, 0.92, 0.91, 0.91: the first three hold them, 0.98 to 1.02 does not.
     found = figures(method.agreement(rows))
-    assert found["packed: intervals that hold the median of the other invocations"] == ("3 of 4", False)
-    assert found["packed: shapes that are called faster and slower"] == ("0 of 1", True)
+    assert found["packed: intervals that contain the median of the other runs"] == ("3 of 4", False)
+    assert found["packed: shapes reported both as faster and as slower"] == ("0 of 1", True)
     rows[0]["verdict"], rows[3]["verdict"] = "faster", "slower"
-    assert figures(method.agreement(rows))["packed: shapes that are called faster and slower"] == (
+    assert figures(method.agreement(rows))["packed: shapes reported both as faster and as slower"] == (
         "1 of 1",
         False,
     )
