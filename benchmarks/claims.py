@@ -15,10 +15,10 @@ from ffncli.run.texts.claims import TextClaim, claims
 
 HEAD = """# Claims of the texts
 
-Five public texts explain the feed-forward network. This page lists their statements that can be checked, with the
-figures that `ffn` computes. `make claims` writes it, and a test compares it: every figure is computed when the page is
-made, and appears in the output of the command; times are quoted from benchmarks/results. Weights and inputs that a text
-does not give are random, from seed 0. Verdicts: `wrong`, `depends` (on what the text leaves open), `holds`.
+This page lists the statements of five public texts about the feed-forward network that can be checked. Each has the
+figure that `ffn` computes, and the command that prints it. `make claims` computes all figures and writes the page; a
+test compares it. Only times are quoted, from benchmarks/results. If a text gives no weights or inputs, they are random,
+from seed 0. The verdicts are `wrong`, `depends` (on what the text leaves open) and `holds`.
 
 """
 # What a page cannot compute when it is made: time. The claim → the answer as it was measured, "" before that.

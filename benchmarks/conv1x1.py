@@ -61,7 +61,8 @@ def sentence(rows: Rows) -> str:
         return ""
     counts = {verdict: sum(row["verdict"] == verdict for row in known) for verdict in _VERDICTS}
     words = ", ".join(f"{verdict} in {count}" for verdict, count in counts.items() if count)
-    return f"time over that of matrix products, {about_line(known, 'cpu', 'torch')}: {'; '.join(parts)}; {words}"
+    on = f"time of the convolutions over the time of matrix products, {about_line(known, 'cpu', 'torch')}"
+    return f"{on}: {'; '.join(parts)}; {words}"
 
 
 _VERDICTS = ("faster", "slower", "same", "inconclusive")

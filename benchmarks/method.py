@@ -138,7 +138,12 @@ def slower(rows: Rows) -> list[Mark]:
     caught = sum(row["verdict"] == "slower" and row["exit"] == "1" and row["fired"] == "true" for row in mine)
     held, early = sum(holds(row, 1.05) for row in (*mine, *plain)), sum(row["verdict"] == "slower" for row in plain)
     return [
-        ("x1.05: reported as slower, with exit code 1", f"{caught} of {len(mine)}", f"at least {POWER:.0%}", caught >= POWER * len(mine)),
+        (
+            "x1.05: reported as slower, with exit code 1",
+            f"{caught} of {len(mine)}",
+            f"at least {POWER:.0%}",
+            caught >= POWER * len(mine),
+        ),
         ("x1.05: reported as slower in plain runs of half the length", f"{early} of {len(plain)}", "", True),
         ("x1.05: 95 % intervals that contain 1.05", f"{held} of {len(mine) + len(plain)}", "", True),
     ]
@@ -159,7 +164,9 @@ def undisturbed(rows: Rows) -> list[Mark]:
         ]  # fmt: skip
         inside = sum(known)
         reached = inside >= INSIDE * len(known) if known else None
-        found.append((f"ratios inside their intervals next to {said}", f"{inside} of {len(known)}", "19 of 20", reached))
+        found.append(
+            (f"ratios inside their intervals next to {said}", f"{inside} of {len(known)}", "19 of 20", reached)
+        )
     return found
 
 

@@ -128,7 +128,7 @@ def summary(rows: Rows) -> str:
     """The mark, then the medians and the worst by kind, dtype and few or many tokens."""
     whole = _middle(errors_of(rows))
     found: list[Mark] = [
-        ("median of error, either sign", _text(rows), f"{100 * MARK:.0f} %", None if whole is None else whole <= MARK)
+        ("median absolute error", _text(rows), f"{100 * MARK:.0f} %", None if whole is None else whole <= MARK)
     ]
     for name in ("kind", "dtype"):
         values = dict.fromkeys(row[name] for row in rows)

@@ -200,8 +200,8 @@ def summary(predictions: Sequence[Prediction]) -> str:
     whole, by_source = median_error(predictions), median_of_sources(predictions)
     figure = f"{100 * whole:.1f} % of {len(counted)}"
     lines: list[Mark] = [
-        ("median of error, either sign", figure, f"{100 * MARK:.0f} %", whole <= MARK),
-        ("median of the sources' medians", f"{100 * by_source:.1f} %", "", True),
+        ("median absolute error", figure, f"{100 * MARK:.0f} %", whole <= MARK),
+        ("median of the medians by source", f"{100 * by_source:.1f} %", "", True),
     ]
     for name, bound in product(CLASSES, ("memory", "compute", "link")):
         group = [one for one in counted if (one.figure.what, one.bound) == (name, bound)]

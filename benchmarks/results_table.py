@@ -32,13 +32,13 @@ PAGE = ROOT / "docs" / "results.md"
 _BESIDE = (".rounds.csv",)  # files next to a result
 _HEAD = """# Results
 
-After this page you know which kernels were entered in the public suites, and which are faster. `make results` writes it
-from the files in `benchmarks/results`; [The public suite](suite.md) says what admits a file, and how to enter yours.
+This page shows which kernels were entered in the public suites, and which are faster. `make results` writes it from the
+files in `benchmarks/results`. [The public suite](suite.md) explains when a result is admitted, and how to enter yours.
 
-`rank` is 1 + the number of kernels whose whole interval lies below this one's: kernels whose intervals overlap are not
-told apart. Kernels are ranked with those of the same error class only: the format that they compute in. `ratio` is the
-time over eager's in the same rounds, with its 95 % interval; `error` is the largest against float64, over the largest
-value.
+`rank` is 1 + the number of kernels whose whole interval lies below this kernel's, so that kernels with overlapping
+intervals may share a rank. Only kernels of the same error class, the format that they compute in, are ranked together.
+`ratio` is the time divided by eager's time in the same rounds, with a 95 % interval. `error` is the largest error
+against float64, divided by the largest value.
 """
 
 

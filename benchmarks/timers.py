@@ -238,9 +238,10 @@ def judged(found: Sequence[Cell]) -> list[Mark]:
     return [
         ("rms error ÷ the best other timer's, median", f"{middle:.2f}", f"at most {BEST:g}", middle <= BEST),
         ("rms error ÷ the best other timer's, largest", f"{most:.2f}", f"at most {WORST:g}", most <= WORST),
-        ("95 % intervals that contain the true ratio", f"{covered} of {intervals} ({share:.0%})", f"at least {COVERED:.0%}",
-         share >= COVERED),
-        ("spread of torch's Timer ÷ spread of ffn bench, median", f"{spread:.1f}", f"at least {SPREAD:g}", spread >= SPREAD),
+        ("95 % intervals that contain the true ratio", f"{covered} of {intervals} ({share:.0%})",
+         f"at least {COVERED:.0%}", share >= COVERED),
+        ("spread of torch's Timer ÷ spread of ffn bench, median", f"{spread:.1f}", f"at least {SPREAD:g}",
+         spread >= SPREAD),
     ]  # fmt: skip
 
 

@@ -1,8 +1,8 @@
-"""The parts of the manual that are written by a program: docs/commands.md, and tables between markers in other pages.
+"""Write the generated parts of the manual: docs/commands.md, and the tables between markers in other pages.
 
-    python -m docs.generated [--check]      write them; or exit 1, naming the pages that are out of date
+    python -m docs.generated [--check]      write them; or exit 1 and name the pages that are out of date
 
-The tables come from the files in benchmarks/results, by the summaries of the scripts that measured them.
+The scripts that measured the files in benchmarks/results also summarise them as these tables.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ WRITER = "written by make docs-update"
 
 
 def commands_page() -> str:
-    """docs/commands.md: the help of ffn and of every command, as it is printed in a pipe."""
-    head = "# Commands\n\nAfter this page you know every option. It is written from the programs' own help.\n"
+    """Return docs/commands.md: the help of ffn and of every command, as printed in a pipe."""
+    head = "# Commands\n\nThis page lists every option. It is generated from the help of the commands.\n"
     return head + "".join(_help(name) for name in ("", *COMMANDS))
 
 
@@ -53,19 +53,19 @@ def _help(name: str) -> str:
 
 
 def architectures() -> str:
-    """How many architectures are counted three ways with one result."""
+    """Say for how many architectures three ways of counting agree."""
     rows = read(RESULTS / "architectures.csv")
     counts = Counter(row["result"] for row in rows)
     others = ", ".join(f"{count} {result}" for result, count in counts.most_common() if result != "same")
     return (
         f"{counts['same']} of the {len(rows)} text architectures in transformers (every model type that takes token "
-        f"ids) have the same count by config, headers and module ({others}); "
-        "[the table](../benchmarks/results/architectures.csv) gives the reasons."
+        f"ids) have the same count by config, headers and module ({others}). "
+        "[The table](../benchmarks/results/architectures.csv) gives the reasons."
     )
 
 
 def peers() -> str:
-    """Other counters on the same input."""
+    """Compare other counters on the same input."""
     rows = [row for row in read(RESULTS / "peers.csv") if row["params"]]
     body = [
         (row["program"], row["version"], f"{int(row['params']):,}", f"{int(row['operations']):,} {row['unit']}",
@@ -76,7 +76,7 @@ def peers() -> str:
 
 
 def claims() -> str:
-    """The tally of docs/claims.md, which has its own test."""
+    """Return the tally of docs/claims.md; another test checks that page."""
     match = re.search(rf"^\d+ claims of {len(TEXTS)} texts: .*$", (DOCS / "claims.md").read_text("utf-8"), re.M)
     if match is None:
         raise RuntimeError("docs/claims.md has no tally: make claims")
@@ -84,7 +84,7 @@ def claims() -> str:
 
 
 def suite_cases(name: str) -> str:
-    """The cases of a public suite, as defined."""
+    """List the cases of a public suite."""
     suite = public_suite(name)
     body = [
         (track, case.label, _widths(case.spec), str(case.tokens), case.dtype, case.cache, case.routing,
@@ -126,7 +126,7 @@ SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
 
 
 def written(page: str) -> str:
-    """A page with all its sections written anew."""
+    """Return a page with all its generated sections up to date."""
     text = (DOCS / page).read_text("utf-8")
     for name, section in SECTIONS[page].items():
         start, end = f"<!-- {name}: {WRITER} -->\n", f"<!-- end of {name} -->"
@@ -139,7 +139,7 @@ def written(page: str) -> str:
 
 
 def kernel_picture() -> str:
-    """docs/kernels.svg: the map of kernels."""
+    """Return docs/kernels.svg, the map of kernels."""
     return kernel_map.picture(read(RESULTS / "kernel_map.csv"))
 
 

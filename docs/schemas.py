@@ -1,10 +1,10 @@
-"""A JSON Schema for every command, in docs/schema/: what its `--json` prints.
+"""Write a JSON Schema of each command's `--json` output to docs/schema/.
 
     python -m docs.schemas [COMMAND ...]      write them; `bench`, `merge` and `doctor` measure for some seconds
 
-They are not committed: `make docs` and `make wheel` write them. A schema is what the samples below have in common: a
-key is required if each of them has it. Meanings come from docs/json.md. tests/test_schemas.py holds other outputs to
-the schemas, and accepts no key that they do not have.
+`make docs` and `make wheel` write the schemas; they are not committed. A schema describes what the samples below have
+in common: a key is required if every sample has it. Descriptions come from docs/json.md. tests/test_schemas.py checks
+other outputs against the schemas, and accepts no key that they lack.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ _SHARDS = " && ".join(
     f"ffn bench {_GRID} --processes 1 --max-time 2s --shard {part}/2 --save part-{part}.csv -q" for part in (1, 2)
 )
 _MEASURED = {"compare": _MEASURE, "plan": _MEASURE, "merge": _SHARDS}  # what a command's samples read
-_BY_NAME = {"conventions", "sweep"}  # objects whose keys are data: text → value
+_BY_NAME = {"conventions", "sweep"}  # objects whose keys are data, not names of fields
 _NUMBERS = {"anyOf": [{"type": ["null", "number"]}, {"type": "array", "items": {"$ref": "#/$defs/numbers"}}]}
 
 
 @dataclass
 class Shape:
-    """What the values at one place have in common."""
+    """What the values at one place in the samples have in common."""
 
     types: set[str] = field(default_factory=set)
     keys: dict[str, Shape] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Shape:
                 self.items.add(inner)
 
     def schema(self, meanings: Mapping[str, list[str]], name: str = "") -> dict[str, Any]:
-        """The JSON Schema of these values. Any number may be null: unknown, or not finite."""
+        """Return the JSON Schema of these values. Any number may be null if it is unknown or not finite."""
         meaning = meanings.get(name, [])
         types = self.types | ({"null"} if "number" in self.types or any("null" in text for text in meaning) else set())
         if types == {"null"}:  # no sample has a value
@@ -124,7 +124,7 @@ class Shape:
         if self.items and self._is_nested_numbers():
             return {"$ref": "#/$defs/numbers"}
         result: dict[str, Any] = {"type": sorted(types)[0] if len(types) == 1 else sorted(types)} if types else {}
-        if len(meaning) == 1:  # a key that means different things at two places is left to docs/json.md
+        if len(meaning) == 1:  # docs/json.md alone explains keys with several meanings
             result["description"] = meaning[0]
         if "object" in types and name in _BY_NAME:
             whole = Shape(set().union(*(inner.types for inner in self.keys.values())))
@@ -153,7 +153,7 @@ def _type(value: Any) -> str:
 
 
 def schema_of(command: str, answers: list[Any]) -> dict[str, Any]:
-    """The schema of these answers of a command."""
+    """Return the schema that these answers of a command share."""
     shape = Shape()
     for answer in answers:
         shape.add(answer)
@@ -173,8 +173,8 @@ def schema_of(command: str, answers: list[Any]) -> dict[str, Any]:
 
 
 def meanings(command: str) -> dict[str, list[str]]:
-    """Key → its meanings in the tables of the command's section of docs/json.md."""
-    same_rows = {"models": "(?:params|models)", "merge": "(?:bench|merge)"}  # with keys of their own
+    """Read the meanings of every key from the tables in the command's section of docs/json.md."""
+    same_rows = {"models": "(?:params|models)", "merge": "(?:bench|merge)"}  # that add keys
     section = same_rows.get(command, command)
     sections = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", (DOCS / "json.md").read_text("utf-8"), re.M | re.S)
     found: dict[str, list[str]] = {}
@@ -185,7 +185,7 @@ def meanings(command: str) -> dict[str, list[str]]:
 
 
 def answers(command: str, samples: list[str]) -> Iterator[Any]:
-    """What the command prints for each sample, in the current folder."""
+    """Run the command for each sample in the current folder, and yield what it prints."""
     for sample in samples:
         out, err, code = in_process([command, *shlex.split(sample), "--json"])
         if code not in (0, 1):
@@ -195,7 +195,7 @@ def answers(command: str, samples: list[str]) -> Iterator[Any]:
 
 @contextmanager
 def folder() -> Iterator[Callable[[str], None]]:
-    """The folder of `page_folder`, with the files that the samples of several commands read."""
+    """Enter the folder of `page_folder`, with the files that samples of several commands read."""
     with page_folder() as run:
         run(_PREPARE.strip())
         for line in _TRACES:
@@ -204,14 +204,14 @@ def folder() -> Iterator[Callable[[str], None]]:
 
 
 def schema(command: str, run: Callable[[str], None]) -> dict[str, Any]:
-    """The schema of a command, from its samples; in the `folder` whose `run` this is."""
+    """Return the schema of a command from its samples; `run` is from the `folder` that was entered."""
     if command in _MEASURED:
         run(_MEASURED[command])
     return schema_of(command, list(answers(command, SAMPLES[command])))
 
 
 def main() -> None:
-    """Write the schemas of the commands named, else of all."""
+    """Write the schemas of the named commands, or of all commands."""
     SCHEMAS.mkdir(exist_ok=True)
     with folder() as run:
         for name in sys.argv[1:] or SAMPLES:

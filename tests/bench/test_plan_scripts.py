@@ -54,7 +54,7 @@ def test_the_median_is_of_the_sizes_of_what_counts():
 
 def test_the_summary_says_whether_the_mark_is_reached():
     text = plan_published.summary(MADE_UP)
-    assert "| median of error, either sign | 17.5 % of 4 | 20 % | reached |" in text
+    assert "| median absolute error | 17.5 % of 4 | 20 % | reached |" in text
     assert "| product, bound by compute | 17.5 % of 4, worst +100 % (H100 SXM5, 1024) | |" in text.replace(
         "|  |", "| |"
     )
@@ -117,7 +117,7 @@ def test_the_summary_of_this_cpu():
         )
     ]  # fmt: skip
     text = plan_measured.summary(rows)
-    assert "| median of error, either sign | 20.0 % of 3, worst -30 % | 25 % | reached |" in text
+    assert "| median absolute error | 20.0 % of 3, worst -30 % | 25 % | reached |" in text
     assert "| gated | 25.0 % of 2, worst -30 % |" in text
     assert "| up to 16 tokens | 20.0 % of 2, worst -30 % |" in text
     assert "**missed**" in plan_measured.summary([about | {"kind": "plain", "tokens": "1", "error": "0.26"}])

@@ -453,8 +453,8 @@ def test_the_claim_is_answered_by_the_ends():
         conv(1, 2, 1.25, "slower"),
     ]
     assert conv1x1.sentence(rows) == (
-        "time over that of matrix products, 2026-11-22; a cpu, 2 cores; torch 2.13: fp32, 1 thread: "
-        "0.900 (0.890 to 0.910) at 32 tokens … 1.100 (1.090 to 1.110) at 512 tokens; fp32, 2 threads: "
+        "time of the convolutions over the time of matrix products, 2026-11-22; a cpu, 2 cores; torch 2.13: "
+        "fp32, 1 thread: 0.900 (0.890 to 0.910) at 32 tokens … 1.100 (1.090 to 1.110) at 512 tokens; fp32, 2 threads: "
         "1.250 (1.240 to 1.260) at 1 token; faster in 1, slower in 2, same in 1"
     )
     assert "| 512x2048:relu | 32 | fp32 | 1 | 0.900 (0.890 to 0.910) | faster |" in conv1x1.summary(rows)
