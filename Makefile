@@ -54,7 +54,7 @@ else
 	@$(BIN)/ffn params llama-2-7b gpt2 mixtral-8x7b
 endif
 
-# What takes long or needs something of its own has a mark, in its file or in the conftest.py of its folder.
+# What takes long or needs something of its own has a mark, in its file or, by its folder, in tests/conftest.py.
 MARKS := runs models architectures hub ranks fuzz cheats docs install browser
 PYTEST := $(BIN)/python -m pytest
 SPREAD := -n 2 --dist worksteal

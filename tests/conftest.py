@@ -31,14 +31,34 @@ if _has_amx and bf16_product_ending() == -signal.SIGILL:  # a virtual machine th
     os.environ.update([WITHOUT_AMX.removeprefix("export ").split("=")])
 
 
+TESTS = Path(__file__).parent
+MARKED = {  # every test in these folders has the mark
+    "architectures": ("architectures", "models/config"),
+    "browser": ("browser",),
+    "cheats": ("cheats",),
+    "models": ("cli/experts", "run/corpus", "run/experts", "run/in_model", "run/pretrained", "run/what_if"),
+    "ranks": ("ranks",),
+}
+assert all((TESTS / folder).is_dir() for folders in MARKED.values() for folder in folders), "a folder has moved"
+
+
+def marks_of(path: Path) -> list[str]:
+    """The marks of every test in this file, as its folders have them."""
+    folders = {folder.relative_to(TESTS).as_posix() for folder in path.parents if folder.is_relative_to(TESTS)}
+    return [mark for mark, marked in MARKED.items() if not folders.isdisjoint(marked)]
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    for mark in marks_of(item.path):
+        item.add_marker(mark)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """With `-m NAME` alone, do not import files whose tests cannot have that mark: importing all takes ten seconds."""
     name = config.option.markexpr
-    if collection_path.suffix != ".py" or not name.isidentifier():
+    if collection_path.suffix != ".py" or not name.isidentifier() or name in marks_of(collection_path):
         return None
-    conftests = [folder / "conftest.py" for folder in collection_path.parents if folder.is_relative_to(TESTS)]
-    texts = [path.read_text("utf-8") for path in (collection_path, *conftests) if path.exists()]
-    return None if any(f"mark.{name}" in text or f'add_marker("{name}")' in text for text in texts) else True
+    return None if f"mark.{name}" in collection_path.read_text("utf-8") else True
 
 
 def pytest_collection_finish() -> None:
@@ -57,7 +77,6 @@ def _architecture(item: pytest.Item) -> tuple[bool, str]:
     return (not marked, item.callspec.params["name"] if marked else "")
 
 
-TESTS = Path(__file__).parent
 settings.register_profile("ffn", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("ffn")
 

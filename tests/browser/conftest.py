@@ -94,7 +94,3 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         out[name] = folder / f"{name}.html"
         ffncli.report([folder / file for file in files], out[name])
     return out
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    item.add_marker("browser")

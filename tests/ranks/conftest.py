@@ -32,7 +32,3 @@ def _answers(world: int, folder: Path) -> list[dict[str, Answer]]:
         folder.mkdir()
         torch.save(answers_of([case for w, case in CASES.values() if w == world], world, folder), file)
     return torch.load(file, weights_only=False)
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    item.add_marker("ranks")
