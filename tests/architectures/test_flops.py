@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ffncli.models.counting.count import count
-from tests.architectures.test_counts import BUILT, CASES
+from tests.architectures.test_table import BUILT, CASES
 from tests.oracles.architectures import matching
 from tests.oracles.architectures.tiny import statement, tiny
 

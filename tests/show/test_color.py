@@ -1,17 +1,22 @@
-"""Who decides about colour, and that a pipe's page is the same page in colour."""
+"""Bars, intervals, heat maps in text, and colour: who decides about it, and that a page is the same page in it."""
 
 from __future__ import annotations
 
 import io
 import itertools
+import math
 
 import pytest
 
+from ffncli.show.bars import bars, interval_bar
 from ffncli.show.color import COLORS, is_colored, painted
-from ffncli.show.output import Output
+from ffncli.show.heat import HeatMap
+from ffncli.show.output import Output, markdown
 from ffncli.show.parts import Answer, Heading, Line
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt
+from ffncli.show.terminal import Terminal
+from ffncli.show.text import encodable
 from tests.show.test_output import ESCAPE
 
 
@@ -105,3 +110,80 @@ def test_a_wrong_value(call):
         "error: --color: unknown value 'purple'; use auto, always or never\n",
     )
     assert call("trace", "--color", "purple", "-h")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("counts", "line"),
+    [
+        ([8, 7, 6, 5, 4, 3, 2, 1], "█▇▆▅▄▃▂▁"),
+        ([800, 1, 0, 400, 401, 0, 0, 800], "█▁ ▄▅  █"),  # something is never nothing
+        ([3] * 6, "██████"),
+        ([3] * 5 + [2], ""),  # too few to have a form
+        ([1] * 24, "██████"),  # 24 values: neighbours together, 4 per bar
+        ([2] * 24, "█" * 12),
+        ([3] * 24, "█" * 24),
+        ([], ""),
+    ],
+)
+def test_as_high_as_the_counts(counts, line):
+    assert bars(counts) == line
+
+
+def test_ascii_keeps_the_heights_apart():
+    line = encodable(bars([8, 7, 6, 5, 4, 3, 2, 1]), "ascii")
+    assert line.isascii()
+    assert (len(line), len(set(line)), "?" in line) == (8, 8, False)
+
+
+@pytest.mark.parametrize(
+    ("shares", "mark", "bar"),
+    [
+        ((0.0, 0.5, 1.0), 0.25, "├────●────┤"),
+        ((0.2, 0.3, 0.4), 0.8, "  ├●┤   │  "),
+        ((None, 0.5, None), 0.0, "│    ●     "),
+        ((0.5, 0.5, 0.5), 1.0, "     ●    │"),
+    ],
+)
+def test_an_interval_bar(shares: tuple[float | None, float, float | None], mark: float, bar: str) -> None:
+    assert interval_bar(*shares, mark, 11) == bar
+
+
+CELLS = [[9.0, -9.0, 0.0, 1.0], [0.4, -4.6, math.nan, -math.inf], [2.0, 3.0, -1.0, 8.6]]
+
+
+def test_characters_are_nine_steps_each_way() -> None:
+    heat = HeatMap(CELLS)
+    assert heat.most == 9.0
+    assert heat.characters() == ["9i.1", ".e!!", "23a9"]
+    assert heat.scale(False) == "a cell: one value; 9 is 9.0000, i is -9.0000, ! NaN or infinite"
+    assert HeatMap([[0.0]], 12).characters() == ["."]
+    assert HeatMap([[0.0, 1.0]], 12).scale(False).startswith("a cell: the largest of up to 12 values")
+
+
+def test_colors_of_two_rows_share_a_line() -> None:
+    lines = HeatMap(CELLS).colors()
+    assert [len(line) for line in lines] == [4, 4]
+    assert lines[0][0] == ((90, 160, 255), HeatMap(CELLS).colors()[0][0][1])
+    assert lines[0][1][0] == (245, 150, 80)
+    assert lines[0][2] == ((70, 70, 70), (255, 60, 200))
+    assert [down for _, down in lines[1]] == [None] * 4
+
+
+@pytest.mark.parametrize("color", [True, False])
+def test_a_terminal_shows_half_blocks_where_it_has_colours(color: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    terminal = Terminal(stream, color)
+    if color:
+        terminal.console._color_system = type(terminal.console)(color_system="truecolor")._color_system
+    terminal.show([HeatMap(CELLS)])
+    stream.seek(0)
+    text = stream.read()
+    assert text.count("▀") == (8 if color else 0)
+    assert ("23a9" in text) is not color
+    assert ("blue 9.0000" in text) is color
+
+
+def test_markdown_has_characters() -> None:
+    assert "9i.1\n.e!!\n23a9\n" in markdown([HeatMap(CELLS)])

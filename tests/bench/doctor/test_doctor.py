@@ -1,18 +1,26 @@
-"""The rows of `ffn doctor` on machines that are made up, and the packages beside pyproject.toml."""
+"""The rows of `ffn doctor` on machines and GPUs that are made up, and what can be told apart at a known scatter."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from math import exp, log, sqrt
 from pathlib import Path
+from statistics import stdev
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from ffncli.bench.doctor import doctor
-from ffncli.bench.machine import machine
-from ffncli.system import host
+from ffncli.bench.doctor import doctor, noise
+from ffncli.bench.machine import devices, machine
+from ffncli.bench.records import TWIN, TimedBlock
+from ffncli.system import gpu, host
+from ffncli.system.gpu_state import NEEDS, GpuState
 from ffncli.system.packages import REQUIRED
 from tests import ROOT
+from tests.bench.fake_nvml import FakeNvml
+from tests.system import fake_gpu as fake
 from tests.system.test_host import put
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -146,3 +154,175 @@ def test_no_compiler(monkeypatch):
     assert doctor._compiler().status == "missing"
     monkeypatch.setenv("CXX", "false")
     assert doctor._compiler().status == "bad"
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """The real torch with an H100, and its NVML."""
+    properties = SimpleNamespace(
+        name="NVIDIA H100 80GB HBM3", total_memory=80 << 30, L2_cache_size=50 << 20, uuid="1234"
+    )
+    fake.install(monkeypatch, fake.FakeCudaTorch())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(machine, "driver", lambda device: "580.82.07, CUDA 12.8")
+    properties.nvml = FakeNvml()
+    monkeypatch.setattr(devices, "gpu_handles", lambda device: devices.open_gpu("1234", properties.nvml))
+    return properties
+
+
+def rows():
+    return {check.name: check for check in doctor.gpu_checks()}
+
+
+def test_a_gpu_its_state_and_its_data_sheet(card):
+    assert {name: check.value for name, check in rows().items()} == {
+        "gpu 0": "NVIDIA H100 80GB HBM3, 80 GiB, L2 50 MiB",
+        "gpu 0 memory": "79 GiB free of 80 GiB, no other process",
+        "gpu 0 clocks": "1410 MHz now, up to 1410 MHz, power limit 700 W",
+        "gpu 0 modes": "persistence mode on, compute mode default",
+        "data sheet 0": "989.4 TFLOP/s dense, 3350 GB/s",
+        "driver": "580.82.07, CUDA 12.8",
+    }
+    assert {check.status for check in rows().values()} == {"ok"}
+    card.name = "NVIDIA H100 of another kind"
+    assert rows()["data sheet 0"].status == "note"
+
+
+def test_other_work_a_lower_limit_and_no_persistence_are_noted(card):
+    card.nvml.processes = [(7, 30 << 30), (8, None)]
+    card.nvml.utilisation, card.nvml.limit, card.nvml.persistent = 97, 500_000, 0
+    found = rows()
+    assert found["gpu 0 memory"].value == "79 GiB free of 80 GiB, 2 other processes use this GPU (32.2 GB, 97 % busy)"
+    assert found["gpu 0 memory"].advice.startswith("times include the turns of the other work")
+    assert found["gpu 0 clocks"].advice.startswith("the power limit was lowered from 700 W")
+    assert found["gpu 0 modes"].advice.startswith("sudo nvidia-smi -pm 1")
+    assert {found[f"gpu 0 {name}"].status for name in ("memory", "clocks", "modes")} == {"note"}
+
+
+def test_a_gpu_that_is_busy_is_bad_and_says_why(card, monkeypatch):
+    fake.install(monkeypatch, fake.FakeCudaTorch(fake.BUSY))
+    card.nvml.mode = 3
+    found = rows()
+    assert found["gpu 0"].status == "bad"
+    assert "the GPU is busy" in found["gpu 0"].value
+    assert "nvidia-smi" in found["gpu 0"].advice
+    assert "compute mode exclusive process" in found["gpu 0 modes"].value
+
+
+def test_what_nvml_does_not_provide_has_no_row(card):
+    card.nvml.refuses |= {"memory", "processes", "clock", "rated", "limit", "default limit", "persistence", "mode"}
+    assert set(rows()) == {"gpu 0", "data sheet 0", "driver"}
+
+
+def test_without_nvml_one_row_says_how_to_get_it(card, monkeypatch):
+    monkeypatch.setattr(devices, "gpu_handles", lambda device: (None, NEEDS))
+    assert rows()["gpu 0 state"].value == "clocks and power were not read: in a clone of ffn: pip install -e '.[gpu]'"
+
+
+@pytest.mark.parametrize(
+    ("driver", "stand_in", "status", "value"),
+    [
+        (False, fake.FakeCudaTorch(fake.NO_DRIVER, 0), "ok", "none"),
+        (False, fake.FakeCudaTorch(fake.NOT_COMPILED, 0, None), "ok", "none"),
+        (True, fake.FakeCudaTorch(fake.NOT_COMPILED, 0, None), "missing", "torch 2.13.0+cu130 was built for CPUs only"),
+        (True, fake.FakeCudaTorch(fake.OLD_DRIVER, 0), "bad", "the driver is too old"),
+        (True, fake.FakeCudaTorch(fake.NONE_VISIBLE, 0), "bad", "torch sees no GPU"),
+    ],
+)
+def test_a_gpu_that_torch_does_not_count(driver, stand_in, status, value, monkeypatch):
+    fake.install(monkeypatch, stand_in)
+    monkeypatch.setattr(doctor, "has_driver", lambda: driver)
+    monkeypatch.setattr(gpu, "has_driver", lambda root=None: driver)
+    (row,) = doctor.gpu_checks()
+    assert row.status == status
+    assert value in row.value
+    assert bool(row.advice) is (status != "ok")
+
+
+def test_a_prohibited_gpu_gets_the_command_that_allows_it():
+    (row,) = doctor.state_checks(1, GpuState(compute_mode="prohibited", mig=True))
+    assert row.name == "gpu 1 modes"
+    assert row.value == "compute mode prohibited, a MIG instance: clocks and power are the whole card's"
+    assert row.advice == "sudo nvidia-smi -c 0 allows computing"
+
+
+T4, T5 = 2.7764451, 2.5705818  # Student's t, 0.975, 4 and 5 degrees of freedom
+
+
+def process(number: int, ratio: float = 1.0, drift: float = 1.0, flags: tuple[str, ...] = ()) -> list[TimedBlock]:
+    """Three placements of four rounds; the twin takes `ratio` times as long, the second half `drift` times."""
+    out = []
+    for index in range(12):
+        slow = 1e-3 * (drift if index >= 6 else 1.0)
+        for position, (name, seconds) in enumerate(((noise.GEMM, slow), (TWIN, slow * ratio))):
+            out.append(TimedBlock(number, "c", index // 4, index % 4, position, name, 2, 2 * seconds, flags))
+    return out
+
+
+def test_the_half_width_over_processes():
+    logs = [0.004, -0.006, 0.001, 0.003, -0.002]
+    blocks = [block for number, d in enumerate(logs) for block in process(number, exp(d))]
+    found = noise.judged(blocks, 2, 9.5)
+    half = T4 * stdev(logs) / sqrt(5)
+    assert found.resolvable_difference == pytest.approx(exp(half) - 1, rel=1e-6)
+    assert found.aa_ratio == pytest.approx(1.0)
+    assert (found.aa_low, found.aa_high) == pytest.approx((exp(-half), exp(half)))
+    assert (found.processes, found.rounds, found.threads, found.seconds) == (5, 60, 2, 9.5)
+    assert found.troubled == 0
+
+
+def test_a_twin_that_is_surely_slower_is_no_resolution():
+    logs = [0.050, 0.051, 0.049, 0.052, 0.048]
+    blocks = [block for number, d in enumerate(logs) for block in process(number, exp(d))]
+    found = noise.judged(blocks, 2, 9.5)
+    assert found.resolvable_difference == pytest.approx(exp(0.05 + T4 * stdev(logs) / sqrt(5)) - 1, rel=1e-6)
+
+
+def test_timing_one_after_the_other_sees_the_drift_that_rounds_do_not():
+    logs = [0.001, -0.001, 0.001, -0.001, 0.0]
+    blocks = [block for number, d in enumerate(logs) for block in process(number, exp(d), drift=1.1)]
+    found = noise.judged(blocks, 1, 9.5)
+    expected = T5 * log(1.1) / sqrt(5)
+    assert log(1 + found.sequential_difference) == pytest.approx(expected, rel=0.01)
+    assert found.resolvable_difference < 0.002
+    ours = T4 * stdev(logs) / sqrt(5)
+    assert found.sequential_times_longer == pytest.approx((expected / ours) ** 2, rel=0.02)
+
+
+def test_blocks_that_others_took_time_from_are_counted():
+    blocks = [*process(0, flags=("preempted", "faults=3")), *process(1, 1.001, flags=("faults=3",)), *process(2)]
+    assert noise.judged(blocks, 1, 1.0).troubled == pytest.approx(1 / 3)
+
+
+def test_one_process_says_nothing():
+    assert noise.judged(process(0), 1, 1.0) is None
+    assert noise.judged([], 1, 1.0) is None
+
+
+def test_seconds_are_shared_and_late_processes_left_out():
+    asked, told, time = [], [], [100.0]
+    slow = 0.0
+
+    def run(number: int, threads: int, until: float) -> list[TimedBlock]:
+        asked.append((number, threads, until))
+        time[0] += slow
+        return process(number, 1 + number / 1000)
+
+    found = noise.measure_noise(10.0, 3, told.append, run, lambda: time[0])
+    assert asked == [(n, 3, 100.0 + 2 * (n + 1)) for n in range(5)]
+    assert told == [1] * 5
+    assert found.processes == 5
+    assert noise.measure_noise(2.0, 1, run=run, now=lambda: time[0]).processes == 3
+    slow = 5.0
+    assert noise.measure_noise(10.0, 1, run=run, now=lambda: time[0]).processes == 3
+    assert noise.measure_noise(20.0, 1, run=run, now=lambda: time[0]).processes == 5
+
+
+def test_a_real_process_measures_both_arms_and_a_failing_one_none(monkeypatch):
+    blocks = noise._in_a_process(4, 1, 0.0)
+    assert {block.kernel for block in blocks} == {noise.GEMM, TWIN}
+    assert {block.process for block in blocks} == {4}
+    assert {block.placement for block in blocks} >= {0, 1, 2}
+    assert all(block.seconds > 0 for block in blocks)
+    monkeypatch.setattr(noise.sys, "executable", "/bin/false")
+    assert noise._in_a_process(4, 1, 0.0) == []

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests import ROOT
-from tests.cli.test_startup import HEAVY, loaded_by
+from tests.cli.test_main import HEAVY, loaded_by
 
 JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")
 

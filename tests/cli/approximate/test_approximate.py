@@ -17,7 +17,7 @@ from ffncli.run.approximate import approximate as module
 from ffncli.run.approximate.approximate import overfitting
 from ffncli.run.approximate.call import approximate
 from tests import ROOT
-from tests.cli.test_startup import HEAVY, loaded_by
+from tests.cli.test_main import HEAVY, loaded_by
 from tests.oracles.checkpoints import expect_refusal
 
 JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")

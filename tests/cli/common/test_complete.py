@@ -21,7 +21,7 @@ from ffncli.models import catalog
 from ffncli.models.examples import EXAMPLES
 from ffncli.run.approximate.targets import TARGETS
 from ffncli.run.verify.question import CHECK_STATEMENTS
-from tests.cli.test_startup import HEAVY, MAIN, PROBE
+from tests.cli.test_main import HEAVY, MAIN, PROBE
 
 MODELS = {*catalog.names()}
 

@@ -16,7 +16,7 @@ from ffncli.cli.main import COMMANDS, load
 from ffncli.errors import ExitCode
 from tests.bench.stored import table, write
 from tests.cli.test_doctor import QUIET
-from tests.cli.test_startup import loaded_by
+from tests.cli.test_main import loaded_by
 from tests.oracles.prompted import made
 from tests.show.test_output import ESCAPE, in_terminal
 

@@ -1,4 +1,4 @@
-"""Where FFNs lie in models in memory; tests/architectures/test_trace.py asks it of every architecture."""
+"""Where FFNs lie in models in memory; tests/architectures/test_table.py asks it of every architecture."""
 
 from __future__ import annotations
 

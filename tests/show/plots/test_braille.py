@@ -1,19 +1,22 @@
-"""A plot as text: what stands where, in Braille and in ASCII, in a pipe, in a terminal, in Markdown."""
+"""A plot as text: axes, curves of dots, and what stands where, in Braille and in ASCII, in a pipe and in a terminal."""
 
 from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from ffncli.errors import clean
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
+from ffncli.show.plots.axes import axis
 from ffncli.show.plots.braille import drawn
+from ffncli.show.plots.canvas import dots, letters, place_of
 from ffncli.show.plots.plot import Plot, Series
 from ffncli.show.tables import Table
 from ffncli.show.terminal import Terminal
@@ -204,3 +207,198 @@ def test_the_console_of_linux_has_no_braille(capsys, monkeypatch):
     monkeypatch.setenv("TERM", "linux")
     Terminal(sys.stdout, color=True).show([SINES])
     assert capsys.readouterr().out.isascii()
+
+
+COLUMNS, ROWS = 70, 16
+# The dots of a Braille character by their numbers in the Unicode standard, bit n-1 for dot n: 1-3 and 7 are the left
+# column from the top, 4-6 and 8 the right one.
+NUMBERED = {1: (0, 0), 2: (0, 1), 3: (0, 2), 7: (0, 3), 4: (1, 0), 5: (1, 1), 6: (1, 2), 8: (1, 3)}
+
+
+def decoded(found: dict[tuple[int, int], int]) -> set[tuple[int, int]]:
+    """Dots as (from the left, from the top)."""
+    return {
+        (2 * column + dx, 4 * row + dy)
+        for (column, row), bits in found.items()
+        for number, (dx, dy) in NUMBERED.items()
+        if bits >> (number - 1) & 1
+    }
+
+
+CURVES = {
+    "line": lambda t: t,
+    "wave": lambda t: 0.5 + 0.4 * math.sin(9 * t),
+    "steep": lambda t: 0.5 + 0.5 * math.tanh(60 * (t - 0.4)),
+    "flat": lambda t: 0.25,
+    "parabola": lambda t: (2 * t - 1) ** 2,
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_every_dot_is_on_the_curve_and_no_column_is_left_out(name):
+    f = CURVES[name]
+    found = decoded(dots([(i / 2000, f(i / 2000)) for i in range(2001)], COLUMNS, ROWS))
+    wide, high = 2 * COLUMNS - 1, 4 * ROWS - 1
+    assert {x for x, _ in found} == set(range(2 * COLUMNS))
+    for x, y in found:
+        # Somewhere within a dot to the left and to the right the curve passes within a dot of this one.
+        near = [(1 - f(min(max((x + d / 20) / wide, 0), 1))) * high for d in range(-20, 21)]
+        assert min(near) - 1 <= y <= max(near) + 1, (x, y)
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_neighbouring_dots_touch(name):
+    f = CURVES[name]
+    found = decoded(dots([(i / 50, f(i / 50)) for i in range(51)], COLUMNS, ROWS))
+    seen, left = set(), [min(found)]
+    while left:
+        x, y = left.pop()
+        if (x, y) in found and (x, y) not in seen:
+            seen.add((x, y))
+            left += [(x + dx, y + dy) for dx in (-1, 0, 1) for dy in (-1, 0, 1)]
+    assert seen == found
+
+
+def test_a_point_that_is_not_finite_breaks_the_curve():
+    found = decoded(dots([(0, 0.5), (0.4, 0.5), (0.5, math.nan), (0.6, 0.5), (1, 0.5)], COLUMNS, ROWS))
+    shares = {x / (2 * COLUMNS - 1) for x, _ in found}
+    assert not [x for x in shares if 0.41 < x < 0.59]
+    assert min(shares) == 0
+    assert max(shares) == 1
+
+
+def test_what_leaves_the_frame_is_cut_where_it_leaves():
+    found = decoded(dots([(0, -1), (1, 2)], COLUMNS, ROWS))  # inside between 1/3 and 2/3
+    xs = [x / (2 * COLUMNS - 1) for x, _ in found]
+    assert min(xs) == pytest.approx(1 / 3, abs=0.01)
+    assert max(xs) == pytest.approx(2 / 3, abs=0.01)
+    assert not dots([(0, 1.5), (1, 2)], COLUMNS, ROWS)
+    assert not dots([(-3, 0.5), (-1, 0.5)], COLUMNS, ROWS)
+
+
+def test_a_single_point_is_a_dot():
+    assert decoded(dots([(0.0, 1.0)], COLUMNS, ROWS)) == {(0, 0)}
+    assert decoded(dots([(0.0, math.nan), (1.0, 0.0), (1.0, math.nan)], COLUMNS, ROWS)) == {
+        (2 * COLUMNS - 1, 4 * ROWS - 1)
+    }
+    assert not dots([], COLUMNS, ROWS)
+
+
+@given(st.lists(st.tuples(st.floats(), st.floats()), max_size=12))
+def test_any_points_stay_in_the_frame(points):
+    found = dots(points, 20, 5)
+    assert all(0 <= column < 20 and 0 <= row < 5 and 0 < bits < 256 for (column, row), bits in found.items())
+    for point in points:
+        place = place_of(point, 20, 5)
+        assert place is None or place in found  # every point that lies inside is drawn
+
+
+def test_letters_lie_on_their_curve_and_off_the_others():
+    curves = [dots([(i / 100, f(i / 100)) for i in range(101)], COLUMNS, ROWS) for f in CURVES.values()]
+    found = letters(curves, COLUMNS)
+    assert set(found.values()) == set(range(len(curves)))
+    for place, at in found.items():
+        assert place in curves[at]
+        assert not [other for other, curve in enumerate(curves) if other != at and place in curve]
+
+
+def test_equal_curves_have_a_letter_each():
+    same = dots([(0, 0.5), (1, 0.5)], COLUMNS, ROWS)
+    found = letters([same] * 5, COLUMNS)
+    assert sorted(found.values()) == [0, 1, 2, 3, 4]
+    assert set(found) <= set(same)
+
+
+def test_marks_are_where_the_points_are():
+    curves = [dots([(0, y), (1, y)], COLUMNS, ROWS) for y in (0.2, 0.8)]
+    marks = [[place_of((x, y), COLUMNS, ROWS) for x in (0.0, 0.5, 1.0)] for y in (0.2, 0.8)]
+    assert letters(curves, COLUMNS, marks) == {place: at for at, some in enumerate(marks) for place in some}
+
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(FINITE, FINITE, st.integers(2, 12))
+def test_ticks_stand_where_they_say(one, other, most):
+    place = axis([one, other])
+    ticks = place.ticks(most)
+    assert len(ticks) <= most
+    for share, text in ticks:
+        assert -1e-9 <= share <= 1 + 1e-9
+        assert share == pytest.approx(place.share(float(text)), abs=1e-9)
+    # Round: one digit of 1, 2 or 5 times a power of ten apart, and no gap that another tick would fill.
+    values = [Decimal(text) for _, text in ticks]
+    steps = {b - a for a, b in pairwise(values)}
+    assert len(steps) <= 1
+    for step in steps:
+        assert step.normalize().as_tuple().digits in ((1,), (2,), (5,))
+        assert len(ticks) > most / 2.5 - 1
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "labels"),
+    [
+        (-3, 3, 8, "-3 -2 -1 0 1 2 3"),
+        (-0.17, 3, 5, "0 1 2 3"),
+        (0, 1.13, 4, "0.0 0.5 1.0"),
+        (-2e-4, 4.7e-4, 5, "-0.0002 0.0000 0.0002 0.0004"),
+        (0, 3e-5, 4, "0 1e-5 2e-5 3e-5"),
+        (0, 2.5e6, 4, "0 1e6 2e6"),
+        (0, 150000, 4, "0 50000 100000 150000"),
+    ],
+)
+def test_labels(low, high, most, labels):
+    assert " ".join(text for _, text in axis([low, high]).ticks(most)) == labels
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "labels"),
+    [
+        (1, 64, 6, "1 2 5 10 20 50"),
+        (1e-6, 0.5, 6, "1e-6 1e-5 0.0001 0.001 0.01 0.1"),
+        (1e-300, 1e300, 7, "1e-300 1e-200 1e-100 1 1e100 1e200 1e300"),
+        (0.02099, 0.02141, 6, "0.021 0.0211 0.0212 0.0213 0.0214"),
+    ],
+)
+def test_labels_of_a_log_axis(low, high, most, labels):
+    found = axis([low, high], log=True)
+    assert " ".join(text for _, text in found.ticks(most)) == labels
+    for share, text in found.ticks(most):
+        truth = (math.log10(float(text)) - math.log10(low)) / (math.log10(high) - math.log10(low))
+        assert share == pytest.approx(truth, abs=1e-9)
+
+
+@example(1.7e308, 1.7e308, 2)
+@example(1.7e308, 1.6e308, 2)
+@given(st.floats(5e-324, 1.7e308), st.floats(5e-324, 1.7e308), st.integers(2, 12))
+def test_a_log_axis_never_fails(one, other, most):
+    assert all(-1e-6 <= share <= 1 + 1e-6 for share, _ in axis([one, other], log=True).ticks(most))
+
+
+@example([-1.7e308, 1.7e308], False)
+@given(st.lists(st.floats(), min_size=1), st.booleans())
+def test_all_values_lie_inside(values, log):
+    placed = [v for v in values if math.isfinite(v) and (v > 0 or not log)]
+    found = axis(values, log)
+    assert (found is None) == (not placed)
+    assume(found is not None)
+    assert found.low < found.high
+    assert all(-1e-9 <= found.share(v) <= 1 + 1e-9 for v in placed)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_has_no_place(value):
+    assert math.isnan(axis([0, 1]).share(value))
+    assert math.isnan(axis([1, 2], log=True).share(value))
+
+
+def test_what_is_not_above_zero_has_no_place_on_a_log_axis():
+    assert axis([0.0, -1.0], log=True) is None
+    assert math.isnan(axis([1, 2], log=True).share(0.0))
+
+
+@pytest.mark.parametrize(("high", "labels"), [(1, "0 1"), (3, "0 1 2 3"), (47, "0 10 20 30 40")])
+def test_what_is_counted_has_ticks_at_whole_numbers(high, labels):
+    scale = axis([0, high])
+    assert [text for _, text in scale.ticks(8, whole=True)] == labels.split()
+    assert all(share == pytest.approx(scale.share(float(text))) for share, text in scale.ticks(8, whole=True))
