@@ -28,9 +28,8 @@ from ffncli.run.engine.execute import run
 from ffncli.run.engine.functions import function
 from tests.architectures.test_table import TABLE, _functions
 from tests.oracles.architectures import build, cases, config, numbers, outside, towers
-from tests.oracles.architectures.moe import CASES as ROUTED
-from tests.oracles.architectures.text_towers import CASES as TOWERS
-from tests.oracles.architectures.text_towers import REMOTE
+from tests.oracles.architectures.families import MIXTURES as ROUTED
+from tests.oracles.architectures.multimodal import REMOTE, TOWERS
 from tests.oracles.architectures.tiny import statement, tiny
 
 # ZAYA's, whose router has a second input, has a file of its own: tests/run/engine/test_router_mlp.py.

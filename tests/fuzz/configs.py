@@ -27,7 +27,7 @@ from ffncli.models.counting.count import count
 from tests.fuzz.answers import FuzzAnswer
 from tests.oracles.architectures import Architecture, cases, numbers, text_architectures
 from tests.oracles.architectures import config as tiny_config
-from tests.oracles.architectures.text_towers import CASES as TOWERS
+from tests.oracles.architectures.multimodal import TOWERS
 from tests.oracles.checkpoints import harmful
 
 Values = dict[str, Any]

@@ -21,7 +21,7 @@ from ffncli.models.config.read import FAMILIES, from_config
 from ffncli.models.counting.count import ModelCount, count
 from ffncli.models.files.fields import Fields
 from ffncli.models.model import Group, NonFFN
-from tests.oracles.architectures.text_towers import REMOTE
+from tests.oracles.architectures.multimodal import REMOTE
 from tests.oracles.counts import ACTIVE, RECENT, WHOLE
 from tests.oracles.whole import ENCODERS, Built, build
 

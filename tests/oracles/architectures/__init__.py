@@ -204,19 +204,16 @@ def outside(module: nn.Module, twice: nn.Module, case: Architecture) -> list[str
 @cache
 def cases() -> Mapping[str, Architecture]:
     """Every text architecture with its case; one without a row has the default, Llama's."""
-    from tests.oracles.architectures import composites, decoders, encoders, hybrids, moe, pairs
+    from tests.oracles.architectures.families import DECODERS, ENCODERS, HYBRIDS, MIXTURES, PAIRS
+    from tests.oracles.architectures.multimodal import COMPOSITES
 
-    rows = {
-        name: case
-        for module in (decoders, encoders, pairs, moe, hybrids, composites)
-        for name, case in module.CASES.items()
-    }
+    rows = {**DECODERS, **ENCODERS, **PAIRS, **MIXTURES, **HYBRIDS, **COMPOSITES}
     return {name: rows.get(name, Architecture()) for name in text_architectures()}
 
 
 @cache
 def towers() -> Mapping[str, Architecture]:
     """What takes token ids and is in none of transformers' text tables: towers that only composites have."""
-    from tests.oracles.architectures import media, text_towers
+    from tests.oracles.architectures.multimodal import MEDIA, TOWERS
 
-    return {**text_towers.CASES, **media.CASES}
+    return {**TOWERS, **MEDIA}
