@@ -285,9 +285,9 @@ def judge_reference(figures: Figures) -> Answer:
 
 PROBES = (
     Probe("neighbours", "C4", "Is another process on this GPU seen?", 60, measure_neighbours, judge_neighbours, True,
-          "ffncli/system/gpu_state.py; a container may hide other processes"),
+          "ffncli/system/gpu.py; a container may hide other processes"),
     Probe("clocks", "C2", "Are this GPU's clocks read, and is an honest load not called slow?", 45, measure_clocks,
-          judge_clocks, True, "ffncli/system/gpu_state.py for a part of a card; ffncli/bench/machine/devices.py"),
+          judge_clocks, True, "ffncli/system/gpu.py for a part of a card; ffncli/bench/machine/devices.py"),
     Probe("table", "C5", "Is this GPU in the table of devices, with its L2 cache?", 20, measure_table, judge_table,
           True, "the table of devices, in ffncli/system"),
     Probe("current-gpu", "C4", "Is the GPU that ffn uses torch's current one?", 20, measure_current, judge_current,

@@ -23,10 +23,8 @@ from ffncli.bench.records import CaseReport, Job
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.files.json_records import record_of
-from ffncli.system.child import end, exit_code, has_ended, shared_memory
-from ffncli.system.child_output import PrintedBytes, passed_on
+from ffncli.system.child import PrintedBytes, end, exit_code, has_ended, passed_on, shared_memory, used_memory
 from ffncli.system.files import remove_process_folders
-from ffncli.system.process_tree import used_memory
 
 WORKER = (sys.executable, "-m", "ffncli.bench.timing.worker")
 

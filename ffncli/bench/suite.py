@@ -24,8 +24,7 @@ from ffncli.bench.results.journal import Journal, require_same
 from ffncli.bench.results.row import ResultRow
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
-from ffncli.system.child import KILLED, ending
-from ffncli.system.child_output import PrintedBytes
+from ffncli.system.child import KILLED, PrintedBytes, ending
 
 # Seconds between looks at a silent worker. A look takes a core for a moment, so there are few while blocks are timed;
 # before, memory may grow by a gigabyte a second.

@@ -14,10 +14,9 @@ from ffncli.errors import Terminated
 from ffncli.run.approximate.question import CONVENTIONS, FitQuestion, cases
 from ffncli.run.approximate.targets import TARGETS
 from ffncli.run.engine.threads import set_threads
-from ffncli.show.parts import Answer, Heading, Line, Part
+from ffncli.show.color import progress
+from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.plots.plot import Plot, Series
-from ffncli.show.progress import progress
-from ffncli.show.tables import Table
 from ffncli.show.text import plural
 
 if TYPE_CHECKING:

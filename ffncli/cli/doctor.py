@@ -15,10 +15,9 @@ from ffncli.cli.common.spread import spread
 from ffncli.errors import ExitCode, FFNError, option
 from ffncli.options.accept import ABOVE_ZERO, THREADS
 from ffncli.options.opt import COMPUTE, Opt, Options
+from ffncli.show.color import progress, shows_bar
 from ffncli.show.output import Output
-from ffncli.show.parts import Answer, Heading, Line, Part
-from ffncli.show.progress import progress, shows_bar
-from ffncli.show.tables import Table
+from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.text import percent, plural
 from ffncli.system import host
 

@@ -15,9 +15,8 @@ from ffncli.options.accept import TEXTS
 from ffncli.options.opt import INPUT, Opt, Options
 from ffncli.run.experts.call import experts_for
 from ffncli.run.experts.question import ExpertsQuestion
-from ffncli.show.parts import Answer, Heading, Line, Part
-from ffncli.show.progress import progress
-from ffncli.show.tables import Table
+from ffncli.show.color import progress
+from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.text import in_percent, plural
 
 if TYPE_CHECKING:

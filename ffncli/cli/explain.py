@@ -11,8 +11,7 @@ from ffncli.cli.common.spread import spread
 from ffncli.options.opt import Opt, Options
 from ffncli.run.topics.call import explain, topics
 from ffncli.run.topics.topic import Topic, TopicLine
-from ffncli.show.parts import Answer, Heading, Line, Part
-from ffncli.show.tables import Fixed, Table
+from ffncli.show.parts import Answer, Fixed, Heading, Line, Part, Table
 
 _CONVENTIONS = {"example": "computed for this answer; `command` runs the same block or functions"}
 

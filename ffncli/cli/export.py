@@ -14,8 +14,7 @@ from ffncli.options.opt import Opt
 from ffncli.run.export.call import FORMS, Export, ExportQuestion, exported, require_form
 from ffncli.run.export.problem import CONVENTIONS
 from ffncli.show.output import Output
-from ffncli.show.parts import Answer, Heading, Line, Part
-from ffncli.show.tables import Table
+from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.system.files import check_writable
 
 _COLUMNS = ("tokens", "matmul_flops", "elementwise_flops", "bytes")

@@ -12,8 +12,7 @@ from ffncli.cli.common.result_lines import command_line
 from ffncli.cli.common.spread import spread
 from ffncli.cli.common.sweep_page import sweep
 from ffncli.errors import ExitCode, FFNError, shown_path
-from ffncli.show.parts import Answer, Heading, Line, Part
-from ffncli.show.tables import Table
+from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.text import plural
 
 _MOST_MISSING = 40  # lines; JSON has all

@@ -12,8 +12,7 @@ from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models import catalog
 from ffncli.models.counting.count import ModelCount, count
 from ffncli.options.opt import Opt, Options
-from ffncli.show.parts import Answer
-from ffncli.show.tables import Short, Table
+from ffncli.show.parts import Answer, Short, Table
 
 
 @dataclass(frozen=True, kw_only=True)

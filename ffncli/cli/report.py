@@ -9,8 +9,7 @@ from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
 from ffncli.options.opt import Opt, Options
 from ffncli.pages.call import Report, ReportQuestion, write_report
-from ffncli.show.parts import Answer, Line
-from ffncli.show.tables import Table
+from ffncli.show.parts import Answer, Line, Table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,7 @@ from ffncli.errors import ExitCode, FFNError
 from ffncli.options.opt import Opt, Options
 from ffncli.run.verify.call import verdict_of
 from ffncli.run.verify.question import REFEREE_STATEMENTS, VerifyQuestion
-from ffncli.show.parts import Answer, Heading, Line, Part
-from ffncli.show.tables import Table
+from ffncli.show.parts import Answer, Heading, Line, Part, Table
 
 if TYPE_CHECKING:
     from ffncli.run.verify.certificate import Certificate

@@ -18,8 +18,8 @@ BUILT_IN: Mapping[str, str] = {
     "onednn_packed": "ffncli.kernels.onednn",
     "mkl": "ffncli.kernels.mkl",
     "numpy": "ffncli.kernels.numpy_kernel",
-    "grouped": "ffncli.kernels.experts.grouped",
-    "batched": "ffncli.kernels.experts.batched",
+    "grouped": "ffncli.kernels.experts",
+    "batched": "ffncli.kernels.experts",
     "fp8": "ffncli.kernels.fewer_bits.fp8",
     "compiled": "ffncli.kernels.compiled",
     "max_autotune": "ffncli.kernels.compiled",
@@ -31,7 +31,7 @@ BUILT_IN: Mapping[str, str] = {
     "int8": "ffncli.kernels.fewer_bits.weight_only",
     "int4": "ffncli.kernels.fewer_bits.weight_only",
     "liger": "ffncli.kernels.libraries.liger",
-    "liger_act": "ffncli.kernels.libraries.liger_act",
+    "liger_act": "ffncli.kernels.libraries.liger",
     "quack": "ffncli.kernels.libraries.quack",
 }
 # Take seconds to minutes before their first answer.

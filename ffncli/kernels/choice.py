@@ -7,6 +7,8 @@
     [LABEL=]slowed:FACTOR:KERNEL   one of these, slower by a known factor, which a self-test must detect
 
 No file is read here, and nothing needs torch.
+
+A user's function takes a block's weights by the names of its arguments.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ffncli.block.steps import Step, parameters
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.kernels import AUTO, BUILT_IN, OVER_RANKS, full_name, unknown_kernel
@@ -120,3 +123,23 @@ def require_unlike(labels: Sequence[str]) -> None:
     twice = next((label for n, label in enumerate(labels) if label in labels[:n]), None)
     if twice is not None:
         raise FFNError(f"--kernel: two kernels are called {shown(twice)}", "give labels: --kernel a=file.py:name")
+
+
+def argument(parameter: str) -> str:
+    """A weight's name as a function's argument: `up.weight` is up, `up.bias` up_bias, `shared.up.weight` shared__up."""
+    step, _, kind = parameter.rpartition(".")
+    return step.replace(".", "__") + ("" if kind == "weight" and step != "act" else f"_{kind}")
+
+
+def by_argument(steps: Sequence[Step]) -> dict[str, str]:
+    """Argument → the parameter of the block that fills it."""
+    return {argument(name): name for name in parameters(steps)}
+
+
+def missing_weight(required: Iterable[str], steps: Sequence[Step]) -> tuple[str, str] | None:
+    """(why a function cannot be called, what the block has), of the first required argument that no weight fills."""
+    weights = by_argument(steps)
+    name = next((name for name in required if name not in weights), None)
+    if name is None:
+        return None
+    return f"needs {name}, which this block does not have", f"this block has {', '.join(weights)}"

@@ -16,8 +16,8 @@ from torch import Tensor
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.kernels import eager
+from ffncli.kernels.dense import refuses_all_but_dense
 from ffncli.kernels.kernel import Computes, Params, Steps, cxx, register
-from ffncli.kernels.pattern import refuses_all_but_dense
 from ffncli.kernels.per_weights import PerWeights, aliases
 
 

@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.steps import parameters
-from ffncli.kernels.between import between, normed
+from ffncli.kernels.dense import between, dense, normed, refuses_all_but_dense
 from ffncli.kernels.kernel import Computes, Params, Steps, register
-from ffncli.kernels.pattern import dense, refuses_all_but_dense
 
 
 def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:

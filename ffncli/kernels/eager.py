@@ -7,9 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.steps import parameters
-from ffncli.kernels.between import Weights, between, normed
+from ffncli.kernels.dense import Dense, Weights, between, dense, normed
 from ffncli.kernels.kernel import Computes, Params, Steps, register
-from ffncli.kernels.pattern import Dense, dense
 from ffncli.kernels.routing import Body, looped, mixture, refuses_unknown_routing
 
 

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from ffncli.block.steps import parameters
 from ffncli.kernels import eager
-from ffncli.kernels.between import Weights, between, normed
 from ffncli.kernels.compiled import graph
+from ffncli.kernels.dense import Weights, between, dense, normed, refuses_all_but_dense
 from ffncli.kernels.kernel import Computes, Params, Steps, register
-from ffncli.kernels.pattern import dense, refuses_all_but_dense
 
 
 @register("gemv", needs=("cpu", "compiler"), refuses=refuses_all_but_dense, trains=False, compiles=True, most_tokens=1)

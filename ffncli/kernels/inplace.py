@@ -14,10 +14,8 @@ from torch.nn import functional
 
 from ffncli.block.activations import TABLE
 from ffncli.block.steps import Activation, parameters
-from ffncli.kernels.activations import Learned, activation
-from ffncli.kernels.between import Weights, learned, normed
+from ffncli.kernels.dense import Learned, Weights, activation, dense, learned, normed, refuses_all_but_dense
 from ffncli.kernels.kernel import Computes, Params, Steps, register
-from ffncli.kernels.pattern import dense, refuses_all_but_dense
 
 Changes = Callable[[Tensor, Learned], Tensor]
 

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ffncli.block.steps import parameters
 from ffncli.kernels import inplace
-from ffncli.kernels.between import Weights
+from ffncli.kernels.dense import Weights, refuses_all_but_dense
 from ffncli.kernels.kernel import REGISTERED, Computes, Params, Steps, register
-from ffncli.kernels.pattern import refuses_all_but_dense
 from ffncli.kernels.per_weights import PerWeights, aliases
 
 

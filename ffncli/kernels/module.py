@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ffncli.block.steps import Axis, parameters
-from ffncli.kernels.between import between, normed
+from ffncli.kernels.dense import Dense, between, dense, normed, refuses_all_but_dense
 from ffncli.kernels.kernel import Computes, Params, Steps, register
-from ffncli.kernels.pattern import Dense, dense, refuses_all_but_dense
 
 
 class _EmptyLinear(nn.Linear):

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from ffncli.block.steps import parameters
 from ffncli.kernels import inplace
-from ffncli.kernels.between import Weights
+from ffncli.kernels.dense import Weights, refuses_all_but_dense
 from ffncli.kernels.kernel import Build, Computes, Params, Steps, register
-from ffncli.kernels.pattern import refuses_all_but_dense
-from ffncli.kernels.widened import widened, widened_weights
+from ffncli.kernels.per_weights import widened, widened_weights
 
 
 def multiplies(dtype: torch.dtype) -> bool:

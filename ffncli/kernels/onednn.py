@@ -15,10 +15,9 @@ from torch import Tensor
 
 from ffncli.block.steps import Activation, parameters
 from ffncli.kernels import packed
-from ffncli.kernels.between import Weights, between, normed
+from ffncli.kernels.dense import Dense, Weights, between, dense, normed, refuses_all_but_dense
 from ffncli.kernels.kernel import REGISTERED, Computes, Params, Steps, register
-from ffncli.kernels.pattern import Dense, dense, refuses_all_but_dense
-from ffncli.kernels.widened import widened, widened_weights
+from ffncli.kernels.per_weights import widened, widened_weights
 
 DTYPES = ("fp32", "bf16", "fp16")
 _TOKENS = 128  # oneDNN chooses the layout for so many; with it, any number is computed

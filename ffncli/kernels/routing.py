@@ -11,10 +11,8 @@ from torch.nn import functional
 
 from ffncli.block.steps import Activation, Add, Experts, Norm, Route, Step, tables
 from ffncli.dataclass import dataclass
-from ffncli.kernels.activations import activation
-from ffncli.kernels.between import Weights, norm
+from ffncli.kernels.dense import Dense, Weights, activation, dense, norm
 from ffncli.kernels.kernel import Steps
-from ffncli.kernels.pattern import Dense, dense
 
 Body = Callable[[Tensor, Weights], Tensor]
 Summed: TypeAlias = Callable[[Tensor, Tensor, Tensor, Weights], Tensor]

@@ -19,11 +19,9 @@ from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, clean, shown, spelled
 from ffncli.options.opt import as_typed
 from ffncli.show.color import ColorChoice, Paint, curve_style, is_colored, painted, sign_style, unpainted
-from ffncli.show.heat import HeatMap
-from ffncli.show.parts import Answer, Fold, Heading, Line, Part
+from ffncli.show.parts import Answer, Fold, Heading, Line, Part, Table, csv_text
 from ffncli.show.plots.plot import Plot
-from ffncli.show.tables import Table, csv_text
-from ffncli.show.tensors import Excerpt
+from ffncli.show.tensors import Excerpt, HeatMap
 from ffncli.show.text import aligned, encodable, folded, json_safe, width
 from ffncli.system.files import check_writable, written_whole
 

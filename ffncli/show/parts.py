@@ -1,16 +1,15 @@
-"""The parts of an answer, before any rendering."""
+"""The parts of an answer, before any rendering; of them Table: named columns of raw values and how they are written."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, TypeAlias
 
 from ffncli.dataclass import dataclass
-from ffncli.show.heat import HeatMap
+from ffncli.errors import clean
 from ffncli.show.plots.plot import Plot
-from ffncli.show.tables import Table
-from ffncli.show.tensors import Excerpt
+from ffncli.show.tensors import Excerpt, HeatMap
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,71 @@ class Fold:
     parts: Sequence[Part]
 
 
+@dataclass(frozen=True)
+class Table:
+    """`rows` hold raw values, one per column. `emphasis` names rows to set in bold (totals).
+
+    `side_by_side` says that the first column names quantities and the others are things compared: if they do not fit
+    next to each other they are shown in several tables. So are other tables with `labels`, the
+    number of columns that name a row. `caption` is below the title.
+    """
+
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[Cell, ...]]
+    title: str = ""
+    emphasis: frozenset[int] = field(default_factory=frozenset)
+    side_by_side: bool = False
+    labels: int = 0
+    caption: str = ""
+
+    def narrowed(self, widths: Sequence[int], room: int) -> list[Table]:
+        """This table as one or several that take at most `room`, given its columns' widths; none if impossible.
+
+        Columns with the same value in every row are dropped first, and the caption names them. The others are shown in
+        several tables, each with the labels, if the table has `labels`.
+        """
+        same = [] if self.side_by_side else self._constants()
+        kept, left = [*range(len(self.columns))], []
+        for i in same:
+            if _taken(widths, kept) > room:
+                kept.remove(i)
+                left += [f"{self.columns[i]} {text}"] if (text := self.texts()[0][i]) else []
+        caption = f"in every row: {', '.join(left)}" if left else self.caption
+        parts = [kept] if _taken(widths, kept) <= room else self._split(kept, widths, room)
+        return [self._with(part, "" if at else caption) for at, part in enumerate(parts)]
+
+    def _constants(self) -> list[int]:
+        """Columns, except labels, with the same text in all of several rows."""
+        texts = self.texts() if len(self.rows) > 1 else []
+        return [i for i in range(max(1, self.labels), len(self.columns)) if len({row[i] for row in texts}) == 1]
+
+    def _split(self, kept: Sequence[int], widths: Sequence[int], room: int) -> list[list[int]]:
+        """Columns in groups that fit, each after the labels; none without labels, or if one column is too wide."""
+        first = 1 if self.side_by_side else self.labels
+        parts: list[list[int]] = []
+        for i in kept[first:]:
+            if parts and _taken(widths, [*parts[-1], i]) <= room:
+                parts[-1].append(i)
+            else:
+                parts.append([*kept[:first], i])
+        return parts if first and all(_taken(widths, part) <= room for part in parts) else []
+
+    def _with(self, kept: Sequence[int], caption: str) -> Table:
+        rows = [tuple(row[i] for i in kept) for row in self.rows]
+        return Table(tuple(self.columns[i] for i in kept), rows, self.title, self.emphasis, caption=caption)
+
+    def texts(self) -> list[list[str]]:
+        """The text of every cell."""
+        return [[cell_text(cell) for cell in row] for row in self.rows]
+
+    def right_aligned(self) -> list[bool]:
+        """Per column, whether it holds any number."""
+        return [any(map(_is_number, column)) for column in self._columns()]
+
+    def _columns(self) -> Iterable[list[Cell]]:
+        return ([row[i] for row in self.rows] for i in range(len(self.columns)))
+
+
 Part: TypeAlias = Table | Excerpt | Heading | HeatMap | Line | Plot | Fold
 
 
@@ -55,3 +119,81 @@ class Answer:
         if value is None:
             return self
         return replace(self, body={**self.body, key: value}, parts=[*self.parts, *parts])
+
+
+Cell = Any  # int, float, bool, str, None, or a sequence of those
+
+
+class Short(int):
+    """A count that is short in a table, four digits and a unit: `4.329 B`. JSON and CSV have all digits."""
+
+    def __str__(self) -> str:
+        for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
+            if self >= 0.99995 * size and self >= 1000:  # a value that would round up to the unit uses it
+                return f"{self / size:#.4g} {unit}"
+        return f"{int(self)}"
+
+
+class Fixed(float):
+    """A float with four decimals in a table, `0.0000` at zero; other sizes are scientific."""
+
+    def __str__(self) -> str:
+        value = float(self)
+        if value == 0.0:
+            return "0.0000"  # of either sign
+        return f"{value:.4f}" if 1e-3 <= abs(value) < 1e5 else f"{value:.3e}"
+
+
+def cell_text(value: Cell) -> str:
+    """A value for a person: with thousands separators, booleans in words, unknown as a dash."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (Short, Fixed)):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(cell_text(v) for v in value) or "-"
+    return clean(str(value))
+
+
+def apart(values: Sequence[Cell], text: Callable[[float, int], Cell] | None = None) -> list[Cell]:
+    """Values next to each other, floats with enough digits to distinguish different ones.
+
+    `text` makes a cell of a float and a number of digits, from 1; without it they are significant digits, from 4.
+    """
+    floats = {value for value in values if isinstance(value, float)}
+    write, fewest = text or (lambda value, digits: f"{value:.{digits}g}"), 1 if text else 4
+    enough = (n for n in range(fewest, 17) if len({write(value, n) for value in floats}) == len(floats))
+    digits = next(enough, 17)
+    return [write(value, digits) if isinstance(value, float) else value for value in values]
+
+
+def csv_text(value: Cell) -> str:
+    """A value for a machine: full precision, `true|false`, empty for unknown, lists joined with `;`.
+
+    Text that a spreadsheet would run as a formula gets a leading apostrophe.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return ";".join(csv_text(v) for v in value)
+    if isinstance(value, (int, float)):
+        return repr(value)
+    text = clean(str(value))
+    return "'" + text if text[:1] in ("=", "+", "-", "@") else text
+
+
+def _taken(widths: Sequence[int], columns: Sequence[int]) -> int:
+    """The width of these columns next to each other."""
+    return sum(widths[i] + 2 for i in columns) - 2
+
+
+def _is_number(value: Cell) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

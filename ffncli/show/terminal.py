@@ -8,11 +8,9 @@ from typing import Literal, TextIO
 
 from ffncli.errors import clean
 from ffncli.show.color import curve_style, sign_style
-from ffncli.show.heat import HeatMap
-from ffncli.show.parts import Fold, Heading, Line, Part
+from ffncli.show.parts import Fold, Heading, Line, Part, Table
 from ffncli.show.plots.plot import Plot
-from ffncli.show.tables import Table
-from ffncli.show.tensors import Excerpt
+from ffncli.show.tensors import Excerpt, HeatMap
 from ffncli.show.text import aligned, encodable, pad, width
 
 

@@ -1,17 +1,27 @@
-"""A child process that runs other people's code: what it settles before any of that runs, its end, and its death."""
+"""A child process that runs other people's code: what it settles before any of that runs, its end, and its death.
+
+What it prints is passed on to stderr up to a limit: a flood fills no terminal, no disk, and no pipe. All that it
+started is known from Linux's /proc; elsewhere no descendants and no memory are.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import io
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import field
+from pathlib import Path
 
-from ffncli.system.process_tree import descendants
+from ffncli.dataclass import dataclass
+from ffncli.system.cgroup import ROOT, text
 
 KILLED = -9
 _REAPING = 10.0  # s; a process that waits for a driver cannot be killed before that answers
@@ -113,3 +123,125 @@ def ending(code: int | None) -> str:
     if code < 0:
         return f"was ended by signal {-code}" + (f" ({_SIGNALS[code]})" if code in _SIGNALS else "")
     return f"ended with exit code {code}"
+
+
+MOST_OUTPUT = 64 << 10  # bytes of one source
+_CHUNK = 1 << 16
+_LAST_CHUNKS = 16  # read at the end, of what is still in the pipe; a process that escaped may go on writing
+_PATIENCE = 1.0  # s, for stderr to take the rest
+
+
+@dataclass
+class PrintedBytes:
+    """How much each source has printed; `source` is whose output arrives now, as a note about it says it."""
+
+    source: str = "the worker"
+    most: int = MOST_OUTPUT
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def passed(self, chunk: bytes) -> tuple[bytes, str]:
+        """(what of a chunk is to be shown, a note if this is where it is cut)."""
+        source, before = self.source, self.counts.get(self.source, 0)
+        self.counts[source] = before + len(chunk)
+        if before > self.most:
+            return b"", ""
+        if before + len(chunk) <= self.most:
+            return chunk, ""
+        return chunk[: self.most - before], f"note: the output of {source} was cut after {self.most >> 10} KiB\n"
+
+
+@contextmanager
+def passed_on(printed: PrintedBytes) -> Iterator[int]:
+    """A descriptor for a child's stdout and stderr. What it prints appears on our stderr, until it was enough.
+
+    All is read, so that the child never waits; on leaving, what is in the pipe is passed on, and no process that still
+    holds the descriptor is waited for.
+    """
+    reading, writing = os.pipe()
+    waiting, stopping = os.pipe()
+    os.set_blocking(reading, False)
+    thread = threading.Thread(target=_pass_on, args=(reading, waiting, printed), daemon=True)
+    thread.start()
+    try:
+        yield writing
+    finally:
+        os.close(writing)
+        os.close(stopping)  # ends the thread
+        thread.join(_PATIENCE)
+
+
+def _pass_on(reading: int, waiting: int, printed: PrintedBytes) -> None:
+    """Until the other end of `waiting` is closed; then the rest. Both descriptors are closed here."""
+    try:
+        poll = select.poll()
+        poll.register(reading, select.POLLIN)
+        poll.register(waiting, select.POLLIN)
+        over = False
+        while not over:
+            over = any(number == waiting for number, _ in poll.poll())
+            for _ in range(_LAST_CHUNKS if over else 1):
+                if not _pass_chunk(reading, printed):
+                    break
+    finally:
+        os.close(reading)
+        os.close(waiting)
+
+
+def _pass_chunk(reading: int, printed: PrintedBytes) -> bool:
+    """Pass on what is in the pipe; whether there may be more."""
+    try:
+        chunk = os.read(reading, _CHUNK)
+    except OSError:  # nothing is there
+        return False
+    shown, note = printed.passed(chunk)
+    text = shown.decode("utf-8", "replace")
+    if note and text and not text.endswith("\n"):
+        text += "\n"
+    if text or note:
+        with suppress(OSError, ValueError, AttributeError):  # stderr is closed, or there is none
+            sys.stderr.write(text + note)
+            sys.stderr.flush()
+    return bool(chunk)
+
+
+# What a process takes from others; files can be dropped and read again. Shared pages: whole, or the process's share.
+_COUNTED = ("RssAnon:", "RssShmem:", "VmSwap:")
+_SHARES = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
+
+
+def descendants(pid: int, root: Path = ROOT) -> list[int]:
+    """The processes below this one, those of all its threads; a zombie has none left."""
+    found: list[int] = []
+    left = [pid]
+    while left:
+        for process in _children(left.pop(), root):
+            if process not in found:
+                found.append(process)
+                left.append(process)
+    return found
+
+
+def used_memory(pid: int, root: Path = ROOT, *, shared_once: bool = False) -> int | None:
+    """Bytes of memory that a process and those below it use; None where the system does not say.
+
+    Memory that a fork still shares counts for both, unless `shared_once`, which takes the system far longer to say.
+    """
+    if not (root / f"proc/{pid}/status").exists():
+        return None
+    return sum(_used(process, root, shared_once) for process in (pid, *descendants(pid, root)))
+
+
+def _children(pid: int, root: Path) -> list[int]:
+    folder = root / f"proc/{pid}/task"
+    try:
+        threads = os.listdir(folder)
+    except OSError:
+        return []
+    return [int(word) for thread in threads for word in text(folder / thread / "children").split() if word.isdigit()]
+
+
+def _used(pid: int, root: Path, shared_once: bool) -> int:
+    exact = text(root / f"proc/{pid}/smaps_rollup") if shared_once else ""
+    source, names = (exact, _SHARES) if exact else (text(root / f"proc/{pid}/status"), _COUNTED)
+    lines = (line.split() for line in source.splitlines() if line.startswith(names))
+    return sum(int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdigit())

@@ -1,7 +1,8 @@
-"""What this machine has, without torch: its CPU and instructions, cores, caches, memory, load.
+"""What this machine has, without torch: its CPU and instructions, cores, caches, memory, load; cores for one process.
 
 From /proc and /sys on Linux, through sysctl on macOS; elsewhere from Python's standard library. `root` is the root of
-the file system; tests pass another one.
+the file system; tests pass another one. Several benchmarks at a time must not share a core: each core has a lock file
+in a folder of the user's, and the system releases a lock when its process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -9,17 +10,18 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from math import floor
 from pathlib import Path
 
 from ffncli.dataclass import dataclass
+from ffncli.errors import ExitCode, FFNError
 from ffncli.system.cgroup import ROOT, cpu_quota, memory_left, text
 
 _LLC_FALLBACK = 32 << 20  # if no cache size is known: most server and desktop chips have this or less per thread
-
 # The instructions that decide how fast a GEMM can be, by their flag in /proc/cpuinfo (or sysctl).
 _ISA = {
     "avx2": "avx2", "fma": "fma", "avx512f": "avx512f", "avx512_vnni": "avx512_vnni", "avx512_bf16": "avx512_bf16",
@@ -292,3 +294,57 @@ def _size(shown: str) -> int:
     """`36608K` in bytes; 0 for anything else."""
     number, unit = shown.rstrip("KMG"), shown[-1:]
     return int(number) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(unit, 1) if number.isdigit() else 0
+
+
+@contextmanager
+def locked_cores(count: int, folder: Path | None = None) -> Iterator[tuple[int, ...]]:
+    """Run on `count` physical cores (all, if there are not more) that nobody else has locked; one CPU of each.
+
+    The children inherit the restriction. Where the system cannot restrict a process, nothing is locked. Raises FFNError
+    (exit 3) if too few cores are free.
+    """
+    allowed = affinity()
+    if not hasattr(os, "sched_setaffinity"):
+        yield allowed
+        return
+    firsts = one_cpu_per_core(allowed)
+    needed = min(count, len(firsts))
+    with ExitStack() as locks:
+        cpus = _locked(firsts, needed, folder or _folder(), locks)
+        os.sched_setaffinity(0, cpus)
+        try:
+            yield tuple(sorted(cpus))
+        finally:
+            os.sched_setaffinity(0, allowed)
+
+
+def _locked(firsts: Sequence[int], needed: int, folder: Path, locks: ExitStack) -> list[int]:
+    """The first CPUs whose cores are free; their locks are entered into `locks`."""
+    from filelock import FileLock, Timeout
+
+    cpus: list[int] = []
+    for cpu in firsts:
+        if len(cpus) == needed:
+            break
+        try:
+            locks.enter_context(FileLock(folder / f"core-{cpu}.lock", timeout=0))
+        except Timeout:
+            continue
+        cpus.append(cpu)
+    if len(cpus) < needed:
+        why = f"{needed} cores are needed and {len(cpus)} are free: other slots of ffn bench have the rest"
+        raise FFNError(why, "use fewer --slots or --threads", ExitCode.ENVIRONMENT)
+    return cpus
+
+
+def _folder() -> Path:
+    """The folder of the locks. Raises FFNError if it cannot be made, or belongs to somebody else."""
+    folder = Path(tempfile.gettempdir(), f"ffn-cores-{os.getuid()}")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        theirs = folder.lstat().st_uid != os.getuid() or folder.is_symlink()
+    except OSError as error:
+        raise FFNError(f"cannot create {folder}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
+    if theirs:
+        raise FFNError(f"{folder} belongs to another user", "set TMPDIR to a folder of yours", ExitCode.ENVIRONMENT)
+    return folder

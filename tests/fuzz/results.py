@@ -22,7 +22,7 @@ from ffncli.bench.results.csv_file import HEADER, row_lines
 from ffncli.bench.results.journal import ResultFiles, begin
 from ffncli.kernels.choice import choices
 from ffncli.models.dimensions import Dimensions
-from ffncli.system.child_output import PrintedBytes
+from ffncli.system.child import PrintedBytes
 from tests.bench import fake_worker
 from tests.bench.stored import table
 from tests.fuzz import changes

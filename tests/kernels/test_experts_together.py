@@ -11,8 +11,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from ffncli.block.activations import hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs, parameters
-from ffncli.kernels import built_in
-from ffncli.kernels.experts import batched
+from ffncli.kernels import built_in, experts
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.execute import run
 from tests.kernels.test_kernels import MIXED, drawn, gradients
@@ -100,7 +99,7 @@ def test_batched_copies_so_many_bytes_at_a_time(monkeypatch):
     kernel = built_in("batched")
     call, params = kernel.build(block, "cpu", x.dtype), kernel.prepare(block, weights)
     whole, most = call(x, params), []
-    monkeypatch.setattr(batched, "MOST_BYTES", 3 * 2 * params[0][0].nbytes)  # 3 tokens of 2 experts
+    monkeypatch.setattr(experts, "MOST_BYTES", 3 * 2 * params[0][0].nbytes)  # 3 tokens of 2 experts
     bmm = torch.bmm
     monkeypatch.setattr(torch, "bmm", lambda a, b: most.append(len(a)) or bmm(a, b))
     assert torch.equal(call(x, params), whole)

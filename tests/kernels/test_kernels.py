@@ -16,7 +16,7 @@ from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import Activation, Dropout, block_inputs, parameters
 from ffncli.errors import FFNError
 from ffncli.kernels import BUILT_IN, COMPILING, IN_FEWER_BITS, OF_EXPERTS, built_in
-from ffncli.kernels.activations import activation
+from ffncli.kernels.dense import activation
 from ffncli.kernels.kernel import REGISTERED, Kernel, canonical, kernel_steps, register
 from ffncli.run.engine.execute import run
 from tests.oracles.activations import ORACLES
@@ -236,7 +236,7 @@ def test_activations_are_those_of_the_formulas(name):
 
 
 def test_a_function_that_is_not_written_out_runs_by_its_formula(monkeypatch):
-    monkeypatch.setattr("ffncli.kernels.activations._WRITTEN", {})
+    monkeypatch.setattr("ffncli.kernels.dense._WRITTEN", {})
     x = torch.linspace(-3, 3, 7, dtype=torch.float64)
     assert torch.equal(activation(Activation("quick_gelu"))(x, {}), x * torch.sigmoid(1.702 * x))
 

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from ffncli.block.steps import Activation
-from ffncli.kernels.in_triton.hidden import GROUP, Tile, tile_for
-from ffncli.kernels.in_triton.unit import BLOCK, FUNCTIONS, constants
-from ffncli.kernels.pattern import Dense
+from ffncli.kernels.dense import Dense
+from ffncli.kernels.in_triton.hidden import BLOCK, FUNCTIONS, GROUP, Tile, constants, tile_for
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="no triton here: make test-triton installs it"),

@@ -15,10 +15,10 @@ from ffncli.block.activations import TABLE
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Activation, block_inputs
 from ffncli.kernels import built_in
+from ffncli.kernels.dense import Dense
+from ffncli.kernels.in_triton.hidden import FUNCTIONS
 from ffncli.kernels.in_triton.triton_act import BLOCK, launcher
-from ffncli.kernels.in_triton.unit import FUNCTIONS
 from ffncli.kernels.kernel import kernel_steps
-from ffncli.kernels.pattern import Dense
 from ffncli.run.engine.execute import run
 from tests.kernels.test_kernels import DENSE, drawn
 from tests.oracles.activations import ORACLES

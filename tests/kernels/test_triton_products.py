@@ -15,13 +15,11 @@ import torch
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Activation, block_inputs, parameters
 from ffncli.kernels import built_in
-from ffncli.kernels.between import between
+from ffncli.kernels.dense import Dense, between
 from ffncli.kernels.in_triton import decode
 from ffncli.kernels.in_triton.fused_gate import backward_launcher
-from ffncli.kernels.in_triton.hidden import launcher
-from ffncli.kernels.in_triton.unit import FUNCTIONS
+from ffncli.kernels.in_triton.hidden import FUNCTIONS, launcher
 from ffncli.kernels.kernel import kernel_steps
-from ffncli.kernels.pattern import Dense
 from ffncli.run.engine.execute import run
 from tests.kernels.test_kernels import DENSE, drawn, gradients
 from tests.oracles.modules import relative_error

@@ -7,7 +7,7 @@ import torch
 
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.kernels.kernel import canonical, kernel_steps
-from ffncli.kernels.widened import widened, widened_weights
+from ffncli.kernels.per_weights import widened, widened_weights
 
 BLOCK = kernel_steps(steps(FFNSpec(2, 3, "relu", bias=False)))
 WEIGHTS = {"up.weight": torch.ones(3, 2, dtype=torch.bfloat16), "down.weight": torch.ones(2, 3, dtype=torch.bfloat16)}

@@ -8,15 +8,12 @@ import math
 
 import pytest
 
-from ffncli.show.bars import bars, interval_bar
 from ffncli.show.color import COLORS, is_colored, painted
-from ffncli.show.heat import HeatMap
 from ffncli.show.output import Output, markdown
-from ffncli.show.parts import Answer, Heading, Line
-from ffncli.show.tables import Table
-from ffncli.show.tensors import Excerpt
+from ffncli.show.parts import Answer, Heading, Line, Table
+from ffncli.show.tensors import Excerpt, HeatMap
 from ffncli.show.terminal import Terminal
-from ffncli.show.text import encodable
+from ffncli.show.text import bars, encodable, interval_bar
 from tests.show.test_output import ESCAPE
 
 

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from ffncli.errors import FFNError, clean
 from ffncli.show.output import Output
-from ffncli.show.parts import Answer, Heading, Line
-from ffncli.show.tables import Short, Table, apart, cell_text, csv_text
+from ffncli.show.parts import Answer, Heading, Line, Short, Table, apart, cell_text, csv_text
 from ffncli.show.tensors import Excerpt, edges, number_text
 from ffncli.show.text import bytes_text, encodable, finite, folded, json_safe, percent, plural, time_text, width
 from tests.oracles.checkpoints import harmful

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ffncli.errors import FFNError
-from ffncli.system import core_locks
-from ffncli.system.core_locks import locked_cores
+from ffncli.system import host
+from ffncli.system.host import locked_cores
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux restricts a process to cores")
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux rest
 def cores(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Four cores with two hardware threads each, and the list of what this process was restricted to."""
     calls: list[list[int]] = []
-    monkeypatch.setattr(core_locks, "affinity", lambda: tuple(range(8)))
-    monkeypatch.setattr(core_locks, "one_cpu_per_core", lambda cpus: tuple(cpus)[:4])
+    monkeypatch.setattr(host, "affinity", lambda: tuple(range(8)))
+    monkeypatch.setattr(host, "one_cpu_per_core", lambda cpus: tuple(cpus)[:4])
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: calls.append(list(cpus)))
     return calls
 
@@ -47,11 +47,11 @@ def test_more_than_the_machine_has_are_all_of_them(tmp_path: Path, cores: list[l
 
 def test_the_folder_of_the_locks_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folder = core_locks._folder()
+    folder = host._folder()
     assert folder == tmp_path / f"ffn-cores-{os.getuid()}"
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.rmdir()
     (tmp_path / "theirs").mkdir()
     folder.symlink_to(tmp_path / "theirs")
     with pytest.raises(FFNError, match="belongs to another user"):
-        core_locks._folder()
+        host._folder()

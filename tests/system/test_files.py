@@ -13,8 +13,7 @@ import pytest
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.files import gguf
 from ffncli.models.files.gguf import read_gguf
-from ffncli.system.files import open_to_read, read_whole, written_whole
-from ffncli.system.git import file_at
+from ffncli.system.files import file_at, open_to_read, read_whole, written_whole
 from tests.oracles.checkpoints import INDEX, LLAMA, expect_refusal, folder, tensors
 from tests.oracles.repository import Repository
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from ffncli.system import child
-from ffncli.system.child_output import MOST_OUTPUT, PrintedBytes, passed_on
-from ffncli.system.process_tree import descendants, used_memory
+from ffncli.system.child import MOST_OUTPUT, PrintedBytes, descendants, passed_on, used_memory
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 

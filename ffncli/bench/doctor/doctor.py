@@ -22,8 +22,7 @@ from ffncli.show.text import percent, plural
 from ffncli.system import hardware, host
 from ffncli.system.cgroup import ROOT, text
 from ffncli.system.files import results_folder
-from ffncli.system.gpu import has_driver, problem_of
-from ffncli.system.gpu_state import GpuState, gpu_state
+from ffncli.system.gpu import GpuState, gpu_state, has_driver, problem_of
 from ffncli.system.packages import REQUIRED, extra_command, install_command, installed, reinstall_command
 from ffncli.version import __version__
 

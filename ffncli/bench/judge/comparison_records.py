@@ -10,7 +10,7 @@ from ffncli.bench.judge.ratios import differs
 from ffncli.bench.judge.statistics import Interval, log_or_inf
 from ffncli.bench.results.row import ASKED, name_of
 from ffncli.dataclass import dataclass
-from ffncli.show.page.record_table import record_table
+from ffncli.show.page.element import record_table
 from ffncli.show.text import percent
 from ffncli.system.packages import package_errors
 

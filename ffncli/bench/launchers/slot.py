@@ -26,7 +26,7 @@ from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
 from ffncli.models.files.json_records import record_of
 from ffncli.models.files.strict_json import parse_object
-from ffncli.system.core_locks import locked_cores
+from ffncli.system.host import locked_cores
 from ffncli.system.packages import require_installed
 from ffncli.version import __version__
 

@@ -16,8 +16,17 @@ from typing import Any
 from ffncli.bench.machine.counters import CLOCK
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
-from ffncli.system.gpu import device_index, has_driver, problem_of, use_device
-from ffncli.system.gpu_state import GpuHandles, answer, gpu_state, open_gpu, uuid_of
+from ffncli.system.gpu import (
+    GpuHandles,
+    answer,
+    device_index,
+    gpu_state,
+    has_driver,
+    open_gpu,
+    problem_of,
+    use_device,
+    uuid_of,
+)
 
 _SHARE = 0.05  # of the time that readings may take
 

@@ -24,10 +24,10 @@ from ffncli.bench.machine.devices import gpu_handles
 from ffncli.bench.machine.math_mode import math_mode
 from ffncli.system import host
 from ffncli.system.cgroup import text
-from ffncli.system.gpu_state import gpu_state, uuid_of
+from ffncli.system.child import used_memory
+from ffncli.system.gpu import gpu_state, uuid_of
 from ffncli.system.host import available_memory, cores, default_threads, freed_memory, load, return_freed_memory
 from ffncli.system.packages import installed
-from ffncli.system.process_tree import used_memory
 from ffncli.version import __version__
 
 __all__ = [

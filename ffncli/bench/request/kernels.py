@@ -14,11 +14,9 @@ from ffncli.block.shard import Ranks
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, did_you_mean, shown, shown_path
 from ffncli.kernels import AUTO, BUILT_IN, BY_DEFAULT, ONLY_NAMED, OVER_RANKS, computing
-from ffncli.kernels.argument_names import missing_weight
-from ffncli.kernels.choice import KernelChoice, choices, parse, require_unlike
+from ffncli.kernels.choice import KernelChoice, choices, missing_weight, parse, require_unlike
 from ffncli.kernels.kernel import interprets_triton, kernel_steps
-from ffncli.system.files import read_whole
-from ffncli.system.git import file_at
+from ffncli.system.files import file_at, read_whole
 
 ONE_RANK = Ranks()
 MOST_KERNEL_BYTES = 10_000_000  # of a Python file

@@ -20,7 +20,7 @@ from ffncli.bench.records import TimedBlock
 from ffncli.bench.results.row import ASKED, SCHEMA_VERSION, BenchWarning, ResultRow, columns, name_of
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.files.json_records import hints_of, record_of
-from ffncli.show.tables import csv_text
+from ffncli.show.parts import csv_text
 from ffncli.system.files import open_to_read
 
 if TYPE_CHECKING:
@@ -321,7 +321,7 @@ class ResultRows(tuple[ResultRow, ...]):
         return "\n".join(lines) + ("\n  …>" if len(self) > 10 else ">")
 
     def _repr_html_(self) -> str:
-        from ffncli.show.page.record_table import record_table
+        from ffncli.show.page.element import record_table
 
         asked = [name for name in ASKED if any(getattr(row, name) for row in self)]
         names = (*asked, "kernel", *columns("figure", shown="always"))

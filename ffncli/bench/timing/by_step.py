@@ -27,7 +27,7 @@ from ffncli.bench.timing.placement import Arena, Caching, caching, flusher
 from ffncli.bench.timing.rounds import Arm, Measured, measure, plan_of
 from ffncli.block.steps import Activation, Experts, Step, block_inputs
 from ffncli.dataclass import dataclass
-from ffncli.kernels.activations import activation
+from ffncli.kernels.dense import activation
 from ffncli.run.engine.execute import apply, execute, received, run
 
 Weights = Mapping[str, Tensor]

@@ -8,8 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ffncli.block.analysis.difference import SHOWN, Difference, Meeting, RoundedDifference, Survival
-from ffncli.show.parts import Answer, Line, Part
-from ffncli.show.tables import Cell, Fixed, Table
+from ffncli.show.parts import Answer, Cell, Fixed, Line, Part, Table
 from ffncli.show.text import percent, plural
 
 CONVENTIONS = {

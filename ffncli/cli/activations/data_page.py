@@ -10,10 +10,8 @@ from ffncli.block.activations import TABLE
 from ffncli.block.value import NEAR_ZERO
 from ffncli.cli.common.model_run import agreement_text, listed
 from ffncli.models.runnable import is_runnable
-from ffncli.show.bars import bars
-from ffncli.show.parts import Answer, Heading, Line, Part
-from ffncli.show.tables import Table, cell_text
-from ffncli.show.text import percent, plural
+from ffncli.show.parts import Answer, Heading, Line, Part, Table, cell_text
+from ffncli.show.text import bars, percent, plural
 
 if TYPE_CHECKING:
     from ffncli.run.activations.on_data import ActivationData, LayerData

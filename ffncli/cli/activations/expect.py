@@ -11,8 +11,7 @@ from ffncli.block.analysis.facts import Checked, Claim, check, claim
 from ffncli.cli.common.option import option
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
-from ffncli.show.parts import Answer
-from ffncli.show.tables import Fixed, Table
+from ffncli.show.parts import Answer, Fixed, Table
 
 _OPTION = "--expect"
 

@@ -10,8 +10,7 @@ from typing import Any
 from ffncli.block.analysis.gated import UNITS, GatedDifference, Interval
 from ffncli.cli.activations.against_page import widened
 from ffncli.cli.activations.points import point
-from ffncli.show.parts import Answer, Line, Part
-from ffncli.show.tables import Fixed, Table
+from ffncli.show.parts import Answer, Fixed, Line, Part, Table
 from ffncli.show.text import percent
 
 CONVENTIONS = {

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ffncli.block.analysis.gated import GatedReport, GatedValue
 from ffncli.block.value import NEAR_ZERO
 from ffncli.cli.activations.points import point
-from ffncli.show.parts import Line, Part
-from ffncli.show.tables import Fixed, Table
+from ffncli.show.parts import Fixed, Line, Part, Table
 from ffncli.show.text import in_percent, interval
 
 if TYPE_CHECKING:

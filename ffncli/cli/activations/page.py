@@ -11,8 +11,7 @@ from ffncli.block.analysis.facts import CONVENTIONS, Facts
 from ffncli.block.analysis.operations import CONVENTION, operations
 from ffncli.block.value import NEAR_ZERO
 from ffncli.cli.activations.points import point
-from ffncli.show.parts import Answer, Line, Part
-from ffncli.show.tables import Fixed, Table
+from ffncli.show.parts import Answer, Fixed, Line, Part, Table
 from ffncli.show.text import finite, in_percent, interval
 
 

@@ -7,8 +7,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from ffncli.cli.activations.against_page import widened
-from ffncli.show.parts import Answer, Line, Part
-from ffncli.show.tables import Cell, Table
+from ffncli.show.parts import Answer, Cell, Line, Part, Table
 from ffncli.show.text import percent
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from ffncli.cli.common.result_lines import balance, command_line, interval, rate
 from ffncli.cli.common.short_lines import ShortLine, short_lines
 from ffncli.cli.common.sweep_page import sweep
 from ffncli.errors import ExitCode, FFNError, shown_path
-from ffncli.show.parts import Answer, Heading, Line, Part
-from ffncli.show.tables import Table
+from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.text import bytes_text, percent, plural, time_text
 
 CONVENTIONS = {

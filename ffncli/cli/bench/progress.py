@@ -13,8 +13,8 @@ from ffncli.bench.records import Case, Stage
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.suite import RunProgress
 from ffncli.dataclass import dataclass
+from ffncli.show.color import Advance, progress, shows_bar
 from ffncli.show.output import Output, print_error
-from ffncli.show.progress import Advance, progress, shows_bar
 from ffncli.show.text import plural, seconds_text
 
 _START = 5.0  # s, in which a worker has loaded torch

@@ -10,8 +10,7 @@ from ffncli.bench.request.grid import BenchRequest, Grid
 from ffncli.cli.bench.options import GridOptions, MethodOptions, ResultOptions
 from ffncli.errors import ExitCode, FFNError
 from ffncli.show.output import Output
-from ffncli.show.parts import Answer, Heading, Line, Part
-from ffncli.show.tables import Table
+from ffncli.show.parts import Answer, Heading, Line, Part, Table
 
 if TYPE_CHECKING:
     from ffncli.bench.selftest import KnownDifference, SelfTest

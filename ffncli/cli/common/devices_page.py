@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ffncli.show.parts import Answer, Line
-from ffncli.show.tables import Table
+from ffncli.show.parts import Answer, Line, Table
 from ffncli.system.hardware import devices, typed_names
 
 _CLASSES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")

@@ -12,12 +12,9 @@ from ffncli.bench.judge.curves import ThreadScaling, thread_scaling
 from ffncli.bench.records import Case
 from ffncli.bench.results.row import ResultRow
 from ffncli.cli.common.result_lines import balance, interval, notes, ratio, verdict, warned
-from ffncli.show.bars import interval_bar
-from ffncli.show.parts import Heading, Line, Part
-from ffncli.show.plots.axes import axis
-from ffncli.show.plots.plot import IntervalPlot, IntervalRow, Plot, Series
-from ffncli.show.tables import Table
-from ffncli.show.text import percent, plural, time_text
+from ffncli.show.parts import Heading, Line, Part, Table
+from ffncli.show.plots.plot import IntervalPlot, IntervalRow, Plot, Series, axis
+from ffncli.show.text import interval_bar, percent, plural, time_text
 
 if TYPE_CHECKING:
     from ffncli.bench.judge.curves import SpeedCurve, SpeedSweep

@@ -21,8 +21,7 @@ from ffncli.options.accept import listed
 from ffncli.options.conflicts import given
 from ffncli.options.opt import Opt, Options
 from ffncli.show.output import Output
-from ffncli.show.parts import Answer, Heading, Line, Part
-from ffncli.show.tables import Table
+from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.text import finite
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from ffncli.bench.judge.comparison_records import CASE_COLUMNS, CONVENTIONS, Com
 from ffncli.bench.results.row import name_of
 from ffncli.errors import clean
 from ffncli.show.output import markdown
-from ffncli.show.parts import Answer, Fold, Heading, Line, Part
-from ffncli.show.tables import Table
+from ffncli.show.parts import Answer, Fold, Heading, Line, Part, Table
 from ffncli.show.text import finite, percent, plural, time_text
 
 LONGEST_COMMENT = 65_000  # characters of Markdown; GitHub refuses comments of more than 65,536

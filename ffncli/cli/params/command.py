@@ -29,8 +29,7 @@ from ffncli.options.opt import Opt, Options
 from ffncli.options.shared import KINDS_OF_SOURCE
 from ffncli.run.user.load import load
 from ffncli.run.user.time_limit import LoadOptions
-from ffncli.show.parts import Answer, Heading, Line, Part
-from ffncli.show.tables import Table
+from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.system.files import read_whole
 
 if TYPE_CHECKING:

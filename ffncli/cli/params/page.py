@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from ffncli.block.dtypes import find_storage
 from ffncli.models.counting.assertions import LABELS, label
 from ffncli.models.model import ranges
-from ffncli.show.parts import Heading, Line, Part
-from ffncli.show.tables import Short, Table, apart
+from ffncli.show.parts import Heading, Line, Part, Short, Table, apart
 from ffncli.show.text import bytes_text, plural, time_text
 
 if TYPE_CHECKING:

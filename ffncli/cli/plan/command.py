@@ -20,8 +20,7 @@ from ffncli.options.opt import Opt
 from ffncli.run.user.load import load
 from ffncli.run.user.plan import ModelPlanQuestion
 from ffncli.run.user.time_limit import LoadOptions
-from ffncli.show.parts import Answer
-from ffncli.show.tables import Table
+from ffncli.show.parts import Answer, Table
 from ffncli.system import hardware
 
 if TYPE_CHECKING:

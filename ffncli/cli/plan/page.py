@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from ffncli.block.shard import Ranks
 from ffncli.models.model import ranges
-from ffncli.show.parts import Heading, Line, Part
-from ffncli.show.tables import Table
+from ffncli.show.parts import Heading, Line, Part, Table
 from ffncli.show.text import bytes_text, percent, plural, time_text
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from ffncli.run.corpus.question import CorpusQuestion
 from ffncli.run.trace.call import session_for, survey_for
 from ffncli.run.trace.question import ONE_LAYER, RULES, Question, SurveyQuestion
 from ffncli.run.user.time_limit import LoadOptions
+from ffncli.show.color import progress
 from ffncli.show.output import Output
-from ffncli.show.progress import progress
 from ffncli.system.files import check_writable
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ffncli.show.parts import Part
-from ffncli.show.tables import Table
+from ffncli.show.parts import Part, Table
 
 if TYPE_CHECKING:
     from ffncli.run.texts.fact import Fact

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ffncli.show.parts import Heading, Line, Part
-from ffncli.show.tables import Table
+from ffncli.show.parts import Heading, Line, Part, Table
 from ffncli.show.tensors import Excerpt, number_text
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from ffncli.block.steps import Experts
 from ffncli.cli.common.model_run import agreement_text, labels, listed
-from ffncli.show.parts import Line, Part
-from ffncli.show.tables import Table
+from ffncli.show.parts import Line, Part, Table
 
 if TYPE_CHECKING:
     from ffncli.run.trace.session import Session

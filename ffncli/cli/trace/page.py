@@ -20,12 +20,9 @@ from ffncli.cli.trace.routing_page import routing_json, routing_parts
 from ffncli.cli.trace.sampling_page import sampling_parts
 from ffncli.cli.trace.unembed_page import promotes_parts, unembed_json, unembed_parts
 from ffncli.cli.trace.units_page import unit_parts
-from ffncli.show.bars import bars
-from ffncli.show.heat import HeatMap
-from ffncli.show.parts import Answer, Heading, Line, Part
-from ffncli.show.tables import Table
-from ffncli.show.tensors import Excerpt, number_text
-from ffncli.show.text import plural, width
+from ffncli.show.parts import Answer, Heading, Line, Part, Table
+from ffncli.show.tensors import Excerpt, HeatMap, number_text
+from ffncli.show.text import bars, plural, width
 
 if TYPE_CHECKING:
     from ffncli.run.engine.trace import StepRecord, Trace

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from ffncli.show.parts import Heading, Line, Part
-from ffncli.show.tables import Table
+from ffncli.show.parts import Heading, Line, Part, Table
 from ffncli.show.tensors import Excerpt, edges
 from ffncli.show.text import pad, plural, width
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from math import nan
 from typing import TYPE_CHECKING, TypeAlias
 
-from ffncli.show.parts import Heading, Line, Part
-from ffncli.show.tables import Table
+from ffncli.show.parts import Heading, Line, Part, Table
 from ffncli.show.tensors import number_text
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from ffncli.block.cost import CONVENTIONS
 from ffncli.block.value import NEAR_ZERO
 from ffncli.cli.common.model_run import listed
 from ffncli.cli.trace.routing_page import IN_CSV, layers_table
-from ffncli.show.parts import Answer, Heading, Line, Part
-from ffncli.show.tables import Table
+from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.text import in_percent
 
 if TYPE_CHECKING:

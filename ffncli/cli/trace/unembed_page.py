@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.cli.common.model_run import label, named
 from ffncli.cli.trace.sampling_page import NOTHING, columns, more, sets_text
-from ffncli.show.parts import Heading, Line, Part
-from ffncli.show.tables import Table
+from ffncli.show.parts import Heading, Line, Part, Table
 from ffncli.show.tensors import number_text
 
 if TYPE_CHECKING:

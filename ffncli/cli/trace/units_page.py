@@ -7,8 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ffncli.block.value import NEAR_ZERO
-from ffncli.show.parts import Line, Part
-from ffncli.show.tables import Table
+from ffncli.show.parts import Line, Part, Table
 from ffncli.show.tensors import edges
 from ffncli.show.text import plural
 

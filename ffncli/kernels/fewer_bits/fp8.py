@@ -14,9 +14,8 @@ from torch.nn import functional
 from torch.nn.functional import ScalingType
 
 from ffncli.block.steps import parameters
-from ffncli.kernels.between import between, normed
+from ffncli.kernels.dense import between, dense, normed, refuses_all_but_dense, refuses_odd_widths
 from ffncli.kernels.kernel import Computes, Params, Steps, register
-from ffncli.kernels.pattern import dense, refuses_all_but_dense, refuses_odd_widths
 
 _FORMAT = torch.float8_e4m3fn
 _LARGEST = torch.finfo(_FORMAT).max

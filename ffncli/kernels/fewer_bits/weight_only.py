@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from ffncli.block.steps import parameters
-from ffncli.kernels.between import between, normed
+from ffncli.kernels.dense import between, dense, normed, refuses_all_but_dense, refuses_odd_widths
 from ffncli.kernels.kernel import Computes, Params, Steps, register
-from ffncli.kernels.pattern import dense, refuses_all_but_dense, refuses_odd_widths
 
 GROUP = 32  # weights of a row that share a scale and a zero in int4
 _WIDTH = 32  # both widths are a multiple of it: torch's products read vectors of weights, and check nothing

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from ffncli.block.steps import parameters
-from ffncli.kernels.between import normed
+from ffncli.kernels.dense import dense, normed
 from ffncli.kernels.in_triton import hidden
-from ffncli.kernels.in_triton.hidden import Tile, tile_for
-from ffncli.kernels.in_triton.unit import refuses, widths
+from ffncli.kernels.in_triton.hidden import Tile, refuses, tile_for, widths
 from ffncli.kernels.kernel import Computes, Params, Steps, register
-from ffncli.kernels.pattern import dense
 
 ENOUGH = {1: 2048, 16: 512}  # tokens of a tile → programs that fill an H100: 16 or 4 on each of 132 multiprocessors
 LEAST = 4  # tiles of columns that a part has at least

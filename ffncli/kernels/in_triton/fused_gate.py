@@ -19,11 +19,10 @@ from torch.nn import functional
 
 from ffncli.block.steps import parameters
 from ffncli.dataclass import dataclass
-from ffncli.kernels.in_triton import unit
-from ffncli.kernels.in_triton.hidden import Products, launcher
-from ffncli.kernels.in_triton.unit import BLOCK, constants
+from ffncli.kernels.dense import Dense, dense
+from ffncli.kernels.in_triton import hidden as unit
+from ffncli.kernels.in_triton.hidden import BLOCK, Products, constants, launcher
 from ffncli.kernels.kernel import Computes, Params, Steps, register
-from ffncli.kernels.pattern import Dense, dense
 
 
 def refuses(steps: Steps) -> str | None:

@@ -1,16 +1,48 @@
-"""Launches gate's product, up's and all between them as one Triton kernel, with tiles by tokens and dtype."""
+"""What a kernel in Triton takes from a block: why it refuses one, and what is fixed when it compiles. `hidden` launches
+gate's product, up's and all between them as one kernel, with tiles by tokens and dtype.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ffncli.kernels.between import Weights
-from ffncli.kernels.in_triton.unit import constants, widths
-from ffncli.kernels.pattern import Dense
+from ffncli.block.steps import Activation
+from ffncli.kernels.dense import Dense, Weights, dense, refuses_all_but_dense
+from ffncli.kernels.kernel import Steps, interprets_triton
+
+FUNCTIONS = ("identity", "relu", "relu2", "sigmoid", "tanh", "silu", "quick_gelu", "gelu_tanh", "gelu")
+BLOCK = 1024  # columns of one elementwise program: 8 elements for each of its 128 threads
+_UNCHANGED = Activation("identity")
+
+
+def refuses(steps: Steps) -> str | None:
+    """Why it cannot compute a block: it needs a dense one whose functions are written in Triton."""
+    shape = dense(steps)
+    if shape is None:
+        return refuses_all_but_dense(steps)
+    missing = next((op.function for op in _units(shape) if op.function not in FUNCTIONS), None)
+    return missing and f"{missing} is not written in Triton here"
+
+
+def constants(shape: Dense) -> dict[str, Any]:
+    """The compile-time arguments that a block fixes."""
+    act, lift = (tuple(getattr(op, field.name) for field in fields(op)) for op in _units(shape))
+    return {"GATED": shape.gated, "SCALE": float(shape.gate_scale), "ACT": act, "LIFT": lift}
+
+
+def widths(dtype: torch.dtype) -> dict[str, bool]:
+    """The compile-time arguments that a dtype fixes: sums of 64 bits, and 16-bit operands that must be cast."""
+    return {"WIDE": dtype == torch.float64, "CAST": interprets_triton() and dtype.itemsize == 2}
+
+
+def _units(shape: Dense) -> tuple[Activation, Activation]:
+    return shape.act, shape.lift or _UNCHANGED
+
 
 Products = tuple[Tensor, Tensor]
 GROUP = 16  # tiles of tokens for each tile of rows

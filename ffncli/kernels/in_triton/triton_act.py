@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.steps import parameters
-from ffncli.kernels.between import normed
-from ffncli.kernels.in_triton.unit import BLOCK, constants, refuses
+from ffncli.kernels.dense import Dense, dense, normed
+from ffncli.kernels.in_triton.hidden import BLOCK, constants, refuses
 from ffncli.kernels.kernel import Computes, Params, Steps, register
-from ffncli.kernels.pattern import Dense, dense
 
 
 @register("triton_act", needs=("triton",), refuses=refuses, trains=False, compiles=True)

@@ -1,15 +1,41 @@
-"""liger: LigerMLP of liger-kernel, which computes gate, up and what is between them in one Triton kernel."""
+"""liger: LigerMLP of liger-kernel, which computes gate, up and what is between them in one Triton kernel; liger_act:
+eager's products, and liger-kernel's SiLUMul or GELUMul for what lies between them.
+
+Both compute gated units without the limits and scales that some models add.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from importlib import import_module
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from ffncli.block.steps import parameters
+from ffncli.kernels.dense import dense, normed, refuses_all_but_dense
 from ffncli.kernels.kernel import Computes, Params, Steps, register
-from ffncli.kernels.libraries.gated_units import refuses_all_but_gated
+
+
+def refuses_all_but_gated(steps: Steps, functions: Collection[str], products: bool = True) -> str | None:
+    """Why a gated unit with one of these functions cannot be this block; with its `products`, or what is between."""
+    shape = dense(steps)
+    if shape is None:
+        return refuses_all_but_dense(steps)
+    if not shape.gated:
+        return "cannot compute a plain block"
+    if shape.act.function not in functions:
+        return f"cannot compute {shape.act.function}, only {' and '.join(functions)}"
+    if not shape.act.unlimited or shape.lift or shape.gate_scale != 1:
+        return "cannot compute a limited or scaled gate"
+    if products and shape.sub_norm:
+        return "cannot compute a norm inside the block"
+    if products and any(name.endswith(".bias") for name in parameters(steps)):
+        return "cannot compute biases"
+    return None
+
 
 _refuses = partial(refuses_all_but_gated, functions=("silu",))
 
@@ -24,5 +50,27 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     def run(x: Tensor, params: Params) -> Tensor:
         out: Tensor = mlp(x[None], *params)[0]  # it takes [batch, tokens, d_model]
         return out
+
+    return run
+
+
+OF_ACT = {"silu": "LigerSiLUMulFunction", "gelu_tanh": "LigerGELUMulFunction"}
+_refuses_act = partial(refuses_all_but_gated, functions=OF_ACT, products=False)
+
+
+@register(
+    "liger_act", needs=("cuda", "liger_kernel"), refuses=_refuses_act, compiles=True, dtypes=("fp32", "bf16", "fp16")
+)
+def build_act(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """down(SiLUMul(gate(x), up(x)))."""
+    shape, names = dense(steps), tuple(parameters(steps))
+    assert shape is not None
+    middle = getattr(import_module("liger_kernel.ops"), OF_ACT[shape.act.function]).apply
+
+    def run(x: Tensor, params: Params) -> Tensor:
+        w = dict(zip(names, params, strict=True))
+        gate = functional.linear(x, w["gate.weight"], w.get("gate.bias"))
+        up = functional.linear(x, w["up.weight"], w.get("up.bias"))
+        return functional.linear(normed(shape, middle(gate, up), w), w["down.weight"], w.get("down.bias"))
 
     return run

@@ -8,9 +8,9 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
+from ffncli.kernels.dense import dense, refuses_odd_widths
 from ffncli.kernels.kernel import Computes, Params, Steps, register
-from ffncli.kernels.libraries.gated_units import refuses_all_but_gated
-from ffncli.kernels.pattern import dense, refuses_odd_widths
+from ffncli.kernels.libraries.liger import refuses_all_but_gated
 
 FUNCTIONS = {"silu": "swiglu", "gelu_tanh": "geglu", "relu": "reglu", "sigmoid": "glu"}  # its names of the units
 _MULTIPLE = 8  # of both widths

@@ -16,7 +16,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from ffncli.block.steps import Axis, Experts, block_inputs, feature_axis, id_inputs, parameters, state_inputs
 from ffncli.errors import FFNError, clean, option
-from ffncli.kernels.argument_names import argument
+from ffncli.kernels.choice import argument
 from ffncli.run.export.problem import CONVENTIONS, ExportProblem, refused
 from ffncli.run.export.torch_code import plain_functions
 from ffncli.version import __version__

@@ -12,7 +12,7 @@ from ffncli.block.activations import TABLE
 from ffncli.block.formulas import SCALAR, with_learned
 from ffncli.block.steps import Activation, Add, Dropout, Experts, Linear, Multiply, Norm, Route, Step, block_inputs
 from ffncli.block.value import unlimited
-from ffncli.kernels.argument_names import by_argument
+from ffncli.kernels.choice import by_argument
 
 _WRITTEN = {  # shorter than the table's formulas, which are the same functions
     "identity": "{x}",

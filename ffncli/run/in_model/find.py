@@ -13,10 +13,8 @@ from ffncli.block.recipe import steps
 from ffncli.block.steps import Activation, Step, parameters, tables
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
-from ffncli.kernels.activations import activation
-from ffncli.kernels.between import learned
+from ffncli.kernels.dense import activation, dense, learned
 from ffncli.kernels.kernel import kernel_steps
-from ffncli.kernels.pattern import dense
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.models.tensors.layout import Located

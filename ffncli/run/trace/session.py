@@ -31,7 +31,7 @@ from ffncli.run.trace.question import TERMS, Question, TraceSubject
 from ffncli.run.trace.routes import Chosen, chosen_experts
 from ffncli.run.trace.routing import Routing, routing_of
 from ffncli.run.trace.sampling import Sampling
-from ffncli.show.page.record_table import record_table
+from ffncli.show.page.element import record_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]

@@ -37,7 +37,7 @@ from ffncli.run.user.host_requests import (
 )
 from ffncli.show.text import seconds_text, time_text
 from ffncli.system import child
-from ffncli.system.child_output import PrintedBytes, passed_on
+from ffncli.system.child import PrintedBytes, passed_on
 from ffncli.system.host import available_memory
 
 HOST = (sys.executable, "-m", "ffncli.run.user.kernel_host")

@@ -25,15 +25,13 @@ from ffncli.block.steps import parameters
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.kernels import BUILT_IN, built_in
-from ffncli.kernels.argument_names import by_argument, missing_weight
-from ffncli.kernels.choice import KernelChoice, require_unlike
+from ffncli.kernels.choice import KernelChoice, by_argument, missing_weight, require_unlike
 from ffncli.kernels.kernel import Computes, Kernel, Params, Steps
 from ffncli.models.dimensions import Dimensions
 from ffncli.run.user.module import LoadedModule, load_module
 from ffncli.run.user.python_file import NotTaken, import_file, user_code
 from ffncli.run.user.time_limit import loading
-from ffncli.system.files import process_folder
-from ffncli.system.git import file_at
+from ffncli.system.files import file_at, process_folder
 
 
 def kernel_of(choice: KernelChoice, steps: Steps, spec: FFNSpec) -> Kernel:

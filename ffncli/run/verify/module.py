@@ -14,7 +14,7 @@ from torch.nn import functional
 from ffncli.block.activations import TABLE, Limits
 from ffncli.block.recipe import FFNSpec, route_of
 from ffncli.block.steps import Activation
-from ffncli.kernels.activations import activation
+from ffncli.kernels.dense import activation
 from ffncli.kernels.routing import choose
 
 _MODULES: Mapping[str, Callable[[], nn.Module]] = {

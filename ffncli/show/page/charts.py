@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 from ffncli.dataclass import dataclass
 from ffncli.show.page.element import element
-from ffncli.show.plots.axes import PlotAxis, axis
+from ffncli.show.plots.plot import PlotAxis, axis
 
 WIDTH = 760
 _LABELS = 230  # left of an interval chart

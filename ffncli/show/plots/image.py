@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ffncli.errors import ExitCode, FFNError, clean
-from ffncli.show.plots.axes import axis
-from ffncli.show.plots.plot import IntervalPlot, Plot, Series
+from ffncli.show.plots.plot import IntervalPlot, Plot, Series, axis
 from ffncli.system.files import written_whole
 from ffncli.system.packages import extra_command
 

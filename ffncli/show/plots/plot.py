@@ -1,8 +1,13 @@
-"""Plot: curves over one axis, before any rendering."""
+"""Plot: curves over one axis, before any rendering; its axes: from values to places, and the round numbers that label
+them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from decimal import Decimal
+from itertools import pairwise
 
 from ffncli.dataclass import dataclass
 
@@ -60,3 +65,105 @@ class IntervalPlot:
 def letter(curve: int) -> str:
     """The letter of a curve in its frame."""
     return "abcdefghijklmnopqrstuvwxyz"[curve % 26]
+
+
+Tick = tuple[float, str]  # where, as a share of the axis; its label
+_HIGHEST = 308.25  # the power of ten of the largest float
+_FLAT = 1e-12  # a range this small relative to its values has no digits left for labels
+
+
+@dataclass(frozen=True)
+class PlotAxis:
+    """From `low` to `high`, which are log10 of the values on a log axis. `low` is below `high`."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def share(self, value: float) -> float:
+        """0 at the axis's low end, 1 at its high end; NaN for a value without a place, such as -1 on a log axis."""
+        if self.log:
+            value = math.log10(value) if value > 0 else math.nan
+        return self._share(value) if math.isfinite(value) else math.nan
+
+    def _share(self, place: float) -> float:
+        # Halves, because the difference of two floats may be more than a float can hold.
+        return (place / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
+
+    def ticks(self, most: int, whole: bool = False) -> list[Tick]:
+        """At most this many: multiples of 1, 2 or 5 times a power of ten; on a log axis, powers of ten if they fit.
+
+        With `whole` a linear axis has ticks at whole numbers alone, for what is counted.
+        """
+        if not self.log:
+            values = _steps(self.low, self.high, most)
+            if whole:
+                values = [rounded for value in values if (rounded := value.to_integral_value()) == value]
+            text = _alike(values)
+            return [(self._share(float(value)), text(value)) for value in values]
+        values = next(some for some in _decades(self.low, self.high) if len(some) <= most)
+        if len(values) < 2:  # a small part of a decade
+            values = [v for v in _steps(10**self.low, 10 ** min(self.high, _HIGHEST), most) if v > 0]
+        # Not through a float, in which the smallest power of ten may be 0.
+        return [(self._share(float(value.log10())), number(value)) for value in values]
+
+
+def axis(values: Iterable[float], log: bool = False) -> PlotAxis | None:
+    """The axis on which all finite values lie (on a log axis, all above 0); None if there are no such values.
+
+    If all values are equal, there is some room on both sides.
+    """
+    placed = [v for v in values if math.isfinite(v) and (v > 0 or not log)]
+    if not placed:
+        return None
+    low, high = min(placed), max(placed)
+    if log:
+        low, high = math.log10(low), math.log10(high)
+    size = max(abs(low), abs(high))
+    if high / 2 - low / 2 <= _FLAT * size / 2 or size < 1e-290:
+        room = 0.5 if log else size / 2 if size > 1e-290 else 1.0
+        limit = math.inf if log else 1.7e308
+        low, high = max(low - room, -limit), min(high + room, limit)
+    return PlotAxis(low, high, log)
+
+
+def number(value: Decimal) -> str:
+    """A number in its shortest form: `0.05`, `200`, `1e-7`."""
+    value = value.normalize()
+    if not value or Decimal("1e-4") <= abs(value) < Decimal("1e6"):
+        return f"{value:f}" if value else "0"
+    return f"{value:e}".replace("e+", "e")
+
+
+def _alike(values: list[Decimal]) -> Callable[[Decimal], str]:
+    """Round numbers with the same number of decimals; each in its shortest form if they are very large or small."""
+    steps = [b - a for a, b in pairwise(values)]
+    if any(abs(value) >= Decimal("1e6") for value in values) or any(step < Decimal("1e-4") for step in steps):
+        return number
+    return lambda value: f"{value if value else abs(value):f}"
+
+
+def _steps(low: float, high: float, most: int) -> list[Decimal]:
+    """The multiples of the smallest step of 1, 2 or 5 times a power of ten that has at most `most` of them inside."""
+    exponent = math.floor(math.log10(max(high / most - low / most, 5e-324)))
+    for power in range(exponent - 1, exponent + 4):
+        for factor in (1, 2, 5):
+            step = Decimal(factor).scaleb(power)
+            first, last = math.ceil(Decimal(low) / step), math.floor(Decimal(high) / step)
+            if last - first < most:
+                return [Decimal(k * factor).scaleb(power) for k in range(first, last + 1)]
+    return []
+
+
+def _decades(low: float, high: float) -> Iterator[list[Decimal]]:
+    """Candidate labels of a log axis, the densest first: 1, 2 and 5 of each decade, each decade, every second, ..."""
+    first, last = math.floor(low), math.ceil(high)
+    if last - first < 10:
+        yield _inside((Decimal(m).scaleb(k) for k in range(first, last + 1) for m in (1, 2, 5)), low, high)
+    for every in (1, 2, 5, 10, 20, 50, 100, 200, 500):
+        yield _inside((Decimal(1).scaleb(k) for k in range(first, last + 1) if k % every == 0), low, high)
+
+
+def _inside(values: Iterable[Decimal], low: float, high: float) -> list[Decimal]:
+    """The ticks between the ends, which are log10."""
+    return [value for value in values if low - _FLAT <= float(value.log10()) <= high + _FLAT]

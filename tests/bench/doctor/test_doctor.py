@@ -16,7 +16,7 @@ from ffncli.bench.doctor import doctor, noise
 from ffncli.bench.machine import devices, machine
 from ffncli.bench.records import TWIN, TimedBlock
 from ffncli.system import gpu, host
-from ffncli.system.gpu_state import NEEDS, GpuState
+from ffncli.system.gpu import NEEDS, GpuState
 from ffncli.system.packages import REQUIRED
 from tests import ROOT
 from tests.bench.fake_nvml import FakeNvml

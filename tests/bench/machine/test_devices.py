@@ -20,7 +20,7 @@ from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
 from ffncli.kernels import built_in
-from ffncli.system.gpu_state import GpuState, gpu_state, open_gpu
+from ffncli.system.gpu import GpuState, gpu_state, open_gpu
 from tests.bench.fake_cuda import FakeCuda
 from tests.bench.fake_memory import FakeMemory
 from tests.bench.fake_nvml import FakeNvml

@@ -11,7 +11,7 @@ import torch
 from ffncli.bench.machine.devices import gpu_handles, gpu_probe
 from ffncli.bench.machine.machine import gpu_columns
 from ffncli.system import gpu, hardware
-from ffncli.system.gpu_state import gpu_state
+from ffncli.system.gpu import gpu_state
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

@@ -16,7 +16,7 @@ from ffncli import __version__
 from ffncli.bench.machine import machine
 from ffncli.bench.results.row import ResultRow
 from ffncli.system import hardware, host
-from ffncli.system.gpu_state import open_gpu
+from ffncli.system.gpu import open_gpu
 from tests.bench.fake_nvml import FakeNvml
 
 

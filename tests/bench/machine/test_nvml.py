@@ -8,7 +8,7 @@ import torch
 
 from ffncli.bench.machine import devices
 from ffncli.bench.machine.devices import IDLE, POWER_CAP, SETTING, Sample, clock_flags, probe_of
-from ffncli.system.gpu_state import NEEDS
+from ffncli.system.gpu import NEEDS
 from tests.bench.fake_nvml import FakeNvml
 
 

@@ -30,7 +30,7 @@ from ffncli.cli.bench.progress import UnitProgress
 from ffncli.cli.common.parsers import byte_count
 from ffncli.cli.common.result_lines import balance, rates, remarks, verdict
 from ffncli.cli.common.sweep_page import sweep
-from ffncli.show.progress import Advance
+from ffncli.show.color import Advance
 from ffncli.show.text import time_text
 from tests import ROOT
 from tests.bench.request.test_data import rows_file

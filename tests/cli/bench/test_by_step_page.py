@@ -19,8 +19,7 @@ from ffncli.block.steps import walk
 from ffncli.cli.bench.page import by_step_parts
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.weights import random_weights
-from ffncli.show.parts import Heading, Line
-from ffncli.show.tables import Table
+from ffncli.show.parts import Heading, Line, Table
 
 GATED = Case("512x2048:swiglu", "512x2048:swiglu", FFNSpec(512, 2048, "swiglu"), 32)
 MOE = Case("moe", "moe", FFNSpec(8, 24, "swiglu", moe=MoE(4, 2)), 5)

@@ -21,7 +21,7 @@ from ffncli.cli.bench.page import longer_command
 from ffncli.cli.bench.progress import ClusterProgress, who_does_what
 from ffncli.errors import FFNError
 from ffncli.run.ranks.environment import Place
-from ffncli.show.progress import Advance
+from ffncli.show.color import Advance
 from tests.bench.launchers.test_deal import FakeSlots, over_machines, well
 from tests.bench.test_suite import in_process
 from tests.oracles.checkpoints import expect_refusal

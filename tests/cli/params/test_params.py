@@ -13,7 +13,7 @@ import torch
 from ffncli.cli.params.command import answer_for
 from ffncli.models import catalog
 from ffncli.models.counting.figures import FigureQuestion
-from ffncli.show.tables import Table
+from ffncli.show.parts import Table
 from ffncli.system import hardware
 from tests.oracles.checkpoints import LLAMA, folder, tensors
 from tests.oracles.counts import DENSE, MOE, RECENT

@@ -15,8 +15,7 @@ from ffncli.block.steps import block_inputs
 from ffncli.cli.main import _terminated
 from ffncli.errors import FFNError
 from ffncli.kernels import BUILT_IN, COMPILING
-from ffncli.kernels.argument_names import argument
-from ffncli.kernels.choice import choices, parse
+from ffncli.kernels.choice import argument, choices, parse
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.model import block_model
 from ffncli.run.engine.execute import run

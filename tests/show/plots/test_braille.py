@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 
 from ffncli.errors import clean
 from ffncli.show.output import Output
-from ffncli.show.parts import Answer
-from ffncli.show.plots.axes import axis
-from ffncli.show.plots.braille import drawn
-from ffncli.show.plots.canvas import dots, letters, place_of
-from ffncli.show.plots.plot import Plot, Series
-from ffncli.show.tables import Table
+from ffncli.show.parts import Answer, Table
+from ffncli.show.plots.braille import dots, drawn, letters, place_of
+from ffncli.show.plots.plot import Plot, Series, axis
 from ffncli.show.terminal import Terminal
 from ffncli.show.text import width
 

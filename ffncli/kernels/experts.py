@@ -1,24 +1,28 @@
-"""Mixtures whose experts are computed together: gate and up of all experts in one tensor, down of all in another."""
+"""Mixtures whose experts are computed together: gate and up of all experts in one tensor, down of all in another.
+
+grouped: a mixture's tokens sorted by expert, and one grouped product for each matrix of all experts. What the router
+chose is not read here. torch has one kernel for such a product in bf16 on GPUs of compute capability 9.0 or more;
+elsewhere, and in other dtypes, it loops over the experts itself, for which a GPU waits for the host.
+
+batched: every token gets a copy of its experts' matrices, and one batched product computes all. It is for few tokens:
+the copies are top_k times the matrices of an expert for each token. Nothing reads what the router chose, so a GPU never
+waits for the host. Forward only: a backward pass would keep all copies.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.steps import Experts, Step, parameters
-from ffncli.kernels.between import Weights, between
+from ffncli.kernels.dense import Weights, between
 from ffncli.kernels.eager import body
-from ffncli.kernels.kernel import Computes, Params, Steps
+from ffncli.kernels.kernel import Computes, Params, Steps, register
 from ffncli.kernels.routing import Summed, mixture, refuses_unknown_routing, routed_experts
-
-Product = Callable[[Tensor, Tensor], Tensor]  # (rows [n, in], matrices of all experts [experts, out, in]) → [n, out]
-Made = Callable[[Tensor, Tensor, Weights, Product], Tensor]
-_MULTIPLE = 8  # of widths: torch's grouped products need strides of 16 bytes, forward and backward, in every dtype
-_PARTS = tuple(f"{name}.{kind}" for name in ("gate", "up", "down") for kind in ("weight", "bias"))
-_STACKED = ("inward.weight", "inward.bias", "down.weight", "down.bias")
 
 
 def refuses(steps: Steps) -> str | None:
@@ -36,6 +40,74 @@ def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
     then everything else unchanged, in step order."""
     stacked = _stacked(steps, weights)
     return (*stacked.values(), *(weights[name] for name in _others(steps)))
+
+
+@register("grouped", prepare=prepare, refuses=refuses, dtypes=("fp32", "bf16", "fp16"))
+def grouped(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """Sort, grouped product, activation and gate, grouped product, weigh, add."""
+    return stacked_mixture(steps, partial(_in_groups, ordered=device.startswith("cuda")))
+
+
+def _in_groups(made: Made, weigh_output: bool, ordered: bool) -> Summed:
+    """`ordered`: add a token's outputs in the order of its choices. On a GPU index_add adds in any order, and its last
+    bits differ from call to call; on a CPU it is the faster way."""
+
+    def summed(x: Tensor, chosen: Tensor, share: Tensor, w: Weights) -> Tensor:
+        top_k, entries = chosen.shape[1], w["inward.weight"].shape[0]
+        expert, order = chosen.flatten().sort(stable=True)
+        token, weight = order // top_k, share.flatten().index_select(0, order)[:, None]
+        numbers = torch.arange(entries, device=x.device)
+        ends = torch.searchsorted(expert, numbers, right=True, out_int32=True)  # of each expert's rows
+
+        def product(rows: Tensor, matrices: Tensor) -> Tensor:
+            return functional.grouped_mm(rows, matrices.mT, offs=ends)
+
+        received = x.index_select(0, token)
+        out = made(received if weigh_output else received * weight, expert, w, product)
+        out = out * weight if weigh_output else out
+        if not ordered:
+            return torch.zeros_like(x).index_add_(0, token, out)
+        return torch.empty_like(out).index_copy_(0, order, out).view(*chosen.shape, -1).sum(1)
+
+    return summed
+
+
+MOST_TOKENS = 64  # worth timing
+MOST_BYTES = 1 << 28  # of copied matrices at a time: more tokens are computed one part after the other
+
+
+@register("batched", prepare=prepare, refuses=refuses, trains=False, most_tokens=MOST_TOKENS)
+def batched(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """Copy the matrices, batched product, activation and gate, batched product, weigh, add."""
+    return stacked_mixture(steps, _in_batches)
+
+
+def _in_batches(made: Made, weigh_output: bool) -> Summed:
+    def summed(x: Tensor, chosen: Tensor, share: Tensor, w: Weights) -> Tensor:
+        top_k = chosen.shape[1]
+        most = max(1, MOST_BYTES // (top_k * w["inward.weight"][0].nbytes))  # tokens
+        parts = zip(*(torch.split(t, most) for t in (x, chosen, share)), strict=True)
+        return torch.cat([part_of(rows, experts, weights, w) for rows, experts, weights in parts])
+
+    def part_of(x: Tensor, chosen: Tensor, share: Tensor, w: Weights) -> Tensor:
+        expert, weight = chosen.flatten(), share.flatten()[:, None]
+        received = x.repeat_interleave(chosen.shape[1], 0)
+
+        def product(rows: Tensor, matrices: Tensor) -> Tensor:
+            return torch.bmm(matrices.index_select(0, expert), rows[..., None])[..., 0]
+
+        out = made(received if weigh_output else received * weight, expert, w, product)
+        out = out * weight if weigh_output else out
+        return out.view(*chosen.shape, -1).sum(1)
+
+    return summed
+
+
+Product = Callable[[Tensor, Tensor], Tensor]  # (rows [n, in], matrices of all experts [experts, out, in]) → [n, out]
+Made = Callable[[Tensor, Tensor, Weights, Product], Tensor]
+_MULTIPLE = 8  # of widths: torch's grouped products need strides of 16 bytes, forward and backward, in every dtype
+_PARTS = tuple(f"{name}.{kind}" for name in ("gate", "up", "down") for kind in ("weight", "bias"))
+_STACKED = ("inward.weight", "inward.bias", "down.weight", "down.bias")
 
 
 def _stacked(steps: Steps, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

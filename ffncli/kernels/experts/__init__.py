@@ -1,1 +1,0 @@
-"""Kernels that compute the experts of a mixture together."""
