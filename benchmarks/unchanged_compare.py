@@ -47,7 +47,7 @@ MEASURED = frozenset({
     "placement", "round", "position", "seconds",
 })  # fmt: skip
 # Of any line: when it ran, and for how long.
-TIMES = re.compile(r"\d{4}-\d\d-\d\dT[\d:]+Z|(?<=a call takes )[\d.]+ \w+")
+TIMES = re.compile(r"\d{4}-\d\d-\d\dT[\d:]+Z|(?<=a call takes )[\d.]+ [^\s,]+")
 SECONDS = frozenset({"seconds"})
 # What disturbs a measurement, which may be nothing at all: keys, and how lines of text begin.
 DISTURBANCES = frozenset({"warnings", "flags"})

@@ -181,7 +181,7 @@ def test_when_a_line_ran_and_for_how_long_is_masked_everywhere():
     )
     assert changed("experts --json", old, new) == []
     assert changed("experts --json", old, new.replace("1}", "2}")) == ["stdout.state.n: 1 → 2"]
-    assert changed("verify --referee", "a call takes 745 µs\n", "a call takes 1.2 ms\n") == []
+    assert changed("verify --referee", "a call takes 745 µs, so\n", "a call takes 1.2 ms, so\n") == []
 
 
 def test_csv_is_masked_by_its_columns():
