@@ -22,6 +22,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -205,9 +206,12 @@ def _in_shell(line: str, package: Path, work: Path, terminal: bool) -> tuple[int
     env = environment(package, work)
     words = ["bash", "-c", script]
     if not terminal:
-        done = subprocess.run(
-            words, cwd=work, env=env, capture_output=True, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S
-        )
+        try:
+            done = subprocess.run(
+                words, cwd=work, env=env, capture_output=True, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S
+            )
+        except subprocess.TimeoutExpired as late:
+            return -signal.SIGKILL, late.stdout or b"", late.stderr or b""
         return done.returncode, done.stdout, done.stderr
     del env["NO_COLOR"]
     ours, theirs = os.openpty()
