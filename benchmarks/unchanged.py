@@ -135,8 +135,8 @@ def _inputs(path: Path) -> Path:
 
 
 def _run(line: str, package: Path, work: Path, forks: Forks, version: str) -> Output:
-    """One line, in a fork or in a shell of its own, and the files under out/ that it changed."""
-    before = _contents(work)
+    """One line, in a fork or in a shell of its own, and the files that it wrote; those outside out/ go again."""
+    before, inputs = _contents(work / "out"), set(work.iterdir())
     start = time.perf_counter()
     if line.startswith(("$ ", "% ")):
         code, out, err = _in_shell(line[2:], package, work, terminal=line.startswith("%"))
@@ -146,15 +146,21 @@ def _run(line: str, package: Path, work: Path, forks: Forks, version: str) -> Ou
     if seconds > SLOW_S:
         print(f"{seconds:.0f} s: {line}", file=sys.stderr)
     portable = Portable(work, version)
-    files = {name: portable(data) for name, data in _contents(work).items() if before.get(name) != data}
+    files = {name: portable(data) for name, data in _contents(work / "out").items() if before.get(name) != data}
+    for path in set(work.iterdir()) - inputs:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            files[f"./{path.name}"] = portable(path.read_bytes())
+            path.unlink()
     return Output(code, portable(out), portable(err), files, seconds)
 
 
-def _contents(work: Path) -> dict[str, bytes]:
-    """Name → contents of every file under out/; for a zip those of its members, without their dates."""
+def _contents(folder: Path) -> dict[str, bytes]:
+    """Name → contents of every file in it; for a zip those of its members, without their dates."""
     contents = {}
-    for path in sorted(path for path in (work / "out").rglob("*") if path.is_file()):
-        name = path.relative_to(work / "out").as_posix()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as file:
                 contents |= {f"{name}/{member}": file.read(member) for member in file.namelist()}

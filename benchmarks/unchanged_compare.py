@@ -1,7 +1,8 @@
 """What differs between two records of unchanged.py: another answer is a change, the same in other words is a rewording.
 
 Keys, numbers (as they are written, in their order), exit codes and short values must be the same. What may differ are
-words: lines of text, and sentences in JSON and CSV. They are collected as one table, old sentence → new sentence.
+words: lines of text, and sentences in JSON and CSV. They are collected as one table, old sentence → new sentence. A
+refusal that names other numbers (the limits of an option, say) has a table of its own, and is a change.
 
 What is measured, and nothing else, is masked: most of what `ffn bench` and `ffn doctor` say, elsewhere times of day and
 how long a run took. A mask keeps the kind of a value: a number that
@@ -72,6 +73,7 @@ class Reworded(NamedTuple):
 
     old: str
     new: str
+    numbers: bool = False  # a refusal that names other numbers
 
 
 Record = Mapping[str, Output]
@@ -104,19 +106,23 @@ def compare(before: Record, after: Record, prose: Path | None = None) -> int:
             changed += 1
             more = [f"... {len(changes) - LONGEST_DIFF} more"] if len(changes) > LONGEST_DIFF else []
             print("\n    ".join([f"CHANGED: {line}", *(part[:300] for part in changes[:LONGEST_DIFF]), *more]))
-    print(f"{len(before)} and {len(after)} lines: {changed} changed, {len(reworded)} sentences reworded")
-    if reworded:
-        print(table := _table(reworded))
-        if prose:
-            prose.write_text(table + "\n", "utf-8")
-    return int(changed > 0)
+    refusals = {row: lines for row, lines in reworded.items() if row.numbers}
+    sentences = {row: lines for row, lines in reworded.items() if not row.numbers}
+    print(f"{len(before)} and {len(after)} lines: {changed} changed, {len(refusals)} refusals name other numbers,")
+    print(f"{len(sentences)} sentences reworded")
+    for title, rows in (("Refusals that name other numbers", refusals), ("Sentences in other words", sentences)):
+        if rows:
+            print(f"\n{title}\n\n{_table(rows)}")
+    if prose:
+        prose.write_text(_table(sentences) + "\n", "utf-8")
+    return int(changed > 0 or bool(refusals))
 
 
 def _table(reworded: Mapping[Reworded, list[str]]) -> str:
     """As Markdown, what is in the most lines first."""
     rows = ["| before | after | lines | such as |", "| --- | --- | --- | --- |"]
-    for (old, new), lines in sorted(reworded.items(), key=lambda item: -len(set(item[1]))):
-        cells = [old, new, str(len(set(lines))), f"`{lines[0]}`"]
+    for row, lines in sorted(reworded.items(), key=lambda item: -len(set(item[1]))):
+        cells = [row.old, row.new, str(len(set(lines))), f"`{lines[0]}`"]
         rows.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
     return "\n".join(rows)
 
@@ -136,6 +142,8 @@ def differences(line: str, before: Output, after: Output | None) -> Iterator[Dif
     for name in {**old, **new}:
         if name not in old or name not in new:
             yield f"{name}: written only {'BEFORE' if name in old else 'AFTER'}"
+        elif name == "stderr" and before.code == after.code == 2 and _numbers(old[name]) != _numbers(new[name]):
+            yield Reworded(" ".join(old[name].split()), " ".join(new[name].split()), numbers=True)
         elif old[name] != new[name]:
             measures = measuring and (before.code != 2 or name in before.files)  # an error in the options is no figure
             yield from _in_text(name, old[name], new[name], measures)
@@ -175,7 +183,7 @@ def _in_value(place: str, key: str, old: Any, new: Any, measures: bool) -> Itera
     """Between values of JSON; `key` is that of the value, or of the list that it is in."""
     if isinstance(old, dict) and isinstance(new, dict):
         if new.get("error") == "FFNError" != old.get("error", "FFNError"):  # a bug became a message
-            yield Reworded(f"{old['error']}: {old['text']}", f"FFNError: {new['text']}")
+            yield Reworded(f"{old['error']}: {old['message']}", f"FFNError: {new['message']}")
             return
         if list(old) != list(new):
             yield f"{place}: keys {_parted(old, new)}"
@@ -191,6 +199,8 @@ def _in_value(place: str, key: str, old: Any, new: Any, measures: bool) -> Itera
         return
     elif isinstance(old, str) and isinstance(new, str) and ("\n" in old or old.startswith("{")):
         yield from _in_text(place, old, new, measures)
+    elif isinstance(old, str) and isinstance(new, str) and key == "message":
+        yield Reworded(old, new, numbers=_numbers(old) != _numbers(new))
     elif isinstance(old, str) and isinstance(new, str) and _is_sentence(key, old) and _numbers(old) == _numbers(new):
         yield Reworded(old, new)
     else:
@@ -198,7 +208,7 @@ def _in_value(place: str, key: str, old: Any, new: Any, measures: bool) -> Itera
 
 
 def _is_sentence(key: str, text: str) -> bool:
-    return key == "text" or (key not in NO_SENTENCES and len(text.split()) >= 3)
+    return key not in NO_SENTENCES and len(text.split()) >= 3
 
 
 def _numbers(text: str) -> list[str]:

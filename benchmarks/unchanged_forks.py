@@ -113,11 +113,11 @@ def _called(expression: str) -> int:
 
 
 def _answer(call: Callable[[], object]) -> dict[str, Any]:
-    """`value`, or the `error`'s class, exit `code` and `text`."""
+    """`value`, or the `error`'s class, exit `code` and `message`."""
     try:
         return {"value": plain(call())}
     except Exception as error:
-        return {"error": type(error).__name__, "code": int(getattr(error, "code", 70)), "text": str(error)}
+        return {"error": type(error).__name__, "code": int(getattr(error, "code", 70)), "message": str(error)}
 
 
 def _wrong(name: str, arguments: str, *given: object, **also: object) -> dict[str, Any]:

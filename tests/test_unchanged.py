@@ -32,7 +32,9 @@ def changed(line: str, before: str, after: str) -> list[str | Reworded]:
 
 def test_nothing_changed(capsys):
     assert compare({"params": SAME}, {"params": replace(SAME, seconds=9.0)}) == 0
-    assert capsys.readouterr().out == "1 and 1 lines: 0 changed, 0 sentences reworded\n"
+    assert capsys.readouterr().out == (
+        "1 and 1 lines: 0 changed, 0 refusals name other numbers,\n0 sentences reworded\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,8 +120,8 @@ def test_of_json_only_sentences_may_be_worded_anew(before, after, reworded):
 
 
 def test_that_pythons_error_becomes_a_message_is_a_rewording_and_not_the_other_way_round():
-    bug = json.dumps({"value": {"at=-1": {"error": "TypeError", "code": 70, "text": "not iterable"}}})
-    message = json.dumps({"value": {"at=-1": {"error": "FFNError", "code": 2, "text": "at: -1 is no list"}}})
+    bug = json.dumps({"value": {"at=-1": {"error": "TypeError", "code": 70, "message": "not iterable"}}})
+    message = json.dumps({"value": {"at=-1": {"error": "FFNError", "code": 2, "message": "at: -1 is no list"}}})
     assert changed('> wrong("activation", "at")', bug, message) == [
         Reworded("TypeError: not iterable", "FFNError: at: -1 is no list")
     ]
@@ -147,7 +149,20 @@ def test_rewordings_are_one_table_of_distinct_rows(tmp_path: Path, capsys):
     assert compare(*records, tmp_path / "prose.md") == 0
     table = (tmp_path / "prose.md").read_text("utf-8")
     assert table.splitlines()[2:] == ["| error: that &#124; 3 | error: this &#124; 3 | 2 | `a` |"]
-    assert capsys.readouterr().out == f"2 and 2 lines: 0 changed, 1 sentences reworded\n{table}"
+    assert capsys.readouterr().out.endswith(f"1 sentences reworded\n\nSentences in other words\n\n{table}")
+
+
+def test_refusals_with_other_numbers_are_a_table_of_their_own_and_changes(capsys):
+    before, after = (Output(2, "", f"error: --tokens must be {limits}\n") for limits in ("from 1", "1 to 9"))
+    assert compare({"trace --tokens 0": before}, {"trace --tokens 0": after}) == 1
+    shown = "| error: --tokens must be from 1 | error: --tokens must be 1 to 9 | 1 | `trace --tokens 0` |"
+    assert shown in capsys.readouterr().out
+    failed = differences("trace", replace(before, code=1), replace(after, code=1))
+    assert all(isinstance(change, str) for change in failed)
+    old, new = (
+        json.dumps({"error": "FFNError", "code": 2, "message": text}) for text in ("tokens: 1", "tokens: from 1 to 2")
+    )
+    assert changed("> ffncli.trace(tokens=0)", old, new) == [Reworded("tokens: 1", "tokens: from 1 to 2", True)]
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------
