@@ -112,12 +112,13 @@ def text(shells: Sequence[Shell], ab: Caught, question: str, about: str) -> str:
     ]
     spans = [max(values) / min(values) - 1 for values in ([s.timers for s in shells], [s.ratio for s in shells])]
     return "\n".join([
-        f"The same question in {_count(len(shells))} fresh shells, {question}: time of `packed` over that of `eager`.",
+        f"The same question in {_count(len(shells))} fresh shells, {question}: "
+        "the time of `packed` divided by the time of `eager`.",
         "",
         script.table(("shell", "two Timers, one after the other", "`ffn bench`", "95 % interval", "verdict"), rows),
         "",
-        f"From the least to the largest: {100 * spans[0]:.1f} % by Timers, {100 * spans[1]:.1f} % by `ffn bench`. "
-        f"Measured {about}.",
+        f"The largest and the least differ by {100 * spans[0]:.1f} % with Timers, by {100 * spans[1]:.1f} % with "
+        f"`ffn bench`. Measured {about}.",
         "",
         "A change that looks harmless (`old.py`, then `new.py`):",
         "",
