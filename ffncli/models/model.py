@@ -181,6 +181,29 @@ class Model:
 
 
 @dataclass(frozen=True)
+class Example:
+    """What a built-in block brings with it: weights as nested lists ({}: drawn), the input's name and shape.
+
+    `dropped` lists, per dropout step, the (token, unit) pairs that its mask drops at the probability `dropout`. A
+    random input is multiplied by `scale`, then `given` puts single numbers into it, by (token, unit). `block` are its
+    steps if the model's spec cannot express them, `vocab` the width of a final layer that follows (0: none), `aliases`
+    the text's names of ours. `fixed`: the text gives the whole input, so no option may choose another.
+    """
+
+    weights: dict[str, Any]
+    input: str
+    shape: tuple[int, ...]
+    dropped: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    dropout: float = 0.0
+    scale: float = 1.0
+    given: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    block: tuple[Step, ...] | None = None
+    vocab: int = 0
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    fixed: bool = False
+
+
+@dataclass(frozen=True)
 class Resolved:
     """A model and how it is known. `source` is what was typed, `location` where weights may be, `checkpoint` the stored
     tensors, if any, `weights` the canonical tensors of a module in memory by stack and layer, in its dtype.
@@ -190,6 +213,7 @@ class Resolved:
     its blocks were read from the tensors, so there is nothing to compare them with. `quantization` is the config's
     quantization_config. `spots` say, by stack and index, where the tensors of each block are. `not_counted` are
     parts of the model that are in no number here (`counting.not_counted` adds those that follow from the model).
+    `example` is what a built-in block brings with it.
     """
 
     model: Model
@@ -206,6 +230,11 @@ class Resolved:
     checkpoint: Checkpoint | None = field(default=None, compare=False, repr=False)
     spots: Mapping[tuple[str, int], Spot] = field(default_factory=dict, compare=False, repr=False)
     weights: Mapping[tuple[str, int], Mapping[str, Tensor]] | None = field(default=None, compare=False, repr=False)
+    example: Example | None = field(default=None, compare=False, repr=False)
+
+    def block(self, layer: Layer) -> tuple[Step, ...]:
+        """A layer's block as assignments, without any requested final layer: an example may have steps of its own."""
+        return steps(layer.spec) if self.example is None or self.example.block is None else self.example.block
 
     def noted(self, *notes: str) -> Resolved:
         """The same model with more notes for its user."""

@@ -23,7 +23,7 @@ from ffncli.models.config.read import from_config
 from ffncli.models.counting.count import count
 from ffncli.models.source import load
 from ffncli.run.engine.execute import run
-from ffncli.run.engine.prepare import LayerRequest, prepare
+from ffncli.run.engine.prepare import prepare
 from tests.oracles.modules import relative_error
 
 TEXT: dict[str, Any] = {
@@ -135,7 +135,7 @@ def test_the_trace_is_the_modules(layer: tuple[Path, Mixture]) -> None:
     model = load(str(folder))
     held = sum(p.numel() for n, p in mixture.named_parameters() if "norm" not in n)
     assert (model.differences, model.stored and model.stored.params) == ((), held + 3 * 16 * 40)
-    ready = prepare(model, LayerRequest(layer="1", dtype="fp64"))
+    ready = prepare(model, layer="1", dtype="fp64")
     x = torch.randn(9, 16, dtype=torch.float64)
     inside = [step for step in ready.steps if step.output not in ("norm", "out")]
     with torch.no_grad():

@@ -21,20 +21,20 @@ SAID = {
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_dimensions_are_the_texts(name):
-    spec = find(name).model.model.main.spec
+    spec = find(name).model.main.spec
     assert (spec.d_model, spec.d_ff, spec.activation, spec.gated) == SAID[name]
     assert spec.bias == (name != "llama")
-    assert find(name).shape[-1] == spec.d_model
+    assert find(name).example.shape[-1] == spec.d_model
 
 
 def test_what_is_not_given_is_said():
     for name in EXAMPLES:
-        assert bool(find(name).model.evidence) == (not find(name).weights)
-    assert find("explained").given == {(0, 0): 0.146, (0, 1): 0.108, (0, 2): 0.192, (0, 511): 0.11}
+        assert bool(find(name).evidence) == (not find(name).example.weights)
+    assert find("explained").example.given == {(0, 0): 0.146, (0, 1): 0.108, (0, 2): 0.192, (0, 511): 0.11}
 
 
 def test_llama_merges_first():
-    block = find(" LLama ").steps
+    block = find(" LLama ").example.block
     assert [right_hand_side(s, block) for s in block] == [
         "x + attention", "rmsnorm(merged)", "norm · W1", "norm · W3", "silu(gate)", "act ⊙ up", "hidden · W2",
     ]  # fmt: skip
@@ -49,5 +49,5 @@ def test_unknown_names(name, hint):
 
 
 def test_a_final_layer_alone():
-    assert [s.output for s in final_layer_alone(8, 30, True).steps] == ["logits", "probs"]
-    assert cost(final_layer_alone(8, 30, False).steps).params == 240
+    assert [s.output for s in final_layer_alone(8, 30, True).example.block] == ["logits", "probs"]
+    assert cost(final_layer_alone(8, 30, False).example.block).params == 240

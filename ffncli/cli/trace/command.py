@@ -120,7 +120,7 @@ def command(
         _write_page(question, show, output)
     elif question.layer == "all":
         conflicts.check((*RULES, *ONE_LAYER), question)
-        source = survey.source if question.example is None else find(question.example).model
+        source = survey.source if question.example is None else find(question.example)
         layers = survey_for(replace(survey, source=source, prompt=question.prompt), output.note)
         output.show(survey_answer(layers, question.top_units or 1))
         view.judge(not_finite_texts(layers), output)

@@ -50,10 +50,10 @@ def activations_of(
     # From here on torch is needed; every error that can be raised without it has been raised.
     set_threads(threads)
     from ffncli.run.activations.on_data import activations_on_data
-    from ffncli.run.engine.prepare import LayerRequest
 
-    request = LayerRequest(layer, input, leading, dtype, device, seed)
-    return activations_on_data(resolved, request, model_input, others)
+    return activations_on_data(
+        resolved, model_input, others, layer=layer, input=input, leading=leading, dtype=dtype, device=device, seed=seed
+    )
 
 
 def _model(source: str, seed: int) -> Resolved:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,7 +14,8 @@ from ffncli.models.model import Layer, Resolved
 from ffncli.run.activations.swap_statistics import ActivationInput, SwapStatistics
 from ffncli.run.activations.variants import is_act, run_variants
 from ffncli.run.engine.execute import execute
-from ffncli.run.engine.prepare import LayerRequest, Prepared, Token, prepare
+from ffncli.run.engine.inputs import InputSource
+from ffncli.run.engine.prepare import Prepared, Token, prepare
 from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.not_finite import NotFinite, where_not_finite
 from ffncli.run.pretrained.capture import prepared, run_model
@@ -48,41 +48,38 @@ class ActivationData:
 
 
 def activations_on_data(
-    resolved: Resolved, request: LayerRequest, prompt: Prompt | None, others: Sequence[str]
-) -> ActivationData:
-    """The inputs of the activations of `request.layer` (`all`: of every layer) and the outputs of `others` for them.
+    resolved: Resolved, prompt: Prompt | None, others: Sequence[str], *, layer: str | None = None,
+    input: InputSource | None = None, leading: tuple[int, ...] | None = None, dtype: str | None = None,
+    device: str = "cpu", seed: int | None = None,
+) -> ActivationData:  # fmt: skip
+    """The inputs of the activations of a layer (`all`: of every layer) and the outputs of `others` for them.
 
     With a prompt the model runs once, and each layer is processed as soon as it has run; else every layer gets the
-    request's input. `others` are canonical names. Raises FFNError as `prepare` and `run_model` do.
+    same input, as `prepare` takes it. `others` are canonical names. Raises FFNError as `prepare` and `run_model` do.
     """
-    layers = layers_of(resolved) if request.layer == "all" else [resolved.model.layer(request.layer)]
+    layers = layers_of(resolved) if layer == "all" else [resolved.model.layer(layer)]
     if prompt is None:
-        return _without_prompt(resolved, layers, request, others)
-    layers, silent = reached(resolved, layers) if request.layer == "all" else (layers, ())
+        notes: dict[str, None] = {}
+        rows = []
+        for one in layers:
+            ready = prepare(resolved, one, input=input, leading=leading, dtype=dtype, device=device, seed=seed)
+            rows.append(look(ready, _ffn_input(ready), others))
+            notes |= dict.fromkeys(ready.notes)
+        return ActivationData(resolved, tuple(rows), {}, tuple(notes))
+    layers, silent = reached(resolved, layers) if layer == "all" else (layers, ())
     data: dict[Layer, LayerData] = {}
     tokens: dict[str, tuple[Token, ...]] = {}
     doubts: dict[str, None] = {}
 
     def reached_layer(layer: Layer, layer_tokens: tuple[Token, ...], enters: Tensor, leaves: Tensor) -> None:
-        ready = prepared(resolved, layer, request, layer_tokens, enters, leaves)
+        ready = prepared(resolved, layer, layer_tokens, enters, leaves, (), dtype, device)
         data[layer] = look(ready, enters, others)
         tokens[layer.stack] = layer_tokens
         doubts.update(dict.fromkeys(ready.notes))
 
-    run_notes = run_model(resolved, layers, prompt, request, reached_layer)
+    run_notes = run_model(resolved, layers, prompt, reached_layer, dtype=dtype, device=device)
     ordered = tuple(data[layer] for layer in layers if layer in data)
     return ActivationData(resolved, ordered, tokens, (*silent, *run_notes, *doubts))
-
-
-def _without_prompt(
-    resolved: Resolved, layers: Sequence[Layer], request: LayerRequest, others: Sequence[str]
-) -> ActivationData:
-    data, notes = [], dict[str, None]()
-    for layer in layers:
-        ready = prepare(resolved, replace(request, layer=f"{layer.stack}.{layer.index}"))
-        data.append(look(ready, _ffn_input(ready), others))
-        notes |= dict.fromkeys(ready.notes)
-    return ActivationData(resolved, tuple(data), {}, tuple(notes))
 
 
 def _ffn_input(ready: Prepared) -> Tensor:

@@ -7,7 +7,8 @@ import re
 from ffncli.block.steps import Dropout, Linear, walk
 from ffncli.dataclass import dataclass
 from ffncli.models.model import Layer, Resolved
-from ffncli.run.engine.prepare import RANDOM, Prepared
+from ffncli.run.engine.prepare import Prepared
+from ffncli.run.engine.weights import RANDOM
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from ffncli.block.steps import (
 )
 from ffncli.block.value import unlimited
 from ffncli.dataclass import dataclass
-from ffncli.errors import ExitCode, FFNError
+from ffncli.errors import ExitCode, FFNError, option
 from ffncli.run.engine.functions import NAMESPACE, function
 
 
@@ -132,7 +132,7 @@ def possible(step: Step, x: Tensor) -> Iterator[None]:
     except NotImplementedError:  # torch: "…" not implemented for 'Half'
         dtype = str(x.dtype).removeprefix("torch.")
         message = f"step '{step.output}' cannot be computed in {dtype} on {x.device.type}: torch does not implement it"
-        raise FFNError(message, "use --dtype fp32", ExitCode.ENVIRONMENT) from None
+        raise FFNError(message, f"use {option('dtype', 'fp32')}", ExitCode.ENVIRONMENT) from None
 
 
 def _result(

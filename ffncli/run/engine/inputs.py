@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ffncli.errors import FFNError, did_you_mean, shown, shown_path
+from ffncli.block.steps import Step, block_inputs, feature_axis, id_inputs, input_shapes, parameters, state_inputs
+from ffncli.errors import FFNError, did_you_mean, option, shown, shown_path
+from ffncli.models.model import Example
+from ffncli.run.engine.weights import require_memory
 from ffncli.system.files import open_to_read
 
 if TYPE_CHECKING:
@@ -26,6 +29,47 @@ InputSource: TypeAlias = (
 NAMED = ("arange", "randn", "zeros", "ones")
 MOST_TEXT_BYTES = 1_000_000_000
 _LIST = re.compile(r"[-+\d.eEnaifN,;\s\[\]]+")
+
+
+def block_tensors(
+    block: Sequence[Step], d_model: int, source: InputSource | None, leading: tuple[int, ...] | None,
+    example: Example | None, generator: torch.Generator, dtype: torch.dtype, device: str,
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:  # fmt: skip
+    """(every input of a block by name, its own first; notes on those that other parts of a model compute).
+
+    `source` None is the example's input, else a random one. Raises FFNError as `make_input`, and (exit 3) if memory is
+    too small.
+    """
+    example = example if source is None else None
+    leading = leading or (example.shape[:-1] if example else None)
+    default = example.input if example else "randn"
+    _require_working_memory(math.prod(leading or (4,)), block, dtype)
+    first = make_input(default if source is None else source, leading, d_model, dtype, generator).to(device)
+    _require_working_memory(math.prod(first.shape[:-1]), block, dtype)  # a file may have more tokens than expected
+    if example and (example.scale != 1 or example.given):
+        first = first * example.scale
+        for (token, unit), value in example.given.items():
+            first.flatten(0, -2)[token, unit] = value
+    inputs, notes = {block_inputs(block)[0]: first}, []
+    for name, vocab in id_inputs(block).items():
+        ids = torch.arange(math.prod(first.shape[:-1]), device=device)
+        inputs[name] = ids.reshape(*first.shape[:-1], 1) % vocab
+        notes.append(f"'{name}', which choose the experts, are 0, 1, 2, ...; with a prompt they are its own")
+    for name, shape in input_shapes(block, tuple(first.shape[:-1])).items():  # what other parts of a model compute
+        if name in inputs:
+            continue
+        inputs[name] = torch.randn(shape, generator=generator).to(device, dtype)
+        of = "router in the layer before" if name in state_inputs(block) else "layer's other branch"
+        notes.append(f"'{name}', the output of the {of}, is random")
+    return inputs, tuple(notes)
+
+
+def _require_working_memory(tokens: int, block: Sequence[Step], dtype: torch.dtype) -> None:
+    """FFNError if memory is too small for two of the widest intermediates at once and three tensors of d_model."""
+    axis = feature_axis(block)
+    widest = max(axis.size for axes in parameters(block).values() for axis in axes)
+    size = tokens * (2 * widest + 3 * (axis.size if axis else widest)) * dtype.itemsize
+    require_memory(size, "the input and its intermediates", "give fewer tokens")
 
 
 def make_input(
@@ -45,7 +89,7 @@ def make_input(
     if text == "-":
         values = _parse(_stdin(), "standard input")
     elif _LIST.fullmatch(text) and not os.path.exists(text):
-        values = _parse(text, "--input")
+        values = _parse(text, option("input"))
     else:
         values = _file(Path(os.path.expanduser(text)), text)
     return _shaped(values, leading, d_model).to(dtype)
@@ -61,7 +105,7 @@ def _named(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
 
 def _stdin() -> str:
     if sys.stdin is None:
-        raise FFNError("--input -: standard input is closed")
+        raise FFNError(f"{option('input', '-')}: standard input is closed")
     no_text = FFNError("standard input is not text", "give numbers or JSON; .npy and .safetensors as files")
     try:
         text = sys.stdin.read(MOST_TEXT_BYTES)
@@ -78,14 +122,14 @@ def _stdin() -> str:
 
 def _shaped(values: Tensor, leading: tuple[int, ...] | None, d_model: int) -> Tensor:
     if values.dim() > 1 and values.shape[-1] != d_model:
-        raise FFNError(f"--input has shape {list(values.shape)}, its last axis must be d_model = {d_model}")
+        raise FFNError(f"{option('input')} has shape {list(values.shape)}, its last axis must be d_model = {d_model}")
     if values.numel() == 0 or values.numel() % d_model:
-        raise FFNError(f"--input has {values.numel()} values, which is not a multiple of d_model = {d_model}")
+        raise FFNError(f"{option('input')} has {values.numel()} values, which is not a multiple of d_model = {d_model}")
     if leading is None:
         return (values if values.dim() > 1 else values.reshape(-1, d_model)).contiguous()
     if values.numel() != math.prod(leading) * d_model:
         wanted = " × ".join(map(str, (*leading, d_model)))
-        raise FFNError(f"--input has {values.numel()} values, {wanted} needs {math.prod(leading) * d_model}")
+        raise FFNError(f"{option('input')} has {values.numel()} values, {wanted} needs {math.prod(leading) * d_model}")
     return values.reshape(*leading, d_model)
 
 
@@ -172,10 +216,11 @@ def _file(path: Path, text: str) -> Tensor:
     if not text or not os.path.isfile(path):
         if "/" in text or path.suffix in (".npy", ".json", ".csv", ".safetensors", ".txt"):
             raise FFNError(
-                f"--input: {shown(text)} does not exist" + (", or is not a file" if os.path.exists(path) else "")
+                f"{option('input')}: {shown(text)} does not exist"
+                + (", or is not a file" if os.path.exists(path) else "")
             )
         hint = did_you_mean(text, list(NAMED), f"use {', '.join(NAMED)}, numbers like 0.1,0.2, a file, or -")
-        raise FFNError(f"--input: {shown(text)} is neither a name nor a file", hint)
+        raise FFNError(f"{option('input')}: {shown(text)} is neither a name nor a file", hint)
     try:
         if path.suffix == ".npy":
             return _npy(path, where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,23 @@ from torch import Tensor
 
 from ffncli.block.activations import TABLE
 from ffncli.block.cost import cost
-from ffncli.block.steps import Activation, Experts, Linear, Norm, Route, Step
-from ffncli.errors import ExitCode, FFNError
+from ffncli.block.recipe import route_of, steps
+from ffncli.block.steps import (
+    Activation,
+    Experts,
+    Linear,
+    Norm,
+    Route,
+    Step,
+    ffn_span,
+    ffn_steps,
+    of_norm,
+    parameters,
+    tables,
+)
+from ffncli.errors import ExitCode, FFNError, option, shown
 from ffncli.models.files.checkpoint import PLAIN, Checkpoint
-from ffncli.models.model import Layer, Resolved
+from ffncli.models.model import Example, Layer, Resolved
 from ffncli.models.tensors import layout
 from ffncli.models.tensors.matching import block_tensors
 from ffncli.models.tensors.read_weights import read_weights
@@ -23,6 +37,90 @@ from ffncli.system.cgroup import ROOT
 from ffncli.system.host import available_memory
 
 Weights = Mapping[str, Tensor]
+
+
+RANDOM = "random weights"
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """A layer's `tensors`, the `steps` that have all of theirs, where they come from, and notes on what was assumed."""
+
+    steps: tuple[Step, ...]
+    tensors: Mapping[str, Tensor]
+    origin: str
+    notes: tuple[str, ...]
+
+
+def layer_weights(
+    resolved: Resolved, layer: Layer, generator: torch.Generator, dtype: torch.dtype, device: str
+) -> LayerWeights:
+    """A layer's weights: an example's, a module's, those of the model's files, or random ones."""
+    block, example, notes = resolved.block(layer), resolved.example, tuple[str, ...]()
+    if example and fits(example, block):
+        exact = {name: torch.tensor(values, dtype=torch.float64) for name, values in example.weights.items()}
+        tensors: Mapping[str, Tensor] = {name: tensor.to(device, dtype) for name, tensor in exact.items()}
+        origin = "fixed weights"
+    elif resolved.weights is not None:
+        module = resolved.weights[layer.stack, layer.index]
+        tensors, origin = {n: tensor.to(device, dtype) for n, tensor in module.items()}, "the module's own weights"
+    elif (stored := stored_layer(resolved, layer, dtype, device)) is not None:
+        tensors, origin, notes = stored
+    else:
+        tensors = random_weights(block, generator, dtype, device)
+        origin = f"{RANDOM}, seed {generator.initial_seed()}"
+    block, lost = steps_with_weights(block, tensors)
+    notes += lost
+    if resolved.from_tensors and not resolved.model.model_type and layer.spec.moe:
+        notes += ("assumed, because the files do not say: softmax over all experts, the chosen weights normalised",)
+    if example and example.weights and not fits(example, block):
+        notes += ("the example's weights do not fit these dimensions: random weights instead",)
+    return LayerWeights(block, tensors, origin, notes)
+
+
+def fits(example: Example, block: Sequence[Step]) -> bool:
+    """Whether the example's weights are exactly the block's parameters, shapes included."""
+    shapes = {name: tuple(torch.tensor(values).shape) for name, values in example.weights.items()}
+    return shapes == {name: tuple(axis.size for axis in axes) for name, axes in parameters(block).items()}
+
+
+def stored_layer(
+    resolved: Resolved, layer: Layer, dtype: torch.dtype, device: str
+) -> tuple[Mapping[str, Tensor], str, tuple[str, ...]] | None:
+    """(one layer's weights from the model's files, their origin, what was assumed about them); None without files."""
+    located = located_weights(resolved, layer)
+    if located is None or resolved.checkpoint is None:
+        return None
+    assumed = tuple(dict.fromkeys(item.slice.assumed for item in located if item.slice.assumed))
+    doubts = tuple(f"assumed, because the files do not say: {text}" for text in assumed)
+    packed = " and ".join(packed_formats(located))
+    origin = f"weights of {layer.stack} layer {layer.index}" + (f", unpacked from {packed}" if packed else "")
+    weights = read_located(resolved.checkpoint, located, dtype, device, resolved.quantization)
+    for name in tables(steps(layer.spec)):
+        least, most, experts = int(weights[name].min()), int(weights[name].max()), route_of(layer.spec).experts.size
+        if not 0 <= least <= most < experts:
+            what = f"{shown(resolved.source)}: the table of {layer.stack} layer {layer.index} lists experts {least} to"
+            raise FFNError(f"{what} {most}", f"the layer has experts 0 to {experts - 1}")
+    return weights, origin, doubts
+
+
+def steps_with_weights(
+    block: tuple[Step, ...], weights: Mapping[str, Tensor]
+) -> tuple[tuple[Step, ...], tuple[str, ...]]:
+    """(the steps that have weights, notes): the block, or its rest without the norms that have no weights.
+
+    Without the norm before the FFN only the FFN remains, because its input would be that norm's output.
+    """
+    lost = [s.output for s in block if of_norm(s) and s.parameters().keys() - weights.keys()]
+    if not lost:
+        return block, ()
+    start, end = ffn_span(block)
+    names = [step.output for step in block]
+    if {*lost} & {*names[: names.index(start) + 1 if start in names else 0]}:
+        where = f"the trace begins at ffn_input, which is '{start}', and ends at ffn_output"
+        return ffn_steps(block), (f"this file does not describe the norm before the FFN: {where}",)
+    where = f"the trace ends at ffn_output, which is '{end}'"
+    return block[: names.index(end) + 1], (f"this file does not describe the norm after the FFN: {where}",)
 
 
 def random_weights(
@@ -35,7 +133,7 @@ def random_weights(
     generator's device, where each tensor is then cast. Raises FFNError (exit 3) if this machine's memory is too small.
     """
     if generator.device.type == "cpu":
-        advice = "take a smaller block" + ("" if dtype.itemsize <= 2 else " or --dtype bf16")
+        advice = "take a smaller block" + ("" if dtype.itemsize <= 2 else f" or {option('dtype', 'bf16')}")
         require_memory(cost(steps).params * dtype.itemsize, advice=advice)
     drawn = {name: tensor.to(device) for step in steps for name, tensor in _draw(step, generator, dtype).items()}
     return drawn | {name: tensor.to(device) for step in steps for name, tensor in _tables(step, generator).items()}
@@ -141,7 +239,7 @@ def read_located(
 def require_memory(
     size: int,
     what: str = "the block's weights",
-    advice: str = "take a smaller block or --dtype bf16",
+    advice: str = f"take a smaller block or {option('dtype', 'bf16')}",
     root: Path = ROOT,
 ) -> None:
     """Raises FFNError (exit 3) if `size` bytes exceed this machine's free memory: better than the OOM killer.

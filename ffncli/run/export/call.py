@@ -211,12 +211,12 @@ _WRITERS: Mapping[str, Callable[[ExportProblem], tuple[dict[str, str], tuple[str
 
 def _onnx(resolved: Resolved, problem: ExportProblem, question: ExportQuestion) -> Export:
     """With the weights of the source, else with random ones."""
-    from ffncli.run.engine.prepare import LayerRequest, prepare
+    from ffncli.run.engine.prepare import prepare
     from ffncli.run.export.onnx_model import check_exportable, onnx_bytes
 
     check_exportable(problem, question.large)
     name = f"{problem.layer.stack}.{problem.layer.index}"
-    ready = prepare(resolved, LayerRequest(name, leading=(1,), dtype=problem.dtype.name, seed=question.seed))
+    ready = prepare(resolved, problem.layer, leading=(1,), dtype=problem.dtype.name, seed=question.seed)
     tokens = [one.tokens for one in problem.workloads]
     exact = problem_of(resolved, problem.part, name, problem.dtype.name, tokens, ready.steps)
     weights = {name: ready.weights[name] for name in parameters(exact.steps)}

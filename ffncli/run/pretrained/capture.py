@@ -25,8 +25,8 @@ from ffncli.models.model import Layer, Resolved
 from ffncli.models.runnable import folder_of, require_runnable
 from ffncli.run.engine.execute import Mode
 from ffncli.run.engine.locate import LiveFFN, live_ffn
-from ffncli.run.engine.prepare import LayerRequest, Prepared, Token, device_of, dtype_of, stored_layer
-from ffncli.run.engine.weights import located_weights
+from ffncli.run.engine.prepare import Prepared, Token, device_of, dtype_of
+from ffncli.run.engine.weights import located_weights, stored_layer
 from ffncli.run.pretrained.loading import (
     Pretrained,
     cannot,
@@ -60,28 +60,31 @@ class ForwardInput:
         return self.tokens.get(stack) or self.tokens[""]
 
 
-def capture(resolved: Resolved, prompt: Prompt, request: LayerRequest) -> Prepared:
+def capture(
+    resolved: Resolved, prompt: Prompt, layer: Layer | int | str | None = None, dtype: str | None = None,
+    device: str = "cpu",
+) -> Prepared:  # fmt: skip
     """One layer's FFN, prepared to run on its actual input in the model, with the model's output for reference.
 
     Our weights are read from the files, not taken from the loaded model. Raises FFNError if the model cannot be run.
     """
-    layer = resolved.model.layer(request.layer)
+    layer = layer if isinstance(layer, Layer) else resolved.model.layer(layer)
     passes: list[tuple[tuple[Token, ...], Tensor, Tensor]] = []
     streams: dict[Layer, Tensor] = {}
-    notes = run_model(resolved, [layer], prompt, request, lambda _, *tensors: passes.append(tensors), streams)
+    notes = run_model(resolved, [layer], prompt, lambda _, *tensors: passes.append(tensors), streams, dtype, device)
     ((tokens, entering, leaving),) = passes
-    ready = prepared(resolved, layer, request, tokens, entering, leaving, notes)
+    ready = prepared(resolved, layer, tokens, entering, leaving, notes, dtype, device)
     return replace(ready, stream=streams.get(layer))
 
 
 def prepared(
-    resolved: Resolved, layer: Layer, request: LayerRequest, tokens: tuple[Token, ...], entering: Tensor,
-    leaving: Tensor, notes: tuple[str, ...] = (),
+    resolved: Resolved, layer: Layer, tokens: tuple[Token, ...], entering: Tensor, leaving: Tensor,
+    notes: tuple[str, ...] = (), dtype: str | None = None, device: str = "cpu",
 ) -> Prepared:  # fmt: skip
     """Our steps from ffn_input to ffn_output with the layer's weights, on a captured input [tokens, d_model]."""
     block = steps(layer.spec)
     start, _ = ffn_span(block)
-    stored_weights = stored_layer(resolved, layer, dtype_of(request.dtype), request.device)
+    stored_weights = stored_layer(resolved, layer, dtype_of(dtype), device)
     assert stored_weights is not None  # folder_of requires the checkpoint
     weights, origin, doubts = stored_weights
     ids = torch.tensor([[token.id] for token in tokens], device=entering.device)
@@ -92,8 +95,8 @@ def prepared(
 
 
 def run_model(
-    resolved: Resolved, layers: Sequence[Layer], prompt: Prompt, request: LayerRequest, receive: Receiver,
-    streams: dict[Layer, Tensor] | None = None,
+    resolved: Resolved, layers: Sequence[Layer], prompt: Prompt, receive: Receiver,
+    streams: dict[Layer, Tensor] | None = None, dtype: str | None = None, device: str = "cpu",
 ) -> tuple[str, ...]:  # fmt: skip
     """Run the model once up to the last of `layers`; `receive` is called for each layer as soon as its FFN has run.
 
@@ -102,14 +105,14 @@ def run_model(
     everything that keeps a model from running.
     """
     path = model_files(resolved, layers, prompt.option)
-    device, dtype = device_of(request.device), dtype_of(request.dtype)
+    computed, device = dtype_of(dtype), device_of(device)
     with offline() as transformers:
         config = read_config(transformers, path)
         tokenizer = tokenizer_of(transformers, path)
         tokens = tokens_of(prompt, tokenizer, path)
         if not config.is_encoder_decoder:  # before anything large is loaded
             positions(prompt.positions, len(tokens))
-        loaded, live = load_up_to(transformers, resolved, layers, path, config, dtype, device)
+        loaded, live = load_up_to(transformers, resolved, layers, path, config, computed, device)
         inputs = forward_arguments(loaded, tokens, tokenizer, layers)
         idle = _listen(loaded, live, inputs, prompt, receive, streams)
     fault = FAULTS.get(resolved.model.model_type or "") if any(layer.spec.moe for layer in layers) else None

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from ffncli.dataclass import dataclass
-from ffncli.errors import ExitCode, FFNError, shown, shown_path
+from ffncli.errors import ExitCode, FFNError, option, shown, shown_path
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
 from ffncli.models.model import Resolved
 from ffncli.models.runnable import is_gguf, loaded_parameters
@@ -168,7 +168,8 @@ def load(
             with shared_reader() as readers:
                 readers.tensors_of(module)
         size = sum(p.numel() for p in module.parameters()) * dtype.itemsize
-        require_memory(size, f"{kind.__name__} up to there", "take a lower --layer or --dtype bf16")
+        advice = f"take a lower {option('layer')} or {option('dtype', 'bf16')}"
+        require_memory(size, f"{kind.__name__} up to there", advice)
 
     options = arguments_for(path) | {
         "config": config, "dtype": dtype, "use_safetensors": True, "output_loading_info": True,

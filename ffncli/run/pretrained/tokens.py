@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ffncli.errors import FFNError, shown, shown_path
+from ffncli.errors import FFNError, option, shown, shown_path
 from ffncli.models.runnable import is_gguf
 from ffncli.run.engine.prepare import Token
 from ffncli.run.pretrained.loading import arguments_for, cannot
@@ -16,6 +16,8 @@ from ffncli.run.pretrained.prompt import Prompt
 # Every tokenizer has one of these. Without any of them, transformers would make an empty tokenizer.
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm", "vocab.json",
           "vocab.txt", "tekken.json", "sentencepiece.model", "tiktoken.model", "bpe.codes", "vocab.bpe")  # fmt: skip
+
+_OR_IDS = f"give some text, or the tokens' numbers as {option('input_ids')}"
 
 
 def tokenizer_of(transformers: Any, path: Path) -> Any:
@@ -45,16 +47,17 @@ def tokens_of(prompt: Prompt, tokenizer: Any, path: Path) -> tuple[Token, ...]:
     if prompt.ids is not None:
         return with_texts(prompt.ids, tokenizer)
     if not prompt.text:
-        raise FFNError("--prompt is empty", "give some text, or --input-ids 1,2,3")
+        raise FFNError(f"{option('prompt')} is empty", _OR_IDS)
     if tokenizer is None:
         name = "tokenizer.ggml.model" if is_gguf(path) else _FILES[0]
-        raise FFNError(f"{shown_path(path)} has no tokenizer ({name})", "--input-ids 1,2,3 gives the tokens' numbers")
+        what = f"{shown_path(path)} has no tokenizer ({name})"
+        raise FFNError(what, f"{option('input_ids')} takes the tokens' numbers")
     try:
         ids = tokenizer(prompt.text)["input_ids"]
     except Exception as error:  # surrogates that UTF-8 cannot encode, and other text that a tokenizer refuses
         raise cannot(f"the tokenizer cannot read the prompt {shown(prompt.text)}", error) from None
     if not ids:
-        raise FFNError(f"--prompt {shown(prompt.text)} has no tokens", "give some text, or --input-ids 1,2,3")
+        raise FFNError(f"{option('prompt')} {shown(prompt.text)} has no tokens", _OR_IDS)
     return with_texts(ids, tokenizer)
 
 
@@ -74,21 +77,22 @@ def token_text(tokenizer: Any, number: int) -> str | None:
 
 
 def one_token(tokenizer: Any, text: str, vocab: int) -> int:
-    """The number of the token that `--promotes` names: its text, or `id:N` among `vocab`.
+    """The number of the token that `promotes` names: its text, or `id:N` among `vocab`.
 
     Raises FFNError for a text that is several tokens or none, with the tokens that it is.
     """
     if match := re.fullmatch(r"id:([0-9]{1,9})", text):
         if int(match[1]) >= vocab:
-            raise FFNError(f"--promotes {text} is out of range", f"the model has {vocab:,} tokens")
+            raise FFNError(f"{option('promotes')} {text} is out of range", f"the model has {vocab:,} tokens")
         return int(match[1])
     if tokenizer is None:
-        raise FFNError(f"--promotes {shown(text)}: the model has no tokenizer", "--promotes id:42 gives its number")
+        what = f"{option('promotes')} {shown(text)}: the model has no tokenizer"
+        raise FFNError(what, f"{option('promotes', 'id:42')} gives its number")
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     exact = next((i for i in ids[-1:] if token_text(tokenizer, i) == text), None)  # SentencePiece adds a space token
     if len(ids) != 1 and exact is None:
         parts = ", ".join(shown(token_text(tokenizer, i) or f"id:{i}") for i in ids[:8])
-        raise FFNError(f"--promotes {shown(text)} is {len(ids)} tokens: {parts}", "name one of them, or id:N")
+        raise FFNError(f"{option('promotes')} {shown(text)} is {len(ids)} tokens: {parts}", "name one of them, or id:N")
     return int(ids[-1])
 
 
@@ -103,14 +107,14 @@ def positions(text: str | None, count: int) -> tuple[int, ...]:
     for word in text.replace(" ", "").split(","):
         match = re.fullmatch(r"(-?\d{1,9})|(-?\d{1,9})?:(-?\d{1,9})?", word, re.ASCII)
         if not match:
-            raise FFNError(f"--position must be a number, a list 0,3 or a range 2:5, got {shown(text)}")
+            raise FFNError(f"{option('position')} must be a number, a list 0,3 or a range 2:5, got {shown(text)}")
         if match[1] is None:
             chosen = range(count)[slice(*(int(n) if n else None for n in (match[2], match[3])))]
             if not chosen:
-                raise FFNError(f"--position {word} is empty", _range_text(count))
+                raise FFNError(f"{option('position')} {word} is empty", _range_text(count))
             out += chosen
         elif not -count <= int(match[1]) < count:
-            raise FFNError(f"--position {match[1]} is out of range", _range_text(count))
+            raise FFNError(f"{option('position')} {match[1]} is out of range", _range_text(count))
         else:
             out.append(int(match[1]) % count)
     return tuple(dict.fromkeys(out))

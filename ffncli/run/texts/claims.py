@@ -35,7 +35,7 @@ def claims() -> tuple[TextClaim, ...]:
     items: list[tuple[str, str, Fact]] = []
     for name, text in TEXTS.items():
         example = find(name)
-        items += [(name, text, fact) for fact in facts(name, prepare(example.model, example=example)) if fact.verdict]
+        items += [(name, text, fact) for fact in facts(name, prepare(example)) if fact.verdict]
     items.sort(key=lambda item: _rank(item[2]))
     return tuple(_claim(*item) for item in items)
 

@@ -71,14 +71,13 @@ def tiny_run(
     source: str | None = None, tokens: int | None = None, input: str | None = None, train: bool = False, **options: Any
 ) -> TinyRun:
     """The run of `ffn trace` with the same options, with all its values kept."""
-    from ffncli.run.engine.prepare import LayerRequest, prepare
+    from ffncli.run.engine.prepare import prepare
     from ffncli.run.engine.trace import trace
     from ffncli.run.user.load import load
 
-    example = demo(Dimensions()) if source is None else None
-    model = example.model if example else load(source, Dimensions(**options))
+    model = demo(Dimensions()) if source is None else load(source, Dimensions(**options))
     leading = None if tokens is None else (tokens,)
-    ready = prepare(model, LayerRequest(input=input, leading=leading, train=train), example)
+    ready = prepare(model, input=input, leading=leading, train=train)
     return TinyRun(ready, trace(ready.steps, ready.weights, ready.inputs, ready.mode))
 
 

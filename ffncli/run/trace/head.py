@@ -21,7 +21,7 @@ from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.run.engine.locate import live_ffn
-from ffncli.run.engine.prepare import LayerRequest, device_of, dtype_of
+from ffncli.run.engine.prepare import device_of, dtype_of
 from ffncli.run.pretrained.capture import cut, stand_in
 from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
 from ffncli.run.pretrained.tokens import tokenizer_of
@@ -141,7 +141,7 @@ def divisor(x: Tensor, op: Norm) -> Tensor:
 
 
 @contextmanager
-def head_of(resolved: Resolved, layer: Layer, request: LayerRequest, option: str) -> Iterator[Head]:
+def head_of(resolved: Resolved, layer: Layer, dtype: str | None, device: str, option: str) -> Iterator[Head]:
     """The head that reads the residual stream to which `layer`'s FFN adds; `option` is what needs it.
 
     Raises FFNError if no head reads that stream, and for models without a vocabulary.
@@ -161,8 +161,7 @@ def head_of(resolved: Resolved, layer: Layer, request: LayerRequest, option: str
         def shrink(module: Any, lean: bool) -> None:  # lean or not: an extra layer would change the answer
             where.append(_first_alone(module, resolved, layer))
 
-        dtype, device = dtype_of(request.dtype), device_of(request.device)
-        loaded = load(transformers, path, config, dtype, device, shrink, with_head=True)
+        loaded = load(transformers, path, config, dtype_of(dtype), device_of(device), shrink, with_head=True)
         yield Head(loaded, where[-1], layer.spec.d_model, _norm_before(layer), tokenizer, option)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ffncli.run.engine.prepare import LayerRequest, Prepared
+from ffncli.run.engine.prepare import Prepared
 from ffncli.run.engine.trace import Trace
 from ffncli.run.trace.question import Question, TraceSubject
 from ffncli.run.trace.sampling import Sampling, sampling
@@ -21,7 +21,7 @@ PROMOTING_UNITS = 10
 
 
 def unembedded(
-    question: Question, subject: TraceSubject, prepared: Prepared, result: Trace, request: LayerRequest
+    question: Question, subject: TraceSubject, prepared: Prepared, result: Trace
 ) -> tuple[PromotedTokens, ...]:
     """The tokens that the FFN's output promotes after the chosen tokens (default: the last), or a hidden unit's effect.
 
@@ -39,7 +39,7 @@ def unembedded(
         vectors = of_unit(prepared, question.neuron, subject.experts)
     top_k, top_p = question.sets
     limits = TokenLimits(question.top_tokens or max(TOP_TOKENS, top_k), top_k, top_p)
-    out = promoted(subject.model, prepared, vectors, request, limits)
+    out = promoted(subject.model, prepared, vectors, limits, question.dtype, question.device)
     question.check_top_k(out[0].vocab)
     return out
 
@@ -52,9 +52,7 @@ def _rows(question: Question, prepared: Prepared, count: int) -> tuple[int, ...]
     return positions("all" if chosen else str(question.position or "-1"), count)
 
 
-def promoting(
-    question: Question, subject: TraceSubject, prepared: Prepared, request: LayerRequest
-) -> tuple[PromotingUnits, ...] | None:
+def promoting(question: Question, subject: TraceSubject, prepared: Prepared) -> tuple[PromotingUnits, ...] | None:
     """The units that promote a token; None if that was not requested."""
     if question.promotes is None:
         return None
@@ -62,7 +60,8 @@ def promoting(
 
     most = question.top_units or PROMOTING_UNITS
     rows = _rows(question, prepared, len(prepared.tokens)) if prepared.tokens else ()
-    return promoting_units(subject.model, prepared, question.promotes, rows, request, most)
+    text = question.promotes
+    return promoting_units(subject.model, prepared, text, rows, most, question.dtype, question.device)
 
 
 def sampler_sets(question: Question, result: Trace) -> tuple[Sampling, ...] | None:

@@ -1,4 +1,4 @@
-"""`--promotes`: the hidden units of a layer that raise the logit of one token, and those that lower it.
+"""`promotes`: the hidden units of a layer that raise the logit of one token, and those that lower it.
 
 What a unit writes is its column c of the down projection. With the direction g in which a residual stream raises the
 token's logit, c alone gives g·c over its own size; as a part of the stream after the layer, the unit gives its
@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, option
 from ffncli.models.model import Resolved
 from ffncli.run.engine.execute import EVAL, execute
-from ffncli.run.engine.prepare import LayerRequest, Prepared
+from ffncli.run.engine.prepare import Prepared
 from ffncli.run.engine.unit_events import UnitEvents, UnitGroup
 from ffncli.run.pretrained.tokens import one_token, token_text
 from ffncli.run.trace.head import divisor, head_of
 from ffncli.run.trace.stream import last_norm, to_stream
 
-OPTION = "--promotes"
+OPTION = option("promotes")
 
 
 @dataclass(frozen=True)
@@ -66,19 +66,26 @@ class PromotingUnits:
 
 
 def promoting_units(
-    model: Resolved, ready: Prepared, text: str, rows: Sequence[int], request: LayerRequest, most: int
+    model: Resolved,
+    ready: Prepared,
+    text: str,
+    rows: Sequence[int],
+    most: int,
+    dtype: str | None = None,
+    device: str = "cpu",
 ) -> tuple[PromotingUnits, ...]:
     """The `most` units at each end for a token, its `text` or `id:N`: a record for each of the prompt's `rows`, or one
     without a prompt.
 
     Raises FFNError for a text that is not one token, and as `head_of` does.
     """
-    with head_of(model, ready.layer, request, OPTION) as head:
+    with head_of(model, ready.layer, dtype, device, OPTION) as head:
         token = one_token(head.tokenizer, text, len(next(head.logits(torch.zeros(1, ready.layer.spec.d_model)))))
         named = token, token_text(head.tokenizer, token)
         logits = head.token_logits(token)
         alone = {
-            group: logits(_alone(model, ready, group, request)).tolist() for group in UnitEvents(ready.steps).groups
+            group: logits(_alone(model, ready, group, dtype, device)).tolist()
+            for group in UnitEvents(ready.steps).groups
         }
         if ready.stream is None or head.norm is None:
             return (PromotingUnits(*named, None, None, None, None, *_ends(_units(alone), most)),)
@@ -92,7 +99,7 @@ def promoting_units(
         return tuple(out)
 
 
-def _alone(model: Resolved, ready: Prepared, group: UnitGroup, request: LayerRequest) -> Tensor:
+def _alone(model: Resolved, ready: Prepared, group: UnitGroup, dtype: str | None, device: str) -> Tensor:
     """The columns of a group as vectors [d_ff, d_model], each through the norm of its branch.
 
     Raises FFNError for columns that are not d_model wide.
@@ -101,7 +108,7 @@ def _alone(model: Resolved, ready: Prepared, group: UnitGroup, request: LayerReq
     if columns.shape[1] != ready.layer.spec.d_model:
         what = f"{OPTION}: the units of this layer write into {columns.shape[1]} dimensions"
         raise FFNError(what, "another projection makes them d_model wide")
-    return last_norm(model, ready.layer, to_stream(ready, columns, columns).vectors, request)
+    return last_norm(model, ready.layer, to_stream(ready, columns, columns).vectors, dtype, device)
 
 
 def _parts(ready: Prepared, row: int, direction: Tensor) -> tuple[dict[UnitGroup, tuple[Tensor, Tensor]], float]:

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ffncli.block import dtypes
-from ffncli.block.recipe import steps
 from ffncli.block.shard import Ranks
 from ffncli.block.steps import ffn_steps
 from ffncli.errors import FFNError, option, shown
 from ffncli.models.counting.count import storage_of
 from ffncli.models.dimensions import Dimensions, leading_axes, whole
-from ffncli.models.examples import EXAMPLES, Example, demo, final_layer_alone, find
+from ffncli.models.examples import EXAMPLES, demo, final_layer_alone, find
 from ffncli.models.model import Group, Layer, Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.options import conflicts, shared
@@ -321,14 +320,13 @@ ONE_LAYER = (
 class TraceSubject:
     """What a question is about, as its model has it: the `layer`, and the `prompt` that the model reads, if any.
 
-    `example` is the small block to run, if any; `experts` are those to look into (None: all), `places` the
-    numbers to explain, by our names of the steps, `changes` those of the block that the question tries.
+    `experts` are those to look into (None: all), `places` the numbers to explain, by our names of the steps, `changes`
+    those of the block that the question tries.
     """
 
     model: Resolved
     layer: Layer
     prompt: Prompt | None = None
-    example: Example | None = None
     experts: frozenset[int] | None = frozenset()
     places: tuple[StepIndex, ...] = ()
     changes: tuple[Change, ...] = ()
@@ -338,29 +336,32 @@ def subject_of(question: Question) -> TraceSubject:
     """What a question about one layer is about. Raises FFNError for a question that cannot be answered."""
     conflicts.check(RULES, question)
     prompt = prompt_of(question.prompt, question.input_ids, question.position)
-    example, model = _block(question)
+    model = _model(question)
     layer = model.model.layer(question.layer)
     experts = frozenset() if question.expert is None else _experts(str(question.expert), model, layer)
     _ = question.leading
-    places = _places(question, example.aliases if example else {})
+    places = _places(question, model.example.aliases if model.example else {})
     _check_save(question)
     if prompt:
         folder_of(model, prompt.option)
     _check_head(question, model, layer, experts)
     if question.ranks is not None:
-        _check_ranks(question, question.ranks, model, layer, example)
-    changes = _changes(question, layer, example) if question.set or question.ablate else ()
-    return TraceSubject(model, layer, prompt, example, experts, places, changes)
+        _check_ranks(question, question.ranks, model, layer)
+    changes = _changes(question, model, layer) if question.set or question.ablate else ()
+    return TraceSubject(model, layer, prompt, experts, places, changes)
 
 
 def model_of(question: SurveyQuestion) -> tuple[Resolved, Prompt | None]:
-    """The model of a question about all layers, and the prompt that it reads. Raises FFNError if there is none."""
+    """The model of a question about all layers, and the prompt that it reads. Raises FFNError if there is none.
+
+    An example is surveyed without what it brings with it: every layer gets the same input.
+    """
     conflicts.check(PROMPT_RULES, question)
     prompt = prompt_of(question.prompt, question.input_ids, question.position)
     _ = question.leading
     if question.source is None and question.d_model is None:
-        return demo(question.dimensions).model, prompt
-    model = load(question.source, question.dimensions, question.seed or 0)
+        return replace(demo(question.dimensions), example=None), prompt
+    model = replace(load(question.source, question.dimensions, question.seed or 0), example=None)
     if prompt:
         folder_of(model, prompt.option)
     return model, prompt
@@ -369,22 +370,24 @@ def model_of(question: SurveyQuestion) -> tuple[Resolved, Prompt | None]:
 # --- which block ------------------------------------------------------------------------------------------------------
 
 
-def _block(question: Question) -> tuple[Example | None, Resolved]:
-    """The example, if it is one, and the model to run."""
-    chosen, example = question.dimensions, None
+def _model(question: Question) -> Resolved:
+    """The model of a question: an example, a final layer alone, the demo, or what SOURCE names."""
+    chosen = question.dimensions
     if question.example is not None:
-        example = find(question.example)
+        model = find(question.example)
         if question.dtype is not None and dtypes.dtype(question.dtype).name not in ("fp32", "fp64"):
             what = f"{option('example')} contradicts {option('dtype', question.dtype)}"
             raise FFNError(what, "its facts are about exact numbers: use fp32 or fp64")
     elif question.source is None and question.vocab and chosen.d_model is not None and not _has_block(chosen):
         d_model = whole(option("d_model"), chosen.d_model)
-        example = final_layer_alone(d_model, question.vocab, chosen.bias is not False)
+        model = final_layer_alone(d_model, question.vocab, chosen.bias is not False)
     elif question.source is None and chosen.d_model is None:
-        example = demo(chosen)
-    if vocab := question.vocab or (example.vocab if example else 0):  # a model's own vocabulary is not known yet
+        model = demo(chosen)
+    else:
+        model = load(question.source, chosen, question.seed or 0)
+    if vocab := question.vocab or (model.example.vocab if model.example else 0):  # a model's own is not known yet
         question.check_top_k(vocab)
-    return example, example.model if example else load(question.source, chosen, question.seed or 0)
+    return model
 
 
 def _has_block(chosen: Dimensions) -> bool:
@@ -432,11 +435,11 @@ def _check_head(question: Question, model: Resolved, layer: Layer, experts: froz
         raise FFNError(f"{neuron}: each of {layer.spec.moe.experts} experts has one", f"add {option('expert', 0)}")
 
 
-def _check_ranks(question: Question, ranks: Ranks, model: Resolved, layer: Layer, example: Example | None) -> None:
+def _check_ranks(question: Question, ranks: Ranks, model: Resolved, layer: Layer) -> None:
     """Raises FFNError if the layer cannot be split over the ranks, with the nearest numbers that would do."""
     from ffncli.models.counting import expert_parallel, tensor_parallel
 
-    if example and example.dropped and question.train is None:
+    if model.example and model.example.dropped and question.train is None:
         what = f"{option('example', question.example)} contradicts {option('tp' if question.tp else 'ep')}"
         raise FFNError(what, "its dropout is on, ranks run in eval mode")
     alone = replace(model.model, groups=(Group(layer.stack, (layer.index,), layer.spec),))
@@ -446,12 +449,12 @@ def _check_ranks(question: Question, ranks: Ranks, model: Resolved, layer: Layer
     expert_parallel.check(alone, ranks.ep)
 
 
-def _changes(question: Question, layer: Layer, example: Example | None) -> tuple[Change, ...]:
+def _changes(question: Question, model: Resolved, layer: Layer) -> tuple[Change, ...]:
     """The changes of the block. Raises FFNError for one that it does not have, and for a block in training mode."""
-    if example and example.dropped and question.train is None:
+    if model.example and model.example.dropped and question.train is None:
         what = f"{option('example', question.example)} contradicts {option('set' if question.set else 'ablate')}"
         raise FFNError(what, f"add {option('train', False)}: dropout would change the values too")
-    block = example.block if example and example.block else steps(layer.spec)
+    block = model.block(layer)
     block = ffn_steps(block) if question.prompt is not None or question.input_ids is not None else block
     return changes_of(block, question.set or (), question.ablate or ())
 

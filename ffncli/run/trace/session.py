@@ -19,7 +19,7 @@ from ffncli.models.model import Resolved
 from ffncli.run.corpus.question import TABLES
 from ffncli.run.engine.block_summary import BlockSummary, block_summary
 from ffncli.run.engine.execute import execute
-from ffncli.run.engine.prepare import LayerRequest, Prepared, Token, prepare
+from ffncli.run.engine.prepare import Prepared, Token, prepare
 from ffncli.run.engine.trace import StepRecord, Trace, find_not_finite, trace
 from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.heat import cells_of, largest, values_of_a_cell
@@ -193,18 +193,17 @@ def session_of(question: Question, subject: TraceSubject, note: Note = lambda te
             notes.append(spelled(text))
             note(text)
 
-    request = LayerRequest(
-        f"{subject.layer.stack}.{subject.layer.index}", question.input, question.leading, question.dtype,
-        question.device, question.seed, question.train, question.vocab,
-    )  # fmt: skip
     if subject.prompt:
         from ffncli.run.pretrained.capture import capture
         from ffncli.run.pretrained.loading import loading_notes
 
         remark(*loading_notes(model, subject.layer.index, question.dtype))
-        prepared = capture(model, subject.prompt, request)
+        prepared = capture(model, subject.prompt, subject.layer, question.dtype, question.device)
     else:
-        prepared = prepare(model, request, subject.example)
+        prepared = prepare(
+            model, subject.layer, input=question.input, leading=question.leading, dtype=question.dtype,
+            device=question.device, seed=question.seed, train=question.train, vocab=question.vocab,
+        )  # fmt: skip
     remark(*model.notes, *map(str, model.differences), *prepared.notes)
     keep = _needed_tensors(question, subject, prepared)
     result = trace(
@@ -227,13 +226,13 @@ def session_of(question: Question, subject: TraceSubject, note: Note = lambda te
         model_run=_model_run(subject, prepared, result),
         routes=chosen_experts(prepared.steps, result.tensors, question.values_shown),
         routing=routing_of(prepared.steps, result.tensors),
-        unembed=unembedded(question, subject, prepared, result, request) if question.unembed else None,
-        promotes=promoting(question, subject, prepared, request),
+        unembed=unembedded(question, subject, prepared, result) if question.unembed else None,
+        promotes=promoting(question, subject, prepared),
         sampling=sampler_sets(question, result),
-        flow=flow(prepared.steps, subject.example.aliases if subject.example else {}),
+        flow=flow(prepared.steps, model.example.aliases if model.example else {}),
         **_text(question, subject, prepared),
         explain=_explain(question, subject, prepared, result) if subject.places else None,
-        **_what_if(question, subject, prepared, request),
+        **_what_if(question, subject, prepared),
         over_ranks=_over_ranks(question, prepared, result),
         notes=tuple(notes),
     )  # fmt: skip
@@ -282,7 +281,7 @@ def _remarks(question: Question, subject: TraceSubject, result: Trace) -> list[s
     if question.keep is True:
         size = sum(tensor.numel() * tensor.element_size() for tensor in result.tensors.values())
         out.append(f"kept {len(result.tensors)} tensors, {size / 1e6:,.1f} MB")
-    if subject.example and subject.example.dropped and question.train is False:
+    if subject.model.example and subject.model.example.dropped and question.train is False:
         out.append("dropout is off: the text's statements, which need it, are not checked")
     names = [record.name for record in result.steps]
     idle = [e for e in sorted(subject.experts or ()) if not any(name.startswith(f"experts.{e}.") for name in names)]
@@ -337,7 +336,7 @@ def _over_ranks(question: Question, prepared: Prepared, result: Trace) -> RankTr
 
 def _text(question: Question, subject: TraceSubject, prepared: Prepared) -> dict[str, Any]:
     """For an example: the text's names of our steps, and its statements, computed."""
-    name, example = question.example, subject.example
+    name, example = question.example, subject.model.example
     if name is None or example is None or (example.dropped and question.train is False):
         return {}
     from ffncli.run.texts import facts
@@ -357,7 +356,7 @@ def _explain(question: Question, subject: TraceSubject, prepared: Prepared, resu
     )
 
 
-def _what_if(question: Question, subject: TraceSubject, prepared: Prepared, request: LayerRequest) -> dict[str, Any]:
+def _what_if(question: Question, subject: TraceSubject, prepared: Prepared) -> dict[str, Any]:
     """The steps next to those of the changed block, and the model's prediction where it has one."""
     if not subject.changes:
         return {}
@@ -369,5 +368,7 @@ def _what_if(question: Question, subject: TraceSubject, prepared: Prepared, requ
         from ffncli.run.what_if.prediction import prediction_change
 
         top = question.top_tokens or TOP_TOKENS
-        prediction = prediction_change(subject.model, prepared.layer, subject.prompt, subject.changes, request, top)
+        prediction = prediction_change(
+            subject.model, subject.layer, subject.prompt, subject.changes, top, question.dtype, question.device
+        )
     return {"changes": changes, "prediction": prediction}

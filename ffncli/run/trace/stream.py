@@ -12,7 +12,7 @@ from ffncli.block.steps import Add, Norm, Step, ffn_span
 from ffncli.dataclass import dataclass
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import norm
-from ffncli.run.engine.prepare import LayerRequest, Prepared, dtype_of
+from ffncli.run.engine.prepare import Prepared, dtype_of
 from ffncli.run.engine.weights import stored_weights
 from ffncli.run.trace.head import divisor
 
@@ -49,13 +49,13 @@ def to_stream(ready: Prepared, vectors: Tensor, outputs: Tensor) -> InStream:
     return InStream(vectors, factors)
 
 
-def last_norm(resolved: Resolved, layer: Layer, vectors: Tensor, request: LayerRequest) -> Tensor:
+def last_norm(resolved: Resolved, layer: Layer, vectors: Tensor, dtype: str | None, device: str) -> Tensor:
     """Post-norm models have no final norm: the head reads the output of the last layer's norm (BERT)."""
     last = max((g for g in resolved.model.groups if g.stack == layer.stack), key=lambda g: max(g.layers))
     if last.spec.norm_position != "post" or last.spec.norm == "none":
         return vectors
     at = Layer(layer.stack, max(last.layers), last.spec)
-    weights = stored_weights(resolved, at, dtype_of(request.dtype), request.device)
+    weights = stored_weights(resolved, at, dtype_of(dtype), device)
     step = last.steps[-1]
     return normed(step, weights or {}, vectors) if isinstance(step.op, Norm) else vectors
 

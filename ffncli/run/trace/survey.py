@@ -15,7 +15,8 @@ from ffncli.block.steps import Step, ffn_span, routes
 from ffncli.errors import spelled
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import EVAL, execute
-from ffncli.run.engine.prepare import LayerRequest, Token, prepare
+from ffncli.run.engine.inputs import InputSource
+from ffncli.run.engine.prepare import Token, prepare
 from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.not_finite import NotFinite, where_not_finite
 from ffncli.run.measure.statistics import statistics
@@ -105,17 +106,22 @@ def survey_of(
         before = loading_notes(model, max(layer.index for layer in layers_of(model)), question.dtype)
     for text in before:
         note(text)
-    request = LayerRequest(None, question.input, question.leading, question.dtype, question.device, question.seed)
     top = TOP_UNITS if question.top_units is None else question.top_units
-    survey_record = survey(model, request, prompt, top)
+    survey_record = survey(
+        model, prompt, top, input=question.input, leading=question.leading, dtype=question.dtype,
+        device=question.device, seed=question.seed,
+    )  # fmt: skip
     after = (*model.notes, *map(str, model.differences), *survey_record.notes)
     for text in after:
         note(text)
     return replace(survey_record, notes=tuple(map(spelled, (*before, *after))))
 
 
-def survey(resolved: Resolved, request: LayerRequest, prompt: Prompt | None = None, top: int = TOP_UNITS) -> Survey:
-    """One row per layer: on its actual input when the model reads the prompt, else on the request's input.
+def survey(
+    resolved: Resolved, prompt: Prompt | None = None, top: int = TOP_UNITS, *, input: InputSource | None = None,
+    leading: tuple[int, ...] | None = None, dtype: str | None = None, device: str = "cpu", seed: int | None = None,
+) -> Survey:  # fmt: skip
+    """One row per layer: on its actual input when the model reads the prompt, else on one that `prepare` takes.
 
     With a prompt the model runs once; as soon as a layer has run, its own weights are read and run in parallel to it.
     """
@@ -125,25 +131,25 @@ def survey(resolved: Resolved, request: LayerRequest, prompt: Prompt | None = No
     if prompt is None:
         notes: tuple[str, ...] = ()
         for layer in layers:
-            ready = prepare(resolved, replace(request, layer=f"{layer.stack}.{layer.index}"))
+            ready = prepare(resolved, layer, input=input, leading=leading, dtype=dtype, device=device, seed=seed)
             rows[layer] = survey_layer(layer, ready.steps, ready.weights, ready.inputs, None, top)
             notes = ready.notes
             if ready.origin.startswith("random"):
                 notes += (
                     f"{ready.origin}, the same in all layers of one shape: no file holds {resolved.model.name}'s",
                 )
-        count, given = rows[layers[0]].tokens, "randn" if request.input is None else request.input
+        count, given = rows[layers[0]].tokens, "randn" if input is None else input
         given = given if isinstance(given, str) else "an array"
         description = f"{given}, {count} {plural('token', count)}, the same for every layer"
         return Survey(resolved, tuple(rows[layer] for layer in layers), {}, notes, input=description)
 
     def seen(layer: Layer, given: tuple[Token, ...], entering: Tensor, leaving: Tensor) -> None:
-        ready = prepared(resolved, layer, request, given, entering, leaving)
+        ready = prepared(resolved, layer, given, entering, leaving, (), dtype, device)
         rows[layer] = survey_layer(layer, ready.steps, ready.weights, ready.inputs, leaving, top)
         tokens[layer.stack] = given
 
     layers, silent = reached(resolved, layers)
-    notes = run_model(resolved, layers, prompt, request, seen)
+    notes = run_model(resolved, layers, prompt, seen, dtype=dtype, device=device)
     every = tuple(rows[layer] for layer in layers if layer in rows)
     return Survey(resolved, every, tokens, (*silent, *notes), prompt.text)
 

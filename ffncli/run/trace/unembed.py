@@ -12,17 +12,17 @@ from torch import Tensor
 
 from ffncli.block.steps import ffn_span, routes
 from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, option
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import EVAL, execute
-from ffncli.run.engine.prepare import LayerRequest, Prepared
+from ffncli.run.engine.prepare import Prepared
 from ffncli.run.engine.unit_events import DENSE, UnitEvents
 from ffncli.run.pretrained.tokens import token_text
 from ffncli.run.trace.head import Head, divisor, head_of
 from ffncli.run.trace.sampling import sampling
 from ffncli.run.trace.stream import last_norm, to_stream
 
-OPTION = "--unembed"
+OPTION = option("unembed")
 _SUMS = ("down", "experts", "moe")  # outputs of an FFN to which what a unit writes is added as it is
 
 
@@ -156,7 +156,7 @@ def of_unit_at(ready: Prepared, neuron: int, experts: frozenset[int] | None, row
                 weight = route[row, event.expert] if moe and moe.weigh == "output" else 1.0
                 values.append((row, event.expert, value, value * weight * column))
     if not values:
-        what = f"--neuron {neuron}: these tokens are not routed to the experts of --expert"
+        what = f"{option('neuron', neuron)}: these tokens are not routed to the experts of {option('expert')}"
         raise FFNError(what, "without a prompt the unit's column of the down projection is shown")
     factor = 1.0 if end in _SUMS else nan
     return [
@@ -169,7 +169,12 @@ def of_unit_at(ready: Prepared, neuron: int, experts: frozenset[int] | None, row
 
 
 def promoted(
-    model: Resolved, ready: Prepared, added: Sequence[Added], request: LayerRequest, limits: TokenLimits
+    model: Resolved,
+    ready: Prepared,
+    added: Sequence[Added],
+    limits: TokenLimits,
+    dtype: str | None = None,
+    device: str = "cpu",
 ) -> tuple[PromotedTokens, ...]:
     """The tokens that each vector promotes, after the norm that it passes first, if any.
 
@@ -179,18 +184,23 @@ def promoted(
     stream = to_stream(ready, torch.stack([one.vector for one in added]), outputs)
     parts = zip(added, stream.vectors, stream.factors.tolist(), strict=True)
     in_stream = [replace(one, vector=vector, factor=one.factor * factor) for one, vector, factor in parts]
-    return unembed(model, ready.layer, in_stream, request, limits)
+    return unembed(model, ready.layer, in_stream, limits, dtype, device)
 
 
 def unembed(
-    model: Resolved, layer: Layer, added: Sequence[Added], request: LayerRequest, limits: TokenLimits
+    model: Resolved,
+    layer: Layer,
+    added: Sequence[Added],
+    limits: TokenLimits,
+    dtype: str | None = None,
+    device: str = "cpu",
 ) -> tuple[PromotedTokens, ...]:
     """The tokens that every vector promotes; each is added to the residual stream by `layer`'s FFN.
 
     Raises FFNError if no head reads that stream, and for models without a vocabulary.
     """
-    vectors = last_norm(model, layer, torch.stack([one.vector for one in added]), request)
-    with head_of(model, layer, request, OPTION) as head:
+    vectors = last_norm(model, layer, torch.stack([one.vector for one in added]), dtype, device)
+    with head_of(model, layer, dtype, device, OPTION) as head:
         return tuple(
             replace(_best(one, row, head.tokenizer, limits), direct=_direct(one, head, limits))
             for one, row in zip(added, head.logits(vectors), strict=True)

@@ -12,7 +12,7 @@ from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError, option, shown_path
 from ffncli.models.counting import expert_parallel, tensor_parallel
 from ffncli.models.dimensions import Dimensions, leading_axes, with_dimensions
-from ffncli.models.examples import Example, notebook
+from ffncli.models.examples import notebook
 from ffncli.models.model import Group, Resolved
 from ffncli.models.source import is_user_module
 from ffncli.options.opt import call
@@ -41,19 +41,16 @@ def _verdict(question: VerifyQuestion) -> Verdict:
     kernels, names = kernels_and_checks(question)
     leading = leading_axes(question.tokens, question.batch, question.seq_len)
     ranks = _split(question, names)
-    example = notebook() if question.source is None and question.d_model is None else None
     with sleep_while_waiting():  # a user's module imports torch
-        resolved, user_module = _block(question, example)
+        resolved, user_module = _block(question)
         against = None if question.against is None else _reference(question.against, resolved, question.seed or 0)
         _require_split(resolved, question.layer, ranks)
 
     # From here on torch is needed; every error that can be raised without it has been raised.
     set_threads(question.threads)
-    from ffncli.run.engine.prepare import LayerRequest
     from ffncli.run.verify.verify import verify_layer
 
     split, device = _split_run(question, ranks)
-    run = LayerRequest(question.layer, question.input, leading, question.dtype, device, question.seed)
     if question.referee:
         from ffncli.run.user.hosted import TimeLimits
         from ffncli.run.verify.referee import certify
@@ -61,21 +58,23 @@ def _verdict(question: VerifyQuestion) -> Verdict:
         times = {"load": question.load_time, "call": question.call_time}
         limits = TimeLimits(**{name: seconds for name, seconds in times.items() if seconds is not None})
         return certify(
-            resolved, kernels[0], run, example, tolerance=question.tolerance,
+            resolved, kernels[0], question.layer, dtype=question.dtype, device=device, seed=question.seed,
+            tolerance=question.tolerance,
             batch_invariant=question.batch_invariant, threads=question.threads, limits=limits,
         )  # fmt: skip
     return verify_layer(
-        resolved, run, example, checks=names, kernels=kernels, tolerance=question.tolerance, user_module=user_module,
+        resolved, question.layer, input=question.input, leading=leading, dtype=question.dtype, device=device,
+        seed=question.seed, checks=names, kernels=kernels, tolerance=question.tolerance, user_module=user_module,
         against=against, split=split,
     )  # fmt: skip
 
 
-def _block(question: VerifyQuestion, example: Example | None) -> tuple[Resolved, UserModule | None]:
+def _block(question: VerifyQuestion) -> tuple[Resolved, UserModule | None]:
     """The block to verify, and the user's module that it was identified from."""
     source, dimensions = question.source, question.dimensions
     assert not isinstance(source, os.PathLike)  # the record has made text of it
-    if example:  # the notebook's, whose dropout train mode needs, by a plain name
-        resolved = with_dimensions(example.model, dimensions)
+    if source is None and question.d_model is None:  # the notebook's, whose dropout train mode needs, by a plain name
+        resolved = with_dimensions(notebook(), dimensions)
         return replace(resolved, model=replace(resolved.model, name="a small built-in block")), None
     if source is None or isinstance(source, Resolved) or (isinstance(source, str) and not is_user_module(source)):
         resolved = load(source, dimensions)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 
 import torch
 
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.choice import KernelChoice
-from ffncli.models.examples import Example
 from ffncli.models.model import Resolved
 from ffncli.run.engine.block_summary import block_summary
-from ffncli.run.engine.prepare import LayerRequest, device_of, prepare
+from ffncli.run.engine.prepare import device_of, prepare
 from ffncli.run.user.hosted import KernelFailure, TimeLimits, hosted
 from ffncli.run.verify.certificate import Certificate, environment, file_digest, first_reason, now_utc
 from ffncli.run.verify.checks import judged
@@ -44,9 +42,11 @@ _SEEDS = 2**31
 def certify(
     model: Resolved,
     kernel: KernelChoice,
-    run: LayerRequest = LayerRequest(),
-    example: Example | None = None,
+    layer: int | str | None = None,
     *,
+    dtype: str | None = None,
+    device: str = "cpu",
+    seed: int | None = None,
     tolerance: float | None = None,
     batch_invariant: bool = False,
     threads: int | None = None,
@@ -54,18 +54,18 @@ def certify(
 ) -> Verdict:
     """The verdict on one kernel, with its certificate. The reference is computed here, the kernel in another process.
 
-    `run.seed` None draws a seed, which the certificate has. `batch_invariant` demands what is else reported; `threads`
+    `seed` None draws a seed, which the certificate has. `batch_invariant` demands what is else reported; `threads`
     are torch's in the kernel's process. Raises FFNError for a kernel that cannot be loaded or refuses the block;
     whatever it does wrong is a row.
     """
-    seed = secrets.randbelow(_SEEDS) if run.seed is None else run.seed
+    seed = secrets.randbelow(_SEEDS) if seed is None else seed
     started, digest = now_utc(), file_digest(kernel)
     threads = threads or torch.get_num_threads()
-    ready = prepare(model, replace(run, seed=seed, device="cpu", leading=(1,), input="zeros"), example)
-    dtype = next(iter(ready.inputs.values())).dtype
-    block = CheckedBlock(model, ready.layer, ready.steps, ready.weights, ready.inputs, dtype, "cpu", seed, tolerance)
+    ready = prepare(model, layer, seed=seed, dtype=dtype, leading=(1,), input="zeros")
+    computed = next(iter(ready.inputs.values())).dtype
+    block = CheckedBlock(model, ready.layer, ready.steps, ready.weights, ready.inputs, computed, "cpu", seed, tolerance)
     generator = torch.Generator().manual_seed(seed + 1)
-    with torch.no_grad(), hosted(kernel, device_of(run.device), threads, limits) as host:
+    with torch.no_grad(), hosted(kernel, device_of(device), threads, limits) as host:
         rows = tuple(_rows(KernelTrial(host, block, generator, batch_invariant)))
         if kernel.file is not None and not kernel.attribute:
             kernel = kernel.with_attribute(host.name.rpartition(":")[2])  # of `mine.py:mlp`
@@ -85,15 +85,15 @@ def certify(
         error_rel=measured.relative_error if measured else None,
         batch_invariant=all(row.max_error == 0 and row.passed for row in batches) if batches else None,
         batch_invariance_demanded=batch_invariant,
-        dtype=dtype_name(dtype),
-        device=run.device,
+        dtype=dtype_name(computed),
+        device=device,
         threads=threads,
         seed=seed,
         tolerance=tolerance,
         started_utc=started,
-        environment=environment(run.device),
+        environment=environment(device),
     )
-    return Verdict(rows, model, ready, block_summary(model, ready, run.device), certificate)
+    return Verdict(rows, model, ready, block_summary(model, ready, device), certificate)
 
 
 def _rows(trial: KernelTrial) -> Iterator[CheckRow]:

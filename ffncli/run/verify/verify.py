@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -13,10 +13,10 @@ from ffncli.block.steps import block_inputs, id_inputs
 from ffncli.errors import FFNError, did_you_mean, option, shown
 from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import kernel_steps
-from ffncli.models.examples import Example
 from ffncli.models.model import Resolved
 from ffncli.run.engine.block_summary import BlockSummary, block_summary
-from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
+from ffncli.run.engine.inputs import InputSource
+from ffncli.run.engine.prepare import Prepared, prepare
 from ffncli.run.user.kernels import kernels_of
 from ffncli.run.verify.certificate import Certificate
 from ffncli.run.verify.checks import implementations, layouts, properties
@@ -80,9 +80,13 @@ class Verdict:
 
 def verify_layer(
     resolved: Resolved,
-    run: LayerRequest = LayerRequest(),
-    example: Example | None = None,
+    layer: int | str | None = None,
     *,
+    input: InputSource | None = None,
+    leading: tuple[int, ...] | None = None,
+    dtype: str | None = None,
+    device: str = "cpu",
+    seed: int | None = None,
     checks: Sequence[str] | None = None,
     kernels: tuple[KernelChoice, ...] = (),
     tolerance: float | None = None,
@@ -90,7 +94,7 @@ def verify_layer(
     against: Resolved | None = None,
     split: SplitRun | None = None,
 ) -> Verdict:
-    """Verify the layer that `run` chooses; with `example`, on its own weights and input.
+    """Verify one layer of a model; an example on its own weights and input.
 
     >>> verify_layer(load("64x256:gelu")).failed
     ()
@@ -104,18 +108,23 @@ def verify_layer(
         names = tuple(name for name in names if name != "ranks")
     elif split.rank > 0:  # rank 0 runs the others
         names = ("ranks",)
-    ready = _prepared(resolved, run, example)
+    chosen, train = resolved.model.layer(layer), None
+    if leading is None and input is None and resolved.example is None:
+        large = cost(steps(chosen.spec)).params > _LARGE
+        leading, train = (_FEW_TOKENS if large else _TOKENS,), False
+    ready = prepare(resolved, chosen, input=input, leading=leading, dtype=dtype, device=device, seed=seed, train=train)
+    _require_covered(resolved, ready)
     flat = {name: ready.inputs[name].flatten(0, -2) for name in block_inputs(ready.steps)}
     case = CheckedBlock(
-        resolved, ready.layer, ready.steps, ready.weights, flat, next(iter(ready.inputs.values())).dtype, run.device,
-        run.seed or 0, tolerance, kernels_of(kernels, kernel_steps(ready.steps), ready.layer.spec, compiling=False),
+        resolved, ready.layer, ready.steps, ready.weights, flat, next(iter(ready.inputs.values())).dtype, device,
+        seed or 0, tolerance, kernels_of(kernels, kernel_steps(ready.steps), ready.layer.spec, compiling=False),
         user_module, against, split,
     )  # fmt: skip
     # Convolutions round float32 to 10 bits on GPUs by default; `enabled` would otherwise be set to False too.
     exact = torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False)
     with torch.no_grad(), exact:
         rows = tuple(_rows(case, names))
-    return Verdict(rows, resolved, ready, block_summary(resolved, ready, run.device))
+    return Verdict(rows, resolved, ready, block_summary(resolved, ready, device))
 
 
 def check_names(names: Sequence[str] | None) -> tuple[str, ...]:
@@ -127,12 +136,8 @@ def check_names(names: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(name for name in CHECKS if names is None or name in names)
 
 
-def _prepared(resolved: Resolved, run: LayerRequest, example: Example | None) -> Prepared:
-    """The layer, with a default number of tokens: few if the block is large. Raises FFNError if no check covers it."""
-    if run.leading is None and run.input is None and example is None:
-        large = cost(steps(resolved.model.layer(run.layer).spec)).params > _LARGE
-        run = replace(run, leading=(_FEW_TOKENS if large else _TOKENS,), train=False)
-    ready = prepare(resolved, run, example)
+def _require_covered(resolved: Resolved, ready: Prepared) -> None:
+    """Raises FFNError for a layer that no check covers."""
     where, spec = f"{ready.layer.stack} layer {ready.layer.index}", ready.layer.spec
     if id_inputs(ready.steps):
         chooses = (str(g.layers[0]) for g in resolved.model.groups if not (g.spec.moe and g.spec.moe.lookup))
@@ -144,7 +149,6 @@ def _prepared(resolved: Resolved, run: LayerRequest, example: Example | None) ->
             f"{where}: its router is an MLP, which no check and no kernel covers",
             "`ffn trace` runs it, `--explain` shows the sums",
         )
-    return ready
 
 
 def _rows(case: CheckedBlock, names: Sequence[str]) -> Iterator[CheckRow]:

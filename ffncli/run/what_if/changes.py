@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ffncli.block.steps import Activation, Experts, Linear, Multiply, Step, weight_symbol
 from ffncli.block.value import unit_steps
 from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.errors import FFNError, did_you_mean, option, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,12 +84,12 @@ def _set(steps: Sequence[Step], text: str) -> WeightChange:
     match = re.fullmatch(r"([^\[\]=]+)\[([^\[\]]*)\]\s*=\s*(\S+)", plain)
     if match is None or not all(re.fullmatch(r"\s*-?[0-9]{1,9}\s*", word, re.ASCII) for word in match[2].split(",")):
         raise FFNError(
-            f"--set {shown(text)} is not a weight and its value", "give W1[i,j]=VALUE, as the formula has it"
+            f"{option('set')} {shown(text)} is not a weight and its value", "give W1[i,j]=VALUE, as the formula has it"
         )
     try:
         value = float(match[3])
     except ValueError:
-        raise FFNError(f"--set {shown(text)}: {shown(match[3])} is not a number") from None
+        raise FFNError(f"{option('set')} {shown(text)}: {shown(match[3])} is not a number") from None
     name, index = match[1].strip(), [int(word) for word in match[2].split(",")]
     symbols = _symbols(steps)
     expert = re.fullmatch(r"(\w+)\.([0-9]{1,9})\.(\S+)", name)
@@ -98,23 +98,23 @@ def _set(steps: Sequence[Step], text: str) -> WeightChange:
         routed = expert[3]
     if routed not in symbols:
         raise FFNError(
-            f"--set: the block has no weight {shown(name)}",
+            f"{option('set')}: the block has no weight {shown(name)}",
             did_you_mean(routed, [*symbols], f"it has {', '.join([*symbols][:12])}"),
         )
     full, shape, transposed, per_expert = symbols[routed]
     if per_expert and not expert:
-        raise FFNError(f"--set {shown(text)}: every expert has one", f"give experts.0.{name}[...]")
+        raise FFNError(f"{option('set')} {shown(text)}: every expert has one", f"give experts.0.{name}[...]")
     if expert and not per_expert:
-        raise FFNError(f"--set {shown(text)}: it is not an expert's weight", f"give {routed}[...]")
+        raise FFNError(f"{option('set')} {shown(text)}: it is not an expert's weight", f"give {routed}[...]")
     printed = shape[::-1] if transposed else shape
     if len(index) != len(printed) or not all(-n <= i < n for i, n in zip(index, printed, strict=True)):
-        raise FFNError(f"--set {shown(text)}: the index is out of range", f"{name} is {[*printed]}")
+        raise FFNError(f"{option('set')} {shown(text)}: the index is out of range", f"{name} is {[*printed]}")
     index = index[::-1] if transposed else index
     if expert:
         experts = _experts(steps)
         assert experts is not None
         if int(expert[2]) >= experts:
-            raise FFNError(f"--set {shown(text)}: expert {expert[2]} is out of range", f"there are {experts}")
+            raise FFNError(f"{option('set')} {shown(text)}: expert {expert[2]} is out of range", f"there are {experts}")
         index = [int(expert[2]), *index]
     return WeightChange(text, full, tuple(index), value)
 
@@ -150,11 +150,12 @@ def _ablated(steps: Sequence[Step], text: str) -> Iterator[Change]:
     match = re.fullmatch(r"(unit|expert):([0-9]{1,9})(?::([0-9]{1,9}))?", text)
     if text == "gate":
         if ungated(steps) == tuple(steps):
-            raise FFNError("--ablate gate: the block has no gate")
+            raise FFNError(f"{option('ablate')} gate: the block has no gate")
         yield NoGate()
         return
     if match is None or (match[1] == "expert" and match[3]):
-        raise FFNError(f"--ablate {shown(text)} is not a part of a block", "give unit:358, unit:7:3, expert:5 or gate")
+        what = f"{option('ablate')} {shown(text)} is not a part of a block"
+        raise FFNError(what, "give unit:358, unit:7:3, expert:5 or gate")
     if match[1] == "expert":
         number = _below(text, int(match[2]), experts or 0, "experts")
         yield from _silent(steps, text, (number,))
@@ -162,12 +163,12 @@ def _ablated(steps: Sequence[Step], text: str) -> Iterator[Change]:
     down = next((s for step in steps for s in (step.op.program if isinstance(step.op, Experts) else (step,))
                  if s.output == "down"), None)  # fmt: skip
     if down is None or not isinstance(down.op, Linear):
-        raise FFNError(f"--ablate {text}: the block has no down projection")
+        raise FFNError(f"{option('ablate')} {text}: the block has no down projection")
     unit = _below(text, int(match[3] or match[2]), down.op.into.size, "units")
     if experts and not match[3]:
-        raise FFNError(f"--ablate {text}: each of {experts} experts has one", f"give unit:0:{unit}")
+        raise FFNError(f"{option('ablate')} {text}: each of {experts} experts has one", f"give unit:0:{unit}")
     if match[3] and not experts:
-        raise FFNError(f"--ablate {text}: the block has no experts", f"give unit:{unit}")
+        raise FFNError(f"{option('ablate')} {text}: the block has no experts", f"give unit:{unit}")
     at = (_below(text, int(match[2]), experts or 0, "experts"),) if match[3] else ()
     yield WeightChange(text, "down.weight", (*at, slice(None), unit), 0.0)
 
@@ -185,7 +186,7 @@ def _silent(steps: Sequence[Step], text: str, at: tuple[int, ...]) -> Iterator[W
 def _below(text: str, number: int, count: int, what: str) -> int:
     if number >= count:
         raise FFNError(
-            f"--ablate {text} is out of range", f"there are {count} {what}" if count else f"it has no {what}"
+            f"{option('ablate')} {text} is out of range", f"there are {count} {what}" if count else f"it has no {what}"
         )
     return number
 

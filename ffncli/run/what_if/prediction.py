@@ -17,7 +17,7 @@ from ffncli.models.model import Layer, Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.locate import LiveFFN, live_ffn, live_weights
-from ffncli.run.engine.prepare import LayerRequest, device_of, dtype_of
+from ffncli.run.engine.prepare import device_of, dtype_of
 from ffncli.run.pretrained.capture import ForwardInput, first_tensor, forward_arguments
 from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
 from ffncli.run.pretrained.prompt import Prompt
@@ -55,18 +55,24 @@ class PredictionChange:
 
 
 def prediction_change(
-    resolved: Resolved, layer: Layer, prompt: Prompt, changes: Sequence[Change], request: LayerRequest, top: int
+    resolved: Resolved,
+    layer: Layer,
+    prompt: Prompt,
+    changes: Sequence[Change],
+    top: int,
+    dtype: str | None = None,
+    device: str = "cpu",
 ) -> PredictionChange:
     """The model's prediction after the prompt's last token, without and with the changes of a layer's FFN.
 
     Raises FFNError for a model without a language-model head, and for everything that keeps it from running.
     """
     path = folder_of(resolved, prompt.option)
-    device, dtype = device_of(request.device), dtype_of(request.dtype)
+    computed, device = dtype_of(dtype), device_of(device)
     with offline() as transformers:
         config, tokenizer = read_config(transformers, path), tokenizer_of(transformers, path)
         tokens = tokens_of(prompt, tokenizer, path)
-        loaded = load(transformers, path, config, dtype, device, lambda module, lean: None, with_head=True)
+        loaded = load(transformers, path, config, computed, device, lambda module, lean: None, with_head=True)
         inputs = forward_arguments(loaded, tokens, tokenizer, [layer])
         live = live_ffn(loaded.module, resolved, layer)
         old = _logits(loaded, inputs)

@@ -189,7 +189,7 @@ def test_a_token_with_a_text_is_named(call, monkeypatch):
     plain = session.prepare
     texts = (*"Hello, how are you ?".split(), "\x1b[2J")
     tokens = tuple(Token(position, 0, text) for position, text in enumerate(texts))
-    monkeypatch.setattr(session, "prepare", lambda *asked: replace(plain(*asked), tokens=tokens))
+    monkeypatch.setattr(session, "prepare", lambda *asked, **named: replace(plain(*asked, **named), tokens=tokens))
     out = call("trace", "4x8", "--batch", "2", "--seq-len", "3", "--explain", "up[1,0,5]", "--explain", "up[1,2,0]")[1]
     assert "up[1,0,5] in up = x · W1 + b1  token 3 'you'\n" in out
     assert "up[1,2,0] in up = x · W1 + b1  token 5 '\\x1b[2J'\n" in out

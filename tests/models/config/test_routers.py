@@ -13,7 +13,7 @@ from ffncli.errors import FFNError
 from ffncli.models.config.read import from_config
 from ffncli.models.counting.count import count
 from ffncli.models.source import load
-from ffncli.run.engine.prepare import LayerRequest, prepare
+from ffncli.run.engine.prepare import prepare
 from tests.oracles.architectures.tiny import tiny
 
 FLASH = {
@@ -103,12 +103,12 @@ def test_a_wrong_table_is_refused(change, message, tmp_path: Path):
     tensors = load_file(source / "model.safetensors")
     name = "model.layers.0.ffn.gate.tid2eid"
     table = tensors.pop(name)
-    assert torch.equal(prepare(load(str(source)), LayerRequest(layer="0")).weights["route.lookup"], table)
+    assert torch.equal(prepare(load(str(source)), layer="0").weights["route.lookup"], table)
     changed = change(table)
     save_file(tensors | ({} if changed is None else {name: changed}), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(json.loads((source / "config.json").read_text("utf-8"))), "utf-8")
     with pytest.raises(FFNError, match=message):
-        prepare(load(str(tmp_path)), LayerRequest(layer="0"))
+        prepare(load(str(tmp_path)), layer="0")
 
 
 ZAYA = {

@@ -28,7 +28,7 @@ from ffncli.models.tensors import layout
 from ffncli.models.tensors.layout import Located
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.locate import LiveFFN, live_ffn, live_parameters, live_tensors
-from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
+from ffncli.run.engine.prepare import Prepared, prepare
 from tests.oracles.architectures import Architecture, class_of
 from tests.oracles.architectures.nested import composites, kind_of
 from tests.oracles.architectures.tiny import TOKENS, Tiny
@@ -221,7 +221,7 @@ def compare(tiny: Tiny) -> list[Compared]:
     """One layer of every group of blocks, read from where transformers saved it, beside the live model's own."""
     case, model, ours = tiny.case, tiny.module, tiny.saved_model
     layers = [Layer(group.stack, group.layers[0], group.spec) for group in ours.model.groups]
-    ready = [prepare(ours, LayerRequest(layer=f"{layer.stack}.{layer.index}")) for layer in layers]
+    ready = [prepare(ours, layer=f"{layer.stack}.{layer.index}") for layer in layers]
     unnamed = [*_by_names_alone(tiny, layers)]
     places = {layer: live_ffn(model, ours, layer) for layer in layers}
     weights = [live_weights(model, ours, layer) for layer in layers]
@@ -307,7 +307,7 @@ def _by_names_alone(tiny: Tiny, layers: Iterable[Layer]) -> Iterator[dict[str, T
     for layer in layers:
         spot = model.spots[layer.stack, layer.index]
         stack, index = next(at for at, theirs in bare.spots.items() if theirs == spot)
-        found = prepare(bare, LayerRequest(layer=f"{stack}.{index}"))
+        found = prepare(bare, layer=f"{stack}.{index}")
         weights, note = dict(found.weights), OTHER_ORDER.get(tiny.name)
         if note and any(note in one for one in found.notes):
             weights = {name: tensor for name, tensor in weights.items() if not name.startswith(("gate.", "up."))}

@@ -16,7 +16,6 @@ from ffncli.run.activations import on_data as entering_module
 from ffncli.run.activations import swap_statistics as swaps_module
 from ffncli.run.activations.on_data import ActivationData, activations_on_data
 from ffncli.run.activations.swap_statistics import ActivationInput, ActivationOutput
-from ffncli.run.engine.prepare import LayerRequest
 from ffncli.run.pretrained.prompt import Prompt
 from tests.oracles.activations import ORACLES
 from tests.oracles.prompted import PROMPT, built, made
@@ -36,7 +35,7 @@ CLOSE = 2e-5  # float32, summed in another order
 def looked(
     source: Path | str, layer: str | None = None, others: tuple[str, ...] = OTHERS, **request: Any
 ) -> ActivationData:
-    return activations_on_data(load(str(source)), LayerRequest(layer, **request), Prompt(PROMPT), others)
+    return activations_on_data(load(str(source)), Prompt(PROMPT), others, layer=layer, **request)
 
 
 @cache
@@ -174,7 +173,7 @@ def test_what_is_not_finite_is_said_and_left_out(tmp_path: Path) -> None:
     stored = load_file(tmp_path / "model.safetensors")
     stored["model.layers.0.mlp.gate_proj.weight"][3, 0] = float("nan")
     save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
-    found = activations_on_data(load(str(tmp_path)), LayerRequest(), Prompt(None, (3, 5, 6, 7)), ("relu",))
+    found = activations_on_data(load(str(tmp_path)), Prompt(None, (3, 5, 6, 7)), ("relu",))
     (entered,) = found.layers[0].activations
     recorders, _ = run(model, ACTS["llama"], "decoder", 0)
     z = recorders[0].entered[0].double()
@@ -219,7 +218,7 @@ def test_a_prompt_reaches_the_layers_that_it_can() -> None:
 
 def test_without_a_prompt_the_input_goes_through_the_norm() -> None:
     (found,) = activations_on_data(
-        load(str(made("llama").path)), LayerRequest("1", "ones", (3,)), None, ("relu",)
+        load(str(made("llama").path)), None, ("relu",), layer="1", input="ones", leading=(3,)
     ).layers
     layer: Any = made("llama").layer("decoder", 1)
     with torch.no_grad():
@@ -229,7 +228,7 @@ def test_without_a_prompt_the_input_goes_through_the_norm() -> None:
 
 
 def test_a_bilinear_block_has_the_identity_for_its_own() -> None:
-    (found,) = activations_on_data(load("8x16:bilinear"), LayerRequest(), None, ("silu",)).layers
+    (found,) = activations_on_data(load("8x16:bilinear"), None, ("silu",)).layers
     (entered,) = found.activations
     assert [row.name for row in entered.made] == ["identity", "silu"]
     assert entered.made[0].mean == pytest.approx(entered.input.mean)
@@ -237,11 +236,11 @@ def test_a_bilinear_block_has_the_identity_for_its_own() -> None:
 
 def test_bare_dimensions_have_no_layers() -> None:
     with pytest.raises(FFNError, match="8x16 is one block and has no layers"):
-        activations_on_data(load("8x16"), LayerRequest("all"), None, ())
+        activations_on_data(load("8x16"), None, (), layer="all")
 
 
 def test_positions_choose_what_enters() -> None:
-    found = activations_on_data(load(str(made("llama").path)), LayerRequest("1"), Prompt(PROMPT, None, "-1"), ("relu",))
+    found = activations_on_data(load(str(made("llama").path)), Prompt(PROMPT, None, "-1"), ("relu",), layer="1")
     x = ffn_input(made("llama"), "decoder", 1)[-1:]
     layer: Any = made("llama").layer("decoder", 1)
     with torch.no_grad():

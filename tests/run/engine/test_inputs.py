@@ -96,7 +96,7 @@ def test_bad_text(text, message):
 
 
 def test_wrong_number_of_values():
-    with pytest.raises(FFNError, match="--input has 8 values, 3 × 4 needs 12"):
+    with pytest.raises(FFNError, match="input has 8 values, 3 × 4 needs 12"):
         made("1,2,3,4,5,6,7,8", (3,))
 
 

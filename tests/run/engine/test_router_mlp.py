@@ -14,7 +14,7 @@ from ffncli.block.steps import block_inputs, input_shapes, parameters, shapes, s
 from ffncli.errors import FFNError
 from ffncli.models.model import block_model
 from ffncli.run.engine.execute import execute, run
-from ffncli.run.engine.prepare import LayerRequest, prepare
+from ffncli.run.engine.prepare import prepare
 from ffncli.run.trace.routing import routing_of
 
 D, F, E, R = 12, 10, 5, 6
@@ -108,7 +108,7 @@ def test_the_state_is_an_input_as_wide_as_the_router():
 
 
 def test_without_a_prompt_the_state_is_random_and_noted():
-    ready = prepare(block_model(SPEC, "zaya"), LayerRequest(leading=(3,)))
+    ready = prepare(block_model(SPEC, "zaya"), leading=(3,))
     assert ready.inputs[STATE].shape == (3, R)
     assert ready.notes == (f"'{STATE}', the output of the router in the layer before, is random",)
 

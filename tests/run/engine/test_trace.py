@@ -12,7 +12,7 @@ from ffncli.errors import FFNError
 from ffncli.models.examples import notebook
 from ffncli.models.model import block_model
 from ffncli.run.engine.execute import Mode
-from ffncli.run.engine.prepare import LayerRequest, prepare
+from ffncli.run.engine.prepare import prepare
 from ffncli.run.engine.trace import trace
 from ffncli.run.engine.weights import random_weights
 from tests.oracles.modules import Gated
@@ -26,7 +26,7 @@ def traced(spec: FFNSpec, x: torch.Tensor, **options):
 
 def test_the_notebooks_numbers():
     example = notebook()
-    ready = prepare(example.model, LayerRequest(), example)
+    ready = prepare(example)
     found = trace(ready.steps, ready.weights, ready.inputs, ready.mode, show=None)
     up, act, dropped, down = (found.step(n) for n in ("up", "act", "dropout", "down"))
     assert found.step("x").values == torch.arange(24.0).reshape(2, 3, 4).tolist()
@@ -40,7 +40,7 @@ def test_the_notebooks_numbers():
 
 def test_the_notebook_in_eval_mode_drops_nothing():
     example = notebook()
-    ready = prepare(example.model, LayerRequest(train=False), example)
+    ready = prepare(example, train=False)
     found = trace(ready.steps, ready.weights, ready.inputs, ready.mode)
     assert found.step("dropout").values == found.step("act").values
 
@@ -49,7 +49,7 @@ def test_another_seed_draws_another_mask():
     example = notebook()
     zeros = []
     for seed in (1, 2, 1):
-        ready = prepare(example.model, LayerRequest(seed=seed), example)
+        ready = prepare(example, seed=seed)
         zeros.append(trace(ready.steps, ready.weights, ready.inputs, ready.mode).step("dropout").values)
     assert zeros[0] == zeros[2] != zeros[1]
 
@@ -131,7 +131,7 @@ def test_unknown_step_is_named():
 
 
 def test_random_weights_and_input_repeat_in_plain_torch():
-    ready = prepare(block_model(FFNSpec(16, 48, "swiglu"), "16x48:swiglu"), LayerRequest(seed=7, leading=(5,)))
+    ready = prepare(block_model(FFNSpec(16, 48, "swiglu"), "16x48:swiglu"), seed=7, leading=(5,))
     torch.manual_seed(7)
     module = Gated(16, 48)
     x = torch.randn(5, 16)
@@ -142,7 +142,7 @@ def test_random_weights_and_input_repeat_in_plain_torch():
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "fp16"])
 def test_dtypes(dtype):
     spec = FFNSpec(16, 48, "xielu", norm="rmsnorm", residual=True, moe=MoE(4, 2))
-    ready = prepare(block_model(spec, "b"), LayerRequest(dtype=dtype))
+    ready = prepare(block_model(spec, "b"), dtype=dtype)
     found = trace(ready.steps, ready.weights, ready.inputs)
     names = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     assert {r.dtype for r in found.steps} == {names[dtype]}

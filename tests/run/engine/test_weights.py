@@ -10,9 +10,9 @@ import torch
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.errors import FFNError
 from ffncli.models.source import load
-from ffncli.run.engine import prepare as prepare_module
+from ffncli.run.engine import inputs as inputs_module
 from ffncli.run.engine import weights
-from ffncli.run.engine.prepare import LayerRequest, prepare
+from ffncli.run.engine.prepare import prepare
 from ffncli.run.engine.weights import random_weights, require_memory
 from tests.oracles.checkpoints import LLAMA, folder, tensors
 from tests.system.test_host import put
@@ -46,14 +46,14 @@ def test_stored_weights_must_fit_too(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     model = load(folder(tmp_path, LLAMA, tensors("llama")))
     monkeypatch.setattr(weights, "available_memory", lambda _: 4 * 3 * 4 * 6 - 1)
     with pytest.raises(FFNError, match="weights would need"):
-        prepare(model, LayerRequest())
+        prepare(model)
 
 
 def test_intermediates_must_fit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(weights, "available_memory", lambda _: 1_000_000)
-    prepare(load("4x8"), LayerRequest(leading=(10,)))
+    prepare(load("4x8"), leading=(10,))
     with pytest.raises(FFNError, match=r"intermediates would need .*, but only 0\.0 GB"):
-        prepare(load("4x8"), LayerRequest(leading=(50_000,)))  # 50,000 × (2 × 8 + 3 × 4) values of 4 bytes
+        prepare(load("4x8"), leading=(50_000,))  # 50,000 × (2 × 8 + 3 × 4) values of 4 bytes
 
 
 # The limits of a group, as the kernel writes them: in a container, in the slice of a service, of version 1.
@@ -99,6 +99,6 @@ def test_the_refusal_says_how_much(monkeypatch: pytest.MonkeyPatch):
 def test_a_file_of_more_tokens_than_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "x.csv").write_text("1,2,3,4\n" * 50)
     asked: list[int] = []
-    monkeypatch.setattr(prepare_module, "require_memory", lambda size, *_: asked.append(size))
-    prepare(load("4x8:relu"), LayerRequest(input=str(tmp_path / "x.csv")))
+    monkeypatch.setattr(inputs_module, "require_memory", lambda size, *_: asked.append(size))
+    prepare(load("4x8:relu"), input=str(tmp_path / "x.csv"))
     assert asked[-1] == 50 * (2 * 8 + 3 * 4) * 4

@@ -20,7 +20,6 @@ from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Layer
 from ffncli.models.source import load
 from ffncli.run.engine.execute import run
-from ffncli.run.engine.prepare import LayerRequest
 from ffncli.run.pretrained import capture as live
 from ffncli.run.pretrained import loading as pretrained_module
 from ffncli.run.pretrained.capture import capture, run_model
@@ -61,8 +60,7 @@ def close(ours: Tensor, theirs: Tensor, most: float = 1e-6) -> bool:
 @pytest.mark.parametrize("index", [0, 1])
 def test_what_enters_and_leaves_is_what_hooks_see(name: str, index: int) -> None:
     model = load(str(made(name).path))
-    request = LayerRequest(layer=f"{PLACES[name][0]}.{index}")
-    ready = capture(model, Prompt(PROMPT), request)
+    ready = capture(model, Prompt(PROMPT), f"{PLACES[name][0]}.{index}")
     entering, leaving = by_hand(name, index)
     (ours,) = ready.inputs.values()
     assert ready.reference is not None
@@ -76,7 +74,7 @@ def test_what_enters_and_leaves_is_what_hooks_see(name: str, index: int) -> None
 def test_the_residual_stream_says_the_same() -> None:
     """GPT-2 by its hidden states: after a layer is what was there after attention, plus what the FFN gives."""
     model = made("gpt2").model
-    ready = capture(load(str(made("gpt2").path)), Prompt(PROMPT), LayerRequest(layer="0"))
+    ready = capture(load(str(made("gpt2").path)), Prompt(PROMPT), layer="0")
     with torch.no_grad():
         after = model(ids(), output_hidden_states=True).hidden_states[1][0]
         assert ready.reference is not None
@@ -90,7 +88,7 @@ def test_a_decoder_gets_its_start_token() -> None:
     seen = through(
         made("t5-gated-gelu").model, {"input": name, "output": name}, input_ids=ids(), decoder_input_ids=start
     )
-    ready = capture(load(str(made("t5-gated-gelu").path)), Prompt(PROMPT), LayerRequest(layer="decoder.1"))
+    ready = capture(load(str(made("t5-gated-gelu").path)), Prompt(PROMPT), layer="decoder.1")
     assert close(ready.inputs["norm"], seen["input"])
     assert ready.reference is not None
     assert close(ready.reference, seen["output"])
@@ -100,19 +98,19 @@ def test_a_decoder_gets_its_start_token() -> None:
 
 def test_bart_starts_with_what_its_config_says(tmp_path: Path) -> None:
     built("bart", tmp_path, decoder_start_token_id=2, bos_token_id=0)
-    tokens = capture(load(str(tmp_path)), Prompt(PROMPT), LayerRequest(layer="decoder.0")).tokens
+    tokens = capture(load(str(tmp_path)), Prompt(PROMPT), layer="decoder.0").tokens
     assert [token.id for token in tokens] == [2]
     (tmp_path / "generation_config.json").unlink()  # older ones say it in config.json
     config = json.loads((tmp_path / "config.json").read_text("utf-8"))
     (tmp_path / "config.json").write_text(json.dumps({**config, "decoder_start_token_id": 5}), "utf-8")
-    tokens = capture(load(str(tmp_path)), Prompt(PROMPT), LayerRequest(layer="decoder.0")).tokens
+    tokens = capture(load(str(tmp_path)), Prompt(PROMPT), layer="decoder.0").tokens
     assert [token.id for token in tokens] == [5]
 
 
 def test_t5_starts_with_what_its_generation_config_says(tmp_path: Path) -> None:
     folder = shutil.copytree(made("t5-relu").path, tmp_path / "model")
     (folder / "generation_config.json").write_text(json.dumps({"decoder_start_token_id": 4}), "utf-8")
-    tokens = capture(load(str(folder)), Prompt(PROMPT), LayerRequest(layer="decoder.0")).tokens
+    tokens = capture(load(str(folder)), Prompt(PROMPT), layer="decoder.0").tokens
     assert [token.id for token in tokens] == [4]
 
 
@@ -122,7 +120,7 @@ def test_a_head_that_is_also_an_embedding_stays(tmp_path: Path) -> None:
         module, {"input": "model.decoder.layers.0.fc1", "output": "model.decoder.layers.0.fc2"},
         input_ids=ids(), decoder_input_ids=torch.tensor([[module.generation_config.decoder_start_token_id]]),
     )  # fmt: skip
-    ready = capture(load(str(tmp_path)), Prompt(None, IDS), LayerRequest(layer="decoder.0"))
+    ready = capture(load(str(tmp_path)), Prompt(None, IDS), layer="decoder.0")
     assert ready.reference is not None
     assert close(ready.reference, seen["output"])
 
@@ -130,7 +128,7 @@ def test_a_head_that_is_also_an_embedding_stays(tmp_path: Path) -> None:
 def test_a_block_that_layers_share_is_recognised_once_it_has_weights(tmp_path: Path) -> None:
     module = built("zamba", tmp_path)
     model = load(str(tmp_path))
-    ready = capture(model, Prompt(None, IDS), LayerRequest(layer=f"{model.model.groups[0].stack}.0"))
+    ready = capture(model, Prompt(None, IDS), layer=f"{model.model.groups[0].stack}.0")
     (name,) = {
         n.rpartition(".")[0] for n, _ in module.named_parameters() if n.endswith("feed_forward.down_proj.weight")
     }
@@ -146,7 +144,7 @@ def test_a_class_of_another_model_is_not_taken(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text("utf-8"))
     for wrong in ("GPT2LMHeadModel", "pipeline", "nothing", "AutoModel"):
         (folder / "config.json").write_text(json.dumps({**config, "architectures": [wrong]}), "utf-8")
-        ready = capture(load(str(folder)), Prompt(PROMPT), LayerRequest(layer="1"))
+        ready = capture(load(str(folder)), Prompt(PROMPT), layer="1")
         assert ready.reference is not None
         assert close(ready.reference, by_hand("llama", 1)[1])
 
@@ -156,23 +154,23 @@ def test_whisper_reads_the_prompt_with_its_decoder() -> None:
     silence = torch.zeros(1, config.num_mel_bins, 2 * config.max_source_positions)
     names = {"input": "model.decoder.layers.1.fc1", "output": "model.decoder.layers.1.fc2"}
     seen = through(made("whisper").model, names, input_features=silence, decoder_input_ids=ids())
-    ready = capture(load(str(made("whisper").path)), Prompt(PROMPT), LayerRequest(layer="decoder.1"))
+    ready = capture(load(str(made("whisper").path)), Prompt(PROMPT), layer="decoder.1")
     assert close(next(iter(ready.inputs.values())), seen["input"])
     assert ready.reference is not None
     assert close(ready.reference, seen["output"])
     with pytest.raises(FFNError, match="takes input_features, not text"):
-        capture(load(str(made("whisper").path)), Prompt(PROMPT), LayerRequest(layer="encoder.1"))
+        capture(load(str(made("whisper").path)), Prompt(PROMPT), layer="encoder.1")
 
 
 def test_pictures_are_no_text() -> None:
     with pytest.raises(FFNError, match="vit takes pixel_values, not text"):
-        capture(load(str(made("vit").path)), Prompt(None, (1, 2)), LayerRequest())
+        capture(load(str(made("vit").path)), Prompt(None, (1, 2)))
 
 
 def test_positions_choose_rows() -> None:
     model = load(str(made("llama").path))
-    every = capture(model, Prompt(PROMPT), LayerRequest(layer="1"))
-    some = capture(model, Prompt(PROMPT, None, "-1,0"), LayerRequest(layer="1"))
+    every = capture(model, Prompt(PROMPT), layer="1")
+    some = capture(model, Prompt(PROMPT, None, "-1,0"), layer="1")
     assert torch.equal(some.inputs["norm"], every.inputs["norm"][[3, 0]])
     assert every.reference is not None
     assert torch.equal(some.reference, every.reference[[3, 0]])
@@ -184,7 +182,7 @@ def test_positions_choose_rows() -> None:
 def test_the_asked_dtype_is_what_runs(name: str, dtype: torch.dtype) -> None:
     text = str(dtype).removeprefix("torch.")
     stack = PLACES[name][0]
-    ready = capture(load(str(made(name).path)), Prompt(PROMPT), LayerRequest(layer=f"{stack}.1", dtype=text))
+    ready = capture(load(str(made(name).path)), Prompt(PROMPT), layer=f"{stack}.1", dtype=text)
     ours = run(ready.steps, ready.weights, ready.inputs)
     assert ready.reference is not None
     assert {t.dtype for t in (ours, ready.reference, *ready.weights.values(), *ready.inputs.values())} == {dtype}
@@ -218,7 +216,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Loaded]:
             return found[-1]
 
         monkeypatch.setattr(live, "load", noted)
-        capture(load(str(made(name).path)), Prompt(PROMPT), LayerRequest(layer=layer))
+        capture(load(str(made(name).path)), Prompt(PROMPT), layer=layer)
         return Loaded(found[-1].module, ran)
 
     return run_it
@@ -245,7 +243,7 @@ def test_one_run_sees_all_layers() -> None:
     model = load(str(made("llama").path))
     layers = [Layer("decoder", i, model.model.main.spec) for i in (1, 0)]
     order: list[int] = []
-    run_model(model, layers, Prompt(PROMPT), LayerRequest(), lambda layer, *_: order.append(layer.index))
+    run_model(model, layers, Prompt(PROMPT), lambda layer, *_: order.append(layer.index))
     assert order == [0, 1]
 
 
@@ -258,7 +256,7 @@ def test_memory_is_asked_before_anything_is_loaded(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(pretrained_module, "require_memory", short)
     with pytest.raises(FFNError, match="short"):
-        capture(load(str(made("llama").path)), Prompt(PROMPT), LayerRequest(layer="0", dtype="bf16"))
+        capture(load(str(made("llama").path)), Prompt(PROMPT), layer="0", dtype="bf16")
     model: Any = made("llama").model
     layers = model.model.layers
     rest = (p for n, p in model.named_parameters() if ".layers." not in n and "lm_head" not in n)
@@ -276,7 +274,7 @@ def test_nothing_asks_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("connect", "connect_ex"):
         monkeypatch.setattr(socket.socket, name, refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    capture(load(str(made("llama").path)), Prompt(PROMPT), LayerRequest(layer="1"))
+    capture(load(str(made("llama").path)), Prompt(PROMPT), layer="1")
     assert not huggingface_hub.constants.is_offline_mode()  # as before
     with offline():
         assert huggingface_hub.constants.is_offline_mode()
@@ -294,7 +292,7 @@ def test_remote_code_never_runs(tmp_path: Path) -> None:
     words = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
     words["auto_map"] = {"AutoTokenizer": ["evil.Words", "evil.Words"]}
     (folder / "tokenizer_config.json").write_text(json.dumps(words), "utf-8")
-    ready = capture(load(str(folder)), Prompt(PROMPT), LayerRequest(layer="1"))
+    ready = capture(load(str(folder)), Prompt(PROMPT), layer="1")
     assert ready.reference is not None
     assert not (tmp_path / "ran").exists()
 
@@ -308,7 +306,7 @@ def test_what_the_files_lack_is_not_made_up(tmp_path: Path) -> None:
     del stored["model.layers.0.self_attn.q_proj.weight"]
     save_file(stored, folder / "model.safetensors")
     with pytest.raises(FFNError, match=r"has no 'model\.layers\.0\.self_attn\.q_proj\.weight', which the"):
-        capture(load(str(folder)), Prompt(PROMPT), LayerRequest(layer="1"))
+        capture(load(str(folder)), Prompt(PROMPT), layer="1")
 
 
 def test_a_part_that_never_runs_may_be_missing(tmp_path: Path) -> None:
@@ -317,7 +315,7 @@ def test_a_part_that_never_runs_may_be_missing(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text("utf-8"))
     del config["architectures"]  # then it is transformers' BertModel, with a pooler
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    ready = capture(load(str(folder)), Prompt(PROMPT), LayerRequest(layer="1"))
+    ready = capture(load(str(folder)), Prompt(PROMPT), layer="1")
     assert ready.reference is not None
     assert close(ready.reference, by_hand("bert", 1)[1])
 
@@ -343,7 +341,7 @@ def test_eight_bit_weights_run_as_what_they_mean(tmp_path: Path) -> None:
     for folder in (packed, plain):
         model = load(str(folder))
         layer = model.model.layer("1")
-        run_model(model, [layer], Prompt(PROMPT), LayerRequest(), lambda _, __, *pair: seen.append(pair))
+        run_model(model, [layer], Prompt(PROMPT), lambda _, __, *pair: seen.append(pair))
     with offline() as transformers:  # a GPU would round activations too
         assert read_config(transformers, packed).quantization_config["dequantize"] is True
     assert close(seen[0][0], seen[1][0])
@@ -354,7 +352,7 @@ def test_a_wrong_weight_shows() -> None:
     """The agreement compares two readings of the file: spoil ours, and it says so."""
     from ffncli.run.measure.gap import agreement
 
-    ready = capture(load(str(made("llama").path)), Prompt(PROMPT), LayerRequest(layer="1"))
+    ready = capture(load(str(made("llama").path)), Prompt(PROMPT), layer="1")
     swapped = {**ready.weights, "gate.weight": ready.weights["up.weight"], "up.weight": ready.weights["gate.weight"]}
     assert ready.reference is not None
     assert agreement(run(ready.steps, ready.weights, ready.inputs), ready.reference).relative_error <= 1e-6
@@ -376,11 +374,11 @@ def test_positions(text: str | None, meant: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("5", "--position 5 is out of range; the 5 tokens have positions 0 to 4"),
-        ("-6", "--position -6 is out of range"),
-        ("x", "--position must be a number, a list 0,3 or a range 2:5, got 'x'"),
+        ("5", "position 5 is out of range; the 5 tokens have positions 0 to 4"),
+        ("-6", "position -6 is out of range"),
+        ("x", "position must be a number, a list 0,3 or a range 2:5, got 'x'"),
         ("", "must be a number"), ("1.5", "must be a number"), ("1:2:3", "must be a number"), ("²", "must be a number"),
-        ("3:3", "--position 3:3 is empty"), ("9" * 10, "must be a number"),
+        ("3:3", "position 3:3 is empty"), ("9" * 10, "must be a number"),
     ],
 )  # fmt: skip
 def test_positions_that_are_none(text: str, said: str) -> None:
@@ -428,7 +426,7 @@ def test_numbers_need_no_tokenizer(tmp_path: Path) -> None:
 
 
 def test_a_prompt_needs_one(tmp_path: Path) -> None:
-    with pytest.raises(FFNError, match=r"has no tokenizer \(tokenizer.json\); --input-ids 1,2,3 gives"):
+    with pytest.raises(FFNError, match=r"has no tokenizer \(tokenizer.json\); input_ids takes"):
         tokens_of(Prompt("Hello"), None, tmp_path)
 
 
@@ -443,5 +441,5 @@ def test_a_broken_tokenizer_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prompt", ["", "   "])
 def test_an_empty_prompt(tmp_path: Path, prompt: str) -> None:
     tokenizer = tokenizer_of(transformers, give_tokenizer(tmp_path))
-    with pytest.raises(FFNError, match=r"--prompt (is empty|'   ' has no tokens)"):
+    with pytest.raises(FFNError, match=r"prompt (is empty|'   ' has no tokens)"):
         tokens_of(Prompt(prompt), tokenizer, tmp_path)

@@ -24,7 +24,7 @@ from ffncli.models.source import load
 from ffncli.models.tensors import read_weights as values
 from ffncli.run.engine.execute import execute
 from ffncli.run.engine.locate import live_ffn
-from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
+from ffncli.run.engine.prepare import Prepared, prepare
 from tests.oracles.architectures.traced import Caught
 from tests.oracles.huggingface import CASES, D_MODEL, DTYPES, Made, make
 
@@ -82,7 +82,7 @@ def error(ours: Tensor, theirs: Tensor) -> float:
 def ready_for(source: Path, stack: str = "", dtype: str = "fp32") -> Prepared:
     model = load(str(source))
     stacks = {group.stack for group in model.model.groups}
-    return prepare(model, LayerRequest(layer=f"{stack}.1" if len(stacks) > 1 else "1", dtype=dtype))
+    return prepare(model, layer=f"{stack}.1" if len(stacks) > 1 else "1", dtype=dtype)
 
 
 def tensors_of(ready: Prepared, inputs: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -158,7 +158,7 @@ def test_dense_and_moe_layers_of_one_model(zoo: Zoo, name: str) -> None:
     made, seen = zoo(name), set()
     model = load(str(made.path))
     for index in range(3):
-        ready = prepare(model, LayerRequest(layer=str(index), dtype="fp32"))
+        ready = prepare(model, layer=str(index), dtype="fp32")
         tensors, (start, end) = tensors_of(ready), ffn_span(ready.steps)
         assert error(tensors[end], made.ffn("decoder", index, tensors[start])) <= FP32
         experts = hasattr(made.layer("decoder", index).mlp, "experts")

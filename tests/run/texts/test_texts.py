@@ -14,10 +14,10 @@ from torch.nn import functional
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.shard import Ranks
 from ffncli.block.steps import Activation
-from ffncli.models.examples import Example, find, merged_first
-from ffncli.models.model import block_model
+from ffncli.models.examples import find, merged_first
+from ffncli.models.model import Example, block_model
 from ffncli.run.engine import sharded
-from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
+from ffncli.run.engine.prepare import Prepared, prepare
 from ffncli.run.engine.trace import trace
 from ffncli.run.ranks.one_process import rank_trace
 from ffncli.run.texts import TEXTS, explained, facts, llama, notebook
@@ -27,7 +27,7 @@ from tests.oracles import notebook as printed
 
 
 def ready(name: str, **asked) -> Prepared:
-    return prepare(find(name).model, LayerRequest(**asked), find(name))
+    return prepare(find(name), **asked)
 
 
 def by_topic(name: str, run: Prepared) -> dict[str, Fact]:
@@ -166,7 +166,7 @@ def test_the_line(of_notebook):
 
 def test_another_mask_contradicts_the_notebook():
     example = find("notebook")
-    runs = [by_topic("notebook", prepare(example.model, LayerRequest(seed=seed), example)) for seed in range(1, 9)]
+    runs = [by_topic("notebook", prepare(example, seed=seed)) for seed in range(1, 9)]
     for topic in ("zeros before and after dropout", "zeros that dropout makes"):
         assert {found[topic].verdict for found in runs} == {"holds", "wrong"}  # 6 or so, and about 10 %, in some alone
 
@@ -303,8 +303,8 @@ def test_what_q80_between_the_steps_changes():
 
 def small_llama(d_model: int = 16) -> Prepared:
     spec = FFNSpec(d_model, 32, "swiglu", norm="rmsnorm")
-    example = Example(block_model(spec, ""), {}, "randn", (3, 16), block=merged_first(steps(spec)))
-    return prepare(example.model, LayerRequest(), example)
+    example = Example({}, "randn", (3, 16), block=merged_first(steps(spec)))
+    return prepare(replace(block_model(spec, ""), example=example))
 
 
 def test_wrong_slices_are_found(monkeypatch):

@@ -166,7 +166,7 @@ def test_files_are_cut_between_blocks(tmp_path):
     [
         ("llama-2-7b", {"tp": 3}, "d_ff = 11008 does not divide over 3 ranks; nearest: 2 and 4"),
         ("mixtral-8x7b", {"ep": 3}, "experts = 8 does not divide over 3 ranks; nearest: 2 and 4"),
-        ("gpt2", {"ep": 2}, "gpt2 has no experts to split over 2 ranks; --tp splits its d_ff"),
+        ("gpt2", {"ep": 2}, "gpt2 has no experts to split over 2 ranks; tp splits its d_ff"),
         ("deepseek-v3", {"ep": 2, "layer": 0}, "no experts to split"),
         ("8x16", {"tp": 2, "train": True}, "train=True contradicts tp"),
         (None, {"tp": 2, "example": "notebook"}, "example='notebook' contradicts tp"),

@@ -12,7 +12,6 @@ from torch import Tensor
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.source import load
 from ffncli.run.engine import weights as weights_module
-from ffncli.run.engine.prepare import LayerRequest
 from ffncli.run.pretrained.capture import capture
 from ffncli.run.pretrained.prompt import Prompt, layers_of
 from ffncli.run.trace import survey as survey_module
@@ -23,7 +22,7 @@ ASKED = Prompt(PROMPT)
 
 
 def rows(path: Path | str, asked: Prompt | None = ASKED, **request: Any) -> tuple[Any, ...]:
-    return survey(load(str(path)), LayerRequest(**request), asked).rows
+    return survey(load(str(path)), asked, **request).rows
 
 
 def norm(tensor: Tensor) -> float:
@@ -88,14 +87,14 @@ def test_shared_experts_count_too() -> None:
     dense, moe, _ = rows(made("deepseek_v3").path)
     assert dense.units == 40
     assert moe.units % 12 == 0
-    every = survey(load(str(made("deepseek_v3").path)), LayerRequest(), ASKED, top=99).rows[1].most_active
+    every = survey(load(str(made("deepseek_v3").path)), ASKED, top=99).rows[1].most_active
     shared = [unit for unit in every if unit.shared]
     assert len(shared) == 24  # two shared experts of 12, as one
     assert all(unit.expert is None for unit in shared)
 
 
 def test_two_stacks_and_their_tokens() -> None:
-    found = survey(load(str(made("t5-gated-gelu").path)), LayerRequest(), Prompt(PROMPT))
+    found = survey(load(str(made("t5-gated-gelu").path)), Prompt(PROMPT))
     assert [(row.stack, row.layer, row.tokens) for row in found.rows] == [
         ("encoder", 0, 4), ("encoder", 1, 4), ("decoder", 0, 1), ("decoder", 1, 1), ("decoder", 2, 1),
     ]  # fmt: skip
@@ -104,19 +103,19 @@ def test_two_stacks_and_their_tokens() -> None:
 
 
 def test_whispers_encoder_is_left_out() -> None:
-    found = survey(load(str(made("whisper").path)), LayerRequest(), Prompt(PROMPT))
+    found = survey(load(str(made("whisper").path)), Prompt(PROMPT))
     assert [(row.stack, row.layer) for row in found.rows] == [("decoder", 0), ("decoder", 1)]
     assert found.notes[0] == "a prompt cannot reach the encoder"
 
 
 def test_a_layer_that_waits_for_a_picture_is_left_out(tmp_path: Path) -> None:
     built("mllama", tmp_path)
-    found = survey(load(str(tmp_path)), LayerRequest(), Prompt(None, (3, 4)))
+    found = survey(load(str(tmp_path)), Prompt(None, (3, 4)))
     assert 1 not in [row.layer for row in found.rows]
     assert len(found.rows) == len(layers_of(load(str(tmp_path)))) - 1
     assert found.notes == ("decoder layer 1 did not run on this prompt",)
     with pytest.raises(FFNError, match="mllama: decoder layer 1 did not run on this prompt"):
-        capture(load(str(tmp_path)), Prompt(None, (3, 4)), LayerRequest(layer="1"))
+        capture(load(str(tmp_path)), Prompt(None, (3, 4)), layer="1")
 
 
 def test_a_bug_of_ours_is_not_blamed_on_transformers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ffncli.errors import FFNError
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.source import load
-from ffncli.run.engine.prepare import LayerRequest, Prepared
+from ffncli.run.engine.prepare import Prepared
 from ffncli.run.pretrained.capture import capture
 from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.trace import head as head_module
@@ -63,11 +63,9 @@ def added(given: Tensor) -> list[Added]:
     return [Added(vector) for vector in given]
 
 
-def unembed(
-    model: Resolved, layer: Layer, given: Tensor, request: LayerRequest, top: int
-) -> list[tuple[Promoted, ...]]:
+def unembed(model: Resolved, layer: Layer, given: Tensor, top: int) -> list[tuple[Promoted, ...]]:
     """The promoted tokens alone."""
-    return [one.promoted for one in unembedded(model, layer, added(given), request, TokenLimits(top, 5, 0.9))]
+    return [one.promoted for one in unembedded(model, layer, added(given), TokenLimits(top, 5, 0.9))]
 
 
 def vectors(count: int = 3) -> Tensor:
@@ -88,7 +86,7 @@ def check(found: Any, logits: Tensor) -> None:
 def test_logits_are_those_of_the_models_own_norm_and_head(name: str) -> None:
     stack = "encoder" if name == "bert" else "decoder"
     model = load(str(made(name).path))
-    found = unembed(model, model.model.layer(f"{stack}.1"), vectors(), LayerRequest(), VOCAB)
+    found = unembed(model, model.model.layer(f"{stack}.1"), vectors(), VOCAB)
     with torch.no_grad():
         check(found, HEADS[name](made(name).model, vectors()))
 
@@ -106,14 +104,14 @@ def test_scaled_and_capped_logits(name: str, tmp_path: Path) -> None:
     module: Any = built(name, tmp_path, **values)
     model = load(str(tmp_path))
     given = torch.randn(2, model.model.main.spec.d_model, generator=torch.Generator().manual_seed(5))
-    found = unembed(model, model.model.layer(None), given, LayerRequest(), 5)
+    found = unembed(model, model.model.layer(None), given, 5)
     with torch.no_grad():
         check(found, head(module, given))
 
 
 def sets(name: str, given: Tensor, *wanted: Any) -> tuple[PromotedTokens, ...]:
     model = load(str(made(name).path))
-    return unembedded(model, model.model.layer("1"), added(given), LayerRequest(), TokenLimits(*wanted))
+    return unembedded(model, model.model.layer("1"), added(given), TokenLimits(*wanted))
 
 
 @pytest.mark.parametrize(("top", "top_k", "top_p"), [(10, 5, 0.9), (3, 7, 0.5), (VOCAB, 1, 0.1), (10, VOCAB + 9, 1.0)])
@@ -152,7 +150,7 @@ def test_nothing_is_picked_from_what_is_no_number() -> None:
 
 
 def prepared(name: str) -> Prepared:
-    return capture(load(str(made(name).path)), Prompt(PROMPT), LayerRequest(layer="1"))
+    return capture(load(str(made(name).path)), Prompt(PROMPT), layer="1")
 
 
 @pytest.mark.parametrize(
@@ -174,23 +172,23 @@ def test_other_branches_write_what_the_ffn_gives(name: str) -> None:
 
 def test_the_answer_does_not_depend_on_the_layer_or_on_what_stands_beside() -> None:
     model = load(str(made("llama").path))
-    both = [unembed(model, model.model.layer(index), vectors(), LayerRequest(), 4) for index in ("0", "1")]
+    both = [unembed(model, model.model.layer(index), vectors(), 4) for index in ("0", "1")]
     assert both[0] == both[1]
-    alone = unembed(model, model.model.layer("0"), vectors()[1:2], LayerRequest(), 4)
+    alone = unembed(model, model.model.layer("0"), vectors()[1:2], 4)
     assert [t.id for t in alone[0]] == [t.id for t in both[0][1]]
 
 
 def test_many_vectors_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_module, "_AT_ONCE", 2)
     model = load(str(made("llama").path))
-    found = unembed(model, model.model.layer("0"), vectors(5), LayerRequest(), 3)
+    found = unembed(model, model.model.layer("0"), vectors(5), 3)
     with torch.no_grad():
         check(found, _llama(made("llama").model, vectors(5)))
 
 
 def test_texts_are_the_tokenizers() -> None:
     model = load(str(made("llama").path))
-    (tokens,) = unembed(model, model.model.layer("0"), vectors(1), LayerRequest(), VOCAB)
+    (tokens,) = unembed(model, model.model.layer("0"), vectors(1), VOCAB)
     texts = {token.id: token.text for token in tokens}
     assert (texts[3], texts[VOCAB - 1]) == ("Hello", None)
 
@@ -199,19 +197,19 @@ def test_a_head_that_is_not_in_the_files_is_not_made_up(tmp_path: Path) -> None:
     folder = shutil.copytree(made("llama-no-prefix").path, tmp_path / "model")
     model = load(str(folder))
     with pytest.raises(FFNError, match=r"the checkpoint has no 'lm_head\.weight', which the model needs to run"):
-        unembed(model, model.model.layer("0"), vectors(), LayerRequest(), 3)
+        unembed(model, model.model.layer("0"), vectors(), 3)
 
 
 def test_pictures_have_no_vocabulary() -> None:
     model = load(str(made("vit").path))
     with pytest.raises(FFNError, match="transformers has no language-model head for vit"):
-        unembed(model, model.model.layer("0"), vectors(), LayerRequest(), 3)
+        unembed(model, model.model.layer("0"), vectors(), 3)
 
 
 def test_layers_that_give_a_list(tmp_path: Path) -> None:
     """GPT-1's do; it has no final norm, but the last layer's own."""
     model: Any = built("openai-gpt", tmp_path)
-    (found,) = unembed(load(str(tmp_path)), load(str(tmp_path)).model.layer("0"), vectors(1), LayerRequest(), 3)
+    (found,) = unembed(load(str(tmp_path)), load(str(tmp_path)).model.layer("0"), vectors(1), 3)
     with torch.no_grad():
         logits = model.lm_head(model.transformer.h[-1].ln_2(vectors(1)))[0]
     assert [token.id for token in found] == logits.argsort(descending=True)[:3].tolist()
@@ -226,7 +224,7 @@ def test_a_layer_without_a_module_of_its_own_is_refused(tmp_path: Path, layers: 
     built("xlm", tmp_path, n_layers=layers, num_hidden_layers=layers)
     model = load(str(tmp_path))
     with pytest.raises(FFNError, match=why):
-        unembed(model, model.model.layer("0"), vectors(1), LayerRequest(), 3)
+        unembed(model, model.model.layer("0"), vectors(1), 3)
 
 
 def test_an_encoder_decoder_saved_without_its_head(tmp_path: Path) -> None:
@@ -236,7 +234,7 @@ def test_an_encoder_decoder_saved_without_its_head(tmp_path: Path) -> None:
     whole: Any = build("bart", cases()["bart"]).eval()
     whole.model.save_pretrained(tmp_path)
     model = load(str(tmp_path))
-    (found,) = unembed(model, model.model.layer("decoder.0"), vectors(1), LayerRequest(), 3)
+    (found,) = unembed(model, model.model.layer("decoder.0"), vectors(1), 3)
     with torch.no_grad():
         logits = whole.lm_head(whole.model.decoder.layers[-1].final_layer_norm(vectors(1)))[0]
     assert [token.id for token in found] == logits.argsort(descending=True)[:3].tolist()
@@ -252,14 +250,14 @@ def test_a_class_that_cannot_be_made_of_the_config_is_passed_over(tmp_path: Path
     base.save_pretrained(tmp_path)
     model = load(str(tmp_path))
     with pytest.raises(FFNError, match=r"the checkpoint has no 'lm_head\.weight'"):
-        unembed(model, model.model.layer("0"), vectors(1), LayerRequest(), 3)
+        unembed(model, model.model.layer("0"), vectors(1), 3)
 
 
 def test_time_may_go_before_the_batch(tmp_path: Path) -> None:
     """As it does in XLNet."""
     module: Any = built("xlnet", tmp_path)
     given = torch.randn(3, 16, generator=torch.Generator().manual_seed(5))
-    found = unembed(load(str(tmp_path)), load(str(tmp_path)).model.layer(None), given, LayerRequest(), 5)
+    found = unembed(load(str(tmp_path)), load(str(tmp_path)).model.layer(None), given, 5)
     with torch.no_grad():
         check(found, module.lm_loss(module.transformer.layer[-1].ff.layer_norm(given)))
 
@@ -268,10 +266,10 @@ def test_several_heads_are_refused(tmp_path: Path) -> None:
     """Musicgen has one for each token of sound that stands at one position; its FFN can be traced all the same."""
     built("musicgen", tmp_path)
     model = load(str(tmp_path))
-    ready = capture(model, Prompt(ids=(5, 6, 7)), LayerRequest())
+    ready = capture(model, Prompt(ids=(5, 6, 7)))
     assert ready.steps
     with pytest.raises(FFNError, match="musicgen has several heads"):
-        unembed(model, model.model.layer(None), torch.ones(1, model.model.main.spec.d_model), LayerRequest(), 5)
+        unembed(model, model.model.layer(None), torch.ones(1, model.model.main.spec.d_model), 5)
 
 
 def test_no_direct_logits_where_they_are_not_a_sum() -> None:

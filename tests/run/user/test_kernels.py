@@ -19,7 +19,6 @@ from ffncli.kernels.choice import argument, choices, parse
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.model import block_model
 from ffncli.run.engine.execute import run
-from ffncli.run.engine.prepare import LayerRequest
 from ffncli.run.engine.weights import random_weights
 from ffncli.run.user.kernels import kernel_of, kernels_of, unguarded
 from ffncli.run.user.python_file import user_code
@@ -89,7 +88,7 @@ def file(tmp_path):
 
 def verified(file, *names: str, spec: FFNSpec = GATED, **run):
     named = choices(f"{file}:{name}" for name in names)
-    rows = verify_layer(block_model(spec, "test"), LayerRequest(**run), checks=("kernels",), kernels=named).rows
+    rows = verify_layer(block_model(spec, "test"), **run, checks=("kernels",), kernels=named).rows
     return {row.subject.removeprefix("mine.py:"): row for row in rows}
 
 

@@ -101,7 +101,7 @@ def test_an_expert_writes_nothing() -> None:
         ({"ablate": "unit:1:1"}, "has no experts"),
         ({"ablate": "head:1"}, "not a part of a block"),
         ({"set": 3}, "set must be"),
-        ({"train": True, "ablate": "gate"}, "--train"),
+        ({"train": True, "ablate": "gate"}, "train=True"),
     ],
 )
 def test_what_the_block_does_not_have_is_refused(arguments: dict[str, Any], words: str) -> None:

@@ -26,7 +26,7 @@ from ffncli.models.tensors.layout import Located, Misreading, canonical, misread
 from ffncli.models.tensors.slices import StoredSlice
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.fused import halves_by_turns, turns_as_halves
-from ffncli.run.engine.prepare import LayerRequest, prepare
+from ffncli.run.engine.prepare import prepare
 from ffncli.run.engine.reference import output_and_experts, routing_steps, steady_tokens
 from ffncli.run.engine.weights import located_weights, packed_formats, read_located
 from ffncli.run.pretrained.capture import FAULTS, run_model
@@ -85,11 +85,13 @@ def layout(case: CheckedBlock) -> Iterator[CheckRow]:
 def transformers_module(case: CheckedBlock) -> tuple[Proof | None, str]:
     """transformers' own FFN for the layer, run inside its model on token ids; or why that is not possible."""
     passes: list[tuple[Tensor, Tensor]] = []
-    request = LayerRequest(dtype=str(case.dtype), device=case.device)
     try:
-        run_model(case.model, [case.layer], Prompt(ids=_IDS), request, lambda _, __, *tensors: passes.append(tensors))
+        run_model(
+            case.model, [case.layer], Prompt(ids=_IDS), lambda _, __, *tensors: passes.append(tensors),
+            dtype=str(case.dtype), device=case.device,
+        )  # fmt: skip
     except FFNError as error:
-        return None, error.message.removeprefix("--input-ids: ")
+        return None, error.message.removeprefix("input_ids: ")
     ((entering, leaving),) = passes
     name = f"transformers' {case.model.model.model_type or 'model'}"
     same, left_out = steady_tokens(case.ffn, case.ffn_weights, {case.entry: entering}, case.dtype)
@@ -132,9 +134,7 @@ def _other(case: CheckedBlock) -> Proof:
     if other.checkpoint is None and other.weights is None:
         raise FFNError(f"{label} has no weights of its own", "give a directory, a file or my.py:Class")
     text = None if other.model.bare else (f"{layer.stack}.{layer.index}" if _stacks(other) > 1 else str(layer.index))
-    ready = prepare(
-        other, LayerRequest(layer=text, dtype=str(case.dtype), device=case.device, input="zeros", leading=(1,))
-    )
+    ready = prepare(other, text, dtype=str(case.dtype), device=case.device, input="zeros", leading=(1,))
     spec = ready.layer.spec
     if spec.d_model != layer.spec.d_model:
         raise FFNError(f"{label} has d_model {spec.d_model}, {shown(case.model.source)} has {layer.spec.d_model}")

@@ -16,7 +16,6 @@ from ffncli.errors import FFNError
 from ffncli.models.examples import notebook
 from ffncli.models.model import block_model
 from ffncli.run.engine import execute as executing
-from ffncli.run.engine.prepare import LayerRequest
 from ffncli.run.verify import verify as verify_module
 from ffncli.run.verify.checks import implementations, properties
 from ffncli.run.verify.verify import CHECKS, Verdict, check_names, verify_layer
@@ -42,7 +41,7 @@ SPECS = {
 
 
 def verified(spec: FFNSpec, *checks: str, **run) -> Verdict:
-    return verify_layer(block_model(spec, "test"), LayerRequest(**run), checks=checks or None)
+    return verify_layer(block_model(spec, "test"), **run, checks=checks or None)
 
 
 def subjects(verdict: Verdict, passed: bool | None) -> list[str]:
@@ -69,7 +68,7 @@ def test_every_activation_passes():
 
 def test_the_default_block():
     example = notebook()
-    found = verify_layer(example.model, example=example)
+    found = verify_layer(example)
     assert found.failed == ()
     assert found.ready.inputs["x"].shape == (2, 3, 4)
 
@@ -169,9 +168,9 @@ def test_nonlinearity_is_zero_for_identity_alone(monkeypatch):
 def test_nonlinearity_is_the_blocks_own_sum_written_out():
     """The same number from the notebook's block in plain torch, for relu."""
     example = notebook()
-    found = verify_layer(example.model, example=example, checks=("nonlinearity",))
+    found = verify_layer(example, checks=("nonlinearity",))
     relu = next(row for row in found.rows if row.subject == "relu")
-    w = {name: torch.tensor(values).double() for name, values in example.weights.items()}
+    w = {name: torch.tensor(values).double() for name, values in example.example.weights.items()}
     generator = torch.Generator().manual_seed(1)
     a, b = (torch.randn(4, 4, generator=generator).double() for _ in range(2))
 
@@ -191,11 +190,11 @@ def test_a_block_of_one_unit_is_not_linear_either(spec, seed):
 
 
 def test_where_weights_are_all_zero_nothing_is_said_of_activations(monkeypatch):
-    from ffncli.run.engine import prepare
+    from ffncli.run.engine import weights
 
-    drawn = prepare.random_weights
+    drawn = weights.random_weights
     monkeypatch.setattr(
-        prepare, "random_weights", lambda *args: {name: 0 * tensor for name, tensor in drawn(*args).items()}
+        weights, "random_weights", lambda *args: {name: 0 * tensor for name, tensor in drawn(*args).items()}
     )
     rows = verified(FFNSpec(4, 8, "swiglu"), "nonlinearity").rows
     assert {row.passed for row in rows} == {None}

@@ -20,7 +20,6 @@ from ffncli.errors import FFNError
 from ffncli.models.source import load
 from ffncli.models.tensors import slices as pieces
 from ffncli.models.tensors.slices import Arrangement, Order
-from ffncli.run.engine.prepare import LayerRequest
 from ffncli.run.verify.checks.case import CheckRow
 from ffncli.run.verify.checks.layouts import resplit
 from ffncli.run.verify.verify import verify_layer
@@ -54,8 +53,10 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
 
 def rows(source: Path | str, against: Path | str | None = None, **run) -> dict[str, CheckRow]:
     other = load(str(against)) if against else None
-    asked = LayerRequest(**{"layer": "1", **run})
-    return {row.subject: row for row in verify_layer(load(str(source)), asked, checks=("layout",), against=other).rows}
+    return {
+        row.subject: row
+        for row in verify_layer(load(str(source)), **{"layer": "1", **run}, checks=("layout",), against=other).rows
+    }
 
 
 def copy(source: Path, to: Path, change: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]) -> Path:
@@ -248,8 +249,8 @@ def test_what_cannot_be_compared_is_one_line(zoo):
     for against, why in (("gpt2", "has no weights of its own"), ("512x64", "has no weights of its own")):
         with pytest.raises(FFNError, match=why):
             rows(zoo("llama"), against)
-    with pytest.raises(FFNError, match="--layer 1 is out of range"):
-        verify_layer(load("8x16"), LayerRequest(layer="1"), checks=("layout",))
+    with pytest.raises(FFNError, match="layer 1 is out of range"):
+        verify_layer(load("8x16"), layer="1", checks=("layout",))
 
 
 def test_other_functions_are_said(zoo, tmp_path):
@@ -280,7 +281,7 @@ def test_an_architecture_that_transformers_does_not_have(zoo, tmp_path):
     from ffncli.models.dimensions import Dimensions
 
     model = load(str(port), Dimensions(activation="silu"))
-    found = {row.subject: row for row in verify_layer(model, LayerRequest(layer="1"), checks=("layout",)).rows}
+    found = {row.subject: row for row in verify_layer(model, layer="1", checks=("layout",)).rows}
     assert "does not know the model_type 'llama99'" in found["transformers"].note
 
 
@@ -379,7 +380,7 @@ def test_every_family_is_proven_by_its_module(zoo, name):
 
 def test_a_norm_that_the_file_lacks_leaves_the_ffn(zoo, tmp_path):
     port = copy(zoo("llama"), tmp_path, lambda ts: {n: t for n, t in ts.items() if "post_attention" not in n})
-    found = verify_layer(load(str(port)), LayerRequest(layer="1"), checks=("module", "kernels")).rows
+    found = verify_layer(load(str(port)), layer="1", checks=("module", "kernels")).rows
     assert [row.passed for row in found][:8] == [True, None, *[True] * 6]
     assert all(row.passed is not False for row in found)
     assert found[0].subject == "torch.nn, eval"
@@ -483,7 +484,8 @@ def test_tokens_whose_experts_rounding_decides_are_left_out(zoo, tmp_path, step)
 
     found = verify_layer(
         load(str(copy(zoo("mixtral"), tmp_path, tied))),
-        LayerRequest(layer="1", dtype="bf16"),
+        layer="1",
+        dtype="bf16",
         checks=("module",),
     ).rows
     assert found[0].passed in (True, None)
@@ -496,7 +498,7 @@ def test_a_known_fault_of_transformers_is_no_misreading(tmp_path):
     from tests.oracles.prompted import built
 
     built("nllb-moe", tmp_path)
-    verdict = verify_layer(load(str(tmp_path)), LayerRequest(layer="encoder.1"), checks=("layout",))
+    verdict = verify_layer(load(str(tmp_path)), layer="encoder.1", checks=("layout",))
     (row,) = [row for row in verdict.rows if row.subject.startswith("as read")]
     assert (row.passed, verdict.failed) == (None, ())
     assert "not checked against its module: transformers (5.23 at least) encodes" in row.note
