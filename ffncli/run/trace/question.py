@@ -196,9 +196,6 @@ class Question(Dimensions):
             help="Show the units that raise this token's logit, and lower it.",
         ),
     ] = None  # fmt: skip
-    example_option: Annotated[
-        int, Opt("--example-option", metavar="N", accepts=COUNT, group=UNEMBED, help="An option that is tried.")
-    ] = 3
     device: shared.Device = "cpu"
     seed: shared.Seed = None
     threads: shared.Threads = None
