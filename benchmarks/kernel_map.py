@@ -44,11 +44,10 @@ import torch
 from benchmarks import script
 from benchmarks.script import Kept, Row, Rows, number, read
 from ffncli.bench.judge.statistics import t_interval
-from ffncli.bench.opening import begun
 from ffncli.bench.records import Case, Method
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import Grid, cached
-from ffncli.bench.suite import run
+from ffncli.bench.suite import begun, run
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels import onednn
 

@@ -294,7 +294,7 @@ def judge_power(figures: Figures) -> Answer:
     return Answer(by_reading < 0.8 * by_energy, text)
 
 
-CUDA_CLOCK = "ffncli/bench/timing/cuda_clock.py"
+CUDA_CLOCK = "ffncli/bench/timing/gpu/cuda_clock.py"
 PROBES = (
     Probe("events", "A6", "Do two events add more than 1 µs to a lone call?", 30, measure_events, judge_events, None,
           "the mode flush has two events per call: subtract, or say so"),

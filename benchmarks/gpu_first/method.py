@@ -134,5 +134,5 @@ REPEAT = (
           lambda: measure_reach("mixtral-8x7b", "--tokens", "32"), judge_reach, True, _MEASURE_CASE),
     Probe("sustained", "A9", "Are long turns timed?", 50,
           lambda: measure_reach("llama-2-7b", "--tokens", "4096", "--sustained"), judge_reach, True,
-          "ffncli/bench/timing/sustained.py"),
+          "ffncli/bench/timing/modes/sustained.py"),
 )  # fmt: skip

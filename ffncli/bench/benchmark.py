@@ -9,14 +9,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from ffncli.bench.opening import begun
 from ffncli.bench.records import Method
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import BenchRequest, Grid
 from ffncli.bench.request.parts import grid_part
 from ffncli.bench.request.suite import public_suite, suite_request, track_of
 from ffncli.bench.results.csv_file import ResultRows
-from ffncli.bench.suite import run
+from ffncli.bench.suite import begun, run
 from ffncli.errors import FFNError
 from ffncli.run.user.arguments import DimensionNames, converted
 

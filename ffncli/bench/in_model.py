@@ -84,7 +84,7 @@ def replace(
 
 def _fastest(spec: FFNSpec, tokens: int, dtype: torch.dtype, device: str) -> tuple[KernelChoice, str]:
     """(the fastest kernel for a block on this machine, in a note's words why it is that one)."""
-    from ffncli.bench.timing.auto.choose import fastest
+    from ffncli.bench.timing.modes.auto import fastest
 
     return fastest(spec, tokens, dtype, device)
 

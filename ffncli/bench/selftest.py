@@ -9,12 +9,11 @@ from pathlib import Path
 
 from ffncli.bench.judge.gate import gate
 from ffncli.bench.machine.devices import default_device
-from ffncli.bench.opening import begun
 from ffncli.bench.records import Method
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import BenchRequest, Grid
 from ffncli.bench.results.row import ResultRow
-from ffncli.bench.suite import RunProgress, run
+from ffncli.bench.suite import RunProgress, begun, run
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.dimensions import Dimensions

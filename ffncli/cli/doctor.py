@@ -23,7 +23,7 @@ from ffncli.system import host
 
 if TYPE_CHECKING:
     from ffncli.bench.doctor.noise import Noise
-    from ffncli.bench.timing.auto.kept import AutoChoice
+    from ffncli.bench.timing.modes.auto_choice import AutoChoice
 
 CONVENTIONS = {
     "status": "ok; note: worth knowing; missing: can be installed; bad: installed and does not work",

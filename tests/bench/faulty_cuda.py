@@ -3,7 +3,7 @@ process lives. A kernel's file reaches the one in use as `faulty_cuda.current()`
 
 from __future__ import annotations
 
-from ffncli.bench.timing.cuda_clock import CudaClock
+from ffncli.bench.timing.gpu.cuda_clock import CudaClock
 from tests.bench.fake_cuda import FakeCuda
 
 FAULT = "CUDA error: an illegal memory access was encountered\nCompile with `TORCH_USE_CUDA_DSA` ..."

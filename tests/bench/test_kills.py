@@ -19,14 +19,13 @@ from random import Random
 
 import pytest
 
-from ffncli.bench import opening
+from ffncli.bench import suite
 from ffncli.bench.judge.summary import summarise
-from ffncli.bench.opening import begun, resumed
 from ffncli.bench.records import TimedUnit
 from ffncli.bench.results.csv_file import read_rows
 from ffncli.bench.results.journal import Journal, ResultFiles, begin
 from ffncli.bench.results.row import ResultRow
-from ffncli.bench.suite import run
+from ffncli.bench.suite import begun, resumed, run
 from ffncli.errors import FFNError
 from tests import ROOT
 from tests.bench.stored import blocks_in
@@ -54,7 +53,7 @@ main()
 @pytest.fixture(autouse=True)
 def _surroundings(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(opening, "software", lambda: SOFTWARE)
+    monkeypatch.setattr(suite, "software", lambda: SOFTWARE)
 
 
 def unstopped(tmp_path: Path) -> tuple[dict[tuple[str, str], ResultRow], Counter]:

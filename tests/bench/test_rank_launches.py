@@ -13,13 +13,12 @@ from torch.distributed import DistNetworkError
 
 from ffncli.bench import rank_launches
 from ffncli.bench.judge.summary import summarise
-from ffncli.bench.opening import begun
 from ffncli.bench.rank_launches import RankLaunches, followed, led, variables
 from ffncli.bench.records import Job, Method, Outcome
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import Grid
 from ffncli.bench.results.journal import resume
-from ffncli.bench.suite import run
+from ffncli.bench.suite import begun, run
 from ffncli.block.shard import Ranks
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.dimensions import Dimensions

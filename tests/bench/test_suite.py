@@ -18,15 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from ffncli.bench import launch, opening, suite
+from ffncli.bench import launch, suite
 from ffncli.bench.judge.summary import summarise
-from ffncli.bench.opening import begun, resumed
 from ffncli.bench.records import CaseReport, Finding, Job, Method, Outcome
 from ffncli.bench.request.grid import BenchRequest, Grid, cases, from_json, to_json
 from ffncli.bench.results.csv_file import read_results, read_rows
 from ffncli.bench.results.journal import Journal, ResultFiles, begin
 from ffncli.bench.results.journal import resume as resume_journal
-from ffncli.bench.suite import RunProgress, run
+from ffncli.bench.suite import RunProgress, begun, resumed, run
 from ffncli.errors import FFNError
 from ffncli.kernels.choice import choices
 from ffncli.models.dimensions import Dimensions
@@ -400,7 +399,7 @@ def test_a_journal_without_a_request_or_with_a_damaged_line_is_refused(tmp_path)
 def test_another_machine_or_version_or_kernel_file_is_not_resumed(tmp_path, monkeypatch):
     kernel, path = tmp_path / "k.py", tmp_path / "a.csv"
     kernel.write_text("def mlp(x, gate, up, down): ...")
-    asked = request(files={str(kernel): opening.sha256(kernel)})
+    asked = request(files={str(kernel): suite.sha256(kernel)})
     command, _ = worker_with(tmp_path, " 1 tokens 1 other")
     with begun(path, asked) as journal:
         in_process(journal, 2)
@@ -410,8 +409,8 @@ def test_another_machine_or_version_or_kernel_file_is_not_resumed(tmp_path, monk
     with pytest.raises(FFNError, match=r"k.py has changed since its run began"), resumed(path):
         pass
     kernel.write_text("def mlp(x, gate, up, down): ...")
-    software = opening.software()
-    monkeypatch.setattr(opening, "software", lambda: software | {"torch": "9.9"})
+    software = suite.software()
+    monkeypatch.setattr(suite, "software", lambda: software | {"torch": "9.9"})
     with pytest.raises(FFNError, match=r"torch is '9.9', its run began with") as error, resumed(path):
         pass
     assert error.value.code == 3

@@ -13,8 +13,8 @@ from ffncli.bench.referee.problem import Problem
 from ffncli.bench.referee.rulings import refereed
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.cheating.probes import other_streams, require_joined_streams
-from ffncli.bench.timing.cuda_clock import CudaClock
 from ffncli.bench.timing.fresh_inputs import FreshInputs, Reservoir
+from ffncli.bench.timing.gpu.cuda_clock import CudaClock
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
 from ffncli.bench.verdict import WrongResult
 from ffncli.kernels.choice import parse

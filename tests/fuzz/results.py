@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-from ffncli.bench import opening, suite
+from ffncli.bench import suite
 from ffncli.bench.activity import RunningCode
 from ffncli.bench.judge.summary import summarise
 from ffncli.bench.records import Job, Method
@@ -192,7 +192,7 @@ def _parts() -> dict[str, bytes]:
     asked = BenchRequest(points, choices(["eager", "packed"]), "eager", Method(processes=1))
     with tempfile.TemporaryDirectory() as folder:
         for index, name in ((1, "a"), (2, "b")):
-            with opening.begun(Path(folder) / f"{name}.csv", asked, part=GridPart(index, 2)) as opened:
+            with suite.begun(Path(folder) / f"{name}.csv", asked, part=GridPart(index, 2)) as opened:
                 for case in opened.request.cases:
                     opened.add(fake_worker.unit(case, Job(0, (), asked.kernels, "eager", asked.method)))
                 if name == "a":
@@ -210,7 +210,7 @@ def _unfinished(by_step: bool) -> dict[str, bytes]:
     asked = BenchRequest(points, choices(["eager", "packed"]), "eager", Method(processes=2), asked={"--tokens": "1,2"})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.csv"
-        opened = begin(path, asked, RUN, opening.software(), summarise, False)
+        opened = begin(path, asked, RUN, suite.software(), summarise, False)
         for process in range(2):
             for case in points[: 2 - process]:
                 opened.add(fake_worker.unit(case, Job(process, (), asked.kernels, "eager", asked.method)))

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ffncli.bench.records import Method
-from ffncli.bench.timing.auto import kept
-from ffncli.bench.timing.auto.kept import AutoChoice
+from ffncli.bench.timing.modes import auto_choice
+from ffncli.bench.timing.modes.auto_choice import AutoChoice
 from ffncli.dataclass import dataclass
 from ffncli.errors import shown_path
 from ffncli.show.text import percent, plural
@@ -80,17 +80,17 @@ def checks() -> Iterator[DoctorCheck]:
     yield from _quiet(ROOT)
     yield _results(Path.cwd())
     count = len(choices())
-    yield DoctorCheck("auto", f"{count} {plural('choice', count)} in {shown_path(kept.folder())}")
+    yield DoctorCheck("auto", f"{count} {plural('choice', count)} in {shown_path(auto_choice.folder())}")
 
 
 def clear_choices() -> int:
     """Forget what auto has chosen; how many choices there were. Raises FFNError (exit 3) if that fails."""
-    return kept.clear()
+    return auto_choice.clear()
 
 
 def choices() -> list[tuple[str, AutoChoice]]:
     """(a case, the kernel that auto has chosen for it on this machine)."""
-    return kept.choices()
+    return auto_choice.choices()
 
 
 # --- software ---------------------------------------------------------------------------------------------------------

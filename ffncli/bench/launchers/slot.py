@@ -17,11 +17,10 @@ from typing import Any, Protocol, TypeAlias
 
 from ffncli.bench.launch import WORKER
 from ffncli.bench.machine.devices import require_gpu
-from ffncli.bench.opening import begun
 from ffncli.bench.records import Case, TimedUnit
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
 from ffncli.bench.results.journal import sha256
-from ffncli.bench.suite import run
+from ffncli.bench.suite import begun, run
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
 from ffncli.models.files.json_records import record_of

@@ -10,23 +10,22 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge import roofline
 from ffncli.bench.machine import machine
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Outcome
 from ffncli.bench.referee.prescribed_routing import ExpertLoad
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing import correctness
-from ffncli.bench.timing.anchor import anchor, gpu_anchor
 from ffncli.bench.timing.bare_products import Chain
 from ffncli.bench.timing.clock import monotonic_seconds
-from ffncli.bench.timing.cuda_graphs import Capturable, Launching, by_graphs
 from ffncli.bench.timing.fresh_inputs import FreshInputs, RoutedSource, Source, drawn, in_turn, source_of
+from ffncli.bench.timing.gpu.cuda_graphs import Capturable, Launching, by_graphs
 from ffncli.bench.timing.outcomes import BrokenArm, verdict_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel, shuffle_buffers
 from ffncli.bench.timing.placement import Caching, flusher
-from ffncli.bench.timing.reporter import REPORTER
+from ffncli.bench.timing.reference_arms import anchor, gpu_anchor, slowed_kernel
 from ffncli.bench.timing.rounds import Arm
-from ffncli.bench.timing.slowed import slowed_kernel
 from ffncli.bench.verdict import Ruling, WrongCode, ruled
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ffncli.bench.records import GEMM
 from ffncli.bench.referee.problem import Problem
-from ffncli.bench.timing.cuda_graphs import replaying
+from ffncli.bench.timing.gpu.cuda_graphs import replaying
 from ffncli.bench.timing.outcomes import BrokenArm
 from ffncli.bench.timing.placement import Arena, Params
 from ffncli.block.steps import Experts, Linear, Step, block_inputs

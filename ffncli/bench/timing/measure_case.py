@@ -11,6 +11,7 @@ from functools import cache
 
 import torch
 
+from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge.memory_need import explained, holders
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
@@ -24,13 +25,14 @@ from ffncli.bench.referee.process import RefereeGone, RefereeProcess
 from ffncli.bench.referee.rulings import refereed
 from ffncli.bench.timing import correctness
 from ffncli.bench.timing.arms import Arms, arms_of, kernels_by_label
-from ffncli.bench.timing.auto.choose import kernel_of_auto
-from ffncli.bench.timing.auto.kept import AutoChoice
-from ffncli.bench.timing.by_step import time_steps
 from ffncli.bench.timing.cheating.entry_points import EntryPoints
 from ffncli.bench.timing.cheating.inspector import Inspector
 from ffncli.bench.timing.clock import Clock
-from ffncli.bench.timing.cuda_clock import CudaClock, GpuCounters, clock_for
+from ffncli.bench.timing.gpu.cuda_clock import CudaClock, GpuCounters, clock_for
+from ffncli.bench.timing.modes.auto import kernel_of_auto
+from ffncli.bench.timing.modes.auto_choice import AutoChoice
+from ffncli.bench.timing.modes.by_step import time_steps
+from ffncli.bench.timing.modes.sustained import sustained_remarks
 from ffncli.bench.timing.outcomes import (
     BrokenArm,
     after_breaking,
@@ -44,10 +46,8 @@ from ffncli.bench.timing.outcomes import (
 )
 from ffncli.bench.timing.placed_kernel import PlacedKernel, arm_sizes, build_kernel, shared_weights, touched_least
 from ffncli.bench.timing.placement import Caching, caching
-from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.timing.roof import guarded, measured_roof
 from ffncli.bench.timing.rounds import ChangedRecords, Measured, measure, plan_of
-from ffncli.bench.timing.sustained import sustained_remarks
 from ffncli.bench.verdict import Ruling, WrongCode, WrongResult, ruled
 from ffncli.block.recipe import steps as steps_of
 from ffncli.dataclass import dataclass

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from ffncli.bench.records import Outcome, Status
-from ffncli.bench.timing.auto.kept import AutoChoice
 from ffncli.bench.timing.clock import Clock
+from ffncli.bench.timing.modes.auto_choice import AutoChoice
 from ffncli.bench.verdict import Error, WrongResult, ruled
 from ffncli.errors import FFNError
 from ffncli.kernels.kernel import Kernel

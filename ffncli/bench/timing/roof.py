@@ -10,7 +10,7 @@ import torch
 from ffncli.bench.machine import machine
 from ffncli.bench.records import Roof
 from ffncli.bench.timing.clock import Clock
-from ffncli.bench.timing.cuda_clock import clock_for
+from ffncli.bench.timing.gpu.cuda_clock import clock_for
 from ffncli.bench.timing.outcomes import verdict_of
 from ffncli.block.dtypes import dtype as dtype_named
 from ffncli.kernels import mkl, numpy_kernel, onednn

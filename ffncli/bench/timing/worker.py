@@ -22,10 +22,9 @@ from mmap import mmap
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ffncli.bench.activity import SIZE
+from ffncli.bench.activity import REPORTER, SIZE
 from ffncli.bench.launch import labels
 from ffncli.bench.records import Job, TimedUnit
-from ffncli.bench.timing.reporter import REPORTER
 from ffncli.errors import ExitCode, FFNError
 from ffncli.system.child import require_original, settle
 from ffncli.system.gpu import gpu_errors
@@ -110,7 +109,7 @@ def _measure(job: Job, send: Send, referee: RefereeProcess | None) -> bool:
     if job.ranks.world_size > 1:
         return _measure_over_ranks(job, send, referee, start)
     if job.method.in_model:
-        from ffncli.bench.timing.in_model import measure_model
+        from ffncli.bench.timing.modes.in_model import measure_model
 
         return _each_case(job, send, partial(measure_model, job=job), start)
     from ffncli.bench.timing.cheating.entry_points import EntryPoints
@@ -146,8 +145,8 @@ def _each_case(
 
     from ffncli.bench.machine.devices import use_in_worker
     from ffncli.bench.machine.machine import release
-    from ffncli.bench.timing.cuda_clock import clock_for
-    from ffncli.bench.timing.cuda_graphs import SpoiledCapture
+    from ffncli.bench.timing.gpu.cuda_clock import clock_for
+    from ffncli.bench.timing.gpu.cuda_graphs import SpoiledCapture
     from ffncli.bench.timing.outcomes import DeviceLost
 
     for case in job.cases:

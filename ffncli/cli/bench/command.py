@@ -122,7 +122,7 @@ def _begin(
     show: OutputOptions, output: Output,
 ) -> None:  # fmt: skip
     """A new run, of the part of the cases that --shard names or of all."""
-    from ffncli.bench.opening import begun, default_path
+    from ffncli.bench.suite import begun, default_path
 
     _require_plottable(plot, request)
     target = default_path(grid.shard) if result.save is None else Path(os.path.expanduser(result.save))
@@ -190,7 +190,7 @@ def _resume(
     output: Output,
 ) -> None:
     """Go on; options that were given must be those that the run began with, but for its judgement and its machines."""
-    from ffncli.bench.opening import resumed
+    from ffncli.bench.suite import resumed
 
     with resumed(path) as journal:
         stored = journal.request

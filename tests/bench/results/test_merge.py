@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from ffncli import merge, read_results
-from ffncli.bench.opening import begun, resumed
 from ffncli.bench.records import BLOCK, STEP
 from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results.csv_file import HEADER, ROUNDS_HEADER, read_rows, row_lines
 from ffncli.bench.results.grid_file import WholeGrid, grid_bytes, parse_grid
 from ffncli.bench.results.journal import ResultFiles
-from ffncli.bench.suite import run
+from ffncli.bench.suite import begun, resumed, run
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import ExitCode, FFNError
 from tests.bench.stored import blocks_in

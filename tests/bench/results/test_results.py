@@ -38,7 +38,7 @@ from ffncli.bench.results.csv_file import (
 from ffncli.bench.results.journal import ResultFiles, begin, locked, resume
 from ffncli.bench.results.merge import merge
 from ffncli.bench.results.row import ASKED, BLOCK_COLUMNS, COMPARED, MACHINE, BenchWarning, ResultRow, columns, name_of
-from ffncli.bench.timing.auto.kept import key_of
+from ffncli.bench.timing.modes.auto_choice import key_of
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
 from ffncli.models.files.json_records import hints_of

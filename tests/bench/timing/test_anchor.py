@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy
 
 from ffncli.bench.records import ANCHOR
-from ffncli.bench.timing import anchor
+from ffncli.bench.timing import reference_arms
 from ffncli.system import hardware
 
 
@@ -19,7 +19,7 @@ def arrays(arm) -> dict[str, numpy.ndarray]:
 
 
 def test_it_multiplies_and_copies():
-    arm = anchor.anchor(random.Random(0))
+    arm = reference_arms.anchor(random.Random(0))
     own = arrays(arm)
     own["product"][...] = own["destination"][...] = 7
     out = arm.call()
@@ -37,7 +37,7 @@ def test_it_multiplies_and_copies():
 
 def test_the_same_numbers_elsewhere_at_whole_lines():
     draw = random.Random(0)
-    some = [arrays(anchor.anchor(draw)) for _ in range(6)]
+    some = [arrays(reference_arms.anchor(draw)) for _ in range(6)]
     every = [array for own in some for array in own.values()]
     spans = sorted((a.ctypes.data, a.ctypes.data + a.nbytes) for a in every)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
@@ -48,7 +48,7 @@ def test_the_same_numbers_elsewhere_at_whole_lines():
 
 
 def test_no_torch():
-    code = "import sys, ffncli.bench.timing.anchor; sys.exit('torch' in sys.modules)"
+    code = "import sys, ffncli.bench.timing.reference_arms; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -56,10 +56,10 @@ def test_on_a_gpu_the_copy_is_far_larger_than_any_l2_and_random(monkeypatch):
     import torch
 
     largest_l2 = max(device.llc_bytes for device in hardware.devices() if device.name.startswith(("H", "B", "GB")))
-    assert 8 * largest_l2 < 2 * anchor._GPU_COPIED
-    monkeypatch.setattr(anchor, "_GPU_COPIED", 1 << 16)
-    monkeypatch.setattr(anchor, "_GPU_SIDE", 32)
-    run = anchor.gpu_anchor.__wrapped__("cpu")
+    assert 8 * largest_l2 < 2 * reference_arms._GPU_COPIED
+    monkeypatch.setattr(reference_arms, "_GPU_COPIED", 1 << 16)
+    monkeypatch.setattr(reference_arms, "_GPU_SIDE", 32)
+    run = reference_arms.gpu_anchor.__wrapped__("cpu")
     copied = dict(zip(run.__code__.co_freevars, (c.cell_contents for c in run.__closure__), strict=True))
     left, right, source = copied["left"], copied["right"], copied["source"]
     torch.testing.assert_close(run(), left @ right)

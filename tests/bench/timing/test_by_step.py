@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ffncli.bench.records import BLOCK
-from ffncli.bench.timing.by_step import step_calls
+from ffncli.bench.timing.modes.by_step import step_calls
 from ffncli.block.activations import hard_limits
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs, walk

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from ffncli.bench.timing.clock import CpuClock
-from ffncli.bench.timing.cuda_clock import LONGEST, CudaClock, clock_for
+from ffncli.bench.timing.gpu.cuda_clock import LONGEST, CudaClock, clock_for
 from tests.bench.fake_cuda import FakeCuda, Ramp, unkind
 
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from ffncli.bench.timing.cuda_clock import LONGEST, CudaClock
+from ffncli.bench.timing.gpu.cuda_clock import LONGEST, CudaClock
 from tests.bench.fake_cuda import FakeCuda, FakeEvent
 
 

@@ -8,8 +8,8 @@ import torch
 
 from ffncli.bench.judge.roofline import work_of
 from ffncli.bench.records import Case
-from ffncli.bench.timing.cuda_clock import CudaClock
-from ffncli.bench.timing.cuda_graphs import (
+from ffncli.bench.timing.gpu.cuda_clock import CudaClock
+from ffncli.bench.timing.gpu.cuda_graphs import (
     MOST_CALLS,
     Launching,
     NotCaptured,

@@ -15,11 +15,11 @@ from ffncli.bench.machine.machine import KernelMemory, llc_bytes
 from ffncli.bench.machine.math_mode import set_math_mode
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Method
 from ffncli.bench.timing.clock import CpuClock
-from ffncli.bench.timing.cuda_clock import CudaClock, GpuCounters, clock_for
-from ffncli.bench.timing.cuda_graphs import NotCaptured, captured
+from ffncli.bench.timing.gpu.cuda_clock import CudaClock, GpuCounters, clock_for
+from ffncli.bench.timing.gpu.cuda_graphs import NotCaptured, captured
 from ffncli.bench.timing.measure_case import measure_case
+from ffncli.bench.timing.modes.sustained import sustained
 from ffncli.bench.timing.rounds import Arm
-from ffncli.bench.timing.sustained import sustained
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels.choice import choices
 

@@ -12,8 +12,8 @@ from ffncli.bench.records import ANCHOR, MODEL, TWIN, Case, Job, Method, TimedUn
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import Grid, from_json, to_json
 from ffncli.bench.results.journal import require_unit_of
-from ffncli.bench.timing import in_model as timed
-from ffncli.bench.timing.in_model import measure_model
+from ffncli.bench.timing.modes import in_model as timed
+from ffncli.bench.timing.modes.in_model import measure_model
 from ffncli.block.recipe import FFNSpec
 from ffncli.cli.bench.page import in_model_parts
 from ffncli.errors import FFNError

@@ -6,13 +6,13 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ffncli.bench.opening import begun
 from ffncli.bench.records import Case, Job, Method
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results.csv_file import read_rows
+from ffncli.bench.suite import begun
 from ffncli.bench.timing import arms
 from ffncli.bench.timing import measure_case as measuring
-from ffncli.bench.timing.cuda_graphs import Launching
+from ffncli.bench.timing.gpu.cuda_graphs import Launching
 from ffncli.bench.timing.measure_case import measure_case
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels.choice import choices

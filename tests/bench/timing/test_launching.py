@@ -16,7 +16,7 @@ from ffncli.bench.referee.problem import Problem
 from ffncli.bench.referee.rulings import refereed
 from ffncli.bench.timing import worker
 from ffncli.bench.timing.arms import Arms, kernels_by_label, launching_of, twin_of
-from ffncli.bench.timing.cuda_graphs import Launching, SpoiledCapture
+from ffncli.bench.timing.gpu.cuda_graphs import Launching, SpoiledCapture
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
 from ffncli.bench.timing.placement import Caching
 from ffncli.bench.timing.rounds import Plan, measure

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ffncli.bench.timing import slowed as module
-from ffncli.bench.timing.cuda_clock import CudaClock
-from ffncli.bench.timing.slowed import slowed, slowed_kernel, slowed_on_gpu
+from ffncli.bench.timing import reference_arms as module
+from ffncli.bench.timing.gpu.cuda_clock import CudaClock
+from ffncli.bench.timing.reference_arms import slowed, slowed_kernel, slowed_on_gpu
 from ffncli.block.recipe import FFNSpec
 from ffncli.block.recipe import steps as steps_of
 from ffncli.errors import FFNError

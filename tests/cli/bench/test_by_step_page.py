@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ffncli.bench.judge.curves import step_shares
 from ffncli.bench.records import BLOCK, STEP, Case
 from ffncli.bench.results.row import ResultRow
-from ffncli.bench.timing.by_step import step_calls
+from ffncli.bench.timing.modes.by_step import step_calls
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import walk

@@ -14,9 +14,9 @@ import pytest
 from ffncli.bench.launchers import deal
 from ffncli.bench.launchers.deal import Dealt
 from ffncli.bench.launchers.slot import Lost, SlotEvent, Slots
-from ffncli.bench.opening import begun
 from ffncli.bench.request.cluster import LauncherChoice, cluster_of
 from ffncli.bench.results.csv_file import read_rows
+from ffncli.bench.suite import begun
 from ffncli.cli.bench.page import longer_command
 from ffncli.cli.bench.progress import ClusterProgress, who_does_what
 from ffncli.errors import FFNError

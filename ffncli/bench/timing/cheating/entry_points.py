@@ -40,7 +40,7 @@ from ffncli.show.text import plural
 Namespace: TypeAlias = ModuleType | type
 
 _PACKAGE = "ffncli"
-_CLOCKS = ("ffncli.bench.timing.clock", "ffncli.bench.timing.cuda_clock")
+_CLOCKS = ("ffncli.bench.timing.clock", "ffncli.bench.timing.gpu.cuda_clock")
 _CUDA_CLOCK = frozenset({"synchronize", "Event", "Stream", "current_stream", "default_stream"})
 _LIBRARY = (
     builtins, functools, gc, inspect, itertools, math, multiprocessing.connection,

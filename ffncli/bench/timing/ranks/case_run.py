@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge.roofline import sent_by_rank
 from ffncli.bench.machine.counters import Counters, Snapshot, SystemCounters
 from ffncli.bench.records import COLLECTIVES, COMPUTE, GEMM, GRAVEST, Case, Job, Outcome, TimedUnit
@@ -24,15 +25,14 @@ from ffncli.bench.referee.process import RefereeProcess
 from ffncli.bench.request.split import ranks_here
 from ffncli.bench.timing.arms import Arms, arms_of
 from ffncli.bench.timing.clock import Clock
-from ffncli.bench.timing.cuda_clock import CudaClock, GpuCounters, clock_for
 from ffncli.bench.timing.fresh_inputs import Source, in_turn, source_of
+from ffncli.bench.timing.gpu.cuda_clock import CudaClock, GpuCounters, clock_for
 from ffncli.bench.timing.measure_case import OneRank, measure_case
 from ffncli.bench.timing.outcomes import BrokenArm, first_cause, verdict_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.bench.timing.placement import Caching
 from ffncli.bench.timing.ranks.channel import RankChannel, RankClock
 from ffncli.bench.timing.ranks.kernels import KernelOverRanks, in_step, split_kernels
-from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.timing.rounds import Arm
 from ffncli.bench.verdict import Ruling
 from ffncli.kernels.kernel import Kernel

@@ -10,9 +10,9 @@ import torch
 
 from ffncli.bench import suite
 from ffncli.bench.records import Case, Job, Method, Outcome, TimedUnit
-from ffncli.bench.timing.auto import choose as choosing
-from ffncli.bench.timing.auto.choose import fastest
-from ffncli.bench.timing.auto.kept import AutoChoice
+from ffncli.bench.timing.modes import auto as choosing
+from ffncli.bench.timing.modes.auto import fastest
+from ffncli.bench.timing.modes.auto_choice import AutoChoice
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
 from ffncli.kernels import built_in

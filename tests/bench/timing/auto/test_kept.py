@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from ffncli.bench.records import Case
-from ffncli.bench.timing.auto import kept
-from ffncli.bench.timing.auto.choose import choose
-from ffncli.bench.timing.auto.kept import AutoChoice
+from ffncli.bench.timing.modes import auto_choice
+from ffncli.bench.timing.modes.auto import choose
+from ffncli.bench.timing.modes.auto_choice import AutoChoice
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
 
@@ -27,18 +27,18 @@ def cache(tmp_path, monkeypatch):
 
 
 def key(case: Case = CASE, machine=MACHINE, candidates=("eager", "packed")) -> dict[str, str]:
-    return kept.key_of(case, machine, candidates)
+    return auto_choice.key_of(case, machine, candidates)
 
 
 def test_what_is_kept_is_read_again(cache):
-    assert kept.read(key()) is None
-    assert (kept.choices(), kept.clear()) == ([], 0)
-    kept.keep(key(), AutoChoice("packed", "by 5 %"))
-    kept.keep(key(), AutoChoice("eager", "because"), "a case")
-    assert kept.read(key()) == AutoChoice("eager", "because")
-    assert (kept.choices(), kept.folder()) == ([("a case", AutoChoice("eager", "because"))], cache)
-    assert kept.clear() == 1
-    assert kept.read(key()) is None
+    assert auto_choice.read(key()) is None
+    assert (auto_choice.choices(), auto_choice.clear()) == ([], 0)
+    auto_choice.keep(key(), AutoChoice("packed", "by 5 %"))
+    auto_choice.keep(key(), AutoChoice("eager", "because"), "a case")
+    assert auto_choice.read(key()) == AutoChoice("eager", "because")
+    assert (auto_choice.choices(), auto_choice.folder()) == ([("a case", AutoChoice("eager", "because"))], cache)
+    assert auto_choice.clear() == 1
+    assert auto_choice.read(key()) is None
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_what_is_kept_is_read_again(cache):
     ],
 )  # fmt: skip
 def test_another_machine_version_or_case_has_another_choice(other):
-    kept.keep(key(), AutoChoice("packed", ""))
-    assert kept.read(other) is None
+    auto_choice.keep(key(), AutoChoice("packed", ""))
+    assert auto_choice.read(other) is None
 
 
 def test_the_same_block_by_another_name_has_the_same(cache):
@@ -66,19 +66,19 @@ def test_the_same_block_by_another_name_has_the_same(cache):
     "text", ["", "[]", "{", '{"key": {}, "choice": {"kernel": "packed", "note": ""}}', "\xff", "[" * 10**5]
 )
 def test_a_file_that_holds_something_else_is_no_choice(cache, text):
-    kept.keep(key(), AutoChoice("packed", ""))
+    auto_choice.keep(key(), AutoChoice("packed", ""))
     (path,) = cache.iterdir()
     path.write_text(text, "latin-1")
-    assert kept.read(key()) is None
+    assert auto_choice.read(key()) is None
     path.write_text(json.dumps({"key": key(), "choice": {"kernel": 3, "note": ""}}))
-    assert kept.read(key()) is None
+    assert auto_choice.read(key()) is None
 
 
 def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(FFNError, match=r"it cannot be kept in .*: Not a directory") as caught:
-        kept.keep(key(), AutoChoice("packed", ""))
+        auto_choice.keep(key(), AutoChoice("packed", ""))
     assert "XDG_CACHE_HOME" in caught.value.hint
     assert caught.value.code == 3
     assert "it cannot be kept in" in choose(CASE).note  # and is made all the same
@@ -86,7 +86,7 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
 
 def test_a_choice_is_made_once(cache):
     first = choose(CASE)
-    assert [case for case, _ in kept.choices()] == [CASE.key]
+    assert [case for case, _ in auto_choice.choices()] == [CASE.key]
     again = choose(CASE)
     assert again.kernel == first.kernel
     assert again.note == f"{first.note}, in an earlier run"
@@ -103,7 +103,7 @@ def test_a_full_choice_is_taken_where_there_is_one(monkeypatch):
         heard.append(tuple(kernel.name for kernel in kernels))
         return AutoChoice(kernels[-1].name, "")
 
-    monkeypatch.setattr("ffncli.bench.timing.auto.choose.calibrate", race)
+    monkeypatch.setattr("ffncli.bench.timing.modes.auto.calibrate", race)
     quick, full = choose(CASE), choose(CASE, how="full")
     assert quick.kernel not in ("gemv", "compiled")
     assert {*heard[1]} - {*heard[0]} == {"compiled", "frozen"}
@@ -116,5 +116,5 @@ def test_a_full_choice_is_taken_where_there_is_one(monkeypatch):
 
 
 def test_choices_are_read_without_torch():
-    code = "import sys, ffncli.bench.timing.auto.kept; assert 'torch' not in sys.modules"
+    code = "import sys, ffncli.bench.timing.modes.auto_choice; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

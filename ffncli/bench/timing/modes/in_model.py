@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ffncli.bench.activity import REPORTER
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
 from ffncli.bench.records import MODEL, TWIN, Case, Job, Outcome, TimedUnit, model_with
 from ffncli.bench.timing.arms import anchor_of
-from ffncli.bench.timing.auto.choose import fastest
 from ffncli.bench.timing.clock import Clock
-from ffncli.bench.timing.cuda_clock import CudaClock, GpuCounters, clock_for
+from ffncli.bench.timing.gpu.cuda_clock import CudaClock, GpuCounters, clock_for
 from ffncli.bench.timing.measure_case import settle
+from ffncli.bench.timing.modes.auto import fastest
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped, verdict_of
-from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.timing.rounds import Arm, Measured, measure, plan_of
 from ffncli.bench.verdict import Ruling, WrongResult
 from ffncli.block.recipe import FFNSpec

@@ -33,7 +33,6 @@ from ffncli.bench.timing.clock import Call, Clock, CpuClock
 from ffncli.dataclass import dataclass
 
 Cuda: TypeAlias = Any  # torch.cuda, or a stand-in: Event, _sleep, synchronize
-
 LONGEST = 0.02  # s; waiting longer costs more than it gains
 _UNKNOWN = 200e-6  # s; assumed for the host's launch of a new call
 _AHEAD = 1.5  # times the host's estimated need

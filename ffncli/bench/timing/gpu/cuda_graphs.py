@@ -24,7 +24,6 @@ from ffncli.bench.timing.outcomes import BrokenArm, Skipped
 
 Cuda: TypeAlias = Any
 Copy = TypeVar("Copy")
-
 MOST_CALLS = 1024  # in one graph: a call takes a microsecond at least, a block lasts one millisecond
 _JUDGED = 2  # calls with other contents, at least, in the graph that is judged
 _WARM_UP = 3  # calls: libraries choose their algorithms and workspaces outside of the capture
@@ -32,7 +31,6 @@ _WARM_UP = 3  # calls: libraries choose their algorithms and workspaces outside 
 # alone and all processes and machines agree on it. A larger case loses nothing by a graph.
 _SMALL = 100e-6  # s
 _FLOPS_PER_S, _BYTES_PER_S = 1e15, 4e12
-
 _side: dict[int, Any] = {}  # one stream for all captures on a GPU: cuBLAS keeps a workspace for every stream
 
 

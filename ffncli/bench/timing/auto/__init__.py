@@ -1,1 +1,0 @@
-"""`--kernel auto`: the fastest kernel of a case on this machine, timed once and kept."""
