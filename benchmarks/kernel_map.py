@@ -47,7 +47,7 @@ from ffncli.bench.judge.statistics import t_interval
 from ffncli.bench.records import Case, Method
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import Grid, cached
-from ffncli.bench.suite import begun, run
+from ffncli.bench.suite import new_run, run
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels import onednn
 
@@ -133,7 +133,7 @@ def measured(shape: Shape, kernels: Sequence[str], options: argparse.Namespace) 
     method = Method(processes, max_time=options.max_time, placements=placements, rounds=shape.rounds)
     grid = Grid(devices=("cpu",), threads=(shape.threads,))
     request, _ = build_request(grid, kernels, "eager", method, frozen=(shape.case,))
-    with tempfile.TemporaryDirectory() as folder, begun(Path(folder, "bench.csv"), request) as journal:
+    with tempfile.TemporaryDirectory() as folder, new_run(Path(folder, "bench.csv"), request) as journal:
         result = run(journal)
         least = least_seconds(read(result.rounds))
     rows = [

@@ -15,7 +15,7 @@ from ffncli.bench.request.grid import BenchRequest, Grid
 from ffncli.bench.request.parts import grid_part
 from ffncli.bench.request.suite import public_suite, suite_request, track_of
 from ffncli.bench.results.csv_file import ResultRows
-from ffncli.bench.suite import begun, run
+from ffncli.bench.suite import new_run, run
 from ffncli.errors import FFNError
 from ffncli.run.user.arguments import DimensionNames, converted
 
@@ -69,7 +69,7 @@ def benchmark(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "results.csv") if save is None else Path(os.path.expanduser(options["save"]))
         part = None if shard is None else grid_part("shard")(options["shard"])
-        with begun(path, request, force, part) as journal:
+        with new_run(path, request, force, part) as journal:
             return ResultRows(run(journal).rows)
 
 

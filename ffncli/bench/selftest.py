@@ -13,7 +13,7 @@ from ffncli.bench.records import Method
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import BenchRequest, Grid
 from ffncli.bench.results.row import ResultRow
-from ffncli.bench.suite import RunProgress, begun, run
+from ffncli.bench.suite import RunProgress, new_run, run
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.dimensions import Dimensions
@@ -73,7 +73,7 @@ def selftest(request: BenchRequest, progress: RunProgress | None = None) -> Self
 
     Raises FFNError if a kernel could not be measured, or is wrong.
     """
-    with tempfile.TemporaryDirectory() as folder, begun(Path(folder, "selftest.csv"), request) as journal:
+    with tempfile.TemporaryDirectory() as folder, new_run(Path(folder, "selftest.csv"), request) as journal:
         rows = run(journal, progress or RunProgress()).rows
     if bad := next((row for row in rows if row.status != "ok"), None):
         code = ExitCode.FAILED if bad.status == "wrong" else ExitCode.ENVIRONMENT

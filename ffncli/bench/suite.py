@@ -374,7 +374,7 @@ def default_path(part: GridPart | None = None) -> Path:
 
 
 @contextmanager
-def begun(path: Path, request: BenchRequest, force: bool = False, part: GridPart | None = None) -> Iterator[Journal]:
+def new_run(path: Path, request: BenchRequest, force: bool = False, part: GridPart | None = None) -> Iterator[Journal]:
     """A new run into `path`, locked, of a part of the cases or of all. Raises FFNError if it cannot be written."""
     import secrets
 

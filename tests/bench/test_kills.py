@@ -25,7 +25,7 @@ from ffncli.bench.records import TimedUnit
 from ffncli.bench.results.csv_file import read_rows
 from ffncli.bench.results.journal import Journal, ResultFiles, begin
 from ffncli.bench.results.row import ResultRow
-from ffncli.bench.suite import begun, resumed, run
+from ffncli.bench.suite import new_run, resumed, run
 from ffncli.errors import FFNError
 from tests import ROOT
 from tests.bench.stored import blocks_in
@@ -41,8 +41,8 @@ UNITS = 2 * len(TOKENS)
 PAUSE = 0.04  # s, of the worker at each case
 _PARENT = f"""
 import sys
-from ffncli.bench import opening, suite
-opening.software = lambda: {SOFTWARE}
+from ffncli.bench import suite
+suite.software = lambda: {SOFTWARE}
 suite.run.__defaults__ = (suite.run.__defaults__[0], tuple(sys.argv[1].split(",")))
 from ffncli.cli.main import main
 sys.argv = ["ffn", *sys.argv[2:]]
@@ -99,7 +99,7 @@ def test_a_run_that_is_killed_is_resumed_to_the_same_result(number: int, tmp_pat
             state = f"{journal.count} of {journal.request.units} units kept"
             run(journal, command=command)
     elif not path.exists():  # it had not begun
-        with begun(path, request(TOKENS)) as journal:
+        with new_run(path, request(TOKENS)) as journal:
             run(journal, command=command)
     print(f"KILL {signal.Signals(sent).name} to the {'worker' if killed else 'parent'}: {state}")  # pytest -s
     _check(path, tmp_path, killed if at_worker else "")
@@ -154,7 +154,10 @@ def test_a_disk_that_is_full_keeps_what_was_finished(tmp_path: Path):
         pytest.skip("no file system can be mounted here")
     try:
         path = folder / "a.csv"
-        with begun(path, request(TOKENS)) as journal, pytest.raises(FFNError, match="No space left on device") as error:
+        with (
+            new_run(path, request(TOKENS)) as journal,
+            pytest.raises(FFNError, match="No space left on device") as error,
+        ):
             in_process(journal)
         assert error.value.code == 3
         subprocess.run(["mount", "-o", "remount,size=4m", str(folder)], check=True, capture_output=True)

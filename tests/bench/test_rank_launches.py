@@ -18,7 +18,7 @@ from ffncli.bench.records import Job, Method, Outcome
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import Grid
 from ffncli.bench.results.journal import resume
-from ffncli.bench.suite import begun, run
+from ffncli.bench.suite import new_run, run
 from ffncli.block.shard import Ranks
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.dimensions import Dimensions
@@ -74,7 +74,7 @@ def over_workers(tmp_path, commands, asked):
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(followed, SECOND, commands[1])
         try:
-            with begun(tmp_path / "a.csv", asked) as journal, led(asked, FIRST) as launches:
+            with new_run(tmp_path / "a.csv", asked) as journal, led(asked, FIRST) as launches:
                 found = run(journal, command=commands[0], launches=launches)
         except FFNError as error:
             found = error

@@ -25,7 +25,7 @@ from ffncli.bench.request.grid import BenchRequest, Grid, cases, from_json, to_j
 from ffncli.bench.results.csv_file import read_results, read_rows
 from ffncli.bench.results.journal import Journal, ResultFiles, begin
 from ffncli.bench.results.journal import resume as resume_journal
-from ffncli.bench.suite import RunProgress, begun, resumed, run
+from ffncli.bench.suite import RunProgress, new_run, resumed, run
 from ffncli.errors import FFNError
 from ffncli.kernels.choice import choices
 from ffncli.models.dimensions import Dimensions
@@ -81,7 +81,7 @@ def test_processes_are_outermost_and_every_process_runs_every_case(tmp_path):
     command, log = worker_with(tmp_path)
     asked, path = request(tokens=(1, 2), threads=(1, 2)), tmp_path / "a.csv"
     told = []
-    with begun(path, asked) as journal:
+    with new_run(path, asked) as journal:
         found = run(journal, heard(lambda process, case: told.append((process, case.tokens, case.threads))), command)
     places = [(p, n, t) for p in (0, 1) for t in (1, 2) for n in (1, 2)]
     assert told == places
@@ -97,7 +97,7 @@ def test_processes_are_outermost_and_every_process_runs_every_case(tmp_path):
 
 def test_rows_can_be_made_again_from_the_rounds_file(tmp_path):
     asked, path = request(), tmp_path / "a.csv"
-    with begun(path, asked) as journal:
+    with new_run(path, asked) as journal:
         found = run(journal, command=FAKE)
     blocks = [block for run_id, block in blocks_in(tmp_path / "a.rounds.csv") if run_id == found.rows[0].run_id]
     again = []
@@ -134,7 +134,7 @@ def test_a_request_survives_json():
 def test_a_case_that_kills_its_worker_is_not_tried_again_and_the_rest_goes_on(tmp_path, what, status, words, process):
     command, log = worker_with(tmp_path, f" 2 tokens {process} {what}")
     asked = request(tokens=(1, 2, 3))
-    with begun(tmp_path / "a.csv", asked) as journal:
+    with new_run(tmp_path / "a.csv", asked) as journal:
         found = run(journal, command=command)
     of = {(row.case, row.kernel): row for row in found.rows}
     for case in asked.cases:
@@ -150,7 +150,7 @@ def test_a_case_that_kills_its_worker_is_not_tried_again_and_the_rest_goes_on(tm
 def test_a_kernel_that_kills_its_worker_costs_its_own_row_alone(tmp_path):
     command, log = worker_with(tmp_path, " 2 tokens 0 packed\n 2 tokens 1 packed")
     asked = request(tokens=(1, 2, 3))
-    with begun(tmp_path / "a.csv", asked) as journal:
+    with new_run(tmp_path / "a.csv", asked) as journal:
         found = run(journal, command=command)
     of = {(row.case, row.kernel): row for row in found.rows}
     for case in asked.cases:
@@ -173,7 +173,7 @@ def test_a_file_that_never_ends_loading_costs_its_own_rows(tmp_path, minutes):
     """It is waited for once, not in every case and process; the others are measured."""
     command, log = worker_with(tmp_path, *(f" {n} tokens {p} hangs" for n in (1, 2) for p in (0, 1)))
     asked, seen = request(tokens=(1, 2)), []
-    with begun(tmp_path / "a.csv", asked) as journal:
+    with new_run(tmp_path / "a.csv", asked) as journal:
         found = run(journal, heard(at=lambda *stage: seen.append(stage)), command, now=minutes)
     assert {(row.kernel, row.status) for row in found.rows} == {("eager", "ok"), ("packed", "failed")}
     notes = {row.note.partition(";")[0] for row in found.rows if row.kernel == "packed"}
@@ -186,7 +186,7 @@ def test_a_file_that_never_ends_loading_costs_its_own_rows(tmp_path, minutes):
 def test_after_a_spoiled_capture_another_worker_launches_the_case_plainly(tmp_path):
     command, log = worker_with(tmp_path, "1 tokens 0 spoils", "1 tokens 1 spoils")
     asked, path = request(tokens=(1, 2)), tmp_path / "a.csv"
-    with begun(path, asked) as journal:
+    with new_run(path, asked) as journal:
         found = run(journal, command=command).rows
     began = [line.split(maxsplit=1) for line in log.read_text().splitlines()]
     assert [(process, key.split(", ")[1]) for process, key in began] == [
@@ -203,7 +203,7 @@ def test_where_graphs_were_asked_for_a_spoiled_capture_costs_its_own_row(tmp_pat
     command, _ = worker_with(tmp_path, "1 tokens 0 spoils", "1 tokens 1 spoils")
     asked = request(tokens=(1,), kernels=("eager", "packed", "numpy"))
     asked = replace(asked, method=replace(asked.method, launch="graphs"))
-    with begun(tmp_path / "a.csv", asked) as journal:
+    with new_run(tmp_path / "a.csv", asked) as journal:
         found = run(journal, command=command).rows
     assert [(row.kernel, row.status) for row in found] == [("eager", "ok"), ("packed", "skipped"), ("numpy", "ok")]
     assert found[1].note.startswith("cannot be captured: it waits")
@@ -213,7 +213,7 @@ def test_a_resumed_run_launches_a_case_as_it_began(tmp_path):
     """One process is finished, plainly, since a capture was spoiled: the other does not try again."""
     command, log = worker_with(tmp_path, "1 tokens 0 spoils", "1 tokens 1 spoils")
     asked, path = request(tokens=(1,)), tmp_path / "a.csv"
-    with begun(path, asked) as journal:
+    with new_run(path, asked) as journal:
         plain = ((asked.cases[0].key, "packed cannot be captured: it waits"),)
         job = Job(0, (), asked.kernels, asked.baseline, asked.method, plain=plain)
         journal.add(fake_worker.unit(asked.cases[0], job))
@@ -230,7 +230,7 @@ def test_a_resumed_run_leaves_out_what_ended_a_worker_whatever_a_note_says(tmp_p
     asked, path = request(tokens=(1,)), tmp_path / "a.csv"
     (case,) = asked.cases
     outcome = Outcome("packed", "failed", "the worker of my pool has stopped", ended_worker=ended)
-    with begun(path, asked) as journal:
+    with new_run(path, asked) as journal:
         job = Job(0, (), asked.kernels, asked.baseline, asked.method, ((case.key, outcome),))
         journal.add(fake_worker.unit(case, job))
     with resumed(path) as journal:
@@ -244,7 +244,7 @@ def test_the_limit_of_loading_is_what_was_asked_for(tmp_path, minutes):
     asked = request(tokens=(1,), processes=1)
     asked = replace(asked, method=replace(asked.method, load_time=3600.0))
     seen = []
-    with begun(tmp_path / "a.csv", asked) as journal:
+    with new_run(tmp_path / "a.csv", asked) as journal:
         found = run(journal, heard(at=lambda stage, seconds: seen.append(seconds)), command, now=minutes)
     assert max(seen) == 3600.0
     assert "within 60 min" in found.rows[1].note
@@ -270,7 +270,7 @@ def test_what_a_timed_kernel_does_to_its_worker_costs_its_own_row(tmp_path, minu
     command, log = worker_with(tmp_path, f" 2 tokens 0 {what}", f" 2 tokens 1 {what}")
     asked = request(tokens=(1, 2))
     asked = replace(asked, method=replace(asked.method, memory_limit=200_000_000))
-    with begun(tmp_path / "a.csv", asked) as journal:
+    with new_run(tmp_path / "a.csv", asked) as journal:
         found = run(journal, command=command, now=minutes if "timed out" in ENDINGS[what][1] else time.monotonic)
     of = {(row.tokens, row.kernel): row for row in found.rows}
     assert [of[1, "eager"].status, of[2, "eager"].status, of[1, "packed"].status] == ["ok"] * 3
@@ -282,7 +282,7 @@ def test_what_a_timed_kernel_does_to_its_worker_costs_its_own_row(tmp_path, minu
 
 def test_a_flood_of_prints_is_cut_and_costs_nothing(tmp_path, capfd):
     command, _ = worker_with(tmp_path, " 1 tokens 0 floods", " 1 tokens 1 floods")
-    with begun(tmp_path / "a.csv", request(tokens=(1,))) as journal:
+    with new_run(tmp_path / "a.csv", request(tokens=(1,))) as journal:
         found = run(journal, command=command)
     assert {row.status for row in found.rows} == {"ok"}
     out, err = capfd.readouterr()
@@ -298,7 +298,7 @@ def test_a_resumed_run_leaves_out_what_killed_a_worker(tmp_path):
     def stop(process, case):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), begun(path, asked) as journal:
+    with pytest.raises(KeyboardInterrupt), new_run(path, asked) as journal:
         run(journal, heard(stop), command)
     with resumed(path) as journal:
         found = run(journal, command=command)
@@ -307,7 +307,7 @@ def test_a_resumed_run_leaves_out_what_killed_a_worker(tmp_path):
 
 
 def test_a_worker_that_cannot_start_is_one_line_and_leaves_nothing(tmp_path):
-    with pytest.raises(FFNError, match=r"could not start .ended with exit code 3."), begun(tmp_path / "a.csv", request()) as journal:  # fmt: skip  # noqa: E501
+    with pytest.raises(FFNError, match=r"could not start .ended with exit code 3."), new_run(tmp_path / "a.csv", request()) as journal:  # fmt: skip  # noqa: E501
         run(journal, command=(sys.executable, "-c", "import sys; sys.exit(3)"))
     assert list(tmp_path.iterdir()) == []
 
@@ -401,7 +401,7 @@ def test_another_machine_or_version_or_kernel_file_is_not_resumed(tmp_path, monk
     kernel.write_text("def mlp(x, gate, up, down): ...")
     asked = request(files={str(kernel): suite.sha256(kernel)})
     command, _ = worker_with(tmp_path, " 1 tokens 1 other")
-    with begun(path, asked) as journal:
+    with new_run(path, asked) as journal:
         in_process(journal, 2)
     with resumed(path) as journal, pytest.raises(FFNError, match=r"cannot continue: host is 'there', its run began with 'here'"):  # fmt: skip  # noqa: E501
         run(journal, command=command)
@@ -421,8 +421,8 @@ def test_another_machine_or_version_or_kernel_file_is_not_resumed(tmp_path, monk
 
 def test_one_writer_for_each_file_and_no_lock_is_left(tmp_path):
     path = tmp_path / "a.csv"
-    with begun(path, request()) as journal:
-        code = f"from tests.bench.test_suite import *\nwith begun(Path({str(path)!r}), request()): pass"
+    with new_run(path, request()) as journal:
+        code = f"from tests.bench.test_suite import *\nwith new_run(Path({str(path)!r}), request()): pass"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
         assert "another ffn bench is writing" in done.stderr
         in_process(journal)
@@ -433,17 +433,17 @@ def test_one_writer_for_each_file_and_no_lock_is_left(tmp_path):
 def test_files_that_exist_are_kept_unless_forced(tmp_path):
     path, asked = tmp_path / "a.csv", request()
     path.write_text("mine")
-    with pytest.raises(FFNError, match="exists already"), begun(path, asked):
+    with pytest.raises(FFNError, match="exists already"), new_run(path, asked):
         pass
     assert path.read_text() == "mine"
-    with begun(path, asked, force=True) as journal:
+    with new_run(path, asked, force=True) as journal:
         in_process(journal, 1)
-    with pytest.raises(FFNError, match="is unfinished; continue with `ffn bench --resume"), begun(path, asked):
+    with pytest.raises(FFNError, match="is unfinished; continue with `ffn bench --resume"), new_run(path, asked):
         pass
     for bad in ("a.txt", "a", "a.rounds.csv"):
-        with pytest.raises(FFNError, match=r"must end in \.csv"), begun(tmp_path / bad, asked):
+        with pytest.raises(FFNError, match=r"must end in \.csv"), new_run(tmp_path / bad, asked):
             pass
-    with pytest.raises(FFNError, match="cannot write") as error, begun(tmp_path / "none" / "a.csv", asked):
+    with pytest.raises(FFNError, match="cannot write") as error, new_run(tmp_path / "none" / "a.csv", asked):
         pass
     assert error.value.code == 3
 
@@ -454,7 +454,7 @@ def test_a_full_disk_keeps_what_was_finished(tmp_path):
 import resource, sys
 from tests.bench.test_suite import *
 path = Path(sys.argv[1])
-with begun(path, request(tokens=tuple(range(1, 30)))) as journal:
+with new_run(path, request(tokens=tuple(range(1, 30)))) as journal:
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
     try:
         in_process(journal)
@@ -478,7 +478,7 @@ with begun(path, request(tokens=tuple(range(1, 30)))) as journal:
 
 _PARENT = """
 import sys
-from ffncli.bench import opening, launch, suite
+from ffncli.bench import launch, suite
 suite.run.__defaults__ = (suite.run.__defaults__[0], tuple(sys.argv[1].split(",")))
 from ffncli.cli.main import main
 sys.argv = ["ffn", *sys.argv[2:]]
@@ -617,12 +617,12 @@ def test_workers_for_a_gpu_may_launch_further_ahead(tmp_path):
 def test_workers_start_where_the_run_began(tmp_path, monkeypatch):
     asked = request(tokens=(1,), kernels=("eager",), directory=str(tmp_path))
     code = "import os, sys; open('here', 'w').write(os.getcwd())"
-    with begun(tmp_path / "a.csv", asked) as journal, pytest.raises(FFNError, match="could not start"):
+    with new_run(tmp_path / "a.csv", asked) as journal, pytest.raises(FFNError, match="could not start"):
         run(journal, command=(sys.executable, "-c", code))
     assert (tmp_path / "here").read_text() == os.path.realpath(tmp_path)
     gone = replace(asked, directory=str(tmp_path / "gone"))
     with (
-        begun(tmp_path / "b.csv", gone) as journal,
+        new_run(tmp_path / "b.csv", gone) as journal,
         pytest.raises(FFNError, match=r"began in .*gone, which is gone") as e,
     ):
         run(journal)
@@ -631,14 +631,14 @@ def test_workers_start_where_the_run_began(tmp_path, monkeypatch):
 
 def test_what_force_replaces_is_there_until_something_is_finished(tmp_path):
     path = tmp_path / "a.csv"
-    with begun(path, request(tokens=(1,))) as journal:
+    with new_run(path, request(tokens=(1,))) as journal:
         run(journal, command=FAKE)
     before = path.read_bytes(), ResultFiles(path).rounds.read_bytes()
-    with pytest.raises(FFNError, match="could not start"), begun(path, request(tokens=(2,)), force=True) as journal:
+    with pytest.raises(FFNError, match="could not start"), new_run(path, request(tokens=(2,)), force=True) as journal:
         run(journal, command=(sys.executable, "-c", ""))
     assert (path.read_bytes(), ResultFiles(path).rounds.read_bytes()) == before
     assert not ResultFiles(path).journal.exists()
-    with begun(path, request(tokens=(2,)), force=True) as journal:
+    with new_run(path, request(tokens=(2,)), force=True) as journal:
         run(journal, command=FAKE)
     assert {row.tokens for row in read_rows(path)} == {2}
 
@@ -646,7 +646,7 @@ def test_what_force_replaces_is_there_until_something_is_finished(tmp_path):
 def test_a_device_that_torch_cannot_use_is_an_error_in_one_line(tmp_path):
     asked = request(tokens=(1,), kernels=("eager",))
     asked = replace(asked, cases=tuple(replace(case, device="cuda:999") for case in asked.cases))
-    with begun(tmp_path / "a.csv", asked) as journal, pytest.raises(FFNError, match=r"--device cuda:999: ") as error:
+    with new_run(tmp_path / "a.csv", asked) as journal, pytest.raises(FFNError, match=r"--device cuda:999: ") as error:
         run(journal)
     assert (error.value.code, journal.count) == (3, 0)
 
@@ -695,7 +695,7 @@ def test_a_report_is_of_its_own_case_and_none_where_the_line_is_closed():
 
 def test_a_kernel_is_ok_only_where_the_referee_s_report_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(launch.Worker, "report", lambda self, case: None)
-    with begun(tmp_path / "a.csv", request()) as journal:
+    with new_run(tmp_path / "a.csv", request()) as journal:
         rows = run(journal, command=FAKE).rows
     assert {row.status for row in rows} == {"failed"}
 
@@ -705,6 +705,6 @@ def test_rows_say_who_had_the_answers_and_of_which_suite_they_are(tmp_path, monk
     """By what the parent knows: a unit that comes from a worker cannot choose."""
     if referee == "worker":
         monkeypatch.setattr(Method, "refereed_apart", lambda self, case: False)
-    with begun(tmp_path / "a.csv", request(suite="ffn-1@0")) as journal:
+    with new_run(tmp_path / "a.csv", request(suite="ffn-1@0")) as journal:
         rows = run(journal, command=FAKE).rows
     assert {(row.referee, row.suite) for row in rows} == {(referee, "ffn-1@0")}

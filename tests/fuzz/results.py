@@ -192,7 +192,7 @@ def _parts() -> dict[str, bytes]:
     asked = BenchRequest(points, choices(["eager", "packed"]), "eager", Method(processes=1))
     with tempfile.TemporaryDirectory() as folder:
         for index, name in ((1, "a"), (2, "b")):
-            with suite.begun(Path(folder) / f"{name}.csv", asked, part=GridPart(index, 2)) as opened:
+            with suite.new_run(Path(folder) / f"{name}.csv", asked, part=GridPart(index, 2)) as opened:
                 for case in opened.request.cases:
                     opened.add(fake_worker.unit(case, Job(0, (), asked.kernels, "eager", asked.method)))
                 if name == "a":

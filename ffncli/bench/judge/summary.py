@@ -49,10 +49,10 @@ def summarise(case: Case, units: Sequence[TimedUnit], method: Method, run: Mappi
     """
     if not units:
         return ()
-    whole = _CaseUnits.of(case, sorted(units, key=lambda u: u.process), method)
-    row = _of_case(whole, run)
-    names = dict.fromkeys(outcome.kernel for unit in whole.units for outcome in unit.outcomes)
-    return tuple(_of_kernel(whole, row, name) for name in names)
+    stored = _CaseUnits.of(case, sorted(units, key=lambda u: u.process), method)
+    row = _of_case(stored, run)
+    names = dict.fromkeys(outcome.kernel for unit in stored.units for outcome in unit.outcomes)
+    return tuple(_of_kernel(stored, row, name) for name in names)
 
 
 @dataclass(frozen=True)
@@ -127,28 +127,28 @@ class _CaseUnits:
         return sum(counts) / len(counts) if counts else None
 
 
-def _of_case(whole: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
+def _of_case(stored: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
     """The columns that all rows of a case share."""
-    case = whole.case
-    environment = whole.units[0].environment
-    anchor, aa = log_times(whole.blocks(ANCHOR), ANCHOR), whole.aa.interval.map(exp_or_inf) if whole.aa else None
+    case = stored.case
+    environment = stored.units[0].environment
+    anchor, aa = log_times(stored.blocks(ANCHOR), ANCHOR), stored.aa.interval.map(exp_or_inf) if stored.aa else None
     row = ResultRow(
         run_id=run.get("run_id", ""),
         started_utc=run.get("started_utc", ""),
-        baseline=whole.baseline,
-        processes=len(whole.units),
+        baseline=stored.baseline,
+        processes=len(stored.units),
         aa_ratio=aa.value if aa else None,
         aa_low=finite(aa.low) if aa else None,
         aa_high=finite(aa.high) if aa else None,
-        baseline_error_rel=_worst(o.error_rel for o in whole.outcomes(whole.baseline)),
-        seed=whole.method.seed,
+        baseline_error_rel=_worst(o.error_rel for o in stored.outcomes(stored.baseline)),
+        seed=stored.method.seed,
         process_anchors_s=tuple(exp(v) for v in anchor.of_processes.values()) if anchor else (),
-        precision=whole.method.precision,
-        launch=next((u.launch for u in whole.units if u.launch), ""),
-        tokens_per_expert=whole.tokens_per_expert,
-        referee="worker" if any(u.referee == "worker" for u in whole.units) else "process",
+        precision=stored.method.precision,
+        launch=next((u.launch for u in stored.units if u.launch), ""),
+        tokens_per_expert=stored.tokens_per_expert,
+        referee="worker" if any(u.referee == "worker" for u in stored.units) else "process",
         communication_bytes=communication_bytes(case) if case.layout else None,
-        **case_columns(case) | {"cache": whole.units[0].cache},  # the mode in use
+        **case_columns(case) | {"cache": stored.units[0].cache},  # the mode in use
     )
     columns: dict[str, Any] = {column: environment[column] for column in MACHINE if column in environment}
     if limit := columns.pop("power_limit_w", ""):  # the only number among them
@@ -183,16 +183,16 @@ def case_columns(case: Case) -> dict[str, Any]:
     }
 
 
-def _of_kernel(whole: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:
+def _of_kernel(stored: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:
     """A kernel's row: its outcome, and its time if that is ok in all processes."""
-    outcomes = whole.outcomes(kernel)
+    outcomes = stored.outcomes(kernel)
     gravest = min(outcomes, key=lambda o: GRAVEST.index(o.status))
-    ok = gravest.status == "ok" and len(outcomes) == len(whole.units)
+    ok = gravest.status == "ok" and len(outcomes) == len(stored.units)
     notes = [gravest.note] if gravest.note else []
-    if len(outcomes) < len(whole.units):
-        notes.append(f"in {len(outcomes)} of {len(whole.units)} processes only")
+    if len(outcomes) < len(stored.units):
+        notes.append(f"in {len(outcomes)} of {len(stored.units)} processes only")
     if ok:  # those of a unit say how its kernels were timed
-        notes += dict.fromkeys(note for unit in whole.units for note in unit.notes)
+        notes += dict.fromkeys(note for unit in stored.units for note in unit.notes)
     row = replace(
         row,
         kernel=kernel,
@@ -205,36 +205,36 @@ def _of_kernel(whole: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:
         logits_error=_worst(o.logits_error for o in outcomes),
         logits_limit=_worst(o.logits_limit for o in outcomes),
     )
-    time = log_times(whole.blocks(kernel), kernel) if ok else None
-    row = _with_figures(row, whole, exp(time.interval.value) if time else None)
+    time = log_times(stored.blocks(kernel), kernel) if ok else None
+    row = _with_figures(row, stored, exp(time.interval.value) if time else None)
     if time is None:
         return replace(row, note="; ".join(notes))
-    row, notes = _with_ratio(_with_time(row, whole, time), whole, notes)
+    row, notes = _with_ratio(_with_time(row, stored, time), stored, notes)
     return replace(row, note="; ".join(notes))
 
 
-def _with_figures(row: ResultRow, whole: _CaseUnits, time_s: float | None) -> ResultRow:
+def _with_figures(row: ResultRow, stored: _CaseUnits, time_s: float | None) -> ResultRow:
     """FLOPs, bytes and their fraction of the roof; for the whole block, so none for single steps."""
-    if whole.method.in_model:
-        return replace(row, tokens_per_s=whole.case.tokens / time_s if time_s else None)
+    if stored.method.in_model:
+        return replace(row, tokens_per_s=stored.case.tokens / time_s if time_s else None)
     if row.kernel.startswith(STEP):
         return row
     figures = roofline.figures(
-        replace(whole.case, cache=whole.units[0].cache),
+        replace(stored.case, cache=stored.units[0].cache),
         time_s,
-        whole.roof,
+        stored.roof,
         row.device_name,
         tf32=" tf32=on" in row.math_mode,
-        experts_touched=whole.experts_touched,
+        experts_touched=stored.experts_touched,
     )
     if row.computes:  # the roof is that of the case's dtype
         figures = replace(figures, roof_fraction=None, datasheet_fraction=None)
     return replace(row, **asdict(figures))
 
 
-def _with_time(row: ResultRow, whole: _CaseUnits, time: Means) -> ResultRow:
+def _with_time(row: ResultRow, stored: _CaseUnits, time: Means) -> ResultRow:
     seconds = time.interval.map(exp_or_inf)
-    blocks = whole.blocks(row.kernel)
+    blocks = stored.blocks(row.kernel)
     return replace(
         row,
         placements=time.placements,
@@ -246,13 +246,13 @@ def _with_time(row: ResultRow, whole: _CaseUnits, time: Means) -> ResultRow:
         process_times_s=tuple(exp(v) for v in time.of_processes.values()),
         page_faults_per_call=_faults(blocks),
         launch_s=_launch_seconds(blocks),
-        **_apart(whole, row.kernel, seconds.value),
+        **_apart(stored, row.kernel, seconds.value),
     )
 
 
-def _apart(whole: _CaseUnits, kernel: str, together: float) -> dict[str, Any]:
+def _apart(stored: _CaseUnits, kernel: str, together: float) -> dict[str, Any]:
     """Over ranks, how long computing and the collectives take each by itself, and how much of the latter is hidden."""
-    alone = {arm: log_times(whole.blocks(arm), arm) for arm in (kernel + COMPUTE, COLLECTIVES)}
+    alone = {arm: log_times(stored.blocks(arm), arm) for arm in (kernel + COMPUTE, COLLECTIVES)}
     compute, communication = (exp(one.interval.value) if one else None for one in alone.values())
     hidden = None
     if compute is not None and communication:
@@ -260,46 +260,46 @@ def _apart(whole: _CaseUnits, kernel: str, together: float) -> dict[str, Any]:
     return {"compute_s": compute, "communication_s": communication, "overlap": hidden}
 
 
-def _with_ratio(row: ResultRow, whole: _CaseUnits, notes: list[str]) -> tuple[ResultRow, list[str]]:
+def _with_ratio(row: ResultRow, stored: _CaseUnits, notes: list[str]) -> tuple[ResultRow, list[str]]:
     """The ratio, its verdict, and reasons to trust it less."""
-    is_baseline = row.kernel == whole.baseline
-    ratio, gemm = whole.ratio(row.kernel, whole.baseline), whole.ratio(row.kernel, GEMM)
+    is_baseline = row.kernel == stored.baseline
+    ratio, gemm = stored.ratio(row.kernel, stored.baseline), stored.ratio(row.kernel, GEMM)
     if gemm:
         bare = gemm.interval.map(exp_or_inf)
         row = replace(row, gemm_ratio=bare.value, gemm_low=finite(bare.low), gemm_high=finite(bare.high))
-    blocks = whole.blocks(row.kernel, whole.baseline)
+    blocks = stored.blocks(row.kernel, stored.baseline)
     warned = [
-        *whole.warnings,
+        *stored.warnings,
         *warnings.of_blocks(blocks),
         *warnings.of_roof(row.roof_fraction, row.datasheet_fraction),
     ]
     if is_baseline:
-        ones = (1.0,) * len(whole.units)
+        ones = (1.0,) * len(stored.units)
         row = replace(row, ratio=1.0, ratio_low=1.0, ratio_high=1.0, verdict="same", process_ratios=ones)
     elif ratio is None:
-        notes = [*notes, f"no ratio: the baseline {whole.baseline} was not timed"]
+        notes = [*notes, f"no ratio: the baseline {stored.baseline} was not timed"]
     else:
-        warned += warnings.of_ratio(ratio, whole.method, whole.early)
+        warned += warnings.of_ratio(ratio, stored.method, stored.early)
         shown = ratio.interval.map(exp_or_inf)
         row = replace(
             row,
             ratio=shown.value,
             ratio_low=finite(shown.low),
             ratio_high=finite(shown.high),
-            verdict=_verdict(whole, ratio, blocks),
+            verdict=_verdict(stored, ratio, blocks),
             process_ratios=tuple(exp(v) for v in ratio.of_processes.values()),
         )
-        notes = [*notes, *_differing_faults(row.page_faults_per_call, _faults(whole.blocks(whole.baseline)))]
+        notes = [*notes, *_differing_faults(row.page_faults_per_call, _faults(stored.blocks(stored.baseline)))]
     order: list[str] = list(Code)
     return replace(row, warnings=tuple(sorted(warned, key=lambda warning: order.index(warning.code)))), notes
 
 
-def _verdict(whole: _CaseUnits, ratio: Means, blocks: Sequence[TimedBlock]) -> str:
+def _verdict(stored: _CaseUnits, ratio: Means, blocks: Sequence[TimedBlock]) -> str:
     """The verdict; always inconclusive if the machine was disturbed or A/A differ."""
-    aa = whole.aa.interval if whole.aa else None
-    if warnings.disturbed(blocks) or differs(aa, whole.method.margin):
+    aa = stored.aa.interval if stored.aa else None
+    if warnings.disturbed(blocks) or differs(aa, stored.method.margin):
         return "inconclusive"
-    return verdict(ratio.interval, whole.method.margin)
+    return verdict(ratio.interval, stored.method.margin)
 
 
 def _faults(blocks: Sequence[TimedBlock]) -> float | None:

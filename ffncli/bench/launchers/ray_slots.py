@@ -112,7 +112,7 @@ class RaySlots:
     _starting: dict[Any, _Actor] = field(default_factory=dict)  # by the reference of its first answer
     _idle: list[_Actor] = field(default_factory=list)
     _busy: dict[Any, tuple[_Actor, str]] = field(default_factory=dict)
-    _begun: list[SlotEvent] = field(default_factory=list)
+    _start_events: list[SlotEvent] = field(default_factory=list)
     _started: int = 0
     _failed_starts: int = 0
     _counted: float = float("-inf")
@@ -126,12 +126,12 @@ class RaySlots:
         """Give a case to a waiting actor."""
         actor = self._idle.pop()
         self._busy[actor.handle.measure.remote(task)] = (actor, case)
-        self._begun.append(Begun(case, actor.place))
+        self._start_events.append(Begun(case, actor.place))
 
     def events(self, patience: float) -> Sequence[SlotEvent]:
         """What the actors answered, and which of them are gone."""
         self._refill()
-        events, self._begun = self._begun, []
+        events, self._start_events = self._start_events, []
         waiting = [*self._busy, *self._starting]
         if not waiting:
             time.sleep(0 if events else patience)

@@ -20,7 +20,7 @@ from ffncli.bench.machine.devices import require_gpu
 from ffncli.bench.records import Case, TimedUnit
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
 from ffncli.bench.results.journal import sha256
-from ffncli.bench.suite import begun, run
+from ffncli.bench.suite import new_run, run
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
 from ffncli.models.files.json_records import record_of
@@ -91,7 +91,7 @@ def _measured(task: str, command: Sequence[str]) -> tuple[_MeasuredUnit, ...]:
     with cores, tempfile.TemporaryDirectory(prefix="ffn-slot-") as folder:
         if not request.files:  # the user's folder need not exist here
             request = replace(request, directory=folder)
-        with begun(Path(folder, "case.csv"), request) as journal:
+        with new_run(Path(folder, "case.csv"), request) as journal:
             run(journal, command=command)
             return tuple(_MeasuredUnit(unit, died) for unit, died in journal.units_of(case.key))
 

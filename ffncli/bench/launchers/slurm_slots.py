@@ -82,7 +82,7 @@ class SlurmSlots:
     executor: Any
     count: int
     _jobs: dict[str, Any] = field(default_factory=dict)  # case → its job
-    _begun: set[str] = field(default_factory=set)
+    _started: set[str] = field(default_factory=set)
 
     @property
     def free(self) -> int:
@@ -120,12 +120,12 @@ class SlurmSlots:
     def _look(self) -> Iterator[SlotEvent]:
         for case, job in list(self._jobs.items()):
             over = job.done()
-            if case not in self._begun and (over or job.state.upper() == "RUNNING"):
-                self._begun.add(case)
+            if case not in self._started and (over or job.state.upper() == "RUNNING"):
+                self._started.add(case)
                 yield Begun(case, _place(job))
             if over:
                 del self._jobs[case]
-                self._begun.discard(case)
+                self._started.discard(case)
                 yield _ended(case, job)
 
 

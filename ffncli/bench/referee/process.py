@@ -202,7 +202,7 @@ class _Answers:
     reports: Connection | None = None  # to the parent of the worker
     samples: socket.socket | None = None  # from the worker, in the order of time
     case: Case | None = None
-    begun: _ClockedRulings | None = None
+    rulings: _ClockedRulings | None = None
 
     def to(self, question: str, arguments: list[Any]) -> Any:
         """The answer to a question: one of a Referee's, by name, or of the three about this process."""
@@ -224,7 +224,7 @@ class _Answers:
     def _begin(self, key: str) -> None:
         self._read_samples()  # of the case before; nobody asks for them any more
         self.case = next(case for case in self.job.cases if case.of_rank.key == key)
-        self.begun = None
+        self.rulings = None
         torch.set_num_threads(self.case.threads)
         set_math_mode(self.job.method.math_mode, self.case.device)
         self._rulings().inputs(1)
@@ -238,13 +238,13 @@ class _Answers:
 
     def _rulings(self) -> _ClockedRulings:
         assert self.case is not None
-        if self.begun is None:
+        if self.rulings is None:
             require_memory(2 * weight_bytes(self.case), "the block's weights, in the worker and in its referee,")
             case = self.case.of_rank
             problem = Problem.of(case, seed_of(case, self.job))
             users = [choice.label for choice in self.job.kernels if choice.file is not None]
-            self.begun = _ClockedRulings(problem, self.job.wanted_baseline, self.job.method.math_mode, users)
-        return self.begun
+            self.rulings = _ClockedRulings(problem, self.job.wanted_baseline, self.job.method.math_mode, users)
+        return self.rulings
 
     def _read_samples(self) -> None:
         """Everything that waits in their line."""

@@ -263,7 +263,7 @@ def _write_or_remove(path: Path, contents: bytes | None) -> None:
         file.write(contents)
 
 
-def begun_run(files: ResultFiles) -> tuple[str, BenchRequest] | None:
+def unfinished_run(files: ResultFiles) -> tuple[str, BenchRequest] | None:
     """(its run_id, its request) of an unfinished run, which may be going on; None if there is none.
 
     Raises FFNError for a journal that cannot be read.

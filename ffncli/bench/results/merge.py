@@ -25,7 +25,7 @@ from ffncli.bench.results.csv_file import (
     unknown_column,
 )
 from ffncli.bench.results.grid_file import WholeGrid, difference, grid_bytes, parse_grid, stored_grid
-from ffncli.bench.results.journal import ResultFiles, begun_run, locked, unfinished
+from ffncli.bench.results.journal import ResultFiles, locked, unfinished, unfinished_run
 from ffncli.bench.results.row import ResultRow, columns
 from ffncli.block import recipe
 from ffncli.block.steps import walk
@@ -98,12 +98,12 @@ class _CaseRows:
 
 @dataclass(frozen=True)
 class _ResultInput:
-    """One input as it was read. `begun` is the request of a run that has not ended."""
+    """One input as it was read. `unfinished_request` is set for a run that has not ended."""
 
     files: ResultFiles
     rows: tuple[ResultRow, ...]
     grid: WholeGrid | None
-    begun: BenchRequest | None
+    unfinished_request: BenchRequest | None
 
     @property
     def name(self) -> str:
@@ -203,17 +203,17 @@ def _source(path: Path, grids: dict[bytes, WholeGrid]) -> _ResultInput:
     files = ResultFiles(path)
     raw = stored_grid(files.grid)
     grid = None if raw is None else grids.get(raw) or grids.setdefault(raw, parse_grid(raw, shown_path(files.grid)))
-    begun = begun_run(files)
-    if begun is None:
+    run = unfinished_run(files)
+    if run is None:
         rows = read_rows(path)
     else:
-        rows = tuple(row for row in read_rows(path, growing=True) if row.run_id == begun[0]) if path.exists() else ()
-    if (begun is None or path.exists()) and (column := unknown_column(path)):
+        rows = tuple(row for row in read_rows(path, growing=True) if row.run_id == run[0]) if path.exists() else ()
+    if (run is None or path.exists()) and (column := unknown_column(path)):
         why = f"{shown_path(path)} has the column {shown(column)}, which this ffn does not know"
         raise FFNError(why, "merge with the version that measured it: nothing should be lost")
     if any(not row.case for row in rows):
         raise FFNError(f"{shown_path(path)} has rows without a case", "measure it with this version")
-    return _ResultInput(files, rows, grid, None if begun is None else begun[1])
+    return _ResultInput(files, rows, grid, None if run is None else run[1])
 
 
 def _one_grid(sources: Sequence[_ResultInput]) -> WholeGrid | None:
@@ -257,12 +257,12 @@ def _chosen(sources: Sequence[_ResultInput], grid: WholeGrid | None) -> dict[str
     chosen: dict[str, _CaseRows] = {}
     keys = {case.key for case in grid.request.cases} if grid else set()
     for source in sources:
-        request = grid.request if grid else source.begun
+        request = grid.request if grid else source.unfinished_request
         for case, rows in source.cases():
             if grid and case not in keys:
                 raise FFNError(f"{source.name}: its grid has no case {shown(case, 120)}", _DAMAGED)
             if request and (why := _fault(rows, request)):
-                if source.begun:  # its last lines are not written yet
+                if source.unfinished_request:  # its last lines are not written yet
                     continue
                 raise FFNError(f"{source.name}: {why} in the case {shown(case, 120)}", _DAMAGED)
             before = chosen.setdefault(case, _CaseRows(rows, source))
@@ -300,18 +300,20 @@ def _missing(
     sources: Sequence[_ResultInput], grid: WholeGrid | None, chosen: Mapping[str, _CaseRows]
 ) -> Iterator[MissingCase]:
     """The cases without a result, in the order of the grid; without a grid, those of unfinished runs."""
-    begun = {case.key: source for source in sources if source.begun for case in source.begun.cases}
+    unfinished_cases = {
+        case.key: source for source in sources if source.unfinished_request for case in source.unfinished_request.cases
+    }
     parts = {} if grid is None else grid.part_of_case
-    for case in begun if grid is None else [case.key for case in grid.request.cases]:
+    for case in unfinished_cases if grid is None else [case.key for case in grid.request.cases]:
         if case not in chosen:
             part = parts.get(case)
-            yield MissingCase(case, str(part or ""), begun[case].name if case in begun else "")
+            yield MissingCase(case, str(part or ""), unfinished_cases[case].name if case in unfinished_cases else "")
 
 
 def _merged_file(source: _ResultInput, chosen: Mapping[str, _CaseRows]) -> MergedFile:
     cases = {row.case for row in source.rows} & chosen.keys()
     hosts = tuple(dict.fromkeys(row.host for row in source.rows if row.host))
-    return MergedFile(source.name, hosts, len(cases), source.begun is not None)
+    return MergedFile(source.name, hosts, len(cases), source.unfinished_request is not None)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -348,7 +350,7 @@ def _copy_rounds(file: BinaryIO, rows: Sequence[ResultRow], sources: Sequence[_R
     for source in sources:
         mine = left & {(row.run_id, row.case) for row in source.rows}
         if mine and source.files.rounds.exists():
-            for key, line in rounds_lines(source.files.rounds, mine, growing=source.begun is not None):
+            for key, line in rounds_lines(source.files.rounds, mine, growing=source.unfinished_request is not None):
                 file.write(line.encode())
                 left.discard(key)
     return {row.case for row in rows if (row.run_id, row.case) in left and row.time_s is not None}

@@ -70,7 +70,7 @@ def kernels_by_label(
     return {choice.label: one(choice) for choice in choices if choice.kernel != AUTO}
 
 
-_WHOLE = 1 << 20  # inputs of this number and above are drawn for timed calls: nobody else asks for them
+_CHECKED = 1 << 20  # inputs of this number and above are drawn for timed calls: nobody else asks for them
 
 
 class Arms:
@@ -103,9 +103,9 @@ class Arms:
         self.flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
         self.chain: Chain | None = Chain(problem, self._draw, caching.shared)
         self.source = source or source_of(problem)
-        whole = problem.inputs(_WHOLE + drawn(_WHOLE)) if problem.backward else None
+        checked = problem.inputs(_CHECKED + drawn(_CHECKED)) if problem.backward else None
         self._fresh = [
-            FreshInputs(placed, problem, self.source, whole, rounds)
+            FreshInputs(placed, problem, self.source, checked, rounds)
             for placed in (*self.kernels, *([twin] if twin else []))
         ]
 
@@ -230,7 +230,7 @@ class Arms:
         if (touched := correctness.untouched(fresh.placed)).wrong:
             return touched
         answers = fresh.ruling.then(ruling)
-        answers = answers if answers.wrong else answers.then(fresh.whole_ruling())
+        answers = answers if answers.wrong else answers.then(fresh.checked_ruling())
         return answers.at("", WrongCode.WRONG_WHEN_TIMED)
 
     def refresh(self) -> None:

@@ -135,20 +135,20 @@ class FreshInputs:
     last call is judged: a graph's x stays where it was captured.
 
     `ruling` is on what shows at once: type, shape, dtype, a value that is not finite, an input that changed.
-    `whole` are inputs that the referee has all of the answer to (the gradients of the weights, too): one call gets them
+    `checked` are inputs with a complete reference (the gradients of the weights, too): one call gets them
     in one of the first `blocks` timed blocks, and is judged as well as the drawn one.
     """
 
     def __init__(
-        self, placed: PlacedKernel, problem: Problem, source: Source, whole: Inputs | None = None, blocks: int = 1
+        self, placed: PlacedKernel, problem: Problem, source: Source, checked: Inputs | None = None, blocks: int = 1
     ) -> None:
         self.placed = placed
         self.ruling = Ruling()
-        self._problem, self._source, self._whole = problem, source, whole
-        self._whole_in, self._whole_at = drawn(blocks), 0  # the timed block that gets them, and its call
+        self._problem, self._source, self._checked = problem, source, checked
+        self._checked_block, self._checked_call = drawn(blocks), 0  # the timed block that gets them, and its call
         self._block, self._calls, self._timed = -1, 0, False
         self._entered: tuple[Tensor, Tensor | None] | None = None  # copies for the call that comes, in a timed block
-        self._answered: object = None  # the answer to `whole`
+        self._answered: object = None  # the answer to `checked`
         self._captured: list[tuple[Tensor, Tensor | None, object]] = []  # x, g and output of captured calls
 
     def before_call(self) -> None:
@@ -161,8 +161,8 @@ class FreshInputs:
     def before_block(self, calls: int, every_call: bool = True) -> None:
         """A timed block begins. Without `every_call` its contents are entered now."""
         self._block, self._calls, self._timed = self._block + 1, 0, True
-        if self._whole is not None and self._block == self._whole_in:
-            self._whole_at = drawn(calls) if every_call else 0
+        if self._checked is not None and self._block == self._checked_block:
+            self._checked_call = drawn(calls) if every_call else 0
         if not every_call:
             self._enter()
 
@@ -173,13 +173,13 @@ class FreshInputs:
         self._timed = False
 
     @property
-    def _gets_whole(self) -> bool:
-        return self._whole is not None and (self._block, self._calls) == (self._whole_in, self._whole_at)
+    def _is_checked_call(self) -> bool:
+        return self._checked is not None and (self._block, self._calls) == (self._checked_block, self._checked_call)
 
     def _enter(self) -> None:
         x, g = self.placed.entry
-        if self._whole is not None and self._timed and self._gets_whole:
-            self.placed.enter(self._whole.x, self._whole.g)
+        if self._checked is not None and self._timed and self._is_checked_call:
+            self.placed.enter(self._checked.x, self._checked.g)
         else:
             self._source.write(x)
             if g is not None:
@@ -192,7 +192,7 @@ class FreshInputs:
         entered, self._entered = self._entered, None
         if self.ruling.wrong or entered is None:
             return
-        if self._gets_whole:
+        if self._is_checked_call:
             self._answered = _copied(self.placed.out)
         self._calls += 1
         if drawn(self._calls):
@@ -243,13 +243,13 @@ class FreshInputs:
             self.placed.out = out
             self.ruling = self.ruling.then(self._show(x, g, -2 - number))  # of no timed block
 
-    def whole_ruling(self) -> Ruling:
-        """On the answer to the whole inputs, once there is one."""
+    def checked_ruling(self) -> Ruling:
+        """Rule on the answer to the checked inputs, once there is one."""
         answered, self._answered = self._answered, None
-        if answered is None or self._whole is None:
+        if answered is None or self._checked is None:
             return Ruling()
         self.placed.out = answered
-        return correctness.compared(self.placed, self._problem, self._whole)
+        return correctness.compared(self.placed, self._problem, self._checked)
 
 
 def in_turn(first: Callable[[], object], then: Callable[[], object] | None) -> Callable[[], object]:

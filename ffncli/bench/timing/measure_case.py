@@ -80,8 +80,8 @@ def measure_case(
     """
     ranks = ranks or OneRank()
     inspector = Inspector(job, entry_points, ranks.asks)
-    settle(case, job)
-    inspector.settle()
+    apply_settings(case, job)
+    inspector.accept_settings()
     clock = clock or clock_for(case.device)
     probe, unread = gpu_probe(case.device) if isinstance(clock, CudaClock) else (None, "")
     counters = counters or (GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters())
@@ -215,7 +215,7 @@ class Timed:
     plain_because: str = ""
 
 
-def settle(case: Case, job: Job) -> None:
+def apply_settings(case: Case, job: Job) -> None:
     """Set the threads of torch and every other library, arithmetic and seed, for the case and the method."""
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 

@@ -154,10 +154,10 @@ def _waiting(call: Call, factor: float, cuda: Any, clock: CudaClock | None) -> C
     def seconds(timed: Call) -> float:
         return min(timer.time(timed, _CALLS) / _CALLS for _ in range(_BLOCKS))
 
-    whole, least = seconds(call), seconds(lambda: cuda._sleep(1))  # a kernel takes that long if it only begins and ends
-    wait = (factor - 1) * whole
+    took, least = seconds(call), seconds(lambda: cuda._sleep(1))  # a kernel takes that long if it only begins and ends
+    wait = (factor - 1) * took
     if wait < least:
-        longer = f"a call of {time_text(whole)} cannot be made {percent(factor - 1, 2)} longer"
+        longer = f"a call of {time_text(took)} cannot be made {percent(factor - 1, 2)} longer"
         raise FFNError(
             f"{longer}: the shortest kernel takes {time_text(least)}", "use a larger block, or more --tokens"
         )

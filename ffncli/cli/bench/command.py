@@ -122,11 +122,11 @@ def _begin(
     show: OutputOptions, output: Output,
 ) -> None:  # fmt: skip
     """A new run, of the part of the cases that --shard names or of all."""
-    from ffncli.bench.suite import begun, default_path
+    from ffncli.bench.suite import default_path, new_run
 
     _require_plottable(plot, request)
     target = default_path(grid.shard) if result.save is None else Path(os.path.expanduser(result.save))
-    with begun(target, request, show.force, grid.shard) as journal:
+    with new_run(target, request, show.force, grid.shard) as journal:
         if grid.shard is not None:
             output.note(_part_note(grid.shard, len(journal.request.cases), len(request.cases)))
         output.notes(*notes, f"results go to {shown_path(target)}")

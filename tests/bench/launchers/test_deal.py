@@ -20,7 +20,7 @@ from ffncli.bench.request.cluster import LauncherChoice, slot_size
 from ffncli.bench.request.grid import BenchRequest, from_json
 from ffncli.bench.results.csv_file import read_rows
 from ffncli.bench.results.journal import ResultFiles, sha256
-from ffncli.bench.suite import begun, resumed
+from ffncli.bench.suite import new_run, resumed
 from ffncli.errors import ExitCode, FFNError
 from tests import ROOT
 from tests.bench import fake_worker
@@ -87,9 +87,9 @@ class FakeSlots:
 
 def test_rows_are_those_of_one_machine_whatever_the_order_of_the_answers(tmp_path: Path):
     asked, path = over_machines(), tmp_path / "a.csv"
-    with begun(path, asked) as journal:
+    with new_run(path, asked) as journal:
         result = run_in_slots(journal, FakeSlots())
-    with begun(tmp_path / "b.csv", replace(asked, cluster=None)) as journal:
+    with new_run(tmp_path / "b.csv", replace(asked, cluster=None)) as journal:
         in_process(journal)
         expected = list(journal.rows)
     same = [replace(row, host="", run_id="", started_utc="") for row in result.rows]
@@ -101,7 +101,7 @@ def test_rows_are_those_of_one_machine_whatever_the_order_of_the_answers(tmp_pat
 
 
 def test_every_case_is_of_one_machine(tmp_path: Path):
-    with begun(tmp_path / "a.csv", over_machines()) as journal:
+    with new_run(tmp_path / "a.csv", over_machines()) as journal:
         rows = run_in_slots(journal, FakeSlots()).rows
     hosts = {case: {row.host for row in rows if row.case == case} for case in {row.case for row in rows}}
     assert all(len(names) == 1 for names in hosts.values())
@@ -116,7 +116,7 @@ def test_a_lost_case_is_run_again(tmp_path: Path):
         return well(case, attempt, task, place)
 
     asked, slots, seen = over_machines(), FakeSlots(behave), list[Dealt]()
-    with begun(tmp_path / "a.csv", asked) as journal:
+    with new_run(tmp_path / "a.csv", asked) as journal:
         rows = run_in_slots(journal, slots, seen.append).rows
     assert [row.status for row in rows] == ["ok"] * 10
     assert {case: n for case, n in slots.tries.items() if n > 1} == {asked.cases[2].key: MOST_TRIES}
@@ -131,7 +131,7 @@ def test_a_case_that_loses_every_machine_is_failed_and_the_rest_goes_on(tmp_path
         return Lost(case, place, "gone") if "3 tokens" in case else well(case, attempt, task, place)
 
     asked, slots = over_machines(), FakeSlots(behave)
-    with begun(tmp_path / "a.csv", asked) as journal:
+    with new_run(tmp_path / "a.csv", asked) as journal:
         rows = run_in_slots(journal, slots).rows
     assert slots.tries[asked.cases[2].key] == MOST_TRIES
     assert Counter(row.status for row in rows) == {"ok": 8, "failed": 2}
@@ -150,7 +150,7 @@ def test_a_refusal_ends_the_run_when_the_others_are_finished_and_it_is_resumed(t
         return well(case, attempt, task, place)
 
     asked, path, slots = over_machines(), tmp_path / "a.csv", FakeSlots(behave, at_once=False)
-    with pytest.raises(FFNError, match=r"node1: /k.py is missing; share it") as error, begun(path, asked) as journal:
+    with pytest.raises(FFNError, match=r"node1: /k.py is missing; share it") as error, new_run(path, asked) as journal:
         run_in_slots(journal, slots)
     assert error.value.code == 3
     assert sorted(slots.tries) == sorted(case.key for case in asked.cases[:2])  # the second was running
@@ -170,7 +170,7 @@ def test_what_came_back_before_an_interrupt_is_kept(tmp_path: Path, error: type[
         return well(case, attempt, task, place)
 
     asked, path = over_machines(), tmp_path / "a.csv"
-    with pytest.raises(error), begun(path, asked) as journal:
+    with pytest.raises(error), new_run(path, asked) as journal:
         run_in_slots(journal, FakeSlots(behave))
     assert {row.case for row in read_rows(path)} == {case.key for case in asked.cases[:2]}
     again = FakeSlots()
@@ -183,7 +183,7 @@ def test_what_came_back_before_an_interrupt_is_kept(tmp_path: Path, error: type[
 def test_a_case_of_which_half_was_written_is_measured_again_as_a_whole(tmp_path: Path):
     """The parent was killed between two lines of the journal."""
     asked, path = over_machines(), tmp_path / "a.csv"
-    with begun(path, asked) as journal:
+    with new_run(path, asked) as journal:
         for process, case in ((0, asked.cases[0]), (1, asked.cases[0]), (0, asked.cases[1])):
             journal.add(fake_worker.unit(case, Job(process, (), asked.kernels, "eager", asked.method), "other"))
     again = FakeSlots()
@@ -199,7 +199,7 @@ def test_a_case_of_which_half_was_written_is_measured_again_as_a_whole(tmp_path:
 
 def test_the_same_run_on_this_machine_keeps_half_a_case(tmp_path: Path):
     asked, path = replace(over_machines(), cluster=None), tmp_path / "a.csv"
-    with begun(path, asked) as journal:
+    with new_run(path, asked) as journal:
         journal.add(fake_worker.unit(asked.cases[0], Job(0, (), asked.kernels, "eager", asked.method)))
     with resumed(path) as journal:
         assert journal.count == 1
@@ -238,7 +238,7 @@ def test_an_answer_is_checked_like_a_file(tmp_path: Path, change: Callable[[dict
         change(entry)
         return Answered(case, place, json.dumps(entry))
 
-    with pytest.raises(FFNError) as error, begun(tmp_path / "a.csv", over_machines((1,))) as journal:
+    with pytest.raises(FFNError) as error, new_run(tmp_path / "a.csv", over_machines((1,))) as journal:
         run_in_slots(journal, FakeSlots(behave))
     assert words in error.value.message
     assert "node1" in error.value.message
@@ -251,7 +251,10 @@ def test_what_is_not_an_answer_and_what_a_launcher_raises_name_the_place(tmp_pat
         def behave(case: str, attempt: int, task: str, place: str, event: Any = event) -> SlotEvent:
             return replace(event, case=case, place=place)
 
-        with pytest.raises(FFNError, match=r"node1"), begun(tmp_path / f"{number}.csv", over_machines((1,))) as journal:
+        with (
+            pytest.raises(FFNError, match=r"node1"),
+            new_run(tmp_path / f"{number}.csv", over_machines((1,))) as journal,
+        ):
             run_in_slots(journal, FakeSlots(behave))
 
 
@@ -261,7 +264,7 @@ def test_a_case_that_comes_back_twice_counts_once(tmp_path: Path):
             events = super().events(patience)
             return [*events, *[one for one in events if isinstance(one, Answered)]]
 
-    with begun(tmp_path / "a.csv", over_machines()) as journal:
+    with new_run(tmp_path / "a.csv", over_machines()) as journal:
         assert len(run_in_slots(journal, Late()).rows) == 10
 
 

@@ -17,7 +17,7 @@ from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results.csv_file import HEADER, ROUNDS_HEADER, read_rows, row_lines
 from ffncli.bench.results.grid_file import WholeGrid, grid_bytes, parse_grid
 from ffncli.bench.results.journal import ResultFiles
-from ffncli.bench.suite import begun, resumed, run
+from ffncli.bench.suite import new_run, resumed, run
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import ExitCode, FFNError
 from tests.bench.stored import blocks_in
@@ -36,7 +36,7 @@ def _here(tmp_path, monkeypatch):
 def part(index: int, count: int = 3, whole: Any = WHOLE, name: str = "", units: int | None = None) -> Path:
     """The files of a part by a worker that measures nothing; with `units`, of one that was killed after so many."""
     path = Path(name or f"p{index}.csv")
-    with begun(path, whole, part=GridPart(index, count)) as journal:
+    with new_run(path, whole, part=GridPart(index, count)) as journal:
         in_process(journal, units)
         if units is None:
             journal.finish()
@@ -69,7 +69,7 @@ def refused(*arguments: Any, **more: Any) -> str:
 
 
 def test_the_parts_together_are_what_one_machine_measures():
-    with begun(Path("one.csv"), WHOLE) as journal:
+    with new_run(Path("one.csv"), WHOLE) as journal:
         in_process(journal)
         journal.finish()
     parts = [part(index) for index in (1, 2, 3)]
@@ -110,7 +110,7 @@ def test_parts_of_parts_belong_to_the_same_grid():
 
 def test_a_part_without_cases_has_headers_and_belongs_to_the_grid():
     path = Path("p.csv")
-    with begun(path, WHOLE, part=GridPart(11, 11)) as journal:
+    with new_run(path, WHOLE, part=GridPart(11, 11)) as journal:
         result = run(journal, command=("no worker is started",))
     assert (result.rows, sorted(contents())) == ((), ["p.csv", "p.grid.json", "p.rounds.csv"])
     assert (path.read_text(), Path("p.rounds.csv").read_text()) == (HEADER, ROUNDS_HEADER)
@@ -181,7 +181,7 @@ def test_an_unfinished_part_may_end_within_a_line(name, lines):
 def test_a_part_that_was_killed_before_its_first_unit_is_known_by_its_journal():
     path = part(2)
     kept = {end: Path(f"p2{end}").read_bytes() for end in (".csv", ".rounds.csv")}
-    with begun(path, WHOLE, force=True, part=GridPart(2, 3)):
+    with new_run(path, WHOLE, force=True, part=GridPart(2, 3)):
         state = contents()
     for name, raw in state.items():
         Path(name).write_bytes(raw)
@@ -194,13 +194,13 @@ def test_a_part_that_was_killed_before_its_first_unit_is_known_by_its_journal():
 
 def test_without_grids_results_that_do_not_collide_are_merged_with_a_note():
     for name, tokens in (("a", (1, 2)), ("b", (3,))):
-        with begun(Path(f"{name}.csv"), request(tokens=tokens)) as journal:
+        with new_run(Path(f"{name}.csv"), request(tokens=tokens)) as journal:
             in_process(journal)
             journal.finish()
     merged = merge(["a.csv", "b.csv"], "all.csv")
     assert (merged.complete, merged.grid, len(merged.rows)) == (None, None, 6)
     assert merged.notes == ("no file is a part of a grid: nothing shows whether cases are missing",)
-    with begun(Path("killed.csv"), request(tokens=(4,))):
+    with new_run(Path("killed.csv"), request(tokens=(4,))):
         state = contents()
     Path("killed.partial.jsonl").write_bytes(state["killed.partial.jsonl"])
     some = merge(["a.csv", "killed.partial.jsonl"], "some.csv")
@@ -434,7 +434,7 @@ def test_no_result_and_a_missing_one_are_refused():
 
 
 def test_a_part_stores_the_grid_before_anything_is_measured_and_the_same_in_every_part():
-    with begun(Path("a.csv"), WHOLE, part=GridPart(2, 3)) as journal:
+    with new_run(Path("a.csv"), WHOLE, part=GridPart(2, 3)) as journal:
         assert sorted(contents()) == ["a.csv.lock", "a.grid.json", "a.partial.jsonl"]
         in_process(journal)
         journal.finish()
@@ -445,13 +445,13 @@ def test_a_part_stores_the_grid_before_anything_is_measured_and_the_same_in_ever
 def test_a_run_that_measured_nothing_leaves_the_grid_that_was_there():
     part(1)
     before = contents()
-    with begun(Path("p1.csv"), request(), force=True, part=GridPart(1, 2)):
+    with new_run(Path("p1.csv"), request(), force=True, part=GridPart(1, 2)):
         assert Path("p1.grid.json").read_bytes() != before["p1.grid.json"]
     assert contents() == before
-    with begun(Path("p1.csv"), request(), force=True) as journal:  # no part: the grid would be another's
+    with new_run(Path("p1.csv"), request(), force=True) as journal:  # no part: the grid would be another's
         assert not ResultFiles(Path("p1.csv")).grid.exists()
     assert contents() == before
-    with begun(Path("p1.csv"), request(), force=True) as journal:
+    with new_run(Path("p1.csv"), request(), force=True) as journal:
         in_process(journal)
         journal.finish()
     assert sorted(contents()) == ["p1.csv", "p1.rounds.csv"]
@@ -461,7 +461,7 @@ def test_a_part_by_real_processes(monkeypatch):
     from tests import ROOT
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    with begun(Path("a.csv"), request(tokens=(1, 2, 3), processes=1), part=GridPart(1, 2)) as journal:
+    with new_run(Path("a.csv"), request(tokens=(1, 2, 3), processes=1), part=GridPart(1, 2)) as journal:
         found = run(journal, command=FAKE)
     assert len(found.rows) == 4
     assert len(merge(["a.csv"], "all.csv").missing) == 1

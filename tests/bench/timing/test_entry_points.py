@@ -28,7 +28,7 @@ def entry_points():
 
 @pytest.fixture
 def fixed(entry_points):
-    entry_points.settle()
+    entry_points.accept_settings()
     yield entry_points
     entry_points.restore()
 

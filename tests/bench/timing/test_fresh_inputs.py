@@ -187,9 +187,9 @@ def test_the_whole_answer_is_judged_in_one_of_the_first_blocks():
                 entered = block(fresh, 3)
                 if any(torch.equal(x, whole.x) for x in entered):
                     blocks[number] += 1
-        error = fresh.whole_ruling().error
+        error = fresh.checked_ruling().error
         assert 0 < error.largest < 1e-5
-        assert fresh.whole_ruling().error.largest == 0  # it is judged once
+        assert fresh.checked_ruling().error.largest == 0  # it is judged once
     assert sum(blocks.values()) == 60
     assert all(blocks[number] > 3 for number in range(4))
 

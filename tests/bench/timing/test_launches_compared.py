@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from ffncli.bench.records import Case, Job, Method
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results.csv_file import read_rows
-from ffncli.bench.suite import begun
+from ffncli.bench.suite import new_run
 from ffncli.bench.timing import arms
 from ffncli.bench.timing import measure_case as measuring
 from ffncli.bench.timing.gpu.cuda_graphs import Launching
@@ -84,7 +84,7 @@ def run(tmp_path, monkeypatch):
         method = Method(processes=2, block=1e-3, max_time=0.0, placements=2, rounds=2, launch=launch)
         request = BenchRequest((CASE,), choices([kernels]), "eager", method)
         path = tmp_path / f"{name}.csv"
-        with begun(path, request) as journal:
+        with new_run(path, request) as journal:
             for process in range(2):
                 CURRENT[:] = [ComputingCuda()]
                 job = Job(process, (CASE,), request.kernels, "eager", method)

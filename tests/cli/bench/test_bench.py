@@ -514,7 +514,7 @@ def test_a_resumed_run_is_gated_under_the_same_conditions(bench, tmp_path):
     one = replace(request(), method=Method(processes=1))
     steps = replace(request(), kernels=(), baseline=BLOCK, method=Method(processes=2, by_step=True))
     for name, wanted in (("one", one), ("steps", steps)):
-        with suite.begun(tmp_path / f"{name}.csv", wanted) as journal:
+        with suite.new_run(tmp_path / f"{name}.csv", wanted) as journal:
             assert in_process(journal, 1) == 1
     for name, words in (("one", "needs several --processes"), ("steps", "--by-step contradicts --fail-if-slower")):
         code, _, err = bench.bare("--resume", f"{name}.csv", "--fail-if-slower", "3%")
@@ -635,7 +635,7 @@ def test_a_file_that_changed_is_not_resumed(bench, tmp_path):
     grid = Grid("8x16:swiglu", tokens=(1, 2), devices=("cpu",), threads=(1,), input="x.safetensors")
     wanted = build_request(grid, ["eager"], None, Method(processes=2))[0]
     assert wanted.files == {str(tmp_path / "x.safetensors"): wanted.cases[0].input_sha256}
-    with suite.begun(tmp_path / "a.csv", wanted) as journal:
+    with suite.new_run(tmp_path / "a.csv", wanted) as journal:
         assert in_process(journal, 1) == 1
     rows_file(tmp_path / "x.safetensors", torch.zeros(3, 8))
     expect_refusal(bench.bare("--resume", "a.csv"), "x.safetensors has changed since its run began", code=3)

@@ -16,7 +16,7 @@ from ffncli.bench.launchers.deal import Dealt
 from ffncli.bench.launchers.slot import Lost, SlotEvent, Slots
 from ffncli.bench.request.cluster import LauncherChoice, cluster_of
 from ffncli.bench.results.csv_file import read_rows
-from ffncli.bench.suite import begun
+from ffncli.bench.suite import new_run
 from ffncli.cli.bench.page import longer_command
 from ffncli.cli.bench.progress import ClusterProgress, who_does_what
 from ffncli.errors import FFNError
@@ -118,7 +118,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(
 
 
 def test_a_run_that_began_here_is_not_continued_elsewhere(bench: Any, tmp_path: Path):
-    with begun(tmp_path / "a.csv", replace(over_machines(), cluster=None)) as journal:
+    with new_run(tmp_path / "a.csv", replace(over_machines(), cluster=None)) as journal:
         in_process(journal, 1)
     expect_refusal(bench("bench", "--resume", "a.csv", "--launcher", "ray"), "the run began on this machine")
 

@@ -100,9 +100,9 @@ class EntryPoints:
         self._operators = _operators()
         self._settings = settings()
         self._values: list[Any] = []
-        self.settle()
+        self.accept_settings()
 
-    def settle(self) -> None:
+    def accept_settings(self) -> None:
         """Take the settings as they are now for right: the threads and the arithmetic of a case have been set."""
         self._values = [setting.read() for setting in self._settings]
 

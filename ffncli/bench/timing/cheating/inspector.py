@@ -39,10 +39,10 @@ class Inspector:
         self._asks = asks
         self.notes: list[str] = []
 
-    def settle(self) -> None:
+    def accept_settings(self) -> None:
         """The settings of a case have been made: they are right as they are."""
         if self._entry_points is not None:
-            self._entry_points.settle()
+            self._entry_points.accept_settings()
             self._threads = frozenset(busy_threads())  # libraries have started theirs
 
     def fix(self, placed: PlacedKernel) -> None:

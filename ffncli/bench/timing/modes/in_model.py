@@ -24,7 +24,7 @@ from ffncli.bench.records import MODEL, TWIN, Case, Job, Outcome, TimedUnit, mod
 from ffncli.bench.timing.arms import anchor_of
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.gpu.cuda_clock import CudaClock, GpuCounters, clock_for
-from ffncli.bench.timing.measure_case import settle
+from ffncli.bench.timing.measure_case import apply_settings
 from ffncli.bench.timing.modes.auto import fastest
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped, verdict_of
 from ffncli.bench.timing.rounds import Arm, Measured, measure, plan_of
@@ -51,7 +51,7 @@ def measure_model(case: Case, job: Job, clock: Clock | None = None, start: float
     A kernel that cannot be put in place, is wrong or fails is an outcome, as in `measure_case`. Raises FFNError for a
     model that transformers cannot load or run.
     """
-    settle(case, job)
+    apply_settings(case, job)
     clock = clock or clock_for(case.device)
     began = time.perf_counter()
     with torch.no_grad(), offline():
