@@ -1,17 +1,15 @@
 """Which kernel's code a worker runs: a number in memory that its parent reads, written between blocks.
 
-A message would cost a timed block a system call, and its reader a core; this costs less than a microsecond, outside
-the clock. It is still there when the worker has ended or hangs: the parent then knows which kernel did that.
-`REPORTER` is what this process tells its parent while it measures, if it is a worker.
+A message would cost a timed block a system call, and its reader a core; this costs less than a microsecond, outside the
+clock. It is still there when the worker has ended or hangs: the parent then knows which kernel did that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from mmap import mmap
 
-from ffncli.bench.records import Doing
 from ffncli.dataclass import dataclass
 
 SIZE = 8  # bytes of the number: a count, one bit for a first call, and the kernel
@@ -77,41 +75,3 @@ class Activity:
     def _write(self, what: int) -> None:
         self._count += 1
         self._cell[0] = self._count << _KERNELS | what  # eight aligned bytes: nobody reads half of them
-
-
-# --- what a worker reports --------------------------------------------------------------------------------------------
-
-
-class Reporter(Activity):
-    """The activity of this process, and its stages as messages, which go nowhere unless it is a worker."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._send: Callable[[tuple[str, Doing, str]], object] = _nowhere
-        self._stage: tuple[str, Doing, str] | None = None
-
-    @contextmanager
-    def speaking(self, send: Callable[[tuple[str, Doing, str]], object]) -> Iterator[None]:
-        """Send the stages inside."""
-        self._send = send
-        try:
-            yield
-        finally:
-            self._send, self._stage = _nowhere, None
-
-    def stage(self, doing: Doing, kernel: str = "") -> None:
-        """This is done with that kernel from now on, or with none, or with all in turn; said before its code runs."""
-        self._stage = "stage", doing, kernel
-        self._send(self._stage)
-
-    def stage_again(self) -> None:
-        """The same begins again, such as the next of several kernels that are tried under one name."""
-        if self._stage is not None:
-            self._send(self._stage)
-
-
-def _nowhere(message: object) -> None:
-    """Nobody hears it."""
-
-
-REPORTER = Reporter()

@@ -23,7 +23,7 @@ from mmap import mmap
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from ffncli.bench.activity import REPORTER, SIZE
+from ffncli.bench.activity import SIZE
 from ffncli.bench.launch import labels
 from ffncli.bench.records import (
     ANCHOR,
@@ -38,6 +38,7 @@ from ffncli.bench.records import (
     TimedBlock,
     TimedUnit,
 )  # fmt: skip
+from ffncli.bench.timing.reporter import REPORTER
 
 RATIOS = {"packed": 0.95, "numpy": 1.10, "module": 1.0, "slowed": 1.05}  # of the others' time to the baseline's
 

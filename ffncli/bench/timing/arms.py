@@ -10,7 +10,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge import roofline
 from ffncli.bench.machine import machine
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Outcome
@@ -25,6 +24,7 @@ from ffncli.bench.timing.outcomes import BrokenArm, verdict_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel, shuffle_buffers
 from ffncli.bench.timing.placement import Caching, flusher
 from ffncli.bench.timing.reference_arms import anchor, gpu_anchor, slowed_kernel
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.timing.rounds import Arm
 from ffncli.bench.verdict import Ruling, WrongCode, ruled
 from ffncli.block.recipe import FFNSpec

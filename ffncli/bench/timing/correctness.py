@@ -14,13 +14,13 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.machine import KernelMemory
 from ffncli.bench.referee.errors import GRADIENT, OUTPUT
 from ffncli.bench.referee.problem import Inputs, Problem
 from ffncli.bench.referee.rulings import form_fault
 from ffncli.bench.timing.placed_kernel import PlacedKernel
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.verdict import Error, Ruling, WrongCode, WrongResult
 
 

@@ -11,7 +11,6 @@ from functools import cache
 
 import torch
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge.memory_need import explained, holders
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
@@ -46,6 +45,7 @@ from ffncli.bench.timing.outcomes import (
 )
 from ffncli.bench.timing.placed_kernel import PlacedKernel, arm_sizes, build_kernel, shared_weights, touched_least
 from ffncli.bench.timing.placement import Caching, caching
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.timing.roof import guarded, measured_roof
 from ffncli.bench.timing.rounds import ChangedRecords, Measured, measure, plan_of
 from ffncli.bench.verdict import Ruling, WrongCode, WrongResult, ruled

@@ -12,12 +12,12 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.machine.machine import KernelMemory
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.gpu.cuda_graphs import replaying
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped
 from ffncli.bench.timing.placement import Arena, Caching, Params, nbytes, placeable, sharing
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.verdict import Ruling, WrongCode, WrongResult
 from ffncli.block.steps import Experts
 from ffncli.dataclass import dataclass

@@ -10,11 +10,11 @@ from math import ceil, inf, log, log1p, sqrt
 from random import Random
 from typing import TypeAlias
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge import statistics
 from ffncli.bench.machine.counters import Counters
 from ffncli.bench.records import ANCHOR, GEMM, LEAST_TIME, TWIN, Method, TimedBlock
 from ffncli.bench.timing.clock import Call, Clock
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.dataclass import dataclass
 
 LONG_CALL = 0.02  # s; longer calls need only one lead-in call

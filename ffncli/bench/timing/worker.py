@@ -22,9 +22,10 @@ from mmap import mmap
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ffncli.bench.activity import REPORTER, SIZE
+from ffncli.bench.activity import SIZE
 from ffncli.bench.launch import labels
 from ffncli.bench.records import Job, TimedUnit
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.errors import ExitCode, FFNError
 from ffncli.system.child import require_original, settle
 from ffncli.system.gpu import gpu_errors

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Method, Outcome
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
 from ffncli.bench.request.kernels import choose_kernels
 from ffncli.bench.timing.arms import kernels_by_label
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.errors import FFNError
 from ffncli.kernels.choice import parse

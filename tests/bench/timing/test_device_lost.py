@@ -7,11 +7,12 @@ import sys
 
 import pytest
 
-from ffncli.bench.activity import REPORTER, SIZE
+from ffncli.bench.activity import SIZE
 from ffncli.bench.records import Case, Job, Method
 from ffncli.bench.timing import measure_case as measuring
 from ffncli.bench.timing.measure_case import measure_case
 from ffncli.bench.timing.outcomes import DeviceLost, require_device
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels.choice import choices
 from tests import ROOT

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Snapshot
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Job, Method, Roof, TimedBlock
@@ -21,6 +20,7 @@ from ffncli.bench.timing.bare_products import Chain
 from ffncli.bench.timing.cheating.probes import other_streams
 from ffncli.bench.timing.measure_case import measure_case
 from ffncli.bench.timing.placed_kernel import touched
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.kernels.choice import choices
 from ffncli.kernels.kernel import kernel_steps

@@ -5,10 +5,11 @@ from statistics import fmean
 
 import pytest
 
-from ffncli.bench.activity import REPORTER, SIZE
+from ffncli.bench.activity import SIZE
 from ffncli.bench.machine.devices import probe_of
 from ffncli.bench.records import TimedBlock
 from ffncli.bench.timing.modes.sustained import Turns, note, sustained, sustained_remarks
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.timing.rounds import Arm
 from tests.bench.fake_nvml import FakeNvml
 

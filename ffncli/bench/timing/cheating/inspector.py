@@ -10,7 +10,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.records import Job, TimedBlock
 from ffncli.bench.referee.errors import CallSample
 from ffncli.bench.referee.problem import Problem
@@ -24,6 +23,7 @@ from ffncli.bench.timing.fresh_inputs import Reservoir, Source
 from ffncli.bench.timing.gpu.cuda_clock import CudaClock
 from ffncli.bench.timing.outcomes import BrokenArm
 from ffncli.bench.timing.placed_kernel import PlacedKernel
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.verdict import Error, Ruling, WrongCode, WrongResult
 from ffncli.system.host import busy_threads
 

@@ -12,13 +12,13 @@ from time import perf_counter_ns, process_time_ns, thread_time_ns
 
 import torch
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.records import OTHER_STREAM, TimedBlock
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.correctness import computing
 from ffncli.bench.timing.fresh_inputs import Source
 from ffncli.bench.timing.gpu.cuda_clock import CudaClock
 from ffncli.bench.timing.placed_kernel import PlacedKernel
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.verdict import Ruling, WrongCode, WrongResult
 from ffncli.block.steps import Norm, walk
 from ffncli.dataclass import dataclass

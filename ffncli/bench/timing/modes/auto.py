@@ -19,7 +19,6 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge.statistics import Interval, median_interval
 from ffncli.bench.machine import machine
 from ffncli.bench.records import Calibrate, Case, Job, Outcome
@@ -32,6 +31,7 @@ from ffncli.bench.timing.modes.auto_choice import AutoChoice
 from ffncli.bench.timing.outcomes import require_device, verdict_of
 from ffncli.bench.timing.placed_kernel import refusal, touched
 from ffncli.bench.timing.placement import caching, flusher, nbytes
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.block.dtypes import find
 from ffncli.block.recipe import FFNSpec
 from ffncli.dataclass import dataclass

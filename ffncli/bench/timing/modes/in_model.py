@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
 from ffncli.bench.records import MODEL, TWIN, Case, Job, Outcome, TimedUnit, model_with
@@ -27,6 +26,7 @@ from ffncli.bench.timing.gpu.cuda_clock import CudaClock, GpuCounters, clock_for
 from ffncli.bench.timing.measure_case import apply_settings
 from ffncli.bench.timing.modes.auto import fastest
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped, verdict_of
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.timing.rounds import Arm, Measured, measure, plan_of
 from ffncli.bench.verdict import Ruling, WrongResult
 from ffncli.block.recipe import FFNSpec

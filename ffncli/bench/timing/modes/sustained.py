@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from math import ceil, exp, fsum, log
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge.ratios import paired
 from ffncli.bench.machine.devices import GpuProbe, Sample
 from ffncli.bench.records import TimedBlock
 from ffncli.bench.timing.clock import Clock
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.timing.rounds import Arm
 from ffncli.dataclass import dataclass
 

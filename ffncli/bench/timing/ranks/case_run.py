@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.judge.roofline import sent_by_rank
 from ffncli.bench.machine.counters import Counters, Snapshot, SystemCounters
 from ffncli.bench.records import COLLECTIVES, COMPUTE, GEMM, GRAVEST, Case, Job, Outcome, TimedUnit
@@ -33,6 +32,7 @@ from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.bench.timing.placement import Caching
 from ffncli.bench.timing.ranks.channel import RankChannel, RankClock
 from ffncli.bench.timing.ranks.kernels import KernelOverRanks, in_step, split_kernels
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.timing.rounds import Arm
 from ffncli.bench.verdict import Ruling
 from ffncli.kernels.kernel import Kernel

@@ -8,9 +8,9 @@ import re
 import pytest
 import torch
 
-from ffncli.bench.activity import REPORTER
 from ffncli.bench.records import Case
 from ffncli.bench.timing.modes.auto import calibrate
+from ffncli.bench.timing.reporter import REPORTER
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.errors import FFNError
 from ffncli.kernels.kernel import Kernel, kernel_steps

@@ -1,0 +1,44 @@
+"""REPORTER: what this process tells its parent while it measures, if it is a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ffncli.bench.activity import Activity
+from ffncli.bench.records import Doing
+
+
+class Reporter(Activity):
+    """The activity of this process, and its stages as messages, which go nowhere unless it is a worker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._send: Callable[[tuple[str, Doing, str]], object] = _nowhere
+        self._stage: tuple[str, Doing, str] | None = None
+
+    @contextmanager
+    def speaking(self, send: Callable[[tuple[str, Doing, str]], object]) -> Iterator[None]:
+        """Send the stages inside."""
+        self._send = send
+        try:
+            yield
+        finally:
+            self._send, self._stage = _nowhere, None
+
+    def stage(self, doing: Doing, kernel: str = "") -> None:
+        """This is done with that kernel from now on, or with none, or with all in turn; said before its code runs."""
+        self._stage = "stage", doing, kernel
+        self._send(self._stage)
+
+    def stage_again(self) -> None:
+        """The same begins again, such as the next of several kernels that are tried under one name."""
+        if self._stage is not None:
+            self._send(self._stage)
+
+
+def _nowhere(message: object) -> None:
+    """Nobody hears it."""
+
+
+REPORTER = Reporter()
