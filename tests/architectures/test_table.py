@@ -94,17 +94,7 @@ def test_a_row_that_fails_says_so_and_the_others_follow(
 
 CASES = cases()
 BUILT = [name for name, case in CASES.items() if not case.reason]
-_FUNCTIONS = (
-    "act_fn",
-    "activation_fn",
-    "act",
-    "intermediate_act_fn",
-    "activation",
-    "hidden_act",
-    "gelu",
-    "gelu_impl",
-    "nonlin",
-)
+_FUNCTIONS = tuple("act_fn activation_fn act intermediate_act_fn activation hidden_act gelu gelu_impl nonlin".split())
 
 
 @statement

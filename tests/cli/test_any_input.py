@@ -29,34 +29,10 @@ def _run(words: list[str]) -> tuple[int, str, str]:
 
 
 SMALL = ["0", "1", "2", "3", "-1", "4x", "0.5", "1e3", "²", "nan", HUGE, "9" * 5000, ""]
-COUNTED = [
-    "--d-model",
-    "--d-ff",
-    "--experts",
-    "--top-k",
-    "--shared-experts",
-    "--tokens",
-    "--batch",
-    "--seq-len",
-    "--seed",
-]
+COUNTED = "--d-model --d-ff --experts --top-k --shared-experts --tokens --batch --seq-len --seed".split()
 COUNTED += ["--vocab", "--sample-top-k", "--sample-top-p"]
 COUNTED += ["--tp", "--multiple-of", "--ridge", "--threads", "--digits", "--show", "--expert", "--layer", "--dropout"]
-FLAGS = [
-    "--iso-params",
-    "--all",
-    "--plain",
-    "--gated",
-    "--bias",
-    "--no-bias",
-    "--residual",
-    "--train",
-    "--json",
-    "--csv",
-    "-q",
-    "--help",
-    "--",
-]
+FLAGS = "--iso-params --all --plain --gated --bias --no-bias --residual --train --json --csv -q --help --".split()
 OPTIONS = {
     **dict.fromkeys(COUNTED, SMALL), **{flag: [] for flag in FLAGS},
     "--activation": ["gelu", "swiglu", "gleu"], "--norm": ["none", "rmsnorm", "rms"], "--norm-position": ["pre", "x"],

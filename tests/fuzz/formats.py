@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 
-from tests.fuzz import configs, models, results, tensors, words
+from tests.fuzz import changes, configs, models, results, tensors
 from tests.fuzz.answers import FuzzAnswer, answer
 
 FORMATS: Mapping[str, Callable[[Random, Path], list[str]]] = {
@@ -16,7 +16,7 @@ FORMATS: Mapping[str, Callable[[Random, Path], list[str]]] = {
     "packed": models.packed,
     "results": results.results, "rounds": results.rounds, "journal": results.journal, "grid": results.grid,
     "saved": tensors.saved, "input": tensors.inputs,
-    "options": words.options, "assertion": words.assertion, "sweep": words.sweep, "block": words.block,
+    "options": changes.options, "assertion": changes.assertion, "sweep": changes.sweep, "block": changes.block,
 }  # fmt: skip
 
 

@@ -1,20 +1,26 @@
-"""SOURCE and dimension options: what they mean, and what is said of it."""
+"""SOURCE: what it and the dimension options mean; models, the blocks of the texts, and who uses which activation."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from ffncli.block.recipe import FFNSpec, MoE
+from ffncli.block.activations import CANONICAL, TABLE
+from ffncli.block.analysis.gated import UNITS
+from ffncli.block.cost import cost
+from ffncli.block.recipe import FFNSpec, MoE, unit_ops
+from ffncli.block.steps import right_hand_side
 from ffncli.errors import FFNError
 from ffncli.models import catalog, source
 from ffncli.models.config.families import REFUSED
 from ffncli.models.dimensions import Dimensions, with_dimensions
-from ffncli.models.model import block_model
+from ffncli.models.examples import EXAMPLES, final_layer_alone, find
+from ffncli.models.model import Group, Model, block_model, grouped
 from ffncli.models.source import load
 from tests.oracles.checkpoints import GPT2, INDEX, LLAMA, T5, folder, tensors
 
@@ -200,3 +206,164 @@ def test_the_address_of_a_models_page_is_its_name(address, name, monkeypatch):
 def test_another_address_is_refused_as_it_was_typed(address):
     with pytest.raises(FFNError, match=re.escape(f"{address!r} is not a model's page on the Hub; write it as hf://")):
         load(address)
+
+
+SMALL, LARGE = FFNSpec(4, 8), FFNSpec(4, 16)
+
+
+def model(*groups: tuple[str, tuple[int, ...], FFNSpec]) -> Model:
+    return Model("m", tuple(Group(*g) for g in groups))
+
+
+def test_layers_with_equal_specs_are_one_group():
+    assert grouped("decoder", {0: SMALL, 1: LARGE, 2: SMALL}) == [
+        Group("decoder", (0, 2), SMALL),
+        Group("decoder", (1,), LARGE),
+    ]
+
+
+def test_the_main_group_has_most_layers_or_comes_first():
+    tied = model(("decoder", (0, 2), SMALL), ("decoder", (1, 3), LARGE))
+    assert tied.main.spec == SMALL
+    assert tied.layer_count == 4
+    assert model(("decoder", (0,), SMALL), ("decoder", (1, 2), LARGE)).main.spec == LARGE
+
+
+def test_a_layer_is_found_in_its_group_and_stack():
+    both = model(("encoder", (0, 2), SMALL), ("encoder", (1,), LARGE), ("decoder", (0,), LARGE))
+    assert (both.layer(None).stack, both.layer(None).index) == ("encoder", 0)
+    assert both.layer("encoder.1").spec == both.layer("decoder.0").spec == LARGE
+    with pytest.raises(FFNError, match=r"ambiguous; write encoder\.0 or decoder\.0"):
+        both.layer("0")
+    with pytest.raises(FFNError, match=r"'2' is ambiguous; write encoder\.2$"):
+        both.layer("2")
+    with pytest.raises(FFNError, match=r"m has encoder layers 0 to 2 and decoder layers 0 to 0"):
+        both.layer("decoder.1")
+
+
+# What the texts say: d_model, d_ff, activation, gated.
+SAID = {
+    "notebook": (4, 8, "relu", False),
+    "explained": (512, 2048, "gelu", False),
+    "llama": (4096, 11008, "silu", True),
+    "conv": (512, 2048, "relu", False),
+    "bert": (768, 3072, "gelu", False),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_dimensions_are_the_texts(name):
+    spec = find(name).model.main.spec
+    assert (spec.d_model, spec.d_ff, spec.activation, spec.gated) == SAID[name]
+    assert spec.bias == (name != "llama")
+    assert find(name).example.shape[-1] == spec.d_model
+
+
+def test_what_is_not_given_is_said():
+    for name in EXAMPLES:
+        assert bool(find(name).evidence) == (not find(name).example.weights)
+    assert find("explained").example.given == {(0, 0): 0.146, (0, 1): 0.108, (0, 2): 0.192, (0, 511): 0.11}
+
+
+def test_llama_merges_first():
+    block = find(" LLama ").example.block
+    assert [right_hand_side(s, block) for s in block] == [
+        "x + attention", "rmsnorm(merged)", "norm · W1", "norm · W3", "silu(gate)", "act ⊙ up", "hidden · W2",
+    ]  # fmt: skip
+    assert cost(block).params == 3 * 4096 * 11008
+
+
+@pytest.mark.parametrize(("name", "hint"), [("notbook", "did you mean 'notebook'"), ("xyz", "use one of notebook, ex")])
+def test_unknown_names(name, hint):
+    with pytest.raises(FFNError, match=hint) as error:
+        find(name)
+    assert all(known in str(error.value) for known in EXAMPLES)
+
+
+def test_a_final_layer_alone():
+    assert [s.output for s in final_layer_alone(8, 30, True).example.block] == ["logits", "probs"]
+    assert cost(final_layer_alone(8, 30, False).example.block).params == 240
+
+
+# A family's name in the table → its model_type in transformers and the field of the config that says the activation.
+CONFIGURED = {
+    "BERT": "bert", "RoBERTa": "roberta", "BART": "bart", "ViT": "vit", "wav2vec 2.0": "wav2vec2",
+    "Whisper": "whisper", "Falcon": "falcon", "Pythia": "gpt_neox", "ModernBERT": "modernbert", "Zamba": "zamba",
+    "OPT": "opt", "Switch Transformers": "switch_transformers", "M2M-100": "m2m_100", "NLLB-MoE": "nllb-moe",
+    "DETR": "detr", "DAB-DETR": "dab-detr", "T5 v1.0": "t5",
+    "Nemotron": "nemotron", "nanochat": "nanochat", "Persimmon": "persimmon", "AFM": "arcee", "Jais-2": "jais2",
+    "BitNet": "bitnet",
+    "GPT-2": "gpt2", "GPT-J": "gptj", "Phi-2": "phi", "StarCoder": "gpt_bigcode", "SigLIP": "siglip_text_model",
+    "Gemma": "gemma", "mT5": "mt5",
+    "CLIP": "clip_text_model", "OWL-ViT": "owlvit_text_model", "ImageGPT": "imagegpt",
+    "Llama": "llama", "Mistral": "mistral", "Mixtral": "mixtral", "Qwen": "qwen2", "DeepSeek": "deepseek_v3",
+    "OLMo": "olmo2", "Phi-3": "phi3", "Phi-4": "phi3", "Granite": "granite", "Falcon3": "llama", "Apertus": "apertus",
+    "MobileNet": "mobilenet_v2", "DeepSeek-V4's router": "deepseek_v4",
+    "DeepSeek-V4": "deepseek_v4", "GLM-5.3-Flash": "glm5_next_text", "Hy4": "hy_v4", "Step-3.5": "step3p5",
+    "Step-3.7": "step3p5", "Inkling-2": "inkling2_text",
+}  # fmt: skip
+FIELDS = ("scoring_func", "dense_act_fn", "hidden_activation", "hidden_act", "activation_function", "activation")
+# What no config of transformers says: older than it, a part of a model, or decided by the model's code or its version.
+ELSEWHERE = {
+    "Transformer (2017)", "Primer", "GPT-3", "PaLM", "GPT-NeoX-20B", "BLOOM", "T5 v1.1", "gpt-oss",
+    "Privacy Filter", "MiniMax-M3",
+    "Kimi-K3",
+    "bilinear GLU", "GLU", "MoE routers", "MEGA", "YOLOv4", "EnCodec", "MobileNetV3",
+}  # fmt: skip
+
+
+def families(used_by: str) -> list[str]:
+    """`T5 v1.1, Gemma (gated)` → T5 v1.1 and Gemma; a year in brackets belongs to the name."""
+    return [part.strip() for part in re.split("[,;]", re.sub(r" \((?!\d)[^)]*\)", "", used_by)) if part.strip()]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]", "", re.sub(r"\(\d+\)", "", name).lower())
+
+
+def _named_by(model: str, table: Mapping[str, str]) -> set[str]:
+    """The rows of the catalog's model's family, the one with the longest name that the model's name begins with."""
+    rows: dict[str, set[str]] = {}
+    for row, used_by in table.items():
+        for family in families(used_by):
+            if _plain(model).startswith(_plain(family)):
+                rows.setdefault(_plain(family), set()).add(row)
+    return rows[max(rows, key=len)] if rows else set()
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_every_known_model_stands_at_its_activation_and_nowhere_else(name):
+    """Of SwiGLU the tables name a few of the many families, of every other unit all."""
+    model = catalog.find(name)
+    assert model is not None
+    functions = {group.spec.activation for group in model.model.groups}
+    named = _named_by(name, {row.name: row.used_by for row in TABLE.values()})
+    units = {
+        unit
+        for unit, row in UNITS.items()
+        for spec in (group.spec for group in model.model.groups)
+        if spec.gated and unit_ops(spec.activation, spec.limits) == (row.gate, row.up)
+    }
+    in_units = _named_by(name, {unit.name: unit.used_by for unit in UNITS.values()})
+    assert named == functions or (functions == {"silu"} and not named)
+    assert in_units in (units, units - {"swiglu"})
+    assert bool(units) == any(group.spec.gated for group in model.model.groups)
+
+
+def test_every_family_is_held_by_something():
+    said = {f for row in (*TABLE.values(), *UNITS.values()) for f in families(row.used_by)}
+    assert said == CONFIGURED.keys() | ELSEWHERE
+
+
+@pytest.mark.parametrize("family", CONFIGURED)
+def test_families_have_the_activation_that_their_config_says(family):
+    pytest.importorskip("transformers")
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config = CONFIG_MAPPING[CONFIGURED[family]]()
+    said = next((value for field in FIELDS if isinstance(value := getattr(config, field, None), str)), "")
+    if family in ("DeepSeek", "DeepSeek-V4", "Inkling-2"):  # its scoring_func is the router's
+        said = config.hidden_act
+    rows = [row.name for row in TABLE.values() if family in families(row.used_by)]
+    gates = [unit.gate.function for unit in UNITS.values() if family in families(unit.used_by)]
+    assert set(rows + gates) == {CANONICAL[said.lower()]}

@@ -1,23 +1,28 @@
-"""The blocks that ranks compute together. Every parameter is drawn: a bias of zero hides that it is added twice."""
+"""The blocks that ranks compute together, what a rank is asked and answers, and the start of a world size's ranks.
+
+Every parameter is drawn: a bias of zero hides that it is added twice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.shard import Ranks
-from ffncli.block.steps import Route, block_inputs, id_inputs, input_shapes, parameters, tables
+from ffncli.block.steps import Route, Step, block_inputs, id_inputs, input_shapes, parameters, tables
 from ffncli.run.engine.weights import random_weights
-from tests.ranks.records import RankCase
+from ffncli.run.ranks.simulate import CollectiveCall
+from tests.ranks.started import Started
 
 D, F = 6, 24
 NORMED = FFNSpec(D, F, "swiglu", norm="rmsnorm", residual=True)
 BIASED = replace(NORMED, bias=True)
-
 DENSE: Mapping[str, FFNSpec] = {
     "plain": FFNSpec(D, F, "gelu", bias=False),
     "gated": FFNSpec(D, F, "swiglu"),
@@ -34,7 +39,6 @@ DENSE: Mapping[str, FFNSpec] = {
     "dropout": FFNSpec(D, F, "relu", dropout=0.5, residual=True),
     "two-inputs": replace(BIASED, parallel=True),
 }
-
 GROUPS = MoE(8, 3, 1, groups=4, top_groups=2, group_best=2, correction=True, score="sigmoid", scale=2.5)
 MIXTURES: Mapping[str, FFNSpec] = {
     "mixtral": FFNSpec(D, F, "swiglu", moe=MoE(8, 2)),
@@ -54,19 +58,7 @@ MIXTURES: Mapping[str, FFNSpec] = {
     "mixture-learned": replace(BIASED, activation="xielu", gated=False, moe=MoE(8, 2)),
     "mixture-router": replace(NORMED, moe=MoE(8, 1, router_width=4, router_carries=True, skip_experts=1)),
 }
-IN_FLOAT32 = (
-    "mixtral",
-    "deepseek",
-    "plain",
-    "gated",
-    "biased",
-    "pre-norm",
-    "capped",
-    "mixture",
-    "mixture-capped",
-    "mixture-shared",
-)
-
+IN_FLOAT32 = tuple("mixtral deepseek plain gated biased pre-norm capped mixture mixture-capped mixture-shared".split())
 TOKENS: Mapping[int, tuple[int, ...]] = {1: (7,), 2: (4, 3), 4: (3, 0, 1, 3)}  # by ranks along ep: unequal, and none
 
 
@@ -120,6 +112,48 @@ def one_busy_expert(ranks: Ranks) -> RankCase:
     return replace(made, weights={**made.weights, f"{route}.correction": correction})
 
 
+@dataclass(frozen=True, repr=False)  # a failing test would print every tensor
+class RankCase:
+    """A block, the ranks that compute it, and what every rank along `ep` enters: tokens by token counts in `tokens`."""
+
+    name: str
+    steps: tuple[Step, ...]
+    ranks: Ranks
+    weights: Mapping[str, Tensor]
+    inputs: Mapping[str, Tensor]
+    upstream: Tensor
+    tokens: tuple[int, ...]
+
+
 CASES: Mapping[str, tuple[int, RankCase]] = {
     f"{world}:{case.name}": (world, case) for world in (2, 4) for case in cases(world)
 }
+
+
+@dataclass(repr=False)
+class Answer:
+    """What one rank has after a forward and a backward pass; gradients of its parts of the weights by name."""
+
+    error: str = ""
+    output: Tensor = field(default_factory=lambda: torch.zeros(0))
+    input_gradient: Tensor = field(default_factory=lambda: torch.zeros(0))
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    forward: dict[str, int] = field(default_factory=dict)
+    both: dict[str, int] = field(default_factory=dict)
+    calls: list[CollectiveCall] = field(default_factory=list)
+
+
+def answers_of(cases: Sequence[RankCase], world_size: int, folder: Path) -> list[dict[str, Answer]]:
+    """By rank, the answers by the names of the cases. Fails with what the ranks wrote if one of them did not answer."""
+    torch.save(list(cases), folder / "cases.pt")
+    command = (sys.executable, "-m", "tests.ranks.worker", str(folder))
+    ranks = [Started((*command, str(rank), str(world_size))) for rank in range(world_size)]
+    try:
+        ends = [one.ended() for one in ranks]
+    finally:
+        for one in ranks:
+            one.process.kill()
+            one.process.wait()
+    assert [one.code for one in ends] == [0] * world_size, "\n".join(one.out + one.err for one in ends)
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world_size)]

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ranks.cases import CASES
-from tests.ranks.harness import answers_of
-from tests.ranks.records import Answer
+from tests.ranks.cases import CASES, Answer, answers_of
 
 
 @pytest.fixture(scope="session")

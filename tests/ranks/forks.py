@@ -23,14 +23,11 @@ from typing import Any
 import torch
 from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
-IMPORTED = (
-    "torch.distributed.launcher.api",
-    "ffncli.cli.verify",
-    "ffncli.cli.trace.command",
-    "ffncli.run.trace.session",
-    "ffncli.run.verify.verify",
-    "ffncli.run.ranks.simulate",
-    "ffncli.run.ranks.parallel",
+IMPORTED = tuple(
+    """
+    torch.distributed.launcher.api ffncli.cli.verify ffncli.cli.trace.command ffncli.run.trace.session
+    ffncli.run.verify.verify ffncli.run.ranks.simulate ffncli.run.ranks.parallel
+""".split()
 )
 _LONGEST = 1 << 17  # bytes of an order
 _waiting: list[WaitingRank] = []

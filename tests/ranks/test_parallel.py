@@ -1,4 +1,4 @@
-"""The ranks together compute the whole block, and its gradients, with the collectives that they should need."""
+"""Blocks over ranks, real and simulated, compute the whole with the collectives that they should need."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, distributed, nn
 
+from ffncli.block.dtypes import storage
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.shard import Ranks, rank_steps
 from ffncli.block.steps import AllReduce, Axis, Experts, parameters, walk
 from ffncli.errors import FFNError
+from ffncli.models import catalog
+from ffncli.models.counting.expert_parallel import exchange
+from ffncli.models.counting.tensor_parallel import split
+from ffncli.models.model import Group, Model
 from ffncli.run.engine.execute import run
 from ffncli.run.ranks.parallel import ParallelBlock
+from ffncli.run.ranks.simulate import Simulated, simulate
 from ffncli.run.ranks.store import RankGroup
 from tests.oracles.modules import relative_error
-from tests.ranks.cases import CASES, DENSE
-from tests.ranks.records import Answer, RankCase
+from tests.ranks.cases import CASES, DENSE, Answer, RankCase
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6}
 
@@ -146,3 +151,161 @@ def test_the_cases_have_what_they_should():
 
 def _sizes(axes: tuple[Axis, ...]) -> tuple[int, ...]:
     return tuple(axis.size for axis in axes)
+
+
+BF16 = storage("bf16")
+
+
+def layers_of(name: str) -> tuple[Model, list[Group]]:
+    resolved = catalog.find(name)
+    assert resolved is not None
+    return resolved.model, list(resolved.model.groups)
+
+
+def tensor_parallel(name: str, tp: int, tokens: int) -> int:
+    """Every kind of layer of a model: the simulated rank, the closed form, and the sums on paper. How many they are."""
+    model, layers = layers_of(name)
+    for group, expected in zip(layers, split(model, tp, BF16).groups, strict=True):
+        found = simulate(group.steps, Ranks(tp), tokens)
+        assert found.all_reduces == expected.all_reduces == 1
+        assert (found.all_to_alls, found.all_gathers) == (0, 0)
+        assert found.all_reduce_bytes == expected.reduced_bytes * tokens == 2 * group.spec.d_model * tokens
+        assert found.ring_all_reduce_bytes == pytest.approx(expected.ring_all_reduce_bytes * tokens, rel=1e-14)
+        assert found.ring_all_reduce_bytes == 2 * (tp - 1) * 2 * group.spec.d_model * tokens / tp
+    return len(layers)
+
+
+def expert_parallel(name: str, ranks: Ranks, tokens: int) -> int:
+    """Every kind of layer with experts, likewise."""
+    model, layers = layers_of(name)
+    mixtures = [group for group in layers if group.spec.moe]
+    for group, expected in zip(mixtures, exchange(model, ranks.ep, BF16, tokens).groups, strict=True):
+        found = simulate(group.steps, ranks, tokens)
+        moe = group.spec.moe
+        assert moe is not None
+        assert (found.all_to_alls, found.all_gathers, found.all_reduces) == (2, 1, int(ranks.tp > 1))
+        rows = 2 * tokens * moe.top_k * (moe.latent or group.spec.d_model)
+        assert found.all_to_all_bytes == 2 * rows
+        assert found.sent_all_to_all_bytes == 2 * rows * (ranks.ep - 1) // ranks.ep
+        sent = (expected.dispatch_bytes + expected.combine_bytes) * tokens
+        assert found.sent_all_to_all_bytes == pytest.approx(sent, rel=1e-14)
+        assert found.all_gather_bytes == 8 * moe.experts
+    return len(mixtures)
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+@pytest.mark.parametrize("name", ["llama-2-7b", "llama-3.1-405b", "gpt3-175b", "mixtral-8x7b"])
+def test_tensor_parallel_is_the_closed_form(name, ranks):
+    assert tensor_parallel(name, ranks, 192) == 1
+
+
+@pytest.mark.parametrize(
+    "ranks", [Ranks(1, 2), Ranks(1, 8), Ranks(1, 64), Ranks(2, 4), Ranks(8, 8), Ranks(4, 16)], ids=str
+)
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-235b-a22b"])
+def test_expert_parallel_is_the_closed_form(name, ranks):
+    assert expert_parallel(name, ranks, 256) == 1
+
+
+def test_1024_ranks():
+    """Llama 3.1 405B's layer needs no memory; DeepSeek-V3's experts over 256 places, each of four ranks."""
+    assert tensor_parallel("llama-3.1-405b", 1024, 65536) == 1
+    assert expert_parallel("deepseek-v3", Ranks(4, 256), 4096) == 1
+
+
+def test_one_rank_exchanges_nothing_and_the_process_group_is_left():
+    for spec in (FFNSpec(6, 8, "swiglu"), FFNSpec(6, 8, "swiglu", moe=MoE(4, 2))):
+        alone = simulate(steps(spec), Ranks(), 5, torch.float32)
+        assert alone == Simulated(Ranks(), 5, torch.float32, *([0] * 9))
+        assert not distributed.is_initialized()
+
+
+@pytest.mark.parametrize("key", [key for key in CASES if "mixture-one-busy" not in key])
+def test_the_simulated_rank_calls_what_real_ranks_call(answers, key):
+    """As many collectives with as many bytes, but for the experts' rows: a real routing is not balanced."""
+    case, ranks = of_ranks(answers, key)
+    found = simulate(case.steps, case.ranks, case.tokens[0], case.upstream.dtype)
+    calls = ranks[0].calls
+    reduced = sum(call.bytes for call in calls if call.name == "all-reduce")
+    counted = sum(call.bytes for call in calls if call.name == "all-gather")
+    assert found.all_reduces == sum(call.name == "all-reduce" for call in calls)
+    assert found.all_to_alls == sum(call.name == "all-to-all" for call in calls)
+    assert (found.all_gathers, found.all_gather_bytes) == (sum(call.name == "all-gather" for call in calls), counted)
+    if not (case.ranks.ep > 1 and case.name.startswith("mixture-normed")):
+        assert found.all_reduce_bytes == reduced  # inside experts, what is reduced are rows too
+    for call in calls:
+        assert call.ranks == (case.ranks.tp if call.name == "all-reduce" else case.ranks.ep)
+
+
+def test_token_ids_that_choose_are_whole_numbers():
+    """DeepSeek-V4's first layers: a table lists the experts of each token id."""
+    block = steps(FFNSpec(6, 8, "swiglu", moe=MoE(4, 2, lookup=5)))
+    assert simulate(block, Ranks(1, 2), 8).all_to_all_bytes == 2 * 8 * 2 * 6 * 2
+
+
+def test_rows_that_do_not_divide_differ_by_one():
+    """7 tokens of 2 rows over 4 experts: 4, 4, 3, 3 rows; a rank of two keeps 8 of its 14."""
+    found = simulate(steps(FFNSpec(6, 8, "swiglu", moe=MoE(4, 2))), Ranks(1, 2), 7, torch.float32)
+    assert found.all_to_all_bytes - found.sent_all_to_all_bytes == (8 + 8) * 6 * 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranks", "message"),
+    [
+        (FFNSpec(6, 9), Ranks(2), "d_ff = 9 does not divide over 2 ranks"),
+        (FFNSpec(6, 8, sub_norm=True), Ranks(2), "normalises over d_ff"),
+        (FFNSpec(6, 8), Ranks(1, 2), "no experts to split"),
+        (FFNSpec(6, 8, moe=MoE(4, 2)), Ranks(1, 3), "experts = 4 does not divide over 3 ranks"),
+    ],
+)
+def test_refusals_are_those_of_the_steps(spec, ranks, message):
+    with pytest.raises(FFNError, match=message):
+        simulate(steps(spec), ranks, 4)
+    assert not distributed.is_initialized()
+
+
+KEYS = [key for key in CASES if key.split(":")[1].startswith(("mixtral/", "deepseek/")) and key.endswith("/32")]
+
+
+def mixtral(case: RankCase) -> nn.Module:
+    code = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
+    d_model, d_ff = case.weights["down.weight"].shape[1:]
+    config = code.MixtralConfig(hidden_size=d_model, intermediate_size=d_ff, num_local_experts=8, num_experts_per_tok=2)
+    module = code.MixtralSparseMoeBlock(config)
+    module.load_state_dict(experts_of(case) | {"gate.weight": case.weights["router.weight"]})
+    return module
+
+
+def deepseek(case: RankCase) -> nn.Module:
+    code = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
+    d_model, d_ff = case.weights["down.weight"].shape[1:]
+    config = code.DeepseekV3Config(
+        hidden_size=d_model, moe_intermediate_size=d_ff, n_routed_experts=8, num_experts_per_tok=3, n_group=4,
+        topk_group=2, n_shared_experts=1, routed_scaling_factor=2.5, norm_topk_prob=True,
+    )  # fmt: skip
+    module = code.DeepseekV3MoE(config)
+    shared = {f"shared_experts.{n}_proj.weight": case.weights[f"shared.{n}.weight"] for n in ("gate", "up", "down")}
+    router = {"gate.weight": "router.weight", "gate.e_score_correction_bias": "route.correction"}
+    module.load_state_dict(experts_of(case) | shared | {name: case.weights[ours] for name, ours in router.items()})
+    return module
+
+
+def experts_of(case: RankCase) -> dict[str, torch.Tensor]:
+    gate_up = torch.cat([case.weights["gate.weight"], case.weights["up.weight"]], 1)
+    return {"experts.gate_up_proj": gate_up, "experts.down_proj": case.weights["down.weight"]}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_the_ranks_compute_transformers_module(answers: dict[int, list[dict[str, Answer]]], key: str):
+    case, ranks = of_ranks(answers, key)
+    module = (mixtral if "mixtral" in key else deepseek)(case).eval()
+    x = case.inputs["x"].clone().requires_grad_()
+    output = module(x[None])[0]
+    output.backward(case.upstream)
+    assert x.grad is not None
+    assert relative_error(together(case, ranks, "output"), output) <= 1e-6
+    assert relative_error(together(case, ranks, "input_gradient"), x.grad) <= 4e-6
+
+
+def test_the_keys():
+    assert len(KEYS) == 2 * 5  # tp2, ep2, tp4, ep4, tp2-ep2

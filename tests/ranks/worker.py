@@ -20,7 +20,7 @@ from ffncli.block.shard import Ranks
 from ffncli.run.ranks.parallel import ParallelBlock
 from ffncli.run.ranks.simulate import Exchanges
 from ffncli.run.ranks.store import RankGroup
-from tests.ranks.records import Answer, RankCase
+from tests.ranks.cases import Answer, RankCase
 
 LIMIT_S = 60  # a rank that waits longer for another ends with an error
 

@@ -13,8 +13,7 @@ import sys
 import pytest
 
 from tests.oracles.checkpoints import expect_refusal
-from tests.oracles.prompted import PROMPT, made
-from tests.oracles.recorded import ACTS, run
+from tests.oracles.prompted import ACTS, PROMPT, made, run
 from tests.test_docs import JSON_DOC, keys
 
 pytestmark = pytest.mark.models

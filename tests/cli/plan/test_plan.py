@@ -15,7 +15,7 @@ from ffncli.bench.results.csv_file import HEADER, read_rows, row_lines
 from ffncli.bench.results.row import ResultRow
 from ffncli.models.counting import plan
 from ffncli.models.counting.plan import PlanRow
-from tests.models.counting.test_measured import SHAPES, block
+from tests.models.counting.test_count import SHAPES, block
 
 
 def body(call, *arguments: str) -> dict:

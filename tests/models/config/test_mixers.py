@@ -1,8 +1,9 @@
-"""Layers that differ, residual streams and tables by tokens: counted from the config, against transformers' modules."""
+"""Layers that differ, residual streams, tables of n-grams and by tokens: against transformers' own modules."""
 
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -23,9 +24,9 @@ from ffncli.models.counting.count import count
 from ffncli.models.evidence.agreement import with_inventory
 from ffncli.models.files.headers import TensorInfo
 from ffncli.models.files.inventory import Inventory
-from ffncli.models.model import LayerParams, Resolved
+from ffncli.models.model import LayerParams, NotCounted, Resolved
 from tests.fuzz.configs import specimens
-from tests.oracles.architectures import text_architectures
+from tests.oracles.architectures import numbers, text_architectures
 
 _NGRAMS = {
     "ple_layer_ids": [1, 3], "ngram_vocab_size_base": 53, "heads_per_ngram": 4, "ngram_size": 3, "ple_embed_dim": 16,
@@ -34,7 +35,6 @@ _NGRAMS = {
 _FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
 _SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 _KIMI = {"full_attn_layers": [2, 4], "kda_layers": [1, 3], "num_heads": 3, "head_dim": 6, "short_conv_kernel_size": 2}
-
 # Family → what is changed in its tiny config, besides nothing; None takes a field away.
 CHANGES: Mapping[str, tuple[dict[str, Any], ...]] = {
     "qwen3_next": ({"attention_bias": True}, {"layer_types": None, "full_attention_interval": 2}),
@@ -68,7 +68,6 @@ CHANGES: Mapping[str, tuple[dict[str, Any], ...]] = {
     ),
 }  # fmt: skip
 TRIED = [pytest.param(name, i, id=f"{name}-{i}") for name in MIXED for i in range(1 + len(CHANGES.get(name, ())))]
-
 # What of a layer is neither attention nor a norm nor the FFN, by the names in transformers' modules.
 _OTHER = re.compile(
     r"^(?:attn_hc|ffn_hc|altup|laurel|per_layer_|post_per_layer|ple\.|.*hyper_connection|.*residual_gate)"
@@ -203,3 +202,83 @@ def test_kimi_k3() -> None:
     total = count(found).model_params_total
     assert total == _K3
     assert 0 < 2_779_931_837_184 - total < 0.001 * total
+
+
+_PER_LAYER = r".*per_layer.*"
+
+
+def module(name: str, values: dict[str, Any]) -> torch.nn.Module:
+    """transformers' model of a config, its shapes alone."""
+    case = specimens()[name][0]
+    with torch.device("meta"):
+        built = CONFIG_MAPPING[name].from_dict({k: v for k, v in values.items() if k != "model_type"})
+        model: torch.nn.Module = attrgetter(case.model or text_architectures()[name])(transformers)(built)
+    return model
+
+
+def tables(values: dict[str, Any]) -> tuple[NotCounted, ...]:
+    """What ffn says of them where the whole model is not known."""
+    alone = {key: value for key, value in values.items() if key != "num_attention_heads"}
+    return from_config(alone, "m", "config.json").not_counted
+
+
+@pytest.mark.parametrize("name", ["gemma3n_text", "gemma4_text", "qwen4_exp_text"])
+def test_what_is_in_the_whole_is_not_left_out(name: str) -> None:
+    values = {**copy.deepcopy(specimens()[name][1]), **(_NGRAMS if name == "qwen4_exp_text" else {})}
+    assert from_config(values, "m", "config.json").not_counted == ()
+    assert tables(values) != ()
+
+
+@pytest.mark.parametrize(("name", "pattern", "more"), [
+    ("gemma3n_text", _PER_LAYER, {}), ("gemma3n_text", _PER_LAYER, {"hidden_size_per_layer_input": 6}),
+    ("gemma4_text", _PER_LAYER, {}), ("gemma4_text", _PER_LAYER, {"vocab_size_per_layer_input": 21}),
+    ("qwen4_exp_text", r".*\.ngram_embedding\.weight", _NGRAMS),
+    ("qwen4_exp_text", r".*\.ngram_embedding\.weight", {**_NGRAMS, "ple_layer_ids": [3], "ngram_size": 2}),
+    ("blt", r".*encoder_hash_tok_embedding.*", {"encoder_hash_byte_group_vocab": 90}),
+    ("blt", r".*encoder_hash_tok_embedding.*",
+     {"encoder_hash_byte_group_vocab": 50, "encoder_hash_byte_group_size": [3, 5],
+      "encoder_hash_byte_group_nb_functions": 2}),
+])  # fmt: skip
+def test_parameters_are_the_modules(name: str, pattern: str, more: dict[str, Any]) -> None:
+    values = {**copy.deepcopy(specimens()[name][1]), **more}
+    found = tables(values)
+    assert [part.parameters for part in found] == [numbers(module(name, values), pattern)]
+
+
+@pytest.mark.parametrize(("name", "fields"), [
+    ("gemma4_text", ["vocab_size_per_layer_input"]), ("blt", [f"encoder_hash_byte_group_{n}" for n in
+                                                              ("vocab", "size", "nb_functions")]),
+])  # fmt: skip
+def test_absent_fields_are_the_classs_defaults(name: str, fields: list[str]) -> None:
+    default = json.loads(json.dumps(CONFIG_MAPPING[name]().to_dict(), default=str))
+    bare = {key: value for key, value in default.items() if key not in fields}
+    assert len(bare) == len(default) - len(fields)
+    assert tables(bare) == tables(default) != ()
+
+
+def test_ngrams_of_the_published_size() -> None:
+    """Qwen3.8-Flash-Next: 20,000,000 n-grams in one layer, 51 G parameters (its model card): rows of 2,560 numbers."""
+    config = {**specimens()["qwen4_exp_text"][1], "ple_layer_ids": [1], "ple_embed_dim": 2560}
+    (part,) = tables({k: v for k, v in config.items() if "ngram" not in k})
+    assert part.parameters is not None
+    assert 16 * 20_000_000 * 160 < part.parameters < 1.001 * 16 * 20_000_000 * 160
+    assert round(part.parameters / 1e9) == 51
+
+
+def test_a_family_without_such_a_table_says_nothing_and_a_new_one_its_size_is_unknown() -> None:
+    values = specimens()["llama"][1]
+    assert tables(values) == ()
+    (part,) = tables({**values, "hidden_size_per_layer_input": 8})
+    assert (part.what, part.parameters) == ("embeddings for every layer", None)
+    gemma = specimens()["gemma4_text"][1]
+    assert tables({**gemma, "hidden_size_per_layer_input": 0}) == ()
+    (part,) = tables({key: value for key, value in gemma.items() if key != "hidden_size_per_layer_input"})
+    assert (part.why, part.parameters) == ("if it has them: the config does not say how wide they are", None)
+
+
+@pytest.mark.parametrize("value", [0, -1, 10**10, "8", True, 2.5])
+def test_a_table_that_cannot_be_is_refused(value: object) -> None:
+    from ffncli.errors import FFNError
+
+    with pytest.raises(FFNError, match="ngram_vocab_size_base must be"):
+        tables({**specimens()["qwen4_exp_text"][1], **_NGRAMS, "ngram_vocab_size_base": value})

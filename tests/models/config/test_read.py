@@ -1,20 +1,34 @@
-"""config.json against transformers' own configuration classes: the same widths and routing, whatever is left out."""
+"""config.json against transformers' own classes: the same widths and routing; published, changed and new ones."""
 
 from __future__ import annotations
 
+import copy
 import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from docs.blocks import blocks
 from ffncli.block.activations import hard_limits
 from ffncli.errors import FFNError
+from ffncli.models.config import families
 from ffncli.models.config.read import FAMILIES, from_config, quantization_of
+from ffncli.models.config.unread import UnknownField
+from ffncli.models.counting.count import count
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.files.fields import Fields
 from ffncli.models.model import Resolved
 from ffncli.models.source import load
+from tests import ROOT
+from tests.fuzz.configs import judge, specimens
+from tests.fuzz.formats import FAMILIES as FORMAT
+from tests.fuzz.formats import run_case
 
 # What a family's default config leaves null although its models have it, or where the default is refused.
 GIVEN = {
@@ -120,3 +134,161 @@ def test_a_quantization_config_may_be_nested(nest: Any, key: str):
     assert quantization_of(Fields(nest({key: gptq, "hidden_size": 4}), "c")) == gptq
     assert quantization_of(Fields(nest({key: None}), "c")) is None
     assert quantization_of(Fields(nest({key: [gptq]}), "c")) is None
+
+
+_M2 = {
+    "model_type": "minimax_m2", "hidden_size": 3072, "intermediate_size": 1536, "num_hidden_layers": 62,
+    "num_local_experts": 256, "num_experts_per_tok": 8, "hidden_act": "silu", "scoring_func": "sigmoid",
+    "use_routing_bias": True, "shared_intermediate_size": 0, "use_mtp": True, "num_mtp_modules": 3,
+}  # fmt: skip
+_M3 = {
+    "model_type": "minimax_m3_vl_text", "hidden_size": 6144, "intermediate_size": 3072, "num_hidden_layers": 60,
+    "num_local_experts": 128, "num_experts_per_tok": 4, "hidden_act": "swigluoai", "dense_intermediate_size": 12288,
+    "shared_intermediate_size": 3072, "n_shared_experts": 1, "scoring_func": "sigmoid", "use_routing_bias": True,
+    "moe_layer_freq": [0] * 3 + [1] * 57, "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "routed_scaling_factor": 2.0,
+}  # fmt: skip
+_MIMO = {
+    "model_type": "mimo_v2_flash", "hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 48,
+    "moe_layer_freq": [0] + [1] * 47, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": None,
+    "num_experts_per_tok": 8, "norm_topk_prob": True, "scoring_func": "sigmoid", "n_group": 1, "topk_group": 1,
+    "topk_method": "noaux_tc", "routed_scaling_factor": None, "hidden_act": "silu",
+}  # fmt: skip
+_GLM = {
+    "model_type": "glm_moe_dsa", "hidden_size": 6144, "intermediate_size": 12288, "num_hidden_layers": 78,
+    "first_k_dense_replace": 3, "moe_layer_freq": 1, "moe_intermediate_size": 2048, "n_routed_experts": 256,
+    "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_router_dtype": "float32", "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc", "n_group": 1, "topk_group": 1, "hidden_act": "silu", "routed_scaling_factor": 2.5,
+}  # fmt: skip
+_TRINITY = {
+    "model_type": "afmoe", "hidden_size": 1024, "intermediate_size": 3072, "moe_intermediate_size": 256,
+    "num_hidden_layers": 56, "num_dense_layers": 2, "num_experts": 128, "num_experts_per_tok": 8, "hidden_act": "silu",
+    "num_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_expert_groups": 1, "num_limited_groups": 1,
+    "route_norm": True, "route_scale": 2.826, "score_func": "sigmoid",
+}  # fmt: skip
+_VL = {
+    "model_type": "qwen3_vl_moe_text", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
+    "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
+    "decoder_sparse_step": 1, "mlp_only_layers": [], "hidden_act": "silu",
+}  # fmt: skip
+_OSS = {
+    "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24,
+    "num_local_experts": 32, "num_experts_per_tok": 4, "experts_per_token": 4, "hidden_act": "silu",
+    "swiglu_limit": 7.0,
+}  # fmt: skip
+_QWEN = {
+    "model_type": "qwen3_5_text", "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 64,
+    "hidden_act": "silu", "attn_output_gate": True, "output_gate_type": "swish", "mlp_only_layers": [],
+}  # fmt: skip
+# Router, its correction, routed experts, shared expert: d (E + 3 E w + 3 s) + E; dense: 3 d w.
+CASES = {
+    "MiniMax-M2.5": (_M2, 62 * (256 * (3072 + 1 + 3 * 3072 * 1536))),
+    "MiniMax-M3": (_M3, 57 * (128 * (6144 + 1 + 3 * 6144 * 3072) + 3 * 6144 * 3072) + 3 * 3 * 6144 * 12288),
+    "MiMo-V2-Flash": (_MIMO, 47 * 256 * (4096 + 1 + 3 * 4096 * 2048) + 3 * 4096 * 16384),
+    "GLM-5.2": (_GLM, 75 * (256 * (6144 + 1 + 3 * 6144 * 2048) + 3 * 6144 * 2048) + 3 * 3 * 6144 * 12288),
+    "Trinity-Nano": (_TRINITY, 54 * (128 * (1024 + 1 + 3 * 1024 * 256) + 3 * 1024 * 256) + 2 * 3 * 1024 * 3072),
+    "Qwen3-VL-30B-A3B": (_VL, 48 * 128 * (2048 + 3 * 2048 * 768)),
+    "gpt-oss-20b": (_OSS, 24 * 32 * (2880 + 1 + 3 * 2880 * 2880 + 3 * 2880)),
+    "Qwen3.6-27B": (_QWEN, 64 * 3 * 5120 * 17408),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_published_config_is_read(name):
+    config, params = CASES[name]
+    assert count(from_config(config, name, "config.json")).ffn_params_total == params
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "value"),
+    [
+        (_MIMO, "moe_layer_freq", [0, 0] + [1] * 46), (_GLM, "moe_router_dtype", "bfloat16"),
+        (_TRINITY, "score_func", "softmax"), (_TRINITY, "topk_group", 4),
+    ],
+)  # fmt: skip
+def test_a_value_that_the_family_does_not_compute_is_refused(config: Mapping[str, Any], field: str, value: object):
+    with pytest.raises(FFNError, match=field):
+        from_config({**config, field: value}, "x", "config.json")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_drawn_changes_give_the_right_number_a_note_or_a_line() -> None:
+    results: Counter[str] = Counter()
+    for number in range(60):
+        change, given = run_case(FORMAT, number)
+        assert not given.wrong, f"python -m tests.fuzz --only {FORMAT}/{number}: {change}: {given.wrong}"
+        results[given.text] += 1
+    assert results["counted"] > 10
+    assert results["refused"] > 10
+
+
+def changed(name: str, **fields: Any) -> dict[str, Any]:
+    """A family's tiny config with these fields; None takes one away."""
+    values = {**copy.deepcopy(specimens()[name][1]), **fields}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+@pytest.mark.parametrize(("name", "usual", "other"), [
+    ("llama", "num_hidden_layers", "n_layers"), ("gpt2", "n_layer", "num_layers"),
+    ("qwen3_moe", "num_local_experts", "moe_num_experts"), ("deepseek_v3", "n_routed_experts", "moe_num_experts"),
+])  # fmt: skip
+def test_a_name_that_the_familys_code_does_not_read_is_noted(name: str, usual: str, other: str) -> None:
+    value = specimens()[name][1][usual]
+    found = from_config(changed(name, **{usual: None, other: value}), name, "c")
+    assert found.model.groups == from_config(specimens()[name][1], name, "c").model.groups
+    assert found.notes[0].startswith(f"{other} = {value}: the code of {name} reads ")
+    assert usual in found.notes[0]
+    assert judge(name, changed(name, **{usual: None, other: value})) == ("noted", "")
+
+
+@pytest.mark.parametrize(("name", "field", "value"), [
+    ("marian", "hidden_size", 48), ("pix2struct_text_model", "num_hidden_layers", 9), ("xlstm", "num_blocks", 9),
+])  # fmt: skip
+def test_a_second_spelling_with_another_value_is_refused(name: str, field: str, value: int) -> None:
+    with pytest.raises(UnknownField, match=f"{field} = {value}"):
+        from_config(changed(name, **{field: value}), name, "c")
+
+
+@pytest.mark.parametrize("bottleneck", [True, False])
+def test_mobilebert_is_as_wide_as_its_code_reads(bottleneck: bool) -> None:
+    values = changed("mobilebert", use_bottleneck=bottleneck, true_hidden_size=32)
+    assert judge("mobilebert", values) == ("counted", "")
+    assert count(from_config(values, "m", "c")).d_model == 32
+
+
+PAGE = blocks((ROOT / "docs" / "new_models.md").read_text("utf-8"))
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The page's config, with the page's row in place."""
+    (code,) = (block.body for block in PAGE if block.language == "py")
+    (text,) = (block.body for block in PAGE if block.notes.get("file") == "tomorrow/config.json")
+    values: dict[str, Any] = json.loads(text)
+    with pytest.raises(FFNError, match="model_type 'tomorrow' is not known"):
+        from_config(values, "c", "c")
+    named: dict[str, Any] = {}
+    exec(code, named)
+    monkeypatch.setitem(families.FAMILIES, "tomorrow", named["ROWS"]["tomorrow"])  # type: ignore[arg-type]
+    monkeypatch.setitem(families.BY_TYPE, "tomorrow", "tomorrow")  # type: ignore[arg-type]
+    return values
+
+
+def test_the_pages_row_counts_what_a_module_has(config: dict[str, Any], tmp_path: Path) -> None:
+    d, f = config["width"], config["mlp_width"]
+    layer = torch.nn.ModuleDict(
+        {name: torch.nn.Linear(*sizes, bias=False) for name, sizes in
+         {"gate_proj": (d, f), "up_proj": (d, f), "down_proj": (f, d)}.items()}
+    )  # fmt: skip
+    held = sum(p.numel() for p in layer.parameters()) * config["depth"]
+    assert count(from_config(config, "c", "c")).ffn_params_total == held
+    stored = {f"model.layers.{i}.mlp.{n}": p.detach().clone() for i in range(4) for n, p in layer.named_parameters()}
+    save_file(stored, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = load(str(tmp_path))
+    assert (found.differences, count(found).ffn_params_total) == ((), held)
+    assert found.model.main.spec.activation == "silu"
+
+
+def test_a_field_that_the_pages_row_does_not_read_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(FFNError, match=r"mlp_clip = 3\.0: not known for model_type tomorrow"):
+        from_config({**config, "mlp_clip": 3.0}, "c", "c")

@@ -25,11 +25,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from tests.oracles.architectures.stubs import stubbed
 from tests.oracles.architectures.walk import walk
 
-_TABLES = (
-    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-    "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
-    "MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES",
+_TABLES = tuple(
+    """
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
+""".split()
 )
 MOST_PARAMETERS = 30_000_000  # a "tiny" model above this has a part that the generic sizes do not reach
 

@@ -18,8 +18,7 @@ from ffncli.run.activations.on_data import ActivationData, activations_on_data
 from ffncli.run.activations.swap_statistics import ActivationInput, ActivationOutput
 from ffncli.run.pretrained.prompt import Prompt
 from tests.oracles.activations import ORACLES
-from tests.oracles.prompted import PROMPT, built, made
-from tests.oracles.recorded import ACTS, Recorder, ffn_input, run
+from tests.oracles.prompted import ACTS, PROMPT, Recorder, built, ffn_input, made, run
 
 pytestmark = pytest.mark.models
 

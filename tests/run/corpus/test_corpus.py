@@ -16,8 +16,7 @@ from torch.nn import functional
 import ffncli
 from ffncli.errors import FFNError
 from ffncli.run.corpus.figures import CorpusSurvey
-from tests.oracles.dense import DENSE, SINGLE, in_double
-from tests.oracles.prompted import WORDS, built, made, through
+from tests.oracles.prompted import DENSE, SINGLE, WORDS, built, in_double, made, through
 
 
 def corpus(count: int, seed: int = 0) -> list[str]:

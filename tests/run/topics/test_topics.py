@@ -18,19 +18,7 @@ from ffncli.run.topics.topic import Topic
 from tests.oracles.activations import ORACLES
 from tests.oracles.counts import MOE
 
-PARTS = [
-    "ffn",
-    "activation",
-    "gate",
-    "4x",
-    "neuron",
-    "moe",
-    "tensor-parallel",
-    "expert-parallel",
-    "norm",
-    "residual",
-    "dropout",
-]
+PARTS = "ffn activation gate 4x neuron moe tensor-parallel expert-parallel norm residual dropout".split()
 
 
 def text(topic: Topic) -> str:

@@ -15,8 +15,7 @@ from torch import Tensor
 
 import ffncli
 from ffncli.errors import FFNError
-from tests.oracles.dense import DENSE, in_double
-from tests.oracles.prompted import PROMPT, ids, made, through
+from tests.oracles.prompted import DENSE, PROMPT, ids, in_double, made, through
 
 pytestmark = pytest.mark.models
 

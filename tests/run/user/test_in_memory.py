@@ -11,8 +11,7 @@ from torch import nn
 
 import ffncli
 from ffncli.errors import FFNError
-from tests.oracles.dense import DENSE, SINGLE, in_double
-from tests.oracles.prompted import made
+from tests.oracles.prompted import DENSE, SINGLE, in_double, made
 
 pytestmark = pytest.mark.models
 

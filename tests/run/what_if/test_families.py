@@ -10,8 +10,7 @@ import torch
 from torch.nn import functional
 
 import ffncli
-from tests.oracles.dense import DENSE, SINGLE, in_double
-from tests.oracles.prompted import PROMPT, ids
+from tests.oracles.prompted import DENSE, PROMPT, SINGLE, ids, in_double
 
 UNITS = range(4, 12)  # several, since a relu may be 0 for one
 _CLASSES = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM")
