@@ -16,8 +16,8 @@ from ffncli.kernels.compiled import CompileCache, cache, recompiles
 from ffncli.kernels.kernel import cxx, kernel_steps
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.weights import random_weights
+from tests.kernels.test_cpu_libraries import block_of, right, tokens
 from tests.kernels.test_kernels import GATED
-from tests.kernels.test_onednn import block_of, right, tokens
 
 BLOCK = kernel_steps(steps(FFNSpec(8, 24, "swiglu")))
 

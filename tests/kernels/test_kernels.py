@@ -17,8 +17,11 @@ from ffncli.block.steps import Activation, Dropout, block_inputs, parameters
 from ffncli.errors import FFNError
 from ffncli.kernels import BUILT_IN, COMPILING, IN_FEWER_BITS, OF_EXPERTS, built_in
 from ffncli.kernels.dense import activation
+from ffncli.kernels.inplace import changed
 from ffncli.kernels.kernel import REGISTERED, Kernel, canonical, kernel_steps, register
+from ffncli.kernels.per_weights import widened, widened_weights
 from ffncli.run.engine.execute import run
+from ffncli.run.engine.weights import random_weights
 from tests.oracles.activations import ORACLES
 from tests.oracles.modules import ClampedGated, Gated, Plain, Situ, SwigluStep, relative_error
 from tests.oracles.modules import MoE as Mixture
@@ -304,3 +307,58 @@ def test_the_manual_has_every_kernel():
     page = (Path(__file__).parents[2] / "docs/benchmarking.md").read_text("utf-8")
     table = page.partition("The built-in kernels:")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(BUILT_IN)
+
+
+NEW = {"softplus", "sqrtsoftplus", "laplace", "prelu", "xielu"}  # torch has none of these in place
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_activations_in_place(name):
+    x = torch.linspace(-12, 12, 97, dtype=torch.float64)
+    learned = {n: torch.tensor([v], dtype=torch.float64) for n, v in TABLE[name].learned.items()}
+    given = x.clone()
+    found = changed(Activation(name))(given, learned)
+    with torch.no_grad():
+        assert torch.allclose(found, ORACLES[name](x), rtol=1e-12, atol=1e-12)
+        limited = changed(Activation(name, -1.0, 0.5, 2.0))(x.clone(), learned)
+        assert torch.allclose(limited, ORACLES[name](x.clamp(-1.0, 0.5)) + 2.0, rtol=1e-12, atol=1e-12)
+    assert (found.data_ptr() == given.data_ptr()) == (name not in NEW)
+
+
+def test_a_call_writes_over_the_last_one():
+    block = kernel_steps(steps(FFNSpec(8, 24, "swiglu")))
+    kernel, generator = built_in("inplace"), torch.Generator().manual_seed(0)
+    params = kernel.prepare(block, random_weights(block, generator))
+    one, two = (kernel.build(block, "cpu", torch.float32) for _ in range(2))
+    x, y = torch.randn(2, 5, 8, generator=generator)
+    first = one(x, params)
+    kept = first.clone()
+    assert two(y, params).data_ptr() != first.data_ptr()  # what another build writes is its own
+    assert torch.equal(first, kept)
+    assert one(y, params).data_ptr() == first.data_ptr()
+    assert not torch.equal(first, kept)
+
+
+BLOCK = kernel_steps(steps(FFNSpec(2, 3, "relu", bias=False)))
+WEIGHTS = {"up.weight": torch.ones(3, 2, dtype=torch.bfloat16), "down.weight": torch.ones(2, 3, dtype=torch.bfloat16)}
+
+
+@pytest.mark.parametrize(("multiplied", "inside"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_a_dtype_that_is_not_multiplied_is_widened(multiplied, inside):
+    def multiplies(dtype):
+        return multiplied or dtype != torch.bfloat16
+
+    seen = []
+
+    @widened(multiplies)
+    def build(steps, device, dtype):
+        seen.append(dtype)
+        return lambda x, params: seen.append(x.dtype) or x + params[0].sum()
+
+    params = widened_weights(canonical, multiplies)(BLOCK, WEIGHTS)
+    assert [p.dtype for p in params] == [inside, inside]
+    assert (params[0] is WEIGHTS["up.weight"]) == multiplied
+    out = build(BLOCK, "cpu", torch.bfloat16)(torch.zeros(4, 2, dtype=torch.bfloat16), params)
+    assert seen == [inside, inside]
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, torch.full((4, 2), 6.0, dtype=torch.bfloat16))
