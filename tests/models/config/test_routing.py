@@ -152,7 +152,7 @@ def test_deepseek_v4_flash():
     assert count(model).ffn_params_total == by_hand == 278_152_620_032  # of published 284 B
     active = sum(group.ffn_params_active_per_layer * len(group.layers) for group in count(model).groups)
     assert active == by_hand - 43 * 250 * expert  # of published 13 B
-    first, last = model.groups
+    first, last = model.model.groups
     assert (first.layers, last.layers) == (tuple(range(3)), tuple(range(3, 43)))
     assert (first.spec.moe.lookup, first.spec.moe.correction) == (129280, False)
     assert (last.spec.moe.lookup, last.spec.moe.correction, last.spec.moe.score) == (None, True, "sqrtsoftplus")
@@ -163,7 +163,7 @@ def test_deepseek_v4_flash():
     )
     named = {name: value for name, value in FLASH.items() if name != "num_hash_layers"}
     kinds = ["hash_moe"] * 3 + ["moe"] * 40
-    assert read(named, mlp_layer_types=kinds).groups == read(named).groups == model.groups
+    assert read(named, mlp_layer_types=kinds).model.groups == read(named).model.groups == model.model.groups
 
 
 @pytest.mark.parametrize(("field", "value"), [
@@ -181,8 +181,8 @@ def test_inklings_two_widths():
     old, plain = read(INKLING), {n: v for n, v in INKLING.items() if n != "dense_intermediate_size"}
     new = read(plain, intermediate_size=96, moe_intermediate_size=24,
                mlp_layer_types=["dense", "dense", "sparse", "sparse"])  # fmt: skip
-    assert [(g.spec.d_ff, bool(g.spec.moe), len(g.layers)) for g in old.groups] == [(96, False, 2), (24, True, 2)]
-    assert new.groups == old.groups
+    assert [(g.spec.d_ff, bool(g.spec.moe), len(g.layers)) for g in old.model.groups] == [(96, False, 2), (24, True, 2)]
+    assert new.model.groups == old.model.groups
     expert = 3 * 64 * 24
     assert count(old).ffn_params_total == 2 * (3 * 64 * 96 + 1) + 2 * (10 * expert + 10 * 64 + 8 + 1)
     with pytest.raises(FFNError, match="shared_expert_sink"):
@@ -192,11 +192,11 @@ def test_inklings_two_widths():
 def test_inkling_2_and_phimoe():
     inkling = {"model_type": "inkling2_text", "hidden_size": 64, "moe_intermediate_size": 24, "num_hidden_layers": 2,
                "n_routed_experts": 8, "num_experts_per_tok": 2, "num_attention_heads": 4}  # fmt: skip
-    spec = read(inkling, mlp_gate_softcap=3.0).main.spec
+    spec = read(inkling, mlp_gate_softcap=3.0).model.main.spec
     assert (spec.limits, spec.moe.scale, spec.moe.eps) == (Limits(gate_cap=3.0, up_cap=25.0), 8.0, 1e-20)
     phimoe = {"model_type": "phimoe", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
               "num_attention_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 2}  # fmt: skip
-    moe = read(phimoe, router_jitter_noise=0.05).main.spec.moe
+    moe = read(phimoe, router_jitter_noise=0.05).model.main.spec.moe
     assert (moe.order, moe.threshold, moe.renormalise) == ("one_by_one", 0.1, False)
     with pytest.raises(FFNError, match="num_experts_per_tok"):
         read(phimoe, num_experts_per_tok=3)
@@ -230,7 +230,7 @@ ZAYA = {
 
 
 def test_zayas_router_by_hand():
-    first, rest = read(ZAYA).groups
+    first, rest = read(ZAYA).model.groups
     assert (first.layers, rest.layers) == ((0,), tuple(range(1, 40)))
     router = 256 * 2048 + 256 + 2 * (256 * 256 + 256) + 17 * 256 + 17
     assert count(read(ZAYA)).ffn_params_total == 40 * (router + 16 * 3 * 2048 * 2048) + 39 * 256
