@@ -1,20 +1,29 @@
-"""Statistics against numpy on whole tensors, closed forms, and counts in plain Python."""
+"""Statistics, distances and distributions of tensors, in pieces, against numpy and torch on whole ones."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from statistics import NormalDist
 
+import numpy
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from ffncli.block.value import NEAR_ZERO
+from ffncli.errors import FFNError
+from ffncli.run.measure import gap as measured
 from ffncli.run.measure import statistics as module
+from ffncli.run.measure import statistics as statistics_module
+from ffncli.run.measure.distribution import PERCENTS, Distribution, Sampler
+from ffncli.run.measure.gap import Gap, agreement, gap
 from ffncli.run.measure.statistics import BINS, not_finite, statistics
+from ffncli.run.measure.ulp import ulp
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 COUNTS = ("zeros", "near_zeros", "negatives", "nan", "inf")
@@ -204,3 +213,134 @@ def test_the_place_of_an_extreme_is_the_first_of_equal_ones(dtype, small_chunks)
     assert seen.max_at == tuple(int(i) for i in torch.unravel_index(x.nan_to_num(-9, -9, -9).argmax(), x.shape))
     assert seen.min_at == tuple(int(i) for i in torch.unravel_index(x.nan_to_num(9, 9, 9).argmin(), x.shape))
     assert (x[seen.min_at].item(), x[seen.max_at].item()) == (seen.min, seen.max) == (-2, 2)
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 1.5, -2.0, 3.9999, 1e-30, 1e-44, 65504.0, 7e4, 1e30])
+def test_ulp_is_numpys_spacing(value: float) -> None:
+    assert ulp(value, torch.float32) == float(abs(numpy.spacing(numpy.float32(value))))
+    assert ulp(value, torch.float64) == float(abs(numpy.spacing(numpy.float64(value))))
+
+
+def test_ulp_in_bfloat16() -> None:
+    assert ulp(1.0, torch.bfloat16) == 2.0**-7
+    assert ulp(-6.0, torch.bfloat16) == 4 * 2.0**-7
+    assert math.isnan(ulp(INF, torch.bfloat16))
+
+
+def test_a_gap_is_told_with_its_place_and_what_is_not_finite_beside_it() -> None:
+    a = torch.tensor([[1.0, NAN, 5.0], [INF, 2.0, -INF]])
+    b = torch.tensor([[1.0, NAN, 4.0], [INF, -8.0, INF]])
+    assert gap(a, b) == Gap(10.0, 4, abs(b.flatten()[4].item()), 8.0, 1, 5)
+    assert gap(b, b) == Gap(0.0, -1, 0.0, 8.0, 0, -1)
+    assert gap(torch.ones(2), torch.zeros(2)).relative == INF
+    assert gap(torch.zeros(0), torch.zeros(0)) == Gap()
+
+
+@pytest.mark.parametrize("piece", [1, 4, 7])
+def test_a_gap_does_not_depend_on_the_pieces(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(3)
+    a, b = (torch.randn(5, 4, generator=generator) for _ in range(2))
+    a[1, 1], b[4, 3] = NAN, INF
+    whole = gap(a, b)
+    assert (whole.unlike, whole.first_unlike) == (2, 5)
+    monkeypatch.setattr(measured, "_PIECE", piece)
+    assert gap(a, b) == whole
+
+
+def test_agreement_is_the_closed_form() -> None:
+    theirs = torch.tensor([1.0, -4.0, 2.0])
+    found = agreement(theirs + torch.tensor([0.0, 0.0, 2**-20]), theirs)
+    assert (found.max_error, found.relative_error) == (2**-20, 2**-22)
+    assert found.ulps == 4.0  # of 2, where they differ: its last place in float32 is 2⁻²²
+    assert agreement(torch.tensor([0.5, 4.0]), torch.tensor([0.0, 4.0])).ulps is None
+    assert agreement(theirs, theirs).ulps == 0
+    assert agreement(theirs.bfloat16() * 1.0078125, theirs.bfloat16()).ulps == 1.0
+
+
+def test_agreement_where_not_all_is_finite() -> None:
+    assert agreement(torch.tensor([NAN, INF, 1.0]), torch.tensor([NAN, INF, 1.0])).max_error == 0
+    assert agreement(torch.tensor([NAN, 1.0]), torch.tensor([1.0, 1.0])).max_error == INF
+    assert agreement(torch.tensor([1.0]), torch.tensor([0.0])).relative_error == INF
+    with pytest.raises(FFNError, match="cannot be compared"):
+        agreement(torch.zeros(2), torch.zeros(1, 2))
+
+
+def found(values: Tensor, pieces: int) -> Distribution:
+    """The distribution of rows that come some at a time."""
+    seen = Sampler(values.shape[0], values.shape[1])
+    for piece in values.chunk(pieces):
+        seen.add(piece)
+    return seen.distribution()
+
+
+def values(kind: str) -> Tensor:
+    drawn = torch.randn(60, 31, dtype=torch.float64)
+    shaped = {
+        "normal": drawn, "far": 1e6 + drawn, "skewed": drawn.exp(), "zeros": drawn.relu(), "tiny": 1e-30 * drawn,
+        "fp32": drawn.float(), "bf16": drawn.bfloat16(),
+    }  # fmt: skip
+    return shaped[kind]
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 60])
+@pytest.mark.parametrize("kind", ["normal", "far", "skewed", "zeros", "tiny", "fp32", "bf16"])
+def test_figures_in_pieces_are_those_of_the_whole(kind: str, pieces: int) -> None:
+    given = values(kind)
+    d, x = found(given, pieces), given.double().flatten()
+    near = 1e-6 if kind == "far" else 1e-9
+    assert (d.values, d.nan, d.inf) == (x.numel(), 0, 0)
+    assert (d.min, d.max) == (x.min().item(), x.max().item())
+    assert d.mean == pytest.approx(x.mean().item(), rel=1e-12)
+    mean, std = x.mean(), x.std(correction=0)
+    assert d.std == pytest.approx(std.item(), rel=near)
+    assert d.rms == pytest.approx(x.square().mean().sqrt().item(), rel=1e-9)
+    z = (x - mean) / std
+    assert d.skewness == pytest.approx(z.pow(3).mean().item(), rel=near, abs=near)
+    assert d.excess_kurtosis == pytest.approx(z.pow(4).mean().item() - 3, rel=near, abs=near)
+    assert d.negatives == int((x < 0).sum())
+    assert d.zeros == int((x == 0).sum())
+    assert d.near_zeros == int((given.abs() <= torch.tensor(1e-3, dtype=given.dtype)).sum())
+    assert d.histogram == tuple(torch.histc(x, 24, x.min().item(), x.max().item()).int().tolist())
+    assert [p.percent for p in d.percentiles] == list(PERCENTS)
+    for p in d.percentiles:
+        assert p.value == pytest.approx(x.quantile(p.percent / 100).item(), rel=1e-12)
+
+
+def test_the_distance_from_a_normal_is_kolmogorovs() -> None:
+    """By hand: at every value F jumps, and both of its sides are compared with Python's own normal distribution."""
+    x = torch.randn(40, 3, dtype=torch.float64).exp()
+    ordered = sorted(x.flatten().tolist())
+    normal = NormalDist(x.mean().item(), x.std(correction=0).item())
+    sides = [abs(share / 120 - normal.cdf(v)) for i, v in enumerate(ordered) for share in (i, i + 1)]
+    assert found(x, 4).normal_distance == pytest.approx(max(sides), rel=1e-12)
+
+
+def test_what_is_not_finite_is_counted_and_left_out() -> None:
+    x = torch.tensor([[1.0, math.nan, -math.inf], [3.0, math.inf, -2.0]])
+    d = found(x, 2)
+    assert (d.values, d.nan, d.inf, d.negatives) == (6, 1, 2, 2)
+    assert (d.min, d.max, d.mean) == (-2.0, 3.0, pytest.approx(2 / 3))
+    assert [p.value for p in d.percentiles if p.percent == 50] == [1.0]
+    none = found(torch.full((2, 3), math.nan), 1)
+    assert (none.min, none.mean, none.percentiles, none.histogram, none.nan) == (None, None, (), (), 6)
+
+
+def test_a_constant_has_no_shape() -> None:
+    d = found(torch.full((5, 7), 0.1, dtype=torch.float64), 3)
+    assert (d.mean, d.std, d.skewness, d.excess_kurtosis, d.normal_distance) == (0.1, 0.0, None, None, None)
+    assert d.histogram == ()
+
+
+def test_of_many_values_some_stand_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same values as from the whole tensor with that stride, however it is cut."""
+    monkeypatch.setattr(statistics_module, "_MOST_IN_HISTOGRAM", 100)
+    x = torch.randn(50, 20, dtype=torch.float64)
+    for pieces in (1, 9, 50):
+        d = found(x, pieces)
+        some = x.flatten()[:: d.histogram_stride]
+        assert d.histogram_stride == 11  # 10 would see every second column alone
+        assert d.histogram == tuple(torch.histc(some, 24, x.min().item(), x.max().item()).int().tolist())
+        assert d.percentiles[0].value == pytest.approx(some.quantile(0.01).item())
