@@ -169,7 +169,7 @@ def no_workers() -> Iterator[None]:
     def started(_running: Any, job: Job, *_: Any) -> Iterator[Answers]:
         yield Answers(job)
 
-    with patch.object(suite, "_started", started), patch("os.fsync", lambda handle: None):
+    with patch.object(suite._Run, "_started", started), patch("os.fsync", lambda handle: None):
         yield
 
 
