@@ -32,8 +32,8 @@ import json, sys
 connects = []
 sys.addaudithook(lambda event, args: connects.append(args[1]) if event == "socket.connect" else None)
 from ffncli.errors import FFNError
-from ffncli.models.files import hub, hub_requests
-hub_requests.PATIENCE, hub_requests._PAUSE = float(sys.argv[2]), 0.02
+from ffncli.models.files import hub
+hub.PATIENCE, hub._PAUSE = float(sys.argv[2]), 0.02
 try:
     model = hub.open_hub(sys.argv[1])
     out = {"revision": model.revision, "folder": model.folder and str(model.folder), "config": str(model.config),

@@ -2,7 +2,7 @@
 GPU's clocks, power, temperature and throttling reasons between blocks, by NVIDIA's management library. Read-only.
 
 A reading takes microseconds to milliseconds and is taken between blocks only, at most 5 % of the time. Values that a
-card or a driver does not provide are None. What limits the GPU for a whole run is in `system/gpu_state.py`.
+card or a driver does not provide are None. What limits the GPU for a whole run is in `system/gpu.py`.
 """
 
 from __future__ import annotations
