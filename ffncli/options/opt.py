@@ -114,6 +114,11 @@ def options_of(record: type[Any]) -> Mapping[str, Opt]:
     return _OPTIONS[record]
 
 
+def speak_of(record: type[Any]) -> None:
+    """From now on errors spell the options of this record as it does: another may have a field of the same name."""
+    _KNOWN.update(options_of(record))
+
+
 def as_typed(name: str, value: str | None) -> str:
     """An option as a shell has it, `--norm none`, from its field's name and the repr of a value."""
     opt = _KNOWN.get(name)

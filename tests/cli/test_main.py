@@ -202,12 +202,10 @@ def test_rich_stays_away_from_a_pipe(command: str) -> None:
 
 
 def test_activations_loads_nothing_that_was_not_asked_for() -> None:
-    """No differences, formats, gated facts or pictures for the plain table."""
+    """No model's data, no pictures and no blocks of equal size for the plain table."""
     unasked = {
-        "ffncli.block.analysis.difference", "ffncli.block.analysis.rounding", "ffncli.block.analysis.gated",
-        "ffncli.cli.activations.gated_page", "ffncli.cli.activations.against_page",
-        "ffncli.cli.activations.data_page", "ffncli.cli.activations.curves_page",
-        "ffncli.show.plots.image", "ffncli.models.counting.iso_params",
+        "ffncli.cli.activations.data_page", "ffncli.run.activations.call", "ffncli.run.activations.rounding",
+        "ffncli.models.source", "ffncli.show.plots.image", "ffncli.models.counting.iso_params",
     }  # fmt: skip
     assert not loaded_by("activations") & unasked
 

@@ -10,7 +10,7 @@ from ffncli.block.activations import resolve
 from ffncli.block.analysis.curve import Shape, curve, exact_zero_share, expectation, near_zero_share, shape
 from ffncli.block.value import NEAR_ZERO
 from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError, option, shown
 
 NARROWEST, WIDEST = 1e-6, 1e6  # of the normal input: beyond, every activation is one of its asymptotes
 CONVENTIONS = {
@@ -97,7 +97,7 @@ def activation(name: str, at: Sequence[float] = (), std: float = 1.0) -> Facts:
 def check_width(std: float) -> None:
     """Raises FFNError for a std that is not between NARROWEST and WIDEST."""
     if not NARROWEST <= std <= WIDEST:
-        raise FFNError(f"--std must be from {NARROWEST:g} to {WIDEST:g}, got {std:g}")
+        raise FFNError(f"{option('std')} must be from {NARROWEST:g} to {WIDEST:g}, got {std:g}")
 
 
 def _value(value: float, slope: float, x: float) -> Value:
@@ -130,8 +130,8 @@ class Checked:
     text: str
 
 
-def claim(text: str, option: str) -> Claim:
-    """The claim of `X=Y`. Raises FFNError, naming the option, if it is not a pair of finite numbers."""
+def claim(text: str) -> Claim:
+    """The claim of `X=Y`. Raises FFNError if it is not a pair of finite numbers."""
     x, equals, y = text.partition("=")
     try:
         at, stated = Decimal(x.strip()), Decimal(y.strip())
@@ -141,7 +141,7 @@ def claim(text: str, option: str) -> Claim:
         if max(abs(at), abs(stated)) > 10**9:
             raise InvalidOperation
     except InvalidOperation:
-        raise FFNError(f"{option}: {shown(text)} is not X=Y, two numbers", "for example 0.12=0.066") from None
+        raise FFNError(f"{shown(text)} is not X=Y, two numbers", "for example 0.12=0.066") from None
     return Claim(float(at), float(stated), 0.5 * 10.0**exponent, y.strip())
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from ffncli.block.dtypes import DType, dtype
 from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, option
 
 _LEAST, _MOST = -14, 6  # exponents of the inputs tested: closer to 0, f is a line; further out, its asymptote
 _STRIDE = 16_411  # for fp32, one number in this many is tested; prime, so that their low bits differ
@@ -117,7 +117,7 @@ def shares(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
     return (*reversed(cells), 1.0 - 2.0 * beyond[0], *cells)
 
 
-def formats(text: str, field: str = "--dtype") -> tuple[NumberFormat, ...]:
+def formats(text: str, field: str = option("dtype")) -> tuple[NumberFormat, ...]:
     """The formats in a comma-separated list, in any usual spelling, without duplicates.
 
     Raises FFNError for an unknown name, and for fp64, which is the reference for the others.

@@ -1,88 +1,32 @@
-"""`ffn activations`."""
+"""`ffn activations`: the command, what exits with 1, and the pictures: curves, slopes, differences from one of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 
-import typer
-
-from ffncli.block.activations import TABLE
-from ffncli.block.analysis.facts import facts
-from ffncli.block.analysis.gated import UNITS, split
-from ffncli.cli.activations.data_options import DataOptions
-from ffncli.cli.activations.expect import ExpectOptions, judge, with_checked
-from ffncli.cli.activations.gated_options import GatedOptions
-from ffncli.cli.activations.iso_options import IsoOptions
-from ffncli.cli.activations.page import answer
-from ffncli.cli.activations.points import points
-from ffncli.cli.activations.rounding_options import RoundingOptions
-from ffncli.cli.common import values
-from ffncli.cli.common.option import option
+from ffncli.block.analysis.curve import curve, samples
+from ffncli.block.analysis.difference import minus
+from ffncli.block.analysis.gated import UNITS
+from ffncli.cli.activations.page import answer, excess_text, stated_value
 from ffncli.cli.common.options import OutputOptions
-from ffncli.cli.common.parsers import above_zero, joined
 from ffncli.cli.common.plot_options import PlotOptions
+from ffncli.cli.common.prompt_options import lines_note, prompt_text
 from ffncli.cli.common.spread import spread
-from ffncli.errors import FFNError
-from ffncli.run.user.time_limit import LoadOptions
+from ffncli.errors import ExitCode, FFNError, option
+from ffncli.options import conflicts
+from ffncli.run.activations.comparison import Comparison, compared
+from ffncli.run.activations.question import CONFLICTS, DataQuestion, FunctionsQuestion, require_same_kind
 from ffncli.show.output import Output
-from ffncli.show.parts import Answer
+from ffncli.show.plots.plot import Plot, Series
 
-if TYPE_CHECKING:
-    from ffncli.block.analysis.difference import RoundedDifference
-    from ffncli.block.analysis.facts import Checked
-    from ffncli.models.counting.iso_params import IsoUnit
-    from ffncli.run.activations.rounding import RoundingError
-
-_Names = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="NAME",
-        autocompletion=values.activations,
-        help="Activations or gated units, as in gelu or swiglu. [default: those in common use]",
-    ),
-]
-_values = partial(option, "Values and curves")
-IN_USE = ("relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "xielu")
-DEFAULT_AT = "-3:3:1"
-BEYOND_LIMITS = "-12:12:4"  # what shows two gated units' difference by default: their limits are from 7 to 25
-_Plain = tuple[Sequence[str], Sequence[float], str | None]
-_Gated = tuple[Sequence[str], Sequence[float], Sequence[float]]
-
-
-_Std = Annotated[
-    float,
-    _values(
-        "--std", metavar="X", parser=above_zero("--std"), daily=True, help="Standard deviation of the normal input."
-    ),
-]
+MOST_CURVES = 8  # in one frame
+_LEAVES = 2.5  # times the height of most curves: higher curves would flatten them
 
 
 @spread
-def command(
-    *,
-    names: _Names = None,
-    places: Annotated[
-        list[str] | None,
-        _values(
-            "--at",
-            metavar="X,...|A:B:STEP",
-            daily=True,
-            help=f"Inputs to show. [default: {DEFAULT_AT}; for differences of gated units {BEYOND_LIMITS}]",
-        ),
-    ] = None,
-    std: _Std = 1.0,
-    everything: Annotated[bool, _values("--all", daily=True, help="Show every activation.")] = False,
-    expected: ExpectOptions,
-    gated: GatedOptions,
-    iso: IsoOptions,
-    precision: RoundingOptions,
-    plot: PlotOptions,
-    data: DataOptions,
-    load_limit: LoadOptions,
-    show: OutputOptions,
-) -> None:
+def command(*, question: FunctionsQuestion, plot: PlotOptions, data: DataQuestion, show: OutputOptions) -> None:
     """Compare activations: values, slopes, extremes, differences, statistics for a normal input.
 
     Examples:
@@ -91,97 +35,136 @@ def command(
       ffn activations swiglu --iso-params --d-model 512    # d_ff for equal size
       ffn activations --source ./my-model -p "Hello world" # on real inputs
     """
-    output, at = show.output(), joined(places)
-    load_limit.apply()
-    chosen, units = chosen_names(names, everything)
-    precision.check(chosen, units, data.source)
-    functions = {"--at": at, "--std": std != 1.0, "--expect": expected.expect, "--up": gated.up}
-    compared = {"--iso-params": iso.iso_params, "--against": precision.against, "--rounding": precision.rounding}
-    data.check({**functions, **compared, "--plot": plot.plot, "--plot-file": plot.plot_file}, precision.rounding)
+    output = show.output()
+    conflicts.check(CONFLICTS, question, plot, data)
+    require_same_kind(question, with_source=data.source is not None)
     if data.source is not None:
-        _no_units(units)
-        data.run(chosen, output, precision.dtype)
+        _show_data(question, data, output)
         return
-    if units and expected.expect:
-        raise FFNError("--expect is about functions of one number, not gated units", f"leave out {', '.join(units)}")
     plot.check(show.force, show.out)
-    claims = expected.checked(chosen)
-    xs = points(at) if at is not None else _default_points(claims, precision)
-    ups, widths = gated.ups(units, xs, compared=precision.unit is not None), iso.iso_units(units)
-    plain_facts = [facts(name, xs, std) for name in chosen]
-    page = with_checked(answer(plain_facts, _rows(units, xs, ups, std, widths), ratios=at is not None), claims)
-    differences = precision.differences(chosen, std)
-    page = _with_precision(page, differences, precision.errors(chosen, std, data.device), std)
-    page = _with_gated(page, precision, units, std)
-    output.show(_pictured(page, plot, output, (chosen, xs, precision.reference()), (units, xs, ups)))
-    precision.judge(differences, page.body["rows"])
-    judge(claims)
+    comparison = compared(question, data.device)
+    page = answer(comparison)
+    if plot.wanted:
+        names, units = question.chosen_names()
+        curves = curve_plots(names, comparison.at, question.reference())
+        page = plot.extended(page, [*curves, *unit_plots(units, comparison.at, comparison.ups)], output)
+    output.show(page)
+    _judge_differences(comparison)
+    _judge_claims(comparison)
 
 
-def _default_points(claims: Sequence[Checked], precision: RoundingOptions) -> tuple[float, ...]:
-    """Where functions are shown without --at: at what --expect names, else over the usual range."""
-    return tuple(dict.fromkeys(one.x for one in claims)) or points(BEYOND_LIMITS if precision.unit else DEFAULT_AT)
+def _show_data(question: FunctionsQuestion, data: DataQuestion, output: Output) -> None:
+    """The model's layers, with the named activations in place of its own."""
+    from ffncli.cli.activations.data_page import data_answer, remarks
+    from ffncli.run.activations.call import activations_of
+
+    if isinstance(data.prompt, tuple):
+        raise FFNError(f"{option('prompt')} takes one text, got {len(data.prompt)}", "ffn trace takes several")
+    if data.prompt is not None:
+        typed, data = data.prompt, replace(data, prompt=prompt_text(data.prompt))
+        output.notes(*lines_note(typed, str(data.prompt)))
+    dtype = None if question.dtype is None else str(question.dtype)
+    examined = activations_of(data, question.chosen_names()[0], dtype)
+    output.notes(*remarks(examined, data))
+    output.show(data_answer(examined, data))
 
 
-def _with_gated(page: Answer, precision: RoundingOptions, units: Sequence[str], std: float) -> Answer:
-    """The page with how far the gated units are from that of --against."""
-    if apart := precision.gated_differences(units, std):
-        from ffncli.cli.activations.gated_against_page import with_gated_differences
-
-        return with_gated_differences(page, apart, std)
-    return page
-
-
-def _no_units(units: Sequence[str]) -> None:
-    """Raises FFNError for a gated unit: with --source, functions replace the gate's."""
-    if units:
-        function = UNITS[units[0]].gate.function
-        raise FFNError(f"--source: {units[0]} is a gated unit", f"name the function of its gate, {function}")
-
-
-def _rows(
-    units: Sequence[str], at: Sequence[float], ups: Sequence[float], std: float, widths: Mapping[str, IsoUnit]
-) -> list[dict[str, Any]]:
-    """The rows of gated units; nothing is loaded if there are none."""
-    if not units:
-        return []
-    from ffncli.block.analysis.gated import gated_report
-    from ffncli.cli.activations.gated_page import rows
-
-    return rows([gated_report(UNITS[name], at, ups, std) for name in units], widths)
+def _judge_differences(comparison: Comparison) -> None:
+    """After the page: FFNError (exit 1) if the tolerance is exceeded; by a gated unit, at a point that is shown."""
+    tolerance = comparison.question.tolerance
+    if tolerance is None:
+        return
+    over = [one.difference for one in comparison.differences if one.difference.exceeds(tolerance)]
+    against, beyond = comparison.question.unit, [excess_text(one) for one in over]
+    if over:
+        against = over[0].against
+    for one, apart in zip(comparison.unit_differences, comparison.value_differences, strict=True):
+        most = max((math.inf if size != size else abs(size) for size in apart), default=0.0)
+        beyond += [f"{one.name} by {most:.3g}"] if most > tolerance else []
+    if beyond:
+        what = f"more than {option('tolerance')} {tolerance:g} from {against}: {', '.join(beyond)}"
+        raise FFNError(what, code=ExitCode.FAILED)
 
 
-def _with_precision(
-    page: Answer, differences: Sequence[RoundedDifference], errors: Sequence[RoundingError], std: float
-) -> Answer:
-    """The page with the differences and the rounding errors of its rows, in their order; nothing is loaded for none."""
-    if differences:
-        from ffncli.cli.activations.against_page import with_differences
-
-        page = with_differences(page, differences, std)
-    if errors:
-        from ffncli.cli.activations.rounding_page import with_rounding
-
-        page = with_rounding(page, errors, std)
-    return page
+def _judge_claims(comparison: Comparison) -> None:
+    """After the page: FFNError (exit 1) if a stated value is wrong."""
+    wrong = [one for one in comparison.checked if not one.right]
+    if wrong:
+        values = ", ".join(f"{one.name}({one.x:g}) = {stated_value(one)}, not {one.text}" for one in wrong[:5])
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        many = f"{len(wrong)} of {len(comparison.checked)}"
+        raise FFNError(f"{many} stated values wrong: {values}{more}", code=ExitCode.FAILED)
 
 
-def _pictured(page: Answer, plot: PlotOptions, output: Output, plain: _Plain, gated: _Gated) -> Answer:
-    """The page with the requested curves, in it or in a file."""
-    if not plot.wanted:
-        return page
-    from ffncli.cli.activations.curves_page import curve_plots, unit_plots
-
-    return plot.extended(page, [*curve_plots(*plain), *unit_plots(*gated)], output)
+# --- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def chosen_names(names: list[str] | None, everything: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Canonical names of plain functions, and of gated units: the named ones, all of them, or those in use.
+def curve_plots(names: Sequence[str], at: Sequence[float], against: str | None = None) -> list[Plot]:
+    """The values, then the slopes of canonical names, from the least to the greatest of the points.
 
-    Raises FFNError for an unknown name.
+    More than 8 curves are shown in several frames of each kind. With `against`, a canonical name, its curve is among
+    them, and the differences from it come last.
     """
-    if everything and names:
-        raise FFNError("--all and a NAME contradict each other", "give one or the other")
-    if everything:
-        return tuple(TABLE), ()
-    return split(names or IN_USE)
+    names = list(dict.fromkeys(names))
+    if against:  # last, so that the others look the same without it
+        names = [*(name for name in names if name != against), against]
+    curves = [curve(name) for name in names]
+    frames = [curves[i : i + MOST_CURVES] for i in range(0, len(curves), MOST_CURVES)]
+    plots = []
+    for title, y, slope in (("Values", "f(x)", False), ("Slopes", "slope of f at x", True)):
+        for some in frames:
+            lines = [Series(c.name, samples(c, *_span(at), slope)) for c in some]
+            frame, out = _frame(lines)
+            beyond = f" ({' and '.join(out)} leave{'s' * (len(out) == 1)} the frame)" if out else ""
+            plots.append(Plot(title + beyond, "x", y, lines, frame=frame))
+    if against:
+        others = [name for name in names if name != against]
+        plots += [difference_plot(others[i : i + MOST_CURVES], against, at) for i in range(0, len(others), MOST_CURVES)]
+    return plots
+
+
+def unit_plots(names: Sequence[str], at: Sequence[float], ups: Sequence[float]) -> list[Plot]:
+    """The values of gated units over the gate, and their slopes by it, at each value of up; 8 curves to a frame."""
+    plots = []
+    pairs = [(UNITS[name], up) for name in names for up in ups]
+    for title, y, slope in (("Gated units", "y", False), ("Slopes by the gate", "∂y/∂gate", True)):
+        for start in range(0, len(pairs), MOST_CURVES):
+            lines = [
+                Series(
+                    unit.name if len(ups) == 1 else f"{unit.name} at up {up:g}",
+                    samples(unit.over_gate(up), *_span(at), slope),
+                )
+                for unit, up in pairs[start : start + MOST_CURVES]
+            ]
+            plots.append(Plot(f"{title} at up = {', '.join(f'{up:g}' for up in ups)}", "gate", y, lines))
+    return plots
+
+
+def difference_plot(names: Sequence[str], against: str, at: Sequence[float]) -> Plot:
+    """f(x) minus the f(x) of `against` for each other name; canonical names, the range as in `curve_plots`."""
+    other, others = curve(against), (name for name in dict.fromkeys(names) if name != against)
+    lines = [Series(name, samples(minus(curve(name), other), *_span(at))) for name in others]
+    return Plot(f"Difference from {against}", "x", f"f(x) - {against}(x)", lines)
+
+
+def _span(at: Sequence[float]) -> tuple[float, float]:
+    """From the least to the greatest of the points; around a single one, 1 to each side."""
+    low, high = min(at), max(at)
+    return (low, high) if low < high else (low - 1.0, high + 1.0)
+
+
+def _frame(lines: Sequence[Series]) -> tuple[tuple[float, float] | None, list[str]]:
+    """The y-axis that shows most curves well, and the few that leave it; (None, []) if none does."""
+    ranges = [_range(line) for line in lines]
+    heights = sorted(high - low for low, high in ranges)
+    limit = _LEAVES * heights[len(heights) // 2]
+    inside = [(low, high) for low, high in ranges if high - low <= limit]
+    if limit == 0 or 2 * len(inside) <= len(ranges) or len(inside) == len(ranges):
+        return None, []
+    out = [line.name for line, (low, high) in zip(lines, ranges, strict=True) if high - low > limit]
+    return (min(low for low, _ in inside), max(high for _, high in inside)), out
+
+
+def _range(line: Series) -> tuple[float, float]:
+    values = [y for _, y in line.points if math.isfinite(y)]
+    return min(values, default=0.0), max(values, default=0.0)

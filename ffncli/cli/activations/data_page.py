@@ -15,6 +15,7 @@ from ffncli.show.text import bars, percent, plural
 
 if TYPE_CHECKING:
     from ffncli.run.activations.on_data import ActivationData, LayerData
+    from ffncli.run.activations.question import DataQuestion
     from ffncli.run.activations.swap_statistics import ActivationInput, ActivationOutput
     from ffncli.run.measure.distribution import Distribution
 
@@ -33,14 +34,11 @@ _FAULTS = 4  # named one by one
 _FAR = 0.1  # of a std: a mean too far from 0 for a normal about 0
 
 
-def remarks(data: ActivationData, layer: str | None, numbers: str | None) -> list[str]:
-    """Notes for stderr: on the model and its run, the default layer, random weights or inputs, values not finite.
-
-    `numbers` is the --input, None if it is random.
-    """
+def remarks(data: ActivationData, question: DataQuestion) -> list[str]:
+    """Notes for stderr: on the model and its run, the default layer, random weights or inputs, values not finite."""
     resolved = data.model
     out = [*resolved.notes, *map(str, resolved.differences), *data.notes]
-    if layer is None and (resolved.model.layer_count or 1) > 1:
+    if question.layer is None and (resolved.model.layer_count or 1) > 1:
         one = data.layers[0]
         out.append(
             f"{one.stack} layer {one.layer} of {resolved.model.name}: --layer I shows another, --layer all every one"
@@ -49,21 +47,22 @@ def remarks(data: ActivationData, layer: str | None, numbers: str | None) -> lis
         drawn = ["weights"] if any(one.weights.startswith("random") for one in data.layers) else []
         way = "--prompt TEXT shows the model's actual input"
         way += "" if is_runnable(resolved) else ", if the source is a directory with safetensors"
-        drawn += ["input"] if numbers is None else []
+        drawn += ["input"] if question.input is None else []
         out += [f"{' and '.join(drawn)} drawn at random: {way}"] if drawn else []
     places = {id(one): "" if resolved.model.bare else f"{one.stack} layer {one.layer}: " for one in data.layers}
     bad = [f"{places[id(one)]}{fault}" for one in data.layers for fault in one.not_finite]
     return out + bad[:_FAULTS] + ([f"{len(bad) - _FAULTS} more have NaN or Inf"] if len(bad) > _FAULTS else [])
 
 
-def answer(data: ActivationData, prompt: str | None, numbers: str | None) -> Answer:
+def data_answer(data: ActivationData, question: DataQuestion) -> Answer:
     """One layer in full, or a row for each of several; CSV has a line per activation and layer."""
     resolved, ran = data.model, bool(data.tokens)
+    numbers = None if question.input is None else str(question.input)
     places = [(layer, entered) for layer in data.layers for entered in layer.activations]
     rows = [_row(layer, entered, made) for layer, entered in places for made in entered.made]
     body = {
         "data": {
-            "name": resolved.model.name, "source": resolved.source, "prompt": prompt,
+            "name": resolved.model.name, "source": resolved.source, "prompt": question.prompt,
             "input": None if ran else numbers or "randn",
             "tokens": {stack: [*map(asdict, tokens)] for stack, tokens in data.tokens.items()},
             "layers": [_layer(layer) for layer in data.layers],

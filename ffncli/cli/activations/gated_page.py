@@ -1,26 +1,32 @@
-"""The page of `ffn activations` on gated units: rows for JSON and CSV, tables to read."""
+"""Gated units on the page of `ffn activations`: rows for JSON and CSV, tables to read."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ffncli.block.analysis.gated import GatedReport, GatedValue
+from ffncli.block.analysis.gated import GatedValue, Interval
 from ffncli.block.value import NEAR_ZERO
-from ffncli.cli.activations.points import point
+from ffncli.run.activations.comparison import Comparison
 from ffncli.show.parts import Fixed, Line, Part, Table
-from ffncli.show.text import in_percent, interval
-
-if TYPE_CHECKING:
-    from ffncli.models.counting.iso_params import IsoUnit
+from ffncli.show.text import in_percent, interval, percent
 
 Row = Mapping[str, Any]
 
 
-def rows(reports: Sequence[GatedReport], iso: Mapping[str, IsoUnit]) -> list[dict[str, Any]]:
-    """A row per gated unit under the keys of docs/json.md; `iso`, by a unit's name, adds `iso_params`."""
-    return [_row(report, iso.get(report.unit.name)) for report in reports]
+_AGAINST = ("against", "same_gate", "same_up", "rms_difference", "relative_rms_difference")
+AGAINST_CONVENTIONS = {
+    "same_gate, same_up": "of a gated unit: y is the reference's for each gate in one together with each up in the"
+    " other; [low, high], null for an end that is infinite; null instead of both: nowhere",
+    "relative_rms_difference": "of a gated unit: rms_difference over the rms of the reference",
+}
+
+
+def rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """A row per gated unit under the keys of docs/json.md."""
+    return [_row(comparison, at) for at in range(len(comparison.units))]
 
 
 def parts(rows: Sequence[Row]) -> list[Part]:
@@ -39,15 +45,45 @@ def parts(rows: Sequence[Row]) -> list[Part]:
     return out
 
 
+def against_parts(comparison: Comparison) -> list[Part]:
+    """How far the units are from the reference: where they are the same, then the difference at each up and gate."""
+    compared = comparison.unit_differences
+    if not compared:
+        return []
+    lines = [
+        (one.name, _region("gate", one.same_gate), _region("up", one.same_up), Fixed(one.rms),
+         percent(one.relative_rms))
+        for one in compared
+    ]  # fmt: skip
+    columns = ("gated unit", "the same for", "and", "rms difference", "of the rms")
+    note = f"rms: for gate and up normal, independent, of mean 0 and std {comparison.question.std:g}"
+    out: list[Part] = [Table(columns, lines, f"Difference from {compared[0].against}"), Line(note, quiet=True)]
+    names, values = [one.name for one in compared], comparison.units[0].values
+    for up in dict.fromkeys(comparison.ups):
+        places = [at for at, value in enumerate(values) if value.up == up]
+        table = [(point(values[at].x), *(Fixed(apart[at]) for apart in comparison.value_differences)) for at in places]
+        out.append(Table(("gate", *names), table, f"Difference at up = {up:g}", side_by_side=True))
+    return out
+
+
+def point(x: float) -> float | int:
+    """x as a cell: a whole number without decimals."""
+    return int(x) if x == int(x) and abs(x) < 1e6 else x
+
+
 def flat(row: Row) -> dict[str, Any]:
     """A row for CSV: values as lists, one per key; operations as their total; `iso_` before the keys of widths."""
-    out = {key: value for key, value in row.items() if key not in ("values", "operations", "iso_params")}
+    out = {k: v for k, v in row.items() if k not in ("values", "operations", "iso_params", *_AGAINST)}
     out |= {field.name: [value[field.name] for value in row["values"]] for field in fields(GatedValue)}
     out["operations"] = row["operations"]["total"]
-    return out | {f"iso_{key}": value for key, value in row.get("iso_params", {}).items()}
+    out |= {f"iso_{key}": value for key, value in row.get("iso_params", {}).items()}
+    if "against" in row:
+        out |= {key: row[key] for key in _AGAINST} | {"difference": [value["difference"] for value in row["values"]]}
+    return out
 
 
-def _row(report: GatedReport, iso: IsoUnit | None) -> dict[str, Any]:
+def _row(comparison: Comparison, at: int) -> dict[str, Any]:
+    report = comparison.units[at]
     unit, facts = report.unit, asdict(report.facts)
     bounds = ("minimum", "minimum_at", "maximum", "maximum_at", "lipschitz")
     row = {
@@ -58,10 +94,21 @@ def _row(report: GatedReport, iso: IsoUnit | None) -> dict[str, Any]:
         "operations": report.operations.record(),
         "used_by": unit.used_by or None, "source": unit.source or None,
     }  # fmt: skip
-    if iso:
+    if iso := comparison.iso.get(unit.name):
         widths = {key: value for key, value in asdict(iso).items() if key != "widths"}
         row["iso_params"] = {"d_model": widths.pop("d_model"), **asdict(iso.widths), **widths}
+    if comparison.unit_differences:
+        one, apart = comparison.unit_differences[at], comparison.value_differences[at]
+        row["values"] = [{**value, "difference": d} for value, d in zip(row["values"], apart, strict=True)]
+        row |= {
+            "against": one.against, "same_gate": _ends(one.same_gate), "same_up": _ends(one.same_up),
+            "rms_difference": one.rms, "relative_rms_difference": one.relative_rms,
+        }  # fmt: skip
     return row
+
+
+def _ends(interval: Interval | None) -> list[float | None] | None:
+    return None if interval is None else [x if math.isfinite(x) else None for x in interval]
 
 
 # --- for people -------------------------------------------------------------------------------------------------------
@@ -149,3 +196,13 @@ def _iso(rows: Sequence[Row]) -> list[Part]:
         Table(columns, lines, "Elementwise, per token"),
         Line("plain: with the gate's function · FLOPs: 1 per element of a step", quiet=True),
     ]
+
+
+def _region(name: str, interval: Interval | None) -> str:
+    """`gate ≤ 10`, `-7 ≤ up ≤ 7`, `every up`, `no up`."""
+    if interval is None:
+        return f"no {name}"
+    low, high = (f"{x:.4g}" if math.isfinite(x) else "" for x in interval)
+    if not (low or high):
+        return f"every {name}"
+    return f"{low} ≤ {name} ≤ {high}" if low and high else f"{name} ≤ {high}" if high else f"{name} ≥ {low}"

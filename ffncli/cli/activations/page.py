@@ -1,46 +1,100 @@
-"""The facts of `ffn activations`, as JSON, as CSV and as tables to read."""
+"""The page of `ffn activations` on functions and gated units: one answer, as JSON, as CSV and as tables to read."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
+from ffncli.block.analysis import gated as gated_units
 from ffncli.block.analysis.curve import Shape
-from ffncli.block.analysis.facts import CONVENTIONS, Facts
+from ffncli.block.analysis.difference import SHOWN, Difference, Meeting, RoundedDifference, Survival
+from ffncli.block.analysis.facts import CONVENTIONS, Checked, Facts
 from ffncli.block.analysis.operations import CONVENTION, operations
 from ffncli.block.value import NEAR_ZERO
-from ffncli.cli.activations.points import point
+from ffncli.cli.activations import gated_page
+from ffncli.cli.activations.gated_page import point
+from ffncli.run.activations.comparison import Comparison
 from ffncli.show.parts import Answer, Fixed, Line, Part, Table
-from ffncli.show.text import finite, in_percent, interval
+from ffncli.show.text import finite, in_percent, interval, percent, plural
+
+if TYPE_CHECKING:
+    from ffncli.run.activations.rounding import RoundingError
+
+_AT_0 = 1e-3  # a kink this near to 0 is shown in the column "at 0"; xielu has one at -1e-6
+DIFFERENCE_CONVENTIONS = {
+    "max_difference": "the least upper bound of |f - g| for all x, g being --against; null if there is none",
+    "ulps": "steps from one number of a format to another: 0 the same, 1 neighbours; +0 and -0 are the same",
+    "rounded": "f and g, exact at every x of the format, each rounded once to the nearest number",
+}
+ROUNDING_CONVENTIONS = {
+    "rounding": "an activation computed in dtype, against its exact value at the same x; native: torch's own call, "
+    "formula: its formula operation by operation, each rounded to dtype; an error's ulp is the distance from the exact "
+    "value to the next larger number of dtype",
+}
+_ROUNDING_COLUMNS = (
+    "max_ulps",
+    "at",
+    "value",
+    "exact",
+    "max_error",
+    "max_error_at",
+    "correctly_rounded_share",
+    "infinite_from",
+)
 
 
-def answer(facts: Sequence[Facts], gated: Sequence[Mapping[str, Any]], ratios: bool) -> Answer:
-    """A row per activation, then those of gated units (`gated_page.rows`); `ratios`: people see f(x) / x too."""
-    rows = [row(one) for one in facts]
-    flat = [_flat(row) for row in rows]
-    unit_parts: list[Part] = []
-    conventions = {**CONVENTIONS, "operations": CONVENTION}
-    if gated:
-        from ffncli.block.analysis import gated as gated_facts
-        from ffncli.cli.activations import gated_page
+_OF_DIFFERENCE = (
+    "against", "max_difference", "max_difference_at", "max_difference_symmetric", "max_difference_towards",
+    "mean_difference", "rms_difference",
+)  # fmt: skip
 
-        flat += [gated_page.flat(row) for row in gated]
-        unit_parts = gated_page.parts(gated)
-        conventions |= gated_facts.CONVENTIONS
-    columns = tuple(dict.fromkeys(key for line in flat for key in line))
-    table = Table(columns, [tuple(line.get(key) for key in columns) for line in flat])
+
+def answer(comparison: Comparison) -> Answer:
+    """A row per function, then one per gated unit, with the keys that the question adds to them."""
+    c = comparison
+    rows = [_row(c, at) for at in range(len(c.functions))]
+    units = gated_page.rows(c)
+    lines = [*map(_flat, rows), *map(gated_page.flat, units)]
+    for line in lines:
+        for e in c.rounding:
+            if e.name == line["name"]:
+                line |= {f"{e.dtype}_{e.way}_{key}": getattr(e, key) for key in _ROUNDING_COLUMNS}
+    columns = tuple(dict.fromkeys(key for line in lines for key in line))
+    table = Table(columns, [tuple(line.get(key) for key in columns) for line in lines])
+    body: dict[str, Any] = {"rows": [*rows, *units]}
+    if c.checked:
+        body["expected"] = [{key: value for key, value in asdict(one).items() if key != "text"} for one in c.checked]
+    if c.rounding:
+        body["rounding"] = [asdict(e) for e in c.rounding]
     parts: list[Part] = []
-    if facts:
-        parts += [Table(("name", "formula"), [(one.name, one.formula) for one in facts])]
-        parts += [_shapes(facts), *_normal(facts), *_values(facts, ratios), *_about(facts)]
-    return Answer("activations", {"rows": [*rows, *gated]}, table, [*parts, *unit_parts], conventions)
+    if c.checked:
+        parts.append(_checked(c.checked))
+    if c.functions:
+        parts.append(Table(("name", "formula"), [(one.name, one.formula) for one in c.functions]))
+        parts += [_shapes(c.functions), *_normal(c.functions), *_values(c.functions, c.question.at is not None)]
+        parts += _about(c.functions)
+    parts += gated_page.parts(units)
+    if c.differences:
+        parts += [_differences(c.differences), *_survivals(c.differences, c.question.std)]
+    if c.rounding:
+        parts += _rounding(c.rounding, c.question.std)
+    parts += gated_page.against_parts(c)
+    conventions = {**CONVENTIONS, "operations": CONVENTION}
+    conventions |= gated_units.CONVENTIONS if c.units else {}
+    conventions |= DIFFERENCE_CONVENTIONS if c.differences else {}
+    conventions |= ROUNDING_CONVENTIONS if c.rounding else {}
+    conventions |= gated_page.AGAINST_CONVENTIONS if c.unit_differences else {}
+    return Answer("activations", body, table, parts, conventions)
 
 
-def row(one: Facts) -> dict[str, Any]:
-    """A row under the keys of docs/json.md."""
+def _row(comparison: Comparison, at: int) -> dict[str, Any]:
+    """A function's row under the keys of docs/json.md."""
+    one = comparison.functions[at]
     s = one.shape
-    return {
+    row = {
         "name": one.name,
         "formula": one.formula,
         "values": [{"x": v.x, "value": v.value, "slope": v.slope, "ratio": v.ratio} for v in one.values],
@@ -53,23 +107,64 @@ def row(one: Facts) -> dict[str, Any]:
         "operations": operations(one.name).record(), "slope_operations": operations(one.name, slope=True).record(),
         "used_by": one.used_by or None, "source": one.source or None,
     }  # fmt: skip
+    return row | (_difference(comparison.differences[at]) if comparison.differences else {})
+
+
+def _difference(one: RoundedDifference) -> dict[str, Any]:
+    """What a row has with a reference."""
+    d = one.difference
+    return {
+        "against": d.against,
+        "max_difference": d.maximum,
+        "max_difference_at": d.at,
+        "max_difference_symmetric": d.symmetric,
+        "max_difference_towards": None if d.towards is None else "inf" if d.towards > 0 else "-inf",
+        "max_difference_within": None
+        if d.within is None
+        else {"low": -SHOWN, "high": SHOWN, "x": d.within[0], "value": d.within[1]},
+        "mean_difference": d.mean,
+        "rms_difference": d.rms,
+        "rounded": [_rounded(s) for s in one.rounded],
+    }
+
+
+def _rounded(s: Survival) -> dict[str, Any]:
+    return {
+        "dtype": s.dtype,
+        "inputs": s.inputs,
+        "survives": s.verdict,
+        "differing_share": s.differ,
+        "over_one_ulp_share": s.beyond_neighbours,
+        "rounding_rms": s.noise,
+        "ratio": s.ratio,
+        "at_max_difference": [asdict(m) for m in s.at_difference],
+        "max_ulps": s.largest.ulps if s.largest else 0,
+        "max_ulps_at": s.largest.x if s.largest else None,
+        "max_ulps_value": s.largest.value if s.largest else None,
+        "max_ulps_reference": s.largest.reference if s.largest else None,
+    }
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row for CSV: values as lists, one per key; for operations, their total."""
-    counts = {key: row[key]["total"] for key in ("operations", "slope_operations")}
-    return {**{k: v for k, v in row.items() if k != "values"}, **counts, **_columns(row["values"])}
+    """A row for CSV: values as lists, one per key; operations as their total; a format's numbers under its name."""
+    values, nested = row["values"], ("values", "max_difference_within", "rounded")
+    out = {key: value for key, value in row.items() if key not in nested}
+    out |= {key: row[key]["total"] for key in ("operations", "slope_operations")}
+    out = {key: value for key, value in out.items() if key not in _OF_DIFFERENCE} | {
+        key: [v[key] for v in values] for key in ("x", "value", "slope", "ratio")
+    }
+    if "against" not in row:
+        return out
+    out |= {key: row[key] for key in _OF_DIFFERENCE}
+    within = row["max_difference_within"] or {}
+    out |= {f"max_difference_within_{key}": within.get(key) for key in ("low", "high", "x", "value")}
+    for s in row["rounded"]:
+        out |= {f"{s['dtype']}_{key}": value for key, value in s.items() if key not in ("dtype", "at_max_difference")}
+        out[f"{s['dtype']}_ulps_at_max_difference"] = [m["ulps"] for m in s["at_max_difference"]]
+    return out
 
 
-def _columns(values: Sequence[dict[str, float | None]]) -> dict[str, list[float | None]]:
-    """Values as lists, one per key: what CSV joins."""
-    return {key: [v[key] for v in values] for key in ("x", "value", "slope", "ratio")}
-
-
-_AT_0 = 1e-3  # a kink this near to 0 is shown in the column "at 0"; xielu has one at -1e-6
-
-
-# --- for people -------------------------------------------------------------------------------------------------------
+# --- functions --------------------------------------------------------------------------------------------------------
 
 
 def _shapes(facts: Sequence[Facts]) -> Table:
@@ -90,11 +185,11 @@ def _shapes(facts: Sequence[Facts]) -> Table:
 
 
 def _range(s: Shape) -> str:
-    low, high = (None if math.isinf(bound) else _short(bound) for bound in (s.minimum, s.maximum))
+    low, high = (None if math.isinf(bound) else _bound(bound) for bound in (s.minimum, s.maximum))
     return interval(low, high, (s.minimum_at is not None, s.maximum_at is not None))
 
 
-def _short(value: float) -> str:
+def _bound(value: float) -> str:
     return f"{value:g}" if value == int(value) else str(Fixed(value))
 
 
@@ -157,3 +252,144 @@ def _about(facts: Sequence[Facts]) -> list[Part]:
         Table(("name", "used by"), [(one.name, one.used_by or "-") for one in facts]),
         Table(("name", "source"), [(one.name, one.source or "-") for one in facts]),
     ]
+
+
+# --- stated values ----------------------------------------------------------------------------------------------------
+
+
+def _checked(checks: Sequence[Checked]) -> Table:
+    """The stated values, the wrong ones in bold."""
+    several = len({one.name for one in checks}) > 1
+    columns = ("name", "x", "stated", "f(x)", "f(x)/x", "verdict")
+    rows = [
+        (one.name, one.x, _Written(one.stated, one.text), stated_value(one),
+         None if one.ratio is None else Fixed(one.ratio), "right" if one.right else "wrong")
+        for one in checks
+    ]  # fmt: skip
+    wrong = frozenset(i for i, one in enumerate(checks) if not one.right)
+    start = 0 if several else 1
+    title = "As stated" if several else f"{checks[0].name} as stated"
+    return Table(columns[start:], [row[start:] for row in rows], title, wrong)
+
+
+class _Written(Fixed):
+    """A number that is shown as written."""
+
+    text: str
+
+    def __new__(cls, value: float, text: str) -> _Written:
+        made = super().__new__(cls, value)
+        made.text = text
+        return made
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def stated_value(one: Checked) -> Fixed:
+    """f(x) with at least one decimal more than the stated value."""
+    decimals = 1 - int(Decimal(one.text).as_tuple().exponent)
+    return _Written(one.value, f"{one.value:.{decimals}f}") if 4 < decimals <= 17 else Fixed(one.value)
+
+
+# --- differences ------------------------------------------------------------------------------------------------------
+
+
+def place_text(d: Difference) -> str:
+    """Where a difference is largest: `±2.6989`, `towards -∞`; a dash if it is nowhere or everywhere."""
+    if d.towards is not None:
+        return "towards -∞" if d.towards < 0 else "towards ∞"
+    if not d.places:
+        return "-"
+    return f"{'±' if len(d.places) == 2 else ''}{_short(d.places[0])}"
+
+
+def excess_text(d: Difference) -> str:
+    """A difference that is too large, for an error: `silu by 0.193 at x = ±1.965`."""
+    if d.maximum is None:
+        return f"{d.name} without bound"
+    return f"{d.name} by {d.maximum:.3g} {'' if d.towards else 'at x = '}{place_text(d)}"
+
+
+def _differences(compared: Sequence[RoundedDifference]) -> Table:
+    against = compared[0].difference.against
+    differences = [one.difference for one in compared]
+    rows = [(d.name, _size(d), place_text(d), Fixed(d.mean), Fixed(d.rms)) for d in differences]
+    return Table(("name", "max |f - g|", "at x", "mean |f - g|", "rms"), rows, f"Difference from g = {against}")
+
+
+def _size(d: Difference) -> Fixed | str:
+    if d.maximum is not None:
+        return Fixed(d.maximum)
+    return f"unbounded; {d.within[1]:.4g} in [{-SHOWN:g}, {SHOWN:g}]" if d.within else "unbounded"
+
+
+def _survivals(compared: Sequence[RoundedDifference], std: float) -> list[Part]:
+    """A sentence per activation and format; none for one that is the reference itself."""
+    others = [one for one in compared if one.difference.name != one.difference.against]
+    if not others:
+        return []
+    pairs = [(one.difference, s) for one in others for s in one.rounded]
+    against = others[0].difference.against
+    note = (
+        f"yes: its rms is above that of rounding {against} itself; in part: below it, but some numbers differ · "
+        "1 ulp: from a number of the format to the next · x: where the exact difference is largest, then where the "
+        f"ulps are most, with both numbers · inputs are normal, of std {std:g}"
+    )
+    rows = [(f"{d.name} in {s.dtype}", _sentence(d, s)) for d, s in pairs]
+    return [Table(("", ""), rows, "Does the difference survive rounding?"), Line(note, quiet=True)]
+
+
+def _sentence(d: Difference, s: Survival) -> str:
+    if s.largest is None:
+        return f"no: the same number for each of {s.inputs:,} inputs"
+    parts = [f"{percent(s.differ)} of inputs differ, {percent(s.beyond_neighbours)} by more than 1 ulp"]
+    parts += [f"{s.ratio:.3g} × the error of rounding" if s.ratio is not None else f"{d.against} is exact in {s.dtype}"]
+    if s.at_difference:
+        parts += [", ".join(f"{_ulps(m)} at x = {_short(m.x)}" for m in s.at_difference)]
+    m = s.largest
+    if m not in s.at_difference:
+        parts += [f"at most {_ulps(m)} at x = {_short(m.x)} ({_short(m.value)}, {_short(m.reference)})"]
+    return f"{s.verdict}: " + "; ".join(parts)
+
+
+def _ulps(m: Meeting) -> str:
+    return f"{m.ulps:,} {plural('ulp', m.ulps)}"
+
+
+def _short(x: float) -> str:
+    return "0" if x == 0 else "inf" if math.isinf(x) else f"{x:.4g}"
+
+
+# --- rounding ---------------------------------------------------------------------------------------------------------
+
+
+def _rounding(errors: Sequence[RoundingError], std: float) -> list[Part]:
+    worst = [(e.name, e.dtype, e.way, _figure(e.max_ulps), e.at, e.value + 0.0, e.exact) for e in errors]
+    sizes = [
+        (e.name, e.dtype, e.way, e.max_error, e.max_error_at, percent(e.correctly_rounded_share, 4)) for e in errors
+    ]
+    note = "ulp: from the exact value to the next number · native: torch's own call · formula: operation by operation"
+    return [
+        Table(("name", "dtype", "way", "ulps", "at x", "is", "exact"), worst, "Rounding: the worst error in ulps"),
+        Line(note, quiet=True),
+        Table(("name", "dtype", "way", "error", "at x", "right"), sizes, "Rounding: the largest error"),
+        Line(f"|x| ≤ {10 * std:g} · right: within half an ulp, for normal inputs of std {std:g}", quiet=True),
+        *_overflows(errors),
+    ]
+
+
+def _overflows(errors: Sequence[RoundingError]) -> list[Part]:
+    """A line per activation and format that overflows, or loses a value that the format could hold."""
+    out: list[Part] = []
+    for e in errors:
+        who = f"{e.name} in {e.dtype}, {e.way}"
+        if e.lost_at is not None:
+            out.append(Line(f"{who}: infinite or NaN from x = {e.lost_at:.4g} on, though {e.dtype} can hold the value"))
+        elif e.infinite_from is not None:
+            out.append(Line(f"{who}: overflows from |x| = {e.infinite_from:.4g} on", quiet=True))
+    return out
+
+
+def _figure(ulps: float) -> float | int:
+    return round(ulps) if ulps >= 1000 else float(f"{ulps:.3g}")

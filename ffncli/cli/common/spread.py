@@ -19,7 +19,7 @@ from ffncli.cli.common.help import HELP_OPTIONS
 from ffncli.cli.common.option import Daily
 from ffncli.cli.common.values import values
 from ffncli.options.accept import FLAG
-from ffncli.options.opt import Opt, Options, options_of
+from ffncli.options.opt import Opt, Options, options_of, speak_of
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
@@ -42,6 +42,9 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**typed: Any) -> None:
+        for record in records.values():
+            if issubclass(record, Options):
+                speak_of(record)
         made = {name: record(**_given(record, typed)) for name, record in records.items()}
         command(**{name: typed[name] for name in hints if name in typed and name not in made} | made)
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ffncli.errors import FFNError, shown
+from ffncli.models.dimensions import leading_axes
 from ffncli.models.model import Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.models.source import is_user_module
+from ffncli.run.activations.question import DataQuestion
 from ffncli.run.engine.threads import set_threads, sleep_while_waiting
 from ffncli.run.pretrained.prompt import prompt_of
 from ffncli.run.user.load import load
@@ -19,41 +21,28 @@ if TYPE_CHECKING:
 _NEEDED = {"activation": "its activation", "top_k": "how many experts a token goes to"}  # without these no model runs
 
 
-def activations_of(
-    source: str,
-    others: Sequence[str] = (),
-    *,
-    layer: str | None = None,
-    prompt: str | None = None,
-    input_ids: tuple[int, ...] | None = None,
-    position: str | None = None,
-    input: str | None = None,
-    leading: tuple[int, ...] | None = None,
-    dtype: str | None = None,
-    device: str = "cpu",
-    seed: int | None = None,
-    threads: int | None = None,
-) -> ActivationData:
-    """The inputs of the activations of a SOURCE's layer (`all`: of every layer), and the outputs of `others` for them.
+def activations_of(question: DataQuestion, others: Sequence[str] = (), dtype: str | None = None) -> ActivationData:
+    """The inputs of the activations of a model's layer (`all`: of every layer), and the outputs of `others` for them.
 
-    `others` are canonical names, `leading` the input's axes before d_model, the rest are named as on the command line.
-    Raises FFNError as `activations_on_data`, and for a source that lacks something required to run it.
+    `others` are canonical names. Raises FFNError as `activations_on_data`, and for a source that lacks something
+    required to run it, before torch is loaded.
     """
-    with sleep_while_waiting():  # a user's module imports torch
-        resolved = _model(source, seed or 0)
-    if layer != "all":
-        resolved.model.layer(layer)
-    model_input = prompt_of(prompt, input_ids, position)
-    if model_input:
-        folder_of(resolved, model_input.option)
+    leading = leading_axes(question.tokens, question.batch, question.seq_len)
+    model_input = prompt_of(question.prompt, question.input_ids, question.position)
+    with question.limited():
+        with sleep_while_waiting():  # a user's module imports torch
+            resolved = _model(question.source or "", question.seed or 0)
+        if question.layer != "all":
+            resolved.model.layer(question.layer)
+        if model_input:
+            folder_of(resolved, model_input.option)
+        set_threads(question.threads)
+        from ffncli.run.activations.on_data import activations_on_data
 
-    # From here on torch is needed; every error that can be raised without it has been raised.
-    set_threads(threads)
-    from ffncli.run.activations.on_data import activations_on_data
-
-    return activations_on_data(
-        resolved, model_input, others, layer=layer, input=input, leading=leading, dtype=dtype, device=device, seed=seed
-    )
+        return activations_on_data(
+            resolved, model_input, others, layer=question.layer, input=question.input, leading=leading, dtype=dtype,
+            device=question.device, seed=question.seed,
+        )  # fmt: skip
 
 
 def _model(source: str, seed: int) -> Resolved:
@@ -61,7 +50,7 @@ def _model(source: str, seed: int) -> Resolved:
     try:
         resolved = load(source, None, seed)
     except FFNError as error:
-        if is_user_module(source) and error.hint.startswith("give --"):
+        if is_user_module(source) and error.hint.startswith(("give --", "give d_")):
             raise FFNError(error.message, "no option sets it here: give it a default") from None
         raise
     if lacking := [

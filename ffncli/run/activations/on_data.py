@@ -48,7 +48,7 @@ class ActivationData:
 
 
 def activations_on_data(
-    resolved: Resolved, prompt: Prompt | None, others: Sequence[str], *, layer: str | None = None,
+    resolved: Resolved, prompt: Prompt | None, others: Sequence[str], *, layer: int | str | None = None,
     input: InputSource | None = None, leading: tuple[int, ...] | None = None, dtype: str | None = None,
     device: str = "cpu", seed: int | None = None,
 ) -> ActivationData:  # fmt: skip

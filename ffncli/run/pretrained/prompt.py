@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +22,6 @@ class Prompt:
     def option(self) -> str:
         """The option that it came from, for errors."""
         return option("prompt" if self.ids is None else "input_ids")
-
-    def check(self, made: Mapping[str, object]) -> None:
-        """Raises FFNError for a prompt together with token ids, or with an option of `made` that sets the input."""
-        if self.text is not None and self.ids is not None:
-            raise FFNError(f"{option('prompt')} contradicts {option('input_ids')}", "give one")
-        if other := next((name for name, value in made.items() if value is not None), None):
-            raise FFNError(f"{other} contradicts {self.option}", "the model makes the FFN's input")
 
 
 def prompt_of(text: str | None, ids: Any, positions: Any) -> Prompt | None:

@@ -179,7 +179,7 @@ def test_the_librarys_call_takes_any_name():
 
 @pytest.mark.parametrize("std", [0.0, NARROWEST / 2, WIDEST * 2, math.nan, math.inf])
 def test_a_width_that_says_nothing_is_refused(std):
-    with pytest.raises(FFNError, match="--std must be from 1e-06 to 1e"):
+    with pytest.raises(FFNError, match="std must be from 1e-06 to 1e"):
         facts("gelu", std=std)
 
 
@@ -189,7 +189,7 @@ STATED = "0.12=0.066 -0.08=-0.037 0.25=0.150 0.18=0.103 0.19=0.109 0.21=0.115 -0
 
 
 def test_worked_values_of_gelu_are_right_and_wrong():
-    found = check("gelu", [claim(text, "--expect") for text in STATED])
+    found = check("gelu", [claim(text) for text in STATED])
     assert [one.right for one in found] == [True] * 5 + [False] * 3
     assert [round(one.value, 4) for one in found[5:]] == [0.1225, -0.0661, 0.1709]
     assert round(found[3].ratio, 3) == 0.571  # Φ(0.18), which the text calls 0.572
@@ -204,11 +204,11 @@ def test_worked_values_of_gelu_are_right_and_wrong():
      ("1251=1.2e3", False), ("-1=0", True), ("0=0", True)],
 )  # fmt: skip
 def test_a_claim_holds_to_its_own_digits(text, right):
-    (found,) = check("relu", [claim(text, "--expect")])
+    (found,) = check("relu", [claim(text)])
     assert found.right is right
 
 
 @pytest.mark.parametrize("text", ["", "=", "1", "1=", "=1", "a=b", "1=nan", "inf=1", "1=2=3", "1=1e999999", "1e99=1"])
 def test_what_is_no_claim_is_refused(text):
-    with pytest.raises(FFNError, match=r"^--expect: .* is not X=Y, two numbers"):
-        claim(text, "--expect")
+    with pytest.raises(FFNError, match=r"^.* is not X=Y, two numbers"):
+        claim(text)

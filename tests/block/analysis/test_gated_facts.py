@@ -259,5 +259,5 @@ def test_the_widths_that_are_allowed_give_finite_facts(name):
         assert 0 <= found.exact_zero_share <= found.zero_share <= 1 + 1e-12
         assert 0 <= found.linear_share + found.product_share <= 1 + 1e-9
     for std in (1e-7, 1e7):
-        with pytest.raises(FFNError, match="--std must be from"):
+        with pytest.raises(FFNError, match="std must be from"):
             gated_facts(UNITS[name], std)

@@ -11,8 +11,8 @@ import pytest
 
 from ffncli.block.activations import TABLE
 from ffncli.block.analysis import difference
-from ffncli.cli.activations.command import IN_USE
 from ffncli.models import catalog
+from ffncli.run.activations.question import IN_USE
 from ffncli.show.text import encodable
 
 
@@ -81,7 +81,7 @@ def test_stated_values_are_marked_and_decide_the_exit_code(call):
     [
         (("gelo",), "NAME: unknown activation 'gelo'; did you mean 'gelu'"),
         (("gelu,",), "NAME: unknown activation ''"),
-        (("gelu", "--all"), "--all and a NAME contradict each other"),
+        (("gelu", "--all"), "--all contradicts NAME"),
         (("--at", "3:-3"), "--at: the range '3:-3' is empty"),
         (("--at", "0:1:1e-12"), "more than 10,000 points"),
         (("--at", "inf"), "not a finite number"),

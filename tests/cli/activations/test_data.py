@@ -189,7 +189,7 @@ def test_a_users_own_module_is_run(call, tmp_path):
         (["--layer", "3"], ["--layer needs --source"]),
         (["--seed", "3"], ["--seed needs --source"]),
         (["--tokens", "3"], ["--tokens needs --source"]),
-        (["--device", "cuda"], ["--device", "--source and --rounding"]),
+        (["--device", "cuda"], ["--device needs --source or --rounding"]),
         (["swiglu", "--source", "8x16:swiglu"], ["swiglu is a gated unit", "silu"]),
         (["--source", "LLAMA", "gelu", "swiglu"], ["swiglu is a gated unit", "silu"]),
         (["--source", "LLAMA", "--at", "1"], ["--at contradicts --source"]),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ffncli.block.activations import TABLE
-from ffncli.cli.activations.curves_page import curve_plots, difference_plot
+from ffncli.cli.activations.command import curve_plots, difference_plot
 
 
 def values(plot, name):

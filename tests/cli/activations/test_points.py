@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.cli.activations.points import MOST, points
 from ffncli.errors import FFNError
+from ffncli.run.activations.question import MOST, FunctionsQuestion, points
 
 
 def test_lists_and_ranges():
@@ -42,8 +42,8 @@ def test_what_is_no_list_of_points_is_refused(text, said):
     if not said:
         assert points(text) == (0.0, 0.5, 1.0)
         return
-    with pytest.raises(FFNError, match=r"^--at: ") as error:
-        points(text)
+    with pytest.raises(FFNError, match=r"^at: ") as error:
+        FunctionsQuestion(at=text)
     assert said in str(error.value)
 
 

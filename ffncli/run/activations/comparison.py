@@ -1,0 +1,102 @@
+"""What `ffn activations` shows of functions and gated units, computed before any of it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ffncli.block.analysis.difference import RoundedDifference, rounded_differences
+from ffncli.block.analysis.facts import Checked, Facts, check, claim, facts
+from ffncli.block.analysis.gated import UNITS, GatedDifference, GatedReport, gated_difference, gated_report
+from ffncli.errors import FFNError, option
+from ffncli.models.dimensions import whole, width
+from ffncli.run.activations.question import (
+    BEYOND_LIMITS,
+    COMPARED_UP,
+    D_FF,
+    D_MODEL,
+    DEFAULT_AT,
+    DEFAULT_UP,
+    MOST,
+    FunctionsQuestion,
+    points,
+)
+from ffncli.run.engine.threads import set_threads
+
+if TYPE_CHECKING:
+    from ffncli.models.counting.iso_params import IsoUnit
+    from ffncli.run.activations.rounding import RoundingError
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was computed about functions and gated units, all in the order of their names.
+
+    `differences` are of the functions, `unit_differences` of the units, each of all or of none; `value_differences` has
+    for each unit y minus the reference's y at each of its report's values. `rounding` has several for each function;
+    `iso`, by a unit's name, the block of equal size. Pictures are over `at`, for each of `ups`.
+    """
+
+    question: FunctionsQuestion
+    functions: tuple[Facts, ...]
+    units: tuple[GatedReport, ...]
+    checked: tuple[Checked, ...]
+    differences: tuple[RoundedDifference, ...]
+    rounding: tuple[RoundingError, ...]
+    unit_differences: tuple[GatedDifference, ...]
+    value_differences: tuple[tuple[float, ...], ...]
+    iso: Mapping[str, IsoUnit]
+    at: tuple[float, ...]
+    ups: tuple[float, ...]
+
+
+def compared(question: FunctionsQuestion, device: str = "cpu") -> Comparison:
+    """Everything that the question asks of its functions and units; torch computes rounding errors, on `device`."""
+    functions, units = question.chosen_names()
+    std, unit, reference = question.std, question.unit, question.reference()
+    claims = [claim(pair) for pair in question.expect]
+    checked = tuple(one for name in functions for one in check(name, claims)) if claims else ()
+    if question.at is not None:
+        at = points(question.at)
+    else:
+        at = tuple(dict.fromkeys(one.x for one in checked)) or points(BEYOND_LIMITS if unit else DEFAULT_AT)
+    ups = points(question.up) if question.up is not None else (COMPARED_UP if unit else DEFAULT_UP)
+    if units and len(ups) * len(at) > MOST:
+        raise FFNError(
+            f"{option('up')}: {len(at):,} points at {len(ups):,} values of up are more than {MOST:,}",
+            "choose fewer of either",
+        )
+    iso: dict[str, IsoUnit] = {}
+    if question.iso_params:
+        from ffncli.models.counting.iso_params import iso_unit
+
+        d_model = whole(option("d_model"), question.d_model or D_MODEL)
+        d_ff = width(option("d_ff"), question.d_ff or ("4x" if question.d_model else D_FF), d_model)
+        iso = {name: iso_unit(UNITS[name], d_model, d_ff, question.multiple_of or 1) for name in units}
+    reports = tuple(gated_report(UNITS[name], at, ups, std) for name in units)
+    return Comparison(
+        question,
+        tuple(facts(name, at, std) for name in functions),
+        reports,
+        checked,
+        rounded_differences(functions, reference, question.formats(), std) if reference else (),
+        _rounding(question, functions, device),
+        tuple(gated_difference(name, unit, std) for name in units) if unit else (),
+        tuple(tuple(v.value - UNITS[unit].value(v.x, v.up) for v in one.values) for one in reports) if unit else (),
+        iso,
+        at,
+        ups,
+    )
+
+
+def _rounding(question: FunctionsQuestion, names: Sequence[str], device: str) -> tuple[RoundingError, ...]:
+    """Torch's rounding errors in the formats; none unless they are requested."""
+    if not question.rounding:
+        return ()
+    set_threads()
+    from ffncli.run.activations.rounding import rounding_errors
+    from ffncli.run.engine.prepare import device_of
+
+    forms = [form.name for form in question.formats()]
+    return tuple(rounding_errors(names, forms, question.std, device_of(device)))

@@ -1,0 +1,299 @@
+"""What `ffn activations` can be asked: how functions and gated units compare, or what they do on a model's inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Annotated, Any, TypeAlias
+
+from ffncli.block.activations import TABLE, gated_name, resolve
+from ffncli.block.analysis.facts import claim
+from ffncli.block.analysis.gated import UNITS, split
+from ffncli.block.analysis.rounding import NumberFormat, formats
+from ffncli.errors import FFNError, option, shown
+from ffncli.options import shared
+from ffncli.options.accept import ABOVE_ZERO, COUNT, FROM_ZERO, TEXT, TEXTS, Accepts, number_or_text, several
+from ffncli.options.conflicts import Conflict
+from ffncli.options.opt import SOURCE, Opt, Options
+from ffncli.run.user.options import Input
+from ffncli.run.user.time_limit import LoadOptions
+
+CURVES, GATED, DIFFERENCES = "Values and curves", "Gated units", "Differences and rounding"
+IN_USE = ("relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "xielu")
+DEFAULT_AT = "-3:3:1"
+BEYOND_LIMITS = "-12:12:4"  # what shows two gated units' difference by default: their limits are from 7 to 25
+DEFAULT_UP, COMPARED_UP = (1.0,), (1.0, 12.0)
+DEFAULT_FORMATS = "bf16,fp16"
+D_MODEL, D_FF = 512, 2048  # the Transformer of 2017
+MOST, FARTHEST = 10_000, 1e9  # points, and how far out they may be
+Names: TypeAlias = str | Sequence[str]
+Points: TypeAlias = str | float | Sequence[float]
+
+
+def points(value: Any) -> tuple[float, ...]:
+    """The numbers of a comma-separated list, of a range A:B:STEP with both ends, or of several of these, in order.
+
+    A range is counted in decimal, so that steps of 0.1 hit 0.3. Raises FFNError for anything but finite numbers, for an
+    empty range or one without a step, and for more than MOST points.
+    """
+    out: list[float] = []
+    members = value if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+    for part in (part for member in members for part in str(member).split(",")):
+        out += _range(part, MOST - len(out)) if ":" in part else [float(_number(part))]
+        if len(out) > MOST:
+            raise FFNError(f"more than {MOST:,} points", "choose a larger step")
+    return tuple(out)
+
+
+def _range(text: str, most: int) -> list[float]:
+    ends = text.split(":")
+    if len(ends) not in (2, 3):
+        raise FFNError(f"a range is A:B:STEP, got {shown(text)}", "for example -3:3:0.5")
+    first, last = _number(ends[0]), _number(ends[1])
+    step = _number(ends[2]) if len(ends) == 3 else Fraction(1)
+    if step <= 0:
+        raise FFNError(f"the step of a range must be above 0, got {shown(ends[2])}")
+    if last < first:
+        raise FFNError(f"the range {shown(text)} is empty", "a range goes from its smaller end to its larger")
+    count = (last - first) // step + 1
+    if count > most:
+        raise FFNError(f"{shown(text)} has more than {MOST:,} points", "choose a larger step")
+    return [float(first + i * step) for i in range(int(count))]
+
+
+def _number(text: str) -> Fraction:
+    """A number of at most FARTHEST, exactly as written."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise FFNError(f"{shown(text)} is not a finite number", "for example 0.5 or -3:3:0.5")
+    if abs(value) > FARTHEST:
+        raise FFNError(f"{shown(text)} is too far out", f"between -{FARTHEST:g} and {FARTHEST:g}")
+    return Fraction(text.strip()) if abs(value) > 1e-300 else Fraction(value)
+
+
+_POINTS = Accepts("numbers, or a range A:B:STEP", points)
+
+
+def _checked(pair: str) -> str:
+    claim(pair)  # raises FFNError
+    return pair
+
+
+_CLAIMS = Accepts(
+    "pairs X=Y", lambda value: tuple(_checked(pair) for text in TEXTS.convert(value) for pair in text.split(","))
+)
+_FORMATS = Accepts("names of formats", lambda value: ",".join(TEXTS.convert(value)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionsQuestion(Options):
+    """Functions of one number, and gated units: their values, shapes, differences and rounding."""
+
+    names: Annotated[
+        Names,
+        Opt(
+            metavar="NAME", accepts=several(TEXT, "names of activations", least=0), repeat=True,
+            completes="functions gates limited",
+            help="Activations or gated units, as in gelu or swiglu. [default: those in common use]",
+        ),
+    ] = field(default=(), kw_only=False)  # fmt: skip
+    at: Annotated[
+        Points | None,
+        Opt(
+            "--at", metavar="X,...|A:B:STEP", accepts=_POINTS, repeat=True, group=CURVES, daily=True,
+            help=f"Inputs to show. [default: {DEFAULT_AT}; for differences of gated units {BEYOND_LIMITS}]",
+        ),
+    ] = None  # fmt: skip
+    std: Annotated[
+        float,
+        Opt(
+            "--std", metavar="X", accepts=ABOVE_ZERO, group=CURVES, daily=True,
+            help="Standard deviation of the normal input.",
+        ),
+    ] = 1.0  # fmt: skip
+    everything: Annotated[bool, Opt("--all", group=CURVES, daily=True, help="Show every activation.")] = False
+    expect: Annotated[
+        str | Sequence[str],
+        Opt(
+            "--expect", metavar="X=Y,...", accepts=_CLAIMS, repeat=True, group=CURVES,
+            help="Check that f(X) = Y to the digits given; exit 1 if not.",
+        ),
+    ] = ()  # fmt: skip
+    up: Annotated[
+        Points | None,
+        Opt(
+            "--up", metavar="X,...", accepts=_POINTS, repeat=True, group=GATED,
+            help="Values of the up input; --at gives those of the gate. [default: 1; for differences 1,12]",
+        ),
+    ] = None  # fmt: skip
+    iso_params: Annotated[
+        bool,
+        Opt(
+            "--iso-params", group=GATED,
+            help="Show the width at which a gated block has as many parameters as a plain one.",
+        ),
+    ] = False  # fmt: skip
+    d_model: Annotated[
+        int | str | None,
+        Opt(
+            "--d-model", metavar="N", accepts=number_or_text("a whole number"), group=GATED,
+            help=f"With --iso-params: width of both blocks. [default: {D_MODEL}]",
+        ),
+    ] = None  # fmt: skip
+    d_ff: Annotated[
+        int | str | None,
+        Opt(
+            "--d-ff", metavar="N|4x", accepts=number_or_text("a whole number or text such as '4x'"), group=GATED,
+            help=f"With --iso-params: d_ff of the plain block. [default: {D_FF}]",
+        ),
+    ] = None  # fmt: skip
+    multiple_of: Annotated[
+        int | None,
+        Opt(
+            "--multiple-of", metavar="N", accepts=COUNT, group=GATED,
+            help="With --iso-params: round the gated d_ff up to a multiple of N.",
+        ),
+    ] = None  # fmt: skip
+    against: Annotated[
+        str | None,
+        Opt(
+            "--against", metavar="NAME", group=DIFFERENCES, daily=True, completes="functions gates limited",
+            help="Show the largest difference from NAME, and where it is.",
+        ),
+    ] = None  # fmt: skip
+    tolerance: Annotated[
+        float | None,
+        Opt(
+            "--tolerance", metavar="X", accepts=FROM_ZERO, group=DIFFERENCES,
+            help="Exit 1 if a difference from --against is larger.",
+        ),
+    ] = None  # fmt: skip
+    dtype: Annotated[
+        str | Sequence[str] | None,
+        Opt(
+            "--dtype", metavar="NAME,...", accepts=_FORMATS, repeat=True, group=DIFFERENCES, daily=True,
+            completes="rounding", help="Formats to round to: bf16, fp16 or fp32; with --source, to compute in."
+            f" [default: {DEFAULT_FORMATS}]",
+        ),
+    ] = None  # fmt: skip
+    rounding: Annotated[
+        bool,
+        Opt(
+            "--rounding", group=DIFFERENCES,
+            help="Show the rounding error of each, computed by torch in --dtype.",
+        ),
+    ] = False  # fmt: skip
+
+    def chosen_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Canonical names of functions, and of gated units: the named ones, all functions, or those in use.
+
+        Raises FFNError for an unknown name.
+        """
+        return (tuple(TABLE), ()) if self.everything else split(self.names or IN_USE)
+
+    @property
+    def unit(self) -> str | None:
+        """The name of the reference if it is a gated unit."""
+        return gated_name(self.against or "")
+
+    def reference(self) -> str | None:
+        """The canonical name of the reference if it is a function. Raises FFNError for an unknown name."""
+        function = None if self.against is None else resolve(self.against, option("against"))[0]
+        return None if self.unit else function
+
+    def formats(self) -> tuple[NumberFormat, ...]:
+        """The formats to round to."""
+        return formats(DEFAULT_FORMATS if self.dtype is None else str(self.dtype))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataQuestion(LoadOptions):
+    """A model whose activations are examined on its own inputs; the functions are named by the other question."""
+
+    source: Annotated[
+        str | None,
+        Opt(
+            "--source", metavar="SOURCE", group=SOURCE, daily=True, completes="models",
+            help="Measure them on the real inputs of this model's activation: a directory, gpt2, ...",
+        ),
+    ] = None  # fmt: skip
+    layer: Annotated[
+        int | str | None,
+        Opt(
+            "-l", "--layer", metavar="N|all", accepts=number_or_text("a whole number or text such as 'decoder.3'"),
+            group=SOURCE,
+            help="With --source: layer, counted from 0; decoder.3; all gives a row for each. [default: 0]",
+        ),
+    ] = None  # fmt: skip
+    input: Input = None
+    device: shared.Device = "cpu"
+    seed: shared.Seed = None
+    threads: shared.Threads = None
+    tokens: shared.Tokens = None
+    batch: shared.Batch = None
+    seq_len: shared.SeqLen = None
+    prompt: shared.Prompt = None
+    input_ids: shared.InputIds = None
+    position: shared.Position = None
+
+
+CONFLICTS = (
+    Conflict("everything", contradicts="names", why="give one or the other"),
+    Conflict(
+        "at std expect up iso_params against rounding plot plot_file", contradicts="source",
+        why=f"with {option('source')} the values are those of the model",
+    ),
+    Conflict(
+        "layer prompt input_ids position input tokens batch seq_len seed threads", needs="source",
+        why=f"name the model with the activation: {option('source', 'DIR')}",
+    ),
+    Conflict("device", needs="source rounding"),
+    Conflict("prompt", contradicts="input_ids", why="give one"),
+    Conflict(
+        "input tokens batch seq_len", contradicts="prompt input_ids", why="the model makes the FFN's input"
+    ),
+    Conflict("position", needs="prompt input_ids"),
+    Conflict("tolerance", needs="against", why="it is the largest difference"),
+    Conflict("dtype", needs="against rounding source", why="it is the format to round to, or to compute in"),
+    Conflict("d_model d_ff multiple_of", needs="iso_params", why="it compares blocks of equal size"),
+)  # fmt: skip
+
+
+def require_same_kind(question: FunctionsQuestion, with_source: bool) -> None:
+    """Raises FFNError for a request of functions that is made of gated units, and the other way round.
+
+    With a source the dtype is that of the model's run.
+    """
+    functions, units = question.chosen_names()
+    without = f"leave out {', '.join(units)}"
+    reference, unit = question.reference(), question.unit
+    if question.dtype is not None and not with_source:
+        question.formats()
+    if with_source and units:
+        gate = UNITS[units[0]].gate.function
+        raise FFNError(f"{option('source')}: {units[0]} is a gated unit", f"name the function of its gate, {gate}")
+    if unit and functions:
+        gate = option("against", UNITS[unit].gate.function)
+        raise FFNError(
+            f"{option('against', question.against)} is a gated unit, a function of two inputs",
+            f"name gated units alone, or compare with the function of its gate: {gate}",
+        )
+    if unit and question.dtype is not None:
+        raise FFNError(f"{option('dtype')} is for functions of one number, not gated units", "leave it out")
+    if reference and units:
+        raise FFNError(
+            f"{option('against', question.against)} is a function of one number, unlike gated units",
+            f"{without}, or compare them with a gated unit: {option('against', 'swiglu')}",
+        )
+    if units and (question.rounding or question.expect):
+        name = "rounding" if question.rounding else "expect"
+        raise FFNError(f"{option(name)} is for functions of one number, not gated units", without)
+    if question.up is not None and not units:
+        raise FFNError(f"{option('up')} needs a gated unit", f"plain functions have one input: {option('at')}")
+    if question.iso_params and not units:
+        raise FFNError(f"{option('iso_params')} needs a gated unit to compare", "name one: " + ", ".join(UNITS))
