@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffncli.run.measure.heat import span
+from ffncli.run.measure.statistics import span
 from ffncli.run.saved.saved import Saved, SavedStep
 
 _TERMS = 3  # of a product of matrices: the largest by size

@@ -13,7 +13,7 @@ from torch import Tensor
 from ffncli.errors import FFNError
 from ffncli.pages.live import MOST_WEIGHTS, live_block
 from ffncli.pages.origins import origins
-from ffncli.run.measure.heat import cells_of, largest, span, values_of_a_cell
+from ffncli.run.measure.statistics import cells_of, largest, span, values_of_a_cell
 from ffncli.run.saved.saved import Saved, SavedStep, open_saved
 from ffncli.show.page.document import PageParts, Section
 from ffncli.show.page.drawing import CostBar, cost_bars, histogram

@@ -20,7 +20,7 @@ from ffncli.kernels.kernel import Kernel, Steps, kernel_steps
 from ffncli.kernels.per_weights import PerWeights
 from ffncli.run.engine.reference import in_float64
 from ffncli.run.engine.weights import random_weights
-from ffncli.run.measure.tolerance import tolerance_for
+from ffncli.run.measure.gap import tolerance_for
 from tests.kernels.test_kernels import DENSE, GATED
 from tests.oracles.modules import relative_error
 

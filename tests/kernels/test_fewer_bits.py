@@ -22,7 +22,7 @@ from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.reference import in_float64
 from ffncli.run.engine.weights import random_weights
-from ffncli.run.measure.tolerance import declared_tolerance, tolerance_for
+from ffncli.run.measure.gap import declared_tolerance, tolerance_for
 from tests.oracles.modules import relative_error
 
 SPECS = {

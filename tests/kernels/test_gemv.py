@@ -12,7 +12,7 @@ from ffncli.kernels.compiled import recompiles
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.reference import in_float64
 from ffncli.run.engine.weights import random_weights
-from ffncli.run.measure.tolerance import tolerance_for
+from ffncli.run.measure.gap import tolerance_for
 from tests.kernels.test_kernels import DENSE
 from tests.oracles.modules import relative_error
 

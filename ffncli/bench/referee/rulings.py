@@ -29,9 +29,8 @@ from ffncli.bench.verdict import Error, Ruling, WrongCode, ruled
 from ffncli.block.recipe import steps
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.prepare import dtype_of
-from ffncli.run.measure.not_finite import in_words
-from ffncli.run.measure.statistics import not_finite
-from ffncli.run.measure.tolerance import declared_tolerance, rms_tolerance, tolerance_for
+from ffncli.run.measure.gap import declared_tolerance, rms_tolerance, tolerance_for
+from ffncli.run.measure.statistics import in_words, not_finite
 
 GRADIENTS = 2  # times `allowed` if gradients are checked too: twice as many products are chained
 TIMES = 4  # the error of a passing baseline

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ffncli.run.activations.on_data import ActivationData, LayerData
     from ffncli.run.activations.question import DataQuestion
     from ffncli.run.activations.swap_statistics import ActivationInput, ActivationOutput
-    from ffncli.run.measure.distribution import Distribution
+    from ffncli.run.measure.statistics import Distribution
 
 CONVENTIONS = {
     "input": "the function's input, after a clip; all figures are of the finite values, std with divisor n",
@@ -143,7 +143,7 @@ def _numbers(numbers: Sequence[tuple[str, float | None]]) -> str:
 
 
 def _counts(entered: ActivationInput) -> str:
-    from ffncli.run.measure.not_finite import in_words
+    from ffncli.run.measure.statistics import in_words
 
     d = entered.input
     out = [f"{d.values:,} values of {entered.units:,} units", f"{percent(d.negatives / d.values)} negative"]

@@ -17,7 +17,7 @@ from ffncli.run.engine.execute import execute
 from ffncli.run.engine.inputs import InputSource
 from ffncli.run.engine.prepare import Prepared, Token, prepare
 from ffncli.run.measure.gap import Agreement, agreement
-from ffncli.run.measure.not_finite import NotFinite, where_not_finite
+from ffncli.run.measure.statistics import NotFinite, where_not_finite
 from ffncli.run.pretrained.capture import prepared, run_model
 from ffncli.run.pretrained.prompt import Prompt, layers_of, reached
 

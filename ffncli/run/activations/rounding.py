@@ -14,7 +14,7 @@ from ffncli.block.formulas import with_learned
 from ffncli.dataclass import dataclass
 from ffncli.run.engine.functions import NAMESPACE, function
 from ffncli.run.engine.threads import one_thread
-from ffncli.run.measure.ulp import ulp, ulp_each
+from ffncli.run.measure.gap import ulp, ulp_each
 
 _STRIDE = 16_381  # one in this many of fp32's numbers; prime, so that their low bits differ
 _REACH = 10.0  # standard deviations: the range of a normal input

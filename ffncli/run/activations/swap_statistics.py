@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ffncli.block.steps import Activation, Step, right_hand_side
 from ffncli.dataclass import dataclass
-from ffncli.run.measure.distribution import Distribution, Moments, Sampler
-from ffncli.run.measure.statistics import near_zero
+from ffncli.run.measure.statistics import Distribution, Moments, Sampler, near_zero
 
 _BLOCK = 1 << 15  # values per block: fits a cache, and is too small for torch to use several threads
 _BLOCK_ON_GPU = 1 << 24

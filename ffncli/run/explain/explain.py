@@ -23,7 +23,7 @@ from ffncli.run.explain import arithmetic
 from ffncli.run.explain.arithmetic import Choice, Derivation, Quantity, Term
 from ffncli.run.explain.router import route
 from ffncli.run.explain.scene import Scene, TensorPlace, checked, find
-from ffncli.run.measure.ulp import ulps
+from ffncli.run.measure.gap import ulps
 from ffncli.show.tensors import written
 
 _ARMS: dict[type[Op], Callable[[Scene, TensorPlace, tuple[int, ...], int], Derivation]] = {

@@ -21,8 +21,7 @@ from ffncli.run.in_model import find
 from ffncli.run.in_model.find import FoundFFN, NotReplaced
 from ffncli.run.in_model.kernel_call import SharedKernel, built, dtype_text
 from ffncli.run.in_model.swap import FFNSwap
-from ffncli.run.measure.gap import gap
-from ffncli.run.measure.tolerance import declared_tolerance, tolerance_for
+from ffncli.run.measure.gap import declared_tolerance, gap, tolerance_for
 from ffncli.run.user.kernels import kernel_of
 from ffncli.run.user.module import described
 from ffncli.show.text import plural

@@ -1,4 +1,8 @@
-"""How far apart two tensors are: read once, piece by piece, and reported in the project's three figures."""
+"""How far apart two tensors are, in the project's three figures, and how far rounding alone may move them.
+
+Tensors are read once, piece by piece. A unit in the last place (ulp) is the distance between neighbouring numbers of a
+format.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ import math
 import torch
 from torch import Tensor
 
+from ffncli.block.analysis.rounding import rounding_bound
 from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError
-from ffncli.run.measure.ulp import ulp
+from ffncli.errors import FFNError, shown
 
 _PIECE = 2**22  # values compared together: tensors are not copied in full
 
@@ -81,3 +85,85 @@ def gap(a: Tensor, b: Tensor) -> Gap:
             first_unlike = start + int(odd.nonzero()[0])
         unlike += int(odd.sum())
     return Gap(largest, at, there, size, unlike, first_unlike)
+
+
+_MORE_ROUNDINGS = 10
+# Formats that a kernel may declare, with the spacing of their numbers at 1. Integers are steps of a row's largest
+# value, some four times its rms: their spacing is relative to that.
+_SPACING = {
+    "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7, "int8": 2.0**-5, "fp8": 2.0**-3, "fp6": 2.0**-2,
+    "int6": 2.0**-3, "int4": 0.5, "fp4": 0.5, "mxfp8": 2.0**-3, "mxfp6": 2.0**-2, "mxfp4": 0.5, "nvfp4": 0.5,
+}  # fmt: skip
+_OF_CHANCE = 3  # standard errors, about, of a root mean square over so many values
+
+
+def tolerance_for(dtype: torch.dtype, width: int, scores: torch.dtype | None = None) -> float:
+    """The relative error that rounding may cause; `scores` is the dtype of a router that does not use the block's."""
+    eps = max(torch.finfo(dtype).eps, torch.finfo(scores).eps if scores else 0.0)
+    sums = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    return rounding_bound(eps, sums, width)
+
+
+def rms_tolerance(dtype: torch.dtype, rounding: float, values: int) -> float:
+    """The rms error that rounding may cause over so many values, relative to their own rms.
+
+    `rounding` is that of an execution that rounds every step's result to the dtype and sums in float32. A right kernel
+    may round ten times more: rounding a value anywhere in a binade has an rms of eps / √28, relative to theirs. Weights
+    in 8 bits, which move every product of a row by up to 1 / 254 of its largest weight, add more than that; their
+    largest error alone cannot be told from that of bf16.
+    """
+    more = _MORE_ROUNDINGS * torch.finfo(dtype).eps ** 2 / 28
+    return math.sqrt(rounding**2 + more) * (1 + _OF_CHANCE / math.sqrt(max(1, values)))
+
+
+def declared_tolerance(computes: str) -> tuple[float, float]:
+    """(largest relative error, rms error) of a kernel that declares its format: `fp8`, or `fp8-rowwise` and the like.
+
+    The rms of one rounding is spacing / √28; of a dozen in a row it stays below the spacing, and the largest error
+    below 4 times that. Raises FFNError for a format that is not known.
+    """
+    spacing = _SPACING.get(computes.partition("-")[0])
+    if spacing is None:
+        hint = f"begin with one of {', '.join(_SPACING)}, as in fp8-rowwise"
+        raise FFNError(f"computes: {shown(computes)} is not a known format", hint)
+    return 4 * spacing, spacing
+
+
+def ulp(value: float, dtype: torch.dtype) -> float:
+    """The distance from |value| to the next larger number of `dtype`; NaN if value is not finite.
+
+    With p bits of significand it is 2^(e - p + 1) for a value in [2^e, 2^(e+1)) (Goldberg 1991), and the smallest
+    subnormal number below the smallest normal one, at zero too.
+    """
+    if not math.isfinite(value):
+        return math.nan
+    limits = torch.finfo(dtype)
+    _, exponent = math.frexp(max(abs(value), limits.tiny))  # |value| in [2^(exponent-1), 2^exponent)
+    return math.ldexp(limits.eps, exponent - 1)
+
+
+def ulp_each(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """`ulp` of each of the finite float64 values, in float64."""
+    limits = torch.finfo(dtype)
+    _, exponents = torch.frexp(values.abs().clamp(min=limits.tiny))
+    return torch.ldexp(torch.full_like(values, limits.eps), exponents - 1)
+
+
+def ulps(value: float, reference: float, dtype: torch.dtype) -> float:
+    """|value - reference| in units in the last place of the reference; 0 if they are the same, NaN or infinite."""
+    if value == reference or (math.isnan(value) and math.isnan(reference)):
+        return 0.0
+    return abs(value - reference) / ulp(reference, dtype)
+
+
+def narrower(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    """The coarser of two formats."""
+    return a if torch.finfo(a).eps >= torch.finfo(b).eps else b
+
+
+def exact_sum(values: list[float]) -> float:
+    """The sum, rounded once (math.fsum); if that refuses infinities, a plain sum."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        return float(sum(values))

@@ -1,12 +1,13 @@
-"""Statistics of a tensor's values: memory is read once, in chunks that stay in the processor's cache.
+"""Statistics of a tensor's values, of values that arrive in pieces, and the cells of its heat map.
 
-A wide intermediate is gigabytes, and reading it dominates the cost: every chunk is copied, compared and counted while
-it is in the cache, and nothing as large as the tensor is ever allocated.
+A wide intermediate is gigabytes, and reading it dominates the cost: memory is read once, every chunk is copied,
+compared and counted while it is in the processor's cache, and nothing as large as the tensor is ever allocated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from math import frexp, gcd, inf, isfinite, sqrt
 
 import torch
@@ -272,3 +273,198 @@ def histogram(sample: Tensor, low: float, high: float) -> tuple[int, ...]:
     half = 1.0 if isfinite(high - low) else 0.5
     sample = (sample * half - low * half) / (high * half - low * half)
     return tuple(int(n) for n in torch.histc(sample, BINS, 0.0, 1.0).tolist())
+
+
+PERCENTS = (1, 5, 50, 95, 99)
+
+
+@dataclass
+class Moments(Counts):
+    """Counts of all values, extremes and central moments of the finite ones, in float64.
+
+    `sums` are Σ(x - mean)², ³ and ⁴; the last two, and `negatives`, only with `shape`. Pieces are merged after
+    Pébay 2008 (SAND2008-6212), so that nothing cancels however far the values are from zero.
+    """
+
+    shape: bool = False
+    values: int = 0
+    mean: float = 0.0
+    sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    def merge(self, wide: Tensor, size: Tensor, bound: float) -> None:
+        """Add a piece in float64 of any shape; `size` is its absolute value, of which up to `bound` is near zero."""
+        self.values += wide.numel()
+        self.zeros += int(torch.count_nonzero(size == 0))
+        self.near_zeros += int(torch.count_nonzero(size <= bound))
+        before = self.finite
+        finite, low, _ = self.add(wide.flatten())
+        if self.shape and low < 0:
+            self.negatives += int(torch.count_nonzero(finite < 0))
+        if finite.numel():
+            self._merge_sums(before, finite)
+
+    def _merge_sums(self, a: int, x: Tensor) -> None:
+        """Merge the next values x into the moments of `a` earlier ones."""
+        b = x.numel()
+        mean = x.sum().item() / b
+        x = x - mean
+        m2, m3, m4 = torch.dot(x, x).item(), 0.0, 0.0
+        if self.shape:
+            square = x * x
+            m3, m4 = torch.dot(square, x).item(), torch.dot(square, square).item()
+        n, d, (s2, s3, s4) = a + b, mean - self.mean, self.sums
+        self.mean += d * b / n
+        self.sums = (
+            s2 + m2 + d * d * a * b / n,
+            s3 + m3 + d * d * d * a * b * (a - b) / n / n + 3 * d * (a * m2 - b * s2) / n,
+            s4 + m4 + d * d * d * d * a * b * (a * a - a * b + b * b) / n / n / n
+            + 6 * d * d * (a * a * m2 + b * b * s2) / n / n + 4 * d * (a * m3 - b * s3) / n,
+        )  # fmt: skip
+
+    @property
+    def variance(self) -> float:
+        """The standard deviation of the finite values, divisor n; exactly 0 if they are all equal."""
+        return self.sums[0] / self.finite if self.low < self.high else 0.0
+
+
+@dataclass(frozen=True)
+class Percentile:
+    """The value below which `percent` % of the values are, interpolated linearly between two of them."""
+
+    percent: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Statistics of values. They cover the finite ones, None if there are none; std has divisor n.
+
+    `rms` is √(mean²+std²), the std of the N(0, std²) that fits best (maximum likelihood). `skewness` and
+    `excess_kurtosis` are 0 for a normal distribution; `normal_distance` is the largest difference between the
+    cumulative distribution and that of a normal of the same mean and std (Kolmogorov–Smirnov); None for a constant.
+    `percentiles`, `histogram` (equal bins from min to max) and `normal_distance` cover every `histogram_stride`-th
+    value (1: all).
+    """
+
+    values: int
+    min: float | None
+    max: float | None
+    mean: float | None
+    std: float | None
+    rms: float | None
+    skewness: float | None
+    excess_kurtosis: float | None
+    normal_distance: float | None
+    negatives: int
+    zeros: int
+    near_zeros: int
+    nan: int
+    inf: int
+    percentiles: tuple[Percentile, ...]
+    histogram: tuple[int, ...]
+    histogram_stride: int
+
+
+class Sampler:
+    """Moments, with some of the values kept, evenly spread, for statistics that cannot be merged.
+
+    There are at most `most` rows of `width`.
+    """
+
+    def __init__(self, most: int, width: int) -> None:
+        self.width, self.stride = width, stride_of(most * width, width)
+        self.moments, self.kept = Moments(shape=True), list[Tensor]()
+
+    def add(self, piece: Tensor) -> None:
+        """Add a piece [..., width]."""
+        wide = piece.double()
+        self.kept.append(wide.flatten()[-self.moments.values % self.stride :: self.stride].clone())
+        self.moments.merge(wide, wide.abs(), near_zero(piece.dtype))
+
+    def distribution(self) -> Distribution:
+        """The statistics of all pieces."""
+        t = self.moments
+        counts = (t.negatives, t.zeros, t.near_zeros, t.nan, t.inf)
+        sample = torch.cat(self.kept) if self.kept else torch.empty(0, dtype=torch.float64)
+        sample = sample[sample.isfinite()].sort().values
+        if not t.finite or not sample.numel():
+            none = (None,) * 8
+            return Distribution(t.values, *none, *counts, (), (), self.stride)
+        std, several = sqrt(t.variance), t.low < t.high
+        skewness = _finite(t.sums[1] / t.finite, std, std, std) if several else None
+        kurtosis = _finite(t.sums[2] / t.finite, std, std, std, std) if several else None
+        percents = torch.tensor(PERCENTS, dtype=torch.float64, device=sample.device) / 100
+        quantiles = torch.quantile(sample, percents).tolist()
+        return Distribution(
+            t.values, t.low, t.high, t.mean, std, sqrt(t.mean * t.mean + t.variance), skewness,
+            None if kurtosis is None else kurtosis - 3, _distance(sample, t.mean, std) if several else None, *counts,
+            tuple(Percentile(p, v) for p, v in zip(PERCENTS, quantiles, strict=True)),
+            histogram(sample, t.low, t.high) if several else (), self.stride,
+        )  # fmt: skip
+
+
+def _finite(value: float, *divisors: float) -> float | None:
+    """`value` divided by all of these, None if float64 overflows."""
+    for divisor in divisors:
+        value = value / divisor if divisor else inf
+    return value if isfinite(value) else None
+
+
+def _distance(ordered: Tensor, mean: float, std: float) -> float | None:
+    """max |F - Φ| of sorted values, F their empirical cumulative distribution, which jumps at each of them."""
+    if not std:
+        return None
+    n = ordered.numel()
+    normal = torch.special.ndtr((ordered - mean) / std)
+    upper = torch.arange(1, n + 1, dtype=torch.float64, device=ordered.device) / n
+    return float(torch.maximum(upper - normal, normal - (upper - 1 / n)).max())
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """A tensor with NaN or Inf. `kind` is input, weight or step; only the first such step is listed."""
+
+    kind: str
+    name: str
+    nan: int
+    inf: int
+
+    def __str__(self) -> str:
+        """`weight up.weight has 3 NaN and 1 Inf`."""
+        counts = in_words(self.nan, self.inf)
+        if self.kind == "step":
+            return f"'{self.name}' is the first step that is not finite, with {counts}"
+        return f"{self.kind} {self.name} has {counts}"
+
+
+def in_words(nan: int, inf: int) -> str:
+    """`3 NaN`, `1 NaN and 2 Inf`; empty if there is neither."""
+    return " and ".join(f"{n:,} {what}" for n, what in ((nan, "NaN"), (inf, "Inf")) if n)
+
+
+def where_not_finite(kind: str, tensors: Mapping[str, Tensor]) -> list[NotFinite]:
+    """The tensors that have NaN or Inf, in order."""
+    counts = [(name, *not_finite(tensor)) for name, tensor in tensors.items()]
+    return [NotFinite(kind, name, nan, inf) for name, nan, inf in counts if nan + inf]
+
+
+def span(part: int, size: int, count: int) -> slice:
+    """The indices that cell `part` of `count` stands for, along an axis of `size`."""
+    start = part * size // count
+    return slice(start, max(start + 1, (part + 1) * size // count))
+
+
+def cells_of(x: Tensor, most_rows: int, most_columns: int) -> list[list[Tensor]]:
+    """A matrix as cells of neighbouring values, at most so many rows and columns of them."""
+    rows, columns = min(x.shape[0], most_rows), min(x.shape[1], most_columns)
+    return [[x[span(i, x.shape[0], rows), span(j, x.shape[1], columns)] for j in range(columns)] for i in range(rows)]
+
+
+def largest(cell: Tensor) -> float:
+    """The value of largest size, so that no outlier is lost; NaN if there is one, then infinity."""
+    return math.nan if bool(cell.isnan().any()) else float(cell.flatten()[cell.abs().argmax()])
+
+
+def values_of_a_cell(x: Tensor, cells: list[list[Tensor]]) -> int:
+    """How many values a cell stands for at most."""
+    return math.ceil(x.shape[0] / len(cells)) * math.ceil(x.shape[1] / len(cells[0]))

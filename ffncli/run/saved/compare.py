@@ -12,9 +12,8 @@ from torch import Tensor
 from ffncli.block import dtypes
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
-from ffncli.run.measure.gap import gap
+from ffncli.run.measure.gap import gap, narrower, ulps
 from ffncli.run.measure.statistics import unravel
-from ffncli.run.measure.ulp import narrower, ulps
 from ffncli.run.saved.causes import causes
 from ffncli.run.saved.saved import Saved, SavedStep
 from ffncli.show.page.element import record_table

@@ -22,8 +22,7 @@ from ffncli.run.engine.execute import execute
 from ffncli.run.engine.prepare import Prepared, Token, prepare
 from ffncli.run.engine.trace import StepRecord, Trace, find_not_finite, trace
 from ffncli.run.measure.gap import Agreement, agreement
-from ffncli.run.measure.heat import cells_of, largest, values_of_a_cell
-from ffncli.run.measure.not_finite import NotFinite
+from ffncli.run.measure.statistics import NotFinite, cells_of, largest, values_of_a_cell
 from ffncli.run.ranks.environment import follows, torchrun
 from ffncli.run.trace.frame import step_frame
 from ffncli.run.trace.lens import TOP_TOKENS, promoting, sampler_sets, unembedded

@@ -20,7 +20,7 @@ from ffncli.bench.verdict import Error, WrongResult
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.kernels import BY_DEFAULT, built_in
 from ffncli.kernels.kernel import Kernel, canonical
-from ffncli.run.measure.tolerance import rms_tolerance
+from ffncli.run.measure.gap import rms_tolerance
 
 EAGER = built_in("eager")
 

@@ -15,7 +15,7 @@ from ffncli.block.analysis.rounding import FORMATS, formats, inputs, shares
 from ffncli.block.formulas import with_learned
 from ffncli.errors import FFNError
 from ffncli.run.engine.functions import NAMESPACE
-from ffncli.run.measure.ulp import ulp
+from ffncli.run.measure.gap import ulp
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 INTS = {"bf16": torch.int16, "fp16": torch.int16, "fp32": torch.int32}

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ffncli.block.activations import TABLE
 from ffncli.run.activations.rounding import RoundingError, numbers, rounding_errors
-from ffncli.run.measure.ulp import ulp, ulp_each
+from ffncli.run.measure.gap import ulp, ulp_each
 from tests.oracles.exact import EXACT
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -22,7 +22,7 @@ from ffncli.run.engine.weights import random_weights
 from ffncli.run.explain import explain as explain_module
 from ffncli.run.explain.explain import explain
 from ffncli.run.explain.scene import Scene, find, needed
-from ffncli.run.measure.ulp import exact_sum, ulp
+from ffncli.run.measure.gap import exact_sum, ulp
 
 SPECS = {
     "plain": FFNSpec(6, 10, "gelu", norm="layernorm", residual=True, residual_scale=0.5),

@@ -12,7 +12,7 @@ from ffncli.errors import FFNError
 from ffncli.models.model import block_model
 from ffncli.models.source import load
 from ffncli.run.export.problem import problem_of
-from ffncli.run.measure.tolerance import tolerance_for
+from ffncli.run.measure.gap import tolerance_for
 
 
 def test_the_work_of_a_dense_block_in_closed_form():

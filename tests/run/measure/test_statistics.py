@@ -20,10 +20,8 @@ from ffncli.errors import FFNError
 from ffncli.run.measure import gap as measured
 from ffncli.run.measure import statistics as module
 from ffncli.run.measure import statistics as statistics_module
-from ffncli.run.measure.distribution import PERCENTS, Distribution, Sampler
-from ffncli.run.measure.gap import Gap, agreement, gap
-from ffncli.run.measure.statistics import BINS, not_finite, statistics
-from ffncli.run.measure.ulp import ulp
+from ffncli.run.measure.gap import Gap, agreement, gap, ulp
+from ffncli.run.measure.statistics import BINS, PERCENTS, Distribution, Sampler, not_finite, statistics
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 COUNTS = ("zeros", "near_zeros", "negatives", "nan", "inf")

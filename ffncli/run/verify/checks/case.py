@@ -16,9 +16,8 @@ from ffncli.kernels.kernel import Kernel, kernel_steps
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import execute
 from ffncli.run.measure import statistics
-from ffncli.run.measure.gap import gap
-from ffncli.run.measure.not_finite import in_words
-from ffncli.run.measure.tolerance import declared_tolerance, tolerance_for
+from ffncli.run.measure.gap import declared_tolerance, gap, tolerance_for
+from ffncli.run.measure.statistics import in_words
 from ffncli.run.user.probe import Runner
 
 Weights = Mapping[str, Tensor]

@@ -18,7 +18,7 @@ from ffncli.errors import FFNError
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.reference import in_float64, output_and_experts, same_experts
 from ffncli.run.engine.weights import random_weights
-from ffncli.run.measure.tolerance import declared_tolerance
+from ffncli.run.measure.gap import declared_tolerance
 from ffncli.run.verify.checks.case import CheckRow
 from ffncli.run.verify.checks.trial import KernelTrial, counted_tokens, dtype_name, equal_bits
 from ffncli.show.text import percent, time_text

@@ -11,7 +11,7 @@ from ffncli.models.model import Layer, block_model
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.reference import in_float64, output_and_experts, same_experts
 from ffncli.run.engine.weights import random_weights
-from ffncli.run.measure.tolerance import tolerance_for
+from ffncli.run.measure.gap import tolerance_for
 from ffncli.run.verify.checks.case import CheckedBlock
 from tests.bench.fake_memory import FakeMemory
 

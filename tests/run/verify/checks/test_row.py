@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ffncli.run.measure.tolerance import tolerance_for
+from ffncli.run.measure.gap import tolerance_for
 from ffncli.run.verify.checks.case import Judge, errors, not_finite
 
 JUDGE = Judge("module", 1e-6, torch.float32)
