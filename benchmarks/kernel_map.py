@@ -131,7 +131,7 @@ def measured(shape: Shape, kernels: Sequence[str], options: argparse.Namespace) 
     placements = 2 if shape.case.cache == "warm" and shape.seconds < LONG else 1
     processes = min(options.processes, 3) if shape.d_model >= LARGE else options.processes
     method = Method(processes, max_time=options.max_time, placements=placements, rounds=shape.rounds)
-    grid = Grid(devices=("cpu",), threads=(shape.threads,))
+    grid = Grid(device=("cpu",), threads=(shape.threads,))
     request, _ = build_request(grid, kernels, "eager", method, frozen=(shape.case,))
     with tempfile.TemporaryDirectory() as folder, new_run(Path(folder, "bench.csv"), request) as journal:
         result = run(journal)

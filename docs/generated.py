@@ -27,10 +27,21 @@ from benchmarks import (
 )  # fmt: skip
 from benchmarks.script import read
 from docs.blocks import in_process
+from ffncli.bench.benchmark import BenchQuestion
 from ffncli.bench.judge.memory_need import memory_need
+from ffncli.bench.request.options import (
+    CONFLICTS,
+    DIMENSIONS,
+    LauncherOptions,
+    ParallelOptions,
+    ResultOptions,
+    SuiteOptions,
+)
 from ffncli.bench.request.suite import public_suite
 from ffncli.block.recipe import FFNSpec
 from ffncli.cli.main import COMMANDS
+from ffncli.options.conflicts import table
+from ffncli.options.opt import options_of
 from ffncli.run.texts import TEXTS
 from ffncli.show.text import bytes_text
 
@@ -104,7 +115,15 @@ def _widths(spec: FFNSpec) -> str:
     return f"{spec.d_model}x{spec.d_ff} {spec.activation}{', gated' if spec.gated else ''}{experts}"
 
 
+def conflicts() -> str:
+    """Which options of `ffn bench` contradict or need each other."""
+    for record in (BenchQuestion, ParallelOptions, ResultOptions, SuiteOptions, LauncherOptions):
+        options_of(record)  # so that they are spelled as they are typed
+    return table(CONFLICTS, {"the dimension options": DIMENSIONS})
+
+
 SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
+    "benchmarking.md": {"conflicts": conflicts},
     "method.md": {
         "architectures": architectures,
         "peers": peers,

@@ -39,6 +39,7 @@ Rate: TypeAlias = Annotated[float, Range(1, 1e24)]  # per second
 GRAVEST: tuple[Status, ...] = ("wrong", "oom", "failed", "skipped", "ok")
 LEAST_TIME = 1e-12  # s of a call; none takes less, and a time of zero has no logarithm
 FIRST_CALL = 5  # times the limit of a call, for building a kernel and its first call: it may compile
+LEAST_MEMORY = 200_000_000  # bytes of a limit; Python and torch take some 160 MB before any kernel runs
 
 # Arms that are not the user's kernels; their names in the rounds file.
 TWIN = "(aa)"  # the baseline once more, with buffers of its own

@@ -12,11 +12,12 @@ from ffncli.bench.machine.devices import default_device
 from ffncli.bench.records import Method
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import BenchRequest, Grid
+from ffncli.bench.request.options import require_compatible
 from ffncli.bench.results.row import ResultRow
 from ffncli.bench.suite import RunProgress, new_run, run
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
-from ffncli.models.dimensions import Dimensions
+from ffncli.options.accept import listed
 
 KERNELS = ("eager", "again=slowed:1:eager", "slowed=slowed:1.05:eager")
 ALLOWED = 0.02
@@ -58,13 +59,10 @@ def selftest_request(grid: Grid, method: Method) -> BenchRequest:
 
     Raises FFNError for an unsupported method.
     """
-    if set(grid.passes) - {"forward"}:
-        raise FFNError("--selftest slows the forward pass, and times no other", "leave out --pass")
-    if method.processes == 1:
-        raise FFNError("--selftest needs several --processes", "one process cannot show process-to-process variation")
-    grid = replace(grid, threads=grid.threads or (1,), devices=grid.devices or (default_device(),))
-    if grid.source is None and grid.overrides == Dimensions() and not grid.tokens and grid.devices[0] != "cpu":
-        grid = replace(grid, source=_LONG, tokens=(_LONG_TOKENS,))
+    require_compatible(grid, {"selftest": True, "processes": method.processes})
+    grid = replace(grid, threads=grid.threads or 1, device=grid.device or default_device())
+    if grid.source is None and not grid.any_set() and not grid.token_counts and listed(grid.device)[0] != "cpu":
+        grid = replace(grid, source=_LONG, tokens=_LONG_TOKENS)
     return build_request(grid, KERNELS, "eager", method, fail_if_slower=ALLOWED)[0]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf, nan
 from typing import Any, Generic, TypeVar, overload
 
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, shown
 
 T = TypeVar("T")
 MAX_SIZE = 2**31 - 1  # no tensor axis in use is larger; beyond it torch overflows in places
@@ -26,13 +26,15 @@ class Accepts(Generic[T]):
     """A converter and the `words` for what it takes: `a whole number from 1`.
 
     `convert` raises TypeError or ValueError for anything else, or an FFNError that says more. `none`: None is a value,
-    not the default. `hint` adds to the error what a wrong value suggests.
+    not the default. `hint` adds to the error what a wrong value suggests. `values` are what a shell offers, if there
+    are few.
     """
 
     words: str
     convert: Callable[[Any], T]
     none: bool = False
     hint: Callable[[Any], str] = lambda value: ""
+    values: tuple[str, ...] = ()
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -167,6 +169,18 @@ def number_or_text(words: str) -> Accepts[str]:
     return Accepts(words, lambda value: value if isinstance(value, str) else str(whole_number(value)))
 
 
+def choice(*words: str) -> Accepts[str]:
+    """One of some words."""
+
+    def convert(value: Any) -> str:
+        word = text(value).strip()
+        if word not in words:
+            raise FFNError(f"unknown value {shown(word)}", f"use one of {', '.join(words)}")
+        return word
+
+    return Accepts("text", convert, values=words)
+
+
 # --- several ----------------------------------------------------------------------------------------------------------
 
 
@@ -210,7 +224,7 @@ def comma_list(one: Accepts[T], words: str) -> Accepts[tuple[T, ...]]:
             raise ValueError
         return tuple(one.convert(part) for part in parts)
 
-    return Accepts(words, convert)
+    return Accepts(words, convert, values=one.values)
 
 
 def joined(words: str) -> Accepts[str]:

@@ -84,7 +84,7 @@ def table(rules: Sequence[Conflict], groups: Mapping[str, str] | None = None) ->
         else:
             text = f"contradicts all options but {listed(rule.allows, 'and')}" if rule.allows else "stands alone"
         text += f", unless {listed(rule.unless, 'or')} is given" if rule.unless else ""
-        lines.append(f"| {listed(rule.option, 'and')} | {text} | {spelled(rule.why, as_typed)} |")
+        lines.append(f"| {listed(rule.option, 'or')} | {text} | {spelled(rule.why, as_typed)} |")
     return "\n".join(lines)
 
 

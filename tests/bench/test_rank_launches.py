@@ -21,7 +21,6 @@ from ffncli.bench.results.journal import resume
 from ffncli.bench.suite import new_run, run
 from ffncli.block.shard import Ranks
 from ffncli.errors import ExitCode, FFNError
-from ffncli.models.dimensions import Dimensions
 from ffncli.run.ranks.environment import Place
 from tests import ROOT
 from tests.bench.test_suite import worker_with
@@ -56,7 +55,7 @@ def store(monkeypatch):
 
 
 def request(tokens=(1, 2), processes=2):
-    grid = Grid("8x16:swiglu", Dimensions(), tokens, devices=("cpu",), threads=(1,), ranks=Ranks(2))
+    grid = Grid("8x16:swiglu", tokens=tokens, device=("cpu",), threads=(1,), ranks=Ranks(2))
     return build_request(grid, ["eager", "packed"], None, Method(processes=processes))[0]
 
 

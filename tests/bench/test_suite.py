@@ -28,7 +28,6 @@ from ffncli.bench.results.journal import resume as resume_journal
 from ffncli.bench.suite import RunProgress, new_run, resumed, run
 from ffncli.errors import FFNError
 from ffncli.kernels.choice import choices
-from ffncli.models.dimensions import Dimensions
 from tests import ROOT
 from tests.bench import fake_worker
 from tests.bench.stored import blocks_in
@@ -45,7 +44,7 @@ def _at_the_root(monkeypatch):
 
 
 def request(tokens=(1, 2), kernels=("eager", "packed"), processes=2, threads=(1,), **more) -> BenchRequest:
-    found = cases(Grid("8x16:swiglu", Dimensions(), tokens, devices=("cpu",), threads=threads))
+    found = cases(Grid("8x16:swiglu", tokens=tokens, device=("cpu",), threads=threads))
     return BenchRequest(found, choices(kernels), "eager", Method(processes=processes), **more)
 
 

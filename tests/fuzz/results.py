@@ -21,7 +21,6 @@ from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results.csv_file import HEADER, row_lines
 from ffncli.bench.results.journal import ResultFiles, begin
 from ffncli.kernels.choice import choices
-from ffncli.models.dimensions import Dimensions
 from ffncli.system.child import PrintedBytes
 from tests.bench import fake_worker
 from tests.bench.stored import table
@@ -188,7 +187,7 @@ def _parts() -> dict[str, bytes]:
     """The files of two parts of a grid, of which the second is unfinished."""
     import tempfile
 
-    points = cases(Grid("8x16:swiglu", Dimensions(), (1, 2, 3), devices=("cpu",), threads=(1,)))
+    points = cases(Grid("8x16:swiglu", tokens=(1, 2, 3), device=("cpu",), threads=(1,)))
     asked = BenchRequest(points, choices(["eager", "packed"]), "eager", Method(processes=1))
     with tempfile.TemporaryDirectory() as folder:
         for index, name in ((1, "a"), (2, "b")):
@@ -206,7 +205,7 @@ def _unfinished(by_step: bool) -> dict[str, bytes]:
     import tempfile
 
     block = "8x16:swiglu" if not by_step else "8x16:gelu"
-    points = cases(Grid(block, Dimensions(), (1, 2), devices=("cpu",), threads=(1,)))
+    points = cases(Grid(block, tokens=(1, 2), device=("cpu",), threads=(1,)))
     asked = BenchRequest(points, choices(["eager", "packed"]), "eager", Method(processes=2), asked={"--tokens": "1,2"})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.csv"

@@ -16,7 +16,6 @@ from ffncli.dataclass import dataclass
 from ffncli.show.text import bytes_text, seconds_text, time_text
 from ffncli.system.host import available_memory
 
-LEAST_MEMORY = 200_000_000  # bytes; Python and torch take some 160 MB before any kernel runs
 _CALL = 120.0  # s, at least, for a call
 # With all threads; slower than any machine that anybody would measure on.
 _FLOPS_PER_S, _BYTES_PER_S = 1e9, 1e8

@@ -5,17 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ffncli.bench.machine.devices import default_device, require_gpu
 from ffncli.bench.records import BLOCK, MODEL, Case, Method
 from ffncli.bench.request.certificate import named_certificates
-from ffncli.bench.request.cluster import LauncherChoice, require_named_places
-from ffncli.bench.request.grid import BenchRequest, Grid, cases
-from ffncli.bench.request.in_model import IN_MODEL, named_kernels, require_model
+from ffncli.bench.request.cluster import LauncherChoice, require_any_gpu
+from ffncli.bench.request.grid import BenchRequest, Grid, cases, load_block
 from ffncli.bench.request.kernels import ChosenKernels, choose_kernels, require_arguments
-from ffncli.bench.request.split import require_possible
-from ffncli.errors import FFNError
+from ffncli.bench.request.options import CONFLICTS, require_compatible
+from ffncli.errors import FFNError, option, shown
 from ffncli.kernels import AUTO
+from ffncli.kernels.choice import KernelChoice, choices
+from ffncli.models.dimensions import Dimensions
+from ffncli.models.runnable import folder_of
+from ffncli.options.accept import listed
+from ffncli.options.conflicts import check
+
+IN_MODEL = (AUTO,)  # the kernels of a model, if none is named
 
 
 def build_request(
@@ -33,73 +40,71 @@ def build_request(
 ) -> tuple[BenchRequest, tuple[str, ...]]:
     """(the request with defaults filled in; notes about it). `kernels` and `baseline` are as on the command line.
 
-    `asked` are the options with their values, `certificates` the files of --certificate. With
+    `asked` are the options with their values, `certificates` the files of certificates. With
     a `cluster`, whose machines need not be like this one, its slots look for their GPUs. `frozen` cases, all on the
     grid's devices and threads, take the place of the grid's. Raises FFNError for an impossible request, before anything
     is measured.
     """
-    if method.by_step:
-        _require_steps_alone(grid, kernels, baseline, method)
-    if method.in_model:
-        require_model(grid, baseline, method)
-        baseline, grid = None, replace(grid, caches=("warm",))
-    if cluster is not None:
-        require_named_places(grid.devices, grid.threads)
-    devices = grid.devices or (default_device(),)
-    require_possible(grid.ranks, grid.passes, devices, method)
-    about: list[str] = []
-    points = frozen or cases(replace(grid, devices=devices, seed=method.seed), about.append)
-    specs = [case.spec for case in points]
+    devices = listed(grid.device) or (() if cluster else (default_device(),))
     wanted = kernels or (IN_MODEL if method.in_model else None)
+    named = {"kernel": tuple(kernels or ()), "baseline": baseline, "fail_if_slower": fail_if_slower}
+    require_compatible(grid, _of(grid, devices, method), named, {"launcher": cluster is not None})
+    if cluster is not None:
+        require_any_gpu(devices)
+    if grid.ranks.world_size > 1 and (len(set(devices)) > 1 or set(devices) - {"cpu", "cuda"}):
+        what = f"over ranks {option('device')} is cpu or cuda: every rank has a GPU of its own"
+        raise FFNError(what, f"as in {option('device', 'cuda')}")
+    if method.in_model:
+        folder_of(load_block(os.fspath(grid.source or ""), Dimensions()), option("in_model"))
+        baseline, grid = None, replace(grid, cache="warm")
+    about: list[str] = []
+    points = frozen or cases(replace(grid, device=devices), about.append, method.seed)
+    specs = [case.spec for case in points]
     chosen = ChosenKernels((), BLOCK, {}) if method.by_step else choose_kernels(wanted, baseline, grid.ranks, specs)
-    if method.calibrate != "quick" and not any(kernel.kernel == AUTO for kernel in chosen.kernels):
-        raise FFNError(f"--calibrate {method.calibrate} is for auto, which is not timed", "add it: --kernel eager,auto")
-    _require_graphs_possible(devices, method)
+    check(CONFLICTS, {"calibrate": method.calibrate, "kernel": tuple(kernel.kernel for kernel in chosen.kernels)})
     if cluster is None:
         require_gpu(devices, method.sustained)
     if method.in_model:
-        chosen = replace(chosen, kernels=named_kernels(chosen, wanted or ()), baseline=MODEL, notes=())
+        chosen = replace(chosen, kernels=_of_model(chosen, wanted or ()), baseline=MODEL, notes=())
     notes = (*chosen.notes, *about)
     require_arguments(chosen, points)
     request = BenchRequest(
         points, chosen.kernels, chosen.baseline, method, fail_if_slower, strict, asked or {},
         {**chosen.files, **_data_files(points)}, os.getcwd(), named_certificates(certificates, chosen, points), cluster,
     )  # fmt: skip
-    require_gate(request)
     return request, notes
 
 
+def _of(grid: Grid, devices: Sequence[str], method: Method) -> dict[str, Any]:
+    """What a request comes to, by the names of options: the devices by their kind, how it measures, and its ranks."""
+    names = ("processes", "launch", "sustained", "by_step", "in_model")
+    return {
+        "device": tuple(device.partition(":")[0] for device in devices),
+        **{name: getattr(method, name) for name in names},
+        **{name: value for name, value in vars(grid.ranks).items() if value > 1},
+    }
+
+
+def _of_model(chosen: ChosenKernels, texts: Sequence[str]) -> tuple[KernelChoice, ...]:
+    """The kernels of a model: those that were named, without a baseline that was put before them.
+
+    Raises FFNError for one that can only be timed by itself.
+    """
+    kernels = chosen.kernels[len(chosen.kernels) - len(choices(texts)) :]
+    if slow := next((choice for choice in kernels if choice.factor is not None), None):
+        raise FFNError(f"{option('in_model')}: {shown(slow.text)} can only be timed by itself", "leave it out")
+    return kernels
+
+
 def _data_files(points: Sequence[Case]) -> dict[str, str]:
-    """The files of --routing and --input, absolute, with their sha256."""
+    """The files of routings and inputs, absolute, with their sha256."""
     names = [pair for case in points for pair in ((case.routing, case.routing_sha256), (case.input, case.input_sha256))]
     return {os.path.abspath(name): sha256 for name, sha256 in names if sha256}
 
 
-def _require_steps_alone(grid: Grid, kernels: Sequence[str] | None, baseline: str | None, method: Method) -> None:
-    """Raises FFNError for options that make no sense when the steps of a block are timed."""
-    if kernels or baseline:
-        raise FFNError("--by-step contradicts --kernel and --baseline", "it times steps, not kernels")
-    if method.sustained or set(grid.passes) - {"forward"}:
-        raise FFNError("--by-step times the forward pass, in short blocks", "leave out --pass and --sustained")
-
-
-def _require_graphs_possible(devices: Sequence[str], method: Method) -> None:
-    """Raises FFNError for CUDA graphs of what none can hold."""
-    if method.launch != "graphs":
-        return
-    if method.by_step:
-        raise FFNError("--by-step contradicts --launch graphs", "steps are launched one by one")
-    if not all(device.startswith("cuda") for device in devices):
-        raise FFNError("--launch graphs needs --device cuda", "CUDA graphs are a way to launch work on a GPU")
-
-
-def require_gate(request: BenchRequest) -> None:
-    """Raises FFNError for a gate that could never fail."""
-    if request.fail_if_slower is None:
-        return
-    if request.method.by_step:
-        raise FFNError("--by-step contradicts --fail-if-slower", "it times steps, not kernels")
-    if request.method.processes == 1:
-        raise FFNError(
-            "--fail-if-slower needs several --processes", "one process cannot show process-to-process variation"
-        )
+def require_resumable(request: BenchRequest, more: Mapping[str, Any]) -> None:
+    """Raises FFNError for options of a resumed run that contradict it: a gate that could never fail, or a picture."""
+    method = request.method
+    stored = {"by_step": method.by_step, "in_model": method.in_model, "processes": method.processes}
+    of_model = {"source": True} if method.in_model else {}
+    require_compatible(stored, of_model, {"fail_if_slower": request.fail_if_slower}, more)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ffncli.bench.records import Case
 from ffncli.bench.request.kernels import ChosenKernels
 from ffncli.block import activations
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, shown, shown_path
+from ffncli.errors import FFNError, option, shown, shown_path
 from ffncli.kernels.choice import KernelChoice
 from ffncli.models.files.strict_json import read_object
 from ffncli.version import __version__
@@ -55,7 +55,8 @@ def named_certificates(
         kernels = [choice for choice in chosen.kernels if _is_of(certificate, choice)]
         if not kernels:
             label = shown(certificate.get("kernel"))
-            raise FFNError(f"{shown_path(path)} is of {label}, which is not measured", "name it: --kernel file.py:name")
+            hint = f"name it: {option('kernel', 'file.py:name')}"
+            raise FFNError(f"{shown_path(path)} is of {label}, which is not measured", hint)
         for choice in kernels:
             _require_same(path, certificate, choice, chosen)
         named = _named(path, certificate, block)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from ffncli.bench.records import Case
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.errors import FFNError, did_you_mean, option, shown
 from ffncli.models.files.json_records import Range
 
 LauncherName: TypeAlias = Literal["slurm", "ray"]
@@ -34,43 +33,39 @@ class SlotSize:
 
 
 def cluster_of(launcher: str | None, slots: int | None, options: Sequence[str]) -> LauncherChoice | None:
-    """The cluster of --launcher, --slots and --launcher-option KEY=VALUE; None without the first.
+    """The cluster of a launcher, its slots and its options KEY=VALUE; None without a launcher.
 
     Raises FFNError for an unknown launcher, and for options that it cannot have.
     """
     known = get_args(LauncherName)
     if launcher is None:
-        if slots is not None or options:
-            name = "--launcher-option" if options else "--slots"
-            raise FFNError(f"{name} needs --launcher", f"use --launcher {' or --launcher '.join(known)}")
         return None
     if launcher not in known:
         near = did_you_mean(launcher, list(known), f"use one of {', '.join(known)}")
-        raise FFNError(f"--launcher: unknown value {shown(launcher)}", near)
+        raise FFNError(f"{option('launcher')}: unknown value {shown(launcher)}", near)
     pairs = dict(_pair(text) for text in options)
     if launcher == "ray" and (unknown := [key for key in pairs if key not in RAY_OPTIONS]):
-        why = f"--launcher-option: ray has no option {shown(unknown[0])}"
-        raise FFNError(why, f"its options are {', '.join(RAY_OPTIONS)}; --slots and --threads say what a slot reserves")
+        why = f"{option('launcher_option')}: ray has no option {shown(unknown[0])}"
+        sizes = f"{option('slots')} and {option('threads')} say what a slot reserves"
+        raise FFNError(why, f"its options are {', '.join(RAY_OPTIONS)}; {sizes}")
     return LauncherChoice("ray" if launcher == "ray" else "slurm", slots, pairs)
 
 
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not (key.strip() and equals):
-        raise FFNError(f"--launcher-option: {shown(text)} is not KEY=VALUE", "as in --launcher-option partition=gpu")
+        raise FFNError(
+            f"{option('launcher_option')}: {shown(text)} is not KEY=VALUE",
+            f"as in {option('launcher_option', 'partition=gpu')}",
+        )
     return key.strip().removeprefix("--").replace("-", "_"), value.strip()
 
 
-def require_named_places(devices: Sequence[str], threads: Sequence[int]) -> None:
-    """Raises FFNError if a case for other machines would take its device or its threads from this one."""
-    why = "the other machines need not be like this one"
-    if not threads:
-        raise FFNError("--launcher needs --threads", f"{why}; each case reserves a core for each thread")
-    if not devices:
-        raise FFNError("--launcher needs --device", f"{why}: --device cpu or --device cuda")
+def require_any_gpu(devices: Sequence[str]) -> None:
+    """Raises FFNError if a case for other machines would take a GPU of this one."""
     if numbered := [device for device in devices if device.startswith("cuda:")]:
-        why = f"--device {numbered[0]} contradicts --launcher"
-        raise FFNError(why, "a slot has one GPU, which the launcher chooses: --device cuda")
+        why = f"{option('device', numbered[0])} contradicts {option('launcher')}"
+        raise FFNError(why, f"a slot has one GPU, which the launcher chooses: {option('device', 'cuda')}")
 
 
 def slot_size(cases: Sequence[Case]) -> SlotSize:

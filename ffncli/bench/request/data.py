@@ -1,4 +1,4 @@
-"""--routing and --input: which x a case computes on. Files are read and checked here, before anything is measured.
+"""Routings and inputs: which x a case computes on. Files are read and checked here, before anything is measured.
 
 The workers read them again, by the same functions.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ffncli.block.recipe import FFNSpec
-from ffncli.errors import FFNError, did_you_mean, shown, shown_path
+from ffncli.errors import FFNError, did_you_mean, option, shown, shown_path
 from ffncli.models.counting.expert_load import UNIFORM, skew_text, zipf_exponent
 from ffncli.models.files.checkpoint import PLAIN
 from ffncli.models.files.headers import read_header
@@ -26,16 +26,16 @@ TEXT = "text"  # by the words of a text (referee/text_routing.py)
 _HOW = "use uniform, zipf:1.2, text, or a file of ffn trace --save FILE.safetensors"
 
 
-def routing_text(option: str, text: str) -> str:
-    """A value of --routing, a file with its home folder written out. Raises FFNError for anything else."""
+def routing_text(field: str, text: str) -> str:
+    """A routing, a file with its home folder written out. Raises FFNError for anything else."""
     if text == TEXT:
         return text
     if text == UNIFORM or text.partition(":")[0] == "zipf":
-        return skew_text(option, text)
+        return skew_text(field, text)
     if "/" in text and not text.endswith(TENSOR_SUFFIXES):
-        raise FFNError(f"{option}: {shown_path(Path(text))} is not a file of tensors", _HOW)
+        raise FFNError(f"{field}: {shown_path(Path(text))} is not a file of tensors", _HOW)
     if not text.endswith(TENSOR_SUFFIXES):
-        raise FFNError(f"{option}: unknown value {shown(text)}", did_you_mean(text, [UNIFORM, TEXT], _HOW))
+        raise FFNError(f"{field}: unknown value {shown(text)}", did_you_mean(text, [UNIFORM, TEXT], _HOW))
     return os.path.expanduser(text)
 
 
@@ -44,13 +44,13 @@ def is_file(routing: str) -> bool:
     return routing not in (UNIFORM, TEXT) and zipf_exponent(routing) is None
 
 
-def digest(option: str, name: str) -> str:
+def digest(field: str, name: str) -> str:
     """The sha256 of a file. Raises FFNError if it cannot be read."""
     try:
         return sha256_of(Path(name))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "not a file name"
-        raise FFNError(f"{option}: cannot read {shown_path(Path(name))}: {why}") from None
+        raise FFNError(f"{field}: cannot read {shown_path(Path(name))}: {why}") from None
 
 
 # --- routing ----------------------------------------------------------------------------------------------------------
@@ -59,11 +59,11 @@ def digest(option: str, name: str) -> str:
 def check_routing(routing: str, label: str, spec: FFNSpec) -> None:
     """Raises FFNError for a block whose routing cannot be prescribed so."""
     if spec.moe is None:
-        why = f"--routing needs a mixture of experts, and {label} is not one"
-        raise FFNError(why, "leave it out, or add experts: --experts 8 --top-k 2")
+        why = f"{option('routing')} needs a mixture of experts, and {label} is not one"
+        raise FFNError(why, f"leave it out, or add experts: {option('experts', 8)} {option('top_k', 2)}")
     experts = spec.moe.experts + spec.moe.identity_experts
     if spec.moe.top_k == experts:
-        raise FFNError(f"--routing: in {label} every token goes to all {experts} experts", "leave it out")
+        raise FFNError(f"{option('routing')}: in {label} every token goes to all {experts} experts", "leave it out")
     if is_file(routing):
         traced_routes(routing, experts, spec.moe.top_k)
 
@@ -113,7 +113,9 @@ def input_rows(name: str, d_model: int) -> Tensor:
 
     path, where = Path(name), shown_path(Path(name))
     if path.suffix != ".safetensors":
-        raise FFNError(f"--input: {shown(name)} is not a .safetensors file", "its tensor x [rows, d_model] is read")
+        raise FFNError(
+            f"{option('input')}: {shown(name)} is not a .safetensors file", "its tensor x [rows, d_model] is read"
+        )
     info = read_header(path).get("x")
     if info is None:
         raise FFNError(f"{where} has no tensor x", "x [rows, d_model] is read")

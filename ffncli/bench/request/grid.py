@@ -6,52 +6,116 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, field, replace
-from typing import Any, get_args
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Annotated, Any, TypeAlias, get_args
 
 from ffncli.bench.records import BLOCK, MODEL, Above, Cache, Case, Method, Pass, model_with
 from ffncli.bench.request.certificate import NamedCertificate
 from ffncli.bench.request.cluster import LauncherChoice
-from ffncli.bench.request.data import check_input, check_routing, digest, is_file, routing_note, routing_text
-from ffncli.bench.request.split import check_split, threads_of_rank
+from ffncli.bench.request.data import TEXT, check_input, check_routing, digest, is_file, routing_note, routing_text
 from ffncli.block.activations import unit_name
 from ffncli.block.dtypes import dtype
 from ffncli.block.shard import Ranks
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError, option
 from ffncli.kernels.choice import KernelChoice, parse
-from ffncli.models.dimensions import Dimensions
+from ffncli.models.counting import expert_parallel, tensor_parallel
+from ffncli.models.counting.expert_load import UNIFORM
+from ffncli.models.dimensions import Dimensions, token_counts
 from ffncli.models.files.json_records import record_of
-from ffncli.models.model import Resolved
+from ffncli.models.model import Model, Resolved
+from ffncli.options.accept import COUNTS, NAMES, PATH, Accepts, choice, comma_list, listed, text
+from ffncli.options.opt import COMPUTE, Opt
+from ffncli.options.shared import KINDS_OF_SOURCE, Batch, Counts, SeqLen, TokenList
+from ffncli.options.shared import Path as FilePath
 from ffncli.system.gpu import device_index
 
 MOST_CASES = 10_000
 NEWCOMERS = "512x2048:swiglu"  # without a SOURCE: a gated block that fits every cache, a second to verify
 TOKENS = (32,)
 DECODE = 16  # up to this many tokens, reading weights dominates: `auto` keeps them out of the cache
+CACHES = ("auto", *(name for name in get_args(Cache) if name != "shared"))
+Names: TypeAlias = str | Sequence[str]
+_SOURCE = Accepts("text such as '512x2048:gelu', or a path", text)
+_what = partial(Opt, group="What to measure")
 _COMPUTED = ("fp64", "fp32", "bf16", "fp16")
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Lists of values; every combination is a case. () takes the default: for `threads` those of the machine.
+@dataclass(frozen=True, kw_only=True)
+class Grid(Dimensions):
+    """The requested cases: every combination of the values is one. None takes the default, for `threads` that
+    of the machine.
 
-    `source` as everywhere; `overrides` change it, and its d_model and d_ff may be comma-separated lists. `routings` are
-    for mixtures; `input` is a file of x. Every block is split over the `ranks`, each of which has `threads`.
+    `source` as everywhere; `d_model` and `d_ff` may be comma-separated lists. `routing` is for mixtures; `input` is a
+    file of x. Every block is split over the `ranks`, each of which has `threads`.
     """
 
-    source: str | None = None
-    overrides: Dimensions = field(default_factory=Dimensions)
-    tokens: tuple[int, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    passes: tuple[str, ...] = ()
-    caches: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ()
-    threads: tuple[int, ...] = ()
-    seed: int = 0
-    routings: tuple[str, ...] = ()
-    input: str | None = None
+    source: Annotated[
+        FilePath | None,
+        Opt(metavar="SOURCE", accepts=_SOURCE, completes="models", help=f"{KINDS_OF_SOURCE} [default: {NEWCOMERS}]"),
+    ] = field(default=None, kw_only=False)
+    tokens: TokenList = None
+    batch: Batch = None
+    seq_len: SeqLen = None
+    dtype: Annotated[
+        Names | None,
+        Opt(
+            "--dtype", metavar="NAME,...", accepts=NAMES, repeat=True, group=COMPUTE, daily=True, completes="dtypes",
+            help="Compute in fp32, bf16, fp16 or fp64; several make a grid. [default: fp32]",
+        ),
+    ] = None  # fmt: skip
+    passes: Annotated[
+        Names | None,
+        _what(
+            "--pass", metavar="NAME,...", accepts=comma_list(choice(*get_args(Pass)), "a name, or several of them"),
+            repeat=True, help="forward or forward+backward. [default: forward]",
+        ),
+    ] = None  # fmt: skip
+    cache: Annotated[
+        Names | None,
+        _what(
+            "--cache", metavar="NAME,...", accepts=comma_list(choice(*CACHES), "a name, or several of them"),
+            repeat=True,
+            help="State of the caches: warm, cold-weights or flush. [default: auto, which is cold-weights up to"
+            f" {DECODE} tokens, else warm]",
+        ),
+    ] = None  # fmt: skip
+    device: Annotated[
+        Names | None,
+        Opt(
+            "--device", metavar="NAME,...", accepts=NAMES, repeat=True, group=COMPUTE,
+            help="Device: cpu, cuda or cuda:1. [default: a GPU if there is one]",
+        ),
+    ] = None  # fmt: skip
+    threads: Annotated[
+        Counts | None,
+        Opt(
+            "--threads", metavar="N,...", accepts=COUNTS, repeat=True, group=COMPUTE, daily=True,
+            help="CPU threads; several make a grid. [default: one for each core]",
+        ),
+    ] = None  # fmt: skip
+    routing: Annotated[
+        Names | FilePath | None,
+        _what(
+            "--routing", metavar="NAME,...", repeat=True,
+            accepts=replace(NAMES, values=(UNIFORM, "zipf:1.2", TEXT)),
+            help="Tokens per expert of a mixture: uniform, zipf:1.2 (by popularity), text (by the words of one), or"
+            " FILE from ffn trace --save; several make a grid. [default: as the router sends random tokens]",
+        ),
+    ] = None  # fmt: skip
+    input: Annotated[
+        FilePath | None,
+        _what(
+            "--input", metavar="FILE", accepts=PATH,
+            help="Real input: rows of the tensor x in a .safetensors file. [default: normal random numbers]",
+        ),
+    ] = None  # fmt: skip
     ranks: Ranks = field(default_factory=Ranks)
+
+    @property
+    def token_counts(self) -> tuple[int, ...]:
+        """The numbers of tokens, each once; () if none is given."""
+        return tuple(dict.fromkeys(token_counts(self.tokens, self.batch, self.seq_len)))
 
 
 @dataclass(frozen=True)
@@ -101,17 +165,18 @@ class BenchRequest:
         return certificate.digest if certificate is not None and certificate.covers(case) else ""
 
 
-def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None) -> tuple[Case, ...]:
-    """Every combination, blocks outermost; `tell` receives the notes on the models, each once.
+def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None, seed: int = 0) -> tuple[Case, ...]:
+    """Every combination, blocks outermost; `tell` receives the notes on the models, each once, whose weights have the
+    `seed`.
 
     Raises FFNError for an impossible value, and for too many cases.
     """
-    dtypes = _each("--dtype", grid.dtypes or ("fp32",), _dtype)
-    passes = _each("--pass", grid.passes or ("forward",), _pass)
-    caches = _each("--cache", grid.caches or ("auto",), _cache)
-    devices = _each("--device", grid.devices or ("cpu",), _device)
-    threads = tuple(dict.fromkeys(grid.threads)) or (threads_of_rank(grid.ranks),)
-    tokens = tuple(dict.fromkeys(grid.tokens)) or TOKENS
+    dtypes = _each(_dtype, "dtype", listed(grid.dtype) or ("fp32",))
+    passes: tuple[Any, ...] = tuple(dict.fromkeys(listed(grid.passes) or ("forward",)))
+    caches = tuple(dict.fromkeys(listed(grid.cache) or ("auto",)))
+    devices = _each(_device, "device", listed(grid.device) or ("cpu",))
+    threads = tuple(dict.fromkeys(listed(grid.threads))) or (threads_of_rank(grid.ranks),)
+    tokens = grid.token_counts or TOKENS
     blocks = _blocks(grid)
     # On a GPU the CPU's threads only launch: one number is enough.
     places = [(d, t) for d in devices for t in (threads if d == "cpu" else threads[:1])]
@@ -119,14 +184,14 @@ def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None) -> tuple[
     count = len(blocks) * len(tokens) * len(dtypes) * len(passes) * len(caches) * len(places) * len(data)
     if count > MOST_CASES:
         raise FFNError(f"that is a grid of {count:,} cases, at most {MOST_CASES:,}", "give fewer values, or run parts")
-    models = [(source, load_block(source, overrides, grid.seed), overrides) for source, overrides in blocks]
+    models = [(source, load_block(source, overrides, seed), overrides) for source, overrides in blocks]
     for note in dict.fromkeys(
         n for _, resolved, _ in models for n in (*resolved.notes, *map(str, resolved.differences))
     ):
         tell(note)
     cases = [
         Case(
-            _source(source, resolved), label(resolved, overrides), resolved.model.main.spec, n, t, p, cached(c, n),
+            source or resolved.model.name, label(resolved, overrides), resolved.model.main.spec, n, t, p, cached(c, n),
             device, threads_, **x, ranks=grid.ranks,
         )
         for (source, resolved, overrides), n, t, p, c, (device, threads_), x in itertools.product(
@@ -142,14 +207,11 @@ def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None) -> tuple[
 
 def _data(grid: Grid) -> list[dict[str, str]]:
     """What x is, as fields of a Case: every routing, each with the sha256 of its file, and the input's."""
-    routings = _each("--routing", grid.routings, routing_text) or ("",)
-    more = {"input": name, "input_sha256": digest("--input", name)} if (name := _input(grid)) else {}
-    files = {one: digest("--routing", one) for one in routings if one and is_file(one)}
+    routings = _each(routing_text, "routing", listed(grid.routing)) or ("",)
+    name = "" if grid.input is None else os.path.expanduser(grid.input)
+    more = {"input": name, "input_sha256": digest(option("input"), name)} if name else {}
+    files = {one: digest(option("routing"), one) for one in routings if one and is_file(one)}
     return [{"routing": one, "routing_sha256": files.get(one, ""), **more} for one in routings]
-
-
-def _input(grid: Grid) -> str:
-    return "" if grid.input is None else os.path.expanduser(grid.input)
 
 
 def _check_data(cases: Sequence[Case], tell: Callable[[str], None]) -> None:
@@ -174,7 +236,10 @@ def load_block(source: str | None, overrides: Dimensions, seed: int = 0) -> Reso
             "give dimensions: ffn bench 512x2048:swiglu",
         )
     if missing := " and ".join(sorted(resolved.model.unknown & {"activation", "top_k"})):
-        raise FFNError(f"{resolved.model.name}: its {missing} is unknown", "pass --activation NAME, --top-k K")
+        raise FFNError(
+            f"{resolved.model.name}: its {missing} is unknown",
+            f"pass {option('activation', 'NAME')}, {option('top_k', 'K')}",
+        )
     if (moe := resolved.model.main.spec.moe) and moe.lookup:
         what = f"{resolved.model.name}: a table of token ids chooses the experts of most of its layers"
         raise FFNError(what, "kernels get no token ids: give dimensions")
@@ -199,23 +264,22 @@ def _value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _source(source: str | None, resolved: Resolved) -> str:
-    return source if source is not None else resolved.model.name
-
-
 def _blocks(grid: Grid) -> list[tuple[str | None, Dimensions]]:
-    """The source with every combination of --d-model and --d-ff."""
-    source = NEWCOMERS if grid.source is None and grid.overrides.d_model is None else grid.source
+    """The source with every combination of d_model and d_ff."""
+    source = None if grid.source is None else os.fspath(grid.source)
+    if source is None and grid.d_model is None:
+        source = NEWCOMERS
     widths = [(None,) if text is None else tuple(dict.fromkeys(part.strip() for part in str(text).split(",")))
-              for text in (grid.overrides.d_model, grid.overrides.d_ff)]  # fmt: skip
+              for text in (grid.d_model, grid.d_ff)]  # fmt: skip
     if len(widths[0]) * len(widths[1]) > MOST_CASES:
-        raise FFNError(f"--d-model and --d-ff make more than {MOST_CASES:,} blocks", "give fewer values")
-    return [(source, replace(grid.overrides, d_model=a, d_ff=b)) for a, b in itertools.product(*widths)]
+        what = f"{option('d_model')} and {option('d_ff')} make more than {MOST_CASES:,} blocks"
+        raise FFNError(what, "give fewer values")
+    return [(source, replace(grid.dimensions, d_model=a, d_ff=b)) for a, b in itertools.product(*widths)]
 
 
-def _each(option: str, texts: Sequence[str], parse: Any) -> tuple[Any, ...]:
-    """The values of a comma-separated list, without duplicates."""
-    return tuple(dict.fromkeys(parse(option, text.strip()) for text in texts))
+def _each(parse: Callable[[str, str], str], field: str, texts: Sequence[str]) -> tuple[str, ...]:
+    """The values of a field, parsed, each once."""
+    return tuple(dict.fromkeys(parse(option(field), text) for text in texts))
 
 
 def _dtype(option: str, text: str) -> str:
@@ -223,20 +287,6 @@ def _dtype(option: str, text: str) -> str:
     if name not in _COMPUTED:
         raise FFNError(f"{option}: no kernel computes in {name}", f"use one of {', '.join(_COMPUTED)}")
     return name
-
-
-def _pass(option: str, text: str) -> str:
-    return _word(option, text, get_args(Pass))
-
-
-def _cache(option: str, text: str) -> str:
-    return _word(option, text, ("auto", *(name for name in get_args(Cache) if name != "shared")))
-
-
-def _word(option: str, text: str, known: Sequence[str]) -> str:
-    if text not in known:
-        raise FFNError(f"{option}: unknown value {shown(text)}", f"use one of {', '.join(known)}")
-    return text
 
 
 def _device(option: str, text: str) -> str:
@@ -249,6 +299,33 @@ def cached(cache: str, tokens: int) -> Any:
     if cache != "auto":
         return cache
     return "cold-weights" if tokens <= DECODE else "warm"
+
+
+# --- over ranks -------------------------------------------------------------------------------------------------------
+
+
+def ranks_here(ranks: Ranks) -> int:
+    """How many of them share this machine: all, unless the launcher says otherwise."""
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(here) if here.isdigit() and 0 < int(here) < ranks.world_size else ranks.world_size
+
+
+def threads_of_rank(ranks: Ranks) -> int:
+    """The default for each rank: its share of a machine's cores."""
+    from ffncli.system.host import default_threads
+
+    return max(1, default_threads() // ranks_here(ranks))
+
+
+def check_split(model: Model, ranks: Ranks, tokens: Sequence[int]) -> None:
+    """Raises FFNError for a block that cannot be split over these ranks, with the nearest numbers that would do."""
+    if ranks.tp > 1:
+        tensor_parallel.check(model, ranks.tp, dtype("fp32"))
+    expert_parallel.check(model, ranks.ep)
+    if odd := next((number for number in tokens if number % ranks.ep), None):
+        raise FFNError(
+            f"{odd} tokens do not divide over {ranks.ep} ranks", f"with {option('ep')}, every rank has its own tokens"
+        )
 
 
 # --- as JSON ----------------------------------------------------------------------------------------------------------

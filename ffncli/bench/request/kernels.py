@@ -1,18 +1,17 @@
-"""The kernels that a benchmark compares: --kernel and --baseline, with the users' files parsed but not run."""
+"""The kernels that a benchmark compares, with the users' files parsed but not run."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ffncli.bench.records import OWN_ARMS, Case
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.shard import Ranks
-from ffncli.dataclass import dataclass
-from ffncli.errors import ExitCode, FFNError, did_you_mean, shown, shown_path
+from ffncli.errors import ExitCode, FFNError, did_you_mean, option, shown, shown_path
 from ffncli.kernels import AUTO, BUILT_IN, BY_DEFAULT, ONLY_NAMED, OVER_RANKS, computing
 from ffncli.kernels.choice import KernelChoice, choices, missing_weight, parse, require_unlike
 from ffncli.kernels.kernel import interprets_triton, kernel_steps
@@ -43,7 +42,7 @@ def choose_kernels(
     ranks: Ranks = ONE_RANK,
     specs: Sequence[FFNSpec] = (),
 ) -> ChosenKernels:
-    """The kernels of --kernel and --baseline. None: all built-in kernels that compute a block of the kind of `specs`,
+    """The kernels and the baseline. None: all built-in kernels that compute a block of the kind of `specs`,
     but those to be named; over `ranks`, eager on each rank's part and the block as torch's DTensor splits it, which
     alone can have experts on other ranks.
 
@@ -63,14 +62,18 @@ def choose_kernels(
     labels = [kernel.label for kernel in kernels]
     require_unlike(labels)
     if over_ranks and any(kernel.kernel == AUTO for kernel in kernels):
-        raise FFNError("--kernel: auto chooses among kernels of whole blocks", "name a kernel, as in -k eager,dtensor")
+        raise FFNError(
+            f"{option('kernel')}: auto chooses among kernels of whole blocks", "name a kernel, as in -k eager,dtensor"
+        )
     if not over_ranks and (needs := next((label for label in labels if label in OVER_RANKS), None)):
-        raise FFNError(f"--kernel: {needs} computes blocks that are split over ranks", "add --tp N")
+        raise FFNError(
+            f"{option('kernel')}: {needs} computes blocks that are split over ranks", f"add {option('tp', 'N')}"
+        )
     notes: tuple[str, ...] = ()
     if not texts and not over_ranks:
-        notes = (f"timed only if named: {', '.join(left_out)}; --kernel all adds them",)
+        notes = (f"timed only if named: {', '.join(left_out)}; {option('kernel', 'all')} adds them",)
     if baseline is None and len(kernels) == 1 and "eager" not in labels and whole_experts:
-        baseline, notes = "eager", ("compared with eager; --baseline NAME chooses another",)
+        baseline, notes = "eager", (f"compared with eager; {option('baseline', 'NAME')} chooses another",)
     if baseline is None:
         baseline = "eager" if "eager" in labels else labels[0]
     if baseline not in labels:
@@ -91,7 +94,7 @@ def _baseline(text: str, labels: Sequence[str]) -> KernelChoice:
         return parse(text)
     except FFNError:
         hint = did_you_mean(text, [*labels, *BUILT_IN], f"measured: {', '.join(labels)}")
-        raise FFNError(f"--baseline: there is no kernel {shown(text)}", hint) from None
+        raise FFNError(f"{option('baseline')}: there is no kernel {shown(text)}", hint) from None
 
 
 def _named(choice: KernelChoice, files: dict[str, str], functions: list[tuple[str, ast.FunctionDef]]) -> KernelChoice:
@@ -104,7 +107,7 @@ def _named(choice: KernelChoice, files: dict[str, str], functions: list[tuple[st
     if path is not None:
         where, commit = shown_path(path), None
         if choice.ref is not None:
-            at_commit = file_at(choice.ref, path, "--kernel")
+            at_commit = file_at(choice.ref, path, option("kernel"))
             raw, commit, where = at_commit.data, at_commit.commit, f"{where} at {shown(choice.ref)}"
         else:
             raw = _read(path)
@@ -113,7 +116,9 @@ def _named(choice: KernelChoice, files: dict[str, str], functions: list[tuple[st
         choice = replace(choice.with_attribute(_attribute(path, choice.attribute, tree)), ref=commit)
         functions += [(where, function) for function in _functions(tree, choice.attribute)]
     if choice.label in OWN_ARMS:
-        raise FFNError(f"--kernel: {shown(choice.label)} is the name of one of ffn's own arms", "give another label")
+        raise FFNError(
+            f"{option('kernel')}: {shown(choice.label)} is the name of one of ffn's own arms", "give another label"
+        )
     return choice
 
 
@@ -121,9 +126,11 @@ def _read(path: Path) -> bytes:
     try:
         return read_whole(path, MOST_KERNEL_BYTES)
     except OSError as error:
-        raise FFNError(f"--kernel: cannot read {shown_path(path)}: {error.strerror}", "give file.py:name") from None
+        raise FFNError(
+            f"{option('kernel')}: cannot read {shown_path(path)}: {error.strerror}", "give file.py:name"
+        ) from None
     except ValueError:
-        raise FFNError(f"--kernel: {shown(str(path))} is not a file name") from None
+        raise FFNError(f"{option('kernel')}: {shown(str(path))} is not a file name") from None
 
 
 def _parsed(raw: bytes, name: str) -> ast.Module:

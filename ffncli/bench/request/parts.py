@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from ffncli.bench.records import Case
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError
+from ffncli.options.accept import Accepts, text
 
 MOST_PARTS = 10_000  # as many as a grid may have cases
 
@@ -29,21 +31,22 @@ class GridPart:
         return f"{self.index}/{self.count}"
 
 
-def grid_part(option: str) -> Callable[[str], GridPart]:
-    """A parser for `3/8`; its FFNError names the option."""
+def grid_part(value: Any) -> GridPart:
+    """The part that `3/8` means."""
+    if isinstance(value, GridPart):
+        return value
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text(value).strip())
+    if match is None:
+        raise ValueError
+    part = GridPart(int(match[1]), int(match[2]))
+    if not 1 <= part.count <= MOST_PARTS:
+        raise FFNError(f"{part}: a grid has from 1 to {MOST_PARTS:,} parts")
+    if not 1 <= part.index <= part.count:
+        raise FFNError(f"{part}: the first number must be from 1 to {part.count}")
+    return part
 
-    def parse(text: str) -> GridPart:
-        match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(text).strip())
-        if match is None:
-            raise FFNError(f"{option} must be a part of the grid, as in 3/8, got {shown(text)}")
-        part = GridPart(int(match[1]), int(match[2]))
-        if not 1 <= part.count <= MOST_PARTS:
-            raise FFNError(f"{option} {part}: a grid has from 1 to {MOST_PARTS:,} parts")
-        if not 1 <= part.index <= part.count:
-            raise FFNError(f"{option} {part}: the first number must be from 1 to {part.count}")
-        return part
 
-    return parse
+PART = Accepts("a part of the grid, as in 3/8", grid_part)
 
 
 def part_of(cases: Sequence[Case], index: int, count: int) -> tuple[Case, ...]:

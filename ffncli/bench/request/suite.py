@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -16,8 +16,7 @@ from ffncli.bench.records import Above, Cache, Case, Method, Pass, Time
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import BenchRequest, Grid
 from ffncli.block.recipe import FFNSpec
-from ffncli.dataclass import dataclass
-from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.errors import FFNError, did_you_mean, option, shown
 from ffncli.kernels import AUTO
 from ffncli.models.files.json_records import Count, Positive, record_of
 from ffncli.models.files.strict_json import parse_object
@@ -88,21 +87,21 @@ def public_suite(name: str) -> PublicSuite:
     """The suite of that name. Raises FFNError, with the names of all, for any other."""
     if name not in SUITES:
         known = f"the public suites are: {', '.join(SUITES)}"
-        raise FFNError(f"--suite: there is no suite {shown(name)}", did_you_mean(name, [*SUITES], known))
+        raise FFNError(f"{option('suite')}: there is no suite {shown(name)}", did_you_mean(name, [*SUITES], known))
     raw = files("ffncli.bench.public").joinpath(f"{name}.json").read_bytes()
     suite: PublicSuite = record_of(PublicSuite, parse_object(raw, name), name)
     return replace(suite, digest=hashlib.sha256(raw).hexdigest())
 
 
 def track_of(devices: Sequence[str]) -> str:
-    """The track of --device; without one the CPU's, which any machine can run. Raises FFNError for anything else."""
+    """The track of a device; without one the CPU's, which any machine can run. Raises FFNError for anything else."""
     if not devices:
         return CPU
     if len(devices) == 1 and devices[0] in (CPU, CUDA):
         return devices[0]
     text = ",".join(devices)
     hint = "CUDA_VISIBLE_DEVICES chooses a card" if text.startswith("cuda:") else "each track is a result of its own"
-    raise FFNError(f"--device {shown(text)}: a suite has the tracks {CPU} and {CUDA}", hint)
+    raise FFNError(f"{option('device', text)}: a suite has the tracks {CPU} and {CUDA}", hint)
 
 
 def suite_request(
@@ -110,10 +109,10 @@ def suite_request(
 ) -> tuple[BenchRequest, tuple[str, ...]]:
     """(the request for a track, notes about it), with `more` of `build_request`; kernels are compared with the suite's
     baseline. Raises FFNError as that does."""
-    grid = Grid(devices=(track,), threads=(suite.threads,))
+    grid = Grid(device=track, threads=suite.threads)
     request, notes = build_request(grid, kernels, suite.baseline, method, frozen=suite.cases(track), **more)
     if fleeting := next((k for k in request.kernels if k.kernel == AUTO or k.factor is not None), None):
-        why = f"--suite {suite.name}: {shown(fleeting.label)} cannot be entered, its results name no kernel"
+        why = f"{option('suite', suite.name)}: {shown(fleeting.label)} cannot be entered, its results name no kernel"
         raise FFNError(why, "name the kernel that it stands for")
     if method.processes < suite.processes:
         few = f"{suite.processes} processes or more, this run {method.processes}"

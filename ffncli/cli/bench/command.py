@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,21 +11,34 @@ from typing import TYPE_CHECKING, Any
 
 from typer import Exit
 
+from ffncli.bench.benchmark import BenchQuestion
 from ffncli.bench.rank_launches import followed, led
-from ffncli.bench.request.build import build_request, require_gate
+from ffncli.bench.records import Method
+from ffncli.bench.request.build import build_request, require_resumable
 from ffncli.bench.request.cluster import LauncherChoice
-from ffncli.bench.request.grid import BenchRequest, Grid
+from ffncli.bench.request.grid import BenchRequest
+from ffncli.bench.request.options import (
+    KernelOptions,
+    LauncherOptions,
+    MethodOptions,
+    ParallelOptions,
+    ResultOptions,
+    SuiteOptions,
+    certificate_files,
+    require_compatible,
+)
 from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results.journal import Journal
 from ffncli.bench.results.row import ResultRow
-from ffncli.cli.bench.launcher_options import LauncherOptions
-from ffncli.cli.bench.options import FIRST_LOOK, GridOptions, MethodOptions, ResultOptions, asked
-from ffncli.cli.bench.suite_options import SuiteOptions, require_admission_alone, require_of_suite
-from ffncli.cli.common.options import BenchSource, OutputOptions, TokenListOptions
+from ffncli.block.shard import Ranks
+from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.plot_options import PlotOptions
 from ffncli.cli.common.spread import spread
 from ffncli.errors import ExitCode, FFNError, Terminated, shown_path
 from ffncli.models.dimensions import Dimensions
+from ffncli.options.accept import listed
+from ffncli.options.conflicts import given
+from ffncli.options.opt import Options, options_of
 from ffncli.run.ranks.environment import require_ranks, split_asked_for, torchrun
 from ffncli.run.user.time_limit import set_load_time
 from ffncli.show.output import Output
@@ -34,19 +47,21 @@ from ffncli.show.text import plural
 from ffncli.system.packages import require_installed
 
 if TYPE_CHECKING:
-    from ffncli.bench.request.suite import PublicSuite
     from ffncli.bench.suite import Result
 
+FIRST_LOOK = Method(processes=3, precision=0.03, max_time=12.0)  # `ffn bench` alone: some 30 s, quiet
 _SHORT = "a first look, shorter than other runs; ffn bench --max-time 60s takes its time"
+_ASKED = (  # what the journal of a run keeps, in this order
+    *options_of(Dimensions), "tokens", "batch", "seq_len", "dtype", "passes", "cache", "device", "threads", "routing",
+    "input", *options_of(KernelOptions), *options_of(ParallelOptions), *options_of(MethodOptions), "source", "suite",
+)  # fmt: skip
 
 
 @spread
 def command(
     *,
-    source: BenchSource = None,
-    dimensions: Dimensions,
-    tokens: TokenListOptions,
-    grid: GridOptions,
+    question: BenchQuestion,
+    split: ParallelOptions,
     method: MethodOptions,
     result: ResultOptions,
     public: SuiteOptions,
@@ -64,83 +79,87 @@ def command(
     """
     output = show.output()
     set_load_time(method.load_time)  # of SOURCE; a worker has its parent to watch it load kernels
-    suite = public.public()
-    options = asked([dimensions, tokens, grid, method], {"source": source, "suite": public.suite})
-    if suite is not None and (judged := public.judged()) is not None:
-        require_admission_alone(options | asked([result, launcher, plot], {}))
-        _admit(judged, suite.name, output)
+    path, cluster = result.resume, launcher.cluster
+    require_compatible(question, split, result, public, launcher, {"plot": plot.plot, "plot_file": plot.plot_file})
+    if public.admit is not None:
+        _admit(Path(os.path.expanduser(public.admit)), public.suite or "", output)
         return
     plot.check(show.force, show.out)
-    path, cluster = result.resumed(), launcher.cluster()
     if cluster is None and path is None:
         require_installed("torch", "numpy")  # before a word of where results go
     place = torchrun()
-    if suite is not None:
-        require_of_suite(options, suite.name)
-    if method.selftest:
-        _require_selftest_alone(grid, cluster, plot)
-        _selftest(grid.grid(source, dimensions, tokens), grid, method, result, output)
+    if result.selftest:
+        from ffncli.bench.selftest import selftest_request
+        from ffncli.cli.bench.selftest import show_selftest
+
+        how = method.method_over(Method(processes=4, max_time=10.0))
+        show_selftest(selftest_request(question, how), output)
         return
-    _require_one_rank(cluster, grid, place is not None)
-    ranks = split_asked_for(grid.tp, grid.ep) if path is None else None  # a run that is resumed has its own
+    if cluster is not None and place is not None:
+        raise FFNError("--launcher contradicts torchrun", "a slot measures on one rank; submit torchrun yourself")
+    ranks = split_asked_for(split.tp, split.ep) if path is None else None  # a run that is resumed has its own
     if place is not None and not place.first:
         raise Exit(followed(place))
     if path is not None:
-        _resume(path, options, result, cluster, plot, output)
+        _resume(Path(os.path.expanduser(path)), asked(question, split), result, cluster, plot, output)
         return
-    first_look = not options and result == ResultOptions()
-    how = FIRST_LOOK if first_look else method.method()
+    request, notes = _requested(question, split, ranks, result, cluster)
+    require_ranks(ranks)
+    _begin(request, notes, question, plot, show, output)
+
+
+def asked(*records: Options) -> dict[str, str]:
+    """What was asked of a run, as its journal keeps it: option → value as text."""
+    options, names = given(*records), {"passes": "pass"}
+    return {f"--{names.get(n, n).replace('_', '-')}": _text_of(options[n]) for n in _ASKED if n in options}
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(word.strip() for part in value for word in _text_of(part).split(","))
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _requested(
+    question: BenchQuestion, split: ParallelOptions, ranks: Ranks | None, result: ResultOptions,
+    cluster: LauncherChoice | None,
+) -> tuple[BenchRequest, tuple[str, ...]]:  # fmt: skip
+    """(the request of a new run, notes about it). Without any option it is a first look."""
+    options = asked(question, split)
+    first_look = not options and not given(result)
     more: dict[str, Any] = {
         "fail_if_slower": result.fail_if_slower, "strict": result.strict, "asked": options,
-        "certificates": result.certificates(), "cluster": cluster,
+        "certificates": certificate_files(result.certificate), "cluster": cluster,
     }  # fmt: skip
-    if suite is None:
-        cases = grid.grid(source, dimensions, tokens, ranks)
-        request, notes = build_request(cases, grid.kernel, grid.baseline, how, **more)
+    kernels = listed(question.kernel)
+    if question.suite is None:
+        how = FIRST_LOOK if first_look else question.method_over()
+        grid = replace(question, ranks=ranks or Ranks())
+        request, notes = build_request(grid, kernels, question.baseline, how, **more)
     else:
-        request, notes = _of_suite(suite, grid, method, more)
-    require_ranks(ranks)
-    _begin(request, (*((_SHORT,) if first_look else ()), *notes), grid, result, plot, show, output)
+        from ffncli.bench.request.suite import public_suite, suite_request, track_of
 
-
-def _selftest(cases: Grid, grid: GridOptions, method: MethodOptions, result: ResultOptions, output: Output) -> None:
-    """Test the benchmark itself."""
-    from ffncli.cli.bench.selftest import request_for, show_selftest
-
-    show_selftest(request_for(cases, grid, method, result), output)
-
-
-def _require_one_rank(cluster: LauncherChoice | None, grid: GridOptions, under_torchrun: bool) -> None:
-    """Raises FFNError for a launcher whose slots would each need several ranks."""
-    if cluster is not None and (under_torchrun or grid.tp or grid.ep):
-        what = "torchrun" if under_torchrun else "--tp and --ep"
-        raise FFNError(f"--launcher contradicts {what}", "a slot measures on one rank; submit torchrun yourself")
+        suite, track = public_suite(question.suite), track_of(listed(question.device))
+        request, notes = suite_request(suite, track, kernels, question.method_over(suite.method(track)), **more)
+    return request, (*((_SHORT,) if first_look else ()), *notes)
 
 
 def _begin(
-    request: BenchRequest, notes: Sequence[str], grid: GridOptions, result: ResultOptions, plot: PlotOptions,
-    show: OutputOptions, output: Output,
+    request: BenchRequest, notes: Sequence[str], question: BenchQuestion, plot: PlotOptions, show: OutputOptions,
+    output: Output,
 ) -> None:  # fmt: skip
     """A new run, of the part of the cases that --shard names or of all."""
     from ffncli.bench.suite import default_path, new_run
 
-    _require_plottable(plot, request)
-    target = default_path(grid.shard) if result.save is None else Path(os.path.expanduser(result.save))
-    with new_run(target, request, show.force, grid.shard) as journal:
-        if grid.shard is not None:
-            output.note(_part_note(grid.shard, len(journal.request.cases), len(request.cases)))
+    part = question.part
+    target = default_path(part) if question.save is None else Path(os.path.expanduser(question.save))
+    with new_run(target, request, show.force, part) as journal:
+        if part is not None:
+            output.note(_part_note(part, len(journal.request.cases), len(request.cases)))
         output.notes(*notes, f"results go to {shown_path(target)}")
         _measure(journal, journal.request, plot, output)
-
-
-def _of_suite(
-    suite: PublicSuite, grid: GridOptions, method: MethodOptions, more: Mapping[str, Any]
-) -> tuple[BenchRequest, tuple[str, ...]]:
-    """The request for a suite's cases, and notes."""
-    from ffncli.bench.request.suite import suite_request, track_of
-
-    track = track_of(grid.devices)
-    return suite_request(suite, track, grid.kernel, method.method(suite.method(track)), **more)
 
 
 def _admit(path: Path, suite: str, output: Output) -> None:
@@ -155,30 +174,11 @@ def _admit(path: Path, suite: str, output: Output) -> None:
         raise problem
 
 
-def _require_selftest_alone(grid: GridOptions, cluster: LauncherChoice | None, plot: PlotOptions) -> None:
-    """Raises FFNError for options that --selftest cannot follow."""
-    if grid.tp or grid.ep or cluster is not None:
-        option = "--tp and --ep" if cluster is None else "--launcher"
-        raise FFNError(f"--selftest contradicts {option}", "it tests the benchmark on one rank, on this machine")
-    if plot.wanted:
-        raise FFNError("--selftest has no sweep to plot", "leave out --plot and --plot-file")
-
-
 def _part_note(part: GridPart, cases: int, all_cases: int) -> str:
     """`part 3/8: 8 of 60 cases`."""
     if not cases:
         return f"part {part} has no cases: the grid has {all_cases}, dealt to parts 1 to {all_cases}"
     return f"part {part}: {cases} of {all_cases} {plural('case', all_cases)}"
-
-
-def _require_plottable(plot: PlotOptions, request: BenchRequest) -> None:
-    """Raises FFNError, before anything is measured, where there would be nothing to draw."""
-    if not plot.wanted:
-        return
-    if request.method.by_step:
-        raise FFNError("--by-step contradicts --plot", "it times steps, not kernels")
-    if request.method.in_model:
-        raise FFNError("--in-model contradicts --plot", "its page has the figures")
 
 
 def _resume(
@@ -208,8 +208,7 @@ def _resume(
         require_ranks(split_asked_for(stored.ranks.tp, stored.ranks.ep))
         judged = replace(stored, fail_if_slower=gate, strict=stored.strict or result.strict)
         request = journal.request = replace(judged, cluster=cluster or stored.cluster)
-        require_gate(request)
-        _require_plottable(plot, request)
+        require_resumable(request, {"plot": plot.plot, "plot_file": plot.plot_file})
         output.note(f"{journal.count} of {request.units} units are already finished")
         _measure(journal, request, plot, output)
 

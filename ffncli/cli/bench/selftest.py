@@ -1,13 +1,12 @@
-"""`ffn bench --selftest`: its options and its page."""
+"""`ffn bench --selftest`: its run and its page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
-from ffncli.bench.request.grid import BenchRequest, Grid
-from ffncli.cli.bench.options import GridOptions, MethodOptions, ResultOptions
+from ffncli.bench.request.grid import BenchRequest
 from ffncli.errors import ExitCode, FFNError
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
@@ -16,30 +15,6 @@ if TYPE_CHECKING:
     from ffncli.bench.selftest import KnownDifference, SelfTest
 
 _WORDS = {"again": "the same code again", "slowed": "the same code, made 5 % slower"}
-
-
-def request_for(grid: Grid, kernels: GridOptions, method: MethodOptions, result: ResultOptions) -> BenchRequest:
-    """The self-test's request, by default in 4 processes and 10 s per case.
-
-    Raises FFNError for options that contradict it.
-    """
-    from ffncli.bench.selftest import selftest_request
-
-    if (
-        kernels.kernel
-        or kernels.baseline
-        or kernels.shard
-        or result != ResultOptions()
-        or method.by_step
-        or method.in_model
-    ):
-        raise FFNError("--selftest has its own kernels and writes no results", "leave the other options out")
-    how = method.method()
-    if method.processes is None and not method.quick:
-        how = replace(how, processes=4)
-    if method.max_time is None:
-        how = replace(how, max_time=10.0)
-    return selftest_request(grid, how)
 
 
 def show_selftest(request: BenchRequest, output: Output) -> None:

@@ -83,7 +83,8 @@ def _parameters(record: type[Any]) -> dict[str, inspect.Parameter]:
 
 def _typed(name: str, opt: Opt, default: Any) -> inspect.Parameter:
     """A field as Typer's parameter: a flag, or text that the record converts."""
-    completion = None if opt.completes is None else lambda: values(str(opt.completes))
+    words = opt.accepts.values if opt.accepts else ()
+    completion = (lambda: values(opt.completes) if opt.completes else list(words)) if opt.completes or words else None
     flag = opt.flag or opt.accepts is FLAG
     kind: Any = bool | None if flag else list[str] | None if opt.repeat else str | None
     if not opt.names:

@@ -26,6 +26,7 @@ _LISTS: dict[str, tuple[str, str, Callable[[Any], Iterable[str]]]] = {
     "rounding": ("ffncli.block.analysis.rounding", "FORMATS", list),
     "norms": ("ffncli.block.recipe", "NormKind", get_args),
     "norm_positions": ("ffncli.block.recipe", "NormPosition", get_args),
+    "suites": ("ffncli.bench.request.suite", "SUITES", list),
     "launchers": ("ffncli.bench.request.cluster", "LauncherName", get_args),
     "formats": ("ffncli.show.output", "Format", get_args),
     "colors": ("ffncli.show.color", "COLORS", list),

@@ -99,7 +99,7 @@ def test_a_request_has_the_suites_cases_and_its_mark_also_when_it_is_read_back()
 def test_what_is_no_suite_and_no_track_is_refused():
     with pytest.raises(FFNError) as caught:
         public_suite("ffn-2")
-    assert (caught.value.message, caught.value.hint) == ("--suite: there is no suite 'ffn-2'", "did you mean 'ffn-1'?")
+    assert (caught.value.message, caught.value.hint) == ("suite: there is no suite 'ffn-2'", "did you mean 'ffn-1'?")
     assert [track_of(()), track_of(("cpu",)), track_of(("cuda",))] == ["cpu", "cpu", "cuda"]
     for devices in (("cuda:1",), ("cpu", "cuda"), ("mps",)):
         with pytest.raises(FFNError, match="has the tracks cpu and cuda"):

@@ -19,7 +19,7 @@ from tests.bench.units import RUN, units_of
 
 KERNEL = "def mlp(x, gate, up, down): return x\n"
 BLOCK = {"activation": "silu", "gated": True, "experts": 0}
-GRID = Grid("512x2048:swiglu", tokens=(32,), threads=(2,), devices=("cpu",))
+GRID = Grid("512x2048:swiglu", tokens=(32,), threads=(2,), device=("cpu",))
 
 
 @pytest.fixture(autouse=True)

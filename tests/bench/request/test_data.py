@@ -1,4 +1,4 @@
-"""--routing and --input: what each block can have, refused in one line before anything runs."""
+"""routing and --input: what each block can have, refused in one line before anything runs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ MIXTURE = "64x8:swiglu"
 
 
 def grid(source=MIXTURE, experts=8, top_k=2, **more) -> Grid:
-    from ffncli.models.dimensions import Dimensions
 
-    return Grid(source, Dimensions(experts=experts, top_k=top_k), (24,), devices=("cpu",), threads=(1,), **more)
+    return Grid(source, experts=experts, top_k=top_k, tokens=24, device=("cpu",), threads=(1,), **more)
 
 
 def stored(path, header, data: bytes = b"") -> str:
@@ -42,7 +41,7 @@ def rows_file(path, rows: torch.Tensor, name: str = "x") -> str:
 def test_every_routing_is_a_case_and_the_plain_case_has_the_name_that_it_had(tmp_path):
     (plain,) = cases(grid())
     assert plain.key == "64x8:swiglu+experts=8+top_k=2, 24 tokens, fp32, forward, warm, cpu, 1 thread"
-    two = cases(grid(routings=("uniform", "zipf:1.2", "uniform", "zipf:1.20")))
+    two = cases(grid(routing=("uniform", "zipf:1.2", "uniform", "zipf:1.20")))
     assert [case.key.removeprefix(plain.key) for case in two] == [", routing uniform", ", routing zipf:1.2"]
     name = rows_file(tmp_path / "x.safetensors", torch.ones(3, 64))
     (real,) = cases(grid(input=name))
@@ -61,39 +60,39 @@ def test_every_routing_is_a_case_and_the_plain_case_has_the_name_that_it_had(tmp
         ("", "unknown value ''"),
         ("none.safetensors", "cannot read none.safetensors: No such file"),
         ("trace.gguf", "unknown value 'trace.gguf'"),
-        ("./routes", r"^--routing: (\./)?routes is not a file of tensors; use uniform, "),
-        ("/tmp/routes.npy", "^--routing: /tmp/routes.npy is not a file of tensors; use uniform, "),
+        ("./routes", r"^routing: (\./)?routes is not a file of tensors; use uniform, "),
+        ("/tmp/routes.npy", "^routing: /tmp/routes.npy is not a file of tensors; use uniform, "),
     ],
 )
 def test_a_routing_that_is_none(text, words):
     with pytest.raises(FFNError, match=words) as caught:
-        cases(grid(routings=(text,)))
+        cases(grid(routing=(text,)))
     assert caught.value.code == 2
 
 
 def test_what_a_block_cannot_have(tmp_path):
-    with pytest.raises(FFNError, match="--routing needs a mixture of experts, and 512x2048:swiglu is not one"):
-        cases(Grid("512x2048:swiglu", devices=("cpu",), routings=("uniform",)))
+    with pytest.raises(FFNError, match="routing needs a mixture of experts, and 512x2048:swiglu is not one"):
+        cases(Grid("512x2048:swiglu", device=("cpu",), routing=("uniform",)))
     with pytest.raises(FFNError, match="every token goes to all 4 experts"):
-        cases(grid(experts=4, top_k=4, routings=("uniform",)))
+        cases(grid(experts=4, top_k=4, routing=("uniform",)))
     path = str(tmp_path / "t.safetensors")
     saved_trace(path, 6)
-    assert len(cases(grid(routings=(path,)))) == 1
+    assert len(cases(grid(routing=(path,)))) == 1
     with pytest.raises(FFNError, match="has routes to 8 experts, the block has 4"):
-        cases(grid(experts=4, routings=(path,)))
+        cases(grid(experts=4, routing=(path,)))
     with pytest.raises(FFNError, match="token 0 goes to 2 experts, the block chooses 3"):
-        cases(grid(top_k=3, routings=(path,)))
+        cases(grid(top_k=3, routing=(path,)))
     rows = rows_file(tmp_path / "x.safetensors", torch.ones(3, 64))
     with pytest.raises(FFNError, match="is not a saved trace"):
-        cases(grid(routings=(rows,)))
+        cases(grid(routing=(rows,)))
 
 
 def test_a_file_with_another_number_of_tokens_is_noted(tmp_path):
     path, notes = str(tmp_path / "t.safetensors"), []
     saved_trace(path, 24)
-    cases(grid(routings=(path,)), notes.append)
+    cases(grid(routing=(path,)), notes.append)
     saved_trace(tmp_path / "u.safetensors", 6)
-    cases(grid(routings=(str(tmp_path / "u.safetensors"),)), notes.append)
+    cases(grid(routing=(str(tmp_path / "u.safetensors"),)), notes.append)
     assert len(notes) == 1
     assert notes[0].endswith("u.safetensors has the routes of 6 tokens: for 24 they are drawn from these")
 
@@ -122,9 +121,9 @@ def test_a_file_that_is_none(tmp_path, monkeypatch):
     os.mkfifo("pipe.safetensors")
     (tmp_path / "text.safetensors").write_text("no")
     for name, words in (
-        ("none.safetensors", "--input: cannot read none.safetensors: No such file"),
+        ("none.safetensors", "input: cannot read none.safetensors: No such file"),
         ("pipe.safetensors", "it is a pipe, not a file"),
-        (".", "--input: cannot read"),
+        (".", "input: cannot read"),
         ("text.safetensors", "text.safetensors"),
         ("x.npy", "cannot read"),
         ("a\0b", "not a file name"),
@@ -139,9 +138,9 @@ def test_a_file_that_is_none(tmp_path, monkeypatch):
 
 def test_a_value_that_the_dtype_cannot_hold_is_refused(tmp_path):
     name = rows_file(tmp_path / "x.safetensors", torch.full((2, 64), 65_000.0))
-    assert len(cases(grid(input=name, dtypes=("fp32", "bf16")))) == 2
+    assert len(cases(grid(input=name, dtype=("fp32", "bf16")))) == 2
     with pytest.raises(FFNError, match=r"x holds 6\.5e\+04, which is too large for fp16"):
-        cases(grid(input=name, dtypes=("fp32", "fp16")))
+        cases(grid(input=name, dtype=("fp32", "fp16")))
 
 
 def test_leading_axes_are_rows(tmp_path):

@@ -18,7 +18,7 @@ from ffncli.bench.request.kernels import choose_kernels
 from ffncli.bench.timing.arms import kernels_by_label
 from ffncli.bench.timing.reporter import REPORTER
 from ffncli.block.recipe import FFNSpec, MoE, steps
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, spelled
 from ffncli.kernels.choice import parse
 from ffncli.kernels.kernel import Kernel, kernel_steps
 from ffncli.run.user.kernels import kernel_of
@@ -153,9 +153,8 @@ def test_blocks_are_timed_by_kernels_of_their_kind():
     for specs, labels in (([mixture], ["eager", "grouped"]), ([dense], DEFAULT), ([dense, mixture], both)):
         chosen = choose_kernels(None, None, specs=specs)
         assert [kernel.label for kernel in chosen.kernels] == labels
-    assert choose_kernels(None, None, specs=[mixture]).notes == (
-        "timed only if named: batched; --kernel all adds them",
-    )
+    (note,) = choose_kernels(None, None, specs=[mixture]).notes
+    assert spelled(note) == "timed only if named: batched; kernel='all' adds them"
     assert [kernel.label for kernel in choose_kernels(["packed"], None, specs=[mixture]).kernels] == ["eager", "packed"]
 
 
@@ -168,14 +167,14 @@ def test_files_are_known_by_what_they_hold(mine):
 @pytest.mark.parametrize(
     ("texts", "baseline", "why"),
     [
-        (["eager"], "egaer", "--baseline: there is no kernel 'egaer'; did you mean 'eager'"),
-        (["a=mine.py"], "b", "--baseline: there is no kernel 'b'; measured: a"),
-        (["eager"], "all", "--baseline: there is no kernel 'all'"),
-        (["eager"], "slowed:1..2:eager", "--baseline: there is no kernel 'slowed:1..2:eager'"),
-        (["eager"], "none.py:f", "--kernel: cannot read"),
+        (["eager"], "egaer", "baseline: there is no kernel 'egaer'; did you mean 'eager'"),
+        (["a=mine.py"], "b", "baseline: there is no kernel 'b'; measured: a"),
+        (["eager"], "all", "baseline: there is no kernel 'all'"),
+        (["eager"], "slowed:1..2:eager", "baseline: there is no kernel 'slowed:1..2:eager'"),
+        (["eager"], "none.py:f", "kernel: cannot read"),
         (["a=mine.py"], "a=slowed:2:eager", "two kernels are called 'a'"),
         (["mine.py,mine.py:mlp"], None, "two kernels are called 'mine.py:mlp'"),
-        (["slowed:2:none.py:f"], None, "--kernel: cannot read"),
+        (["slowed:2:none.py:f"], None, "kernel: cannot read"),
         *([[f"{arm}=mine.py"], None, f"'{arm}' is the name of one of ffn's own arms"] for arm in (TWIN, ANCHOR, GEMM)),
         ([f"{TWIN}=slowed:2:eager"], None, f"'{TWIN}' is the name of one of ffn's own arms"),
     ],

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from ffncli.bench.request.grid import Grid, cases
+from ffncli.bench.request.options import KernelOptions
 from ffncli.bench.request.parts import GridPart, dealt, grid_part, part_of
 from ffncli.errors import FFNError
-from ffncli.models.dimensions import Dimensions
 
 
 def grid(tokens: tuple[int, ...], dtypes: tuple[str, ...] = ("fp32",)):
-    return cases(Grid("8x16:swiglu", Dimensions(), tokens, dtypes, devices=("cpu",), threads=(1,)))
+    return cases(Grid("8x16:swiglu", tokens=tokens, dtype=dtypes, device=("cpu",), threads=(1,)))
 
 
 GRID = grid(tuple(range(1, 21)), ("fp32", "bf16", "fp16"))  # 60 cases
@@ -61,18 +61,18 @@ def test_neighbours_in_a_grid_are_spread():
 
 
 def test_a_text_names_a_part():
-    assert grid_part("--shard")("3/8") == GridPart(3, 8)
-    assert str(grid_part("--shard")(" 03/8 ")) == "3/8"
+    assert grid_part("3/8") == GridPart(3, 8)
+    assert str(grid_part(" 03/8 ")) == "3/8"
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("0/8", "--shard 0/8: the first number must be from 1 to 8"),
-        ("9/8", "--shard 9/8: the first number must be from 1 to 8"),
-        ("1/0", "--shard 1/0: a grid has from 1 to 10,000 parts"),
-        ("1/10001", "--shard 1/10001: a grid has from 1 to 10,000 parts"),
-        ("3", "--shard must be a part of the grid, as in 3/8, got '3'"),
+        ("0/8", "shard: 0/8: the first number must be from 1 to 8"),
+        ("9/8", "shard: 9/8: the first number must be from 1 to 8"),
+        ("1/0", "shard: 1/0: a grid has from 1 to 10,000 parts"),
+        ("1/10001", "shard: 1/10001: a grid has from 1 to 10,000 parts"),
+        ("3", "shard must be a part of the grid, as in 3/8, got '3'"),
         ("-1/8", "as in 3/8, got '-1/8'"),
         ("3/8/2", "as in 3/8"),
         ("٣/8", "as in 3/8"),
@@ -81,7 +81,7 @@ def test_a_text_names_a_part():
 )
 def test_anything_else_is_refused(text, words):
     with pytest.raises(FFNError) as error:
-        grid_part("--shard")(text)
+        KernelOptions(shard=text)
     assert words in str(error.value)
 
 

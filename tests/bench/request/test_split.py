@@ -6,21 +6,19 @@ import pytest
 
 from ffncli.bench.records import Method
 from ffncli.bench.request.build import build_request
-from ffncli.bench.request.grid import BenchRequest, Grid, from_json, to_json
-from ffncli.bench.request.split import threads_of_rank
+from ffncli.bench.request.grid import BenchRequest, Grid, from_json, threads_of_rank, to_json
 from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError
-from ffncli.models.dimensions import Dimensions
 
 DENSE = "8x24:swiglu"
 
 
 def asked(source=DENSE, kernels=None, ranks=None, method=None, **grid) -> BenchRequest:
-    whole = Grid(source, grid.pop("overrides", Dimensions()), **{"devices": ("cpu",), **grid}, ranks=ranks or Ranks(2))
+    whole = Grid(source, **{"device": "cpu", **grid}, ranks=ranks or Ranks(2))
     return build_request(whole, kernels, None, method or Method())[0]
 
 
-MIXTURE = {"overrides": Dimensions(experts=4, top_k=2)}
+MIXTURE = {"experts": 4, "top_k": 2}
 
 
 def test_every_case_is_split_and_the_request_is_read_back():
@@ -52,12 +50,12 @@ def test_a_case_of_one_rank_is_as_before():
         ({"ranks": Ranks(1, 2)}, "no experts"),
         ({"ranks": Ranks(1, 3), "tokens": (9,), **MIXTURE}, "does not divide over 3 ranks"),
         ({"ranks": Ranks(1, 2), "tokens": (8, 9), **MIXTURE}, "9 tokens do not divide over 2 ranks"),
-        ({"method": Method(by_step=True)}, "--by-step contradicts --tp and --ep"),
-        ({"method": Method(sustained=True)}, "--sustained contradicts"),
-        ({"method": Method(launch="graphs")}, "--launch graphs contradicts"),
-        ({"passes": ("forward+backward",)}, "only the forward pass"),
-        ({"devices": ("cuda:1",)}, "a GPU of its own"),
-        ({"devices": ("cpu", "cuda")}, "a GPU of its own"),
+        ({"method": Method(by_step=True)}, "tp contradicts by_step"),
+        ({"method": Method(sustained=True)}, "tp contradicts sustained"),
+        ({"method": Method(launch="graphs")}, "tp contradicts launch='graphs'"),
+        ({"passes": ("forward+backward",)}, "tp contradicts passes='forward+backward'"),
+        ({"device": ("cuda:1",)}, "a GPU of its own"),
+        ({"device": ("cpu", "cuda")}, "a GPU of its own"),
         ({"ranks": Ranks(), "kernels": ["dtensor"]}, "dtensor computes blocks that are split over ranks"),
     ],
 )

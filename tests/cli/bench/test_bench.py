@@ -20,16 +20,17 @@ from ffncli.bench.judge import gate
 from ffncli.bench.records import Case, Method, Stage
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import BenchRequest, Grid
+from ffncli.bench.request.options import MethodOptions
 from ffncli.bench.results.csv_file import COLUMNS, read_rows
 from ffncli.bench.results.row import BenchWarning, ResultRow
 from ffncli.block.recipe import FFNSpec
 from ffncli.cli.bench import page as bench_page
-from ffncli.cli.bench.options import FIRST_LOOK, MethodOptions, asked
+from ffncli.cli.bench.command import FIRST_LOOK, asked
 from ffncli.cli.bench.page import closing, longer_command
 from ffncli.cli.bench.progress import UnitProgress
-from ffncli.cli.common.parsers import byte_count
 from ffncli.cli.common.result_lines import balance, rates, remarks, verdict
 from ffncli.cli.common.sweep_page import sweep
+from ffncli.options.accept import byte_count
 from ffncli.show.color import Advance
 from ffncli.show.text import time_text
 from tests import ROOT
@@ -84,7 +85,7 @@ def test_a_sweep_can_be_drawn_and_the_intervals_of_a_single_case(bench, tmp_path
     assert "with its 95 % interval" in (tmp_path / "b.svg").read_text()
     expect_refusal(bench(*words, "--force", "--tokens", "1,2", "--plot-file", "a.txt"), ".svg, .png, .pdf")
     expect_refusal(bench("8x16", "--by-step", "--tokens", "1,2", "--plot"), "--by-step contradicts --plot")
-    expect_refusal(bench("8x16", "--selftest", "--plot"), "--selftest has no sweep to plot")
+    expect_refusal(bench("8x16", "--selftest", "--plot"), "--selftest contradicts --plot")
     lost = (" 1 tokens 0 kill", " 4 tokens 0 kill")
     code, out, err = bench(*words, "--tokens", "1,4", "--plot", "--force", faults=lost)
     assert (code, "times as fast" in out, "nothing to plot: no ratio was measured" in err) == (3, False, True)
@@ -240,20 +241,20 @@ def test_exit_codes(bench, options, faults, code, words):
         (("--load-time", "long"), "--load-time must be a time"),
         (("--kernel", "slowed:1..2:eager"), "'1..2' is not a factor"),
         (("--kernel", "slowed:2:none.py:f"), "cannot read"),
-        (("--by-step", "--pass", "forward+backward"), "--by-step times the forward pass"),
+        (("--by-step", "--pass", "forward+backward"), "--by-step contradicts --pass forward+backward"),
         (("--by-step", "--fail-if-slower", "3%"), "--by-step contradicts --fail-if-slower"),
         (("--by-step", "--kernel", "eager"), "--by-step contradicts --kernel"),
-        (("--processes", "1", "--fail-if-slower", "3%"), "--fail-if-slower needs several --processes"),
-        (("--processes", "1", "--selftest"), "--selftest needs several --processes"),
-        (("--pass", "forward+backward", "--selftest"), "--selftest slows the forward pass"),
+        (("--processes", "1", "--fail-if-slower", "3%"), "--fail-if-slower contradicts --processes 1"),
+        (("--processes", "1", "--selftest"), "--selftest contradicts --processes 1"),
+        (("--pass", "forward+backward", "--selftest"), "--selftest contradicts --pass forward+backward; it slows"),
         (("--baseline", "nobody"), "there is no kernel 'nobody'"),
         (("--precision", "3"), "write 3%"),
         (("--precision", "0%"), "--precision must be a percentage above 0 and at most 50%, such as 3%"),
         (("--fail-if-slower", "3"), "write 3%"),
         (("--max-time", "soon"), "as in 20s or 2m"),
-        (("--call-time", "0"), "--call-time must be a time, as in 20s or 2m"),
-        (("--memory-limit", "lots"), "--memory-limit must be a size, as in 512MB or 4GiB, got 'lots'"),
-        (("--memory-limit", "1KB"), "--memory-limit must be at least 200.0 MB, got '1KB'"),
+        (("--call-time", "0"), "--call-time must be a time up to a day, as in 20s or 2m"),
+        (("--memory-limit", "lots"), "--memory-limit must be a size from 200.0 MB, as in 512MB or 4GiB, got 'lots'"),
+        (("--memory-limit", "1KB"), "--memory-limit must be a size from 200.0 MB, as in 512MB or 4GiB, got '1KB'"),
         (("--cache", "hot"), "unknown value 'hot'"),
         (("--pass", "backward"), "unknown value 'backward'"),
         (("--dtype", "fp8"), "--dtype"),
@@ -267,8 +268,8 @@ def test_exit_codes(bench, options, faults, code, words):
         (("--experts", "4", "--routing", "zipf"), "'zipf' needs an exponent"),
         (("--experts", "4", "--routing", "none.npz"), "cannot read none.npz"),
         (("--input", "none.safetensors"), "cannot read none.safetensors"),
-        (("--selftest", "--kernel", "eager"), "--selftest has its own"),
-        (("--launch", "graphs"), "--launch graphs needs --device cuda"),
+        (("--selftest", "--kernel", "eager"), "--selftest contradicts --kernel; it has its own"),
+        (("--launch", "graphs"), "--launch graphs contradicts --device cpu"),
         (("--launch", "graphs", "--by-step"), "--by-step contradicts --launch graphs"),
         (("--launch", "both"), "--launch: unknown value 'both'"),
     ],
@@ -497,14 +498,14 @@ def test_a_selftest_that_cannot_tell_fails(bench):
 
 def test_limits_are_part_of_the_method_and_of_a_longer_command():
     options = MethodOptions(call_time=90.0, memory_limit=2 << 30)
-    assert (options.method().call_time, options.method().memory_limit) == (90.0, 2 << 30)
-    assert (MethodOptions().method().call_time, MethodOptions().method().memory_limit) == (None, None)
-    given = asked([options], {})
+    assert (options.method_over().call_time, options.method_over().memory_limit) == (90.0, 2 << 30)
+    assert (MethodOptions().method_over().call_time, MethodOptions().method_over().memory_limit) == (None, None)
+    given = asked(options)
     assert given == {"--call-time": "90", "--memory-limit": "2147483648"}
-    assert asked([MethodOptions(call_time=2.5, precision=0.01, max_time=3.0)], {}) == {
+    assert asked(MethodOptions(call_time=2.5, precision=0.01, max_time=3.0)) == {
         "--precision": "0.01", "--max-time": "3", "--call-time": "2.5",
     }  # fmt: skip
-    assert byte_count("--memory-limit")(given["--memory-limit"]) == 2 << 30
+    assert byte_count(given["--memory-limit"]) == 2 << 30
 
 
 def test_a_resumed_run_is_gated_under_the_same_conditions(bench, tmp_path):
@@ -516,7 +517,10 @@ def test_a_resumed_run_is_gated_under_the_same_conditions(bench, tmp_path):
     for name, wanted in (("one", one), ("steps", steps)):
         with suite.new_run(tmp_path / f"{name}.csv", wanted) as journal:
             assert in_process(journal, 1) == 1
-    for name, words in (("one", "needs several --processes"), ("steps", "--by-step contradicts --fail-if-slower")):
+    for name, words in (
+        ("one", "--fail-if-slower contradicts --processes 1"),
+        ("steps", "--by-step contradicts --fail-if-slower"),
+    ):
         code, _, err = bench.bare("--resume", f"{name}.csv", "--fail-if-slower", "3%")
         assert (code, words in err) == (2, True), err
 
@@ -632,7 +636,7 @@ def test_a_file_that_changed_is_not_resumed(bench, tmp_path):
     from tests.bench.test_suite import in_process
 
     rows_file(tmp_path / "x.safetensors", torch.ones(3, 8))
-    grid = Grid("8x16:swiglu", tokens=(1, 2), devices=("cpu",), threads=(1,), input="x.safetensors")
+    grid = Grid("8x16:swiglu", tokens=(1, 2), device="cpu", threads=1, input="x.safetensors")
     wanted = build_request(grid, ["eager"], None, Method(processes=2))[0]
     assert wanted.files == {str(tmp_path / "x.safetensors"): wanted.cases[0].input_sha256}
     with suite.new_run(tmp_path / "a.csv", wanted) as journal:

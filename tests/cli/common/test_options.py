@@ -12,14 +12,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ffncli.cli.bench.options import GridOptions, ResultOptions
-from ffncli.cli.common.options import OutputOptions, RunOptions, TokenListOptions, TokenOptions
+from ffncli.bench.request.grid import Grid
+from ffncli.bench.request.options import ResultOptions, certificate_files
+from ffncli.cli.common.options import OutputOptions, RunOptions, TokenOptions
 from ffncli.cli.common.parsers import byte_count, natural, positive, probability
 from ffncli.cli.common.prompt_options import GivenOptions
 from ffncli.cli.common.spread import spread
 from ffncli.cli.main import COMMANDS, _app
 from ffncli.errors import FFNError
-from ffncli.models.dimensions import Dimensions
 from ffncli.options.accept import COUNT, TEXTS, Accepts
 from ffncli.options.opt import Opt, Options
 
@@ -261,20 +261,22 @@ def test_a_list_goes_on_where_its_option_is_repeated(words, option, a, b, call):
 
 
 def test_lists_of_records():
-    grid = GridOptions(
-        threads=[(1, 2), (4,)],
+    grid = Grid(
+        threads=["1,2", "4"],
         dtype=["fp32", "bf16"],
         passes=["forward", "forward+backward"],
         cache=["warm", "flush"],
         device=["cpu", "cuda"],
-    ).grid(None, Dimensions(), TokenListOptions(tokens=[(1,), (16, 64)]))
-    assert (grid.threads, grid.tokens, grid.dtypes) == ((1, 2, 4), (1, 16, 64), ("fp32", "bf16"))
-    assert (grid.passes, grid.caches, grid.devices) == (
+        tokens=["1", "16,64"],
+    )
+    assert (grid.threads, grid.tokens, grid.dtype) == ((1, 2, 4), (1, 16, 64), ("fp32", "bf16"))
+    assert (grid.passes, grid.cache, grid.device) == (
         ("forward", "forward+backward"),
         ("warm", "flush"),
         ("cpu", "cuda"),
     )
-    assert ResultOptions(certificate=["a.json", "b.json,c.json"]).certificates() == ("a.json", "b.json", "c.json")
+    named = ResultOptions(certificate=["a.json", "b.json,c.json"]).certificate
+    assert certificate_files(named) == ("a.json", "b.json", "c.json")
     given = GivenOptions(input_ids=[(1, 2), (3,)], position=["0", "2:3"]).model_prompt
     assert (given.ids, given.positions) == ((1, 2, 3), "0,2:3")
 

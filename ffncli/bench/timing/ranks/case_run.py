@@ -21,7 +21,7 @@ from ffncli.bench.machine.counters import Counters, Snapshot, SystemCounters
 from ffncli.bench.records import COLLECTIVES, COMPUTE, GEMM, GRAVEST, Case, Job, Outcome, TimedUnit
 from ffncli.bench.referee.problem import Problem, Referee
 from ffncli.bench.referee.process import RefereeProcess
-from ffncli.bench.request.split import ranks_here
+from ffncli.bench.request.grid import ranks_here
 from ffncli.bench.timing.arms import Arms, arms_of
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.fresh_inputs import Source, in_turn, source_of
