@@ -8,9 +8,10 @@ import signal
 import sys
 from collections.abc import Collection
 from importlib import import_module
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ffncli.errors import ExitCode, FFNError, Terminated, did_you_mean
+from ffncli.errors import ExitCode, FFNError, Terminated, clean, did_you_mean, shown
 
 if TYPE_CHECKING:
     from ffncli.run.ranks.environment import Place
@@ -110,11 +111,14 @@ def _run_here(args: list[str]) -> int:
         return code
     import typer
 
-    if not args and "_FFN_COMPLETE" not in os.environ:
-        from ffncli.cli.common.help import print_help
+    if "_FFN_COMPLETE" not in os.environ:
+        front = list(takewhile(lambda word: word in ("--debug", "--"), args))
+        if front == args:
+            from ffncli.cli.common.help import print_help
 
-        print_help(load(None), "ffn", whole=False, stream=sys.stderr)
-        return ExitCode.USAGE
+            print_help(load(None), "ffn", whole=False, stream=sys.stderr)
+            return ExitCode.USAGE
+        _require_command(args[len(front)])
     name = args[0] if args and args[0] in COMMANDS else None
     try:
         if name:  # the app consists of only that command
@@ -131,6 +135,22 @@ def _run_here(args: list[str]) -> int:
     if result == ExitCode.INTERRUPTED:  # typer's result for Ctrl-C
         raise KeyboardInterrupt
     return result if isinstance(result, int) else ExitCode.OK
+
+
+def _require_command(name: str) -> None:
+    """Raises FFNError for a word that is neither a command nor an option, with what was likely meant."""
+    if name in COMMANDS or name.startswith("-"):
+        return
+    from ffncli.models import catalog
+    from ffncli.run.topics.call import find_topic
+
+    if catalog.find(name) is not None or os.path.exists(name):
+        hint = f"to count that model: ffn params {clean(name)}"
+    elif find_topic(name) is not None:
+        hint = f"to read about it: ffn explain {clean(name)}"
+    else:
+        hint = did_you_mean(name, list(COMMANDS), f"commands: {', '.join(COMMANDS)}; see `ffn --help`")
+    raise FFNError(f"No such command {shown(name)}", hint)
 
 
 def build(asked_for: str | None) -> Any:
@@ -206,7 +226,7 @@ def print_error(text: str) -> None:
 
 def _failed(error: Exception, args: list[str]) -> int:
     """Print the one line for an error; returns its exit code."""
-    if "--debug" in args and type(error).__name__ != "NoArgsIsHelpError":
+    if "--debug" in args:
         import traceback
 
         traceback.print_exception(error)
@@ -243,37 +263,10 @@ def _failed(error: Exception, args: list[str]) -> int:
 def _usage(error: Any, args: list[str]) -> int:
     """Typer's own errors (unknown option, missing value) as one line."""
     text = " ".join(str(error.format_message()).split()).rstrip(".")
-    if type(error).__name__ == "NoArgsIsHelpError":
-        sys.stderr.write(error.format_message().rstrip() + "\n")
-        return ExitCode.USAGE
-    if text.startswith("No such command"):
-        name = text.split("'")[1] if "'" in text else ""
-        text, _, _ = text.partition(". Did you mean")
-        if _is_source(name):
-            print_error(f"error: {text}; to count that model: ffn params {name}")
-            return ExitCode.USAGE
-        if _is_topic(name):
-            print_error(f"error: {text}; to read about it: ffn explain {name}")
-            return ExitCode.USAGE
-        text += f"; {did_you_mean(name, list(COMMANDS), 'commands: ' + ', '.join(COMMANDS))}"
     asked_for = _asked_for(args)
     program = f"ffn {asked_for}" if asked_for in COMMANDS else "ffn"
-    print_error(f"error: {text}; see `{program} --help`" if "did you mean" not in text else f"error: {text}")
+    print_error(f"error: {text}; see `{program} --help`")
     return ExitCode.USAGE
-
-
-def _is_source(name: str) -> bool:
-    """Whether the user typed a model in place of a command."""
-    from ffncli.models import catalog
-
-    return catalog.find(name) is not None or os.path.exists(name)
-
-
-def _is_topic(name: str) -> bool:
-    """Whether the user typed a topic of `ffn explain` in place of a command."""
-    from ffncli.run.topics.call import find_topic
-
-    return find_topic(name) is not None
 
 
 def _is_output(error: OSError) -> bool:

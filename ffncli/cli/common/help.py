@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ffncli.cli.common.option import COMPUTE, HELP, INPUT, OUTPUT, SOURCE, Daily, option
+from ffncli.options.opt import COMPUTE, HELP, INPUT, OUTPUT, SOURCE
 from ffncli.show.color import ColorChoice, Paint, color_choice, is_colored, painted, unpainted
 from ffncli.show.text import encodable
 
@@ -21,6 +21,10 @@ _FIRST, _LAST = (SOURCE, INPUT), (COMPUTE, OUTPUT, HELP)  # a command's own grou
 _WIDEST, _NAMES = 100, 28  # columns of a line, and of an option's names before its text starts on a new line
 _NAME = re.compile(r"(?<![\w-])--?[\w\[][\w\]-]*")  # -n, --tokens, --[no-]bias
 _Row = tuple[str, str]
+
+
+class Daily(str):
+    """The group of an option of daily use."""
 
 
 def help_page(command: Any, program: str, whole: bool, columns: int, paint: Paint) -> str:
@@ -137,8 +141,12 @@ def _print(ctx: typer.Context, value: bool, whole: bool) -> None:
         raise typer.Exit
 
 
-_eager = partial(option, HELP, is_eager=True, expose_value=False)
+_eager = partial(typer.Option, is_eager=True, expose_value=False)
 HELP_OPTIONS: dict[str, Any] = {
-    "short_help": Annotated[bool, _eager("-h", callback=_short, help="Show only the options of daily use.")],
-    "whole_help": Annotated[bool, _eager("--help", daily=True, callback=_whole, help="Show every option, in groups.")],
+    "short_help": Annotated[
+        bool, _eager("-h", rich_help_panel=HELP, callback=_short, help="Show only the options of daily use.")
+    ],
+    "whole_help": Annotated[
+        bool, _eager("--help", rich_help_panel=Daily(HELP), callback=_whole, help="Show every option, in groups.")
+    ],
 }

@@ -7,11 +7,9 @@ from typing import Any
 
 import typer
 
+from ffncli.cli.common.help import Daily
+
 SOURCE, INPUT, COMPUTE, OUTPUT, HELP = "Source and dimensions", "Input", "Compute", "Output", "Help"
-
-
-class Daily(str):
-    """The group of an option of daily use."""
 
 
 def option(

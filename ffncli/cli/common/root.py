@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from ffncli.cli.common.option import HELP, OUTPUT, option
+from ffncli.cli.common.help import Daily
 from ffncli.cli.common.spread import spread
+from ffncli.options.opt import HELP, Opt, Options
 from ffncli.version import __version__
 
 
@@ -29,20 +31,22 @@ def _version(wanted: bool) -> None:
 
 _Version = Annotated[
     bool,
-    option(
-        HELP,
-        "--version",
-        daily=True,
-        callback=_version,
-        is_eager=True,
+    typer.Option(
+        "--version", rich_help_panel=Daily(HELP), callback=_version, is_eager=True,
         help="Show the versions that decide the numbers.",
     ),
 ]  # fmt: skip
-_Debug = Annotated[bool, option(OUTPUT, "--debug", help="Print the traceback of an error.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RootOptions(Options):
+    """--debug, which main.py reads from the words themselves."""
+
+    debug: Annotated[bool, Opt("--debug", help="Print the traceback of an error.")] = False
 
 
 @spread
-def root(*, version: _Version = False, debug: _Debug = False) -> None:
+def root(*, version: _Version = False, options: RootOptions) -> None:
     """Inspect the transformer's feed-forward network (FFN).
 
     Examples:

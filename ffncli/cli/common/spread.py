@@ -15,8 +15,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ffncli.cli.common.help import HELP_OPTIONS
-from ffncli.cli.common.option import Daily
+from ffncli.cli.common.help import HELP_OPTIONS, Daily
 from ffncli.cli.common.values import values
 from ffncli.options.accept import FLAG
 from ffncli.options.opt import Opt, Options, options_of, speak_of

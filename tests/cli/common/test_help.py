@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ffncli.bench.doctor import noise
-from ffncli.cli.common.option import COMPUTE, HELP, INPUT, OUTPUT, SOURCE
 from ffncli.cli.main import COMMANDS, load
 from ffncli.errors import ExitCode
+from ffncli.options.opt import COMPUTE, HELP, INPUT, OUTPUT, SOURCE
 from tests.bench.stored import table, write
 from tests.cli.test_doctor import QUIET
 from tests.cli.test_main import loaded_by

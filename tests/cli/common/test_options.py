@@ -16,12 +16,13 @@ from ffncli.bench.request.grid import Grid
 from ffncli.bench.request.options import ResultOptions, certificate_files
 from ffncli.cli.common.options import OutputOptions, RunOptions, TokenOptions
 from ffncli.cli.common.parsers import byte_count, natural, positive, probability
-from ffncli.cli.common.prompt_options import GivenOptions
+from ffncli.cli.common.prompt_options import lines_note, prompt_text
 from ffncli.cli.common.spread import spread
 from ffncli.cli.main import COMMANDS, _app
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, spelled
 from ffncli.options.accept import COUNT, TEXTS, Accepts
-from ffncli.options.opt import Opt, Options
+from ffncli.options.opt import Opt, Options, as_typed
+from ffncli.run.activations.question import DataQuestion
 
 
 def test_numbers_at_their_limits():
@@ -277,21 +278,23 @@ def test_lists_of_records():
     )
     named = ResultOptions(certificate=["a.json", "b.json,c.json"]).certificate
     assert certificate_files(named) == ("a.json", "b.json", "c.json")
-    given = GivenOptions(input_ids=[(1, 2), (3,)], position=["0", "2:3"]).model_prompt
-    assert (given.ids, given.positions) == ((1, 2, 3), "0,2:3")
+    given = DataQuestion(input_ids=["1,2", "3"], position=["0", "2:3"])
+    assert (given.input_ids, given.position) == ((1, 2, 3), "0,2:3")
 
 
 def test_a_prompt_in_a_file_and_on_standard_input(tmp_path, monkeypatch):
     (tmp_path / "p.txt").write_bytes("Zwölf\nZeilen\r\n".encode())
-    assert GivenOptions(prompt=[f"@{tmp_path}/p.txt"]).model_input["prompt"] == "Zwölf\nZeilen"
+    assert prompt_text(f"@{tmp_path}/p.txt") == "Zwölf\nZeilen"
     monkeypatch.setattr("sys.stdin", open(tmp_path / "p.txt"))  # noqa: SIM115
-    given = GivenOptions(prompt=["-"])
-    assert (given.model_input["prompt"], given.model_prompt.text) == ("Zwölf\nZeilen",) * 2
-    assert GivenOptions(prompt=["a@b -"]).model_input["prompt"] == "a@b -"
-    assert given.notes == ("--prompt -: its 2 lines are read as one prompt",)
-    assert GivenOptions(prompt=["two\nlines"]).notes == ()
+    text = prompt_text("-")
+    assert text == "Zwölf\nZeilen"
+    assert prompt_text("a@b -") == "a@b -"
+    assert [spelled(note, as_typed) for note in lines_note("-", text)] == [
+        "--prompt -: its 2 lines are read as one prompt"
+    ]
+    assert lines_note("two\nlines", "two\nlines") == ()
     (tmp_path / "one.txt").write_text("one line\n")
-    assert GivenOptions(prompt=[f"@{tmp_path}/one.txt"]).notes == ()
+    assert lines_note("@one.txt", prompt_text(f"@{tmp_path}/one.txt")) == ()
 
 
 def test_two_prompts_are_refused_where_one_is_read(call):
