@@ -41,7 +41,7 @@ import torch
 import ffncli
 from benchmarks import script
 from ffncli.bench.judge.statistics import t_interval
-from ffncli.run.corpus.batches import BatchLimits, batch_of, batches, windows
+from ffncli.run.corpus.listen import BatchLimits, batch_of, batches, windows
 from ffncli.run.corpus.texts import opened
 from ffncli.run.pretrained.capture import batch_arguments
 from ffncli.run.pretrained.loading import Pretrained, context_length, offline

@@ -40,13 +40,16 @@ from ffncli.bench.request.options import (
 from ffncli.bench.request.suite import public_suite
 from ffncli.block.recipe import FFNSpec
 from ffncli.cli.main import COMMANDS
+from ffncli.cli.trace import command as trace
 from ffncli.options.conflicts import table
 from ffncli.options.opt import options_of
 from ffncli.run.texts import TEXTS
+from ffncli.run.trace import question as trace_question
 from ffncli.show.text import bytes_text
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
+RULES = {"trace": (*trace_question.RULES, *trace_question.ONE_LAYER, *trace.MANY_RULES, *trace.PAGE_RULES)}
 WRITER = "written by make docs-update"
 
 
@@ -60,7 +63,9 @@ def _help(name: str) -> str:
     out, err, code = in_process([*filter(None, [name]), "--help"])
     if code:
         raise RuntimeError(f"ffn {name} --help: exit {code}: {err}")
-    return f"\n## {f'ffn {name}'.strip()}\n\n```text\n{out.strip()}\n```\n"
+    rules = table(RULES[name], {"the dimension options": DIMENSIONS}) if name in RULES else ""
+    rules = f"\nOptions that contradict or need each other:\n\n{rules}\n" if rules else ""
+    return f"\n## {f'ffn {name}'.strip()}\n\n```text\n{out.strip()}\n```\n{rules}"
 
 
 def architectures() -> str:

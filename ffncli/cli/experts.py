@@ -20,7 +20,7 @@ from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.text import in_percent, plural
 
 if TYPE_CHECKING:
-    from ffncli.run.experts.figures import ExpertFigures, ExpertsSurvey, LayerExperts
+    from ffncli.run.experts.run import ExpertFigures, ExpertsSurvey, LayerExperts
 
 
 _MOST_EXPERTS, _MOST_PAIRS, _MOST_CACHES = 8, 3, 6

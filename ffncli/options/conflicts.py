@@ -77,10 +77,11 @@ def table(rules: Sequence[Conflict], groups: Mapping[str, str] | None = None) ->
 
     lines = ["| option | rule | because |", "| --- | --- | --- |"]
     for rule in rules:
+        s = "" if " " in rule.option else "s"  # one option contradicts, several contradict
         if rule.needs:
-            text = f"needs {listed(rule.needs, 'or')}"
+            text = f"need{s} {listed(rule.needs, 'or')}"
         elif rule.contradicts:
-            text = f"contradicts {listed(rule.contradicts, 'and')}"
+            text = f"contradict{s} {listed(rule.contradicts, 'and')}"
         else:
             text = f"contradicts all options but {listed(rule.allows, 'and')}" if rule.allows else "stands alone"
         text += f", unless {listed(rule.unless, 'or')} is given" if rule.unless else ""
@@ -117,7 +118,7 @@ def _shown(pattern: str) -> str:
     name, sign, value = _parts(pattern)
     if sign == "!=":
         return f"`{as_typed(name, None)}` other than `{value}`"
-    return f"`{as_typed(name, repr(value) if value else None)}`"
+    return f"`{as_typed(name, value if value in ('True', 'False') else repr(value) if value else None)}`"
 
 
 def _joined(words: Iterable[str], last: str) -> str:

@@ -24,8 +24,7 @@ from ffncli.models.config.families.routers import ROWS as ROUTERS
 from ffncli.models.config.read import from_config
 from ffncli.models.counting.count import count
 from ffncli.models.model import Group, Resolved
-from ffncli.run.engine.execute import run
-from ffncli.run.engine.functions import function
+from ffncli.run.engine.execute import function, run
 from tests.architectures.test_table import TABLE, _functions
 from tests.oracles.architectures import build, cases, config, numbers, outside, towers
 from tests.oracles.architectures.families import MIXTURES as ROUTED

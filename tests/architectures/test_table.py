@@ -21,7 +21,7 @@ from ffncli.models.config.read import FFNS
 from ffncli.models.counting.count import count
 from ffncli.models.source import load
 from ffncli.models.tensors.matching import block_tensors
-from ffncli.run.engine.functions import function
+from ffncli.run.engine.execute import function
 from tests import ROOT
 from tests.oracles.architectures import Architecture, cases, matching, numbers, outside, text_architectures, towers
 from tests.oracles.architectures.nested import composites, uncounted

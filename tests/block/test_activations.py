@@ -16,7 +16,7 @@ from torch.nn import functional
 from ffncli.block.activations import CANONICAL, GATED, TABLE, known_names, resolve
 from ffncli.block.formulas import SCALAR, with_learned
 from ffncli.errors import FFNError
-from ffncli.run.engine import functions
+from ffncli.run.engine import execute
 from tests.oracles import activations as oracles
 
 every_row = pytest.mark.parametrize("name", TABLE)
@@ -71,7 +71,7 @@ def test_learned_parameters_start_as_torch_starts_them(name):
 def check_values(name: str, learned: dict[str, float], x: Tensor) -> None:
     expected = oracles.oracle(name, learned)(x).detach()
     check(by_scalar(TABLE[name].f, learned, x), expected, x)
-    check(functions.function(name, tensors(learned))(x), expected, x)
+    check(execute.function(name, tensors(learned))(x), expected, x)
     check(TABLE[name].f(x, with_learned(torch, tensors(learned))), expected, x)  # even if execution has a native call
 
 
@@ -92,7 +92,7 @@ def check_slopes(name: str, learned: dict[str, float], x: Tensor) -> None:
     if name == "sqrtsoftplus":  # its softplus is 0 below -745: autograd divides 0 by 0 where the slope is below 1e-161
         expected = torch.where(x < -745, 0.0, expected)
     check(by_scalar(TABLE[name].slope, learned, x), expected, x)
-    check(functions.slope(name, tensors(learned))(x), expected, x)
+    check(execute.slope(name, tensors(learned))(x), expected, x)
 
 
 @every_case
@@ -124,7 +124,7 @@ def test_transformers_names(name):
     learned = TABLE[canonical].learned
     expected = oracles.module(name)(NARROW).detach()
     assert gated is None
-    check(functions.function(canonical, tensors(learned))(NARROW), expected, NARROW)
+    check(execute.function(canonical, tensors(learned))(NARROW), expected, NARROW)
     check(by_scalar(TABLE[canonical].f, learned, NARROW), expected, NARROW)
 
 
@@ -140,7 +140,7 @@ def test_slopes_of_transformers_names(name):
 
 def test_softplus_is_torchs_default_up_to_its_threshold():
     x = NARROW * 2
-    check(functions.function("softplus")(x), functional.softplus(x), x)
+    check(execute.function("softplus")(x), functional.softplus(x), x)
 
 
 # --- worked values ----------------------------------------------------------------------------------------------------
@@ -153,13 +153,13 @@ def test_softplus_is_torchs_default_up_to_its_threshold():
 )  # fmt: skip
 def test_worked_gelu_values(x, y, digits):
     assert round(TABLE["gelu"].f(x, SCALAR), digits) == y
-    assert round(functions.function("gelu")(torch.tensor(x, dtype=torch.float64)).item(), digits) == y
+    assert round(execute.function("gelu")(torch.tensor(x, dtype=torch.float64)).item(), digits) == y
 
 
 @pytest.mark.parametrize(("name", "gap", "at"), [("gelu_tanh", "4.73e-04", 2.70), ("quick_gelu", "2.03e-02", None)])
 def test_how_far_the_approximations_of_gelu_are_off(name, gap, at):
     x = torch.linspace(-10, 10, 200_001, dtype=torch.float64)
-    off = (functions.function("gelu")(x) - functions.function(name)(x)).abs()
+    off = (execute.function("gelu")(x) - execute.function(name)(x)).abs()
     assert f"{off.max().item():.2e}" == gap
     if at is not None:
         assert round(abs(x[off.argmax()].item()), 2) == at
@@ -241,7 +241,7 @@ def test_any_text_resolves_or_is_refused(text):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_nan_stays_nan_in_torch(name, learned, dtype):
     x = torch.tensor([1.0, math.nan, -1.0] * 11, dtype=dtype)  # long enough for vectorised and single-element code
-    y = functions.function(name, tensors(learned, dtype))(x)
+    y = execute.function(name, tensors(learned, dtype))(x)
     assert torch.equal(y.isnan(), x.isnan())
 
 
@@ -260,7 +260,7 @@ def test_infinity(name, learned):
     told = ~expected.isnan()
     for actual in (
         by_scalar(TABLE[name].f, learned, INFINITE),
-        functions.function(name, tensors(learned))(INFINITE),
+        execute.function(name, tensors(learned))(INFINITE),
     ):
         check(actual[told], expected[told], INFINITE[told])
 
@@ -270,7 +270,7 @@ def test_slopes_at_infinity(name):
     learned = TABLE[name].learned
     expected = oracles.autograd_slope(oracles.oracle(name), INFINITE)
     check(by_scalar(TABLE[name].slope, learned, INFINITE), expected, INFINITE)
-    check(functions.slope(name, tensors(learned))(INFINITE), expected, INFINITE)
+    check(execute.slope(name, tensors(learned))(INFINITE), expected, INFINITE)
 
 
 @every_row
@@ -286,7 +286,7 @@ def test_no_zero_is_negative_where_torchs_is_not(name):
     positive_zero = (expected == 0) & ~torch.signbit(expected)
     for actual in (
         by_scalar(TABLE[name].f, TABLE[name].learned, GRID),
-        functions.function(name, tensors(TABLE[name].learned))(GRID),
+        execute.function(name, tensors(TABLE[name].learned))(GRID),
     ):
         assert not (positive_zero & (actual == 0) & torch.signbit(actual)).any()
 
@@ -300,7 +300,7 @@ def test_no_zero_is_negative_where_torchs_is_not(name):
 def test_dtype_and_shape_are_kept(name, dtype, shape):
     x = torch.linspace(-4, 4, math.prod(shape), dtype=dtype).reshape(shape)
     before = x.clone()
-    for make in (functions.function, functions.slope):
+    for make in (execute.function, execute.slope):
         y = make(name, tensors(TABLE[name].learned, dtype))(x)
         assert (y.dtype, y.shape) == (dtype, x.shape)
     assert torch.equal(x, before)
@@ -312,5 +312,5 @@ def test_values_in_low_precision(name, dtype):
     """No overflow on the way to a result that the type can hold, and no more than a few roundings."""
     far = torch.tensor([-200.0, -100.0, -20.0, 20.0, 90.0, 100.0, 200.0])
     x = torch.cat([torch.linspace(-8, 8, 129), far]).to(dtype)
-    y = functions.function(name, tensors(TABLE[name].learned, dtype))(x).double()
+    y = execute.function(name, tensors(TABLE[name].learned, dtype))(x).double()
     check(y, oracles.oracle(name)(x.double()).detach(), x, 8 * torch.finfo(dtype).eps)

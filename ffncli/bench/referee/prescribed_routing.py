@@ -26,7 +26,7 @@ from ffncli.bench.request.data import TEXT, traced_routes
 from ffncli.block.steps import Axis, Route, Step
 from ffncli.errors import FFNError
 from ffncli.models.counting.expert_load import UNIFORM, zipf_exponent
-from ffncli.run.engine.functions import function
+from ffncli.run.engine.execute import function
 from ffncli.run.engine.reference import output_and_experts, routing_steps
 from ffncli.show.text import percent
 

@@ -29,8 +29,13 @@ from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown_path
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.prepare import dtype_of
-from ffncli.run.engine.reference import events_in_float64, in_float64, output_and_experts, steady_tokens
-from ffncli.run.engine.reference_gradients import gradients_in_float64
+from ffncli.run.engine.reference import (
+    events_in_float64,
+    gradients_in_float64,
+    in_float64,
+    output_and_experts,
+    steady_tokens,
+)
 from ffncli.run.engine.weights import random_weights
 
 _REDRAWS = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ffncli.run.engine.block_summary import BlockSummary
+    from ffncli.run.engine.prepare import BlockSummary
 
 
 def dimensions_text(block: BlockSummary) -> str:

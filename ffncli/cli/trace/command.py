@@ -12,9 +12,8 @@ from typing import Annotated
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.prompt_options import CORPUS, ONE_OR_MANY, corpus_size, lines_note, prompt_text
 from ffncli.cli.common.spread import spread
-from ffncli.cli.trace.corpus_page import corpus_answer, not_finite_layers
+from ffncli.cli.trace.layers_page import corpus_answer, not_finite_layers, not_finite_texts, survey_answer
 from ffncli.cli.trace.page import trace_answer
-from ffncli.cli.trace.survey_page import not_finite_texts, survey_answer
 from ffncli.errors import ExitCode, FFNError, option
 from ffncli.models.examples import find
 from ffncli.options import conflicts
@@ -125,7 +124,7 @@ def command(
         output.show(survey_answer(layers, question.top_units or 1))
         view.judge(not_finite_texts(layers), output)
     else:
-        session = session_for(question, output.note)
+        session = session_for(replace(question, keep=True) if view.heatmap else question, output.note)
         output.show(trace_answer(session, view.digits, view.steps(question), view.heatmap))
         view.judge([*map(str, session.not_finite)], output)
 

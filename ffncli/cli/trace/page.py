@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import CONVENTIONS
+from ffncli.block.steps import Experts
 from ffncli.block.value import NEAR_ZERO
 from ffncli.cli.common.block_summary import dimensions_text
-from ffncli.cli.common.model_run import labels
-from ffncli.cli.trace.change_page import change_parts, changes_json, prediction_json
-from ffncli.cli.trace.example_page import facts_table
-from ffncli.cli.trace.explain_page import explanation_parts
-from ffncli.cli.trace.model_page import model_run_lines, routes_table
+from ffncli.cli.common.model_run import agreement_text, labels, listed
+from ffncli.cli.trace.explain_page import change_parts, changes_json, explanation_parts, prediction_json
+from ffncli.cli.trace.layers_page import routing_json, routing_parts
 from ffncli.cli.trace.ranks_page import ranks_json, ranks_parts, ranks_rows
-from ffncli.cli.trace.routing_page import routing_json, routing_parts
-from ffncli.cli.trace.sampling_page import sampling_parts
-from ffncli.cli.trace.unembed_page import promotes_parts, unembed_json, unembed_parts
-from ffncli.cli.trace.units_page import unit_parts
+from ffncli.cli.trace.unembed_page import promotes_parts, sampling_parts, unembed_json, unembed_parts
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
-from ffncli.show.tensors import Excerpt, HeatMap, number_text
+from ffncli.show.tensors import Excerpt, HeatMap, edges, number_text
 from ffncli.show.text import bars, plural, width
 
 if TYPE_CHECKING:
     from ffncli.run.engine.trace import StepRecord, Trace
+    from ffncli.run.texts.fact import Fact
     from ffncli.run.trace.session import Session
 
 
@@ -180,3 +178,107 @@ def _weights(record: StepRecord) -> str:
 def _few(tokens: tuple[int, ...]) -> list[object]:
     """The first tokens, `…` for the rest."""
     return [*tokens[:8], *(["…"] if len(tokens) > 8 else [])]
+
+
+def model_run_lines(session: Session) -> list[Part]:
+    """The model's input, and the difference of our output from its own; nothing without a run of it."""
+    run = session.model_run
+    return [Line(listed(run.tokens)), Line(agreement_text(run.agreement))] if run else []
+
+
+def routes_table(session: Session) -> list[Part]:
+    """A table of the experts that were chosen for each token, and their weights."""
+    steps, rows = session.prepared.steps, labels(session.tokens)
+    experts = {step.inputs[1]: step.op.experts.size for step in steps if isinstance(step.op, Experts)}
+    table = []
+    for one in session.routes:
+        pairs = zip(one.experts, one.weights, strict=True)
+        texts = [f"{_expert(e, experts[one.step])}: {weight:.4f}" for e, weight in pairs]
+        table.append((rows[one.token] if rows else str(one.token), ", ".join(texts) or "none: it is skipped"))
+    return [Table(("token", "expert: weight"), table, title="The chosen experts, heaviest first")]
+
+
+def _expert(number: int, count: int) -> str:
+    """A routed expert by its number; identity experts have the numbers after the last."""
+    return str(number) if number < count else f"identity {number}"
+
+
+def unit_parts(record: StepRecord, tokens: Sequence[str]) -> list[Part]:
+    """How many units are dead, where any is and there are several tokens; the units that were requested.
+
+    `tokens` are the labels of the input's rows, where a prompt gives them texts.
+    """
+    units = record.units
+    if units is None:
+        return []
+    parts: list[Part] = []
+    if units.near_dead and units.tokens > 1:
+        near = f"{units.near_dead:,} within {NEAR_ZERO:g} of it" if units.near_dead > units.dead else ""
+        text = f"{units.dead:,} of {units.units:,} units are zero for every token"
+        parts.append(Line(", ".join(filter(None, (text, near))), quiet=True))
+    if units.largest_norm:
+        parts.append(_sizes_table(record, tokens))
+        if any(unit.writes is not None for unit in units.largest_norm):
+            parts.append(
+                Line("writes: the norm of what the unit adds to the output, norm × that of its W2 column", True)
+            )
+        if units.tokens > 1:
+            parts.append(_token_table(record, tokens))
+    return parts
+
+
+def _sizes_table(record: StepRecord, tokens: Sequence[str]) -> Table:
+    """A row per unit: its size over the tokens, its largest value and at which token, what it writes."""
+    assert record.units is not None
+    order = {unit.unit: unit for unit in (*record.units.largest_norm, *record.units.most_active)}.values()
+    writes = any(unit.writes is not None for unit in order)
+    columns = ("unit", "norm", "mean |x|", "largest", "at token", *(("writes",) if writes else ()))
+    rows = [
+        (
+            str(u.unit), u.norm, u.mean_abs, u.largest, _label(u.token, tokens),
+            *((u.writes,) if u.writes is not None else ()),
+        )
+        for u in sorted(order, key=lambda unit: -unit.norm)
+    ]  # fmt: skip
+    count = f"{record.units.tokens:,} {plural('token', record.units.tokens)}"
+    title = f"{record.name}: the {plural('unit', len(rows))} with the largest norm or mean |x| over {count}"
+    return Table(columns, rows, title)
+
+
+def _token_table(record: StepRecord, tokens: Sequence[str]) -> Table:
+    """A row per token, as many as the step shows: the units with its largest values."""
+    assert record.units is not None
+    every = record.units.per_token
+    shown = edges(len(every), max(1, len(record.values_index[-2])))
+    rows: list[tuple[str, ...]] = []
+    for before, at in pairwise((-1, *shown)):
+        one = every[at]
+        if at > before + 1:
+            rows.append(("…", *("" for _ in one.units)))
+        cells = (f"{unit}: {value:.4g}" for unit, value in zip(one.units, one.values, strict=True))
+        rows.append((_label(one.token, tokens), *cells))
+    columns = ("token", *map(str, range(1, len(every[0].units) + 1)))
+    return Table(columns, rows, f"{record.name}: each token's units with the largest |x|", labels=1)
+
+
+def _label(token: int, tokens: Sequence[str]) -> str:
+    return tokens[token] if tokens else str(token)
+
+
+def sentence(fact: Fact) -> str:
+    """`gelu(0.21): 0.1225; the text says 0.115`; the text's value is left out if it equals the computed one."""
+    stated = f"; the text says {fact.said}" if fact.said not in ("", fact.found) else ""
+    return f"{fact.topic}: {fact.found}{stated}"
+
+
+def facts_table(facts: Sequence[Fact]) -> list[Part]:
+    """A verdict and a sentence per fact, its note below; in two columns, because their text may wrap."""
+    rows: list[tuple[str | None, str]] = []
+    wrong: set[int] = set()
+    for fact in facts:
+        if fact.verdict == "wrong":
+            wrong.add(len(rows))
+        rows.append((fact.verdict or None, sentence(fact)))
+        if fact.note:
+            rows.append(("", f"  {fact.note}"))
+    return [Table(("verdict", "fact"), rows, "what the text says, computed", frozenset(wrong))]

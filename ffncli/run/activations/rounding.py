@@ -12,7 +12,7 @@ from ffncli.block import dtypes
 from ffncli.block.activations import TABLE
 from ffncli.block.formulas import with_learned
 from ffncli.dataclass import dataclass
-from ffncli.run.engine.functions import NAMESPACE, function
+from ffncli.run.engine.execute import NAMESPACE, function
 from ffncli.run.engine.threads import one_thread
 from ffncli.run.measure.gap import ulp, ulp_each
 

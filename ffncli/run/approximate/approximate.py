@@ -16,8 +16,7 @@ from ffncli.dataclass import dataclass
 from ffncli.run.approximate.fit import SPREAD, Advance, Weights, drawn, finite, refitted, train, unscaled
 from ffncli.run.approximate.question import FitCase, FitQuestion
 from ffncli.run.approximate.targets import Domain, Target
-from ffncli.run.engine.execute import run
-from ffncli.run.engine.functions import NAMESPACE
+from ffncli.run.engine.execute import NAMESPACE, run
 from ffncli.run.engine.threads import one_thread
 
 EVALUATED = {1: 2048, 2: 64}  # inputs → points along each

@@ -13,8 +13,7 @@ from ffncli.block.activations import TABLE
 from ffncli.block.formulas import with_learned
 from ffncli.block.steps import Activation, Linear, Multiply, Step, parameters
 from ffncli.block.value import value
-from ffncli.run.engine.execute import execute
-from ffncli.run.engine.functions import NAMESPACE, function
+from ffncli.run.engine.execute import NAMESPACE, execute, function
 
 Weights = dict[str, Tensor]
 Advance = Callable[[int], None]

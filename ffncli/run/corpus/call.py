@@ -13,7 +13,7 @@ from ffncli.run.ranks.environment import torchrun
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:
-    from ffncli.run.corpus.figures import CorpusSurvey
+    from ffncli.run.corpus.results import CorpusSurvey
 
 
 @package_errors()
@@ -33,7 +33,7 @@ def corpus_for(
         check_files(question)
         reading = reading_model(question)
     set_threads(question.threads)
-    from ffncli.run.corpus.frame import save_table
+    from ffncli.run.corpus.results import save_table
     from ffncli.run.corpus.run import corpus_of
 
     survey = corpus_of(question, reading, note, advance)

@@ -1,23 +1,150 @@
-"""The figures of a corpus as records: places with their tokens' texts, contexts, outliers, a table of all units."""
+"""The figures of a corpus as records and as a table: layers and units, places with their tokens' texts, outliers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ffncli.models.model import Layer, Resolved
-from ffncli.run.corpus.batches import tokenized
-from ffncli.run.corpus.figures import Context, CorpusLayer, CorpusSurvey, OutlierDimension, TokenPlace, UnitFigures
-from ffncli.run.corpus.layer import LayerSums
-from ffncli.run.corpus.outliers import Exceeding, in_many_layers
-from ffncli.run.corpus.progress import Progress
+from ffncli.run.corpus.listen import tokenized
 from ffncli.run.corpus.question import CorpusQuestion
+from ffncli.run.corpus.sums import Exceeding, LayerSums, MassiveActivation, Progress, UnitSums, in_many_layers
 from ffncli.run.corpus.texts import Corpus, Text
 from ffncli.run.pretrained.tokens import token_text
+from ffncli.system.files import written_whole
+from ffncli.system.packages import package_errors
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped]
+
+
+@dataclass(frozen=True)
+class TokenPlace:
+    """A token of the corpus: the number of its text, its position there, and its own text, if that is known."""
+
+    text: int
+    token: int
+    token_text: str | None = None
+
+
+@dataclass(frozen=True)
+class Context:
+    """One of the tokens for which a unit is largest: `value` there, and the text around it with the token marked by
+    « and »."""
+
+    value: float
+    at: TokenPlace
+    context: str
+
+
+@dataclass(frozen=True)
+class UnitFigures:
+    """A hidden unit over the tokens of the corpus (a routed expert's: over those routed to it).
+
+    `active_share` is the share of tokens for which the activation's output is above zero; `mean`, `min` and `max` are
+    of the value that the down projection reads, None without any token. `part` is "", "experts" or "shared". `top` are
+    its largest values, where they were requested.
+    """
+
+    stack: str
+    layer: int
+    part: str
+    expert: int | None
+    unit: int
+    tokens: int
+    active_share: float | None
+    mean: float | None
+    min: float | None
+    min_at: TokenPlace | None
+    max: float | None
+    max_at: TokenPlace | None
+    top: tuple[Context, ...] = ()
+
+
+@dataclass(frozen=True)
+class OutlierDimension:
+    """A dimension of what enters an FFN: the share of tokens for which it reaches the limit by size, and its largest
+    value by size with its place."""
+
+    dimension: int
+    share: float
+    value: float
+    at: TokenPlace
+
+
+@dataclass(frozen=True)
+class CorpusLayer:
+    """One layer over the tokens of the corpus.
+
+    Of its `units` (of all experts) `dead_units` were never active, for any of the tokens they got; `unused_units`
+    belong to experts that got no token and count among the dead ones. `active_share` is the mean over the other units.
+    `min` and `max` are the extreme values of `units`' values. `not_finite` counts values that are NaN or infinite.
+    `top_units` have the largest maxima. `outliers` are the outlier dimensions of what enters the FFN; `massive` counts
+    the massive activations in what leaves the layer, `largest_massive` are the first of them by size.
+    """
+
+    stack: str
+    layer: int
+    tokens: int
+    units: int
+    active_share: float | None
+    dead_units: int
+    unused_units: int
+    min: float | None
+    min_at: TokenPlace | None
+    min_unit: str | None
+    max: float | None
+    max_at: TokenPlace | None
+    max_unit: str | None
+    not_finite: int
+    top_units: tuple[UnitFigures, ...]
+    outliers: tuple[OutlierDimension, ...]
+    massive: int
+    largest_massive: tuple[MassiveActivation, ...]
+
+
+@dataclass(frozen=True)
+class CorpusSurvey:
+    """Every layer over a corpus: `rows`; and every unit of it, by `frame()`.
+
+    `texts` and `tokens` were read, `cut` of the texts only in part; `seconds` is the time of the model's runs.
+    `outlier_dimensions` are outliers in at least a quarter of the layers, for a limit of `limit`.
+    """
+
+    model: Resolved
+    where: str
+    texts: int
+    tokens: int
+    cut: int
+    limit: float
+    rows: tuple[CorpusLayer, ...]
+    outlier_dimensions: tuple[int, ...]
+    seconds: float
+    notes: tuple[str, ...]
+    sums: Mapping[Layer, LayerSums] = field(repr=False, compare=False)
+
+    @package_errors()
+    def frame(self) -> DataFrame:
+        """A row for each unit of each layer, as a pandas DataFrame with the fields of `UnitFigures`.
+
+        The places are columns `min_text`, `min_token`, `max_text`, `max_token`; the top contexts, if requested, are
+        lists in `top_values`, `top_texts`, `top_tokens`. Raises FFNError (exit 3) without pandas.
+        """
+
+        return units_frame(self.sums)
+
+    def __repr__(self) -> str:
+        lines = [f"<CorpusSurvey of {self.model.model.name}: {self.texts:,} texts, {self.tokens:,} tokens"]
+        for row in self.rows[:7]:
+            share = "" if row.active_share is None else f"{100 * row.active_share:.1f} % active, "
+            lines.append(f"  {row.stack} {row.layer}: {share}{row.dead_units:,} of {row.units:,} units dead")
+        return "\n".join(lines) + ("\n  …>" if len(self.rows) > 7 else ">")
+
 
 TOP_UNITS = 3
 _BEFORE, _AFTER = 8, 4  # tokens of a context
@@ -191,3 +318,66 @@ def _outliers(inputs: Exceeding | None, places: _Places) -> tuple[OutlierDimensi
         for at in inputs.outliers
     ]
     return tuple(sorted(every, key=lambda one: -abs(one.value)))
+
+
+@package_errors()
+def units_frame(sums: Mapping[Layer, LayerSums]) -> DataFrame:
+    """A row for each unit of each layer: see `CorpusSurvey.frame`. Raises FFNError (exit 3) without pandas."""
+    import pandas
+
+    parts = [pandas.DataFrame(dict(_columns(layer, part, columns)))
+             for layer, one in sums.items() for part, columns in one.parts.items()]  # fmt: skip
+    return pandas.concat(parts, ignore_index=True) if parts else pandas.DataFrame()
+
+
+def _columns(layer: Layer, part: str, columns: UnitSums) -> Iterator[tuple[str, Any]]:
+    """The columns of a part of a layer; figures of units without a token are unknown."""
+    from pandas.arrays import FloatingArray, IntegerArray  # type: ignore[import-untyped]
+
+    size, tokens = columns.high.numel(), columns.tokens.repeat_interleave(columns.columns)
+    unknown, counted = (tokens == 0).numpy(), tokens.clamp_min(1).double()
+    group = torch.arange(columns.groups).repeat_interleave(columns.columns)
+
+    def numbers(values: Tensor) -> IntegerArray:
+        return IntegerArray(values.cpu().numpy().copy(), unknown.copy())
+
+    def figures(values: Tensor) -> FloatingArray:
+        return FloatingArray(values.cpu().numpy().copy(), unknown.copy())
+
+    yield "stack", [layer.stack] * size
+    yield "layer", layer.index
+    yield "part", [part] * size
+    expert = torch.full((size,), columns.groups == 1)
+    yield "expert", IntegerArray(group.numpy().copy(), expert.numpy().copy())
+    yield "unit", torch.arange(columns.columns).repeat(columns.groups).numpy()
+    yield "tokens", tokens.numpy()
+    yield "active_share", figures(columns.active.cpu() / counted)
+    yield "mean", figures(columns.total.cpu() / counted)
+    for name in ("low", "high"):
+        value, at = getattr(columns, name), getattr(columns, f"{name}_at")
+        column = {"low": "min", "high": "max"}[name]
+        yield column, figures(value)
+        yield f"{column}_text", numbers(at[:, 0])
+        yield f"{column}_token", numbers(at[:, 1])
+    if columns.top:
+        there = (columns.largest > -torch.inf).cpu()
+        every = (
+            ("values", columns.largest),
+            ("texts", columns.largest_at[..., 0]),
+            ("tokens", columns.largest_at[..., 1]),
+        )
+        for name, largest in every:
+            yield f"top_{name}", [row[kept].tolist() for row, kept in zip(largest.cpu(), there, strict=True)]
+
+
+def save_table(frame: DataFrame, path: Path) -> None:
+    """Write the table as CSV, lists joined by `;`, or as Parquet. Raises FFNError (exit 3) if that fails."""
+    if path.suffix.lower() == ".parquet":
+        with written_whole(path) as file:
+            frame.to_parquet(file, index=False, engine="pyarrow")
+        return
+    joined = frame.copy()
+    for name in (name for name in frame.columns if name.startswith("top_")):
+        joined[name] = [";".join(map(repr, values)) for values in frame[name]]
+    with written_whole(path) as file:
+        file.write(joined.to_csv(index=False, lineterminator="\n").encode())

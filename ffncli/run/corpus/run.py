@@ -1,22 +1,48 @@
-"""A corpus through a model: one load, and figures of every layer and unit."""
+"""A corpus through a model: one load, batches within a limit of memory, and figures of every layer and unit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import dropwhile
+from pathlib import Path
 from typing import Any
 
-from ffncli.errors import option, spelled
-from ffncli.run.corpus.figures import CorpusSurvey
-from ffncli.run.corpus.layer import LayerSums
-from ffncli.run.corpus.progress import Progress, identity, read_progress, save_progress
-from ffncli.run.corpus.question import CorpusQuestion, ReadingModel
-from ffncli.run.corpus.reader import CorpusReader
-from ffncli.run.corpus.results import CorpusResults, survey_of
-from ffncli.run.corpus.sums import BYTES_OF_UNIT, BYTES_OF_VALUE
-from ffncli.run.corpus.texts import opened
+import torch
+from torch import Tensor
+
+from ffncli.errors import FFNError, option, shown_path, spelled
+from ffncli.models.model import Layer
+from ffncli.run.corpus.listen import (
+    Batch,
+    BatchLimits,
+    Listener,
+    Receiver,
+    Tokenized,
+    batch_of,
+    batches,
+    inputs_of,
+    windows,
+)
+from ffncli.run.corpus.question import BATCH_SIZE, CorpusQuestion, ReadingModel, ReadingQuestion
+from ffncli.run.corpus.results import CorpusResults, CorpusSurvey, survey_of
+from ffncli.run.corpus.sums import (
+    BYTES_OF_UNIT,
+    BYTES_OF_VALUE,
+    LayerSums,
+    Progress,
+    identity,
+    read_progress,
+    save_progress,
+)
+from ffncli.run.corpus.texts import Corpus, opened
+from ffncli.run.engine.prepare import device_of, dtype_of
 from ffncli.run.engine.weights import require_memory
-from ffncli.run.pretrained.capture import model_files
-from ffncli.run.pretrained.loading import loading_notes, offline
+from ffncli.run.pretrained.capture import load_up_to, model_files
+from ffncli.run.pretrained.loading import Pretrained, context_length, known_tokens, loading_notes, offline, read_config
+from ffncli.run.pretrained.tokens import tokenizer_of
+from ffncli.system.host import available_memory
 
 
 def corpus_of(
@@ -65,3 +91,130 @@ def _require_room(question: CorpusQuestion, reading: ReadingModel) -> None:
     top = question.top_contexts or 0
     units = sum(layer.spec.d_ff * (layer.spec.moe.experts if layer.spec.moe else 1) for layer in reading.layers)
     require_memory(units * (BYTES_OF_UNIT + top * BYTES_OF_VALUE), "the figures of all units", "keep fewer contexts")
+
+
+_SAVE_EVERY = 5.0  # seconds: what an interruption costs at most, beyond the texts that are read together
+_MOST_MEMORY = 512 << 20  # of a batch's intermediates; at most a quarter of what is free
+_ALIKE = {8: 1e-6, 4: 1e-3, 2: 0.05}  # relative distance of a text alone and among others, by bytes of a value
+
+
+class CorpusReader:
+    """A model's tokenizer, and after `load` the model with its FFNs.
+
+    Raises FFNError for a model without a tokenizer and a corpus without a text.
+    """
+
+    def __init__(
+        self, question: ReadingQuestion, reading: ReadingModel, corpus: Corpus, transformers: Any, path: Path
+    ) -> None:
+        self._question, self.reading, self.corpus = question, reading, corpus
+        self._transformers, self.path = transformers, path
+        self.device, self._dtype = device_of(question.device), dtype_of(question.dtype)
+        self.config, self.tokenizer = read_config(transformers, path), tokenizer_of(transformers, path)
+        if self.tokenizer is None:
+            raise FFNError(
+                f"{option('prompts')}: {shown_path(path)} has no tokenizer", "give a directory with tokenizer.json"
+            )
+        if next(iter(corpus), None) is None:
+            raise FFNError(f"{option('prompts')}: {corpus.where} has no text")
+
+    def load(self, remark: Callable[[str], None], in_order: bool = False) -> None:
+        """Load the model up to the last layer of the question, and see whether it computes a text alike in any batch:
+        if not, a remark, and texts run one by one. Texts that are not `in_order` run sorted by length."""
+        self.loaded, self.live = load_up_to(
+            self._transformers, self.reading.model, self.reading.layers, self.path, self.config, self._dtype,
+            self.device,
+        )  # fmt: skip
+        self._padding, self._known = _padding(self.loaded, self.tokenizer), known_tokens(self.loaded.module)
+        self.limits = replace(_limits(self._question, self.reading, self.loaded, self._dtype), in_order=in_order)
+        if self.limits.texts > 1 and not self._batches_alike():
+            remark("what this model computes for a text depends on the others of its batch: texts run one by one")
+            self.limits = replace(self.limits, texts=1)
+
+    def read(
+        self, receivers: Mapping[Layer, Receiver], progress: Progress, advance: Callable[[int], Any],
+        save: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Run all texts that are not done yet; `save` is called from time to time and at the end, `advance` with the
+        bytes of the corpus since its last call. Raises FFNError if no text has a token."""
+        listener, saved = Listener(self.loaded, self.live, receivers), time.monotonic()
+        left = dropwhile(lambda text: text.number < progress.done, self.corpus)
+        with listener.listening():
+            for window, last in windows(left, self.tokenizer, self.limits):
+                self._read(window, last.end, listener, progress, advance)
+                progress.done = last.number + 1
+                if time.monotonic() - saved > _SAVE_EVERY:
+                    save()
+                    saved = time.monotonic()
+        save()
+        if not progress.texts:
+            raise FFNError(
+                f"{option('prompts')}: no text of {self.corpus.where} has a token", "is it this model's tokenizer?"
+            )
+
+    def _read(
+        self, window: Sequence[Tokenized], end: int, listener: Listener, progress: Progress,
+        advance: Callable[[int], Any],
+    ) -> None:  # fmt: skip
+        """Run the texts of a window, whose last ends at this byte of the corpus."""
+        started, begin, read = time.monotonic(), progress.end, 0
+        tokens = sum(len(text.ids) for text in window)
+        for batch in batches(window, self.limits):
+            listener.run(self._batch(batch))
+            read += sum(len(text.ids) for text in batch)
+            now = begin + (end - begin) * read // tokens
+            advance(now - progress.end)
+            progress.end = now
+        progress.seconds += time.monotonic() - started
+        progress.end = end
+        progress.texts += len(window)
+        progress.tokens += tokens
+        progress.cut += sum(text.cut for text in window)
+
+    def _batch(self, texts: Sequence[Tokenized]) -> Batch:
+        """These texts on the model's device. Raises FFNError for a token that the model does not have."""
+        for text in texts:
+            if max(text.ids) >= self._known:
+                what = f"text {text.number}: token {max(text.ids)} is out of range"
+                raise FFNError(what, f"the model has {self._known:,} tokens")
+        return batch_of(texts, self._padding, self.device)
+
+    def _batches_alike(self) -> bool:
+        """Whether the model computes the same for a text alone and for one that is padded next to a longer one."""
+        window = next((some for some, _ in windows(self.corpus, self.tokenizer, self.limits) if some), [])
+        short, long = (pick(window, key=lambda text: len(text.ids), default=None) for pick in (min, max))
+        if short is None or long is None or short is long:
+            return True
+        alone = [inputs_of(self.loaded, self.live, self._batch([text])) for text in (long, short)]
+        try:
+            both = inputs_of(self.loaded, self.live, self._batch([long, short]))
+        except FFNError:
+            return False
+        return all(
+            _distance(together, torch.cat(apart)) <= _ALIKE[together.dtype.itemsize]
+            for together, apart in zip(both, zip(*alone, strict=True), strict=True)
+        )
+
+
+def _limits(question: ReadingQuestion, reading: ReadingModel, loaded: Pretrained, dtype: torch.dtype) -> BatchLimits:
+    """Of a batch: what was requested, what the model has positions for, and what memory has room for."""
+    positions = context_length(loaded.module, loaded.config)
+    length = min((n for n in (question.max_tokens, positions) if n is not None), default=None)
+    spec = max((layer.spec for layer in reading.layers), key=lambda spec: spec.d_ff)
+    chosen = spec.moe.top_k if spec.moe else 1
+    bytes_per_token = dtype.itemsize * (6 * spec.d_ff * chosen + 16 * spec.d_model)
+    memory = min(_MOST_MEMORY, (available_memory() or _MOST_MEMORY) // 4)
+    return BatchLimits(question.batch_size or BATCH_SIZE, max(1, memory // bytes_per_token), length)
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """‖a − b‖ / ‖b‖."""
+    return float((a - b).double().norm() / b.double().norm().clamp_min(1e-300))
+
+
+def _padding(loaded: Pretrained, tokenizer: Any) -> int:
+    """The token that texts are padded with: RoBERTa numbers positions by it."""
+    for number in (getattr(loaded.config, "pad_token_id", None), getattr(tokenizer, "pad_token_id", None)):
+        if isinstance(number, int) and number >= 0:
+            return number
+    return 0

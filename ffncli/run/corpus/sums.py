@@ -1,18 +1,80 @@
-"""Figures of units and of dimensions that are added up while tokens stream by: no activation is kept.
-
-Of a chunk of tokens only extremes, sums and counts are taken from every value; where a unit's extreme was, and which
-tokens belong to its largest values, is looked up in the few columns that have new ones.
-"""
+"""The figures of a layer over a corpus, added up batch by batch, and the file that an interrupted run goes on from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from heapq import nlargest
 from math import inf
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ffncli.errors import FFNError, option, shown_path
+from ffncli.models.files.checkpoint import Checkpoint
+from ffncli.models.files.json_records import Count, record_of
+from ffncli.models.model import Layer
+from ffncli.run.corpus.listen import Batch, Receiver
+from ffncli.run.corpus.question import CorpusQuestion, ReadingModel
+from ffncli.run.corpus.texts import Corpus
+from ffncli.run.engine.trace import UnitGroup
 from ffncli.run.measure.statistics import chunk_size
+from ffncli.run.saved.containers import open_container, write
+from ffncli.system.files import open_to_read, written_whole
+
+
+class LayerSums(Receiver):
+    """Receives what a layer does: `units` by part of the block, `inputs` the dimensions that enter it, `massive` of its
+    output. `top` values of every unit are kept; `limit` is that of an outlier dimension."""
+
+    def __init__(self, layer: Layer, top: int, limit: float) -> None:
+        self.layer, self.top, self.limit = layer, top, limit
+        self.parts: dict[str, UnitSums] = {}
+        self.inputs: Exceeding | None = None
+        self.massive = Massive()
+
+    def entering(self, x: Tensor, places: Tensor) -> None:
+        """What enters the FFN."""
+        self.inputs = self.inputs or Exceeding(x.shape[-1], self.limit, x.device)
+        self.inputs.add(x, places)
+
+    def units(self, of: UnitGroup, values: Tensor, active: Tensor, places: Tensor) -> None:
+        """A group's hidden units."""
+        if of.part not in self.parts:
+            self.parts[of.part] = UnitSums(values.shape[-1], of.experts, self.top, values.device)
+        self.parts[of.part].add(values, places, None if active is values else active, of.expert)
+
+    def leaving(self, stream: Tensor, batch: Batch) -> None:
+        """The residual stream: text by text where any value of the batch is large enough."""
+        if not bool((stream.abs().amax() > MASSIVE).item()):
+            return
+        rows = torch.split(batch.tokens_of(stream), list(batch.lengths))
+        for number, values in zip(batch.numbers, rows, strict=True):
+            self.massive.add(number, values)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors by name, the rest as JSON) of all figures so far."""
+        inputs = {} if self.inputs is None else self.inputs.state()
+        tensors = {f"inputs.{name}": tensor for name, tensor in inputs.items()}
+        for part, columns in self.parts.items():
+            tensors |= {f"units.{part}.{name}": tensor for name, tensor in columns.state().items()}
+        return tensors, {"count": self.massive.count, "kept": [asdict(one) for one in self.massive.kept]}
+
+    def restore(self, tensors: Mapping[str, Tensor], massive: MassiveFigures, device: str) -> None:
+        """Go on from such figures. Raises KeyError, ValueError or RuntimeError for tensors of something else."""
+        if "inputs.count" in tensors:
+            self.inputs = Exceeding(tensors["inputs.count"].numel(), self.limit, device)
+            self.inputs.restore({name: tensors[f"inputs.{name}"] for name in self.inputs.state()})
+        for part in (name.split(".")[1] for name in tensors if name.startswith("units.") and name.endswith(".high")):
+            figures = {name.rpartition(".")[2]: t for name, t in tensors.items() if name.startswith(f"units.{part}.")}
+            groups, units = figures["tokens"].numel(), figures["high"].numel()
+            self.parts[part] = UnitSums(units // max(1, groups), groups, self.top, device)
+            self.parts[part].restore(figures)
+        self.massive.count, self.massive.kept = massive.count, list(massive.kept)
+
 
 NOWHERE = -1
 BYTES_OF_UNIT, BYTES_OF_VALUE = 64, 24  # of figures; of each of a unit's largest values with its place
@@ -99,3 +161,198 @@ def _take(best: Tensor, at: Tensor, new: Tensor, better: Tensor, values: Tensor,
         best[columns] = new[columns].double()
         rows = (values[:, columns] == new[columns]).byte().argmax(0)
         at[columns] = places[rows]
+
+
+SHARE_OF_TOKENS, SHARE_OF_LAYERS = 0.06, 0.25
+MASSIVE, MASSIVE_RATIO = 100.0, 1000.0
+_MOST_KEPT = 100  # massive activations of a layer, the largest
+
+
+class Exceeding(RunningFigures):
+    """For each dimension of tensors [tokens, dimensions]: for how many `tokens` it is at least `limit` by size
+    (`count`), and its largest value by size with its place (`largest`, `largest_at` [dimensions, 2])."""
+
+    def __init__(self, dimensions: int, limit: float, device: torch.device | str = "cpu") -> None:
+        self.limit = limit
+        self.tokens = torch.zeros((), dtype=torch.int64)
+        self.count = torch.zeros(dimensions, dtype=torch.int64, device=device)
+        self.largest = torch.zeros(dimensions, dtype=torch.float64, device=device)
+        self.largest_at = torch.full((dimensions, 2), -1, dtype=torch.int64, device=device)
+
+    def add(self, values: Tensor, places: Tensor) -> None:
+        """Add tokens [tokens, dimensions] at `places` [tokens, 2]. NaN exceeds nothing."""
+        self.tokens += values.shape[0]
+        rows = max(1, chunk_size(values) // max(1, values.shape[1]))
+        for start in range(0, values.shape[0], rows):
+            self._add(values[start : start + rows], places[start : start + rows])
+
+    def _add(self, values: Tensor, places: Tensor) -> None:
+        size = values.abs()
+        most = size.amax(0)
+        if most.isnan().any():
+            size = size.nan_to_num(0.0, torch.inf)
+            most = size.amax(0)
+        over = (most >= self.limit).nonzero().flatten()
+        if over.numel():
+            self.count[over] += (size[:, over] >= self.limit).sum(0)
+        larger = (most > self.largest.abs()).nonzero().flatten()
+        if larger.numel():
+            rows = size[:, larger].argmax(0)
+            self.largest[larger] = values[rows, larger].double()
+            self.largest_at[larger] = places[rows]
+
+    @property
+    def outliers(self) -> list[int]:
+        """The dimensions that reach the limit for enough of the tokens."""
+        least = SHARE_OF_TOKENS * int(self.tokens)
+        return (self.count >= max(1.0, least)).nonzero().flatten().tolist()
+
+
+def in_many_layers(layers: Sequence[Exceeding]) -> tuple[int, ...]:
+    """The dimensions that are outliers in at least a quarter of the layers."""
+    counts: dict[int, int] = {}
+    for layer in layers:
+        for dimension in layer.outliers:
+            counts[dimension] = counts.get(dimension, 0) + 1
+    return tuple(sorted(d for d, count in counts.items() if count >= SHARE_OF_LAYERS * len(layers)))
+
+
+@dataclass(frozen=True)
+class MassiveActivation:
+    """A value of the residual stream after a layer: `ratio` is its size over the `median` of its text's sizes."""
+
+    text: int
+    token: int
+    dimension: int
+    value: float
+    median: float
+    ratio: float | None
+
+
+@dataclass(frozen=True)
+class MassiveFigures:
+    """The massive activations of a layer so far: how many, and the largest."""
+
+    count: Count
+    kept: tuple[MassiveActivation, ...]
+
+
+class Massive:
+    """The massive activations of a layer's output: how many (`count`), and the largest ones (`kept`)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.kept: list[MassiveActivation] = []
+
+    def add(self, text: int, values: Tensor) -> None:
+        """Add a text's values [tokens, d_model]. NaN is not massive."""
+        size = values.detach().abs()
+        if not bool((size > MASSIVE).any()):
+            return
+        median = float(size.float().flatten().median())
+        places = (size > max(MASSIVE, MASSIVE_RATIO * median)).nonzero()
+        self.count += len(places)
+        activations = [
+            MassiveActivation(text, token, dimension, value, median, abs(value) / median if median else None)
+            for (token, dimension), value in zip(places.tolist(), values[tuple(places.t())].tolist(), strict=True)
+        ]
+        self.kept = nlargest(_MOST_KEPT, [*self.kept, *activations], key=lambda one: abs(one.value))
+
+
+_PIECE = 1 << 20
+
+
+@dataclass
+class Progress:
+    """What has been read: texts of the corpus (`done`; `texts` had tokens), tokens, texts that were `cut`, bytes, and
+    the seconds that the model ran."""
+
+    done: Count = 0
+    texts: Count = 0
+    tokens: Count = 0
+    cut: Count = 0
+    end: Count = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _SavedRun:
+    """What a file says of a run: what its figures depend on, how far it came, and each layer's massive activations."""
+
+    run: Mapping[str, Any]
+    progress: Progress
+    layers: Mapping[str, MassiveFigures]
+
+
+def identity(question: CorpusQuestion, reading: ReadingModel, corpus: Corpus) -> dict[str, Any]:
+    """What the figures of a run depend on: those of another are not gone on from."""
+    checkpoint = reading.model.checkpoint
+    return {
+        "model": _fingerprint(checkpoint) if checkpoint else "",
+        "corpus": corpus.sha256,
+        "layers": [f"{layer.stack}.{layer.index}" for layer in reading.layers],
+        "dtype": question.dtype or "fp32",
+        "max_tokens": question.max_tokens,
+        "top_contexts": question.top_contexts or 0,
+        "outliers": question.limit,
+    }
+
+
+def _fingerprint(checkpoint: Checkpoint) -> str:
+    """Of a model's files: their sizes, and the bytes at their ends, where a fine-tuned model differs too."""
+    digest = hashlib.sha256()
+    for name in sorted({*checkpoint.files.values()}):
+        path = checkpoint.folder / name
+        with open_to_read(path) as file:
+            size = file.seek(0, 2)
+            for start in (0, max(0, size - _PIECE)):
+                file.seek(start)
+                digest.update(file.read(_PIECE))
+        digest.update(f"{name} {size}".encode())
+    return digest.hexdigest()
+
+
+def save_progress(path: Path, about: Mapping[str, Any], progress: Progress, layers: Mapping[Layer, LayerSums]) -> None:
+    """Write everything that a run needs to go on, whole or not at all. Raises FFNError (exit 3) if that fails."""
+    tensors: dict[str, Tensor] = {}
+    rest: dict[str, Any] = {}
+    for layer, sums in layers.items():
+        name = f"{layer.stack}.{layer.index}"
+        figures, rest[name] = sums.state()
+        tensors |= {f"{name}/{key}": tensor.contiguous() for key, tensor in figures.items()}
+    record = {"run": dict(about), "progress": asdict(progress), "layers": rest}
+    with written_whole(path) as file:
+        write(file, ".safetensors", tensors, record)
+
+
+def _difference(name: str, before: Any) -> str:
+    """What an earlier run had, in words: another model, other layers or another limit of outliers."""
+    if name in ("model", "corpus"):
+        return f"another {name}"
+    if name == "layers":
+        return f"other layers ({', '.join(map(str, before))})" if isinstance(before, list) else "other layers"
+    return option(name, before) if before else f"no {option(name)}"
+
+
+def read_progress(path: Path, about: Mapping[str, Any], layers: Mapping[Layer, LayerSums], device: str) -> Progress:
+    """Where an interrupted run stopped, its figures restored; the beginning if there is no file.
+
+    Raises FFNError for a file of another model, corpus or options, naming what differs, and for any other file.
+    """
+    if not path.exists():
+        return Progress()
+    hint = "give the name of a new file, or remove this one"
+    container = open_container(path, ".safetensors")
+    record: _SavedRun = record_of(_SavedRun, container.record, f"{option('resume')}: {shown_path(path)}", hint)
+    for name, value in about.items():
+        if (before := record.run.get(name)) != value:
+            raise FFNError(f"{option('resume')}: {shown_path(path)} was made with {_difference(name, before)}", hint)
+    try:
+        tensors = {name: container.tensor(name) for name in container.shapes}
+        for layer, sums in layers.items():
+            name = f"{layer.stack}.{layer.index}"
+            figures = {key.partition("/")[2]: t for key, t in tensors.items() if key.startswith(f"{name}/")}
+            sums.restore(figures, record.layers[name], device)
+        return record.progress
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise FFNError(f"{option('resume')}: {shown_path(path)} is damaged: {error}", hint) from None

@@ -2,6 +2,7 @@
 
 It is written to be read, not to be fast; kernels are checked against it. Each tensor is freed after its last use, or
 overwritten by an elementwise step if the caller allows it, so only two of three wide intermediates are alive.
+Activation rows become torch functions here: the native call if the table names one, else the row's own formula.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
-from functools import reduce
+from functools import partial, reduce
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ffncli.block.activations import TABLE
+from ffncli.block.formulas import SCALAR, with_learned
 from ffncli.block.steps import (
     Activation,
     Add,
@@ -34,7 +39,6 @@ from ffncli.block.steps import (
 from ffncli.block.value import unlimited
 from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, option
-from ffncli.run.engine.functions import NAMESPACE, function
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,6 @@ class Mode:
 
 
 EVAL = Mode()
-
 _ELEMENTWISE = (Activation, Multiply, Add)
 _CHUNK = 1 << 20  # values per chunk when a step overwrites its argument
 
@@ -354,3 +357,44 @@ def unmixed(op: Experts, x: Tensor, route: Tensor) -> Tensor:
 def mix(out: Tensor, one: Received, result: Tensor) -> None:
     """Add an expert's result to the output of its tokens."""
     out.index_add_(0, one.tokens, result if one.share is None else result * one.share)
+
+
+# torch has every name that SCALAR has.
+NAMESPACE = SimpleNamespace(**{name: getattr(torch, name) for name in vars(SCALAR)})
+
+
+def function(name: str, learned: Mapping[str, Tensor] | None = None) -> Callable[[Tensor], Tensor]:
+    """f for tensors of any shape; `learned` has the row's learned parameters (one element each), if any."""
+    row = TABLE[name]
+    if row.native is not None:
+        call, options = row.native
+        return partial(getattr(functional, call), **options)
+    return partial(_call, row.f, with_learned(NAMESPACE, _numbers(learned)))
+
+
+def slope(name: str, learned: Mapping[str, Tensor] | None = None) -> Callable[[Tensor], Tensor]:
+    """df/dx for tensors, from the row's own formula."""
+    return partial(_call, TABLE[name].slope, with_learned(NAMESPACE, _numbers(learned)))
+
+
+def _call(f: Callable[[Any, Any], Any], m: Any, x: Tensor) -> Tensor:
+    result: Tensor = f(x, m)
+    return result
+
+
+def _numbers(learned: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """Parameters of one element as plain numbers, so that they broadcast without adding an axis."""
+    return {name: value.reshape(()) for name, value in (learned or {}).items()}
+
+
+def halves_by_turns(first: Tensor, second: Tensor, axis: int = 0) -> tuple[Tensor, Tensor]:
+    """Two tensors concatenated along `axis`, read as alternating: [0, 1], [2, 3] → [0, 2], [1, 3]."""
+    rows = torch.cat([first, second], axis).movedim(axis, 0)
+    return rows[::2].movedim(0, axis).contiguous(), rows[1::2].movedim(0, axis).contiguous()
+
+
+def turns_as_halves(first: Tensor, second: Tensor, axis: int = 0) -> tuple[Tensor, Tensor]:
+    """Two tensors interleaved along `axis`, cut in the middle: [0, 2], [1, 3] → [0, 1], [2, 3]."""
+    rows = torch.stack([first.movedim(axis, 0), second.movedim(axis, 0)], 1).flatten(0, 1)
+    half = len(first.movedim(axis, 0))
+    return rows[:half].movedim(0, axis).contiguous(), rows[half:].movedim(0, axis).contiguous()

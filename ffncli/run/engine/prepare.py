@@ -1,7 +1,8 @@
-"""A layer ready to run: its steps, weights, inputs and mode."""
+"""A layer ready to run (its steps, weights, inputs and mode), and a description of the block that ran."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,13 +11,13 @@ from torch import Tensor
 
 from ffncli.block import dtypes
 from ffncli.block.recipe import final_layer
-from ffncli.block.steps import Dropout, Step, walk
+from ffncli.block.steps import Dropout, Linear, Step, walk
 from ffncli.errors import option
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.runnable import require_runnable
 from ffncli.run.engine.execute import Mode
 from ffncli.run.engine.inputs import InputSource, block_tensors
-from ffncli.run.engine.weights import fits, layer_weights, random_weights
+from ffncli.run.engine.weights import RANDOM, fits, layer_weights, random_weights
 from ffncli.system.gpu import use_device
 
 
@@ -113,3 +114,84 @@ def dtype_of(text: str | None) -> torch.dtype:
 def device_of(text: str) -> str:
     """`cpu`, `cuda` or `cuda:1`, now the current device. Raises FFNError (exit 3) if torch cannot compute there."""
     return use_device(text, torch)
+
+
+@dataclass(frozen=True)
+class BlockSummary:
+    """The key `block` of docs/json.md. For a final layer alone `d_ff`, `activation`, `gated` and `norm` are None."""
+
+    name: str
+    source: str
+    layer: int | None
+    stack: str | None
+    d_model: int
+    d_ff: int | None
+    activation: str | None
+    gated: bool | None
+    bias: bool
+    vocab: int | None
+    weights: str
+    mode: str
+    mask: str | None
+    device: str
+    evidence: tuple[str, ...]
+    random_weights: bool
+    norm: str | None
+    experts: int
+    top_k: int
+    shared_experts: int
+
+
+def block_summary(resolved: Resolved, ready: Prepared, device: str) -> BlockSummary:
+    """The summary of a layer that is ready to run on a device."""
+    spec = ready.layer.spec
+    alone, moe = ready.steps[0].output == "logits", spec.moe  # alone: a final layer without any block
+    return BlockSummary(
+        name=resolved.model.name
+        if resolved.model.bare
+        else f"{resolved.model.name}, {ready.layer.stack} layer {ready.layer.index}",
+        source=resolved.source,
+        layer=None if resolved.model.bare else ready.layer.index,
+        stack=None if resolved.model.bare else ready.layer.stack,
+        d_model=spec.d_model,
+        d_ff=None if alone else spec.d_ff,
+        activation=None if alone else spec.activation,
+        gated=None if alone else spec.gated,
+        bias=bool(spec.bias),
+        vocab=next((s.op.out.size for s in ready.steps if s.output == "logits" and isinstance(s.op, Linear)), None),
+        weights=ready.origin,
+        mode="train" if ready.mode.train else "eval",
+        mask=_mask(ready),
+        device=device,
+        evidence=_evidence(resolved, ready.layer),
+        random_weights=ready.origin.startswith(RANDOM),
+        norm=None if alone or spec.norm == "none" else spec.norm,
+        experts=moe.experts if moe else 0,
+        top_k=moe.top_k if moe else 0,
+        shared_experts=moe.shared_experts if moe else 0,
+    )
+
+
+def _evidence(model: Resolved, layer: Layer) -> tuple[str, ...]:
+    """The evidence, which cites a tensor of the first layer of its kind, with this layer's tensors substituted."""
+    spot = model.spots.get((layer.stack, layer.index))
+    if spot is None or model.checkpoint is None:
+        return tuple(model.evidence)
+    files = model.checkpoint.files
+    cited = re.compile(rf"'({re.escape(spot.prefix)}\.)\d+(\.[^']+)'")
+
+    def of_this_layer(match: re.Match[str]) -> str:
+        name = f"{match[1]}{spot.layer}{match[2]}"
+        return f"'{name}'" if name in files else match[0]
+
+    return tuple(cited.sub(of_this_layer, text) for text in model.evidence)
+
+
+def _mask(ready: Prepared) -> str | None:
+    """The origin of the masks of active dropouts; None if none is active."""
+    dropouts = [s.output for _, s in walk(ready.steps) if isinstance(s.op, Dropout)] if ready.mode.train else []
+    if not dropouts:
+        return None
+    if all(name in ready.mode.masks for name in dropouts):
+        return "the notebook's"
+    return f"drawn, seed {0 if ready.mode.generator is None else ready.mode.generator.initial_seed()}"

@@ -11,7 +11,7 @@ from ffncli.run.experts.question import ExpertsQuestion, mixture
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:
-    from ffncli.run.experts.figures import ExpertsSurvey
+    from ffncli.run.experts.run import ExpertsSurvey
 
 
 @package_errors()

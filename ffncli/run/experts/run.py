@@ -2,29 +2,150 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
 from math import log2
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from ffncli.block.recipe import steps
+from ffncli.block.steps import ffn_steps
 from ffncli.errors import FFNError, option, spelled
-from ffncli.models.model import Layer
-from ffncli.run.corpus.batches import Tokenized, tokenized
-from ffncli.run.corpus.progress import Progress
-from ffncli.run.corpus.question import ReadingModel
-from ffncli.run.corpus.reader import CorpusReader
+from ffncli.models.model import Layer, Resolved
+from ffncli.run.corpus.listen import Receiver, Tokenized, batch_of, tokenized
+from ffncli.run.corpus.question import ReadingModel, ReadingQuestion
+from ffncli.run.corpus.run import CorpusReader
+from ffncli.run.corpus.sums import Progress
 from ffncli.run.corpus.texts import opened
-from ffncli.run.experts.figures import Coverage, ExpertFigures, ExpertPair, ExpertsSurvey, LayerExperts
+from ffncli.run.engine.locate import live_ffn
+from ffncli.run.engine.prepare import device_of, dtype_of
+from ffncli.run.engine.trace import Trace, input_record
 from ffncli.run.experts.question import ExpertsQuestion
-from ffncli.run.experts.routes import save_routes
-from ffncli.run.experts.sums import RouteSums
-from ffncli.run.experts.worth import ExpertWorth, expert_worths, head_model
-from ffncli.run.pretrained.capture import model_files
-from ffncli.run.pretrained.loading import loading_notes, offline
+from ffncli.run.pretrained.capture import batch_arguments, model_files
+from ffncli.run.pretrained.loading import Pretrained, demanding, load, loading_notes, offline
+from ffncli.run.saved.saved import save
+from ffncli.run.what_if.changes import changes_of
+from ffncli.run.what_if.prediction import changed_model
+from ffncli.show.text import plural
+from ffncli.system.packages import package_errors
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped]
+
+
+@dataclass(frozen=True)
+class ExpertFigures:
+    """One expert of a layer over the corpus.
+
+    It was chosen for `tokens` tokens, which is `share` of all choices and `times_even` as many as with an even spread.
+    `mean_weight` is its router's weight where it was chosen. Without it, the FFN's output for these tokens would change
+    by `output_change` of its norm in the mean. `divergence` is the mean Kullback-Leibler divergence of the next token's
+    distribution without the expert from that with it, in nats, over the texts that were read again, and
+    `argmax_changed` the share of their tokens for which another token becomes the likeliest; None where it was not
+    measured.
+    """
+
+    stack: str
+    layer: int
+    expert: int
+    tokens: int
+    share: float
+    times_even: float
+    mean_weight: float | None
+    output_change: float | None
+    divergence: float | None = None
+    argmax_changed: float | None = None
+
+
+@dataclass(frozen=True)
+class ExpertPair:
+    """Two experts that are chosen together for `tokens` tokens: `lift` times as often as if they were independent."""
+
+    first: int
+    second: int
+    tokens: int
+    lift: float
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """After `tokens` tokens so many `experts` had been chosen at least once."""
+
+    tokens: int
+    experts: int
+
+
+@dataclass(frozen=True)
+class LayerExperts:
+    """The experts of one layer: the load of all (as `routing` of a trace has it), each one, the pairs most often chosen
+    together, and how soon an expert is used again.
+
+    `hit_rates[n - 1]` is the share of choices that a cache of n experts would serve, if it drops the expert chosen
+    longest ago; the first choice of an expert never hits.
+    """
+
+    stack: str
+    layer: int
+    tokens: int
+    choices: int
+    even_load: float
+    idle_experts: tuple[int, ...]
+    busiest_expert: int | None
+    busiest_share: float | None
+    entropy_bits: float | None
+    max_entropy_bits: float
+    identity_choices: int
+    experts: tuple[ExpertFigures, ...]
+    pairs: tuple[ExpertPair, ...]
+    coverage: tuple[Coverage, ...]
+    hit_rates: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ExpertsSurvey:
+    """The experts of every layer of a mixture over a corpus: `layers`; `frame()` has a row for each expert.
+
+    `texts` and `tokens` were read; `ablated_texts` of them also without each expert, `ablated_tokens` in all.
+    """
+
+    model: Resolved
+    where: str
+    texts: int
+    tokens: int
+    cut: int
+    ablated_texts: int
+    ablated_tokens: int
+    seconds: float
+    layers: tuple[LayerExperts, ...]
+    notes: tuple[str, ...]
+
+    @package_errors()
+    def frame(self) -> DataFrame:
+        """A row for each expert of each layer, as a pandas DataFrame with the fields of `ExpertFigures`.
+
+        Raises FFNError (exit 3) without pandas.
+        """
+        import pandas
+
+        return pandas.DataFrame([asdict(expert) for layer in self.layers for expert in layer.experts])
+
 
 _MOST_PAIRS = 10
+
+
+@dataclass(frozen=True)
+class ExpertWorth:
+    """Over the tokens of the texts: the mean divergence of the prediction without the expert, in nats, and the share of
+    tokens for which another token becomes the likeliest."""
+
+    divergence: float
+    argmax_changed: float
+
+
 Worths = Mapping[tuple[Layer, int], ExpertWorth]
 
 
@@ -132,3 +253,133 @@ def _pairs(sums: RouteSums) -> tuple[ExpertPair, ...]:
             expected = float(sums.chosen[first]) * float(sums.chosen[second]) / sums.tokens
             out.append(ExpertPair(first, second, int(count), count / expected))
     return tuple(out)
+
+
+MOST_ROUTES = 1 << 20  # tokens whose routes are kept for a file
+
+
+class RouteSums(Receiver):
+    """Receives a layer's routes. `distances[d]` counts the choices of an expert since whose last choice d others were
+    chosen; `first` counts those that were an expert's first. A token's experts are chosen one after the other, the
+    heaviest first; texts follow each other in the order of the corpus.
+
+    `coverage` are pairs of a number of tokens, 1, 2, 4, ... and the last, and how many experts had been chosen by then.
+    `change` sums for each expert the norm of what it adds to a token's output over that of the output.
+    """
+
+    def __init__(self, experts: int, keep: bool) -> None:
+        self.experts, self.tokens, self.first, self._keep = experts, 0, 0, keep
+        self.chosen = torch.zeros(experts, dtype=torch.int64)
+        self.weight = torch.zeros(experts, dtype=torch.float64)
+        self.pairs = torch.zeros(experts, experts, dtype=torch.float64)
+        self.distances = torch.zeros(experts, dtype=torch.int64)
+        self.change = torch.zeros(experts, dtype=torch.float64)
+        self.coverage: list[tuple[int, int]] = []
+        self.identity = 0
+        self.routes: list[Tensor] = []
+        self._last = torch.full((experts,), -1, dtype=torch.int64)
+        self._clock = 0
+        self._norms: list[tuple[int, Tensor, Tensor]] = []
+
+    def route(self, weights: Tensor, places: Tensor) -> None:
+        """Count a batch's choices; columns after the experts are experts that return their input."""
+        weights = weights.detach().cpu()
+        self.identity += int((weights[:, self.experts :] != 0).sum())
+        weights = weights[:, : self.experts]
+        chosen = weights != 0
+        self.chosen += chosen.sum(0)
+        self.weight += weights.double().sum(0)
+        one = chosen.float()
+        self.pairs += one.t().double() @ one.double()
+        if self._keep and sum(map(len, self.routes)) < MOST_ROUTES:
+            self.routes.append(weights)
+        order = weights.double().abs().argsort(dim=1, descending=True, stable=True)
+        for row, count in zip(order, chosen.sum(1).tolist(), strict=True):
+            self._token(row[:count])
+
+    def _token(self, experts: Tensor) -> None:
+        """One token's experts, the heaviest first."""
+        last = self._last[experts]
+        since = (self._last[None] > last[:, None]).sum(1)
+        since += torch.tril(last[None] < last[:, None], -1).sum(1)  # those of this token that came before
+        known = last >= 0
+        self.first += int((~known).sum())
+        self.distances += torch.bincount(since[known], minlength=self.experts)
+        self._last[experts] = self._clock + torch.arange(len(experts))
+        self._clock += len(experts)
+        self.tokens += 1
+        if self.tokens & (self.tokens - 1) == 0:
+            self.coverage.append((self.tokens, self.covered))
+
+    @property
+    def covered(self) -> int:
+        """How many experts have been chosen."""
+        return int((self._last >= 0).sum())
+
+    def written(self, expert: int, tokens: Tensor, values: Tensor) -> None:
+        """What an expert adds, until the whole output is known."""
+        self._norms.append((expert, tokens, torch.linalg.vector_norm(values.double(), dim=-1)))
+
+    def left(self, output: Tensor) -> None:
+        """The output of the batch's tokens."""
+        whole = torch.linalg.vector_norm(output.double(), dim=-1).clamp_min(1e-300)
+        for expert, tokens, norm in self._norms:
+            self.change[expert] += float((norm / whole[tokens]).sum())
+        self._norms.clear()
+
+    def hit_rates(self) -> list[float]:
+        """For caches of 1, 2, ... experts that drop the one chosen longest ago: the share of choices found there."""
+        choices = int(self.chosen.sum())
+        return [hits / choices for hits in self.distances.cumsum(0).tolist()] if choices else []
+
+
+def head_model(transformers: Any, question: ReadingQuestion, path: Any, config: Any) -> Pretrained:
+    """The whole model with its language-model head, its experts computed one by one. Raises FFNError without a head."""
+    dtype, device = dtype_of(question.dtype), device_of(question.device)
+    return load(transformers, path, config, dtype, device, lambda module, lean: None, with_head=True)
+
+
+def expert_worths(
+    loaded: Pretrained, model: Resolved, device: str, texts: Sequence[Tokenized],
+    used: Mapping[Layer, Sequence[int]],
+) -> dict[tuple[Layer, int], ExpertWorth]:  # fmt: skip
+    """The worth of each used expert, on texts that run alone."""
+    out: dict[tuple[Layer, int], ExpertWorth] = {}
+    before = [*_predictions(loaded, texts, device)]
+    for layer, experts in used.items():
+        live, block = live_ffn(loaded.module, model, layer), ffn_steps(steps(layer.spec))
+        for expert in experts:
+            changes = changes_of(block, (), (f"expert:{expert}",))
+            with changed_model(loaded.module, layer, live, None, changes):
+                after = _predictions(loaded, texts, device)
+                out[layer, expert] = _worth(before, after)
+    return out
+
+
+def _predictions(loaded: Pretrained, texts: Sequence[Tokenized], device: str) -> Iterator[Tensor]:
+    """Log probabilities [tokens, vocabulary] of each text, in float64."""
+    for text in texts:
+        batch = batch_of([text], 0, device)
+        with torch.no_grad(), demanding(loaded):
+            logits: Tensor = loaded.module(**batch_arguments(loaded, batch.ids, batch.mask)).logits
+        if logits.dim() != 3:
+            raise FFNError(f"the logits of {loaded.config.model_type} are {list(logits.shape)}")
+        yield logits[0].double().log_softmax(-1)
+
+
+def _worth(before: Sequence[Tensor], after: Iterator[Tensor]) -> ExpertWorth:
+    total, changed, tokens = 0.0, 0, 0
+    for old, new in zip(before, after, strict=True):
+        total += float((old.exp() * (old - new)).nan_to_num(0.0).sum())
+        changed += int((old.argmax(-1) != new.argmax(-1)).sum())
+        tokens += len(old)
+    return ExpertWorth(max(0.0, total / tokens), changed / tokens)
+
+
+def save_routes(path: Path, layer: Layer, routes: Tensor) -> str:
+    """Write a router's weights [tokens, experts]; returns a note. Raises FFNError (exit 3) if that fails."""
+    result = Trace("route", "route", (input_record("route", routes),), {"route": routes})
+    about = {"name": f"routes of {layer.stack} layer {layer.index}", "stack": layer.stack, "layer": layer.index}
+    save(path, ffn_steps(steps(layer.spec)), result, about, {})
+    first = "the first " if len(routes) >= MOST_ROUTES else ""
+    return f"saved the routes of {first}{len(routes):,} {plural('token', len(routes))} to {path}"

@@ -24,7 +24,7 @@ from ffncli.block.steps import (
 )
 from ffncli.block.value import clipped, slope, unlimited, value
 from ffncli.dataclass import dataclass
-from ffncli.run.engine.functions import NAMESPACE
+from ffncli.run.engine.execute import NAMESPACE
 from ffncli.run.explain.scene import Read, Scene, TensorPlace
 from ffncli.run.measure.gap import exact_sum
 from ffncli.show.tensors import written

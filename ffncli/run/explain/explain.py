@@ -1,9 +1,13 @@
-"""explain: how one number of a trace was computed, from the step that computed it; it ends with the traced value."""
+"""explain: how one number of a trace, or of a router's choice, was computed; it ends with the traced value."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
 
 from ffncli.block.steps import (
     Activation,
@@ -19,12 +23,60 @@ from ffncli.block.steps import (
     right_hand_side,
 )
 from ffncli.dataclass import dataclass
+from ffncli.run.engine.execute import function, one_by_one
 from ffncli.run.explain import arithmetic
-from ffncli.run.explain.arithmetic import Choice, Derivation, Quantity, Term
-from ffncli.run.explain.router import route
-from ffncli.run.explain.scene import Scene, TensorPlace, checked, find
+from ffncli.run.explain.arithmetic import Choice, Derivation, Quantity, Term, op_of, origin_of
+from ffncli.run.explain.scene import Read, Scene, TensorPlace, checked, find
 from ffncli.run.measure.gap import ulps
 from ffncli.show.tensors import written
+
+
+def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
+    """An expert's weight: its score over the sum of the chosen experts' scores (if renormalised), times the scale.
+
+    The choice is read from the result. `experts` lists the chosen ones by weight, and the requested expert; for a
+    softmax over its whole axis, which chooses none, the `most` with the largest weights.
+    """
+    op, expert = op_of(place, Route), index[-1]
+    read = scene.read(place, 0, index[:-1])
+    weights = scene.tensors[place.name][index[:-1]].double()
+    chosen = [e for e in weights.argsort(descending=True, stable=True).tolist() if weights[e] != 0]
+    scores, choice = _scores(scene, place, op, read.row, chosen)
+    listed = chosen if op.chooses else chosen[:most]
+    listed = [*listed, *([] if expert in listed else [expert])]
+    took = {*chosen}
+    made = tuple(
+        Choice(e, read.row[e].item(), _number(scores[e]), choice[e].item(), _group(op, weights, e), e in took,
+               weights[e].item())
+        for e in listed
+    )  # fmt: skip
+    quantities = [Quantity("logit", read.row[expert].item(), read.at(expert))]
+    if scores[expert].isfinite():
+        quantities.append(Quantity(f"{op.score} score", scores[expert].item()))
+    correction = scene.weight(place, "correction")
+    if correction and expert < len(correction[1]):
+        value = correction[1][expert].item()
+        quantities.append(Quantity("correction", value, written(correction[0], (expert,))))
+        quantities.append(Quantity("chosen by", choice[expert].item()))
+    total = 0.0
+    if expert in chosen:
+        total = scores[expert].item()
+        if op.order == "score_first" and op.renormalise:
+            together = scores[chosen].sum().item()
+            quantities.append(Quantity("sum of the chosen scores", together))
+            if op.eps:
+                quantities.append(Quantity("added to the sum", op.eps))
+            total /= together + op.eps
+        if op.scale != 1:
+            quantities.append(Quantity("scale", op.scale))
+        total *= op.scale
+        if factor := scene.weight(place, "factor"):
+            quantities.append(Quantity("learned scale", factor[1].item(), written(factor[0], (0,))))
+            total *= factor[1].item()
+    notes = tuple(_listed(scene.read(place, 1, index[:-1]), expert, chosen) if op.lookup else
+                  _notes(op, expert, chosen, choice))  # fmt: skip
+    return Derivation(total, quantities=tuple(quantities), experts=made, notes=notes, origin=origin_of(read, expert))
+
 
 _ARMS: dict[type[Op], Callable[[Scene, TensorPlace, tuple[int, ...], int], Derivation]] = {
     Linear: arithmetic.linear,
@@ -125,3 +177,58 @@ def _explanation(scene: Scene, place: TensorPlace, index: tuple[int, ...], made:
         ulps=0.0 if same else ulps(made.computed, value, tensor.dtype),
         value=value,
     )
+
+
+def _scores(scene: Scene, place: TensorPlace, op: Route, logits: Tensor, chosen: list[int]) -> tuple[Tensor, Tensor]:
+    """(each expert's score, NaN if it has none; the values by which experts are chosen)."""
+    correction = scene.weight(place, "correction")
+    shift = torch.zeros_like(logits)
+    if correction:
+        shift[: len(correction[1])] = correction[1].double()
+    score = function(op.score) if op.score != "softmax" else partial(torch.softmax, dim=-1)
+    if op.order == "score_first":
+        scores = score(logits)
+        return scores, scores + shift
+    scores = torch.full_like(logits, torch.nan)
+    if op.order == "one_by_one":
+        experts, values = one_by_one(op, logits)
+        return scores.scatter(-1, experts, values), logits
+    scores[chosen] = score(logits[chosen])
+    return scores, logits + shift
+
+
+def _listed(ids: Read, expert: int, chosen: list[int]) -> list[str]:
+    """Where a table decides: whether it lists the expert."""
+    return [f"{'' if expert in chosen else 'not '}chosen: the table's experts of token id {int(ids.row[0])} are "
+            + ", ".join(map(str, sorted(chosen)))]  # fmt: skip
+
+
+def _notes(op: Route, expert: int, chosen: list[int], choice: Tensor) -> list[str]:
+    """Why the expert is chosen or not."""
+    out = []
+    if op.groups > 1 and op.top_groups < op.groups:
+        best = choice.reshape(op.groups, -1).topk(min(op.group_best, choice.numel() // op.groups), -1).values.sum(-1)
+        mine = expert // (choice.numel() // op.groups)
+        rank = int((best > best[mine]).sum()) + 1
+        verdict = "can be chosen" if rank <= op.top_groups else "are left out"
+        out.append(f"group {mine} ranks {rank} of {op.groups} (score {best[mine].item():.6g}): its experts {verdict}")
+    by = "score" if op.order == "score_first" else "logit"
+    by += " + correction" if op.correction else ""
+    if expert >= choice.numel() - op.always:
+        return [*out, "a shared expert: every token goes to it"]
+    chosen = [e for e in chosen if e < choice.numel() - op.always]
+    if expert in chosen:
+        rank = int((choice[chosen] > choice[expert]).sum()) + 1
+        if not op.chooses:
+            return [*out, f"number {rank} of {len(chosen):,} by {by}"]
+        return [*out, f"chosen: number {rank} of the {op.top_k} best by {by}"]
+    least = min((choice[e].item() for e in chosen), default=0.0)
+    return [*out, f"not chosen by its {by}, {choice[expert].item():.6g}: the last one chosen has {least:.6g}"]
+
+
+def _group(op: Route, weights: Tensor, expert: int) -> int | None:
+    return expert // (weights.numel() // op.groups) if op.groups > 1 else None
+
+
+def _number(value: Tensor) -> float | None:
+    return value.item() if value.isfinite() else None

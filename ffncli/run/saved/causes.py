@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ffncli.run.engine.fused import halves_by_turns, turns_as_halves
+from ffncli.run.engine.execute import halves_by_turns, turns_as_halves
 from ffncli.run.measure.gap import gap
 from ffncli.run.saved.saved import Saved, SavedStep
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from ffncli.block.cost import cost
 from ffncli.block.recipe import without_nonlinearity
 from ffncli.block.steps import Step, ffn_steps, parameters
-from ffncli.run.engine.functions import function as activation
+from ffncli.run.engine.execute import function as activation
 from ffncli.run.engine.prepare import Prepared
 from ffncli.run.engine.weights import random_weights
 from ffncli.run.measure.gap import gap

@@ -1,13 +1,8 @@
-"""A model's final norm and head, for vectors in place of its last layer's output.
-
-A vector replaces that output, and the model's own forward does the rest: its final norm, its projection (OPT-350m),
-its head with any scaling or capping of the logits (Granite, Cohere, Gemma-2). Only the first layer is loaded, and its
-result is discarded.
-"""
+"""From a vector to the vocabulary: the norms of an FFN's branch, the model's final norm and its head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -16,12 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from ffncli.block.recipe import steps
-from ffncli.block.steps import Norm
+from ffncli.block.steps import Add, Norm, Step, ffn_span
+from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.runnable import folder_of
+from ffncli.run.engine.execute import norm
 from ffncli.run.engine.locate import live_ffn
-from ffncli.run.engine.prepare import device_of, dtype_of
+from ffncli.run.engine.prepare import Prepared, device_of, dtype_of
+from ffncli.run.engine.weights import stored_weights
 from ffncli.run.pretrained.capture import cut, stand_in
 from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
 from ffncli.run.pretrained.tokens import tokenizer_of
@@ -204,3 +202,52 @@ def _first_alone(module: Any, resolved: Resolved, layer: Layer) -> str:
 
 def _lowest(resolved: Resolved, stack: str) -> int:
     return min(min(group.layers) for group in resolved.model.groups if group.stack == stack)
+
+
+@dataclass(frozen=True)
+class InStream:
+    """Vectors [n, d_model] as the branch's norms give them, each normalised alone, and the factor [n] that makes each
+    of them its part of the residual stream: NaN where a norm does more than divide and multiply.
+    """
+
+    vectors: Tensor
+    factors: Tensor
+
+
+def to_stream(ready: Prepared, vectors: Tensor, outputs: Tensor) -> InStream:
+    """Vectors that are parts of the FFN's `outputs` (both [n, d_model]) on their way to the residual stream: Gemma-2
+    and OLMo-2 normalise an output before it is added, Granite multiplies it.
+    """
+    block = steps(ready.layer.spec)
+    _, name = ffn_span(block)
+    factors = torch.ones(len(vectors), dtype=torch.float64)
+    for step in block[[s.output for s in block].index(name) + 1 :]:
+        match step.op:
+            case Norm() as op if step.inputs == (name,):
+                factors = factors * (divisor(vectors, op) / divisor(outputs, op)).cpu()
+                factors = factors * torch.nan if op.bias or op.weigh == "input" else factors
+                vectors, outputs = (normed(step, ready.weights, x) for x in (vectors, outputs))
+                name = step.output
+            case Add(scale=scale) if step.inputs[-1] == name:
+                factors = factors * scale
+                break
+            case _:
+                break
+    return InStream(vectors, factors)
+
+
+def last_norm(resolved: Resolved, layer: Layer, vectors: Tensor, dtype: str | None, device: str) -> Tensor:
+    """Post-norm models have no final norm: the head reads the output of the last layer's norm (BERT)."""
+    last = max((g for g in resolved.model.groups if g.stack == layer.stack), key=lambda g: max(g.layers))
+    if last.spec.norm_position != "post" or last.spec.norm == "none":
+        return vectors
+    at = Layer(layer.stack, max(last.layers), last.spec)
+    weights = stored_weights(resolved, at, dtype_of(dtype), device)
+    step = last.steps[-1]
+    return normed(step, weights or {}, vectors) if isinstance(step.op, Norm) else vectors
+
+
+def normed(step: Step, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """The output of a norm's step."""
+    assert isinstance(step.op, Norm)
+    return norm(step.op, {name.rpartition(".")[2]: weights[name] for name in step.parameters()}, x)

@@ -33,6 +33,7 @@ from ffncli.system.packages import require_extra
 
 TOP_K, TOP_P = 5, 0.9
 TERMS = 8
+TOP_TOKENS = 10
 EXPLAIN, WHAT_IF, FINAL, UNEMBED = (
     "How a number was computed", "What if", "Final layer", "Tokens that the output promotes",
 )  # fmt: skip
@@ -356,7 +357,7 @@ def model_of(question: SurveyQuestion) -> tuple[Resolved, Prompt | None]:
 
     An example is surveyed without what it brings with it: every layer gets the same input.
     """
-    conflicts.check(PROMPT_RULES, question)
+    conflicts.check((*PROMPT_RULES, Conflict("position", needs=_PROMPT)), question)
     prompt = prompt_of(question.prompt, question.input_ids, question.position)
     _ = question.leading
     if question.source is None and question.d_model is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,20 +18,17 @@ from ffncli.block.steps import Step, ffn_span, routes
 from ffncli.errors import FFNError, option, spelled
 from ffncli.models.model import Resolved
 from ffncli.run.corpus.question import TABLES
-from ffncli.run.engine.block_summary import BlockSummary, block_summary
+from ffncli.run.corpus.results import save_table
 from ffncli.run.engine.execute import execute
-from ffncli.run.engine.prepare import Prepared, Token, prepare
+from ffncli.run.engine.prepare import BlockSummary, Prepared, Token, block_summary, prepare
 from ffncli.run.engine.trace import StepRecord, Trace, find_not_finite, trace
 from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.statistics import NotFinite, cells_of, largest, values_of_a_cell
 from ffncli.run.ranks.environment import follows, torchrun
-from ffncli.run.trace.frame import step_frame
-from ffncli.run.trace.lens import TOP_TOKENS, promoting, sampler_sets, unembedded
-from ffncli.run.trace.question import TERMS, Question, TraceSubject
-from ffncli.run.trace.routes import Chosen, chosen_experts
-from ffncli.run.trace.routing import Routing, routing_of
-from ffncli.run.trace.sampling import Sampling
+from ffncli.run.trace.question import TERMS, TOP_TOKENS, Question, TraceSubject
+from ffncli.run.trace.routing import Chosen, Routing, Sampling, chosen_experts, routing_of, sampling
 from ffncli.show.page.element import record_table
+from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
@@ -38,10 +36,10 @@ if TYPE_CHECKING:
     from ffncli.run.explain.explain import Explanation
     from ffncli.run.ranks.one_process import RankTrace
     from ffncli.run.texts.fact import Fact
-    from ffncli.run.trace.promotes import PromotingUnits
-    from ffncli.run.trace.unembed import PromotedTokens
+    from ffncli.run.trace.unembed import PromotedTokens, PromotingUnits
     from ffncli.run.what_if.prediction import PredictionChange
     from ffncli.run.what_if.step_changes import StepChange
+
 
 _MOST_LINES = 8  # of a session's repr
 Note = Callable[[str], None]
@@ -220,14 +218,14 @@ def session_of(question: Question, subject: TraceSubject, note: Note = lambda te
     block = block_summary(model, prepared, question.device)
     if question.save is not None:
         remark(_save(question, block, prepared, result))
+    probs = result.tensors.get("probs")
     return Session(
         question, model, prepared, block, result, not_finite,
         model_run=_model_run(subject, prepared, result),
         routes=chosen_experts(prepared.steps, result.tensors, question.values_shown),
         routing=routing_of(prepared.steps, result.tensors),
-        unembed=unembedded(question, subject, prepared, result) if question.unembed else None,
-        promotes=promoting(question, subject, prepared),
-        sampling=sampler_sets(question, result),
+        **_tokens(question, subject, prepared, result),
+        sampling=None if probs is None else sampling(probs, *question.sets, question.values_shown),
         flow=flow(prepared.steps, model.example.aliases if model.example else {}),
         **_text(question, subject, prepared),
         explain=_explain(question, subject, prepared, result) if subject.places else None,
@@ -293,7 +291,6 @@ def _save(question: Question, block: BlockSummary, prepared: Prepared, result: T
     Raises FFNError (exit 3) if that is impossible.
     """
     from ffncli.run.saved.saved import SMALL_WEIGHTS, save
-    from ffncli.run.trace.frame import save_values
 
     if question.save_path.suffix in TABLES:
         count = save_values(question.save_path, result.steps, result.tensors, prepared.tokens, prepared.layer.index)
@@ -343,6 +340,18 @@ def _text(question: Question, subject: TraceSubject, prepared: Prepared) -> dict
     return {"aliases": dict(example.aliases), "facts": facts(name, prepared)}
 
 
+def _tokens(question: Question, subject: TraceSubject, prepared: Prepared, result: Trace) -> dict[str, Any]:
+    """The tokens that the output promotes, and the units that promote a token, where they are requested."""
+    if not question.unembed and question.promotes is None:
+        return {}
+    from ffncli.run.trace.unembed import promoting, unembedded
+
+    return {
+        "unembed": unembedded(question, subject, prepared, result) if question.unembed else None,
+        "promotes": promoting(question, subject, prepared),
+    }
+
+
 def _explain(question: Question, subject: TraceSubject, prepared: Prepared, result: Trace) -> tuple[Explanation, ...]:
     """How each place's number was computed. Raises FFNError for an index that is out of range."""
     from ffncli.run.explain.explain import explain
@@ -371,3 +380,49 @@ def _what_if(question: Question, subject: TraceSubject, prepared: Prepared) -> d
             subject.model, subject.layer, subject.prompt, subject.changes, top, question.dtype, question.device
         )
     return {"changes": changes, "prediction": prediction}
+
+
+_MOST_VALUES = 20_000_000  # of a table
+
+
+@package_errors()
+def step_frame(tensor: Tensor, rows: Sequence[int] | None, tokens: Sequence[Token], layer: int) -> DataFrame:
+    """`layer`, `token`, `unit` and `value` of a step's tensor [..., units].
+
+    `rows` are the tokens of an expert, one per row of its tensor; `tokens` those of a prompt, whose positions are then
+    the column's. Raises FFNError (exit 3) without pandas.
+    """
+    import pandas
+
+    flat = tensor.detach().reshape(-1, tensor.shape[-1]).cpu()
+    flat = flat.float() if flat.dtype == torch.bfloat16 else flat  # NumPy has no bfloat16
+    numbers = range(flat.shape[0]) if rows is None else rows
+    positions = torch.tensor([tokens[row].position if tokens else row for row in numbers], dtype=torch.int64)
+    return pandas.DataFrame(
+        {
+            "layer": layer,
+            "token": positions.repeat_interleave(flat.shape[1]).numpy(),
+            "unit": torch.arange(flat.shape[1]).repeat(flat.shape[0]).numpy(),
+            "value": flat.flatten().numpy(),
+        }
+    )
+
+
+@package_errors()
+def save_values(
+    path: Path, records: Sequence[StepRecord], tensors: Mapping[str, Tensor], tokens: Sequence[Token], layer: int
+) -> int:
+    """Write the values of all steps as one table, `step` before the columns of `step_frame`, to a .csv or .parquet.
+
+    Returns how many values there are. Raises FFNError for too many, and (exit 3) if the file cannot be written.
+    """
+    import pandas
+
+    count = sum(tensors[record.name].numel() for record in records)
+    if count > _MOST_VALUES:
+        what = f"--save: {count:,} values are too many for a table (the limit is {_MOST_VALUES:,})"
+        raise FFNError(what, "save as .safetensors, or give fewer tokens by --position")
+    frames = [step_frame(tensors[record.name], record.tokens, tokens, layer) for record in records]
+    named = [frame.assign(step=record.name) for frame, record in zip(frames, records, strict=True)]
+    save_table(pandas.concat(named, ignore_index=True)[["step", *frames[0].columns]], path)
+    return count

@@ -20,8 +20,7 @@ from ffncli.block.activations import TABLE
 from ffncli.block.recipe import FFNSpec, NormKind, NormPosition, NormWeight, steps
 from ffncli.block.steps import Axis, Norm, Shape
 from ffncli.dataclass import dataclass
-from ffncli.run.engine.execute import norm, run
-from ffncli.run.engine.functions import function
+from ffncli.run.engine.execute import function, norm, run
 
 ACTIVATIONS = tuple(name for name, row in TABLE.items() if not row.learned)
 _SCREENED = 4  # tokens for the first try of every arrangement; an arrangement that fits is tried on all

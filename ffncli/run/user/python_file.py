@@ -23,7 +23,7 @@ from ffncli.block import activations
 from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, Terminated, did_you_mean, shown, shown_path
 from ffncli.models.dimensions import Dimensions, whole, width
-from ffncli.run.engine.functions import function
+from ffncli.run.engine.execute import function
 from ffncli.run.user.time_limit import OutOfTime
 
 Form = Callable[[str], Any]  # an activation's name → the value for the constructor

@@ -10,8 +10,7 @@ import torch
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.choice import KernelChoice
 from ffncli.models.model import Resolved
-from ffncli.run.engine.block_summary import block_summary
-from ffncli.run.engine.prepare import device_of, prepare
+from ffncli.run.engine.prepare import block_summary, device_of, prepare
 from ffncli.run.user.hosted import KernelFailure, TimeLimits, hosted
 from ffncli.run.verify.certificate import Certificate, environment, file_digest, first_reason, now_utc
 from ffncli.run.verify.checks import judged

@@ -14,9 +14,8 @@ from ffncli.errors import FFNError, did_you_mean, option, shown
 from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.model import Resolved
-from ffncli.run.engine.block_summary import BlockSummary, block_summary
 from ffncli.run.engine.inputs import InputSource
-from ffncli.run.engine.prepare import Prepared, prepare
+from ffncli.run.engine.prepare import BlockSummary, Prepared, block_summary, prepare
 from ffncli.run.user.kernels import kernels_of
 from ffncli.run.verify.certificate import Certificate
 from ffncli.run.verify.checks import implementations, layouts, properties

@@ -18,7 +18,7 @@ from ffncli.block.analysis.difference import SHOWN, difference, minus
 from ffncli.block.analysis.facts import NARROWEST, WIDEST, check, claim, facts
 from ffncli.block.formulas import with_learned
 from ffncli.errors import FFNError
-from ffncli.run.engine.functions import NAMESPACE
+from ffncli.run.engine.execute import NAMESPACE
 from tests.oracles.activations import autograd_slope, oracle
 from tests.oracles.exact import EXACT
 

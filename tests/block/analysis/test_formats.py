@@ -14,7 +14,7 @@ from ffncli.block.analysis.difference import difference, rounded_differences, su
 from ffncli.block.analysis.rounding import FORMATS, formats, inputs, shares
 from ffncli.block.formulas import with_learned
 from ffncli.errors import FFNError
-from ffncli.run.engine.functions import NAMESPACE
+from ffncli.run.engine.execute import NAMESPACE
 from ffncli.run.measure.gap import ulp
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

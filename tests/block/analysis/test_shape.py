@@ -20,7 +20,7 @@ from ffncli.block.analysis.curve import (
     shape,
 )
 from ffncli.block.formulas import with_learned
-from ffncli.run.engine.functions import NAMESPACE
+from ffncli.run.engine.execute import NAMESPACE
 from tests.oracles.activations import autograd_slope, oracle
 from tests.oracles.exact import EXACT
 

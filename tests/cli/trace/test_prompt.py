@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ffncli.cli.trace.routing_page import IN_CSV
+from ffncli.cli.trace.layers_page import IN_CSV
 from tests.oracles.checkpoints import expect_refusal
 from tests.oracles.prompted import PROMPT, made
 

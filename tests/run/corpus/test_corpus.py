@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import ffncli
 from ffncli.errors import FFNError
-from ffncli.run.corpus.figures import CorpusSurvey
+from ffncli.run.corpus.results import CorpusSurvey
 from tests.oracles.prompted import DENSE, SINGLE, WORDS, built, in_double, made, through
 
 
@@ -241,7 +241,7 @@ def test_outlier_dimensions_and_massive_activations(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ffncli.run.corpus import reader as reader_module
+    from ffncli.run.corpus import run as reader_module
     from ffncli.run.corpus.listen import Listener
 
     path, texts, state = in_double("llama")[0], corpus(100), tmp_path / "state.safetensors"

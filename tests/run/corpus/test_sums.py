@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ffncli.run.corpus import outliers, sums
-from ffncli.run.corpus.outliers import Exceeding, Massive, in_many_layers
-from ffncli.run.corpus.sums import UnitSums
+from ffncli.run.corpus import sums
+from ffncli.run.corpus.sums import Exceeding, Massive, UnitSums, in_many_layers
 
 TOKENS, UNITS = 50, 7
 
@@ -96,7 +95,7 @@ def test_dimensions_of_a_quarter_of_the_layers() -> None:
 
 
 def test_massive_activations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outliers, "_MOST_KEPT", 2)
+    monkeypatch.setattr(sums, "_MOST_KEPT", 2)
     figures = Massive()
     figures.add(0, torch.full((4, 4), 90.0))
     assert figures.count == 0

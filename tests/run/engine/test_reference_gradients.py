@@ -8,7 +8,7 @@ import torch
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.execute import run
-from ffncli.run.engine.reference_gradients import gradients_in_float64
+from ffncli.run.engine.reference import gradients_in_float64
 from ffncli.run.engine.weights import random_weights
 from tests.bench.fake_memory import FakeMemory
 

@@ -32,8 +32,7 @@ from ffncli.models.config.read import from_config
 from ffncli.run.engine.execute import execute, route, run
 from ffncli.run.engine.reference import in_float64, steady_tokens
 from ffncli.run.engine.weights import random_weights
-from ffncli.run.trace.routes import chosen_experts
-from ffncli.run.trace.routing import routing_of
+from ffncli.run.trace.routing import chosen_experts, routing_of
 
 E8 = Axis("experts", 8)
 INKLING = FFNSpec(

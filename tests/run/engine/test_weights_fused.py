@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ffncli.run.engine.fused import halves_by_turns, turns_as_halves
+from ffncli.run.engine.execute import halves_by_turns, turns_as_halves
 
 FIRST, SECOND = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0])
 

@@ -6,7 +6,7 @@ import torch
 
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import routes
-from ffncli.run.trace.routes import Chosen, chosen_experts
+from ffncli.run.trace.routing import Chosen, chosen_experts
 
 BLOCK = steps(FFNSpec(4, 8, "silu", gated=True, moe=MoE(3, 2)))
 

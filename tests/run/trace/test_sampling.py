@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from ffncli.run.trace.sampling import sampling
+from ffncli.run.trace.routing import sampling
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -18,7 +18,7 @@ from ffncli.run.engine.prepare import Prepared
 from ffncli.run.pretrained.capture import capture
 from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.trace import head as head_module
-from ffncli.run.trace.stream import to_stream
+from ffncli.run.trace.head import to_stream
 from ffncli.run.trace.unembed import Added, Promoted, PromotedTokens, TokenLimits
 from ffncli.run.trace.unembed import unembed as unembedded
 from tests.oracles.huggingface import D_MODEL, VOCAB

@@ -24,8 +24,7 @@ from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.model import Resolved
 from ffncli.models.tensors.layout import Located, Misreading, canonical, misreadings, mixed_misreadings
 from ffncli.models.tensors.slices import StoredSlice
-from ffncli.run.engine.execute import run
-from ffncli.run.engine.fused import halves_by_turns, turns_as_halves
+from ffncli.run.engine.execute import halves_by_turns, run, turns_as_halves
 from ffncli.run.engine.prepare import prepare
 from ffncli.run.engine.reference import output_and_experts, routing_steps, steady_tokens
 from ffncli.run.engine.weights import located_weights, packed_formats, read_located

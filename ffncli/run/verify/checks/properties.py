@@ -13,8 +13,7 @@ from ffncli.block.activations import TABLE
 from ffncli.block.recipe import with_biases, without_nonlinearity
 from ffncli.block.steps import Linear, Norm, Step, parameters
 from ffncli.kernels import built_in
-from ffncli.run.engine.execute import execute, run
-from ffncli.run.engine.functions import function
+from ffncli.run.engine.execute import execute, function, run
 from ffncli.run.engine.reference import output_and_experts, same_experts
 from ffncli.run.verify.checks.case import CheckedBlock, CheckRow, DenseFFN, errors, not_finite
 

@@ -1,0 +1,316 @@
+"""Pages with a row for each layer: `--layer all`, `--prompts`, and the load of a mixture's experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ffncli.block.cost import CONVENTIONS
+from ffncli.block.value import NEAR_ZERO
+from ffncli.cli.common.model_run import listed, named
+from ffncli.show.parts import Answer, Heading, Line, Part, Table
+from ffncli.show.text import in_percent, percent, plural
+
+if TYPE_CHECKING:
+    from ffncli.run.corpus.results import CorpusLayer, CorpusSurvey, TokenPlace, UnitFigures
+    from ffncli.run.trace.routing import Routing
+    from ffncli.run.trace.survey import LayerRow, Survey
+
+
+SURVEY_CONVENTIONS = {
+    "near_zero": f"|x| <= {NEAR_ZERO:g} after the activation",
+    "dead_units": "units whose activation is exactly zero for every token; near_dead_units: "
+    f"within {NEAR_ZERO:g} of zero",
+    "norms": "mean L2 norm of a token; gain = output_norm / input_norm",
+    "agreement": "max|a-b|; over max|b|; in units in the last place of b there: a ours, b the model's own FFN",
+}
+
+
+def not_finite_texts(survey: Survey) -> list[str]:
+    """The first layer with NaN or Inf, and how many more there are: one affects all later layers."""
+    layers = survey.not_finite
+    texts = [f"{row.stack} layer {row.layer}: {fault}" for row in layers[:1] for fault in row.not_finite]
+    return texts + ([f"{len(layers) - 1} more of the layers have NaN or Inf"] if len(layers) > 1 else [])
+
+
+def survey_answer(survey: Survey, units: int = 1) -> Answer:
+    """All layers: `layers` in JSON, one row each in CSV and in the table, which names that many active `units`."""
+    resolved, layers = survey.model, [_keys(row) for row in survey.rows]
+    body = {
+        "model": {"name": resolved.model.name, "source": resolved.source, "prompt": survey.prompt,
+                  "input": survey.input,
+                  "tokens": {stack: [*map(asdict, tokens)] for stack, tokens in survey.tokens.items()}},
+        "layers": layers,
+    }  # fmt: skip
+    rows = [_csv_keys(row) for row in layers]
+    names = tuple(dict.fromkeys(name for row in rows for name in row))
+    csv = Table(names, [tuple(_flat(row.get(name)) for name in names) for row in rows])
+    parts: list[Part] = [Heading(resolved.model.name, f"{len(rows)} layers with an FFN")]
+    if survey.input is not None:
+        parts.append(Line(f"input: {survey.input}"))
+    for stack, tokens in survey.tokens.items():
+        parts.append(Line(f"{stack}: {listed(tokens)}"))
+    parts.append(_table(survey, units))
+    parts += [Line(f"{name.replace('_', ' ')}: {text}", quiet=True) for name, text in _meanings(survey, units).items()]
+    loads = [(_name(survey, row), row.routing) for row in survey.rows if row.routing]
+    parts += [layers_table(loads)] if loads else []
+    return Answer("trace", body, csv, parts, {**CONVENTIONS, **SURVEY_CONVENTIONS})
+
+
+def _keys(row: LayerRow) -> dict[str, Any]:
+    """A row under the keys of docs/json.md."""
+    out = asdict(row)
+    agreement = out.pop("agreement")
+    names = ("max_error", "relative_error", "ulps")
+    return out | {name: agreement[name] if agreement else None for name in names}
+
+
+def _csv_keys(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The same as cells: of the experts' load some figures, in a mixture alone."""
+    load = row["routing"] or {}
+    return {name: value for name, value in row.items() if name != "routing"} | {n: load[n] for n in IN_CSV if load}
+
+
+def _flat(value: Any) -> Any:
+    """A CSV cell: active units as `3`, `7:3` inside expert 7, `shared:3`; what is not finite as `weight up.weight`."""
+    if not isinstance(value, tuple) or not all(isinstance(one, dict) for one in value):
+        return value
+    return tuple(
+        f"{one['kind']} {one['name']}" if "kind" in one else _place(one["unit"], one["expert"], one["shared"])
+        for one in value
+    )
+
+
+def _place(unit: int, expert: int | None, shared: bool) -> str:
+    return f"{expert}:{unit}" if expert is not None else f"shared:{unit}" if shared else f"{unit}"
+
+
+def _table(survey: Survey, units: int) -> Table:
+    columns = ["layer", "zero %", "~0 %", "dead", "~dead", "|in|", "|out|", "gain", "most active"]
+    ran = any(row.agreement for row in survey.rows)
+    rows = []
+    for row in survey.rows:
+        cells = [
+            _name(survey, row), in_percent(row.zero_share), in_percent(row.near_zero_share),
+            row.dead_units, row.near_dead_units, row.input_norm, row.output_norm, row.gain,
+            ", ".join(_place(unit.unit, unit.expert, unit.shared) for unit in row.most_active[:units]) or None,
+        ]  # fmt: skip
+        error = float(f"{row.agreement.relative_error:.2g}") if row.agreement else None
+        rows.append(tuple([*cells, error] if ran else cells))
+    return Table(tuple([*columns, "error"] if ran else columns), rows)
+
+
+def _name(survey: Survey, row: LayerRow) -> str:
+    """`3`, or `decoder.3` if there are several stacks."""
+    return f"{row.stack}.{row.layer}" if len({row.stack for row in survey.rows}) > 1 else str(row.layer)
+
+
+def _meanings(survey: Survey, units: int) -> dict[str, str]:
+    """The meaning of the columns."""
+    moe = any(unit.expert is not None for row in survey.rows for unit in row.most_active)
+    out = {
+        "zero %, ~0 %": f"share of values after the activation that are 0, and within {NEAR_ZERO:g} of 0",
+        "dead, ~dead": f"units that are 0, and that are within {NEAR_ZERO:g} of 0, for every token"
+        + (", of the experts that have any" if moe else ""),
+        "most active": f"the {'unit' if units == 1 else 'units'} with the largest mean |act|"
+        + (", as expert:unit" if moe else ""),
+    }
+    if any(row.agreement for row in survey.rows):
+        out["error"] = "max|ours - the model's own| over max|the model's own|"
+    return out
+
+
+CORPUS_CONVENTIONS = {
+    "active_share": "share of tokens for which the activation's output is above 0: the mean over the units that are "
+    "active for any token; a routed expert's units are counted over the tokens routed to it",
+    "dead_units": "units that are active for no token; unused_units: those of experts that got no token, among them",
+    "min, max": "of the values that the down projection reads; places are (text, token), both from 0",
+    "outliers": "dimensions of the FFN's input that reach the limit by size for at least 6 % of the tokens; "
+    "outlier_dimensions: in at least a quarter of the layers",
+    "massive": "values of the residual stream after the layer above 100 and 1000 times the median of their text",
+}
+
+
+def corpus_answer(survey: CorpusSurvey, digits: int) -> Answer:
+    """All layers: `corpus.layers` in JSON, a row each in CSV and in the table."""
+    figures = ("where", "texts", "tokens", "cut", "limit", "seconds", "outlier_dimensions")
+    body = {
+        "model": {"name": survey.model.model.name, "source": survey.model.source},
+        "corpus": {name: getattr(survey, name) for name in figures} | {"layers": [asdict(row) for row in survey.rows]},
+    }
+    rows = [_cells(row) for row in survey.rows]
+    csv = Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+    parts: list[Part] = [
+        Heading(survey.model.model.name, f"{len(rows)} {plural('layer', len(rows))} with an FFN"),
+        Line(f"{survey.where}: {survey.texts:,} {plural('text', survey.texts)}, {survey.tokens:,} tokens"),
+        _corpus_table(survey, digits),
+        *(Line(f"{name}: {text}", quiet=True) for name, text in _corpus_meanings(survey).items()),
+        *_outliers(survey),
+        *_contexts(survey),
+    ]
+    return Answer("trace", body, csv, parts, CORPUS_CONVENTIONS)
+
+
+def not_finite_layers(survey: CorpusSurvey) -> list[str]:
+    """The layers with units that are NaN or infinite."""
+    rows = [row for row in survey.rows if row.not_finite]
+    return [f"{row.stack} layer {row.layer}: {row.not_finite:,} values of units" for row in rows[:1]] + (
+        [f"{len(rows) - 1} more of the layers have NaN or Inf"] if len(rows) > 1 else []
+    )
+
+
+def _cells(row: CorpusLayer) -> dict[str, Any]:
+    """A row as cells of a CSV file."""
+    out: dict[str, Any] = {}
+    for name, value in vars(row).items():
+        if name.endswith("_at"):
+            out |= {name.replace("_at", f"_{key}"): value and getattr(value, key) for key in ("text", "token")}
+        elif name == "outliers":
+            out[name] = tuple(one.dimension for one in row.outliers)
+        elif name == "top_units":
+            out[name] = tuple(_unit(unit) for unit in row.top_units)
+        elif name != "largest_massive":
+            out[name] = value
+    return out
+
+
+def _unit(unit: UnitFigures) -> str:
+    """`3`, `7:3` inside expert 7, `shared:3`."""
+    where = unit.part if unit.expert is None else unit.expert
+    return f"{where}:{unit.unit}" if where != "" else str(unit.unit)
+
+
+def _corpus_table(survey: CorpusSurvey, digits: int) -> Table:
+    columns = ("layer", "active %", "dead", "units", "min", "max", "at", "unit", "outliers", "massive")
+    rows = [
+        (
+            _layer_name(survey, row), in_percent(row.active_share), row.dead_units, row.units,
+            _rounded(row.min, digits),
+            _rounded(row.max, digits), _token_place(row.max_at), row.max_unit, len(row.outliers), row.massive,
+        )
+        for row in survey.rows
+    ]  # fmt: skip
+    return Table(columns, rows)
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else float(f"{value:.{digits}g}")
+
+
+def _token_place(at: TokenPlace | None) -> str | None:
+    """`12: 3 " Paris"`: the text, the token's position in it, the token."""
+    return None if at is None else f"{at.text}: {at.token}" + ("" if at.token_text is None else f" {_quoted(at)}")
+
+
+def _quoted(at: TokenPlace) -> str:
+    return named(0, at.token_text)
+
+
+def _layer_name(survey: CorpusSurvey, row: CorpusLayer) -> str:
+    """`3`, or `encoder.3` if the model has several stacks."""
+    stacks = {group.stack for group in survey.model.model.groups}
+    return f"{row.stack}.{row.layer}" if len(stacks) > 1 else str(row.layer)
+
+
+def _corpus_meanings(survey: CorpusSurvey) -> dict[str, str]:
+    """The meaning of the columns."""
+    return {
+        "active %": "share of tokens with an activation above 0, over the units that are not dead",
+        "dead": f"units that were active for none of the {survey.tokens:,} tokens",
+        "max": "the largest value that the down projection reads, at text: token, of that unit",
+        "outliers": f"dimensions of the FFN's input that reach {survey.limit:g} for 6 % of the tokens",
+        "massive": "values after the layer above 100, and 1000 times their text's median",
+    }
+
+
+def _outliers(survey: CorpusSurvey) -> list[Part]:
+    """The dimensions that are outliers in many layers, and the largest massive activation of each layer."""
+    parts: list[Part] = []
+    if survey.outlier_dimensions:
+        listed = ", ".join(map(str, survey.outlier_dimensions))
+        parts.append(Line(f"outlier dimensions in a quarter of the layers or more: {listed}"))
+    rows = [
+        (_layer_name(survey, row), one.value, f"{one.text}: {one.token}", one.dimension, one.median, one.ratio)
+        for row in survey.rows
+        for one in row.largest_massive[:1]
+    ]
+    if rows:
+        parts.append(Table(("layer", "value", "at", "dimension", "median", "× median"), rows, "Massive activations"))
+    return parts
+
+
+def _contexts(survey: CorpusSurvey) -> list[Part]:
+    """The top contexts of each layer's first units."""
+    return [
+        _unit_table(f"layer {_layer_name(survey, row)}, unit {_unit(unit)}", unit)
+        for row in survey.rows
+        for unit in row.top_units
+        if unit.top
+    ]
+
+
+def _unit_table(title: str, unit: UnitFigures) -> Table:
+    share = in_percent(unit.active_share)
+    rows: Sequence[tuple[Any, ...]] = [(one.value, _token_place(one.at), one.context) for one in unit.top]
+    return Table(("value", "at", "context"), rows, f"{title}: active for {share} % of {unit.tokens:,} tokens")
+
+
+_MOST_EXPERTS = 8  # that the page lists; JSON has all
+IN_CSV = ("tokens_per_expert", "idle_experts", "busiest_expert", "busiest_share", "entropy_bits")
+
+
+def routing_json(routing: Routing | None) -> dict[str, Any] | None:
+    """The record under the keys of docs/json.md; None in a dense block."""
+    return asdict(routing) if routing else None
+
+
+def routing_parts(routing: Routing | None) -> list[Part]:
+    """How many experts are used, which are idle, the busiest ones, and how even the load is."""
+    if routing is None:
+        return []
+    load, tokens = routing.tokens_per_expert, f"{routing.tokens:,} {plural('token', routing.tokens)}"
+    parts: list[Part] = [
+        Heading(
+            f"experts: {used(routing)} used", f"{routing.choices:,} {plural('choice', routing.choices)} for {tokens}"
+        )
+    ]
+    if routing.idle_experts:
+        parts.append(Line(f"idle: {_some(routing.idle_experts)}"))
+    if routing.entropy_bits is not None:
+        entropy = f"{routing.entropy_bits:.3g} bits, {routing.max_entropy_bits:.3g} where all are equal"
+        parts.append(Line(f"entropy of the load: {entropy}"))
+    if routing.identity_choices:
+        parts.append(Line(f"{routing.identity_choices:,} more choices are identity experts"))
+    busiest = sorted((e for e, count in enumerate(load) if count), key=lambda e: -load[e])[:_MOST_EXPERTS]
+    rows = [
+        (str(e), load[e], in_percent(load[e] / routing.choices), load[e] / routing.even_load) for e in busiest
+    ]  # fmt: skip
+    title = f"The busiest experts; evenly spread, each has {routing.even_load:.3g} ({percent(1 / len(load))})"
+    return [*parts, Table(("expert", "tokens", "share %", "× even"), rows, title)] if rows else parts
+
+
+def used(routing: Routing) -> str:
+    """`5 of 8`: the experts that receive a token."""
+    experts = len(routing.tokens_per_expert)
+    return f"{experts - len(routing.idle_experts)} of {experts}"
+
+
+def layers_table(loads: Sequence[tuple[str, Routing]]) -> Table:
+    """A row for each (layer, load) of a mixture."""
+    rows = [
+        (
+            layer, used(load), None if load.busiest_expert is None else str(load.busiest_expert),
+            in_percent(load.busiest_share), in_percent(1 / len(load.tokens_per_expert)), load.entropy_bits,
+            load.max_entropy_bits,
+        )
+        for layer, load in loads
+    ]  # fmt: skip
+    columns = ("layer", "experts used", "busiest", "share %", "even %", "entropy bits", "at most")
+    return Table(columns, rows, "The load of the experts")
+
+
+def _some(experts: Sequence[int]) -> str:
+    """The first of these numbers, and how many more there are."""
+    few, more = experts[:_MOST_EXPERTS], len(experts) - _MOST_EXPERTS
+    return ", ".join(map(str, few)) + (f" and {more:,} more" if more > 0 else "")
