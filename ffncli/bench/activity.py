@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from mmap import mmap
-
-from ffncli.dataclass import dataclass
 
 SIZE = 8  # bytes of the number: a count, one bit for a first call, and the kernel
 _FIRST, _KERNELS = 16, 17  # bits: that of a first call, and all below the count

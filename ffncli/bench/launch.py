@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from mmap import mmap
 from multiprocessing.connection import Connection
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 from ffncli.bench import activity
 from ffncli.bench.activity import Activity, RunningCode
 from ffncli.bench.records import CaseReport, Job
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.files.json_records import record_of
 from ffncli.system.child import PrintedBytes, end, exit_code, has_ended, passed_on, shared_memory, used_memory

@@ -11,13 +11,12 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ffncli.bench.launch import WORKER, worker
 from ffncli.bench.records import Job, Outcome
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean
 from ffncli.models.files.json_records import Count, record_of
 from ffncli.run.ranks.environment import Place

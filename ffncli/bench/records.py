@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, TypeAlias
 
 from ffncli.block.recipe import FFNSpec
 from ffncli.block.shard import Ranks
-from ffncli.dataclass import dataclass
 from ffncli.kernels.choice import KernelChoice
 from ffncli.models.files.json_records import Count, Form, Positive, Range
 from ffncli.options.accept import MAX_SIZE

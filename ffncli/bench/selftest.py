@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ffncli.bench.judge.gate import gate
@@ -15,7 +15,6 @@ from ffncli.bench.request.grid import BenchRequest, Grid
 from ffncli.bench.request.options import require_compatible
 from ffncli.bench.results.row import ResultRow
 from ffncli.bench.suite import RunProgress, new_run, run
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.options.accept import listed
 

@@ -11,7 +11,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -27,7 +27,6 @@ from ffncli.bench.results import journal as journals
 from ffncli.bench.results.grid_file import grid_bytes, whole_grid
 from ffncli.bench.results.journal import Journal, changed, locked, require_same, sha256, software
 from ffncli.bench.results.row import ResultRow
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
 from ffncli.system.child import KILLED, PrintedBytes, ending
 from ffncli.system.files import results_folder

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ffncli.bench.records import Outcome
-from ffncli.dataclass import dataclass
 from ffncli.show.text import finite
 
 _LONGEST = 200  # characters of what is wrong, in a note

@@ -14,12 +14,11 @@ bound the linear factors by tanh. A limit is never a step of its own: `recipe.un
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ffncli.block import formulas as formulas
 from ffncli.block.formulas import Function, zero
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 
 

@@ -10,6 +10,7 @@ parameters; norms are counted separately, and only if no other branch reads them
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from ffncli.block.steps import (
@@ -29,7 +30,6 @@ from ffncli.block.steps import (
     of_norm,
     shapes,
 )
-from ffncli.dataclass import dataclass
 
 CONVENTIONS: Mapping[str, str] = {
     "ffn_params": "weights, FFN biases, router (bias, choice correction, shared-expert gate), learned activation"

@@ -13,11 +13,11 @@ keep them in bf16).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, prod
 
 from ffncli.block.steps import Axis, Experts, Step, of_norm
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 
 

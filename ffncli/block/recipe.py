@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from sys import float_info
 from typing import Any, Literal, get_args
 
@@ -29,7 +29,6 @@ from ffncli.block.steps import (
     Step,
     block_inputs,
 )
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.options.accept import MAX_SIZE
 

@@ -13,11 +13,10 @@ Everything else is copied, and works on the rank's own tokens: experts that ever
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import gcd, isqrt
 
 from ffncli.block.steps import Add, AllReduce, Axis, Experts, Linear, Multiply, Norm, Op, Step, parameters
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 
 CONVENTIONS: Mapping[str, str] = {

@@ -12,11 +12,10 @@ separate file with one arm per op. A name that no step produces is an input of t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeAlias
 
 from ffncli.block import activations
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 
 Shape: TypeAlias = tuple[int, ...]

@@ -18,7 +18,7 @@ the same time, FLOPs per byte equal the hardware's ridge, its peak rate over its
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, expm1, isfinite, log1p, prod
 from typing import Literal
@@ -37,7 +37,6 @@ from ffncli.block.steps import (
     input_shapes,
     shapes,
 )
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 
 CONVENTIONS: Mapping[str, str] = {

@@ -16,11 +16,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ffncli.block.steps import Step, parameters
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.kernels import AUTO, BUILT_IN, OVER_RANKS, full_name, unknown_kernel
 

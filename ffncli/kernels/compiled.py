@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
 from functools import update_wrapper
 from io import StringIO
 from types import FunctionType
@@ -13,7 +14,6 @@ from types import FunctionType
 import torch
 from torch import Tensor
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.kernels import eager
 from ffncli.kernels.dense import refuses_all_but_dense

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,6 @@ from torch.nn import functional
 from ffncli.block.activations import TABLE
 from ffncli.block.formulas import with_learned
 from ffncli.block.steps import Activation, Add, Experts, Norm, Op, Step, parameters
-from ffncli.dataclass import dataclass
 
 _STEPS = ("gate", "up", "gate_scaled", "act", "lift", "hidden", "sub_norm", "down")
 

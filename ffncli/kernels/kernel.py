@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeAlias
 
 from ffncli.block.dtypes import find
 from ffncli.block.steps import Dropout, Experts, Op, Step, ffn_steps, parameters
-from ffncli.dataclass import dataclass
 from ffncli.show.text import plural
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.steps import Activation, Add, Experts, Norm, Route, Step, tables
-from ffncli.dataclass import dataclass
 from ffncli.kernels.dense import Dense, Weights, activation, dense, norm
 from ffncli.kernels.kernel import Steps
 

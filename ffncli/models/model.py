@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Step
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, option, shown
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TextIO
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, clean, shown, spelled
 from ffncli.options.opt import as_typed
 from ffncli.show.color import ColorChoice, Paint, curve_style, is_colored, painted, sign_style, unpainted

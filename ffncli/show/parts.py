@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import clean
 from ffncli.show.plots.plot import Plot
 from ffncli.show.tensors import Excerpt, HeatMap

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import clean
 from ffncli.show.text import pad, width
 

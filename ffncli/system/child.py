@@ -17,10 +17,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ffncli.dataclass import dataclass
 from ffncli.system.cgroup import ROOT, text
 
 KILLED = -9

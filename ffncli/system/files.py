@@ -10,10 +10,10 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, did_you_mean, shown, shown_path
 
 _PIECE = 1 << 20  # bytes

@@ -16,11 +16,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, shown
 from ffncli.system.cgroup import ROOT
 from ffncli.system.packages import extra_command

@@ -10,11 +10,11 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 
 _HEADER = re.compile(r"^\[\[(\w+)\]\]\n", re.MULTILINE)

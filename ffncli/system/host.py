@@ -13,11 +13,11 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from math import floor
 from pathlib import Path
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.system.cgroup import ROOT, cpu_quota, memory_left, text
 

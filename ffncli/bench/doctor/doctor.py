@@ -10,13 +10,13 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ffncli.bench.records import Method
 from ffncli.bench.timing.modes import auto_choice
 from ffncli.bench.timing.modes.auto_choice import AutoChoice
-from ffncli.dataclass import dataclass
 from ffncli.errors import shown_path
 from ffncli.show.text import percent, plural
 from ffncli.system import hardware, host

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from math import expm1, isfinite, log, sqrt
 
 from ffncli.bench.judge import ratios, statistics
@@ -23,7 +23,6 @@ from ffncli.bench.judge.warnings import disturbed_share
 from ffncli.bench.launch import environment
 from ffncli.bench.records import TWIN, TimedBlock
 from ffncli.bench.timing.rounds import BLOCK_SECONDS, Arm, Plan, measure
-from ffncli.dataclass import dataclass
 
 TOKENS, D_MODEL, D_FF = 32, 512, 2048  # 67 MFLOP, 4.5 MB: a few tenths of a millisecond, in most caches
 GEMM = "gemm"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ffncli.bench.judge.comparison_records import (
     ALPHA,
@@ -33,7 +33,6 @@ from ffncli.bench.judge.ratios import differs, verdict
 from ffncli.bench.judge.statistics import Interval, Shift, exp_or_inf, holm, mean_ratio, welch
 from ffncli.bench.judge.warnings import Code, has
 from ffncli.bench.results.row import ResultRow
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.show.text import percent
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
 from ffncli.bench.judge.environment_match import EnvironmentMismatch
 from ffncli.bench.judge.ratios import differs
 from ffncli.bench.judge.statistics import Interval, log_or_inf
 from ffncli.bench.results.row import ASKED, name_of
-from ffncli.dataclass import dataclass
 from ffncli.show.page.element import record_table
 from ffncli.show.text import percent
 from ffncli.system.packages import package_errors

@@ -4,7 +4,7 @@ threads, and where a block's time goes by its steps. Pure: rows to records."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
@@ -15,7 +15,6 @@ from ffncli.bench.results.row import ASKED, BLOCK_COLUMNS, ResultRow, columns
 from ffncli.block.cost import step_costs
 from ffncli.block.recipe import steps
 from ffncli.block.steps import Experts, Shape, Step, experts_per_token, input_shapes
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.kernels.kernel import kernel_steps
 

@@ -8,9 +8,9 @@ anchor shows whether the machine runs as fast as before.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ffncli.bench.results.row import ASKED, BLOCK_COLUMNS, COMPARED, ResultRow, name_of
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.show.text import plural
 

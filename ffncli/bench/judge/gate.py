@@ -4,6 +4,7 @@ failure, the error behind the exit code of a run as a whole."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import exp, inf, log, log1p
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,6 @@ from ffncli.bench.judge.statistics import Interval
 from ffncli.bench.judge.warnings import Code
 from ffncli.bench.records import Method
 from ffncli.bench.results.row import ResultRow
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.show.text import percent
 

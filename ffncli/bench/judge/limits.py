@@ -7,12 +7,11 @@ option raises each. A kernel beyond one costs its own row; its worker is killed,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ffncli.bench.activity import RunningCode
 from ffncli.bench.judge.roofline import work_of
 from ffncli.bench.records import FIRST_CALL, Case, Method, Outcome, Stage, Status
-from ffncli.dataclass import dataclass
 from ffncli.show.text import bytes_text, seconds_text, time_text
 from ffncli.system.host import available_memory
 

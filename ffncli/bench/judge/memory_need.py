@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from ffncli.bench.records import Case, Outcome
@@ -11,7 +11,6 @@ from ffncli.block.cost import cost
 from ffncli.block.dtypes import dtype as dtype_named
 from ffncli.block.recipe import steps as steps_of
 from ffncli.block.steps import Experts
-from ffncli.dataclass import dataclass
 from ffncli.kernels.choice import KernelChoice
 from ffncli.show.text import bytes_text, plural
 

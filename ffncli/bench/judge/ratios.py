@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import log, log1p
 
 from ffncli.bench.judge import statistics
 from ffncli.bench.judge.statistics import Interval
 from ffncli.bench.records import LEAST_TIME, TimedBlock, Verdict
-from ffncli.dataclass import dataclass
 
 Nested = dict[int, dict[int, list[float]]]  # process → placement → one value per round
 

@@ -17,6 +17,7 @@ bound. The columns `bytes` and `gbytes_per_s` cover all compulsory bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from ffncli.bench.records import Case, Roof
@@ -38,7 +39,6 @@ from ffncli.block.steps import (
     shapes,
 )
 from ffncli.block.traffic import TimeFloor, time_floor, traffic
-from ffncli.dataclass import dataclass
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.counting.expert_parallel import all_to_all_bytes, exchanged
 from ffncli.models.counting.tensor_parallel import reduced_bytes, ring_all_reduce_bytes

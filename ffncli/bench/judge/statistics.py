@@ -6,11 +6,10 @@ import math
 import statistics as standard
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from math import exp, fsum, inf, isinf, lgamma, log, log1p, pi, sqrt
-
-from ffncli.dataclass import dataclass
 
 SCALE = 1.4826  # a MAD times this estimates the standard deviation of normal values: 1 / Φ⁻¹(3/4)
 SPIKE = 5.0  # scaled MADs from the median

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from math import exp
 from statistics import median
 from typing import Any
@@ -34,7 +34,6 @@ from ffncli.bench.records import (
 )
 from ffncli.bench.results.row import MACHINE, BenchWarning, ResultRow
 from ffncli.bench.verdict import WrongCode
-from ffncli.dataclass import dataclass
 from ffncli.show.text import finite
 
 _EARLY = 0.6  # of --max-time

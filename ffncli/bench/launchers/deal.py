@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ffncli.bench.launchers.slot import Answered, Begun, Lost, Refusal, SlotEvent, Slots, task_of, units_of
@@ -17,7 +17,6 @@ from ffncli.bench.records import Case, Method, Outcome, TimedUnit
 from ffncli.bench.request.cluster import LauncherChoice, SlotSize, slot_size
 from ffncli.bench.results.journal import Journal, require_unit_of
 from ffncli.bench.suite import Result
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean
 
 MOST_TRIES = 3  # of a case whose machines are lost

@@ -9,13 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from ffncli.bench.launchers.slot import Answered, Begun, Lost, Refusal, SlotEvent
 from ffncli.bench.request.cluster import LauncherChoice, SlotSize
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.system.packages import require_extra
 

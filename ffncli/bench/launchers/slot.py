@@ -11,7 +11,7 @@ import platform
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -21,7 +21,6 @@ from ffncli.bench.records import Case, TimedUnit
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
 from ffncli.bench.results.journal import sha256
 from ffncli.bench.suite import new_run, run
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
 from ffncli.models.files.json_records import record_of
 from ffncli.models.files.strict_json import parse_object

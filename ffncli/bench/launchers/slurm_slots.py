@@ -6,13 +6,12 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ffncli.bench.launchers.slot import Answered, Begun, Lost, Refusal, SlotEvent, measured
 from ffncli.bench.request.cluster import LauncherChoice, SlotSize
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.system.packages import require_extra
 

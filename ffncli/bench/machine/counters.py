@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
-
-from ffncli.dataclass import dataclass
 
 try:
     import resource

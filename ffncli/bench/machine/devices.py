@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from ffncli.bench.machine.counters import CLOCK
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.system.gpu import (
     GpuHandles,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -21,7 +22,6 @@ from ffncli.bench.request.suite import CPU, PublicSuite, public_suite
 from ffncli.bench.results.csv_file import parse_rounds, read_rows
 from ffncli.bench.results.journal import ResultFiles
 from ffncli.bench.results.row import ASKED, BLOCK_COLUMNS, MACHINE, ResultRow, columns, name_of
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, clean, shown, shown_path
 from ffncli.kernels import BUILT_IN
 from ffncli.show.text import percent

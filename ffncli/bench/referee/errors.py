@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ffncli.bench.verdict import Error
-from ffncli.dataclass import dataclass
 from ffncli.run.measure.gap import gap
 
 OUTPUT, GRADIENT = "its output", "its gradient of "  # what is compared, in a note's words

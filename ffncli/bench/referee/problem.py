@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from random import Random, SystemRandom
@@ -25,7 +25,6 @@ from ffncli.block.analysis.gated import factor
 from ffncli.block.cost import cost
 from ffncli.block.recipe import steps as steps_of
 from ffncli.block.steps import Activation, Route, Step, block_inputs, walk
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown_path
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.prepare import dtype_of

@@ -18,7 +18,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from math import log
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn, get_type_hints
@@ -32,7 +32,6 @@ from ffncli.bench.referee.problem import QUESTIONS, Inputs, Problem, Referee, se
 from ffncli.bench.referee.rulings import Rulings
 from ffncli.bench.referee.wire import packed, receive, require_fitting, send, unpacked
 from ffncli.bench.verdict import Ruling, WrongCode
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.run.engine.weights import require_memory
 from ffncli.system.child import ending, require_original

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from ffncli.bench.records import Case, Method, TimedUnit
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
 from ffncli.bench.results.csv_file import HEADER, ROUNDS_HEADER, block_lines, parse_rounds, row_lines
 from ffncli.bench.results.row import ResultRow
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
 from ffncli.models.files.json_records import Count, record_of
 from ffncli.models.files.strict_json import parse_object

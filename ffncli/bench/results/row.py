@@ -6,11 +6,10 @@ admits or shows results asks `columns` for those of a role, so that a new column
 
 from __future__ import annotations
 
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_args
 
 from ffncli.bench.records import Above, Share, Status, Verdict
-from ffncli.dataclass import dataclass
 from ffncli.models.files.json_records import Count, OneOf
 
 SCHEMA_VERSION = 1

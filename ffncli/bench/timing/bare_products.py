@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 
 import torch
@@ -15,7 +16,6 @@ from ffncli.bench.timing.gpu.cuda_graphs import replaying
 from ffncli.bench.timing.outcomes import BrokenArm
 from ffncli.bench.timing.placement import Arena, Params
 from ffncli.block.steps import Experts, Linear, Step, block_inputs
-from ffncli.dataclass import dataclass
 
 Thunk = Callable[[], object]
 

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch
@@ -50,7 +50,6 @@ from ffncli.bench.timing.roof import guarded, measured_roof
 from ffncli.bench.timing.rounds import ChangedRecords, Measured, measure, plan_of
 from ffncli.bench.verdict import Ruling, WrongCode, WrongResult, ruled
 from ffncli.block.recipe import steps as steps_of
-from ffncli.dataclass import dataclass
 from ffncli.kernels import AUTO
 from ffncli.kernels.compiled import cache as compile_cache
 from ffncli.kernels.compiled import on_compiling, recompiles

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import cycle
 
 import torch
@@ -20,7 +20,6 @@ from ffncli.bench.timing.placement import Arena, Caching, Params, nbytes, placea
 from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.verdict import Ruling, WrongCode, WrongResult
 from ffncli.block.steps import Experts
-from ffncli.dataclass import dataclass
 from ffncli.kernels.kernel import Computes, Kernel
 from ffncli.run.user.kernels import located, unguarded
 

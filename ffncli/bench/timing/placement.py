@@ -10,14 +10,13 @@ import math
 import os
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from ffncli.bench.records import Cache
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.kernels import onednn
 

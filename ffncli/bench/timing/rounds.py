@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import ceil, inf, log, log1p, sqrt
 from random import Random
 from typing import TypeAlias
@@ -15,7 +15,6 @@ from ffncli.bench.machine.counters import Counters
 from ffncli.bench.records import ANCHOR, GEMM, LEAST_TIME, TWIN, Method, TimedBlock
 from ffncli.bench.timing.clock import Call, Clock
 from ffncli.bench.timing.reporter import REPORTER
-from ffncli.dataclass import dataclass
 
 LONG_CALL = 0.02  # s; longer calls need only one lead-in call
 _LEAD_IN = 4

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
 from ffncli.block.activations import TABLE, ActivationRow
 from ffncli.block.formulas import SCALAR, with_learned
 from ffncli.block.value import NEAR_ZERO
-from ffncli.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
 from ffncli.block.activations import ActivationRow
 from ffncli.block.analysis.curve import Curve, bisect, curve, expectation, golden, shape
 from ffncli.block.analysis.rounding import NumberFormat, inputs, shares
-from ffncli.dataclass import dataclass
 
 SHOWN = 10.0  # an unbounded difference is evaluated on [-10, 10]
 _SAME = 1e-9  # relative: |difference| at x and at -x

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 
 from ffncli.block.activations import resolve
 from ffncli.block.analysis.curve import Shape, curve, exact_zero_share, expectation, near_zero_share, shape
 from ffncli.block.value import NEAR_ZERO
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, option, shown
 
 NARROWEST, WIDEST = 1e-6, 1e6  # of the normal input: beyond, every activation is one of its asymptotes

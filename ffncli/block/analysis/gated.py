@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -31,7 +32,6 @@ from ffncli.block.formulas import SCALAR
 from ffncli.block.recipe import FFNSpec, unit_ops
 from ffncli.block.steps import Activation
 from ffncli.block.value import NEAR_ZERO, clipped, slope, unlimited, value
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 
 _IDENTITY = Activation("identity")

@@ -9,14 +9,13 @@ comparison and a selection. `block/cost.py` counts 1 FLOP per element for any ac
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from ffncli.block.activations import TABLE
 from ffncli.block.formulas import SCALAR, with_learned
-from ffncli.dataclass import dataclass
 
 CONVENTION = (
     "per element, as the table's formula computes it: a repeated expression is counted once, a selection computes both"

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
 
 from ffncli.block.dtypes import DType, dtype
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, option
 
 _LEAST, _MOST = -14, 6  # exponents of the inputs tested: closer to 0, f is a line; further out, its asymptote

@@ -5,14 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from time import monotonic
 
 from ffncli.bench.launchers.deal import Dealt
 from ffncli.bench.records import Case, Stage
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.suite import RunProgress
-from ffncli.dataclass import dataclass
 from ffncli.show.color import Advance, progress, shows_bar
 from ffncli.show.output import Output, print_error
 from ffncli.show.text import plural, seconds_text

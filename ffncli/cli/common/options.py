@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
@@ -16,7 +17,6 @@ from ffncli.cli.common.parsers import (
     numbers,
     positive,
 )
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import leading_axes
 from ffncli.options import shared

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
 from ffncli.cli.common.option import option
 from ffncli.cli.common.parsers import duration, positive
-from ffncli.dataclass import dataclass
 
 _split = partial(option, "Ranks")
 

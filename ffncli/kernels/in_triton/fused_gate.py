@@ -9,6 +9,7 @@ one elementwise kernel, between torch's products. Its speed has not been measure
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ffncli.block.steps import parameters
-from ffncli.dataclass import dataclass
 from ffncli.kernels.dense import Dense, dense
 from ffncli.kernels.in_triton import hidden as unit
 from ffncli.kernels.in_triton.hidden import BLOCK, Products, constants, launcher

@@ -9,10 +9,10 @@ Facts: transformers 5.23 `modeling_*.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count, islice
 from typing import Protocol
 
-from ffncli.dataclass import dataclass
 from ffncli.models.files.fields import Fields
 from ffncli.models.model import NotCounted
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from ffncli.block.recipe import NormPosition
-from ffncli.dataclass import dataclass
 from ffncli.models.files.fields import REQUIRED, Fields
 
 Extra: TypeAlias = Mapping[str, Any]  # keyword arguments of FFNSpec (or of MoE, for a routing)

@@ -7,9 +7,8 @@ implementations of it list them (ggml-org/llama.cpp#26185, lablup/mlxcel#1334).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from ffncli.dataclass import dataclass
 from ffncli.models.config.attention import (
     Attention,
     Heads,

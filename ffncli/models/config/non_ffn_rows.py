@@ -7,9 +7,8 @@ MIXED are the rows of families whose layers differ, or that have tables besides 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from ffncli.dataclass import dataclass
 from ffncli.models.config import attention, mixers
 from ffncli.models.config.attention import Attention, Flag, Heads, Latent, flag
 from ffncli.models.files.fields import Fields

@@ -8,11 +8,10 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, did_you_mean, option, shown
 from ffncli.models.counting.traffic import DeviceFloor
 

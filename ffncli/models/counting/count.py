@@ -6,6 +6,7 @@ Weights count in the requested format, else in that of the files, else in fp32.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 from typing import Any
@@ -14,7 +15,6 @@ from ffncli.block import dtypes
 from ffncli.block.cost import Cost, cost
 from ffncli.block.dtypes import DType, weight_bytes
 from ffncli.block.steps import Axis, Norm, Step, of_norm, parameters, walk
-from ffncli.dataclass import dataclass
 from ffncli.errors import option
 from ffncli.models.config.non_ffn_rows import RESTS
 from ffncli.models.model import MORE_TOKENS, Group, Model, NotCounted, Resolved, StoredSize

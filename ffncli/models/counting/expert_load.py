@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from math import erfc, exp, expm1, log, log1p, prod, sqrt
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 
 UNIFORM = "uniform"

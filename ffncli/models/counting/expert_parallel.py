@@ -8,12 +8,12 @@ nothing. What each rank stores is in `tensor_parallel.Split`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import gcd
 
 from ffncli.block.dtypes import DType, activation_dtype
 from ffncli.block.shard import divisors, nearest
 from ffncli.block.steps import Experts, Step, experts_per_token, input_shapes, shapes
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, option
 from ffncli.models.model import Group, Model
 

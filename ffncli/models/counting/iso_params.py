@@ -6,14 +6,13 @@ An IsoUnit is what a gated unit costs in a block with as many parameters as a pl
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ffncli.block.analysis.gated import GatedUnit
 from ffncli.block.analysis.operations import COUNTING, counted
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, size, steps
 from ffncli.block.value import value
-from ffncli.dataclass import dataclass
 from ffncli.errors import option
 from ffncli.models.model import Resolved
 

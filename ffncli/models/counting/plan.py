@@ -9,14 +9,13 @@ too; a layer waits for the rank with most work.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ffncli.block.cost import cost
 from ffncli.block.dtypes import DType, activation_dtype, weight_bytes
 from ffncli.block.shard import Ranks
 from ffncli.block.traffic import TimeFloor, Traffic, launches, time_floor
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.counting import expert_parallel, tensor_parallel
 from ffncli.models.counting.cluster import NO_WIRES, Accelerators, Rates

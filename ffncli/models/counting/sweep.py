@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import prod
@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 from ffncli.block import activations
 from ffncli.block.recipe import NormKind, NormPosition, one_of
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, option, shown
 from ffncli.models.dimensions import Dimensions, merged, whole, with_dimensions
 from ffncli.models.model import Resolved

@@ -11,13 +11,13 @@ rows, so that in a format with blocks each rank's part of d_ff has to be a whole
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import gcd, prod
 
 from ffncli.block.cost import Cost, cost
 from ffncli.block.dtypes import DType, activation_dtype, parameter_bytes, weight_bytes
 from ffncli.block.shard import Ranks, divisors, nearest
 from ffncli.block.steps import AllReduce, Axis, Experts, Route, Step, input_shapes, parameters, shapes
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.counting import expert_parallel
 from ffncli.models.counting.traffic import steps_of

@@ -5,12 +5,12 @@ time that an accelerator's data sheet allows them, and whether it holds the weig
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ffncli.block.dtypes import DType, activation_dtype
 from ffncli.block.shard import Ranks, rank_steps
 from ffncli.block.steps import Step
 from ffncli.block.traffic import Bound, Traffic, rank_experts_touched, time_floor, tokens_at, traffic
-from ffncli.dataclass import dataclass
 from ffncli.models.model import Group, Model
 from ffncli.system.hardware import Device
 

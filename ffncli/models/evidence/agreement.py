@@ -10,7 +10,7 @@ not count.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -18,7 +18,6 @@ from typing import Any
 from ffncli.block import dtypes
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, MoE, steps
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.checkpoint import Checkpoint
 from ffncli.models.files.inventory import Inventory, take_inventory

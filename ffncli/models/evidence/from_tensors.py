@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ffncli.block import activations
 from ffncli.block.recipe import FFNSpec, MoE
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.models.config.families import BY_TYPE, family_of
 from ffncli.models.config.family import EXPERTS, TOP_K

@@ -12,12 +12,11 @@ import re
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.headers import MOST_HEADER_BYTES, Columns, TensorInfo, named, read_columns
 from ffncli.models.files.strict_json import parse_index

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ffncli.block.recipe import size
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.options.accept import MAX_SIZE
 

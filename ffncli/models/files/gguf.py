@@ -10,12 +10,11 @@ import os
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.files.fields import Fields
 from ffncli.options.accept import MAX_SIZE

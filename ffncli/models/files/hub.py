@@ -22,14 +22,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import UNSAFE, ExitCode, FFNError, shown
 from ffncli.models.files.checkpoint import INDEX, open_checkpoint
 from ffncli.models.files.headers import MOST_HEADER_BYTES, check_length

@@ -14,9 +14,9 @@ import gc
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ffncli.dataclass import dataclass
 from ffncli.models.files.headers import Columns, TensorInfo
 
 if TYPE_CHECKING:

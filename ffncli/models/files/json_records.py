@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 
 _MOST = 10**40  # of whole numbers: the FLOPs of the largest block have 30 digits

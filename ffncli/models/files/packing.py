@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from math import prod
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.models.files.fields import Fields
 from ffncli.models.files.headers import TensorInfo

@@ -8,11 +8,10 @@ so expert numbers may be replaced by a sign.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.models.files.fields import Fields
 from ffncli.models.files.headers import TensorInfo

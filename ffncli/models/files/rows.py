@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from math import ldexp, nan, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.files.checkpoint import PLAIN, ByteLocation, Checkpoint
 from ffncli.models.files.fields import Fields

@@ -12,9 +12,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
-
-from ffncli.dataclass import dataclass
 
 _NORM = re.compile(
     r"(?:^|[._])(?:layer_?norm|rmsnorm|norm\d?|ln\w*|layernorm\w*|ffn_sub_norm)(?:[._]|$)", re.IGNORECASE

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Axis, Step, of_norm, parameters, tables, walk
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.checkpoint import PLAIN, Checkpoint
 from ffncli.models.tensors.slices import LayerTensors, StoredSlice, slices

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from ffncli.block.cost import cost
-from ffncli.dataclass import dataclass
 from ffncli.models.model import LayerParams, Model, NonFFN
 from ffncli.models.tensors.ffns import Item, is_norm
 from ffncli.models.tensors.matching import prefixes

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from math import prod
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ffncli.dataclass import dataclass
 from ffncli.models.files.checkpoint import Checkpoint
 from ffncli.models.files.dequantize import integers, shaped, stored
 from ffncli.models.files.rows import OpenFiles, StoredTensor

@@ -11,12 +11,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from ffncli.block import activations
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.models.files.inventory import shared_name
 from ffncli.models.tensors.ffns import (

@@ -11,11 +11,10 @@ architecture and compares.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Op, of_norm, walk
-from ffncli.dataclass import dataclass
 from ffncli.models.config.families import BY_TYPE, family_of
 from ffncli.models.files import inventory
 from ffncli.models.tensors.ffns import (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ffncli.block.steps import Activation, Experts, Step, ffn_span, ffn_steps, parameters, walk
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.activations.swap_statistics import ActivationInput, SwapStatistics

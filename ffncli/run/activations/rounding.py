@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 from ffncli.block import dtypes
 from ffncli.block.activations import TABLE
 from ffncli.block.formulas import with_learned
-from ffncli.dataclass import dataclass
 from ffncli.run.engine.execute import NAMESPACE, function
 from ffncli.run.engine.threads import one_thread
 from ffncli.run.measure.gap import ulp, ulp_each

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import inf, isfinite, sqrt
 
 import torch
 from torch import Tensor
 
 from ffncli.block.steps import Activation, Step, right_hand_side
-from ffncli.dataclass import dataclass
 from ffncli.run.measure.statistics import Distribution, Moments, Sampler, near_zero
 
 _BLOCK = 1 << 15  # values per block: fits a cache, and is too small for torch to use several threads

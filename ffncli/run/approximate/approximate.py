@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import median
 from types import SimpleNamespace
@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from ffncli.dataclass import dataclass
 from ffncli.run.approximate.fit import SPREAD, Advance, Weights, drawn, finite, refitted, train, unscaled
 from ffncli.run.approximate.question import FitCase, FitQuestion
 from ffncli.run.approximate.targets import Domain, Target

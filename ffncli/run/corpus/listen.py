@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -25,7 +26,6 @@ from ffncli.block.steps import (
     tables,
 )
 from ffncli.block.value import unit_steps
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.model import Layer
 from ffncli.run.corpus.texts import Text

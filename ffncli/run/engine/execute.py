@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +37,6 @@ from ffncli.block.steps import (
     tables,
 )
 from ffncli.block.value import unlimited
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, option
 
 

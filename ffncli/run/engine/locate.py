@@ -7,7 +7,7 @@ renamed), so the FFN is recognised again, among the tensors in memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from ffncli.block.recipe import steps
 from ffncli.block.steps import NORM_GATE, Norm
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.files.headers import Columns
 from ffncli.models.files.inventory import Inventory, collect

@@ -7,14 +7,13 @@ rank: its weights are views of the whole.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ffncli.block.shard import Ranks, rank_steps
 from ffncli.block.steps import AllReduce, Experts, Step, block_inputs, parameters, tables
-from ffncli.dataclass import dataclass
 from ffncli.run.engine.execute import apply, mix, possible, received, unmixed
 
 

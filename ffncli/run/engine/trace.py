@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -23,7 +23,6 @@ from ffncli.block.steps import (
     weight_symbol,
 )
 from ffncli.block.value import unit_steps
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.run.engine.execute import EVAL, Event, Mode, execute
 from ffncli.run.measure.statistics import NotFinite, statistics, where_not_finite

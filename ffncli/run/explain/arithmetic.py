@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -23,7 +23,6 @@ from ffncli.block.steps import (
     Norm,
 )
 from ffncli.block.value import clipped, slope, unlimited, value
-from ffncli.dataclass import dataclass
 from ffncli.run.engine.execute import NAMESPACE
 from ffncli.run.explain.scene import Read, Scene, TensorPlace
 from ffncli.run.measure.gap import exact_sum

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -22,7 +22,6 @@ from ffncli.block.steps import (
     Route,
     right_hand_side,
 )
-from ffncli.dataclass import dataclass
 from ffncli.run.engine.execute import function, one_by_one
 from ffncli.run.explain import arithmetic
 from ffncli.run.explain.arithmetic import Choice, Derivation, Quantity, Term, op_of, origin_of

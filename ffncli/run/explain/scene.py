@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from ffncli.block.steps import Experts, Step, block_inputs, weight_symbol
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.run.engine.execute import EVAL, Mode
 from ffncli.run.measure.statistics import unravel

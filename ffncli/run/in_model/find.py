@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 
 from ffncli.block.recipe import steps
 from ffncli.block.steps import Activation, Step, parameters, tables
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.dense import activation, dense, learned
 from ffncli.kernels.kernel import kernel_steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from threading import Lock
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 from ffncli.block.dtypes import find
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Step, block_inputs, feature_axis, parameters, tables
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import Computes, Kernel, Params, kernel_steps

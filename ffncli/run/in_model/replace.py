@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 
 from ffncli.block.recipe import FFNSpec
 from ffncli.block.steps import Route, Step, block_inputs
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.kernels.choice import KernelChoice
 from ffncli.models.model import Layer, Resolved

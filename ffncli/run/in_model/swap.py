@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
 from threading import Lock, local
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.kernels import onednn
 from ffncli.kernels.kernel import Params

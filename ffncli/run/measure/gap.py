@@ -7,12 +7,12 @@ format.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ffncli.block.analysis.rounding import rounding_bound
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 
 _PIECE = 2**22  # values compared together: tensors are not copied in full

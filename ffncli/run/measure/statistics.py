@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import frexp, gcd, inf, isfinite, sqrt
 
 import torch
 from torch import Tensor
 
 from ffncli.block.value import NEAR_ZERO
-from ffncli.dataclass import dataclass
 
 BINS = 24  # of a histogram that fits 80 columns together with the statistics
 # Values read at once. With its float64 copy a chunk is 12 MB: small for a last-level cache, large against the cost of a

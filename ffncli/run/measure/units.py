@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ffncli.block.value import NEAR_ZERO
-from ffncli.dataclass import dataclass
 from ffncli.run.measure.statistics import chunk_size
 
 

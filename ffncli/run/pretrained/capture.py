@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from ffncli.block.recipe import steps
 from ffncli.block.steps import ffn_span, ffn_steps, id_inputs, state_inputs
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.files.dequantize import stored
 from ffncli.models.model import Layer, Resolved

@@ -15,6 +15,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
+from dataclasses import dataclass
 from functools import cache, partial
 from io import StringIO
 from pathlib import Path
@@ -24,7 +25,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, option, shown, shown_path
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
 from ffncli.models.model import Resolved

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ffncli.block.shard import Ranks
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, shown
 
 RANK_TIMEOUT = 120.0  # s that a rank waits for another by default

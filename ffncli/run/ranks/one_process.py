@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
@@ -24,7 +25,6 @@ from ffncli.block.steps import (
     walk,
     weight_symbol,
 )
-from ffncli.dataclass import dataclass
 from ffncli.models.counting.expert_parallel import all_to_all_bytes, exchanged
 from ffncli.models.counting.tensor_parallel import Slice, all_gather_bytes, ring_all_reduce_bytes, slices
 from ffncli.run.engine.sharded import RankEvent, execute_ranks, joined, tokens_of_rank

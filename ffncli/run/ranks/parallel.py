@@ -13,7 +13,7 @@ and rank, says beforehand how many rows come from where. No row is dropped, howe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 import torch
@@ -26,7 +26,6 @@ from torch.nn import functional
 
 from ffncli.block.shard import Ranks, rank_steps
 from ffncli.block.steps import AllReduce, Axis, Experts, Linear, Step, block_inputs, parameters, tables
-from ffncli.dataclass import dataclass
 from ffncli.run.engine.execute import Mode, apply, run, unmixed
 from ffncli.run.engine.sharded import RankEvent, tokens_of_rank
 from ffncli.run.ranks.environment import RANK_TIMEOUT

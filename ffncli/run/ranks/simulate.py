@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import gcd, prod
 from typing import Any
 
@@ -23,7 +24,6 @@ from torch.distributed.tensor.debug import CommDebugMode
 from ffncli.block.dtypes import activation_dtype
 from ffncli.block.shard import Ranks, rank_steps
 from ffncli.block.steps import Step, experts_per_token, id_inputs, input_shapes, parameters, tables
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.models.counting.plan import Collectives, Planner
 from ffncli.models.counting.tensor_parallel import all_gather_bytes, ring_all_reduce_bytes

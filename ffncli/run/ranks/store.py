@@ -6,6 +6,7 @@ All of it is in the store (torch's TCPStore) that torchrun's agent, or rank 0, h
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -14,7 +15,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ffncli.block.shard import Ranks
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.run.ranks.environment import Place
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ffncli.block import dtypes
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.run.measure.gap import gap, narrower, ulps
 from ffncli.run.measure.statistics import unravel

@@ -14,13 +14,13 @@ import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.headers import MOST_HEADER_BYTES, read_header
 from ffncli.models.files.rows import named_tensor

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ffncli.block.steps import Axis, Experts, Step, right_hand_side
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.json_records import Count, record_of
 from ffncli.run.engine.trace import Trace

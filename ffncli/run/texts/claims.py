@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ffncli.dataclass import dataclass
+from dataclasses import dataclass
+
 from ffncli.models.examples import find
 from ffncli.run.engine.prepare import prepare
 from ffncli.run.texts import TEXTS, facts

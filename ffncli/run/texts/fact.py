@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ffncli.block.steps import Step, block_inputs
-from ffncli.dataclass import dataclass
 from ffncli.run.engine.execute import EVAL, Mode, execute, run
 from ffncli.run.engine.prepare import Prepared
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 
 from ffncli.block.recipe import steps
 from ffncli.block.steps import Add, Norm, Step, ffn_span
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.runnable import folder_of

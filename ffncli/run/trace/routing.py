@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from math import log2
 
 from torch import Tensor
 
 from ffncli.block.steps import Step, routes
-from ffncli.dataclass import dataclass
 from ffncli.show.tensors import edges
 
 

@@ -10,7 +10,7 @@ times gradient is a unit's part, and the parts of all units, with the biases', a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import isnan, nan
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from ffncli.block.steps import ffn_span, routes
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, option
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import EVAL, execute

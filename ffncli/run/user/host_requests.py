@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from mmap import mmap
 
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from ffncli.block.recipe import FFNSpec
 from ffncli.block.steps import Step
-from ffncli.dataclass import dataclass
 from ffncli.kernels.choice import KernelChoice
 
 

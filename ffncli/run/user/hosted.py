@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from mmap import mmap
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +24,6 @@ from torch import Tensor
 
 from ffncli.block.recipe import FFNSpec
 from ffncli.block.steps import Step
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean
 from ffncli.kernels.choice import KernelChoice
 from ffncli.run.user.host_requests import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import permutations, product
 from math import inf
 
@@ -19,7 +19,6 @@ from torch.nn import functional
 from ffncli.block.activations import TABLE
 from ffncli.block.recipe import FFNSpec, NormKind, NormPosition, NormWeight, steps
 from ffncli.block.steps import Axis, Norm, Shape
-from ffncli.dataclass import dataclass
 from ffncli.run.engine.execute import function, norm, run
 
 ACTIVATIONS = tuple(name for name, row in TABLE.items() if not row.learned)

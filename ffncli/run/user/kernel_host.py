@@ -12,12 +12,11 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from mmap import mmap
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, clean
 from ffncli.run.engine.threads import set_threads
 from ffncli.system.child import settle

@@ -12,7 +12,7 @@ import copy
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from ffncli.block.recipe import FFNSpec
 from ffncli.block.steps import parameters
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.kernels import BUILT_IN, built_in
 from ffncli.kernels.choice import KernelChoice, by_argument, missing_weight, require_unlike

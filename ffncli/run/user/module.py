@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from ffncli.block import activations, dtypes
 from ffncli.block.recipe import FFNSpec, steps
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown_path
 from ffncli.models.config.read import from_config
 from ffncli.models.dimensions import Dimensions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.dimensions import Dimensions, whole
 from ffncli.run.user.identify import EPS, ModuleSample, biases

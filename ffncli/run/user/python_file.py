@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import Parameter
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import Any
 from torch import nn
 
 from ffncli.block import activations
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, Terminated, did_you_mean, shown, shown_path
 from ffncli.models.dimensions import Dimensions, whole, width
 from ffncli.run.engine.execute import function

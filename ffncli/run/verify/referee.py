@@ -49,7 +49,7 @@ def certify(
     tolerance: float | None = None,
     batch_invariant: bool = False,
     threads: int | None = None,
-    limits: TimeLimits = TimeLimits(),
+    limits: TimeLimits | None = None,
 ) -> Verdict:
     """The verdict on one kernel, with its certificate. The reference is computed here, the kernel in another process.
 
@@ -64,7 +64,7 @@ def certify(
     computed = next(iter(ready.inputs.values())).dtype
     block = CheckedBlock(model, ready.layer, ready.steps, ready.weights, ready.inputs, computed, "cpu", seed, tolerance)
     generator = torch.Generator().manual_seed(seed + 1)
-    with torch.no_grad(), hosted(kernel, device_of(device), threads, limits) as host:
+    with torch.no_grad(), hosted(kernel, device_of(device), threads, limits or TimeLimits()) as host:
         rows = tuple(_rows(KernelTrial(host, block, generator, batch_invariant)))
         if kernel.file is not None and not kernel.attribute:
             kernel = kernel.with_attribute(host.name.rpartition(":")[2])  # of `mine.py:mlp`

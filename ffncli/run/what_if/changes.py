@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ffncli.block.steps import Activation, Experts, Linear, Multiply, Step, weight_symbol
 from ffncli.block.value import unit_steps
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, did_you_mean, option, shown
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 
 from ffncli.block.recipe import steps
 from ffncli.block.steps import ffn_span, ffn_steps, id_inputs
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.runnable import folder_of

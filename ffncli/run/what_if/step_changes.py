@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ffncli.block.steps import Step
-from ffncli.dataclass import dataclass
 from ffncli.run.engine.execute import EVAL, execute
 from ffncli.run.measure.statistics import unravel
 from ffncli.run.what_if.changes import Change, changed

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
-from ffncli.dataclass import dataclass
 from ffncli.show.page.element import element
 from ffncli.show.plots.plot import PlotAxis, axis
 

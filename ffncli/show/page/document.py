@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from ffncli.dataclass import dataclass
 from ffncli.show.page.element import Child, element, written
 
 # The page may run its own script and style, and show pictures that it makes; nothing else, from nowhere else.

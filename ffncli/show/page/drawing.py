@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from ffncli.dataclass import dataclass
 from ffncli.show.page.charts import WIDTH
 from ffncli.show.page.element import element
 

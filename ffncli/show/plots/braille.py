@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal
 
-from ffncli.dataclass import dataclass
 from ffncli.errors import clean
 from ffncli.show.plots.plot import Plot, PlotAxis, Tick, axis, letter
 from ffncli.show.text import encodable, pad, width

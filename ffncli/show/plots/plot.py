@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
-
-from ffncli.dataclass import dataclass
 
 
 @dataclass(frozen=True)

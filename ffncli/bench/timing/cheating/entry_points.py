@@ -23,6 +23,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any, TypeAlias
 
@@ -32,7 +33,6 @@ from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch.nn.modules import module as torch_module
 
 from ffncli.bench.verdict import WrongCode
-from ffncli.dataclass import dataclass
 from ffncli.kernels import BUILT_IN, built_in
 from ffncli.kernels.kernel import REGISTERED
 from ffncli.show.text import plural

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from time import perf_counter_ns, process_time_ns, thread_time_ns
 
@@ -21,7 +22,6 @@ from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.verdict import Ruling, WrongCode, WrongResult
 from ffncli.block.steps import Norm, walk
-from ffncli.dataclass import dataclass
 from ffncli.kernels.kernel import canonical
 from ffncli.show.text import percent, plural
 from ffncli.system.host import busy_threads

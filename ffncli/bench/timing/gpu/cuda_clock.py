@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from itertools import repeat
 from math import ceil
@@ -30,7 +30,6 @@ from ffncli.bench.machine.counters import Counters, Snapshot, SystemCounters
 from ffncli.bench.machine.devices import GpuProbe, Sample, clock_flags
 from ffncli.bench.records import HOST_SECONDS, OTHER_STREAM
 from ffncli.bench.timing.clock import Call, Clock, CpuClock
-from ffncli.dataclass import dataclass
 
 Cuda: TypeAlias = Any  # torch.cuda, or a stand-in: Event, _sleep, synchronize
 LONGEST = 0.02  # s; waiting longer costs more than it gains

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import cycle
 from math import exp, log, log1p
 from statistics import median
@@ -34,7 +34,6 @@ from ffncli.bench.timing.placement import caching, flusher, nbytes
 from ffncli.bench.timing.reporter import REPORTER
 from ffncli.block.dtypes import find
 from ffncli.block.recipe import FFNSpec
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.kernels import BUILT_IN, built_in
 from ffncli.kernels.choice import KernelChoice

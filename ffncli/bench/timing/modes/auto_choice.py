@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from ffncli import kernels
 from ffncli.bench.records import Case
 from ffncli.bench.results.row import columns
 from ffncli.block.recipe import steps
-from ffncli.dataclass import dataclass
 from ffncli.errors import ExitCode, FFNError, clean, shown_path
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.files.json_records import record_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -26,7 +26,6 @@ from ffncli.bench.timing.placed_kernel import touched
 from ffncli.bench.timing.placement import Arena, Caching, caching, flusher
 from ffncli.bench.timing.rounds import Arm, Measured, measure, plan_of
 from ffncli.block.steps import Activation, Experts, Step, block_inputs
-from ffncli.dataclass import dataclass
 from ffncli.kernels.dense import activation
 from ffncli.run.engine.execute import apply, execute, received, run
 
@@ -162,7 +161,7 @@ class TimedSteps:
 
     mode: Caching
     names: tuple[str, ...] = ()
-    load: ExpertLoad = ExpertLoad()
+    load: ExpertLoad = field(default_factory=ExpertLoad)
     measured: Measured | None = None
     error: Exception | None = None
 

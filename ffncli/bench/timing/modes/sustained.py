@@ -11,7 +11,7 @@ cards, so after a turn of a third of it both sides would show the mixture.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import ceil, exp, fsum, log
 
 from ffncli.bench.judge.ratios import paired
@@ -20,7 +20,6 @@ from ffncli.bench.records import TimedBlock
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.timing.rounds import Arm
-from ffncli.dataclass import dataclass
 
 TURN = 0.3  # s
 WORTH_SAYING = 0.01  # difference to the ratio at equal clock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 
 from ffncli.block.shard import Ranks
 from ffncli.block.steps import Experts, Route, Step, block_inputs, ffn_span, ffn_steps
-from ffncli.dataclass import dataclass
 from ffncli.kernels.kernel import Kernel, kernel_steps
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import execute

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.shard import Ranks, rank_steps
 from ffncli.block.steps import AllReduce, Dropout, ffn_steps, shapes, walk
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.kernels import built_in
 from ffncli.kernels.kernel import Kernel

@@ -10,7 +10,7 @@ Tokens that reach every expert: an expert without tokens does not affect any out
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ffncli.block.recipe import FFNSpec
 from ffncli.block.steps import Experts, Norm, parameters
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.model import Resolved

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -13,7 +13,6 @@ from ffncli.block.cost import cost
 from ffncli.block.dtypes import find
 from ffncli.block.recipe import FFNSpec
 from ffncli.block.steps import Route, Step
-from ffncli.dataclass import dataclass
 from ffncli.errors import FFNError
 from ffncli.run.engine.reference import in_float64, steady_tokens
 from ffncli.run.measure.gap import gap
