@@ -6,7 +6,7 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, nan
 from typing import Any, Generic, TypeVar, overload
 
@@ -256,6 +256,7 @@ TEXTS = several(TEXT, "text, or several texts", least=0)
 PATHS = several(PATH, "a path, or several of them", least=0)
 COUNTS = comma_list(COUNT, "a whole number from 1, or several of them")
 NAMES = comma_list(Accepts("a name", lambda value: text(value).strip()), "a name, or several of them")
+FORMATS = replace(NAMES, words="a format such as 'fp8', or several")
 
 
 def optional(accepts: Accepts[T], words: str, *nothing: str) -> Accepts[T | None]:

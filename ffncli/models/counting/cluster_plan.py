@@ -26,7 +26,7 @@ from ffncli.models.counting.expert_load import UNIFORM, skew_text
 from ffncli.models.counting.plan import Planner, PlanRow
 from ffncli.models.dimensions import token_counts
 from ffncli.models.model import Resolved
-from ffncli.options.accept import COUNTS, NAMES, listed
+from ffncli.options.accept import COUNTS, FORMATS, NAMES, listed
 from ffncli.options.conflicts import Conflict, check, given
 from ffncli.options.opt import COMPUTE, Opt
 from ffncli.options.shared import Batch, Counts, SeqLen, TokenList
@@ -37,6 +37,7 @@ _OF_THE_SHEET = tuple(
     Conflict(name, contradicts="measured", why="measured rates take the place of the data sheet's")
     for name in ("gemm_efficiency", "memory_efficiency")
 )
+_DEVICES = replace(NAMES, words="a name such as 'h100', or several")
 _cluster = partial(Opt, group="Accelerators")
 
 
@@ -68,7 +69,7 @@ class PlanQuestion(Assumptions):
     device: Annotated[
         str | Sequence[str] | None,
         _cluster(
-            "--device", metavar="NAME,...", accepts=NAMES, repeat=True, completes="devices", daily=True,
+            "--device", metavar="NAME,...", accepts=_DEVICES, repeat=True, completes="devices", daily=True,
             help="Accelerators, as in h100,mi300x; list shows all that are known. [default: h100]",
         ),
     ] = field(default=None, kw_only=False)  # fmt: skip
@@ -90,7 +91,7 @@ class PlanQuestion(Assumptions):
     dtype: Annotated[
         str | Sequence[str] | None,
         Opt(
-            "--dtype", metavar="NAME,...", accepts=NAMES, repeat=True, group=COMPUTE, daily=True,
+            "--dtype", metavar="NAME,...", accepts=FORMATS, repeat=True, group=COMPUTE, daily=True,
             completes="dtypes stored",
             help="Format of the weights: bf16, fp8, q4_0, ... [default: as released or stored]",
         ),

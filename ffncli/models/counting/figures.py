@@ -13,7 +13,7 @@ from ffncli.models.counting.count import ModelCount, count, storage_of
 from ffncli.models.counting.traffic import DeviceFloor, TokenCost, device_floors, ridge_of, ridge_tokens, token_costs
 from ffncli.models.dimensions import token_counts
 from ffncli.models.model import Model, Resolved
-from ffncli.options.accept import ABOVE_ZERO, NAMES, Accepts, comma_list, listed
+from ffncli.options.accept import ABOVE_ZERO, FORMATS, Accepts, comma_list, listed
 from ffncli.options.opt import COMPUTE, Opt, Options
 from ffncli.options.shared import Batch, ExpertParallel, SeqLen, TensorParallel, TokenList
 from ffncli.system.hardware import Device, named
@@ -136,7 +136,7 @@ class FigureQuestion(Options):
     dtype: Annotated[
         str | Sequence[str] | None,
         Opt(
-            "--dtype", metavar="NAME,...", accepts=NAMES, repeat=True, group=COMPUTE, daily=True,
+            "--dtype", metavar="NAME,...", accepts=FORMATS, repeat=True, group=COMPUTE, daily=True,
             completes="dtypes stored",
             help="Format of the weights: fp32, bf16, fp8, q4_0, ... [default: as released or stored]",
         ),
