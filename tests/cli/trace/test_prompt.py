@@ -446,7 +446,7 @@ def test_unembedding_without_a_prompt(call):
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
-        ("llama", ["--prompt", ""], "--prompt is empty; give some text, or --input-ids 1,2,3"),
+        ("llama", ["--prompt", ""], "--prompt is empty; give some text, or the tokens' numbers as --input-ids"),
         ("llama", ["--prompt", "Hello", "--input-ids", "1"], "--prompt contradicts --input-ids; give one"),
         ("llama", ["--prompt", "Hello", "--position", "1"], "--position 1 is out of range; the one token has"),
         ("llama", ["--prompt", "Hello", "--position", "x"], "--position must be a number"),
@@ -518,9 +518,7 @@ def expect_refused(call, folder: Path, code: int, said: str) -> None:
 
 def test_no_tokenizer(call, copied):
     (copied / "tokenizer.json").unlink()
-    expect_refused(
-        call, copied, 2, "/model has no tokenizer (tokenizer.json); --input-ids 1,2,3 gives the tokens' numbers"
-    )
+    expect_refused(call, copied, 2, "/model has no tokenizer (tokenizer.json); --input-ids takes the tokens' numbers")
 
 
 def test_an_architecture_that_transformers_does_not_know(call, copied):

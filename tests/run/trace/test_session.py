@@ -183,8 +183,7 @@ def test_all_layers_are_what_the_shell_prints(call):
 
 # --- how the command is made ------------------------------------------------------------------------------------------
 
-PAGES = ("page", "model_page", "unembed_page", "sampling_page", "explain_page", "example_page", "units_page",
-         "survey_page", "routing_page", "ranks_page")  # fmt: skip
+PAGES = ("page", "unembed_page", "explain_page", "layers_page", "ranks_page")
 
 
 def test_the_command_parses_calls_and_shows():
