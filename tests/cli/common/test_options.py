@@ -14,58 +14,25 @@ from typer.testing import CliRunner
 
 from ffncli.bench.request.grid import Grid
 from ffncli.bench.request.options import ResultOptions, certificate_files
-from ffncli.cli.common.options import OutputOptions, RunOptions, TokenOptions
-from ffncli.cli.common.parsers import byte_count, natural, positive, probability
+from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.prompt_options import lines_note, prompt_text
 from ffncli.cli.common.spread import spread
 from ffncli.cli.main import COMMANDS, _app
 from ffncli.errors import FFNError, spelled
+from ffncli.models.dimensions import leading_axes
 from ffncli.options.accept import COUNT, TEXTS, Accepts
 from ffncli.options.opt import Opt, Options, as_typed
 from ffncli.run.activations.question import DataQuestion
 
 
-def test_numbers_at_their_limits():
-    assert (positive("--x", 5)("5"), natural("--x", 5)("5"), natural("--x")("0")) == (5, 5, 0)
-    assert (probability("--x")("0"), probability("--x")("0.999")) == (0.0, 0.999)
-    with pytest.raises(FFNError, match="--x must be a whole number from 1 to 5, got 6"):
-        positive("--x", 5)("6")
-    with pytest.raises(FFNError, match="--x must be a whole number from 1 to 5, got 0"):
-        positive("--x", 5)("0")
-    with pytest.raises(FFNError, match="--x must be a whole number from 0 to 5, got '6'"):
-        natural("--x", 5)("6")
-
-
-@pytest.mark.parametrize(
-    ("typed", "size"),
-    [
-        ("512MB", 512 * 10**6),
-        ("4G", 4 * 10**9),
-        ("2.5GiB", 5 << 29),
-        ("1ki", 1024),
-        ("0.5 kb", 500),
-        ("7", 7),
-        ("8B", 8),
-    ],
-)
-def test_sizes(typed, size):
-    assert byte_count("--x")(typed) == size
-
-
-@pytest.mark.parametrize("typed", ["", "0", "0.1", "-1", "GB", "4 PB", "1e9", "9" * 19, "nan", "4GBs", "99999999999T"])
-def test_what_is_no_size(typed):
-    with pytest.raises(FFNError, match="--x must be a size, as in 512MB or 4GiB, got"):
-        byte_count("--x")(typed)
-
-
 def test_tokens():
-    assert TokenOptions().leading() is None
-    assert TokenOptions(tokens=4).leading() == (4,)
-    assert TokenOptions(batch=2, seq_len=3).leading() == (2, 3)
-    assert (TokenOptions(batch=2).leading(), TokenOptions(seq_len=3).leading()) == ((2, 1), (1, 3))
-    for contradiction in (TokenOptions(1, batch=1), TokenOptions(1, seq_len=1)):
+    assert leading_axes(None, None, None) is None
+    assert leading_axes(4, None, None) == (4,)
+    assert leading_axes(None, 2, 3) == (2, 3)
+    assert (leading_axes(None, 2, None), leading_axes(None, None, 3)) == ((2, 1), (1, 3))
+    for contradiction in ((1, 1, None), (1, None, 1)):
         with pytest.raises(FFNError, match="contradicts"):
-            contradiction.leading()
+            leading_axes(*contradiction)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +80,6 @@ def test_the_sink_has_what_was_said(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     found = OutputOptions(out="~/x", force=True, no_color=True, quiet=True).output()
     assert (found.path, found.force, found.color, found.quiet) == (str(tmp_path / "x"), True, "never", True)
-    assert RunOptions().device == "cpu"
 
 
 def test_when_there_is_colour():
