@@ -43,13 +43,19 @@ from ffncli.cli.main import COMMANDS
 from ffncli.cli.trace import command as trace
 from ffncli.options.conflicts import table
 from ffncli.options.opt import options_of
+from ffncli.run.activations import question as activations
 from ffncli.run.texts import TEXTS
 from ffncli.run.trace import question as trace_question
+from ffncli.run.verify import question as verify
 from ffncli.show.text import bytes_text
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
-RULES = {"trace": (*trace_question.RULES, *trace_question.ONE_LAYER, *trace.MANY_RULES, *trace.PAGE_RULES)}
+RULES = {
+    "activations": activations.CONFLICTS,
+    "verify": verify.CONFLICTS,
+    "trace": (*trace_question.RULES, *trace_question.ONE_LAYER, *trace.MANY_RULES, *trace.PAGE_RULES),
+}
 WRITER = "written by make docs-update"
 
 

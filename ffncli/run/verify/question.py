@@ -12,7 +12,8 @@ from ffncli.models.dimensions import Dimensions
 from ffncli.models.source import is_user_module
 from ffncli.options import shared
 from ffncli.options.accept import FROM_ZERO, SECONDS, TEXT, TEXTS, Accepts, several
-from ffncli.options.opt import Opt, chosen
+from ffncli.options.conflicts import Conflict, check
+from ffncli.options.opt import Opt
 from ffncli.run.user.options import Against, Input, ModelSource
 from ffncli.run.user.time_limit import LoadOptions
 
@@ -130,13 +131,21 @@ class VerifyQuestion(Dimensions, LoadOptions):
     rank_timeout: shared.RankTimeout = None
 
 
+CONFLICTS = (
+    Conflict(
+        "referee", contradicts="check against input tokens batch seq_len",
+        why="it runs its own checks, on inputs that it draws",
+    ),
+    Conflict("batch_invariant call_time", needs="referee", why="it is the referee's"),
+)  # fmt: skip
+
+
 def kernels_and_checks(question: VerifyQuestion) -> tuple[tuple[KernelChoice, ...], tuple[str, ...] | None]:
     """(the kernels, the names of the checks to run, None for all) of a question that does not contradict itself."""
+    check(CONFLICTS, question)
     names, kernels = tuple(question.check) or None, choices(question.kernel)
     if question.referee:
         _require_one_kernel(question, kernels)
-    elif alone := next((name for name in ("batch_invariant", "call_time") if name in chosen(question)), None):
-        raise FFNError(f"{option(alone)} needs {option('referee')}", "it is the referee's")
     if kernels and names and "kernels" not in names:
         raise FFNError(
             f"{option('kernel')} contradicts {option('check', ','.join(names))}",
@@ -146,12 +155,7 @@ def kernels_and_checks(question: VerifyQuestion) -> tuple[tuple[KernelChoice, ..
 
 
 def _require_one_kernel(question: VerifyQuestion, kernels: tuple[KernelChoice, ...]) -> None:
-    """Raises FFNError for options that mean nothing to the referee, and unless there is one kernel to judge."""
-    unused = ("check", "against", "input", "tokens", "batch", "seq_len")
-    if other := next((name for name in unused if name in chosen(question)), None):
-        raise FFNError(
-            f"{option('referee')} contradicts {option(other)}", "it runs its own checks, on inputs that it draws"
-        )
+    """Raises FFNError unless there is one kernel to judge, on a block that is not a user's own module."""
     if len(kernels) != 1:
         raise FFNError(
             f"{option('referee')} judges one kernel, not {len(kernels)}", f"name it: {option('kernel', 'mine.py:mlp')}"
