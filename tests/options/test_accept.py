@@ -43,7 +43,7 @@ REFUSED = [
     (accept.percentage(), 3), (accept.percentage(), "0"), (accept.percentage(0.5), "51%"), (accept.percentage(), "x"),
     (accept.SECONDS, "0s"), (accept.SECONDS, 86_401), (accept.SECONDS, "1d"), (accept.SECONDS, True),
     (accept.BYTES, "0"), (accept.BYTES, "4XB"),
-    *((accept.BYTES, typed) for typed in ("", "0.1", "-1", "GB", "4 PB", "1e9", "9" * 19, "nan", "4GBs", "9" * 11 + "T")),
+    *((accept.BYTES, size) for size in ("", "0.1", "-1", "GB", "4 PB", "1e9", "nan", "4GBs", "9" * 19, "9" * 11 + "T")),
     (accept.TEXT, 3), (accept.TEXT, None), (accept.FLAG, 1),
     (accept.FLAG, "yes"),
     (accept.COUNTS, []), (accept.COUNTS, "1,,2"), (accept.COUNTS, "1,0"), (accept.TEXTS, [1]),
