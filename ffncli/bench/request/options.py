@@ -319,8 +319,7 @@ CONFLICTS = (
     Conflict("suite", allows=_OF_SUITE, why="a suite's cases, seed and baseline are fixed: leave it out"),
     Conflict("resume", contradicts="save", why="it continues in the file that it names"),
     Conflict("resume", contradicts="certificate", why="the run keeps those that it began with"),
-    Conflict("slots", needs="launcher", why="they are cases on other machines"),
-    Conflict("launcher_option", needs="launcher", why="it is the launcher's"),
+    Conflict("slots launcher_option", needs="launcher", why="it is about other machines: name slurm or ray"),
     Conflict("selftest", contradicts="tp ep launcher", why="it tests the benchmark on one rank, on this machine"),
     Conflict("selftest", contradicts="plot plot_file", why="it has no sweep to plot"),
     Conflict(

@@ -30,7 +30,6 @@ BROKEN = [  # in the order of the table
     ({"resume": "a.csv", "save": "b.csv"}, "resume contradicts save"),
     ({"resume": "a.csv", "certificate": ("c.json",)}, "resume contradicts certificate"),
     ({"slots": 2}, "slots needs launcher"),
-    ({"launcher_option": ("a=b",)}, "launcher_option needs launcher"),
     ({"selftest": True, "tp": 2}, "selftest contradicts tp; it tests the benchmark on one rank, on this machine"),
     ({"selftest": True, "plot_file": "a.svg"}, "selftest contradicts plot_file"),
     ({"selftest": True, "in_model": True, "source": "x"}, "selftest contradicts in_model"),
@@ -79,6 +78,7 @@ def test_what_goes_together(options):
 
 
 def test_the_rules_name_options():
+    assert len(BROKEN) == len(CONFLICTS)
     known = {name for record in RECORDS for name in options_of(record)} | {"plot", "plot_file"}
     for rule in CONFLICTS:
         named = f"{rule.option} {rule.contradicts} {rule.needs} {rule.allows} {rule.unless}".split()
