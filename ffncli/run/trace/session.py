@@ -420,8 +420,8 @@ def save_values(
 
     count = sum(tensors[record.name].numel() for record in records)
     if count > _MOST_VALUES:
-        what = f"--save: {count:,} values are too many for a table (the limit is {_MOST_VALUES:,})"
-        raise FFNError(what, "save as .safetensors, or give fewer tokens by --position")
+        what = f"{option('save')}: {count:,} values are too many for a table (the limit is {_MOST_VALUES:,})"
+        raise FFNError(what, f"save as .safetensors, or give fewer tokens by {option('position')}")
     frames = [step_frame(tensors[record.name], record.tokens, tokens, layer) for record in records]
     named = [frame.assign(step=record.name) for frame, record in zip(frames, records, strict=True)]
     save_table(pandas.concat(named, ignore_index=True)[["step", *frames[0].columns]], path)

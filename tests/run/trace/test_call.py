@@ -14,7 +14,8 @@ import ffncli
 from ffncli.errors import FFNError
 from ffncli.models.dimensions import Dimensions
 from ffncli.options.opt import as_typed
-from ffncli.run.trace import call, question
+from ffncli.run.trace import call as trace_call
+from ffncli.run.trace import question
 from tests.oracles.own_modules import MODULES
 from tests.oracles.prompted import PROMPT, made
 
@@ -123,6 +124,15 @@ def test_a_module_that_is_loaded_is_computed_as_it_is(ask: Any, tmp_path: Path):
     assert ffncli.trace(model)["act"].shape == (4, 16)
 
 
+def test_a_survey_shows_positions_of_a_prompt_alone():
+    with pytest.raises(FFNError, match="position needs prompt or input_ids"):
+        ffncli.survey("gpt2", d_model=4, d_ff=8, position=-1)
+
+
+def test_pictures_keep_every_tensor(call):
+    assert call("trace", "8x16:gelu", "--heatmap", "--tokens", "2")[2] == "note: kept 4 tensors, 0.0 MB\n"
+
+
 def test_numbers_may_be_numpys_and_lists_anything_that_counts():
     path = made("llama").path
     plain = ffncli.trace(path, layer=1, prompt=PROMPT, position="0,2", show=4)
@@ -147,5 +157,5 @@ def test_remarks_come_when_they_arise():
 
     notes: list[str] = []
     with pytest.raises(FFNError, match="no step 'nope'"):
-        call.session_for(Question(d_model="4", explain=("nope[0,1]",)), notes.append)
+        trace_call.session_for(Question(d_model="4", explain=("nope[0,1]",)), notes.append)
     assert notes == ["assuming d_ff = 4x, activation relu, biases"]
