@@ -11,8 +11,7 @@ from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.plot_options import PlotOptions
 from ffncli.cli.common.spread import spread
 from ffncli.errors import Terminated
-from ffncli.run.approximate.question import CONVENTIONS, FitQuestion, cases
-from ffncli.run.approximate.targets import TARGETS
+from ffncli.run.approximate.question import CONVENTIONS, TARGETS, FitQuestion, cases
 from ffncli.run.engine.threads import set_threads
 from ffncli.show.color import progress
 from ffncli.show.parts import Answer, Heading, Line, Part, Table

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Annotated
 
-from ffncli.cli.common.block_summary import dimensions_text
 from ffncli.cli.common.options import OutputOptions
-from ffncli.cli.common.short_lines import ShortLine, short_lines
 from ffncli.cli.common.spread import spread
+from ffncli.cli.common.summaries import ShortLine, dimensions_text, short_lines
 from ffncli.errors import ExitCode, FFNError
 from ffncli.options.opt import Opt, Options
 from ffncli.run.verify.call import verdict_of

@@ -17,7 +17,7 @@ from ffncli.bench.results.csv_file import COLUMNS, cells, json_rows
 from ffncli.bench.results.journal import ResultFiles
 from ffncli.bench.results.row import ResultRow
 from ffncli.cli.common.result_lines import balance, command_line, interval, rates, ratio, remarks, verdict, warned
-from ffncli.cli.common.short_lines import ShortLine, short_lines
+from ffncli.cli.common.summaries import ShortLine, short_lines
 from ffncli.cli.common.sweep_page import sweep
 from ffncli.errors import ExitCode, FFNError, shown_path
 from ffncli.show.parts import Answer, Heading, Line, Part, Table

@@ -20,7 +20,7 @@ _LISTS: dict[str, tuple[str, str, Callable[[Any], Iterable[str]]]] = {
     "parts": ("ffncli.run.export.problem", "Part", get_args),
     "examples": ("ffncli.models.examples", "EXAMPLES", list),
     "checks": ("ffncli.run.verify.question", "CHECK_STATEMENTS", list),
-    "targets": ("ffncli.run.approximate.targets", "TARGETS", list),
+    "targets": ("ffncli.run.approximate.question", "TARGETS", list),
     "dtypes": ("ffncli.block.dtypes", "TABLE", lambda rows: [row.name for row in rows]),
     "stored": ("ffncli.block.dtypes", "STORED", lambda rows: [row.name for row in rows]),
     "rounding": ("ffncli.block.analysis.rounding", "FORMATS", list),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ffncli.cli.common.model_run import label, labels, named
+from ffncli.cli.common.summaries import label, labels, named
 from ffncli.show.parts import Heading, Line, Part, Table
 from ffncli.show.tensors import Excerpt, number_text
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import CONVENTIONS
 from ffncli.block.value import NEAR_ZERO
-from ffncli.cli.common.model_run import listed, named
+from ffncli.cli.common.summaries import listed, named
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.text import in_percent, percent, plural
 

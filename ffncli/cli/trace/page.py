@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ffncli.block.cost import CONVENTIONS
 from ffncli.block.steps import Experts
 from ffncli.block.value import NEAR_ZERO
-from ffncli.cli.common.block_summary import dimensions_text
-from ffncli.cli.common.model_run import agreement_text, labels, listed
+from ffncli.cli.common.summaries import agreement_text, dimensions_text, labels, listed
 from ffncli.cli.trace.explain_page import change_parts, changes_json, explanation_parts, prediction_json
 from ffncli.cli.trace.layers_page import routing_json, routing_parts
 from ffncli.cli.trace.ranks_page import ranks_json, ranks_parts, ranks_rows

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from math import nan
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ffncli.cli.common.model_run import label, named
+from ffncli.cli.common.summaries import label, named
 from ffncli.show.parts import Heading, Line, Part, Table
 from ffncli.show.tensors import number_text
 

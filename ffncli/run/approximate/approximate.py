@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ffncli.run.approximate.fit import SPREAD, Advance, Weights, drawn, finite, refitted, train, unscaled
-from ffncli.run.approximate.question import FitCase, FitQuestion
-from ffncli.run.approximate.targets import Domain, Target
+from ffncli.run.approximate.question import Domain, FitCase, FitQuestion, Target
 from ffncli.run.engine.execute import NAMESPACE, run
 from ffncli.run.engine.threads import one_thread
 

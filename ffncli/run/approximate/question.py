@@ -1,9 +1,9 @@
-"""The question of `ffn approximate`, checked and expanded into cases, one block each; torch is not imported for it."""
+"""The question of ffn approximate, checked and expanded into cases, one block each; torch is not imported for it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -11,25 +11,70 @@ from ffncli.block import activations
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Axis, Linear, Step
-from ffncli.errors import FFNError, option, shown
+from ffncli.errors import FFNError, did_you_mean, option, shown
 from ffncli.models.dimensions import width
 from ffncli.options.accept import Accepts, comma_list, listed, number_or_text, real, text, whole
 from ffncli.options.opt import COMPUTE, Opt, Options
-from ffncli.run.approximate.targets import TARGETS, Domain, Target, find
+
+Domain = tuple[float, float]
+_CIRCLE: Domain = (-math.pi, math.pi)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One function of `inputs` numbers, each from `domain` by default.
+
+    `f(m, *x)` is written over a namespace `m` with torch's names, as in `block/activations.py`; one x per input.
+    """
+
+    name: str
+    formula: str
+    f: Callable[..., Any]
+    inputs: int = 1
+    domain: Domain = _CIRCLE
+
+
+def _bump(m: Any, x: Any) -> Any:
+    inside = m.abs(x) < 1
+    return m.where(inside, m.exp(1 - 1 / (1 - m.where(inside, x, 0 * x) ** 2)), 0 * x)
+
+
+def _and(m: Any, a: Any, b: Any) -> Any:
+    return m.where((a > 0.5) & (b > 0.5), 0 * a + 1, 0 * a)
+
+
+_TARGETS = (
+    Target("sin", "sin(x)", lambda m, x: m.sin(x)),
+    Target("abs", "|x|", lambda m, x: m.abs(x)),
+    Target("step", "1 if x ≥ 0 else 0", lambda m, x: m.where(x >= 0, 0 * x + 1, 0 * x)),
+    Target("bump", "exp(1 − 1/(1 − x²)) if |x| < 1 else 0", _bump),  # smooth, and 0 outside
+    Target("and", "1 if a > 1/2 and b > 1/2 else 0", _and, 2, (0.0, 1.0)),  # if A and B then C
+)
+TARGETS: dict[str, Target] = {target.name: target for target in _TARGETS}
+
+
+def find(name: str) -> Target:
+    """The target of that name. Raises FFNError for an unknown one, with the nearest."""
+    key = name.strip().lower()
+    if key not in TARGETS:
+        raise FFNError(
+            f"{option('targets')}: unknown target {shown(name)}",
+            did_you_mean(key, list(TARGETS), "use one of " + ", ".join(TARGETS)),
+        )
+    return TARGETS[key]
+
 
 ACTIVATIONS = ("relu", "gelu", "silu", "sigmoid", "tanh", "identity", "swiglu", "geglu")
 WIDTHS = ("1", "2", "4", "8", "16", "32", "64")
 SAMPLES = {1: 256, 2: 1024}  # inputs → without noise
 NOISY_SAMPLES = 32
 STEPS = 300
-
 MAX_WIDTH, MAX_SEEDS, MAX_SAMPLES, MAX_STEPS, MAX_ROWS = 4096, 100, 100_000, 100_000, 1000
 MAX_VALUES = 1 << 24  # of one hidden tensor, all seeds together: 64 MB in float32, and training keeps a dozen of these
 MAX_REFIT = (
     1 << 32
 )  # samples × d_ff × the smaller of them, of least squares, in one call that Ctrl-C cannot stop: a second or two
 MAX_END, MIN_EXTENT = 1e6, 1e-6
-
 CONVENTIONS: Mapping[str, str] = {
     "block": "up (and gate), activation, down, with biases in plain and gated blocks alike; the down projection ends in"
     " the target's one value, so with one input it is the block d_model = 1",
@@ -82,7 +127,6 @@ _NAMES = comma_list(Accepts("text", lambda value: text(value).strip()), "a name,
 _WIDTHS = comma_list(
     number_or_text("a whole number or text such as '4x'"), "a whole number or text such as '4x', or several of them"
 )
-
 _NOISE = real(f"a number from 0 to {MAX_END:g}", lambda x: 0 <= x <= MAX_END)
 
 

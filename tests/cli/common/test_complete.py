@@ -19,7 +19,7 @@ from ffncli.cli.main import COMMANDS
 from ffncli.kernels import BUILT_IN
 from ffncli.models import catalog
 from ffncli.models.examples import EXAMPLES
-from ffncli.run.approximate.targets import TARGETS
+from ffncli.run.approximate.question import TARGETS
 from ffncli.run.verify.question import CHECK_STATEMENTS
 from tests.cli.test_main import HEAVY, MAIN, PROBE
 

@@ -22,7 +22,7 @@ from ffncli.models.config.read import from_config
 from ffncli.models.counting.count import count
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.source import load
-from ffncli.run.activations.variants import _instead
+from ffncli.run.activations.on_data import _instead
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.prepare import prepare
 from tests.oracles.architectures import config_fields

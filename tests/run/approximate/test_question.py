@@ -12,8 +12,7 @@ from ffncli.block.activations import NO_LIMITS, Limits
 from ffncli.block.formulas import SCALAR
 from ffncli.errors import FFNError
 from ffncli.run.approximate.approximate import _data
-from ffncli.run.approximate.question import FitQuestion, cases, parse_domain
-from ffncli.run.approximate.targets import TARGETS, find
+from ffncli.run.approximate.question import TARGETS, FitQuestion, cases, find, parse_domain
 
 X = np.linspace(-2, 2, 401) + 1e-3
 ORACLES = {

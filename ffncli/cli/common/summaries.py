@@ -1,4 +1,4 @@
-"""A real model's tokens as labels, and its agreement with our steps in words."""
+"""Short texts of several pages: a block, a model's tokens and its agreement with our steps, a line per check."""
 
 from __future__ import annotations
 
@@ -6,12 +6,27 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from ffncli.show.parts import Line, Part
 from ffncli.show.tensors import edges
-from ffncli.show.text import plural
+from ffncli.show.text import pad, plural
 
 if TYPE_CHECKING:
-    from ffncli.run.engine.prepare import Token
+    from ffncli.run.engine.prepare import BlockSummary, Token
     from ffncli.run.measure.gap import Agreement
+
+
+def dimensions_text(block: BlockSummary) -> str:
+    """`d_model 4, d_ff 8, relu, plain, bias`; a final layer alone has neither d_ff nor activation.
+
+    A mixture of experts adds the number of experts and how many a token uses; `d_ff` is one expert's.
+    """
+    kind, bias = "gated" if block.gated else "plain", "bias" if block.bias else "no bias"
+    ffn = "" if block.d_ff is None else f", d_ff {block.d_ff}, {block.activation}, {kind}"
+    norm = f", {block.norm}" if block.norm else ""
+    shared = f" + {block.shared_experts} shared" if block.shared_experts else ""
+    moe = f", MoE of {block.experts} experts{shared}, top {block.top_k}" if block.experts else ""
+    return f"d_model {block.d_model}{ffn}, {bias}{norm}{moe}"
+
 
 _LONGEST = 12  # characters of a token's text in a label: a row of eight values still fits 100 columns
 
@@ -47,3 +62,12 @@ def agreement_text(agreement: Agreement) -> str:
     ulps = "" if agreement.ulps is None else f", {agreement.ulps:.3g} units in the last place there"
     error, relative = f"max error {agreement.max_error:.2e}", f"relative {agreement.relative_error:.2e}"
     return f"against the model's own FFN: {error}, {relative}{ulps}"
+
+
+ShortLine = tuple[str, str, str]  # PASS, FAIL or SKIP; the check or the kernel; why
+
+
+def short_lines(lines: Sequence[ShortLine]) -> list[Part]:
+    """The lines, their names in one column."""
+    width = max((len(name) for _, name, _ in lines), default=0)
+    return [Line(f"{word}  {pad(name, width)}  {text}".rstrip(), quiet=word == "SKIP") for word, name, text in lines]
