@@ -49,7 +49,7 @@ class OutputOptions(Options):
     debug: Annotated[bool, Opt("--debug", help="Print the traceback of an error.")] = False  # main.py reads argv
 
     def output(self) -> Output:
-        """The sink for these options. Raises FFNError for a contradiction or an existing file."""
+        """The sink for these options; a contradiction and an existing file are refused."""
         formats = [name for name, on in (("json", self.json), ("csv", self.csv)) if on]
         formats += [self.format] if self.format is not None else []
         if len(set(formats)) > 1:
@@ -64,7 +64,7 @@ class OutputOptions(Options):
         return Output(chosen, path, self.force, self.color_choice(), self.quiet)
 
     def color_choice(self) -> ColorChoice:
-        """When to use colours. Raises FFNError for an unknown value, and for a contradiction."""
+        """When to use colours."""
         choice = color_choice(self.color or "auto")
         if self.no_color and choice == "always":
             raise FFNError("--no-color contradicts --color always", "give one")

@@ -24,8 +24,7 @@ _NEEDED = {"activation": "its activation", "top_k": "how many experts a token go
 def activations_of(question: DataQuestion, others: Sequence[str] = (), dtype: str | None = None) -> ActivationData:
     """The inputs of the activations of a model's layer (`all`: of every layer), and the outputs of `others` for them.
 
-    `others` are canonical names. Raises FFNError as `activations_on_data`, and for a source that lacks something
-    required to run it, before torch is loaded.
+    `others` are canonical names. A source that lacks something required to run it is refused before torch is loaded.
     """
     leading = leading_axes(question.tokens, question.batch, question.seq_len)
     model_input = prompt_of(question.prompt, question.input_ids, question.position)

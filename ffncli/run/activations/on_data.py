@@ -55,7 +55,7 @@ def activations_on_data(
     """The inputs of the activations of a layer (`all`: of every layer) and the outputs of `others` for them.
 
     With a prompt the model runs once, and each layer is processed as soon as it has run; else every layer gets the
-    same input, as `prepare` takes it. `others` are canonical names. Raises FFNError as `prepare` and `run_model` do.
+    same input, as `prepare` takes it. `others` are canonical names.
     """
     layers = layers_of(resolved) if layer == "all" else [resolved.model.layer(layer)]
     if prompt is None:

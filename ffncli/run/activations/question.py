@@ -190,10 +190,7 @@ class FunctionsQuestion(Options):
     ] = False  # fmt: skip
 
     def chosen_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Canonical names of functions, and of gated units: the named ones, all functions, or those in use.
-
-        Raises FFNError for an unknown name.
-        """
+        """Canonical names of functions, and of gated units: the named ones, all functions, or those in use."""
         return (tuple(TABLE), ()) if self.everything else split(self.names or IN_USE)
 
     @property
@@ -202,7 +199,7 @@ class FunctionsQuestion(Options):
         return gated_name(self.against or "")
 
     def reference(self) -> str | None:
-        """The canonical name of the reference if it is a function. Raises FFNError for an unknown name."""
+        """The canonical name of the reference if it is a function."""
         function = None if self.against is None else resolve(self.against, option("against"))[0]
         return None if self.unit else function
 
@@ -265,7 +262,7 @@ CONFLICTS = (
 
 
 def require_same_kind(question: FunctionsQuestion, with_source: bool) -> None:
-    """Raises FFNError for a request of functions that is made of gated units, and the other way round.
+    """Refuse what is requested of functions for gated units, and the other way round.
 
     With a source the dtype is that of the model's run.
     """

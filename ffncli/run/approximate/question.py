@@ -54,7 +54,7 @@ TARGETS: dict[str, Target] = {target.name: target for target in _TARGETS}
 
 
 def find(name: str) -> Target:
-    """The target of that name. Raises FFNError for an unknown one, with the nearest."""
+    """The target of that name; an unknown one is refused with the nearest names."""
     key = name.strip().lower()
     if key not in TARGETS:
         raise FFNError(
@@ -96,7 +96,7 @@ CONVENTIONS: Mapping[str, str] = {
 
 
 def parse_domain(value: Any) -> Domain:
-    """`-3:3`, `-pi:2pi` or two numbers. Raises FFNError for anything that is not a range of numbers."""
+    """`-3:3`, `-pi:2pi` or two numbers, as the ends of a domain."""
     ends = value.split(":") if isinstance(value, str) else tuple(value)
     if len(ends) != 2:
         raise FFNError(f"{shown(value)} is not a range A:B", "for example -3:3 or -pi:pi")
@@ -140,8 +140,7 @@ class FitQuestion(Options):
     (4, 13)
 
     `widths` are of plain blocks, numbers or multiples of the inputs (`4x`). `samples` None: 256, for two inputs 1,024,
-    with noise 32. `domain` None: each target's own. Seeds are `seed`, `seed` + 1, ... Raises FFNError for impossible
-    values, unknown names and too many blocks.
+    with noise 32. `domain` None: each target's own. Seeds are `seed`, `seed` + 1, ...
     """
 
     targets: Annotated[
@@ -242,7 +241,7 @@ def one_value(spec: FFNSpec) -> tuple[Step, ...]:
 
 
 def cases(question: FitQuestion) -> tuple[FitCase, ...]:
-    """All blocks to train, by target, activation, width. Raises FFNError for unknown names and for too many blocks."""
+    """All blocks to train, by target, activation, width; too many are refused."""
     targets = [find(name) for name in dict.fromkeys(listed(question.targets))]
     names = [activations.gated_name(name) or activations.resolve(name)[0] for name in listed(question.activations)]
     names, widths = list(dict.fromkeys(names)), question.widths

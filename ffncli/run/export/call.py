@@ -99,8 +99,7 @@ class ExportQuestion(Dimensions, LoadOptions):
     `form` is that of `ffn export --as`, by default torch; `part` is `block`, with its norms and residual, or `ffn`
     alone (the default of flashinfer-trace, and what `ffn bench` times). `tokens` are the workloads. An ONNX model has
     the source's weights, or random ones of `seed`; `large` lets it have more than 200 MB. torch is imported for `onnx`,
-    and for a source in a Python file. Raises FFNError for whatever the command line refuses, and for an argument of the
-    wrong type.
+    and for a source in a Python file.
     """
 
     source: Annotated[Source | None, source_option("a block of --d-model")] = field(default=None, kw_only=False)

@@ -89,10 +89,7 @@ def problem_of(
     resolved: Resolved, part: Part, layer: int | str | None = None, dtype_name: str | None = None,
     tokens: Sequence[int] = (), exact: tuple[Step, ...] | None = None,
 ) -> ExportProblem:  # fmt: skip
-    """The problem for one layer of a model; `exact` are its steps where its files do not describe all of them.
-
-    Raises FFNError for an impossible layer or dtype, and for a source that does not say what its blocks compute.
-    """
+    """The problem for one layer of a model; `exact` are its steps where its files do not describe all of them."""
     chosen = layer_of(resolved, layer)
     block = steps(chosen.spec) if exact is None else exact
     block = kernel_steps(block) if part == "ffn" else block

@@ -71,7 +71,7 @@ def explain(topic: str) -> Topic:
     >>> ffncli.explain("gelu").sentences[0]
     'gelu(x) = x Φ(x): each number is multiplied by the chance that a standard normal number is below it.'
 
-    Its numbers are computed on the spot; other statements name their source. Raises FFNError for an unknown topic.
+    Its numbers are computed on the spot; other statements name their source.
     """
     name = find_topic(topic)
     if name is None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def verdict_of(question: VerifyQuestion) -> Verdict:
-    """Verify what the question names. Raises FFNError for an impossible request; a check that fails is a row."""
+    """Verify what the question names; a check that fails is a row of the verdict, not an error."""
     with package_errors(), question.limited():
         return _verdict(question)
 
@@ -89,7 +89,7 @@ def _block(question: VerifyQuestion) -> tuple[Resolved, UserModule | None]:
 
 
 def _require_tensors(resolved: Resolved) -> None:
-    """Raises FFNError for a directory without tensors: random weights would prove nothing about the file's weights.
+    """Refuse a directory without tensors: random weights would prove nothing about the file's weights.
 
     A config.json given as the source is verified with random weights.
     """
@@ -116,7 +116,7 @@ def _reference(against: Source, resolved: Resolved, seed: int) -> Resolved:
 def _split(question: VerifyQuestion, checks: Sequence[str] | None) -> Ranks | None:
     """The split that a question asks for; None for one process. `checks`: those to run, None for all.
 
-    Raises FFNError for options that contradict it, and RanksNeeded, before a Python file of the user is loaded.
+    What contradicts it is refused, and RanksNeeded raised, before a Python file of the user is loaded.
     """
     ranks = split_asked_for(question.tp, question.ep)
     if ranks is None:
@@ -142,8 +142,8 @@ def _split(question: VerifyQuestion, checks: Sequence[str] | None) -> Ranks | No
 
 
 def _require_split(model: Resolved, layer: int | str | None, ranks: Ranks | None) -> None:
-    """Raises FFNError if the layer cannot be split so, with the nearest numbers that would do; RanksNeeded where it
-    can, by several processes. The weights are floats here, whatever the file has.
+    """Refuse a split that the layer does not allow, with the nearest numbers that would do; raise RanksNeeded if it
+    takes several processes. The weights are floats here, whatever the file has.
     """
     if ranks is not None:
         chosen = model.model.layer(layer)

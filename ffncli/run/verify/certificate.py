@@ -63,7 +63,7 @@ def first_reason(rows: Sequence[CheckRow]) -> str:
 
 
 def file_digest(choice: KernelChoice) -> str | None:
-    """The sha256 of a user's file; None of a built-in kernel. Raises FFNError if it cannot be read."""
+    """The sha256 of a user's file; None of a built-in kernel."""
     if choice.file is None:
         return None
     try:

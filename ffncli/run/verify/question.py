@@ -67,8 +67,7 @@ class VerifyQuestion(Dimensions, LoadOptions):
     dimensions and `threads` are those of `ffncli.trace`. If `source` is a module in a Python file, `my.py:Class`, that
     module is run and compared too. With `referee` the verdict is on the one kernel, and has a `certificate`; times are
     in seconds, or text as it is typed. With `tp` and `ep` the block also runs over the processes that torchrun has
-    started, each of which makes this call; rank 0's verdict has the rows. Raises FFNError for what the command line
-    refuses and other types.
+    started, each of which makes this call; rank 0's verdict has the rows.
     """
 
     source: ModelSource = field(default=None, kw_only=False)
@@ -155,7 +154,7 @@ def kernels_and_checks(question: VerifyQuestion) -> tuple[tuple[KernelChoice, ..
 
 
 def _require_one_kernel(question: VerifyQuestion, kernels: tuple[KernelChoice, ...]) -> None:
-    """Raises FFNError unless there is one kernel to judge, on a block that is not a user's own module."""
+    """Refuse anything but one kernel to judge, on a block that is not a user's own module."""
     if len(kernels) != 1:
         raise FFNError(
             f"{option('referee')} judges one kernel, not {len(kernels)}", f"name it: {option('kernel', 'mine.py:mlp')}"

@@ -99,8 +99,8 @@ def verify_layer(
     ()
 
     By default these are all checks, the built-in kernels that need no compiling, the dtype's tolerance. `user_module`
-    is set if the model is one, `split` if this process is one of several ranks. Raises FFNError for an impossible
-    request; a check that fails is a row.
+    is set if the model is one, `split` if this process is one of several ranks. A check that fails is a row, not an
+    error.
     """
     names = check_names(checks)
     if split is None:
@@ -127,7 +127,7 @@ def verify_layer(
 
 
 def check_names(names: Sequence[str] | None) -> tuple[str, ...]:
-    """The checks by name, in the table's order; None means all. Raises FFNError for an unknown one."""
+    """The checks by name, in the table's order; None means all."""
     for name in names or ():
         if name not in CHECKS:
             hint = did_you_mean(name, list(CHECKS), "checks: " + ", ".join(CHECKS))
@@ -136,7 +136,7 @@ def check_names(names: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _require_covered(resolved: Resolved, ready: Prepared) -> None:
-    """Raises FFNError for a layer that no check covers."""
+    """Refuse a layer that no check covers."""
     where, spec = f"{ready.layer.stack} layer {ready.layer.index}", ready.layer.spec
     if id_inputs(ready.steps):
         chooses = (str(g.layers[0]) for g in resolved.model.groups if not (g.spec.moe and g.spec.moe.lookup))

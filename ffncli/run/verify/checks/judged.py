@@ -208,7 +208,7 @@ _TF32, _BF16 = 11, 8
 def precision(trial: KernelTrial) -> Iterator[CheckRow]:
     """Its rms error and the arithmetic that makes one as large; it fails below the dtype's own.
 
-    Where the user allows an error (--tolerance), a lower one is reported. A kernel that declares fewer bits is held to
+    Where the user allows an error (`tolerance`), a lower one is reported. A kernel that declares fewer bits is held to
     these.
     """
     x = trial.draw(min(_TOKENS, trial.most_tokens))

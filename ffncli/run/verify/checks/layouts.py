@@ -1,7 +1,7 @@
 """The layout check: how the file's tensors were read, the evidence, and the effect of each misreading.
 
 The proof that our reading is right is another program's result: transformers' module for the layer, run on its actual
-input, or the same layer of another checkpoint (`--against`). If ours differs from it but a misreading agrees, that
+input, or the same layer of another checkpoint (`against`). If ours differs from it but a misreading agrees, that
 misreading is named.
 
 Tokens that reach every expert: an expert without tokens does not affect any output.
@@ -125,7 +125,7 @@ def _words(item: Located, resolved: Resolved) -> str:
 
 
 def _other(case: CheckedBlock) -> Proof:
-    """The same layer of the model that `--against` names. Raises FFNError if it cannot be compared."""
+    """The same layer of the model that `against` names."""
     other, layer = case.against, case.layer
     assert other is not None
     label = f"--against {shown(other.source)}"
