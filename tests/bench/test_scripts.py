@@ -515,7 +515,7 @@ def test_the_demonstration_says_what_was_measured():
     text = demo.text(shells, demo.Caught("ffn bench x", "slower", 1), "a question", "today")
     assert "in two fresh shells, a question" in text
     assert "| 2 | 1.250 | 0.990 | 0.980 to 1.000 | same |" in text
-    assert "25.0 % by Timers, 1.0 % by `ffn bench`" in text
+    assert "25.0 % with Timers, by 1.0 % with `ffn bench`" in text
     assert "$ ffn bench x\nslower\n$ echo $?\n1\n```" in text
 
 

@@ -115,10 +115,10 @@ def test_the_library_says_how_to_get_ranks(monkeypatch):
         ({"ep": 2}, "no experts to split over 2 ranks"),
         ({"ep": 4, "experts": 6}, "experts = 6 does not divide over 4 ranks; nearest: 3 and 6"),
         ({"tp": 2, "check": "module"}, "runs nothing over several ranks"),
-        ({"check": "ranks"}, "--check ranks needs several processes"),
-        ({"rank_timeout": 3}, "--rank-timeout needs several processes"),
+        ({"check": "ranks"}, "check=.ranks. needs several processes"),
+        ({"rank_timeout": 3}, "rank_timeout needs several processes"),
         ({"tp": 2, "input": "-"}, "several ranks cannot read one standard input"),
-        ({"tp": 2, "referee": True, "kernel": "eager"}, "--referee judges a kernel in one process"),
+        ({"tp": 2, "referee": True, "kernel": "eager"}, "referee judges a kernel in one process"),
     ],
 )
 def test_verify_refuses_at_once(monkeypatch, arguments, message):
