@@ -25,7 +25,7 @@ _WHERE = {
     "compare": ("ffncli.bench.comparison", "compare"),
     "corpus": ("ffncli.run.corpus.call", "corpus"),
     "cost": ("ffncli.block.cost", "cost"),
-    "count": ("ffncli.run.user.count", "count"),
+    "count": ("ffncli.run.user.load", "count"),
     "experts": ("ffncli.run.experts.call", "experts"),
     "explain": ("ffncli.run.topics.call", "explain"),
     "export": ("ffncli.run.export.call", "export"),
@@ -33,7 +33,7 @@ _WHERE = {
     "kernel_names": ("ffncli.kernels", "kernel_names"),
     "load": ("ffncli.run.user.load", "load"),
     "merge": ("ffncli.bench.results.merge", "merge"),
-    "plan": ("ffncli.run.user.plan", "plan"),
+    "plan": ("ffncli.run.user.load", "plan"),
     "read_results": ("ffncli.bench.results.csv_file", "read_results"),
     "replace": ("ffncli.bench.in_model", "replace"),
     "report": ("ffncli.pages.call", "report"),
@@ -91,9 +91,7 @@ if TYPE_CHECKING:
     from ffncli.run.export.call import export
     from ffncli.run.topics.call import explain
     from ffncli.run.trace.call import survey, trace
-    from ffncli.run.user.count import count
-    from ffncli.run.user.load import load
-    from ffncli.run.user.plan import plan
+    from ffncli.run.user.load import count, load, plan
     from ffncli.run.verify.call import verify
     from ffncli.version import __version__ as __version__
 

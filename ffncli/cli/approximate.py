@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ffncli.cli.common.options import OutputOptions
-from ffncli.cli.common.plot_options import PlotOptions
+from ffncli.cli.common.options import OutputOptions, PlotOptions
 from ffncli.cli.common.spread import spread
 from ffncli.errors import Terminated
 from ffncli.run.approximate.question import CONVENTIONS, TARGETS, FitQuestion, cases

@@ -173,7 +173,7 @@ def _app(names: Collection[str], asked_for: str | None) -> Any:
     """A Typer app of these commands; for a single one, Typer makes that command itself."""
     import typer
 
-    from ffncli.cli.common.repeated import OnceCommand
+    from ffncli.cli.common.root import OnceCommand
 
     app = typer.Typer(
         name="ffn",

@@ -27,8 +27,7 @@ import torch
 
 from ffncli.bench.machine.math_mode import set_math_mode
 from ffncli.bench.records import Case, Job
-from ffncli.bench.referee.errors import CallSample
-from ffncli.bench.referee.problem import QUESTIONS, Inputs, Problem, Referee, seed_of, weight_bytes
+from ffncli.bench.referee.problem import QUESTIONS, CallSample, Inputs, Problem, Referee, seed_of, weight_bytes
 from ffncli.bench.referee.rulings import Rulings
 from ffncli.bench.referee.wire import packed, receive, require_fitting, send, unpacked
 from ffncli.bench.verdict import Ruling, WrongCode

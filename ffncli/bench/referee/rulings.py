@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from ffncli.bench.records import TWIN, Case, CaseReport, Finding, Outcome
-from ffncli.bench.referee.errors import GRADIENT, OUTPUT, CallSample, errors_of
-from ffncli.bench.referee.problem import Inputs, Problem, Referee
+from ffncli.bench.referee.problem import GRADIENT, OUTPUT, CallSample, Inputs, Problem, Referee, errors_of
 from ffncli.bench.verdict import Error, Ruling, WrongCode, ruled
 from ffncli.block.recipe import steps
 from ffncli.kernels.kernel import kernel_steps

@@ -17,8 +17,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from ffncli.bench.referee.errors import CallSample
-from ffncli.bench.referee.problem import Inputs
+from ffncli.bench.referee.problem import CallSample, Inputs
 from ffncli.bench.verdict import Error, Ruling, WrongCode
 
 _RECORDS = {kind.__name__: kind for kind in (Inputs, CallSample, Ruling, Error)}

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.machine import KernelMemory
-from ffncli.bench.referee.errors import GRADIENT, OUTPUT
-from ffncli.bench.referee.problem import Inputs, Problem
+from ffncli.bench.referee.problem import GRADIENT, OUTPUT, Inputs, Problem
 from ffncli.bench.referee.rulings import form_fault
 from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.bench.timing.reporter import REPORTER

@@ -18,9 +18,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ffncli.bench.referee.errors import OUTPUT, CallSample
 from ffncli.bench.referee.prescribed_routing import PrescribedRouting
-from ffncli.bench.referee.problem import InputFile, Inputs, Problem
+from ffncli.bench.referee.problem import OUTPUT, CallSample, InputFile, Inputs, Problem
 from ffncli.bench.referee.rulings import infinite
 from ffncli.bench.timing import correctness
 from ffncli.bench.timing.placed_kernel import PlacedKernel

@@ -31,8 +31,7 @@ from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results.journal import Journal
 from ffncli.bench.results.row import ResultRow
 from ffncli.block.shard import Ranks
-from ffncli.cli.common.options import OutputOptions
-from ffncli.cli.common.plot_options import PlotOptions
+from ffncli.cli.common.options import OutputOptions, PlotOptions
 from ffncli.cli.common.spread import spread
 from ffncli.errors import ExitCode, FFNError, Terminated, shown_path
 from ffncli.models.dimensions import Dimensions

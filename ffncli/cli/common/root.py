@@ -1,15 +1,21 @@
-"""`ffn` without a command: --version, --debug and the help options."""
+"""`ffn` without a command: --version, --debug and the help options; and the command class of all others.
+
+In an `OnceCommand` repeated lists accumulate and any other repeated option is refused: no value is silently dropped.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from ffncli.cli.common.help import Daily
 from ffncli.cli.common.spread import spread
+from ffncli.errors import FFNError
 from ffncli.options.opt import HELP, Opt, Options
 from ffncli.version import __version__
 
@@ -55,3 +61,22 @@ def root(*, version: _Version = False, options: RootOptions) -> None:
       ffn params llama-2-7b mixtral-8x7b  # what models cost, side by side
       ffn trace -h                        # the options of a command
     """
+
+
+class OnceCommand(TyperCommand):
+    """A command in which only options of type `list[...]`, and flags that cannot contradict themselves, may repeat."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse as Typer does. Raises FFNError for two values of an option that takes one."""
+        if not ctx.resilient_parsing:  # completion: the line is not finished
+            _, _, order = self.make_parser(ctx).parse_args(list(args))
+            for option, times in Counter(order).items():
+                if times > 1 and isinstance(option, TyperOption) and not _may_repeat(option):
+                    names = "/".join([max(option.opts, key=len), *option.secondary_opts])
+                    raise FFNError(f"{names} takes one value, got {times}")
+        return super().parse_args(ctx, args)
+
+
+def _may_repeat(option: TyperOption) -> bool:
+    """Whether it is a list, or a flag that can only be switched on."""
+    return option.multiple or (option.is_flag and not option.secondary_opts)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from ffncli.bench.comparison import CompareQuestion, are_results, compare_results, paths_of, sides
 from ffncli.bench.judge.curves import SpeedPoint, SpeedSweep, require_sweeps
 from ffncli.bench.results.csv_file import is_results, read_rows
-from ffncli.cli.common.options import OutputOptions
-from ffncli.cli.common.plot_options import PlotOptions
+from ffncli.cli.common.options import OutputOptions, PlotOptions
 from ffncli.cli.common.spread import spread
 from ffncli.cli.common.sweep_page import speed_plots
 from ffncli.cli.compare.results_page import answer, failure, not_gated, open_question

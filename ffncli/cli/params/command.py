@@ -13,9 +13,9 @@ from ffncli.block import dtypes, shard, traffic
 from ffncli.block.analysis.flow import flow
 from ffncli.block.cost import CONVENTIONS
 from ffncli.block.recipe import steps
-from ffncli.cli.common.devices_page import devices_answer
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
+from ffncli.cli.common.summaries import devices_answer
 from ffncli.cli.params.page import parts_of, sweep_table
 from ffncli.errors import ExitCode, FFNError, option, shown
 from ffncli.models import catalog

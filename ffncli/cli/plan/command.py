@@ -17,8 +17,7 @@ from ffncli.models.counting.cluster import CPU, Assumptions, MeasuredBlock, Meas
 from ffncli.models.counting.cluster_plan import ClusterPlan, plan_model
 from ffncli.models.counting.plan import PlanRow
 from ffncli.options.opt import Opt
-from ffncli.run.user.load import load
-from ffncli.run.user.plan import ModelPlanQuestion
+from ffncli.run.user.load import ModelPlanQuestion, load
 from ffncli.run.user.time_limit import LoadOptions
 from ffncli.show.parts import Answer, Table
 from ffncli.system import hardware
@@ -72,7 +71,7 @@ def command(
     """
     output = show.output()
     if question.device == ("list",):
-        from ffncli.cli.common.devices_page import devices_answer
+        from ffncli.cli.common.summaries import devices_answer
 
         output.show(devices_answer("plan"))
         return

@@ -1,17 +1,25 @@
-"""One string from the user → the model it means, modules in the user's Python files included."""
+"""The model that a SOURCE means, modules in the user's Python files included; what counts and plans it."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from ffncli.errors import FFNError, shown_path
 from ffncli.models import source as model_source
+from ffncli.models.counting.cluster_plan import PlanQuestion, plan_model
+from ffncli.models.counting.count import count as count_model
 from ffncli.models.dimensions import Dimensions, with_dimensions
 from ffncli.models.model import Resolved
+from ffncli.options import shared
+from ffncli.options.opt import COMPUTE, Opt, call
+from ffncli.run.user.options import ModelSource
 
 if TYPE_CHECKING:
+    from ffncli.models.counting.cluster_plan import ClusterPlan
+    from ffncli.models.counting.count import ModelCount
     from ffncli.run.user.options import Source
 
 
@@ -41,3 +49,57 @@ def load(source: Source | None = None, dimensions: Dimensions | None = None, see
 
     with built(source, dimensions or Dimensions(), seed) as module:
         return model_of(module, dimensions or Dimensions())
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountQuestion(Dimensions):
+    """Parameters, FLOPs and bytes of a model or block, as in a row of `ffn params`.
+
+    >>> import ffncli
+    >>> ffncli.count("gpt2").ffn_params_total
+    56669184
+
+    `source` and the dimensions are those of `ffncli.trace`; `dtype` is the format that bytes count in (default: as
+    released or stored), `tokens` the number that the `..._total` FLOPs are for, default 1. torch is imported only for a
+    source in a Python file. Raises FFNError for whatever the command line refuses, and for an argument of the wrong
+    type.
+    """
+
+    source: ModelSource = field(default=None, kw_only=False)
+    dtype: Annotated[str | None, Opt("--dtype", group=COMPUTE, help="Format of the weights.")] = field(
+        default=None, kw_only=False
+    )
+    tokens: shared.Tokens = field(default=None, kw_only=False)
+
+
+def counted(question: CountQuestion) -> ModelCount:
+    """The counts that a question is about."""
+    return count_model(load(question.source, question.dimensions), question.dtype, question.tokens or 1)
+
+
+count = call(CountQuestion, counted, "count")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPlanQuestion(PlanQuestion, Dimensions):
+    """Time, memory and communication of a model's FFNs on accelerators, and the cheapest split that fits.
+
+    >>> import ffncli
+    >>> best = ffncli.plan("llama-2-70b", device=["h100", "mi300x"], dtype="fp8").cheapest
+    >>> [(row.devices, row.device, row.bound) for row in best]
+    [(2, 'H100 SXM5', 'memory'), (1, 'MI300X', 'memory')]
+
+    The arguments are the options of `ffn plan`, with its defaults; lists where it takes lists. torch is imported only
+    for a source in a Python file. Raises FFNError for whatever the command line refuses, and for an argument of the
+    wrong type.
+    """
+
+    source: ModelSource = field(default=None, kw_only=False)
+
+
+def planned_for(question: ModelPlanQuestion) -> ClusterPlan:
+    """The plan that a question is about."""
+    return plan_model(load(question.source, question.dimensions), question)
+
+
+plan = call(ModelPlanQuestion, planned_for, "plan")

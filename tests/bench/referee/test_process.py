@@ -17,8 +17,7 @@ import torch
 from ffncli.bench.launch import report_on
 from ffncli.bench.records import Case, Job, Method
 from ffncli.bench.referee import process as module
-from ffncli.bench.referee.errors import GRADIENT, OUTPUT, CallSample
-from ffncli.bench.referee.problem import Problem, seed_of
+from ffncli.bench.referee.problem import GRADIENT, OUTPUT, CallSample, Problem, seed_of
 from ffncli.bench.referee.process import RefereeGone, clocks_apart, referee_process
 from ffncli.bench.referee.rulings import Rulings
 from ffncli.bench.referee.wire import packed, receive, send, unpacked

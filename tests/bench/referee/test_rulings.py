@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from ffncli.bench.records import TWIN, Finding
-from ffncli.bench.referee.errors import GRADIENT, OUTPUT, CallSample
+from ffncli.bench.referee.problem import GRADIENT, OUTPUT, CallSample
 from ffncli.bench.referee.rulings import TIMES, Rulings, allowed
 from ffncli.bench.verdict import Ruling, WrongCode
 from ffncli.block.recipe import FFNSpec, MoE

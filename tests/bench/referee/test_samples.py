@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from ffncli.bench.referee import problem as module
-from ffncli.bench.referee.errors import CallSample
-from ffncli.bench.referee.problem import Problem
+from ffncli.bench.referee.problem import CallSample, Problem
 from tests.bench.referee.test_problem import MIXTURE, RELU, SWIGLU, by_hand, problem_of, wide
 
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from ffncli.bench.records import Case
-from ffncli.bench.referee.errors import error_of
-from ffncli.bench.referee.problem import Inputs, Problem
+from ffncli.bench.referee.problem import Inputs, Problem, error_of
 from ffncli.bench.referee.rulings import allowed, refereed
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.outcomes import Skipped

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from ffncli.bench.records import Case
-from ffncli.bench.referee.errors import CallSample
-from ffncli.bench.referee.problem import Problem
+from ffncli.bench.referee.problem import CallSample, Problem
 from ffncli.bench.referee.rulings import refereed
 from ffncli.bench.request.data import digest
 from ffncli.bench.timing import correctness as correct

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ffncli.bench.records import Job, TimedBlock
-from ffncli.bench.referee.errors import CallSample
-from ffncli.bench.referee.problem import Problem
+from ffncli.bench.referee.problem import CallSample, Problem
 from ffncli.bench.referee.process import RefereeGone
 from ffncli.bench.timing.arms import Arms
 from ffncli.bench.timing.cheating import probes
