@@ -41,24 +41,28 @@ class CompareQuestion(Options):
     base: Annotated[
         FilePath | Iterable[FilePath],
         Opt(
-            metavar="BASE", accepts=PATHS,
+            metavar="BASE",
+            accepts=PATHS,
             help="Results of ffn bench (one or several: a.csv,b.csv), or a saved trace.",
         ),
-    ] = field(kw_only=False)  # fmt: skip
+    ] = field(kw_only=False)
     new: Annotated[
         FilePath | Iterable[FilePath] | None,
         Opt(
-            metavar="NEW", accepts=PATHS,
+            metavar="NEW",
+            accepts=PATHS,
             help="The same kind of file, compared against BASE. With --plot BASE can be alone.",
         ),
-    ] = field(default=None, kw_only=False)  # fmt: skip
+    ] = field(default=None, kw_only=False)
     fail_if_slower: Annotated[
         float | None,
         _results(
-            "--fail-if-slower", metavar="X%", accepts=percentage(zero=True),
+            "--fail-if-slower",
+            metavar="X%",
+            accepts=percentage(zero=True),
             help="Exit 1 if a kernel is certainly slower by more than X%, or no longer correct.",
         ),
-    ] = None  # fmt: skip
+    ] = None
     margin: Annotated[
         float | None,
         _results(

@@ -312,8 +312,9 @@ def route_of(spec: FFNSpec) -> Route:
     logits = moe.experts + moe.identity_experts + moe.skip_experts + always
     rule = {field.name: getattr(moe, field.name) for field in fields(RoutingRule)}
     lookup = Axis("vocab", moe.lookup) if moe.lookup else None
-    return Route(**{**rule, "experts": Axis("experts", logits)}, always=always, learned_scale=spec.learned_scale,
-                 lookup=lookup)  # fmt: skip
+    return Route(
+        **{**rule, "experts": Axis("experts", logits)}, always=always, learned_scale=spec.learned_scale, lookup=lookup
+    )
 
 
 def _moe(spec: FFNSpec, x: str) -> list[Step]:

@@ -57,10 +57,11 @@ class DoctorOptions(Options):
     clear_cache: Annotated[
         bool,
         Opt(
-            "--clear-cache", group=COMPUTE,
+            "--clear-cache",
+            group=COMPUTE,
             help="Forget which kernels ffn bench --kernel auto has chosen on this machine.",
         ),
-    ] = False  # fmt: skip
+    ] = False
 
 
 @spread

@@ -216,8 +216,9 @@ def comma_list(one: Accepts[T], words: str) -> Accepts[tuple[T, ...]]:
     """One or several, where a shell's text is a comma list: `1,32,512`."""
 
     def convert(value: Any) -> tuple[T, ...]:
-        parts = [part for member in _members(value)
-                 for part in (member.split(",") if isinstance(member, str) else (member,))]  # fmt: skip
+        parts = [
+            part for member in _members(value) for part in (member.split(",") if isinstance(member, str) else (member,))
+        ]
         if len(parts) > _MOST_VALUES:
             raise FFNError(f"at most {_MOST_VALUES} values, got {len(parts)}")
         if not parts:

@@ -96,9 +96,7 @@ class _Unrolled:
 
     def _parameters(self, prefix: str) -> dict[str, str]:
         """What a step calls its weights → their names in the file."""
-        return {
-            name.rpartition(".")[2]: name for name in self._weights if name.rpartition(".")[0] == prefix
-        }  # fmt: skip
+        return {name.rpartition(".")[2]: name for name in self._weights if name.rpartition(".")[0] == prefix}
 
     def _step(
         self, step: SavedStep | SavedAssignment, name: str, inputs: list[str], weights: Mapping[str, str]

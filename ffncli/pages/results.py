@@ -217,9 +217,10 @@ def _rounds(path: Path, labels: Mapping[str, str]) -> tuple[dict[str, Any], str]
 def _table(rows: Sequence[ResultRow]) -> dict[str, Any]:
     """The columns that differ or are filled, a row for each."""
     shown = [
-        name for name in _COLUMNS
+        name
+        for name in _COLUMNS
         if name in ("kernel", "time_s") or any(getattr(row, name) not in (None, "", ()) for row in rows)
-    ]  # fmt: skip
+    ]
     names = [name_of(name) for name in shown]
     return {"columns": names, "rows": [[getattr(row, name) for name in shown] for row in rows]}
 

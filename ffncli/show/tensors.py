@@ -93,10 +93,8 @@ def _rows(values: Values, index: Sequence[tuple[int, ...]]) -> list[tuple[tuple[
     if not index:
         return [((), values if isinstance(values, list) else [values])]
     return [
-        ((i, *label), row)
-        for i, inner in zip(index[0], values, strict=True)
-        for label, row in _rows(inner, index[1:])
-    ]  # fmt: skip
+        ((i, *label), row) for i, inner in zip(index[0], values, strict=True) for label, row in _rows(inner, index[1:])
+    ]
 
 
 def _follows(before: tuple[int, ...], label: tuple[int, ...], shape: tuple[int, ...]) -> bool:

@@ -151,11 +151,12 @@ class MethodOptions(Options):
     memory_limit: Annotated[
         int | None,
         _how(
-            "--memory-limit", metavar="SIZE",
+            "--memory-limit",
+            metavar="SIZE",
             accepts=Accepts(f"a size from {bytes_text(LEAST_MEMORY)}, as in 512MB or 4GiB", _memory),
             help="Limit on the memory of a process that runs kernels, as in 8GB. [default: 90 % of what is free]",
         ),
-    ] = None  # fmt: skip
+    ] = None
     processes: Annotated[
         int | None,
         _how(
@@ -214,7 +215,7 @@ class MethodOptions(Options):
             help="Time a whole model's forward, SOURCE being its directory: alone, and with kernels in place of its"
             " FFNs.",
         ),
-    ] = False  # fmt: skip
+    ] = False
 
     def method_over(self, default: Method | None = None) -> Method:
         """The default with what was asked: the options go before `quick`, which goes before the default."""

@@ -379,8 +379,9 @@ def locked(path: Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        raise FFNError(f"another ffn bench is writing {shown_path(path)}", "wait for it, or --save elsewhere",
-                       ExitCode.ENVIRONMENT) from None  # fmt: skip
+        raise FFNError(
+            f"another ffn bench is writing {shown_path(path)}", "wait for it, or --save elsewhere", ExitCode.ENVIRONMENT
+        ) from None
     except OSError as error:
         why = f"cannot write {shown_path(path)}: {error.strerror}"
         raise FFNError(why, "choose another --save FILE.csv", ExitCode.ENVIRONMENT) from None

@@ -170,10 +170,11 @@ def _values(rows: Sequence[Row], up: float) -> list[Part]:
         Table(
             ("gate", *(row["name"] for row in rows)),
             [(point(v["x"]), *(Fixed(values[i][key]) for values in chosen)) for i, v in enumerate(chosen[0])],
-            f"{title} at up = {up:g}", side_by_side=True,
+            f"{title} at up = {up:g}",
+            side_by_side=True,
         )
         for title, key in kinds
-    ]  # fmt: skip
+    ]
 
 
 def _iso(rows: Sequence[Row]) -> list[Part]:

@@ -235,10 +235,11 @@ def _values(facts: Sequence[Facts], ratios: bool) -> list[Part]:
         Table(
             ("x", *(one.name for one in facts)),
             [(point(x), *(_number(getattr(one.values[i], key)) for one in facts)) for i, x in enumerate(xs)],
-            title, side_by_side=True,
+            title,
+            side_by_side=True,
         )
         for title, key in kinds
-    ]  # fmt: skip
+    ]
 
 
 def _number(value: float | None) -> Fixed | None:

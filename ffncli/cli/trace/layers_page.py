@@ -283,9 +283,7 @@ def routing_parts(routing: Routing | None) -> list[Part]:
     if routing.identity_choices:
         parts.append(Line(f"{routing.identity_choices:,} more choices are identity experts"))
     busiest = sorted((e for e, count in enumerate(load) if count), key=lambda e: -load[e])[:_MOST_EXPERTS]
-    rows = [
-        (str(e), load[e], in_percent(load[e] / routing.choices), load[e] / routing.even_load) for e in busiest
-    ]  # fmt: skip
+    rows = [(str(e), load[e], in_percent(load[e] / routing.choices), load[e] / routing.even_load) for e in busiest]
     title = f"The busiest experts; evenly spread, each has {routing.even_load:.3g} ({percent(1 / len(load))})"
     return [*parts, Table(("expert", "tokens", "share %", "× even"), rows, title)] if rows else parts
 

@@ -45,7 +45,7 @@ _ELSEWHERE: Mapping[str, str] = {
     r"(speech|vision|audio|image|video|t2u|vocoder|acoustic|projector)_.*|encoder_hidden_size": "another tower",
     r"mtp_.*|.*nextn.*": "layers that predict more than one token",
     r"initializer_.*|rescale_.*|mup_.*init.*|.*_init(_.*)?|.*_parallel(_.*)?|ep_size|pretraining_.*": "training alone",
-}  # fmt: skip
+}
 _ANYWHERE = re.compile("|".join(f"(?:{name})" for name in _ELSEWHERE))
 
 # Family → field (a pattern) → why it changes nothing that ffn counts or computes.

@@ -381,7 +381,7 @@ def not_counted(left: Layers, why: str = "they are in no layer of the model") ->
     """FFNs that are in no layer of the model: those under each prefix, or all of them and the first few."""
     params = {
         prefix: sum(item.params for items in by_layer.values() for item in items) for prefix, by_layer in left.items()
-    }  # fmt: skip
+    }
     if len(left) <= _MOST_NOTES:
         return [NotCounted(f"FFNs in {shown(prefix, 80)}", why, n or None) for prefix, n in params.items()]
     first = ", ".join(shown(prefix, 80) for prefix in [*left][:_MOST_NOTES])
@@ -440,10 +440,11 @@ def _attention(config: NonFFN, measured: MeasuredNonFFN, stack: str) -> Iterator
     """
     by_config = {i: layer.attention for i, layer in config.layers[stack].items()}
     other = {
-        i: layer for i, layer in measured.layers.get(stack, {}).items()
+        i: layer
+        for i, layer in measured.layers.get(stack, {}).items()
         if by_config[i] not in (layer.attention, layer.attention + layer.table)
         and not (layer.packed and layer.matrices <= by_config[i] <= layer.attention)
-    }  # fmt: skip
+    }
     if other:
         first = min(other)
         name = f"attention ({config.names['attention']})"

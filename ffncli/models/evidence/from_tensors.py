@@ -197,10 +197,10 @@ def _resolved(
         evidence += (f"norms, routing and activation: those of {model_type}, as in llama.cpp",)
     model = Model(
         name, tuple(groups), model_type, tied=metadata.tied, unknown=frozenset(unknown), refused=metadata.refused
-    )  # fmt: skip
+    )
     resolved = Resolved(
         model, source, evidence=evidence, notes=metadata.notes, from_tensors=True, checkpoint=checkpoint
-    )  # fmt: skip
+    )
     blocks = _blocks(model, tensors, metadata, ffns)
     # Parameters outside the FFNs can be counted only for a single plain stack.
     plain = not tensors.absent and len(layers) == 1 and not blocks.differences

@@ -247,8 +247,9 @@ def _counts(cursor: _Cursor) -> tuple[int, int]:
         raise FFNError(f"{where}: GGUF version {version} is not supported", "versions 2 and 3 are; convert it again")
     tensors, keys = cursor.numbers("Q", 2)
     for kind, count, most, least in (
-        ("tensors", tensors, MOST_TENSORS, _LEAST_TENSOR), ("metadata keys", keys, MOST_KEYS, _LEAST_KEY),
-    ):  # fmt: skip
+        ("tensors", tensors, MOST_TENSORS, _LEAST_TENSOR),
+        ("metadata keys", keys, MOST_KEYS, _LEAST_KEY),
+    ):
         if count > most or count * least > size:
             raise FFNError(f"{where}: {count} {kind} cannot be in a file of {size} bytes", "the file is damaged")
     return tensors, keys

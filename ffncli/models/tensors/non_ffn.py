@@ -215,9 +215,10 @@ def _text_model(
     if not counted or any(module == "." or prefix.startswith(module) for module in apart for prefix in ours):
         return None, {}
     text = {
-        name: item for name, item in items.items()
+        name: item
+        for name, item in items.items()
         if not any(map(name.startswith, apart)) and not ((place := placed(name)) and place[:2] in beyond)
-    }  # fmt: skip
+    }
     roots = {match[0] if (match := _TEXT_ROOT.match(prefix + ".")) else "" for prefix in ours}
     root = roots.pop() if len(roots) == 1 else ""
     if not root:

@@ -251,14 +251,15 @@ def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[s
         shows=shows,
         params=sum(item.params * item.count for item in members.values()),
         bytes=sum(item.bytes for item in members.values()),
-        formats=tuple(dict.fromkeys(item.format for theirs in (matrices, *(t for t, _ in shared))
-                                    for item in theirs.values())),
+        formats=tuple(
+            dict.fromkeys(item.format for theirs in (matrices, *(t for t, _ in shared)) for item in theirs.values())
+        ),
         loose=tuple(sorted(others - with_role - biases - learned)),
         fused=fused,
         whole=all(item.params for item in members.values()),
         misfit=misfit or alone,
         uneven=uneven,
-    )  # fmt: skip
+    )
 
 
 def _shared_rows(items: Mapping[str, Item], location: FFNLocation, rows: int) -> int:

@@ -134,10 +134,11 @@ class FunctionsQuestion(Options):
     iso_params: Annotated[
         bool,
         Opt(
-            "--iso-params", group=GATED,
+            "--iso-params",
+            group=GATED,
             help="Show the width at which a gated block has as many parameters as a plain one.",
         ),
-    ] = False  # fmt: skip
+    ] = False
     d_model: Annotated[
         int | str | None,
         Opt(
@@ -184,10 +185,11 @@ class FunctionsQuestion(Options):
     rounding: Annotated[
         bool,
         Opt(
-            "--rounding", group=DIFFERENCES,
+            "--rounding",
+            group=DIFFERENCES,
             help="Show the rounding error of each, computed by torch in --dtype.",
         ),
-    ] = False  # fmt: skip
+    ] = False
 
     def chosen_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Canonical names of functions, and of gated units: the named ones, all functions, or those in use."""
@@ -242,23 +244,23 @@ class DataQuestion(LoadOptions):
 CONFLICTS = (
     Conflict("everything", contradicts="names", why="give one or the other"),
     Conflict(
-        "at std expect up iso_params against rounding plot plot_file", contradicts="source",
+        "at std expect up iso_params against rounding plot plot_file",
+        contradicts="source",
         why=f"with {option('source')} the values are those of the model",
     ),
     Conflict(
-        "layer prompt input_ids position input tokens batch seq_len seed threads", needs="source",
+        "layer prompt input_ids position input tokens batch seq_len seed threads",
+        needs="source",
         why=f"name the model with the activation: {option('source', 'DIR')}",
     ),
     Conflict("device", needs="source rounding"),
     Conflict("prompt", contradicts="input_ids", why="give one"),
-    Conflict(
-        "input tokens batch seq_len", contradicts="prompt input_ids", why="the model makes the FFN's input"
-    ),
+    Conflict("input tokens batch seq_len", contradicts="prompt input_ids", why="the model makes the FFN's input"),
     Conflict("position", needs="prompt input_ids"),
     Conflict("tolerance", needs="against", why="it is the largest difference"),
     Conflict("dtype", needs="against rounding source", why="it is the format to round to, or to compute in"),
     Conflict("d_model d_ff multiple_of", needs="iso_params", why="it compares blocks of equal size"),
-)  # fmt: skip
+)
 
 
 def require_same_kind(question: FunctionsQuestion, with_source: bool) -> None:

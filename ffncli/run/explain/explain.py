@@ -72,8 +72,9 @@ def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -
         if factor := scene.weight(place, "factor"):
             quantities.append(Quantity("learned scale", factor[1].item(), written(factor[0], (0,))))
             total *= factor[1].item()
-    notes = tuple(_listed(scene.read(place, 1, index[:-1]), expert, chosen) if op.lookup else
-                  _notes(op, expert, chosen, choice))  # fmt: skip
+    notes = tuple(
+        _listed(scene.read(place, 1, index[:-1]), expert, chosen) if op.lookup else _notes(op, expert, chosen, choice)
+    )
     return Derivation(total, quantities=tuple(quantities), experts=made, notes=notes, origin=origin_of(read, expert))
 
 

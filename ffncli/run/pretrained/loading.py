@@ -113,8 +113,9 @@ def _folder_config(transformers: Any, folder: Path) -> Any:
             raise FFNError(f"{where}: {shown(kind)} needs custom code, which is never run")
         raise FFNError(
             f"{where}: transformers {transformers.__version__} does not know the model_type {shown(kind)}",
-            "`ffn trace` without a prompt may run its layers", ExitCode.ENVIRONMENT,
-        )  # fmt: skip
+            "`ffn trace` without a prompt may run its layers",
+            ExitCode.ENVIRONMENT,
+        )
     try:
         return transformers.AutoConfig.from_pretrained(**arguments_for(folder))
     except Exception as error:  # its validators raise a dozen kinds

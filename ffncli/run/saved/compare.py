@@ -137,7 +137,7 @@ def compare(base: Saved, new: Saved, tolerance: float | None = None) -> TraceCom
         why = why or causes(base, new, first.step, differing, first.tolerance)
     return TraceComparison(
         not inputs, tuple(mismatches), first.step if first else None, tuple(why), tuple(rows), weights
-    )  # fmt: skip
+    )
 
 
 def difference(new: Tensor, base: Tensor, tolerance: float | None = None) -> TensorRow:

@@ -64,7 +64,8 @@ def _dot_product(ready: Prepared) -> list[Fact]:
     return [
         Fact("one unit, torch's W[out, in]", "up[0] = x[0]·W[0,0] + x[1]·W[0,1] + ... + x[511]·W[0,511] + b[0]"),
         Fact(
-            "one unit, the text's W1[in, out]", "H[0] = X[0]·W1[0,0] + X[1]·W1[1,0] + ... + X[511]·W1[511,0] + b1[0]",
+            "one unit, the text's W1[in, out]",
+            "H[0] = X[0]·W1[0,0] + X[1]·W1[1,0] + ... + X[511]·W1[511,0] + b1[0]",
             note="the same numbers: W1 is the transposed W; the text leaves b1[0] out of the sum",
         ),
         Fact(
@@ -72,7 +73,7 @@ def _dot_product(ready: Prepared) -> list[Fact]:
             f"{' + '.join(terms)} + ... + {last} + {number(float(bias))} = {number(total)}",
             note=f"up[0] of the trace is {number(printed)}",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _gelu(x: float, stated: str) -> Fact:

@@ -93,9 +93,10 @@ def _whole(split: RankTrace) -> Fact:
     (one,), apart = split.collectives, split.agreement.relative_error
     return Fact(
         "partial sums of 4 nodes, each of full width, summed = whole",
-        f"{len(one.parts)} × {[*one.parts[0].shape]}, relative difference {error(apart, ROUNDING)}", "",
+        f"{len(one.parts)} × {[*one.parts[0].shape]}, relative difference {error(apart, ROUNDING)}",
+        "",
         agrees(apart, ROUNDING),
-    )  # fmt: skip
+    )
 
 
 def _collectives(split: RankTrace) -> list[Fact]:
@@ -103,8 +104,9 @@ def _collectives(split: RankTrace) -> list[Fact]:
     tokens = split.shares[0].tokens
     gather, reduce = split.unneeded_all_gather_bytes // tokens, split.shares[0].ring_all_reduce_bytes / tokens
     figure = f"collectives: {split.all_reduces}; the All-Gather is not needed, it would cost {gather:,} bytes"
-    sent = [(f"{one.gather_and_sum_bytes // tokens:,}", f"{one.ring_all_reduce_bytes / tokens:,.0f}")
-            for one in split.wire]  # fmt: skip
+    sent = [
+        (f"{one.gather_and_sum_bytes // tokens:,}", f"{one.ring_all_reduce_bytes / tokens:,.0f}") for one in split.wire
+    ]
     return [
         Fact(
             "collectives of one block", figure, "an All-Gather after W1 and W3, an All-Reduce after W2",
@@ -140,12 +142,13 @@ def _at_equal_parameters(ready: Prepared) -> Fact:
     return Fact(
         "SwiGLU is a stronger non-linearity",
         f"gated d_ff {pair.gated_d_ff:,} and plain d_ff {pair.plain_d_ff:,} differ by {pair.difference_percent:+.2f} %",
-        "", "depends",
+        "",
+        "depends",
         f"compare at equal parameters ({pair.gated_params:,}): it has three matrices, so a plain block may be half as "
         "wide again; which of the two is better is a matter of training, not of the formula: "
         "ffn approximate --activation swiglu,silu",
         "ffn params 4096x11008:swiglu --iso-params",
-    )  # fmt: skip
+    )
 
 
 def bends(d_model: int) -> dict[str, float]:
@@ -166,9 +169,10 @@ def bends(d_model: int) -> dict[str, float]:
 def _bends() -> Fact:
     ratios = ", ".join(f"{name} {value:.2f}" for name, value in bends(96).items())
     return Fact(
-        "departure from a linear map at equal parameters, max |f(a+b) − f(a) − f(b) + f(0)| / max |f|", ratios,
+        "departure from a linear map at equal parameters, max |f(a+b) − f(a) − f(b) + f(0)| / max |f|",
+        ratios,
         note="d_model 96, gated d_ff 256, plain d_ff 384, drawn weights; the gate multiplies, so it grows as x²",
-    )  # fmt: skip
+    )
 
 
 def _experts() -> Fact:

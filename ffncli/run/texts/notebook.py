@@ -149,10 +149,11 @@ def _bias(ready: Prepared) -> list[Fact]:
         Fact("with biases a zero input does not give zero", f"every row {table(row)}", "", _not(row)),
         Fact("without biases it does", f"max |f(0)| = {bare:g}", "", agrees(bare, ROUNDING)),
         Fact(
-            "zero input in train mode", f"equal rows come out up to {number(apart)} apart",
+            "zero input in train mode",
+            f"equal rows come out up to {number(apart)} apart",
             note="the text runs it so: each row has a mask of its own, the block is the same",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _row(f: Block, zero: Tensor) -> Tensor:

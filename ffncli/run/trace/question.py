@@ -206,10 +206,11 @@ class Question(Dimensions):
     save_weights: Annotated[
         bool | None,
         Opt(
-            "--save-weights/--no-save-weights", group=OUTPUT,
+            "--save-weights/--no-save-weights",
+            group=OUTPUT,
             help="Save the weights too. [default: if 64 MB or less]",
         ),
-    ] = None  # fmt: skip
+    ] = None
     force: shared.Force = False
 
     @property

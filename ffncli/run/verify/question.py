@@ -114,10 +114,11 @@ class VerifyQuestion(Dimensions, LoadOptions):
     batch_invariant: Annotated[
         bool,
         Opt(
-            "--batch-invariant", group=REFEREE,
+            "--batch-invariant",
+            group=REFEREE,
             help="Demand that a token's bits are the same alone and in every batch.",
         ),
-    ] = False  # fmt: skip
+    ] = False
     call_time: Annotated[
         float | None,
         Opt(
@@ -132,11 +133,12 @@ class VerifyQuestion(Dimensions, LoadOptions):
 
 CONFLICTS = (
     Conflict(
-        "referee", contradicts="check against input tokens batch seq_len",
+        "referee",
+        contradicts="check against input tokens batch seq_len",
         why="it runs its own checks, on inputs that it draws",
     ),
     Conflict("batch_invariant call_time", needs="referee", why="it is the referee's"),
-)  # fmt: skip
+)
 
 
 def kernels_and_checks(question: VerifyQuestion) -> tuple[tuple[KernelChoice, ...], tuple[str, ...] | None]:

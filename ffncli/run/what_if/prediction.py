@@ -108,8 +108,9 @@ def changed_model(
     """
     weights = live_weights(module, live.located)
     stored = {p.untyped_storage().data_ptr() for p in module.parameters()}
-    in_place = all(isinstance(c, WeightChange) and weights[c.name].untyped_storage().data_ptr() in stored
-                   for c in changes)  # fmt: skip
+    in_place = all(
+        isinstance(c, WeightChange) and weights[c.name].untyped_storage().data_ptr() in stored for c in changes
+    )
     if not in_place:
         with _our_ffn(module, layer, live, ids, changes):
             yield

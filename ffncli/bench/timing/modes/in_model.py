@@ -183,10 +183,11 @@ class _TimedModel:
         plan = plan_of(self.job.method, MODEL, names, self.case.device, self.case.threads)
         draw = random.Random(f"{self.job.method.seed} {self.job.process}")
         arms = [
-            Arm(MODEL, self.forward, partial(self.use, None)), Arm(TWIN, self.forward, partial(self.use, None)),
+            Arm(MODEL, self.forward, partial(self.use, None)),
+            Arm(TWIN, self.forward, partial(self.use, None)),
             *(Arm(name, partial(self._call, name), partial(self.use, one)) for name, one in self.replaced.items()),
             anchor_of(self.case.device, draw),
-        ]  # fmt: skip
+        ]
         counters: Counters = GpuCounters(self.clock, None) if isinstance(self.clock, CudaClock) else SystemCounters()
         try:
             return measure(self.job.process, self.case.key, partial(self._placed, arms), self.clock, counters, plan)

@@ -36,7 +36,7 @@ _TEXT_TOWERS = {
     "lfm2": "lfm2_vl",
     "lfm3": "lfm3_vl",
     "llama": "deepseek_vl deepseek_vl_hybrid glmasr idefics3 janus llava llava_next llava_next_video perception_lm "
-             "smolvlm video_llava vipllava voxtral",
+    "smolvlm video_llava vipllava voxtral",
     "mistral": "idefics2 mistral3",
     "modernvbert": "colmodernvbert",
     "modernbert": "modernvbert pe_audio pe_audio_video pe_video",
@@ -45,7 +45,7 @@ _TEXT_TOWERS = {
     "paligemma": "colpali pi0",
     "persimmon": "fuyu",
     "qwen2": "audioflamingo3 fast_vlm got_ocr2 internvl llava_onevision musicflamingo ovis2 pp_chart2table "
-             "qwen2_audio vibevoice vibevoice_asr video_llama_3",
+    "qwen2_audio vibevoice vibevoice_asr video_llama_3",
     "qwen2_5_omni_text": "qwen2_5_omni_thinker",
     "qwen3": "fun_asr_nano lighton_ocr moss_transcribe_diarize qianfan_ocr qwen3_asr",
     "qwen2_vl": "colqwen2",
@@ -56,7 +56,7 @@ _TEXT_TOWERS = {
     "step3p5": "step3p7",
     "t5gemma2_text": "t5gemma2_encoder",
     "ultrabert": "ultravbert",
-}  # fmt: skip
+}
 # Composites whose text model has the same name.
 _ENDING = {
     "_text": (
@@ -69,7 +69,7 @@ _ENDING = {
         "aimv2 align altclip blip bridgetower chinese_clip clap clip clipseg emu3 flava groupvit metaclip_2 mllama "
         "owlv2 owlvit pix2struct siglip siglip2 tipsv2 videoprism xclip"
     ),
-}  # fmt: skip
+}
 TEXT_TYPES: Mapping[str, str] = {
     **{name: text for text, names in _TEXT_TOWERS.items() for name in names.split()},
     **{name: name + ending for ending, names in _ENDING.items() for name in names.split()},

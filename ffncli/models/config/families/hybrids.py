@@ -52,9 +52,7 @@ def _granite_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:
 
 
 def _granite_routing(config: Fields) -> Extra:
-    return {
-        "order": "choose_first", "shared_experts": 1, "shared_d_ff": config.integer("shared_intermediate_size")
-    }  # fmt: skip
+    return {"order": "choose_first", "shared_experts": 1, "shared_d_ff": config.integer("shared_intermediate_size")}
 
 
 def _jamba_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:

@@ -223,8 +223,9 @@ def precision(trial: KernelTrial) -> Iterator[CheckRow]:
     name = next((name for name, bound in bounds.items() if error <= bound), LOWER)
     allowed = name == next(iter(bounds)) or trial.block.tolerance is not None
     note = "rms error; at most " + ", ".join(f"{bound:.2g} is {of}" for of, bound in bounds.items())
-    yield CheckRow("precision", name, relative_error=error, tolerance=next(iter(bounds.values())), passed=allowed,
-                   note=note)  # fmt: skip
+    yield CheckRow(
+        "precision", name, relative_error=error, tolerance=next(iter(bounds.values())), passed=allowed, note=note
+    )
 
 
 def rms_error(output: Tensor, reference: Tensor) -> float:
