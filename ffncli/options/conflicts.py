@@ -77,7 +77,7 @@ def table(rules: Sequence[Conflict], groups: Mapping[str, str] | None = None) ->
 
     lines = ["| option | rule | because |", "| --- | --- | --- |"]
     for rule in rules:
-        s = "" if " " in rule.option else "s"  # one option contradicts, several contradict
+        s = "" if rule.option in (groups or {}).values() else "s"  # this or that option contradicts, a group contradict
         if rule.needs:
             text = f"need{s} {listed(rule.needs, 'or')}"
         elif rule.contradicts:

@@ -104,7 +104,7 @@ def test_a_rule_of_several_options_holds_for_each_unless_another_is_given():
         check(SEVERAL, _Cake(icing="glue", vegan=False))  # of a record, a flag that is off is given
     check(SEVERAL, {"icing": "glue", "vegan": False})
     assert table(SEVERAL).splitlines()[-1] == (
-        "| `--layers` or `--cake-icing` | contradict `--vegan`, unless `--plain-cake` is given | so be it |"
+        "| `--layers` or `--cake-icing` | contradicts `--vegan`, unless `--plain-cake` is given | so be it |"
     )
 
 
