@@ -149,8 +149,12 @@ def chosen(record: Options) -> tuple[str, ...]:
     return tuple(name for name, value in names if hasattr(value, "__array__") or value != defaults[name])
 
 
-def call(question: Callable[P, Q], run: Callable[[Q], R], name: str) -> Callable[P, R]:
+def call(
+    question: Callable[P, Q], run: Callable[[Q], R], name: str, elsewhere: Mapping[str, str] | None = None
+) -> Callable[P, R]:
     """The library's call `name`: it takes a question's fields as arguments, and runs the question.
+
+    `elsewhere` has the hint for an argument that another call takes.
 
     >>> from ffncli.run.trace.call import trace  # trace = call(Question, session_for, "trace")
     """
@@ -159,7 +163,8 @@ def call(question: Callable[P, Q], run: Callable[[Q], R], name: str) -> Callable
     def ask(*args: P.args, **kwargs: P.kwargs) -> R:
         known = [p.name for p in inspect.signature(question).parameters.values()]
         if unknown := next((word for word in kwargs if word not in known), None):
-            raise FFNError(f"no argument {shown(unknown)}", did_you_mean(unknown, known, f"see help(ffncli.{name})"))
+            hint = (elsewhere or {}).get(unknown) or did_you_mean(unknown, known, f"see help(ffncli.{name})")
+            raise FFNError(f"no argument {shown(unknown)}", hint)
         return run(question(*args, **kwargs))
 
     ask.__name__ = ask.__qualname__ = name

@@ -64,5 +64,6 @@ def of_this_rank(question: Question) -> Question:
     return replace(question, tp=ranks.tp, ep=ranks.ep, device=device_of(place, question.device), **saves)
 
 
-trace = call(Question, session_for, "trace")
-survey = call(SurveyQuestion, survey_for, "survey")
+_CORPUS = {"prompts": "several texts are ffncli.corpus's"}
+trace = call(Question, session_for, "trace", _CORPUS)
+survey = call(SurveyQuestion, survey_for, "survey", _CORPUS)
