@@ -72,7 +72,8 @@ else
 	@$(PYTEST) $(SPREAD) -m "not ($(subst $(EMPTY) $(EMPTY),$(OR),$(MARKS)))"
 endif
 
-test-%:
+# Installed here too: two of these side by side (make -j) would each install.
+test-%: $(VENV)/.installed-test
 	@$(MAKE) --no-print-directory test M=$*
 
 test-all: test $(addprefix test-,$(MARKS))
