@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ffncli.bench.timing.placement import nbytes, placeable
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import block_inputs, parameters
-from ffncli.kernels import built_in, mkl, onednn
+from ffncli.kernels import blas, built_in, onednn
 from ffncli.kernels.kernel import Kernel, Steps, kernel_steps
 from ffncli.kernels.per_weights import PerWeights
 from ffncli.run.engine.reference import in_float64
@@ -164,11 +164,11 @@ def test_what_mkl_refuses(monkeypatch):
     monkeypatch.setattr("ffncli.kernels.kernel._has_mkl", lambda: True)
     assert MKL.refusal(block, "cpu", "bf16") == "computes in fp32 only, not in bf16"
     assert MKL.refusal(block, "cpu", "fp32", cold=True) is None
-    assert mkl.multiplies("cpu", torch.float32)
-    assert not mkl.multiplies("cpu", torch.bfloat16)
+    assert blas.mkl_multiplies("cpu", torch.float32)
+    assert not blas.mkl_multiplies("cpu", torch.bfloat16)
     monkeypatch.setattr("ffncli.kernels.kernel._has_mkl", lambda: False)
     assert MKL.refusal(block, "cpu", "fp32") == "this build of torch has no MKL"
-    assert not mkl.multiplies("cpu", torch.float32)
+    assert not blas.mkl_multiplies("cpu", torch.float32)
 
 
 def test_what_is_made_is_kept_as_long_as_the_weights():

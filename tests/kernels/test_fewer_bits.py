@@ -16,8 +16,7 @@ from ffncli.bench.verdict import WrongResult
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs
 from ffncli.kernels import built_in
-from ffncli.kernels.fewer_bits.fp8 import quantized
-from ffncli.kernels.fewer_bits.weight_only import GROUP, to_int4, to_int8
+from ffncli.kernels.fewer_bits import GROUP, quantized, to_int4, to_int8
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.reference import in_float64

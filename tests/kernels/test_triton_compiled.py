@@ -15,7 +15,7 @@ import torch
 
 from ffncli.block.steps import Activation
 from ffncli.kernels.dense import Dense
-from ffncli.kernels.in_triton.hidden import BLOCK, FUNCTIONS, GROUP, Tile, constants, tile_for
+from ffncli.kernels.in_triton.kernels import BLOCK, FUNCTIONS, GROUP, Tile, constants, tile_for
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="no triton here: make test-triton installs it"),

@@ -16,8 +16,7 @@ from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Activation, block_inputs
 from ffncli.kernels import built_in
 from ffncli.kernels.dense import Dense
-from ffncli.kernels.in_triton.hidden import FUNCTIONS
-from ffncli.kernels.in_triton.triton_act import BLOCK, launcher
+from ffncli.kernels.in_triton.kernels import BLOCK, FUNCTIONS, act_launcher
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.execute import run
 from tests.kernels.test_kernels import DENSE, drawn
@@ -42,7 +41,7 @@ def launched(shape: Dense, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor
     """Its output between two rows of NaN, which must stay: nothing is written outside, and everything inside."""
     tokens, columns = gate.shape
     around = torch.full((tokens + 2, columns), torch.nan, dtype=gate.dtype)
-    out = launcher(shape)(gate, up, around[1:-1])
+    out = act_launcher(shape)(gate, up, around[1:-1])
     assert around[0].isnan().all()
     assert around[-1].isnan().all()
     return out

@@ -14,8 +14,7 @@ from ffncli.block.activations import TABLE
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.errors import FFNError
 from ffncli.kernels import BY_DEFAULT, built_in
-from ffncli.kernels.in_triton.decode import LEAST, splits
-from ffncli.kernels.in_triton.hidden import FUNCTIONS, tile_for
+from ffncli.kernels.in_triton.kernels import FUNCTIONS, LEAST, splits, tile_for
 from ffncli.kernels.kernel import interprets_triton, kernel_steps
 
 KERNELS = ("triton_act", "fused_gate", "decode")

@@ -16,9 +16,7 @@ from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Activation, block_inputs, parameters
 from ffncli.kernels import built_in
 from ffncli.kernels.dense import Dense, between
-from ffncli.kernels.in_triton import decode
-from ffncli.kernels.in_triton.fused_gate import backward_launcher
-from ffncli.kernels.in_triton.hidden import FUNCTIONS, launcher
+from ffncli.kernels.in_triton.kernels import FUNCTIONS, backward_launcher, launcher, split_launcher
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.execute import run
 from tests.kernels.test_kernels import DENSE, drawn, gradients
@@ -162,7 +160,7 @@ def test_partial_sums_are_of_several_parts(tokens, parts, buffers):
     """Of matrices as they are, and of those by columns."""
     generator = torch.Generator().manual_seed(5)
     x, weight, bias = (torch.randn(*size, generator=generator).double() for size in ((tokens, 1023), (5, 1023), (5,)))
-    call, right = decode.launcher(torch.float64), x @ weight.T + bias
+    call, right = split_launcher(torch.float64), x @ weight.T + bias
     for left, matrix in ((x, weight), (x.T.contiguous().T, weight), (x, weight.T.contiguous().T)):
         assert relative_error(call(left, matrix, bias), right) < 1e-14
     assert {whole.numel() - 2 * AROUND for whole in buffers} == {parts * tokens * 5, tokens * 5}

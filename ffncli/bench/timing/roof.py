@@ -13,7 +13,7 @@ from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.gpu.cuda_clock import clock_for
 from ffncli.bench.timing.outcomes import verdict_of
 from ffncli.block.dtypes import dtype as dtype_named
-from ffncli.kernels import mkl, numpy_kernel, onednn
+from ffncli.kernels import blas, onednn
 
 _GEMMS = {"cpu": (256, 512, 768, 1024, 1536, 2048), "cuda": (1024, 2048, 4096, 8192)}  # square: n tokens, n × n weights
 _SECONDS = 0.3  # for the products; for memory two thirds of it
@@ -77,14 +77,14 @@ def _products(n: int, device: str, kind: Any) -> list[Callable[[], object]]:
         kind = torch.float32
     x, w, out = (torch.randn(n, n, device=device).to(kind) for _ in range(3))
     ways: list[Callable[[], object]] = [lambda: torch.mm(x, w.t(), out=out)]
-    if on_cpu and numpy_kernel.multiplies(kind):
-        ways.append(lambda: numpy_kernel.matmul(x, w, out))
+    if on_cpu and blas.numpy_multiplies(kind):
+        ways.append(lambda: blas.numpy_matmul(x, w, out))
     if onednn.available(device) and onednn.multiplies(kind):
         reordered = torch.ops.mkldnn._reorder_linear_weight(w, n)
         ways.append(lambda: onednn.linear(x, reordered, None))
-    if mkl.multiplies(device, kind):
-        packed = mkl.packed(w, n)
-        ways.append(lambda: mkl.linear(x, packed, w, None))
+    if blas.mkl_multiplies(device, kind):
+        packed = blas.mkl_packed(w, n)
+        ways.append(lambda: blas.mkl_linear(x, packed, w, None))
     return ways
 
 
@@ -119,7 +119,7 @@ def _reads(source: torch.Tensor, device: str) -> list[Callable[[], object]]:
     ways: list[Callable[[], object]] = [source.sum, lambda: torch.mv(matrix, y)]
     if not device.startswith("cuda"):
         x, out = _numbers(len(matrix), device)[None], torch.empty(1, _WIDTH)
-        ways.append(lambda: numpy_kernel.matmul(x, matrix, out))
+        ways.append(lambda: blas.numpy_matmul(x, matrix, out))
     return ways
 
 

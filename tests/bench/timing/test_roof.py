@@ -7,7 +7,7 @@ import torch
 
 from ffncli.bench.machine import machine
 from ffncli.bench.timing.roof import _best_of, _numbers, _products, _reads, measured_roof
-from ffncli.kernels import numpy_kernel, onednn
+from ffncli.kernels import blas, onednn
 
 
 class FakeClock:
@@ -71,7 +71,7 @@ def test_the_measured_roof_on_a_known_machine(monkeypatch):
 def test_numpy_multiplies_and_reads_too(monkeypatch):
     """Where no other way is as fast, a kernel that uses it must not be faster than the roof."""
     shapes: list[tuple[int, ...]] = []
-    monkeypatch.setattr(numpy_kernel, "matmul", lambda x, weight, out: shapes.append(tuple(x.shape)) or out)
+    monkeypatch.setattr(blas, "numpy_matmul", lambda x, weight, out: shapes.append(tuple(x.shape)) or out)
     for ways in (_products(8, "cpu", torch.float32), _reads(torch.ones(3 * 4096), "cpu")):
         for way in ways:
             way()

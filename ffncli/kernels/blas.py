@@ -1,0 +1,136 @@
+"""numpy, mkl: `inplace` with the products of another BLAS. Forward only.
+
+numpy: by numpy's BLAS, with weights stored as [in, out]. pip's numpy brings OpenBLAS for Linux and Windows, which reads
+a matrix faster in that order. Tensors and arrays are views of each other.
+
+mkl: float32 weights packed once by MKL, which F.linear has it do in every call. MKL packs for one number of tokens, so
+it is done at the first call with that number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+from torch import Tensor
+
+from ffncli.block.steps import parameters
+from ffncli.kernels import inplace
+from ffncli.kernels.dense import Weights, refuses_all_but_dense
+from ffncli.kernels.kernel import REGISTERED, Build, Computes, Params, Steps, register
+from ffncli.kernels.per_weights import PerWeights, aliases, widened, widened_weights
+
+
+def numpy_multiplies(dtype: torch.dtype) -> bool:
+    """Whether numpy's BLAS does: it has no 16-bit floats."""
+    return dtype in (torch.float64, torch.float32)
+
+
+def numpy_matmul(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+    """x [tokens, in] · weight [in, out], written to `out` by numpy, which says nothing of infinities."""
+    with np.errstate(all="ignore"):
+        np.matmul(x.numpy(), weight.numpy(), out=out.numpy())
+    return out
+
+
+def on_one_thread(build: Build) -> Build:
+    """Decorates a `build`: torch computes in the calling thread alone while its function runs.
+
+    Its other threads would spin, waiting for more work, on cores that the threads of numpy's BLAS need. What is set is
+    OpenMP's number for this thread: `torch.set_num_threads` would set that of the process.
+    """
+
+    def built(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+        compute = build(steps, device, dtype)
+        openmp = [library for library in ThreadpoolController().lib_controllers if library.user_api == "openmp"]
+
+        def run(x: Tensor, params: Params) -> Tensor:
+            if torch.get_num_threads() == 1:
+                return compute(x, params)
+            before = [library.num_threads for library in openmp]
+            try:
+                for library in openmp:
+                    library.set_num_threads(1)
+                return compute(x, params)
+            finally:
+                for library, threads in zip(openmp, before, strict=True):
+                    library.set_num_threads(threads)
+
+        return run
+
+    return built
+
+
+def prepare_numpy(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
+    """Matrices [out, in] as [in, out]; the rest unchanged, in step order."""
+    tensors = (weights[name].detach() for name in parameters(steps))
+    return tuple(t.T.contiguous() if t.dim() == 2 else t for t in tensors)
+
+
+@register(
+    "numpy",
+    prepare=widened_weights(prepare_numpy, numpy_multiplies),
+    needs=("cpu",),
+    refuses=refuses_all_but_dense,
+    trains=False,
+)
+@on_one_thread
+@widened(numpy_multiplies)
+def build_numpy(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """As `inplace`, with numpy's products."""
+    names, buffers = tuple(parameters(steps)), inplace.Buffers()
+
+    def product(name: str, x: Tensor, w: Weights) -> Tensor:
+        weight, bias = w[f"{name}.weight"], w.get(f"{name}.bias")
+        out = numpy_matmul(x, weight, buffers.of(name, x, weight.shape[1]))
+        return out if bias is None else out.add_(bias)
+
+    block = inplace.computing(steps, product)
+
+    def run(x: Tensor, params: Params) -> Tensor:
+        return block(x, dict(zip(names, params, strict=True)))
+
+    return run
+
+
+def mkl_multiplies(device: str, dtype: torch.dtype) -> bool:
+    """Whether `mkl_packed` and `mkl_linear` work there in that dtype."""
+    return dtype == torch.float32 and not REGISTERED["mkl"].missing(device)
+
+
+def mkl_packed(weight: Tensor, tokens: int) -> Tensor:
+    """The matrix [out, in] in MKL's layout for so many tokens."""
+    out: Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight, tokens)
+    return out
+
+
+def mkl_linear(x: Tensor, weight: Tensor, plain: Tensor, bias: Tensor | None) -> Tensor:
+    """x · weightᵀ + bias, with a matrix packed for len(x) tokens; `plain` is the same as it was."""
+    out: Tensor = torch.ops.mkl._mkl_linear(x, weight, plain, bias, len(x))
+    return out
+
+
+@register(
+    "mkl", prepare=aliases, needs=("cpu", "mkl"), refuses=refuses_all_but_dense, trains=False, dtypes=("fp32",),
+    per_weights=True,
+)  # fmt: skip
+def build_mkl(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """As `inplace`, with packed weights and without its buffers."""
+    names = tuple(parameters(steps))
+
+    def pack(x: Tensor, params: Params) -> Weights:
+        pairs = zip(names, params, strict=True)
+        return {f"{name}.packed": mkl_packed(tensor, len(x)) for name, tensor in pairs if tensor.dim() == 2}
+
+    def product(name: str, x: Tensor, w: Weights) -> Tensor:
+        weight = f"{name}.weight"
+        return mkl_linear(x, w[f"{weight}.packed"], w[weight], w.get(f"{name}.bias"))
+
+    matrices, block = PerWeights(pack), inplace.computing(steps, product)
+
+    def run(x: Tensor, params: Params) -> Tensor:
+        return block(x, {**dict(zip(names, params, strict=True)), **matrices.get(x, params)})
+
+    return run

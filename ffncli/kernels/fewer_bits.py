@@ -1,0 +1,170 @@
+"""Kernels that compute in fewer bits than their inputs have, and declare it. Forward only.
+
+fp8: products of 8-bit factors (e4m3), each row of x, of the hidden numbers and of the weights with its own scale.
+Weights are quantized once, x and the hidden numbers in every call. On a GPU the products may add up in fewer bits than
+float32 has (fast accumulation); a CPU without such products emulates them, and takes longer.
+
+int8, int4: weights in fewer bits; x and what is computed in the block's dtype; by products that torch has itself. For
+few tokens the time is that of reading the weights, which are half or a quarter as many bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.functional import ScalingType
+
+from ffncli.block.steps import parameters
+from ffncli.kernels.dense import between, dense, normed, refuses_all_but_dense, refuses_odd_widths
+from ffncli.kernels.kernel import Computes, Params, Steps, register
+
+_MATRICES = ("gate.weight", "up.weight", "down.weight")
+_DTYPES = ("bf16", "fp16", "fp32")
+
+# --- fp8 --------------------------------------------------------------------------------------------------------------
+
+_FORMAT = torch.float8_e4m3fn
+_LARGEST = torch.finfo(_FORMAT).max
+
+
+def refuses_fp8(steps: Steps) -> str | None:
+    """Why it cannot compute a block: it needs a dense one whose widths a GPU's products take."""
+    return refuses_all_but_dense(steps) or refuses_odd_widths(steps, 16)
+
+
+def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(x in 8 bits, the scale of every row, float32): their product is x again. The last axis of x is a row."""
+    wide = x.float()
+    scale = (wide.abs().amax(-1, keepdim=True) / _LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
+    return (wide / scale).to(_FORMAT), scale
+
+
+def prepare_fp8(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
+    """gate above up, and down, each followed by its scales [1, out]; then everything else unchanged, in step order."""
+    inward = [weights[name] for name in _MATRICES[:2] if name in weights]
+    pairs = [quantized(matrix) for matrix in (torch.cat(inward), weights["down.weight"])]
+    return (*(t for matrix, scale in pairs for t in (matrix, scale.T)), *(weights[name] for name in _others(steps)))
+
+
+def _others(steps: Steps) -> list[str]:
+    return [name for name in parameters(steps) if name not in _MATRICES]
+
+
+@register(
+    "fp8", prepare=prepare_fp8, needs=("sm_89",), refuses=refuses_fp8, trains=False, dtypes=("fp32", "bf16", "fp16"),
+    computes="fp8-rowwise",
+)  # fmt: skip
+def build_fp8(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """Quantize, product, activation and gate, quantize, product."""
+    shape, names = dense(steps), _others(steps)
+    assert shape is not None
+    middle = between(shape)
+    made = torch.bfloat16 if device.startswith("cuda") else dtype  # all that every such GPU gives
+
+    def product(x: Tensor, matrix: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        rows, by_row = quantized(x)
+        out = functional.scaled_mm(
+            rows, matrix.T, by_row, ScalingType.RowWise, scale, ScalingType.RowWise, output_dtype=made,
+            use_fast_accum=True,
+        ).to(dtype)  # fmt: skip
+        return out if bias is None else out + bias
+
+    def run(x: Tensor, params: Params) -> Tensor:
+        w = dict(zip(names, params[4:], strict=True))
+        inward = product(x, params[0], params[1], None)
+        gate, up = inward.chunk(2, -1) if shape.gated else (None, inward)
+        gate = gate if gate is None or "gate.bias" not in w else gate + w["gate.bias"]
+        up = up if "up.bias" not in w else up + w["up.bias"]
+        return product(normed(shape, middle(gate, up, w), w), params[2], params[3], w.get("down.bias"))
+
+    return run
+
+
+# --- int8, int4 -------------------------------------------------------------------------------------------------------
+
+GROUP = 32  # weights of a row that share a scale and a zero in int4
+_MULTIPLE = 32  # both widths are a multiple of it: torch's products read vectors of weights, and check nothing
+
+Pair: TypeAlias = tuple[Tensor, Tensor]
+Quantizes: TypeAlias = Callable[[Tensor], Pair]
+Multiplies: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def refuses_weight_only(steps: Steps) -> str | None:
+    """Why it cannot compute a block: it needs a dense one of suitable widths."""
+    return refuses_all_but_dense(steps) or refuses_odd_widths(steps, _MULTIPLE)
+
+
+def to_int8(weight: Tensor) -> Pair:
+    """(integers of −127 to 127 [out, in], one scale per row [out]): weight ≈ integer · scale."""
+    scale = (weight.float().abs().amax(1).clamp(min=1e-30) / 127).to(weight.dtype)
+    return (weight.float() / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8), scale
+
+
+def to_int4(weight: Tensor) -> Pair:
+    """(integers of 0 to 15, packed as torch's product wants them; scale and zero of each group [in / 32, out, 2]):
+    weight ≈ (integer − 8) · scale + zero."""
+    groups = weight.float().reshape(len(weight), -1, GROUP)
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    scale = (high - low).clamp(min=1e-30) / 15
+    integers = ((groups - low) / scale).round().clamp(0, 15).to(torch.int32).flatten(1)
+    pairs = torch.cat([scale, low + 8 * scale], -1).transpose(0, 1)
+    packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers, 2)
+    return packed, pairs.to(weight.dtype).contiguous()
+
+
+def preparing(quantize: Quantizes) -> Callable[[Steps, Mapping[str, Tensor]], Params]:
+    """`prepare` of a kernel: each matrix as two tensors, the rest unchanged, in step order."""
+
+    def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
+        parts = [quantize(weights[n]) if n in _MATRICES else (weights[n],) for n in parameters(steps)]
+        return tuple(tensor for part in parts for tensor in part)
+
+    return prepare
+
+
+def computing(steps: Steps, multiply: Multiplies) -> Computes:
+    """The block, whose products are `multiply(x, integers, scales)`."""
+    shape, names = dense(steps), list(parameters(steps))
+    assert shape is not None
+    middle = between(shape)
+    keys = [key for name in names for key in ((name, f"{name} scale") if name in _MATRICES else (name,))]
+
+    def run(x: Tensor, params: Params) -> Tensor:
+        w = dict(zip(keys, params, strict=True))
+
+        def product(name: str, x: Tensor) -> Tensor:
+            y, bias = multiply(x, w[f"{name}.weight"], w[f"{name}.weight scale"]), w.get(f"{name}.bias")
+            return y if bias is None else y + bias
+
+        hidden = middle(product("gate", x) if shape.gated else None, product("up", x), w)
+        return product("down", normed(shape, hidden, w))
+
+    return run
+
+
+@register(
+    "int8", prepare=preparing(to_int8), needs=("cpu",), refuses=refuses_weight_only, trains=False, dtypes=_DTYPES,
+    computes="int8-weights",
+)  # fmt: skip
+def build_int8(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """Weights in 8 bits, a scale for each row of a matrix."""
+    return computing(steps, torch.ops.aten._weight_int8pack_mm)
+
+
+@register(
+    "int4", prepare=preparing(to_int4), needs=("cpu",), refuses=refuses_weight_only, trains=False, dtypes=_DTYPES,
+    computes="int4-weights",
+)  # fmt: skip
+def build_int4(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """Weights in 4 bits, a scale and a zero for 32 of a row."""
+
+    def multiply(x: Tensor, integers: Tensor, pairs: Tensor) -> Tensor:
+        out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, integers, GROUP, pairs)
+        return out
+
+    return computing(steps, multiply)

@@ -1,1 +1,0 @@
-"""Kernels that compute in fewer bits than their inputs have, and declare it."""

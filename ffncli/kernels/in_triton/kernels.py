@@ -1,0 +1,311 @@
+"""The kernels in Triton. They need a GPU, or Triton's interpreter (TRITON_INTERPRET=1), which runs them as Python.
+
+triton_act: eager's products, and everything between them in one Triton kernel, which reads gate and up once. Forward
+only.
+
+fused_gate: the products of gate and up, and all between them, in one Triton kernel; down is torch's product. A program
+computes one tile of gate and of up from one tile of x, so that neither is written out. What this can save at most is
+the column `fusion_saving_max`; above some 2048 tokens × 4096 expect it to lose to `packed`, whose product is the
+vendor's. In training gate and up are kept, and the backward pass computes their gradients and hidden once more in one
+elementwise kernel, between torch's products. Its speed has not been measured on any GPU.
+
+decode: for 1 to 16 tokens, where the time is that of reading the weights. Two Triton kernels and a sum: the first
+streams rows of gate and up and writes hidden; the second streams down, split over more programs along d_ff, whose
+partial sums the third adds in a fixed order: the same bits in every call. More tokens are computed as well, with other
+tiles. Forward only. Its speed has not been measured on any GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from ffncli.block.steps import Activation, parameters
+from ffncli.kernels.dense import Dense, Weights, dense, normed, refuses_all_but_dense
+from ffncli.kernels.kernel import Computes, Params, Steps, interprets_triton, register
+
+FUNCTIONS = ("identity", "relu", "relu2", "sigmoid", "tanh", "silu", "quick_gelu", "gelu_tanh", "gelu")
+BLOCK = 1024  # columns of one elementwise program: 8 elements for each of its 128 threads
+GROUP = 16  # tiles of tokens for each tile of rows
+Products = tuple[Tensor, Tensor]
+
+
+# --- what a block fixes -----------------------------------------------------------------------------------------------
+
+
+def refuses(steps: Steps) -> str | None:
+    """Why it cannot compute a block: it needs a dense one whose functions are written in Triton."""
+    shape = dense(steps)
+    if shape is None:
+        return refuses_all_but_dense(steps)
+    missing = next((op.function for op in _units(shape) if op.function not in FUNCTIONS), None)
+    return missing and f"{missing} is not written in Triton here"
+
+
+def constants(shape: Dense) -> dict[str, Any]:
+    """The compile-time arguments that a block fixes."""
+    act, lift = (tuple(getattr(op, field.name) for field in fields(op)) for op in _units(shape))
+    return {"GATED": shape.gated, "SCALE": float(shape.gate_scale), "ACT": act, "LIFT": lift}
+
+
+def widths(dtype: torch.dtype) -> dict[str, bool]:
+    """The compile-time arguments that a dtype fixes: sums of 64 bits, and 16-bit operands that must be cast."""
+    return {"WIDE": dtype == torch.float64, "CAST": interprets_triton() and dtype.itemsize == 2}
+
+
+def _units(shape: Dense) -> tuple[Activation, Activation]:
+    return shape.act, shape.lift or Activation("identity")
+
+
+class Tile(NamedTuple):
+    """What one program computes: `tokens` × `rows`, `columns` at a time, with `warps` of 32 threads."""
+
+    tokens: int
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        """As arguments of a launch."""
+        return {
+            "BM": self.tokens, "BN": self.rows, "BK": self.columns, "num_warps": self.warps, "num_stages": self.stages,
+        }  # fmt: skip
+
+
+def tile_for(tokens: int, dtype: torch.dtype) -> Tile:
+    """The tile for so many tokens: the fewest that waste no loads. Chosen by what the compiler reports, never timed.
+
+    One token: a warp for each row, whose threads load 16 bytes at a time, and no tensor core. The others keep within
+    the registers, and leave the shared memory of an H100 (227 KB) to two programs.
+    """
+    size = dtype.itemsize
+    if tokens <= 1:
+        return Tile(1, 4, 512 // size, 4, 1)
+    if tokens <= 16:
+        return Tile(16, 32, 16, 4, 2) if size == 8 else Tile(16, 32, 256 // size, 4, 3)
+    if size > 2:
+        return Tile(64, 64, 32, 8, 3) if size == 4 else Tile(32, 32, 16, 4, 3)
+    return Tile(64, 64, 64, 4, 4) if tokens <= 64 else Tile(128, 64, 64, 8, 3)
+
+
+def launcher(shape: Dense, dtype: torch.dtype) -> Callable[[Tensor, Weights, Products | None], Tensor]:
+    """f(x, weights, products) → the input of down [tokens, d_ff], before any norm; x and the weights have any strides.
+
+    `products`, two contiguous tensors of that shape (in a plain block the first is used), take gate and up.
+    """
+    from ffncli.kernels.in_triton.launched import hidden_kernel
+
+    fixed = constants(shape) | widths(dtype)
+    first = "gate" if shape.gated else "up"
+
+    def launch(x: Tensor, w: Weights, products: Products | None) -> Tensor:
+        gate, up = w[f"{first}.weight"], w["up.weight"]
+        hidden = x.new_empty(x.shape[0], up.shape[0])
+        tile = tile_for(x.shape[0], dtype)
+        grid = (-(-hidden.shape[0] // tile.tokens) * -(-hidden.shape[1] // tile.rows),)
+        hidden_kernel[grid](
+            x, gate, up, w.get(f"{first}.bias"), w.get("up.bias"), hidden, *(products or (None, None)),
+            *hidden.shape, x.shape[1], *x.stride(), *gate.stride(), *up.stride(),
+            **fixed, **tile.options, GROUP=GROUP,
+        )  # fmt: skip
+        return hidden
+
+    return launch
+
+
+# --- triton_act -------------------------------------------------------------------------------------------------------
+
+
+@register("triton_act", needs=("triton",), refuses=refuses, trains=False, compiles=True)
+def build_triton_act(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """down(act(gate(x)) · up(x)); Triton compiles at the first call, for the dtype and the divisors of sizes by 16."""
+    shape, names = dense(steps), tuple(parameters(steps))
+    assert shape is not None
+    middle = act_launcher(shape)
+
+    def run(x: Tensor, params: Params) -> Tensor:
+        w = dict(zip(names, params, strict=True))
+        up = functional.linear(x, w["up.weight"], w.get("up.bias"))
+        gate = functional.linear(x, w["gate.weight"], w.get("gate.bias")) if shape.gated else up
+        hidden = middle(gate, up, torch.empty_like(up))
+        return functional.linear(normed(shape, hidden, w), w["down.weight"], w.get("down.bias"))
+
+    return run
+
+
+def act_launcher(shape: Dense) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """f(gate, up, out): writes what lies between the products to `out` [tokens, d_ff], contiguous, and returns it.
+
+    `gate` and `up` have that shape and any strides; in a plain block both are the same tensor.
+    """
+    from ffncli.kernels.in_triton.launched import act_kernel
+
+    fixed = constants(shape)
+
+    def launch(gate: Tensor, up: Tensor, out: Tensor) -> Tensor:
+        tokens, columns = out.shape
+        grid = (tokens, -(-columns // BLOCK))
+        wide = out.dtype == torch.float64
+        act_kernel[grid](gate, up, out, columns, *gate.stride(), *up.stride(), **fixed, WIDE=wide, BLOCK=BLOCK)
+        return out
+
+    return launch
+
+
+# --- fused_gate -------------------------------------------------------------------------------------------------------
+
+
+def refuses_fused_gate(steps: Steps) -> str | None:
+    """Why it cannot compute a block: a norm before down would need a backward pass here."""
+    shape = dense(steps)
+    norm = "a norm before down is not written here" if shape and shape.sub_norm else None
+    return refuses(steps) or norm
+
+
+@register("fused_gate", needs=("triton",), refuses=refuses_fused_gate, compiles=True)
+def build_fused_gate(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """down(act(gate(x)) · up(x)); Triton compiles at the first call, and again for one that needs gradients."""
+    shape = dense(steps)
+    assert shape is not None
+    block = FusedGate(tuple(parameters(steps)), shape.gated, launcher(shape, dtype), backward_launcher(shape))
+
+    def run(x: Tensor, params: Params) -> Tensor:
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *params)):
+            out: Tensor = _Trained.apply(block, x, *params)  # type: ignore[no-untyped-call]
+            return out
+        return block.output(x, params, None)
+
+    return run
+
+
+@dataclass(frozen=True)
+class FusedGate:
+    """A block's parameters by name, and its two launchers."""
+
+    names: tuple[str, ...]
+    gated: bool
+    hidden: Callable[[Tensor, dict[str, Tensor], Products | None], Tensor]
+    backward: Callable[[Products, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+    def output(self, x: Tensor, params: Params, products: Products | None) -> Tensor:
+        """The block's output; `products`, if any, take gate and up."""
+        w = dict(zip(self.names, params, strict=True))
+        return functional.linear(self.hidden(x, w, products), w["down.weight"], w.get("down.bias"))
+
+    def gradients(self, d_out: Tensor, x: Tensor, products: Products, params: Params) -> list[Callable[[], Tensor]]:
+        """Those of x and of each parameter, as functions that compute them."""
+        w = dict(zip(self.names, params, strict=True))
+        d_gate, d_up, hidden = self.backward(products, d_out @ w["down.weight"])
+        sides = {"gate": (d_gate, x), "up": (d_up, x), "down": (d_out, hidden)}
+
+        def of(name: str) -> Tensor:
+            left, right = sides[name.partition(".")[0]]
+            return left.sum(0) if name.endswith(".bias") else left.T @ right
+
+        def of_x() -> Tensor:
+            d_x = d_up @ w["up.weight"]
+            return d_x.addmm_(d_gate, w["gate.weight"]) if self.gated else d_x
+
+        return [of_x, *(partial(of, name) for name in self.names)]
+
+
+class _Trained(torch.autograd.Function):
+    """The block with its backward pass; keeps x, gate and up."""
+
+    @staticmethod
+    def forward(ctx: Any, block: FusedGate, x: Tensor, *params: Tensor) -> Tensor:
+        gate = x.new_empty(x.shape[0], params[block.names.index("up.weight")].shape[0])
+        products = (gate, torch.empty_like(gate) if block.gated else gate)
+        ctx.block = block
+        ctx.save_for_backward(x, *products, *params)
+        return block.output(x, params, products)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        x, gate, up, *params = ctx.saved_tensors
+        _, *needed = ctx.needs_input_grad
+        of = ctx.block.gradients(d_out, x, (gate, up), tuple(params))
+        return (None, *(compute() if need else None for compute, need in zip(of, needed, strict=True)))
+
+
+def backward_launcher(shape: Dense) -> Callable[[Products, Tensor], tuple[Tensor, Tensor, Tensor]]:
+    """f((gate, up), d_hidden) → their gradients and hidden, all [tokens, d_ff] and contiguous.
+
+    In a plain block gate and up are one tensor, and so are their gradients.
+    """
+    from ffncli.kernels.in_triton.launched import act_backward_kernel
+
+    fixed = constants(shape)
+
+    def launch(products: Products, d_hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        gate, up = products
+        d_gate, hidden = torch.empty_like(gate), torch.empty_like(gate)
+        d_up = torch.empty_like(up) if shape.gated else d_gate
+        tokens, columns = gate.shape
+        act_backward_kernel[(tokens, -(-columns // BLOCK))](
+            gate, up, d_hidden, d_gate, d_up, hidden, columns, **fixed, WIDE=gate.dtype == torch.float64, BLOCK=BLOCK
+        )
+        return d_gate, d_up, hidden
+
+    return launch
+
+
+# --- decode -----------------------------------------------------------------------------------------------------------
+
+ENOUGH = {1: 2048, 16: 512}  # tokens of a tile → programs that fill an H100: 16 or 4 on each of 132 multiprocessors
+LEAST = 4  # tiles of columns that a part has at least
+SUMMED = 128  # columns of one program of the sum
+
+
+@register("decode", needs=("triton",), refuses=refuses, trains=False, compiles=True, most_tokens=16)
+def build_decode(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """down(act(gate(x)) · up(x)), a norm before down by torch; Triton compiles at the first call."""
+    shape, names = dense(steps), tuple(parameters(steps))
+    assert shape is not None
+    first, second = launcher(shape, dtype), split_launcher(dtype)
+
+    def run(x: Tensor, params: Params) -> Tensor:
+        w = dict(zip(names, params, strict=True))
+        return second(normed(shape, first(x, w, None), w), w["down.weight"], w.get("down.bias"))
+
+    return run
+
+
+def splits(tokens: int, rows: int, columns: int, tile: Tile) -> tuple[int, int]:
+    """(parts into which the columns are split, columns of each part): by sizes alone, so that they never change."""
+    programs = -(-tokens // tile.tokens) * -(-rows // tile.rows)
+    wanted = max(1, min(ENOUGH.get(tile.tokens, 1) // max(1, programs), columns // (LEAST * tile.columns)))
+    each = -(-columns // wanted)
+    each += -each % tile.columns
+    return -(-columns // each), each
+
+
+def split_launcher(dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """f(x, weight, bias) → x · weightᵀ + bias, by partial sums; x and weight have any strides."""
+    from ffncli.kernels.in_triton.launched import split_kernel, sum_kernel
+
+    fixed, wide = widths(dtype), torch.float64 if dtype == torch.float64 else torch.float32
+
+    def launch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        (tokens, columns), rows = x.shape, weight.shape[0]
+        tile = tile_for(tokens, dtype)
+        parts, each = splits(tokens, rows, columns, tile)
+        partial, out = x.new_empty(parts, tokens, rows, dtype=wide), x.new_empty(tokens, rows)
+        split_kernel[(-(-tokens // tile.tokens), -(-rows // tile.rows), parts)](
+            x, weight, partial, tokens, rows, columns, each, *x.stride(), *weight.stride(),
+            **fixed, **tile.options,
+        )  # fmt: skip
+        sum_kernel[(tokens, -(-rows // SUMMED))](partial, bias, out, tokens, rows, parts, BLOCK=SUMMED)
+        return out
+
+    return launch

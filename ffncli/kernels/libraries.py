@@ -1,0 +1,123 @@
+"""Kernels of other packages, imported when one is built: skipped with the reason if its package is not installed.
+
+liger: LigerMLP of liger-kernel, which computes gate, up and what is between them in one Triton kernel; liger_act:
+eager's products, and liger-kernel's SiLUMul or GELUMul for what lies between them; quack: the MLP of quack-kernels,
+which computes gate, up and what is between them in one product (CuTe DSL).
+
+All compute gated units without the limits and scales that some models add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import partial
+from importlib import import_module
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ffncli.block.steps import parameters
+from ffncli.kernels.dense import dense, normed, refuses_all_but_dense, refuses_odd_widths
+from ffncli.kernels.kernel import Computes, Params, Steps, register
+
+
+def refuses_all_but_gated(steps: Steps, functions: Collection[str], products: bool = True) -> str | None:
+    """Why a gated unit with one of these functions cannot be this block; with its `products`, or what is between."""
+    shape = dense(steps)
+    if shape is None:
+        return refuses_all_but_dense(steps)
+    if not shape.gated:
+        return "cannot compute a plain block"
+    if shape.act.function not in functions:
+        return f"cannot compute {shape.act.function}, only {' and '.join(functions)}"
+    if not shape.act.unlimited or shape.lift or shape.gate_scale != 1:
+        return "cannot compute a limited or scaled gate"
+    if products and shape.sub_norm:
+        return "cannot compute a norm inside the block"
+    if products and any(name.endswith(".bias") for name in parameters(steps)):
+        return "cannot compute biases"
+    return None
+
+
+_DTYPES = ("fp32", "bf16", "fp16")
+_refuses_liger = partial(refuses_all_but_gated, functions=("silu",))
+
+
+@register(
+    "liger",
+    needs=("cuda", "sm_90", "liger_kernel"),
+    refuses=_refuses_liger,
+    compiles=True,
+    dtypes=("fp32", "bf16", "fp16"),
+)
+def build_liger(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """Its function on the block's gate, up and down. It tries tile sizes at the first call."""
+    mlp = import_module("liger_kernel.ops").LigerMLPFunction.apply
+
+    def run(x: Tensor, params: Params) -> Tensor:
+        out: Tensor = mlp(x[None], *params)[0]  # it takes [batch, tokens, d_model]
+        return out
+
+    return run
+
+
+OF_ACT = {"silu": "LigerSiLUMulFunction", "gelu_tanh": "LigerGELUMulFunction"}
+_refuses_liger_act = partial(refuses_all_but_gated, functions=OF_ACT, products=False)
+
+
+@register(
+    "liger_act",
+    needs=("cuda", "liger_kernel"),
+    refuses=_refuses_liger_act,
+    compiles=True,
+    dtypes=("fp32", "bf16", "fp16"),
+)
+def build_liger_act(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """down(SiLUMul(gate(x), up(x)))."""
+    shape, names = dense(steps), tuple(parameters(steps))
+    assert shape is not None
+    middle = getattr(import_module("liger_kernel.ops"), OF_ACT[shape.act.function]).apply
+
+    def run(x: Tensor, params: Params) -> Tensor:
+        w = dict(zip(names, params, strict=True))
+        gate = functional.linear(x, w["gate.weight"], w.get("gate.bias"))
+        up = functional.linear(x, w["up.weight"], w.get("up.bias"))
+        return functional.linear(normed(shape, middle(gate, up), w), w["down.weight"], w.get("down.bias"))
+
+    return run
+
+
+QUACK_UNITS = {"silu": "swiglu", "gelu_tanh": "geglu", "relu": "reglu", "sigmoid": "glu"}  # its names of the units
+
+
+def refuses_quack(steps: Steps) -> str | None:
+    """Why it cannot compute a block: it needs a gated one of suitable widths."""
+    return refuses_all_but_gated(steps, QUACK_UNITS) or refuses_odd_widths(steps, 8)
+
+
+def prepare_quack(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
+    """(gate above up, [2 · d_ff, d_model]; down)."""
+    return torch.cat([weights["gate.weight"], weights["up.weight"]]), weights["down.weight"]
+
+
+@register(
+    "quack",
+    prepare=prepare_quack,
+    needs=("cuda", "sm_90", "quack"),
+    refuses=refuses_quack,
+    compiles=True,
+    dtypes=("bf16", "fp16"),
+)
+def build_quack(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """Its function on the packed weights. It tries tile sizes at the first call."""
+    shape = dense(steps)
+    assert shape is not None
+    mlp, unit = import_module("quack.mlp").mlp_func, QUACK_UNITS[shape.act.function]
+
+    def run(x: Tensor, params: Params) -> Tensor:
+        inward, down = params
+        out: Tensor = mlp(x, inward, down, unit, concat_layout=True)
+        return out
+
+    return run

@@ -1,1 +1,0 @@
-"""Kernels of other packages, found when they are needed: skipped with the reason where a package is not installed."""
