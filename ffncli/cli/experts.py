@@ -112,14 +112,18 @@ def _layer(survey: ExpertsSurvey, layer: LayerExperts) -> list[Part]:
     title = f"Layer {_name(survey, layer)}"
     known = any(expert.divergence is not None for expert in layer.experts)
     order = sorted(layer.experts, key=_worth)[:_MOST_EXPERTS]
-    by = "of most worth to the prediction" if known else "that add most to the output"
+    by = "that change the prediction most" if known else "that add most to the output"
     rows = [_row(expert, known) for expert in order if expert.tokens]
     columns = ("expert", "tokens", "share %", "× even", "weight", "output %", *(("nats", "argmax %") if known else ()))
     parts: list[Part] = [Table(columns, rows, f"{title}: the experts {by}")]
-    pairs = [f"{p.first} and {p.second}: {p.tokens:,} tokens, {p.lift:.2f} × chance" for p in layer.pairs[:_MOST_PAIRS]]
-    parts += [Line(f"together {', '.join(pairs)}", quiet=True)] if pairs else []
-    seen = ", ".join(f"{one.experts} after {one.tokens:,}" for one in layer.coverage)
-    parts.append(Line(f"experts used {seen} tokens", quiet=True))
+    pairs = [
+        f"{p.first} and {p.second} for {p.tokens:,} {plural('token', p.tokens)} ({p.lift:.2f} × chance)"
+        for p in layer.pairs[:_MOST_PAIRS]
+    ]
+    parts += [Line(f"chosen together: {', '.join(pairs)}", quiet=True)] if pairs else []
+    tokens = ", ".join(f"{one.tokens:,}" for one in layer.coverage)
+    experts = ", ".join(str(one.experts) for one in layer.coverage)
+    parts.append(Line(f"distinct experts after {tokens} tokens: {experts}", quiet=True))
     return [*parts, Line(f"hits of a cache of {_caches(layer.hit_rates)}", quiet=True)] if layer.hit_rates else parts
 
 

@@ -124,11 +124,11 @@ def _meanings(survey: Survey, units: int) -> dict[str, str]:
 CORPUS_CONVENTIONS = {
     "active_share": "share of tokens for which the activation's output is above 0: the mean over the units that are "
     "active for any token; a routed expert's units are counted over the tokens routed to it",
-    "dead_units": "units that are active for no token; unused_units: those of experts that got no token, among them",
-    "min, max": "of the values that the down projection reads; places are (text, token), both from 0",
-    "outliers": "dimensions of the FFN's input that reach the limit by size for at least 6 % of the tokens; "
+    "dead_units": "units that no token activated; unused_units: the dead units of experts that got no token",
+    "min, max": "extremes of the down projection's inputs; places are (text, token), both from 0",
+    "outliers": "input dimensions with |x| ≥ the limit on at least 6 % of tokens; "
     "outlier_dimensions: in at least a quarter of the layers",
-    "massive": "values of the residual stream after the layer above 100 and 1000 times the median of their text",
+    "massive": "residual values after the layer over 100 and over 1000 × the text's median",
 }
 
 
@@ -217,10 +217,10 @@ def _corpus_meanings(survey: CorpusSurvey) -> dict[str, str]:
     """The meaning of the columns."""
     return {
         "active %": "share of tokens with an activation above 0, over the units that are not dead",
-        "dead": f"units that were active for none of the {survey.tokens:,} tokens",
-        "max": "the largest value that the down projection reads, at text: token, of that unit",
-        "outliers": f"dimensions of the FFN's input that reach {survey.limit:g} for 6 % of the tokens",
-        "massive": "values after the layer above 100, and 1000 times their text's median",
+        "dead": f"units that no token activated (of {survey.tokens:,})",
+        "max": "largest input to the down projection; at = text: token; unit = which one",
+        "outliers": f"input dimensions with |x| ≥ {survey.limit:g} on at least 6 % of tokens",
+        "massive": "residual values over 100 and over 1000 × the text's median",
     }
 
 
@@ -278,7 +278,7 @@ def routing_parts(routing: Routing | None) -> list[Part]:
     if routing.idle_experts:
         parts.append(Line(f"idle: {_some(routing.idle_experts)}"))
     if routing.entropy_bits is not None:
-        entropy = f"{routing.entropy_bits:.3g} bits, {routing.max_entropy_bits:.3g} where all are equal"
+        entropy = f"{routing.entropy_bits:.3g} bits (at most {routing.max_entropy_bits:.3g})"
         parts.append(Line(f"entropy of the load: {entropy}"))
     if routing.identity_choices:
         parts.append(Line(f"{routing.identity_choices:,} more choices are identity experts"))

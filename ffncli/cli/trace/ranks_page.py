@@ -141,9 +141,8 @@ def _wire(ranks: RankTrace) -> list[Part]:
     """What is sent, how it grows with the ranks, and what an all-gather that nothing needs would cost."""
     parts: list[Part] = []
     if ranks.tp > 1:
-        cost = f"{ranks.unneeded_all_gather_bytes:,} bytes from each rank"
-        parts.append(Line("the all-gather that some texts put before W2 is not needed: all that enters W2"))
-        parts.append(Line(f"is on the rank that multiplies it; it would cost {cost}"))
+        parts.append(Line("No all-gather is needed before W2: each rank already has its inputs;"))
+        parts.append(Line(f"it would cost {ranks.unneeded_all_gather_bytes:,} bytes from each rank"))
     if ranks.ep > 1:
         parts.append(Line(f"dispatch with even routing: {ranks.expected_dispatch_bytes:,.0f} bytes from each rank"))
     if ranks.wire:

@@ -42,7 +42,7 @@ class ReadingQuestion(Options):
         Opt(
             "--prompts", metavar="FILE|-", accepts=Accepts("a file's name, or a list of texts", _prompts), group=INPUT,
             after="position",
-            help="Run the model on every line of FILE (.jsonl: its text) and show figures of all layers.",
+            help="Run the model on every line of FILE (.jsonl: the text field) and show statistics for every layer.",
         ),
     ] = field(default=None, kw_only=False)  # fmt: skip
     layer: shared.LayerOrAll = None
@@ -91,7 +91,7 @@ class CorpusQuestion(ReadingQuestion):
         float | None,
         Opt(
             "--outliers", metavar="SIZE", accepts=ABOVE_ZERO, group=MANY, after="top_contexts",
-            help=f"From which size on a dimension of an FFN's input is an outlier. [default: {LIMIT:g}]",
+            help=f"Magnitude from which an input dimension is an outlier. [default: {LIMIT:g}]",
         ),
     ] = None  # fmt: skip
     save: shared.Save = None
@@ -99,13 +99,13 @@ class CorpusQuestion(ReadingQuestion):
         shared.Path | None,
         Opt(
             "--resume", metavar="FILE", accepts=PATH, group=MANY, after="outliers",
-            help="Keep the run's state in FILE, and go on from it after a break.",
+            help="Checkpoint to FILE, and resume from it.",
         ),
     ] = None  # fmt: skip
 
     @property
     def limit(self) -> float:
-        """From which size on a dimension is an outlier."""
+        """Return the magnitude from which an input dimension is an outlier."""
         return LIMIT if self.outliers is None else self.outliers
 
     @property

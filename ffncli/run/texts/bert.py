@@ -56,8 +56,8 @@ def _share(models: Sequence[Resolved]) -> list[Fact]:
     low, high = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
     attention = f"{bert.attention_params_per_layer:,}"
     here = (
-        f"{attention} attention, {bert.ffn_params_per_layer:,} FFN, {bert.layer_norm_params_per_layer:,} norms; of the "
-        f"{len(shares)} kinds of layers of known models it is the majority in {most}: from "
+        f"{attention} attention, {bert.ffn_params_per_layer:,} FFN, {bert.layer_norm_params_per_layer:,} norms; the "
+        f"FFN is the majority in {most} of the {len(shares)} kinds of layers in known models: from "
         f"{100 * shares[low]:.1f} % ({low}) to {100 * shares[high]:.1f} % ({high})"
     )
     show = "ffn params bert-base"
@@ -69,8 +69,8 @@ def _share(models: Sequence[Resolved]) -> list[Fact]:
         Fact(
             "parameters of the attention", attention, "786 K",
             "holds" if round(bert.attention_params_per_layer, -3) == 786_000 else "wrong",
-            f"W^Q, W^K, W^V and W^O of 768 × 768 with their biases; the text leaves out W^O, and more: the other three "
-            f"are {3 * bert.attention_params_per_layer // 4:,}", show,
+            f"W^Q, W^K, W^V and W^O are 768 × 768, plus biases; the text's figure is too small even without W^O: the "
+            f"other three have {3 * bert.attention_params_per_layer // 4:,}", show,
         ),
     ]  # fmt: skip
 
@@ -112,8 +112,8 @@ def _overfitting(d_model: int = 8) -> Fact:
     verdict: Verdict = "depends" if len(set(overfits.values())) == 2 else "holds" if overfits[many] else "wrong"
     return Fact(
         "8x overfits", "; ".join(texts), "", verdict,
-        f"rmse on inputs that the fit has not seen; d_model {d_model}, hidden layer drawn, output layer fitted: it "
-        "depends on how much data there is; trained: ffn approximate --noise 0.3 --samples 16 --d-ff 1x,4x,8x",
+        f"rmse on unseen inputs; d_model {d_model}, random hidden layer, fitted output layer; the answer depends on "
+        "the amount of data; with training: ffn approximate --noise 0.3 --samples 16 --d-ff 1x,4x,8x",
     )  # fmt: skip
 
 
@@ -130,8 +130,8 @@ def _balance(models: Sequence[Resolved]) -> Fact:
     return Fact(
         "4x is the balance point", f"{four} of {len(dense)} known dense models have it", "",
         "holds" if four == len(dense) else "depends",
-        f"{len(gated) - sum(map(bool, gated))} of the {four} are plain; the others lie between {dense[low]:g}x ({low}) "
-        f"and {dense[high]:g}x ({high}); gated blocks have three matrices, so 2.67x is their equivalent of 4x",
+        f"{len(gated) - sum(map(bool, gated))} of the {four} are plain; all models lie between {dense[low]:g}x ({low}) "
+        f"and {dense[high]:g}x ({high}); gated blocks have three matrices, so their equivalent of 4x is 2.67x",
     )  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def _slopes() -> list[Fact]:
             "gelu is smooth where relu has a kink",
             f"the slope at 0 jumps by {number(jumps['relu'])} in relu, by {number(jumps['gelu'])} in gelu",
             "", "holds" if jumps["relu"] == 1 and jumps["gelu"] < 1e-6 else "wrong",
-            "drawn, with their slopes: ffn activations relu gelu --plot",
+            "both with their slopes, as curves: ffn activations relu gelu --plot",
         ),
     ]  # fmt: skip
 
@@ -173,7 +173,7 @@ def _and() -> Fact:
     return Fact(
         "'if A and B then C' takes a non-linearity",
         f"relu(A + B − 1) is {', '.join(f'{v:g}' for v in unit)} on 00, 01, 10, 11", "", "holds" if same else "wrong",
-        f"the best linear map is up to {float(best):.2f} away; trained: ffn approximate --target and",
+        f"the best linear map misses by up to {float(best):.2f}; with training: ffn approximate --target and",
     )  # fmt: skip
 
 
@@ -182,5 +182,5 @@ def _place(ready: Prepared) -> Fact:
     ends = order[-3:] == ["down", "out", "post_norm"]
     return Fact(
         "attention → add & norm → FFN → add & norm", f"x is the normalised attention output; {', '.join(order)}",
-        "", "holds" if ends else "wrong", "so does BERT; most later models normalise before the block instead",
+        "", "holds" if ends else "wrong", "BERT does so; most later models normalise before the block",
     )  # fmt: skip

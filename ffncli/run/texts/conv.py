@@ -63,8 +63,8 @@ def _convolutions(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
         ),
         Fact(
             "as 1×1 convolutions it can be faster", f"{flops:,} FLOPs per token either way", "", "depends",
-            "the same work in another order of memory: which form is faster depends on machine, sizes and dtype, "
-            "and has to be measured there",
+            "the same work in a different memory order: which form is faster depends on machine, sizes and dtype, "
+            "so measure it there",
         ),
     ]  # fmt: skip
 
@@ -116,12 +116,12 @@ def _approximation(name: str) -> Fact:
     near = rmse[-1] < 0.01
     errors = ", ".join(f"{'below 0.001' if e < 1e-3 else f'{e:.2g}'} at {w}" for e, w in zip(rmse, WIDTHS, strict=True))
     if name == "identity":
-        return Fact("the same with identity units", f"rmse {errors}", note="one line is all that they can make")
+        return Fact("the same with identity units", f"rmse {errors}", note="they can only make one straight line")
     return Fact(
         f"one hidden layer of enough {name} units approximates any continuous function",
         f"rmse {errors}", "", "holds" if near else "wrong",
-        "sin(2x) on [-3, 3], hidden layer drawn, output layer fitted; on a bounded interval, and that such weights "
-        f"exist does not say that training finds them; trained: ffn approximate --activation {name}",
+        "sin(2x) on [-3, 3], random hidden layer, fitted output layer; it holds on a bounded interval, and training "
+        f"need not find such weights; with training: ffn approximate --activation {name}",
     )  # fmt: skip
 
 
@@ -141,6 +141,6 @@ def _final(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
         ),
         Fact(
             "the likeliest token has the largest logit", f"argmax of probs = argmax of logits: {same}", "",
-            "holds" if same else "wrong", "the tables of the tokens mark argmax, the top-k and the top-p set",
+            "holds" if same else "wrong", "the token tables mark the argmax, the top-k set and the top-p set",
         ),
     ]  # fmt: skip

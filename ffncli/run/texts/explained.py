@@ -43,14 +43,14 @@ def facts(ready: Prepared) -> tuple[Fact, ...]:
 def _sizes(ready: Prepared) -> list[Fact]:
     up, down = ready.weights["up.weight"], ready.weights["down.weight"]
     shapes = f"{list(up.T.shape)} and {list(down.T.shape)}"
-    note = f"torch stores the transposed: up.weight {list(up.shape)}, down.weight {list(down.shape)}"
+    note = f"torch stores the transposes: up.weight {list(up.shape)}, down.weight {list(down.shape)}"
     matrices, whole = up.numel(), cost(ready.steps).params
     biases = f"{matrices:,} in each matrix, {whole - 2 * matrices:,} in the biases"
     return [
         compared("shapes of W1[in, out] and W2[in, out]", "[512, 2048] and [2048, 512]", shapes, note),
         compared("d_ff over d_model", "4", f"{up.shape[0] / up.shape[1]:g}"),
         Fact("parameters", f"{whole:,}", note=biases),
-        Fact("inputs of 'Hello'", "0.146, 0.108, 0.192, ..., 0.11 are the text's, the 508 between them ours"),
+        Fact("inputs of 'Hello'", "0.146, 0.108, 0.192, ..., 0.11 are from the text, the 508 between them are ours"),
     ]
 
 
@@ -66,7 +66,7 @@ def _dot_product(ready: Prepared) -> list[Fact]:
         Fact(
             "one unit, the text's W1[in, out]",
             "H[0] = X[0]·W1[0,0] + X[1]·W1[1,0] + ... + X[511]·W1[511,0] + b1[0]",
-            note="the same numbers: W1 is the transposed W; the text leaves b1[0] out of the sum",
+            note="the same numbers: W1 is W transposed; the text leaves b1[0] out of the sum",
         ),
         Fact(
             "with the numbers of this run",
@@ -122,6 +122,6 @@ def _attention() -> Fact:
     return Fact(
         "attention is linear", f"f(2x) is {100 * share:.0f} % away from 2 f(x)", "",
         agrees(share, ROUNDING),
-        f"|f(2x) − 2 f(x)| / |2 f(x)| of one softmax head, 8 tokens, width {width}, drawn weights; it is linear in the "
-        "values alone; two more of the texts say so",
+        f"|f(2x) − 2 f(x)| / |2 f(x)| of one softmax head, 8 tokens, width {width}, random weights; attention is "
+        "linear in its values only; two more of the texts make this claim",
     )  # fmt: skip

@@ -82,7 +82,7 @@ def _slices(split: RankTrace) -> list[Fact]:
         ),
         Fact(
             "the split of W1 and W3 by outputs is called", f"{gate.place}-parallel by Megatron",
-            "row matmul", "depends", "two names of one split: rows of the stored [out, in] are columns of W[in, out]",
+            "row matmul", "depends", "two names for one split: rows of the stored [out, in] are columns of W[in, out]",
         ),
         Fact("the split of W2 by inputs is called", f"{down.place}-parallel by Megatron"),
     ]  # fmt: skip
@@ -103,7 +103,7 @@ def _collectives(split: RankTrace) -> list[Fact]:
     """Counted in the steps that a node runs; bytes are what one node sends for one token in float32."""
     tokens = split.shares[0].tokens
     gather, reduce = split.unneeded_all_gather_bytes // tokens, split.shares[0].ring_all_reduce_bytes / tokens
-    figure = f"collectives: {split.all_reduces}; the All-Gather is not needed, it would cost {gather:,} bytes"
+    figure = f"collectives: {split.all_reduces}; the All-Gather is not needed and would cost {gather:,} bytes"
     sent = [
         (f"{one.gather_and_sum_bytes // tokens:,}", f"{one.ring_all_reduce_bytes / tokens:,.0f}") for one in split.wire
     ]
@@ -111,14 +111,14 @@ def _collectives(split: RankTrace) -> list[Fact]:
         Fact(
             "collectives of one block", figure, "an All-Gather after W1 and W3, an All-Reduce after W2",
             "wrong" if split.all_reduces != 2 else "holds",
-            f"sent by each of {NODES} nodes for each token of one gathered tensor in fp32, on top of the ring "
-            f"all-reduce's {reduce:,.0f}; SiLU and ⊙ need the node's own slice alone, and W2's inputs are split the "
+            f"bytes that each of {NODES} nodes sends per token for one gathered fp32 tensor, on top of the ring "
+            f"all-reduce's {reduce:,.0f}; SiLU and ⊙ need only the node's own slice, and W2's inputs are split the "
             "same way",
         ),
         Fact(
             f"bytes that each of {', '.join(str(one.ranks) for one in split.wire)} nodes sends to sum Y",
             ", ".join(theirs for theirs, _ in sent), "", "",
-            "the engine sends every partial sum to all other nodes and adds there, n − 1 times Y; a ring all-reduce "
+            "the engine sends every partial sum to all other nodes (n − 1 times Y) and adds there; a ring all-reduce "
             f"sends less than twice Y: {', '.join(ring for _, ring in sent)}; one token in fp32",
             "ffn trace 4096x11008:swiglu --tp 4 -n 1",
         ),
@@ -144,9 +144,8 @@ def _at_equal_parameters(ready: Prepared) -> Fact:
         f"gated d_ff {pair.gated_d_ff:,} and plain d_ff {pair.plain_d_ff:,} differ by {pair.difference_percent:+.2f} %",
         "",
         "depends",
-        f"compare at equal parameters ({pair.gated_params:,}): it has three matrices, so a plain block may be half as "
-        "wide again; which of the two is better is a matter of training, not of the formula: "
-        "ffn approximate --activation swiglu,silu",
+        f"compare at equal parameters ({pair.gated_params:,}): it has three matrices, so a plain block may be 1.5 "
+        "times as wide; training decides which is better, not the formula: ffn approximate --activation swiglu,silu",
         "ffn params 4096x11008:swiglu --iso-params",
     )
 
@@ -171,7 +170,7 @@ def _bends() -> Fact:
     return Fact(
         "departure from a linear map at equal parameters, max |f(a+b) − f(a) − f(b) + f(0)| / max |f|",
         ratios,
-        note="d_model 96, gated d_ff 256, plain d_ff 384, drawn weights; the gate multiplies, so it grows as x²",
+        note="d_model 96, gated d_ff 256, plain d_ff 384, random weights; the gate multiplies, so swiglu grows as x²",
     )
 
 
@@ -204,7 +203,7 @@ def _between_the_steps(ready: Prepared, tensors: Mapping[str, Tensor]) -> Fact:
     return Fact(
         "activations quantized to Q80 between the steps",
         f"Y moves by {100 * gap(down, tensors['down']).relative:.1f} %",
-        note="what enters W1 and W3, and H: max difference over max |Y|, with weights in full",
+        note="the inputs of W1 and W3, and H, are rounded: max difference over max |Y|, with unquantized weights",
     )
 
 

@@ -64,8 +64,8 @@ def _counts(tensors: Mapping[str, Tensor]) -> list[Fact]:
     share = f"{100 * dropped / live:.0f} %"
     kept = f"{number(float(act[0, 0, 5]))} → {number(float(after[0, 0, 5]))}"
     why = (
-        f"after it {zeros} of {of} are zero ({100 * zeros / of:.0f} %), most of them ReLU's; 10 % is the mean over "
-        f"many masks: {dropped} or more of {live} come up in {100 * tail:.0f} % of them"
+        f"then {zeros} of {of} values are zero ({100 * zeros / of:.0f} %), most of them from ReLU; 10 % is the mean "
+        f"over many masks: {100 * tail:.0f} % of masks drop {dropped} or more of {live}"
     )
     return [
         compared("negatives before ReLU", "15", str(int((up < 0).sum()))),
@@ -91,7 +91,7 @@ def _calls(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
         mask = functional.dropout(torch.ones_like(tensors["act"]), P) != 0
     same = gap(once, run(ready.steps, ready.weights, {"x": x}, Mode(True, {"dropout": mask}))).largest
     naive = gap(once, again).largest
-    why = "each call draws its own mask; two calls agree in eval mode, or where both have the same mask"
+    why = "each call draws its own mask; two calls agree in eval mode, or if both have the same mask"
     return [
         Fact("step by step = module, eval mode", f"{quiet < ROUNDING}, max difference {error(quiet, ROUNDING)}"),
         Fact(
@@ -128,7 +128,7 @@ def _nonlinear(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
             "the ranges show that the block is non-linear",
             f"max |f(a+b) − f(a) − f(b) + f(0)| = {number(bent)} with relu, {error(straight, ROUNDING)} with identity",
             "", "wrong" if straight < ROUNDING < float((y.max() - a.max()).abs()) else "holds",
-            f"ranges show nothing: with identity in relu's place the output's is {span}, as different from the input's",
+            f"ranges show nothing: with identity in place of relu the output has {span}, just as far from the input's",
         ),
         Fact(
             "biases bring shift invariance", f"max |f(x + 1) − f(x)| = {number(shift)}", "", agrees(shift, ROUNDING),
@@ -151,7 +151,7 @@ def _bias(ready: Prepared) -> list[Fact]:
         Fact(
             "zero input in train mode",
             f"equal rows come out up to {number(apart)} apart",
-            note="the text runs it so: each row has a mask of its own, the block is the same",
+            note="as the text runs it: each row has its own mask, the block is the same",
         ),
     ]
 
@@ -181,6 +181,6 @@ def _line() -> Fact:
     where = ", ".join(f"({x:g}, {y:g})" for x, y in wrong)
     return Fact(
         "a bias of −1 separates the two classes", f"−{high:g} < b < −{low:g} does", "", verdict,
-        f"with b = −1 it puts {where} on the wrong side; w = (1, 1), points ours: 0 for (0, 0), (1, 1), "
-        "1 for (2, 2), (3, 1)",
+        f"b = −1 puts {where} on the wrong side; w = (1, 1); our points: class 0 has (0, 0), (1, 1), class 1 has "
+        "(2, 2), (3, 1)",
     )  # fmt: skip

@@ -175,7 +175,7 @@ class HostedKernel:
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
-            raise KernelFailure("its process answers what no host does", gone=True)
+            raise KernelFailure("unexpected reply from its process", gone=True)
         return answer
 
 

@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     try:
         with Connection(connection_number) as connection:
             serve(connection, memory_number)
-    except (EOFError, BrokenPipeError, ConnectionResetError):  # whoever asked has closed the line
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # the parent closed the connection
         return 0
     return 0
 

@@ -49,7 +49,7 @@ def test_a_file_of_texts_and_routes(call, mixtral, tmp_path):
     path.write_text("\n".join(TEXTS), "utf-8")
     code, out, err = call("experts", mixtral, "--prompts", str(path), "-l", "0", "--save-routes", str(routes))
     assert code == 0
-    assert "Layer 0: the experts of most worth" in out
+    assert "Layer 0: the experts that change the prediction most" in out
     assert f"saved the routes of 10 tokens to {routes}" in err
     assert routes.exists()
 

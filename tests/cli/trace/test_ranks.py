@@ -23,8 +23,8 @@ def test_the_page_shows_slices_that_multiply_partial_sums_and_bytes(call):
         "down = hidden · W2              W2 [16, 16] → [1, 16], partial",
         "W1, W3: column-parallel (outputs split; distributed-llama: Row Matmul)",
         "W2: row-parallel (inputs split; distributed-llama: Col Matmul)", "collectives: 1 all-reduce",
-        "the all-gather that some texts put before W2 is not needed: all that enters W2",
-        "is on the rank that multiplies it; it would cost 192 bytes from each rank",
+        "No all-gather is needed before W2: each rank already has its inputs;",
+        "it would cost 192 bytes from each rank",
         "4                96                                 192",
     ):  # fmt: skip
         assert text in lines

@@ -95,7 +95,7 @@ def test_what_the_notebook_prints_is_said(of_notebook):
     dropped = of_notebook["zeros that dropout makes"]
     assert dropped.found == f"{printed.DROPPED} of {printed.LIVE} live values (18 %)"
     few = sum(math.comb(33, k) * 0.1**k * 0.9 ** (33 - k) for k in range(6))
-    assert f"{100 * (1 - few):.0f} % of them" in dropped.note
+    assert f"{100 * (1 - few):.0f} % of masks" in dropped.note
     assert dropped.verdict == "wrong"
 
 
@@ -248,7 +248,7 @@ def test_mixing_tokens_is_found(monkeypatch):
 def test_one_collective(of_llama):
     fact = of_llama["collectives of one block"]
     gather = (4 - 1) * 11008 // 4 * 4  # three other nodes, this node's slice, float32
-    assert fact.found == f"collectives: 1; the All-Gather is not needed, it would cost {gather:,} bytes"
+    assert fact.found == f"collectives: 1; the All-Gather is not needed and would cost {gather:,} bytes"
     assert f"{2 * 3 * 4096 * 4 // 4:,}" in fact.note
     assert fact.verdict == "wrong"
 
@@ -389,7 +389,7 @@ def test_slopes(of_bert):
         (fact,) = (fact for topic, fact in of_bert.items() if topic.startswith(f"{name} has"))
         expected = zip(slopes.tolist(), ("-1", "-0.1", "0.1", "1"), strict=True)
         assert fact.found == "slope " + ", ".join(f"{s:.3f} at {at}" for s, at in expected)
-    assert "0.25 away" in of_bert["'if A and B then C' takes a non-linearity"].note
+    assert "by up to 0.25;" in of_bert["'if A and B then C' takes a non-linearity"].note
 
 
 def held_out(samples: int, times: int) -> float:
