@@ -15,8 +15,7 @@ from ffncli.block.shard import Ranks, rank_steps
 from ffncli.block.steps import AllReduce, Axis, Experts, parameters, walk
 from ffncli.errors import FFNError
 from ffncli.models import catalog
-from ffncli.models.counting.expert_parallel import exchange
-from ffncli.models.counting.tensor_parallel import split
+from ffncli.models.counting.parallel import exchange, split
 from ffncli.models.model import Group, Model
 from ffncli.run.engine.execute import run
 from ffncli.run.ranks.parallel import ParallelBlock

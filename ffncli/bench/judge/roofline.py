@@ -40,8 +40,7 @@ from ffncli.block.steps import (
 )
 from ffncli.block.traffic import TimeFloor, time_floor, traffic
 from ffncli.kernels.kernel import kernel_steps
-from ffncli.models.counting.expert_parallel import all_to_all_bytes, exchanged
-from ffncli.models.counting.tensor_parallel import reduced_bytes, ring_all_reduce_bytes
+from ffncli.models.counting.parallel import all_to_all_bytes, exchanged, reduced_bytes, ring_all_reduce_bytes
 from ffncli.system import hardware
 
 

@@ -19,8 +19,8 @@ from ffncli.block.dtypes import dtype
 from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError, option
 from ffncli.kernels.choice import KernelChoice, parse
-from ffncli.models.counting import expert_parallel, tensor_parallel
 from ffncli.models.counting.expert_load import UNIFORM
+from ffncli.models.counting.parallel import check_ranks
 from ffncli.models.dimensions import Dimensions, token_counts
 from ffncli.models.files.json_records import record_of
 from ffncli.models.model import Model, Resolved
@@ -319,9 +319,7 @@ def threads_of_rank(ranks: Ranks) -> int:
 
 def check_split(model: Model, ranks: Ranks, tokens: Sequence[int]) -> None:
     """Raises FFNError for a block that cannot be split over these ranks, with the nearest numbers that would do."""
-    if ranks.tp > 1:
-        tensor_parallel.check(model, ranks.tp, dtype("fp32"))
-    expert_parallel.check(model, ranks.ep)
+    check_ranks(model, ranks, dtype("fp32"))
     if odd := next((number for number in tokens if number % ranks.ep), None):
         raise FFNError(
             f"{odd} tokens do not divide over {ranks.ep} ranks", f"with {option('ep')}, every rank has its own tokens"

@@ -14,10 +14,9 @@ from ffncli.show.text import bytes_text, plural, time_text
 
 if TYPE_CHECKING:
     from ffncli.models.counting.count import GroupCount, ModelCount, TensorCount
-    from ffncli.models.counting.expert_parallel import ExpertExchange
     from ffncli.models.counting.figures import CostReport, Ridge
+    from ffncli.models.counting.parallel import ExpertExchange, Split
     from ffncli.models.counting.sweep import Point
-    from ffncli.models.counting.tensor_parallel import Split
     from ffncli.models.counting.traffic import DeviceFloor, TokenCost
 
 Row = tuple[object, ...]

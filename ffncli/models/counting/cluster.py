@@ -28,7 +28,7 @@ from ffncli.block.dtypes import DType, activation_dtype
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.traffic import Traffic, launches, time_floor
 from ffncli.errors import option
-from ffncli.models.counting.tensor_parallel import ring_all_reduce_bytes
+from ffncli.models.counting.parallel import ring_all_reduce_bytes
 from ffncli.models.counting.traffic import rate_format
 from ffncli.options.accept import RANKS, SHARE
 from ffncli.options.opt import Opt, Options

@@ -19,8 +19,7 @@ from ffncli.options.shared import Batch, ExpertParallel, SeqLen, TensorParallel,
 from ffncli.system.hardware import Device, named
 
 if TYPE_CHECKING:
-    from ffncli.models.counting.expert_parallel import ExpertExchange  # both are imported only for a requested split
-    from ffncli.models.counting.tensor_parallel import Split
+    from ffncli.models.counting.parallel import ExpertExchange, Split  # imported only for a requested split
 
 _WORD = Accepts("a number or a name", lambda value: str(value).strip())
 _ADDED = ("model_weight_bytes",)  # new columns go at the end, where readers of older files do not expect others
@@ -221,13 +220,10 @@ def figures(
     known = "top_k" not in model.unknown  # else the number of active experts is unknown
     over = sent = None
     if ranks or ep:
-        from ffncli.models.counting.tensor_parallel import split
+        from ffncli.models.counting.parallel import exchange, split
 
         over = split(model, ranks or 1, weights, tokens[0], ep or 1)
-    if ep:
-        from ffncli.models.counting.expert_parallel import exchange
-
-        sent = exchange(model, ep, weights, tokens[0])
+        sent = exchange(model, ep, weights, tokens[0]) if ep else None
     counts = tuple(count(resolved, dtype, number) for number in tokens)
     costs = token_costs(model, weights, tokens, ranks or 1, ep or 1) if known else ()
     needed = counts[0].model_weight_bytes or counts[0].weight_bytes

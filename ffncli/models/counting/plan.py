@@ -17,11 +17,17 @@ from ffncli.block.dtypes import DType, activation_dtype, weight_bytes
 from ffncli.block.shard import Ranks
 from ffncli.block.traffic import TimeFloor, Traffic, launches, time_floor
 from ffncli.errors import FFNError
-from ffncli.models.counting import expert_parallel, tensor_parallel
 from ffncli.models.counting.cluster import NO_WIRES, Accelerators, Rates
 from ffncli.models.counting.expert_load import UNIFORM, ExpertSpread, expert_load
-from ffncli.models.counting.expert_parallel import all_to_all_bytes, exchanged
-from ffncli.models.counting.tensor_parallel import reduced_bytes, ring_all_reduce_bytes
+from ffncli.models.counting.parallel import (
+    all_to_all_bytes,
+    check_ranks,
+    exchanged,
+    expert_rank_counts,
+    rank_counts,
+    reduced_bytes,
+    ring_all_reduce_bytes,
+)
 from ffncli.models.counting.traffic import steps_of
 from ffncli.models.model import Group, Model
 
@@ -135,7 +141,7 @@ class Planner:
 
     def splits(self) -> list[Ranks]:
         """Every possible split in powers of two, which heads and nodes divide into too."""
-        tp, ep = tensor_parallel.rank_counts(self.model, self.weights), expert_parallel.expert_rank_counts(self.model)
+        tp, ep = rank_counts(self.model, self.weights), expert_rank_counts(self.model)
         return [Ranks(t, e) for t in tp for e in ep if t.bit_count() == e.bit_count() == 1]
 
     def row(self, cluster: Accelerators, ranks: Ranks, tokens: int) -> PlanRow:
@@ -258,12 +264,6 @@ class Planner:
             why = f"no rate of {cluster.device} is known in {activation_dtype(self.weights).name}"
             raise FFNError(why, f"known: {', '.join(cluster.speeds.formats)}")
         return rates
-
-
-def check_ranks(model: Model, ranks: Ranks, weights: DType) -> None:
-    """Raises FFNError for a split that is impossible, with the nearest numbers that would do."""
-    tensor_parallel.check(model, ranks.tp, weights)
-    expert_parallel.check(model, ranks.ep)
 
 
 def _bound(layers: Sequence[tuple[Times, int]]) -> Resource:

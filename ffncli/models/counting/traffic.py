@@ -45,7 +45,7 @@ def token_costs(
     """One record for each number of tokens, over `ranks` tensor-parallel times `ep` expert-parallel ranks.
 
     Raises FFNError if rows do not divide into the format's blocks, or widths over the ranks; call
-    `tensor_parallel.split` first, whose error says what would divide.
+    `parallel.split` first, whose error says what would divide.
     """
     moe = model.main.spec.moe
     out = []

@@ -25,8 +25,14 @@ from ffncli.block.steps import (
     walk,
     weight_symbol,
 )
-from ffncli.models.counting.expert_parallel import all_to_all_bytes, exchanged
-from ffncli.models.counting.tensor_parallel import Slice, all_gather_bytes, ring_all_reduce_bytes, slices
+from ffncli.models.counting.parallel import (
+    Slice,
+    all_gather_bytes,
+    all_to_all_bytes,
+    exchanged,
+    ring_all_reduce_bytes,
+    slices,
+)
 from ffncli.run.engine.sharded import RankEvent, execute_ranks, joined, tokens_of_rank
 from ffncli.run.engine.trace import excerpt
 from ffncli.run.measure.gap import Agreement, agreement
@@ -38,7 +44,7 @@ WIRE_RANKS = (2, 4, 8, 16)
 class RankWeight:
     """A parameter with one rank's shape and the whole's, matrices as they multiply, [in, out], as in the formula.
 
-    `place` is as in `tensor_parallel.Slice`.
+    `place` is as in `parallel.Slice`.
     """
 
     name: str

@@ -25,8 +25,8 @@ from ffncli.block.dtypes import activation_dtype
 from ffncli.block.shard import Ranks, rank_steps
 from ffncli.block.steps import Step, experts_per_token, id_inputs, input_shapes, parameters, tables
 from ffncli.errors import FFNError
+from ffncli.models.counting.parallel import all_gather_bytes, ring_all_reduce_bytes
 from ffncli.models.counting.plan import Collectives, Planner
-from ffncli.models.counting.tensor_parallel import all_gather_bytes, ring_all_reduce_bytes
 from ffncli.models.model import Group
 from ffncli.run.ranks.parallel import Choices, Dispatch, ParallelBlock, gathered
 from ffncli.run.ranks.store import RankGroup

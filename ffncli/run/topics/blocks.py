@@ -10,8 +10,7 @@ from ffncli.block import dtypes
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.shard import Ranks
-from ffncli.models.counting.expert_parallel import exchange
-from ffncli.models.counting.tensor_parallel import split
+from ffncli.models.counting.parallel import exchange, split
 from ffncli.run.topics.topic import (
     NumberTable,
     TinyRun,

@@ -439,7 +439,7 @@ def _check_head(question: Question, model: Resolved, layer: Layer, experts: froz
 
 def _check_ranks(question: Question, ranks: Ranks, model: Resolved, layer: Layer) -> None:
     """Raises FFNError if the layer cannot be split over the ranks, with the nearest numbers that would do."""
-    from ffncli.models.counting import expert_parallel, tensor_parallel
+    from ffncli.models.counting.parallel import check_ranks
 
     if model.example and model.example.dropped and question.train is None:
         what = f"{option('example', question.example)} contradicts {option('tp' if question.tp else 'ep')}"
@@ -447,8 +447,7 @@ def _check_ranks(question: Question, ranks: Ranks, model: Resolved, layer: Layer
     alone = replace(model.model, groups=(Group(layer.stack, (layer.index,), layer.spec),))
     # Only files have weights in blocks; drawn ones are plain numbers.
     weights = storage_of(model) if model.checkpoint else dtypes.dtype("fp32")
-    tensor_parallel.check(alone, ranks.tp, weights)
-    expert_parallel.check(alone, ranks.ep)
+    check_ranks(alone, ranks, weights)
 
 
 def _changes(question: Question, model: Resolved, layer: Layer) -> tuple[Change, ...]:

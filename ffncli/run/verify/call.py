@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ffncli.block.dtypes import dtype
 from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError, option, shown_path
-from ffncli.models.counting import expert_parallel, tensor_parallel
+from ffncli.models.counting.parallel import check_ranks
 from ffncli.models.dimensions import Dimensions, leading_axes, with_dimensions
 from ffncli.models.examples import notebook
 from ffncli.models.model import Group, Resolved
@@ -148,8 +148,7 @@ def _require_split(model: Resolved, layer: int | str | None, ranks: Ranks | None
     if ranks is not None:
         chosen = model.model.layer(layer)
         alone = replace(model.model, groups=(Group(chosen.stack, (chosen.index,), chosen.spec),))
-        tensor_parallel.check(alone, ranks.tp, dtype("fp32"))
-        expert_parallel.check(alone, ranks.ep)
+        check_ranks(alone, ranks, dtype("fp32"))
         require_ranks(ranks)
 
 

@@ -18,8 +18,7 @@ from ffncli.block.traffic import experts_touched, rank_experts_touched
 from ffncli.errors import FFNError
 from ffncli.models import catalog
 from ffncli.models.counting.expert_load import expert_load, skew_text
-from ffncli.models.counting.expert_parallel import exchange, exchanged, expert_rank_counts
-from ffncli.models.counting.tensor_parallel import split
+from ffncli.models.counting.parallel import exchange, exchanged, expert_rank_counts, split
 from ffncli.models.counting.traffic import token_costs
 from ffncli.models.model import Group, Model, block_model
 

@@ -16,8 +16,8 @@ from ffncli.models import catalog
 from ffncli.models.counting.cluster import Accelerators, Assumptions, Wires, assumed, cluster_of
 from ffncli.models.counting.cluster_plan import PlanQuestion, cheapest, plan_model
 from ffncli.models.counting.expert_load import expert_load
+from ffncli.models.counting.parallel import split
 from ffncli.models.counting.plan import Planner
-from ffncli.models.counting.tensor_parallel import split
 from ffncli.models.counting.traffic import device_floors, token_costs
 from ffncli.models.model import block_model
 from ffncli.system.hardware import Device, Link, link_named, named

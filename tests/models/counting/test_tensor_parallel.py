@@ -16,7 +16,7 @@ from ffncli.block.dtypes import STORED, TABLE, storage, weight_bytes
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError
 from ffncli.models import catalog
-from ffncli.models.counting.tensor_parallel import all_gather_bytes, rank_counts, ring_all_reduce_bytes, split
+from ffncli.models.counting.parallel import all_gather_bytes, rank_counts, ring_all_reduce_bytes, split
 from ffncli.models.model import Group, Model, block_model
 from tests.oracles import modules
 

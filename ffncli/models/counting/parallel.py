@@ -1,11 +1,12 @@
-"""Model → what each rank holds and sends when its FFN blocks are split over n ranks (`block/shard.py`).
+"""Model → what each rank holds and sends when its FFN blocks are split over ranks (`block/shard.py`).
 
-Tensor parallelism here; where the experts are split too, `expert_parallel.py` counts what is sent between theirs.
+Tensor parallelism splits every d_ff: that of dense blocks, of every expert, and of the shared experts. gate and up
+become column-parallel (their outputs are split), down row-parallel (its inputs are). Router, norms and an activation's
+learned parameters are copied to every rank, and the bias of down stays on rank 0.
 
-Every d_ff is split, that of dense blocks, of every expert, and of the shared experts; gate and up become
-column-parallel (their outputs are split), down row-parallel (its inputs are). Router, norms and an activation's
-learned parameters are copied to every rank, and the bias of down stays on rank 0. A slice of down is cut along its
-rows, so that in a format with blocks each rank's part of d_ff has to be a whole number of blocks.
+Expert parallelism splits the experts, and every rank enters its own tokens: two all-to-alls a layer. A row goes to the
+rank of each expert that its token chose (dispatch), and the results come back (combine). Bytes are expected ones, every
+expert equally likely; a choice of the rank's own experts sends nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +18,18 @@ from math import gcd, prod
 from ffncli.block.cost import Cost, cost
 from ffncli.block.dtypes import DType, activation_dtype, parameter_bytes, weight_bytes
 from ffncli.block.shard import Ranks, divisors, nearest
-from ffncli.block.steps import AllReduce, Axis, Experts, Route, Step, input_shapes, parameters, shapes
-from ffncli.errors import FFNError
-from ffncli.models.counting import expert_parallel
+from ffncli.block.steps import (
+    AllReduce,
+    Axis,
+    Experts,
+    Route,
+    Step,
+    experts_per_token,
+    input_shapes,
+    parameters,
+    shapes,
+)
+from ffncli.errors import FFNError, option
 from ffncli.models.counting.traffic import steps_of
 from ffncli.models.model import Group, Model
 from ffncli.show.text import plural
@@ -100,8 +110,7 @@ def split(model: Model, ranks: int, weights: DType, tokens: int = 1, ep: int = 1
     Raises FFNError if a width does not divide, with the nearest numbers of ranks that would do, for a norm
     over d_ff, and if the format does not fit the whole tensors.
     """
-    check(model, ranks, weights)
-    expert_parallel.check(model, ep)
+    check_ranks(model, Ranks(ranks, ep), weights)
     groups = tuple(_group(group, Ranks(ranks, ep), weights) for group in model.groups)
     main = next(split for split, group in zip(groups, model.groups, strict=True) if group is model.main)
     times = [len(group.layers) for group in groups]
@@ -144,8 +153,13 @@ def rank_counts(model: Model, weights: DType) -> tuple[int, ...]:
     return divisors(common // weights.block) if common % weights.block == 0 else ()
 
 
-def check(model: Model, ranks: int, weights: DType) -> None:
-    """Raises FFNError for an impossible split: what does not divide, and the nearest ranks that would."""
+def check_ranks(model: Model, ranks: Ranks, weights: DType) -> None:
+    """Raise FFNError for an impossible split: what does not divide, and the nearest numbers of ranks that would."""
+    _check_widths(model, ranks.tp, weights)
+    _check_experts(model, ranks.ep)
+
+
+def _check_widths(model: Model, ranks: int, weights: DType) -> None:
     possible = rank_counts(model, weights)
     if ranks in possible:
         return
@@ -168,8 +182,13 @@ def ring_all_reduce_bytes(size: int, ranks: int) -> float:
     A reduce-scatter and an all-gather, n - 1 rounds each, every rank passing on one n-th part per round (Patarasuk and
     Yuan 2009).
     """
-    sent, part = divmod(2 * (ranks - 1) * size, ranks)
-    return sent + part / ranks if part else sent  # whole bytes print as such
+    return _each(2 * (ranks - 1) * size, ranks)
+
+
+def _each(size: int, ranks: int) -> float:
+    """Divide bytes among ranks: an int if they divide, which prints as such."""
+    sent, part = divmod(size, ranks)
+    return sent + part / ranks if part else sent
 
 
 def all_gather_bytes(size: int, ranks: int) -> int:
@@ -206,13 +225,13 @@ def slices(
     out = []
     for name, axes in parameters(whole).items():
         part = parts[name]
-        sizes = _sizes(part)
         place = _place(axes) if name in elsewhere else "rank 0"
         if grid.tp == 1 and grid.ep > 1:  # d_ff is whole
             place = "copied"
         if grid.ep > 1 and axes[0].size != part[0].size and axes[0].name == "experts":
             place = "experts" if place == "copied" else f"experts, {place}"
-        out.append(Slice(name, _sizes(axes), sizes, place, prod(sizes), parameter_bytes(name, part, dtype)))
+        shape, rank_shape = (tuple(axis.size for axis in several) for several in (axes, part))
+        out.append(Slice(name, shape, rank_shape, place, prod(rank_shape), parameter_bytes(name, part, dtype)))
     return tuple(out)
 
 
@@ -244,5 +263,105 @@ def _widths(model: Model) -> list[tuple[str, int]]:
     ]
 
 
-def _sizes(axes: tuple[Axis, ...]) -> tuple[int, ...]:
-    return tuple(axis.size for axis in axes)
+@dataclass(frozen=True)
+class GroupExchange:
+    """Layers with equal steps. `experts` are one rank's; the bytes are sent by one rank per token that it enters."""
+
+    stack: str
+    layers: tuple[int, ...]
+    experts: int
+    top_k: int
+    dispatch_bytes: float
+    combine_bytes: float
+
+
+@dataclass(frozen=True)
+class ExpertExchange:
+    """A model's mixtures over `ranks` expert-parallel ranks, each of which enters `tokens` tokens.
+
+    `experts`, `top_k` and the bytes `*_per_token` are of one layer with experts, of the commonest kind; `layers` counts
+    such layers of any kind. `tokens_per_expert` is the mean. Bytes are sent by one rank, `*_total` in all layers for
+    all tokens, in `activation_dtype`. `all_to_alls` are those of one layer.
+    """
+
+    name: str
+    ranks: int
+    activation_dtype: str
+    tokens: int
+    layers: int
+    experts: int
+    top_k: int
+    tokens_per_expert: float
+    all_to_alls: int
+    dispatch_bytes_per_token: float
+    combine_bytes_per_token: float
+    dispatch_bytes_total: float
+    combine_bytes_total: float
+    groups: tuple[GroupExchange, ...]
+
+
+def exchange(model: Model, ranks: int, weights: DType, tokens: int = 1) -> ExpertExchange:
+    """What is sent between the ranks of the model's experts.
+
+    Raises FFNError if the experts do not divide, or if nothing says how many of them a token chooses.
+    """
+    _check_experts(model, ranks)
+    if "top_k" in model.unknown:
+        raise FFNError(f"{model.name} does not say its top_k, so its all-to-alls are not known", "pass --top-k 2")
+    mixed = [group for group in model.groups if group.spec.moe]
+    groups = [_group_exchange(group, ranks, activation_dtype(weights)) for group in mixed]
+    times = [len(group.layers) * group.runs for group in mixed]
+    main = groups[times.index(max(times))]
+    return ExpertExchange(
+        name=model.name,
+        ranks=ranks,
+        activation_dtype=activation_dtype(weights).name,
+        tokens=tokens,
+        layers=sum(len(group.layers) for group in mixed),
+        experts=main.experts,
+        top_k=main.top_k,
+        tokens_per_expert=tokens * main.top_k / main.experts,
+        all_to_alls=2,
+        dispatch_bytes_per_token=main.dispatch_bytes,
+        combine_bytes_per_token=main.combine_bytes,
+        dispatch_bytes_total=sum(one.dispatch_bytes * n * tokens for one, n in zip(groups, times, strict=True)),
+        combine_bytes_total=sum(one.combine_bytes * n * tokens for one, n in zip(groups, times, strict=True)),
+        groups=tuple(groups),
+    )
+
+
+def expert_rank_counts(model: Model) -> tuple[int, ...]:
+    """Every number of ranks that divides the experts of all mixtures, ascending; 1 alone without any."""
+    return divisors(gcd(*(group.spec.moe.experts for group in model.groups if group.spec.moe)) or 1)
+
+
+def _check_experts(model: Model, ranks: int) -> None:
+    if ranks == 1:
+        return
+    mixtures = [group.spec.moe for group in model.groups if group.spec.moe]
+    if not mixtures:
+        raise FFNError(f"{model.name} has no experts to split over {ranks} ranks", f"{option('tp')} splits its d_ff")
+    for moe in mixtures:
+        if moe.experts % ranks:
+            what = f"experts = {moe.experts} does not divide over {ranks} ranks"
+            raise FFNError(what, nearest(ranks, expert_rank_counts(model)))
+
+
+def exchanged(steps: Sequence[Step]) -> tuple[int, int]:
+    """(values that a token sends to its experts, values that it gets back), wherever those are."""
+    known, taken = shapes(steps, input_shapes(steps, (1,))), experts_per_token(steps)
+    routed = [step for step in steps if isinstance(step.op, Experts) and not step.op.always]
+    sent = sum(taken[step.output] * known[step.inputs[0]][-1] for step in routed)
+    return sent, sum(taken[step.output] * known[step.output][-1] for step in routed)
+
+
+def all_to_all_bytes(size: int, ranks: int) -> float:
+    """The bytes that a rank sends of `size` bytes of rows, each equally likely for any rank: (n - 1) / n × size."""
+    return _each((ranks - 1) * size, ranks)
+
+
+def _group_exchange(group: Group, ranks: int, activations: DType) -> GroupExchange:
+    moe = group.spec.moe
+    assert moe is not None
+    dispatch, combine = (all_to_all_bytes(n * activations.block_bytes, ranks) for n in exchanged(group.steps))
+    return GroupExchange(group.stack, group.layers, moe.experts // ranks, moe.top_k, dispatch, combine)
