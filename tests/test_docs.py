@@ -15,7 +15,7 @@ from benchmarks import results_table
 from docs import blocks, generated
 from ffncli.cli.main import COMMANDS
 from ffncli.models import catalog
-from ffncli.models.config.non_ffn_rows import RESTS
+from ffncli.models.config.non_ffn import RESTS
 from ffncli.run.texts import TEXTS
 
 pytestmark = pytest.mark.docs

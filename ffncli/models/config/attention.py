@@ -2,7 +2,7 @@
 tokens or in every layer: how many parameters they have, from the config's fields.
 
 A fused projection holds as many numbers as its parts. An n-gram table may be larger than everything else: it is in the
-whole model if the family has a row of it (`non_ffn_rows`); elsewhere a count says its size wherever a config does.
+whole model if the family has a row of it (`config.non_ffn`); elsewhere a count says its size wherever a config does.
 Facts: transformers 5.23 `modeling_*.py`.
 """
 

@@ -1,20 +1,24 @@
 """What a model has outside its FFN blocks, from the config alone: attention, norms, embeddings and head.
 
-One row of RESTS per model family, as in `families.FAMILIES`: fields are read, nothing is built. What is counted is the
-base model, with its language-model head if it is a language model: BERT and its relatives with their pooler (as
-published: 109,482,240 for bert-base), ViT without pooler and classifier. Facts: transformers 5.23 `modeling_*.py`.
+One row (Rest) of RESTS per model family, as in `families.FAMILIES`: fields are read, nothing is built. What is counted
+is the base model, with its language-model head if it is a language model: BERT and its relatives with their pooler (as
+published: 109,482,240 for bert-base), ViT without pooler and classifier. MIXED are the rows of families whose layers
+differ, or that have tables besides the input embedding. Facts: transformers 5.23 `configuration_*.py` and
+`modeling_*.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ffncli.block.cost import step_costs
 from ffncli.block.steps import input_shapes
-from ffncli.models.config.attention import Attention, flag
-from ffncli.models.config.non_ffn_rows import PAPERS, RESTS, Rest, StackRow
+from ffncli.models.config import attention, mixers
+from ffncli.models.config.attention import Attention, Flag, Heads, Latent, flag
 from ffncli.models.files.fields import Fields
 from ffncli.models.model import Group, LayerParams, NonFFN
+from ffncli.options.accept import MAX_SIZE
 
 
 def non_ffn(config: Fields, model_type: str, groups: Sequence[Group]) -> NonFFN | None:
@@ -74,3 +78,402 @@ def _inner_norms(group: Group) -> int:
     """Norms inside the FFN (of a latent, of every expert), which are in no matrix of it: a row counts the outer two."""
     costs = step_costs(group.steps, input_shapes(group.steps, (1,)))
     return sum(one.norm_params for name, one in costs.items() if name not in ("norm", "post_norm"))
+
+
+Once = Callable[[Fields, int], int]
+
+
+def none(config: Fields, d_model: int) -> int:
+    """No such part."""
+    return 0
+
+
+def nothing(config: Fields, d_model: int) -> Callable[[int], int]:
+    """No layer has anything besides its attention, its FFN and norms."""
+    return lambda i: 0
+
+
+@dataclass(frozen=True)
+class StackRow:
+    """A stack: its name, whether its layers also attend to the other stack, and the parts that it has once."""
+
+    name: str = "decoder"
+    cross: bool = False
+    positions: Once = none
+    stem: Once = none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rest:
+    """One family. `norms` per layer (cross-attention adds its own), each of `norm_vectors` vectors (1 weight, 2 with
+    bias, 0 neither). `embedding`: the field with the table's width if that is not d_model. `head` None: none.
+    `adjust` makes the row for one config if plain fields cannot. Not `complete`: only its layers are known.
+
+    Where layers differ, `mixers` gives each its attention (or what mixes tokens instead). `extra` is what a layer has
+    besides attention, FFN and norms; `tables` are looked up by tokens, besides the input embedding.
+    """
+
+    attention: Attention = field(default_factory=Heads)
+    mixers: Callable[[Fields], Callable[[int], Attention]] | None = None
+    extra: Callable[[Fields, int], Callable[[int], int]] = nothing
+    tables: Once = none
+    d_model: str = "hidden_size"
+    norms: int = 2
+    norm_vectors: int = 1
+    final_norm: bool = True
+    vocabulary: str | None = "vocab_size"
+    embedding: str | None = None
+    other: Once = none
+    head: Flag | None = False  # its bias
+    tied: bool = False
+    stacks: Sequence[StackRow] = (StackRow(),)
+    needs: Sequence[str] = ()
+    complete: bool = True
+    adjust: Callable[[Fields, Rest], Rest] = lambda config, row: row
+
+
+# --- what no plain field holds ----------------------------------------------------------------------------------------
+
+
+def _norm(config: Fields, d_model: int) -> int:
+    """A layer norm of the embeddings."""
+    return 2 * d_model
+
+
+def _table(names: str, default: int | None = None, extra: int = 0) -> Once:
+    """A learned position table of that many rows, each d_model wide."""
+
+    def count(config: Fields, d_model: int) -> int:
+        rows: int = config.integer(names) if default is None else config.integer(names, default)
+        return (rows + extra) * d_model
+
+    return count
+
+
+def _t5_table(config: Fields, d_model: int) -> int:
+    """T5's relative positions: one logit per head and bucket, in layer 0 of each stack, used by all."""
+    return int(config.integer("relative_attention_num_buckets", 32)) * int(config.integer("num_heads"))
+
+
+def _whisper_stem(config: Fields, d_model: int) -> int:
+    """Two convolutions of width 3 with bias: from the mel bins, then from d_model."""
+    return 3 * d_model * (int(config.integer("num_mel_bins", 80)) + d_model) + 2 * d_model
+
+
+def _bert_other(pooler: bool, types: int = 2) -> Once:
+    """Positions, token types and their norm, the projection of a narrower table to d_model; the pooler."""
+
+    def count(config: Fields, d_model: int) -> int:
+        width: int = config.integer("embedding_size", d_model)
+        rows = int(config.integer("max_position_embeddings", 512)) + int(
+            config.integer("type_vocab_size", types, low=0)
+        )
+        projection = 0 if width == d_model else (width + 1) * d_model
+        return (rows + 2) * width + projection + ((d_model + 1) * d_model if pooler else 0)
+
+    return count
+
+
+def _sides(config: Fields, name: str, default: int) -> tuple[int, int]:
+    """Height and width in pixels: one number for both, or two."""
+    value = config.values.get(name)
+    if type(value) is not list:
+        side: int = config.integer(name, default)
+        return side, side
+    if len(value) != 2 or any(type(side) is not int or not 1 <= side <= MAX_SIZE for side in value):
+        raise config.wrong(name, value, "a side in pixels, or two")
+    return value[0], value[1]
+
+
+def _vit_positions(config: Fields, d_model: int) -> int:
+    """One per patch and one for the class token."""
+    (height, width), (tall, wide) = _sides(config, "image_size", 224), _sides(config, "patch_size", 16)
+    return ((height // tall) * (width // wide) + 1) * d_model
+
+
+def _vit_stem(config: Fields, d_model: int) -> int:
+    """The class token and the projection of patches, with bias."""
+    tall, wide = _sides(config, "patch_size", 16)
+    return d_model * (int(config.integer("num_channels", 3)) * tall * wide + 1) + d_model
+
+
+def _opt(config: Fields, row: Rest) -> Rest:
+    bias = flag(config, ("enable_bias", True))
+    final = config.flag("do_layer_norm_before", True) and not config.flag("_remove_final_layer_norm", False)
+    affine = config.flag("layer_norm_elementwise_affine", True)
+    heads = Heads(heads=None, qkv_bias=bias, output_bias=bias)
+    return replace(row, attention=heads, final_norm=final, norm_vectors=2 if affine else 0)
+
+
+def _opt_other(config: Fields, d_model: int) -> int:
+    """Projections from a narrower embedding table and back to it, if it is narrower."""
+    width: int = config.integer("word_embed_proj_dim", d_model)
+    return 0 if width == d_model else 2 * width * d_model
+
+
+def _falcon(config: Fields, row: Rest) -> Rest:
+    new = config.flag("new_decoder_architecture", False)
+    one = config.flag("multi_query", True)
+    kv_heads: str | int | None = "num_kv_heads|n_head_kv" if new else 1 if one else None
+    norms: int = config.integer("num_ln_in_parallel_attn", 2 if new else 1, 1, 2)
+    sequential = not config.flag("parallel_attn", True)
+    return replace(
+        row, norms=2 if sequential or (new and norms == 2) else 1,
+        attention=Heads(heads="num_attention_heads|n_head", kv_heads=kv_heads, head_dim=None,
+                        qkv_bias=("bias", False), output_bias=("bias", False)),
+    )  # fmt: skip
+
+
+def _stablelm(config: Fields, row: Rest) -> Rest:
+    return replace(row, norms=1 if config.flag("use_parallel_residual", False) else 2)
+
+
+def _modernbert(config: Fields, row: Rest) -> Rest:
+    return replace(row, norm_vectors=2 if config.flag("norm_bias", False) else 1)
+
+
+def _chatglm(config: Fields, row: Rest) -> Rest:
+    biased = config.flag("add_bias_linear", False)
+    groups = "multi_query_group_num" if config.flag("multi_query_attention", False) else None
+    heads = Heads(
+        kv_heads=groups, head_dim="kv_channels", qkv_bias=biased or config.flag("add_qkv_bias", False),
+        output_bias=biased,
+    )  # fmt: skip
+    final = config.flag("post_layer_norm", True)
+    return replace(row, attention=heads, final_norm=final, norm_vectors=1 if config.flag("rmsnorm", True) else 2)
+
+
+def _qwen(config: Fields, row: Rest) -> Rest:
+    heads = Heads(kv_heads=None, head_dim="kv_channels", qkv_bias=True, output_bias=not config.flag("no_bias", True))
+    return replace(row, attention=heads)
+
+
+_GPT2_HEADS = Heads(heads=None, head_dim=None, qkv_bias=True, output_bias=True)
+
+
+def _gpt_bigcode(config: Fields, row: Rest) -> Rest:
+    one = config.flag("multi_query", True)
+    return replace(row, attention=replace(_GPT2_HEADS, heads="n_head|num_attention_heads", kv_heads=1 if one else None))
+
+
+# --- the families -----------------------------------------------------------------------------------------------------
+
+_BIASED: Flag = ("attention_bias", False)
+_LLAMA_HEADS = Heads(qkv_bias=_BIASED, output_bias=_BIASED)
+_LLAMA = Rest(attention=_LLAMA_HEADS)
+_MISTRAL = Rest(attention=Heads(kv_default=8))
+_NORMED_HEADS = replace(_LLAMA_HEADS, qk_norm=True)
+_NORMED = Rest(attention=_NORMED_HEADS)
+_OLMO2 = Rest(attention=replace(_NORMED_HEADS, qk_norm_per_head=True))
+_LATENT = Rest(attention=Latent())
+_GEMMA_HEADS = replace(_LLAMA_HEADS, head_dim_default=256)
+_GEMMA2_HEADS = replace(_GEMMA_HEADS, kv_default=4)
+_GEMMA2 = Rest(attention=_GEMMA2_HEADS, norms=4, tied=True)
+_GEMMA3 = replace(_GEMMA2, attention=replace(_GEMMA2_HEADS, qk_norm=True))
+_GPT2 = Rest(
+    attention=_GPT2_HEADS, d_model="n_embd|hidden_size", norm_vectors=2, tied=True, needs=("n_positions|n_ctx",),
+    stacks=(StackRow(positions=_table("n_positions|n_ctx")),),
+)  # fmt: skip
+_BERT = Rest(
+    attention=_GPT2_HEADS, norm_vectors=2, final_norm=False, head=None, other=_bert_other(pooler=True),
+    stacks=(StackRow("encoder"),), needs=("max_position_embeddings",),
+)  # fmt: skip
+_T5_HEADS = Heads(heads="num_heads", kv_heads=None, head_dim="d_kv", head_dim_default=64)
+_T5 = Rest(
+    attention=_T5_HEADS, d_model="d_model", tied=True,
+    stacks=(StackRow("encoder", positions=_t5_table), StackRow("decoder", True, _t5_table)),
+)  # fmt: skip
+_GPTJ = Rest(attention=Heads(heads=None), d_model="n_embd|hidden_size", norms=1, norm_vectors=2, head=True)
+_COHERE = Rest(
+    attention=replace(_LLAMA_HEADS, qk_norm=("use_qk_norm", False), qk_norm_per_head=True), norms=1, tied=True
+)
+_GLM = Rest(attention=Heads(qkv_bias=("attention_bias", True), head_dim_default=128, kv_default=2))
+_ERNIE_HEADS = Heads(qkv_bias=("use_bias", False), output_bias=("use_bias", False))
+_BART_TABLE = _table("max_position_embeddings", 1024, 2)
+_BART = Rest(
+    attention=_GPT2_HEADS, d_model="d_model", norm_vectors=2, tied=True, final_norm=False,
+    stacks=(StackRow("encoder", False, _BART_TABLE, _norm), StackRow("decoder", True, _BART_TABLE, _norm)),
+)  # fmt: skip
+_QWEN = Rest(attention=mixers.QWEN_HEADS, mixers=mixers.qwen, needs=mixers.GatedDelta().needs)
+_INDEXED = Rest(attention=Latent(), mixers=mixers.chosen_tokens, needs=("index_n_heads", "index_head_dim"))
+_GEMMA4 = Rest(
+    attention=mixers.GemmaHeads(1, 1), mixers=mixers.gemma4, norms=4, tied=True, other=attention.per_layer_projection,
+    extra=attention.per_layer_matrices, tables=attention.per_layer_table, needs=("hidden_size_per_layer_input",),
+)  # fmt: skip
+_MUSE_HEADS = Heads(qkv_bias=_BIASED, output_bias=_BIASED, gate=False, kv_default=2, head_dim_default=128)
+MIXED: Mapping[str, Rest] = {
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _QWEN),
+    "qwen4_exp_text": replace(
+        _QWEN, attention=mixers.QWEN4_HEADS, mixers=mixers.qwen4, norms=0, final_norm=False, other=mixers.qwen4_last,
+        extra=mixers.qwen4_extra, tables=attention.ngram_table,
+    ),
+    "kimi_linear": Rest(
+        attention=Latent(), mixers=mixers.kimi, extra=mixers.kimi_residuals, other=mixers.kimi_last_residual,
+        needs=mixers.KimiDelta().needs,
+    ),
+    "deepseek_v4": Rest(
+        attention=mixers.Compressed(), mixers=mixers.deepseek_v4, extra=mixers.streams, other=mixers.last_streams,
+        needs=("index_n_heads", "index_head_dim"),
+    ),
+    "glm_moe_dsa": _INDEXED,
+    "glm5_next_text": replace(_INDEXED, mixers=mixers.glm5_next, extra=mixers.streams),
+    "hy_v4": replace(_INDEXED, mixers=mixers.hy4, extra=mixers.narrow_streams, other=mixers.last_streams),
+    "axk2": replace(
+        _INDEXED, mixers=None, attention=mixers.FromBothLatents(indexer=True), extra=mixers.gated_norm
+    ),
+    "bailing_hybrid": Rest(attention=Latent(), mixers=mixers.ling3),
+    "gemma3n_text": replace(_GEMMA4, mixers=mixers.gemma3n, extra=mixers.gemma3n_extra, other=mixers.gemma3n_last),
+    "gemma4_text": _GEMMA4,
+    "muse_spark_text": Rest(attention=replace(_MUSE_HEADS, kv_default=16, head_dim_default=64), norms=3,
+                            extra=lambda config, d_model: lambda i: 2 * d_model),  # gates of the two residuals
+    "muse_glimmer_text": Rest(attention=_MUSE_HEADS, norms=4),
+    "openai_privacy_filter": Rest(
+        attention=Heads(qkv_bias=("attention_bias", True), output_bias=("attention_bias", True), sinks=True,
+                        head_dim_default=64, kv_default=2),
+        head=None,
+    ),
+}  # fmt: skip
+RESTS: Mapping[str, Rest] = {
+    "gpt2": _GPT2,
+    "openai-gpt": replace(_GPT2, final_norm=False),
+    "gpt_neo": Rest(
+        attention=Heads(heads=None, output_bias=True), norm_vectors=2, tied=True,
+        stacks=(StackRow(positions=_table("max_position_embeddings", 2048)),),
+    ),
+    "gpt_bigcode": replace(_GPT2, adjust=_gpt_bigcode),
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), _BERT),
+    "electra": replace(_BERT, embedding="embedding_size", other=_bert_other(pooler=False)),
+    "vit": Rest(
+        attention=Heads(heads=None, qkv_bias=("qkv_bias", True), output_bias=True), norm_vectors=2, vocabulary=None,
+        head=None, stacks=(StackRow("encoder", positions=_vit_positions, stem=_vit_stem),),
+    ),
+    "t5": _T5,
+    "mt5": _T5,
+    "umt5": replace(
+        _T5, stacks=(StackRow("encoder"), StackRow("decoder", True)),
+        attention=replace(_T5_HEADS, buckets=("relative_attention_num_buckets", 32)),
+    ),
+    "whisper": Rest(
+        attention=replace(_GPT2_HEADS, key_bias=False), d_model="d_model", norm_vectors=2, tied=True,
+        stacks=(StackRow("encoder", positions=_table("max_source_positions", 1500), stem=_whisper_stem),
+                StackRow("decoder", True, _table("max_target_positions", 448))),
+    ),
+    "opt": Rest(
+        norm_vectors=2, tied=True, embedding="word_embed_proj_dim", other=_opt_other, adjust=_opt,
+        stacks=(StackRow(positions=_table("max_position_embeddings", 2048, 2)),),
+    ),
+    "biogpt": Rest(
+        attention=_GPT2_HEADS, norm_vectors=2, tied=True,
+        stacks=(StackRow(positions=_table("max_position_embeddings", 1024, 2)),),
+    ),
+    "xglm": Rest(attention=_GPT2_HEADS, d_model="d_model|hidden_size", norm_vectors=2, tied=True),
+    "bart": _BART,
+    "mbart": replace(_BART, final_norm=True),
+    "modernbert": Rest(  # the norm of the embeddings takes the place of layer 0's first
+        attention=Heads(heads=None, qkv_bias=_BIASED, output_bias=_BIASED), head=None, stacks=(StackRow("encoder"),),
+        adjust=_modernbert,
+    ),
+    "bloom": Rest(
+        attention=_GPT2_HEADS, d_model="n_embed|n_embd|hidden_size", norm_vectors=2, tied=True,
+        other=_norm,
+    ),
+    "gpt_neox": Rest(
+        attention=Heads(heads=None, qkv_bias=("attention_bias", True), output_bias=("attention_bias", True)),
+        norm_vectors=2,
+    ),
+    "falcon": Rest(norm_vectors=2, tied=True, adjust=_falcon),
+    "RefinedWebModel": Rest(norm_vectors=2, tied=True, adjust=_falcon),
+    "RefinedWeb": Rest(attention=Heads(heads="n_head", kv_heads="n_head_kv", head_dim=None), norm_vectors=2, tied=True),
+    "phi": Rest(
+        attention=Heads(head_dim=None, qkv_bias=True, output_bias=True, qk_norm=("qk_layernorm", False),
+                        qk_norm_bias=True),
+        norms=1, norm_vectors=2, head=True,
+    ),
+    **dict.fromkeys(("llama", "granite", "granitemoe", "granitemoeshared", "arcee", "aria_text"), _LLAMA),
+    "smollm3": replace(_LLAMA, tied=True, attention=replace(_LLAMA_HEADS, kv_default=4)),
+    **dict.fromkeys(("mistral", "ministral", "mixtral"), _MISTRAL),
+    **dict.fromkeys(("ministral3", "cwm"), Rest(attention=Heads(kv_default=8, head_dim_default=128))),
+    "phi3": Rest(),
+    "qwen2": Rest(attention=Heads(qkv_bias=True, kv_default=32)),
+    "qwen2_moe": Rest(attention=Heads(qkv_bias=("qkv_bias", True), kv_default=16)),
+    "qwen3": Rest(attention=replace(_NORMED_HEADS, head_dim_default=128, kv_default=32)),
+    "qwen3_moe": Rest(attention=replace(_NORMED_HEADS, kv_default=4)),
+    **dict.fromkeys(("olmo2", "olmo3", "olmoe", "flex_olmo"), _OLMO2),
+    **dict.fromkeys(("olmo", "nanochat"), replace(_LLAMA, norm_vectors=0)),
+    "gemma": Rest(attention=replace(_GEMMA_HEADS, kv_default=16), tied=True),
+    "gemma2": _GEMMA2,
+    "gemma3_text": _GEMMA3,
+    "gemma3": _GEMMA3,
+    "vaultgemma": replace(_GEMMA2, norms=2),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2"), _LATENT),
+    **dict.fromkeys(("minicpm3", "youtu"), replace(_LATENT, tied=True)),
+    "gpt_oss": Rest(
+        attention=Heads(qkv_bias=("attention_bias", True), output_bias=("attention_bias", True), sinks=True,
+                        head_dim_default=64, kv_default=8),
+    ),
+    "cohere": _COHERE,
+    "cohere2": replace(_COHERE, attention=_LLAMA_HEADS),
+    "cohere2_moe": replace(_COHERE, attention=replace(_LLAMA_HEADS, head_dim_default=128)),
+    "stablelm": Rest(
+        attention=Heads(head_dim=None, qkv_bias=("use_qkv_bias", False), qk_norm=("qk_layernorm", False),
+                        qk_norm_per_head=True, kv_default=32),
+        norm_vectors=2, adjust=_stablelm,
+    ),
+    "starcoder2": Rest(
+        attention=Heads(qkv_bias=("use_bias", True), output_bias=("use_bias", True), kv_default=2), norm_vectors=2,
+        tied=True,
+    ),
+    "glm": _GLM,
+    "glm4": replace(_GLM, norms=4),
+    "glm4_moe": Rest(
+        attention=Heads(qkv_bias=_BIASED, qk_norm=("use_qk_norm", False), kv_default=8),
+    ),
+    "seed_oss": Rest(
+        attention=Heads(qkv_bias=("attention_bias", True), output_bias=("attention_out_bias", False), kv_default=8,
+                        head_dim_default=128),
+    ),
+    **dict.fromkeys(("exaone4", "exaone_moe"), Rest(attention=Heads(qk_norm=True, kv_default=32))),
+    "nemotron": replace(_LLAMA, norm_vectors=2),
+    "jais2": Rest(
+        attention=Heads(qkv_bias=("attention_bias", True), output_bias=("attention_bias", True)), norm_vectors=2
+    ),
+    "helium": Rest(attention=Heads(qkv_bias=_BIASED, head_dim_default=128, kv_default=20)),
+    "solar_open": Rest(attention=Heads(qkv_bias=_BIASED, head_dim_default=128, kv_default=8)),
+    "phimoe": replace(
+        _LLAMA, norm_vectors=2, head=("lm_head_bias", False), attention=replace(_LLAMA_HEADS, kv_default=8)
+    ),
+    "minimax_m2": Rest(
+        attention=Heads(qk_norm=True, qk_norm_per_head=True, kv_default=8, head_dim_default=128),
+    ),
+    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus"), _NORMED),
+    "dots1": Rest(attention=replace(_NORMED_HEADS, kv_default=32)),
+    "hy_v3": Rest(attention=replace(_NORMED_HEADS, head_dim_default=128, kv_default=8)),
+    "mellum": Rest(attention=replace(_NORMED_HEADS, head_dim_default=128, kv_default=4)),
+    "llama4_text": replace(_LLAMA, attention=replace(_LLAMA_HEADS, head_dim_default=128, kv_default=8)),
+    "ernie4_5": Rest(attention=replace(_ERNIE_HEADS, kv_default=2, head_dim_default=128), tied=True),
+    "ernie4_5_moe": Rest(attention=replace(_ERNIE_HEADS, kv_default=4), head=("use_bias", False), tied=True),
+    "gptj": _GPTJ,
+    "codegen": _GPTJ,
+    "persimmon": Rest(
+        attention=Heads(kv_heads=None, head_dim=None, qkv_bias=True, output_bias=True, qk_norm=("qk_layernorm", True),
+                        qk_norm_bias=True),
+        norm_vectors=2,
+    ),
+    "mpt": Rest(attention=Heads(heads=None), d_model="d_model", tied=True),
+    # Remote code, not in transformers: checked against their published totals.
+    "baichuan": Rest(attention=Heads(kv_heads=None, head_dim=None)),
+    "internlm2": Rest(attention=Heads(head_dim=None, qkv_bias=("bias", True), output_bias=("bias", True))),
+    "chatglm": Rest(vocabulary="padded_vocab_size", adjust=_chatglm, needs=("kv_channels",)),
+    "qwen": Rest(adjust=_qwen, needs=("kv_channels",)),
+    "distilbert": replace(_BERT, d_model="dim|hidden_size", other=_bert_other(pooler=False, types=0)),
+    **MIXED,
+}  # fmt: skip
+# Models of papers, which have no config.json. Vaswani et al. (2017): attention is matrices without biases (§3.2.2),
+# norms follow each residual sum (§3.1), positions are sines. There are no totals: with its "about 37000 tokens" (§5.1),
+# one table for both embeddings and the head, they would be 63.0 and 214.2 million; its table 3 says 65 and 213.
+PAPERS: Mapping[str, Rest] = {
+    "transformer": Rest(
+        attention=Heads(kv_heads=None, head_dim=None), d_model="d_model", norm_vectors=2, final_norm=False,
+        vocabulary=None, head=None, stacks=(StackRow("encoder"), StackRow("decoder", True)), complete=False,
+    ),
+}  # fmt: skip

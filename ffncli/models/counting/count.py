@@ -16,7 +16,7 @@ from ffncli.block.cost import Cost, cost
 from ffncli.block.dtypes import DType, weight_bytes
 from ffncli.block.steps import Axis, Norm, Step, of_norm, parameters, walk
 from ffncli.errors import option
-from ffncli.models.config.non_ffn_rows import RESTS
+from ffncli.models.config.non_ffn import RESTS
 from ffncli.models.model import MORE_TOKENS, Group, Model, NotCounted, Resolved, StoredSize
 from ffncli.show.text import plural
 

@@ -1,7 +1,7 @@
 """A model from its config, checked against its checkpoint's tensors, which confirm, override or contradict it.
 
 Blocks are compared one by one: the widths according to each, and the fields that disagree. Of the parameters outside
-the FFNs (attention of every layer, the vocabulary) only what a family's row in `non_ffn_rows` describes is compared,
+the FFNs (attention of every layer, the vocabulary) only what a family's row in `config.non_ffn` describes is compared,
 and only if the tensors leave no doubt (`non_ffn.measure`): a layer with adapters, or with several FFNs, is skipped. A
 multimodal model's vocabulary is not compared, because its image or sound tokens may have rows that its text_config does
 not count.

@@ -2,7 +2,7 @@
 
 A layer has three parts: its FFN (`recognise`), its norms, and the tensors in a module of attention or of another
 sequence mixer. A layer with anything else is left out. Norms of queries, keys and latents belong to the attention
-(`non_ffn_rows`), those of the residual stream to the layer.
+(`config.non_ffn`), those of the residual stream to the layer.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ffncli.errors import FFNError
 from ffncli.models import catalog
-from ffncli.models.config.non_ffn_rows import MIXED
+from ffncli.models.config.non_ffn import MIXED
 from ffncli.models.config.read import from_config
 from ffncli.models.counting.count import count
 from ffncli.models.evidence.agreement import with_inventory

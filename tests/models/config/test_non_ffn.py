@@ -15,8 +15,7 @@ from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
 from ffncli.models import catalog
 from ffncli.models.config.attention import Heads
-from ffncli.models.config.non_ffn import non_ffn
-from ffncli.models.config.non_ffn_rows import MIXED, RESTS
+from ffncli.models.config.non_ffn import MIXED, RESTS, non_ffn
 from ffncli.models.config.read import FAMILIES, from_config
 from ffncli.models.counting.count import ModelCount, count
 from ffncli.models.files.fields import Fields
