@@ -1,12 +1,20 @@
-"""The form of a row of `families/`: which config field holds what, and what the family's code fixes."""
+"""The form of a row of `families/`: which config field holds what, and what the family's code fixes.
+
+Rows of mixtures of experts have building blocks here: rules for which layers have experts, ways to route tokens (the
+keyword arguments of `MoE`, from a config), limits of gated units. Facts: transformers 5.23, `modeling_*.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Literal, TypeAlias
 
+from ffncli.block import activations
+from ffncli.block.activations import NO_LIMITS, Limits, limits_after
 from ffncli.block.recipe import NormPosition
+from ffncli.errors import FFNError, shown
 from ffncli.models.files.fields import REQUIRED, Fields
 
 Extra: TypeAlias = Mapping[str, Any]  # keyword arguments of FFNSpec (or of MoE, for a routing)
@@ -84,3 +92,231 @@ class Family:
     text: tuple[str, ...] = ("text_config",)
     parts: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+
+
+Routing = Callable[[Fields], Extra]
+SHARED = "n_shared_experts|num_shared_experts|moe_num_shared_experts"
+
+
+def only(config: Fields, name: str, allowed: object, why: str) -> None:
+    """Raises FFNError unless the field has the one value that is covered."""
+    value = config.get(name, allowed)
+    if value != allowed or type(value) is not type(allowed):
+        raise FFNError(f"{config.where}: {config.name(name)} = {shown(value)} is not covered", why)
+
+
+def agree(config: Fields, **settled: object) -> None:
+    """Fields for what this family's code does anyway: they may say that, and `unread` refuses anything else."""
+    for name, value in settled.items():
+        if config.values.get(name) == value:
+            config.pass_over(name)
+
+
+# --- which layers have experts ----------------------------------------------------------------------------------------
+
+
+def sparse_step(config: Fields, stack: Stack, dense_layers: tuple[int, ...] = ()) -> Callable[[int], bool]:
+    """Qwen's rule: every `decoder_sparse_step`-th layer has experts, except those listed as dense."""
+    step: int = config.integer("decoder_sparse_step", 1)
+    listed = config.get("mlp_only_layers", None) is not None
+    dense = frozenset(config.integers("mlp_only_layers") if listed else dense_layers)
+    return lambda i: i not in dense and (i + 1) % step == 0
+
+
+def after_prefix(default: int, field: str = "first_k_dense_replace") -> LayerRule:
+    """DeepSeek's rule: the first layers are dense (`default` of them if the config does not say).
+
+    `moe_layer_freq` is a step, or a list with one flag per layer.
+    """
+
+    def rule(config: Fields, stack: Stack) -> Callable[[int], bool]:
+        prefix: int = config.integer(field, default, low=0)
+        if type(config.get("moe_layer_freq", 1)) is list:
+            listed = frozenset(i for i, v in enumerate(per_layer(config, stack, "moe_layer_freq", (0, 1))) if v)
+            return lambda i: i >= prefix and i in listed
+        frequency: int = config.integer("moe_layer_freq", 1)
+        return lambda i: i >= prefix and i % frequency == 0
+
+    return rule
+
+
+def named(rule: LayerRule) -> LayerRule:
+    """`mlp_layer_types` calls each layer sparse or dense; the older rule if the config has no such list."""
+
+    def chosen(config: Fields, stack: Stack) -> Callable[[int], bool]:
+        if config.get("mlp_layer_types", None) is None:
+            return rule(config, stack)
+        kinds = per_layer(config, stack, "mlp_layer_types", ("dense", "sparse"))
+        config.pass_over("first_k_dense_replace", "moe_layer_freq")
+        return lambda i: kinds[i] == "sparse"
+
+    return chosen
+
+
+def fixed_prefix(dense: int) -> LayerRule:
+    """The first layers are dense, and no field but `mlp_layer_types` says how many: an older one may only agree."""
+
+    def rule(config: Fields, stack: Stack) -> Callable[[int], bool]:
+        sparse = config.integer("num_hidden_layers") - dense
+        agree(config, first_k_dense_replace=dense, moe_layer_freq=[0] * dense + [1] * sparse)
+        return lambda i: i >= dense
+
+    return named(rule)
+
+
+def per_layer(config: Fields, stack: Stack, name: str, choices: tuple[object, ...]) -> list[Any]:
+    """A list with one of `choices` for each layer. Raises FFNError naming the field."""
+    value = config.get(name, kind="a list")
+    count = config.integer(stack.layers) if isinstance(stack.layers, str) else stack.layers(config)
+    if type(value) is not list or len(value) < count or any(v not in choices for v in value):
+        raise config.wrong(name, value, f"a list of {count} out of {', '.join(map(str, choices))}")
+    return value
+
+
+def where_dense(rule: LayerRule, sparse: Extra, dense: Extra) -> Callable[[Fields, Stack], Callable[[int], Extra]]:
+    """Fields that only the layers with experts, or only the dense ones, have."""
+
+    def layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
+        has_experts = rule(config, stack)
+        return lambda i: sparse if has_experts(i) else dense
+
+    return layer
+
+
+# --- how tokens are routed --------------------------------------------------------------------------------------------
+
+
+def shared_width(config: Fields, name: str = "shared_expert_intermediate_size", default: Any = None) -> Extra:
+    """The shared experts as one MLP with a separate width; none if that width is 0."""
+    width: int = config.integer(name, low=0) if default is None else config.integer(name, default, low=0)
+    return {"shared_experts": 1, "shared_d_ff": width} if width else {}
+
+
+def softmax(renormalise: bool | None, shared: bool = False, gate: bool = False) -> Routing:
+    """Qwen's routing: a softmax over all experts, the kept ones renormalised according to `norm_topk_prob`.
+
+    `renormalise` is the flag's default, or None for code that always renormalises. `gate`: a sigmoid on the shared
+    expert.
+    """
+
+    def routing(config: Fields) -> Extra:
+        more = {**shared_width(config), "shared_gate": gate} if shared else {}
+        if renormalise is None:
+            agree(config, norm_topk_prob=True)
+            return {"renormalise": True, **more}
+        return {"renormalise": config.flag("norm_topk_prob", renormalise), **more}
+
+    return routing
+
+
+def after_choice(config: Fields) -> Extra:
+    """The top_k logits are chosen first and a softmax over them, in float32, weights the experts (Granite)."""
+    return {"order": "choose_first", **shared_width(config, "shared_intermediate_size", 0)}
+
+
+def corrected(
+    scale: float = 1.0, groups: tuple[int, int] = (1, 1), shared: int | None = 1, renormalise: bool | None = True
+) -> Routing:
+    """DeepSeek-V3's routing: sigmoid scores, a correction for the choice, groups ranked by their two best.
+
+    The arguments are the defaults of the fields; `shared` None: the family has no shared experts;
+    `renormalise` None: its code always renormalises.
+    """
+
+    def routing(config: Fields) -> Extra:
+        agree(config, scoring_func="sigmoid", topk_method="noaux_tc")
+        agree(config, moe_router_activation_func="sigmoid", use_grouped_topk=True, moe_router_dtype="float32")
+        if renormalise is None:
+            agree(config, norm_topk_prob=True)
+        return {
+            "score": "sigmoid", "correction": True, "group_best": 2,
+            "renormalise": renormalise is None or config.flag("norm_topk_prob|moe_renormalize", renormalise),
+            "scale": config.number("routed_scaling_factor", scale),
+            "groups": config.integer("n_group|num_expert_group", groups[0]),
+            "top_groups": config.integer("topk_group", groups[1]),
+            "shared_experts": 0 if shared is None else config.integer(SHARED, shared, low=0),
+        }  # fmt: skip
+
+    return routing
+
+
+def ungrouped(scale: str | None = None, default: float = 1.0, shared: Routing = lambda config: {}) -> Routing:
+    """The same without groups and always renormalised; `scale` names the field of the factor."""
+
+    def routing(config: Fields) -> Extra:
+        agree(config, scoring_func="sigmoid", score_func="sigmoid", use_routing_bias=True, route_norm=True)
+        agree(config, n_group=1, topk_group=1, num_expert_groups=1, num_limited_groups=1, norm_topk_prob=True)
+        factor = config.number(scale, default) if scale else 1.0
+        return {"score": "sigmoid", "correction": True, "scale": factor, **shared(config)}
+
+    return routing
+
+
+def shared_count(default: int) -> Routing:
+    """Shared experts as wide as routed ones, `default` of them if the config does not say."""
+    return lambda config: {"shared_experts": config.integer(SHARED, default, low=0)}
+
+
+def per_layer_limits(config: Fields, stack: Stack, name: str) -> Callable[[int], Limits]:
+    """The limits of a layer, after silu, from a list of one number per layer; 0 and null mean none.
+
+    A longer list goes on with the layers that predict further tokens. Raises FFNError naming the field.
+    """
+    value = config.get(name, None)
+    count = config.integer(stack.layers) if isinstance(stack.layers, str) else stack.layers(config)
+    if value is None or value == []:
+        value = list(repeat(0.0, count))
+    wrong = type(value) is not list or len(value) < count
+    if wrong or any(type(v) not in (int, float, type(None)) or not 0 <= (v or 0) < 1e30 for v in value):
+        raise config.wrong(name, value, f"a list of {count} limits, 0 for none")
+    return lambda i: limits_after(float(value[i])) if value[i] else NO_LIMITS
+
+
+def swiglu_limits(sparse: LayerRule) -> Callable[[Fields, Stack], Callable[[int], Extra]]:
+    """Step-3.5's two lists: of the routed experts, and of the shared expert, whose list dense layers use too."""
+
+    def layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
+        routed = per_layer_limits(config, stack, "swiglu_limits")
+        shared = per_layer_limits(config, stack, "swiglu_limits_shared")
+        has_experts = sparse(config, stack)
+        return lambda i: {"limits": routed(i), "shared_limits": shared(i)} if has_experts(i) else {"limits": shared(i)}
+
+    return layer
+
+
+def expert_limits(sparse: LayerRule) -> Callable[[Fields, Stack], Callable[[int], Extra]]:
+    """Ling-3's two lists, in the same order as Step's; what they mean for a dense layer nothing says.
+
+    The fields, and silu before the limit: sgl-project/sglang#36312, inclusionAI's vLLM (jundot/omlx#2571).
+    """
+
+    def layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
+        names = ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list")
+        routed, shared = (per_layer_limits(config, stack, name) for name in names)
+        has_experts = sparse(config, stack)
+
+        def extra(i: int) -> Extra:
+            if has_experts(i):
+                return {"limits": routed(i), "shared_limits": shared(i)}
+            for name, limits in zip(names, (routed(i), shared(i)), strict=True):
+                if limits != NO_LIMITS:
+                    raise FFNError(
+                        f"{config.where}: {name}[{i}] is not covered",
+                        f"layer {i} is dense, and the limits of this family are for experts",
+                    )
+            return {}
+
+        return extra
+
+    return layer
+
+
+def named_limits(config: Fields, activation: str) -> Limits:
+    """The limits that the name of a gated unit stands for; Kimi-K3's config has fields for those of situ."""
+    limits = activations.limits_of(activation) or NO_LIMITS
+    if limits.gate_cap is None:
+        return limits
+    gate = config.number("activation_situ_beta", limits.gate_cap)
+    name = "activation_situ_linear_beta"
+    open_up = name in config.values and config.get(name, None) is None  # null: up has no cap
+    return Limits(gate_cap=gate, up_cap=None if open_up else config.number(name, limits.up_cap or 0.0))

@@ -24,8 +24,7 @@ from ffncli.block.recipe import FFNSpec, MoE, size, steps, unit_ops
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.models.config.attention import memories
 from ffncli.models.config.families import BY_TYPE, FAMILIES, REFUSED, TEXT_TYPES, family_of
-from ffncli.models.config.families.routing import named_limits
-from ffncli.models.config.family import Extra, Family, MoEFields, Stack
+from ffncli.models.config.family import Extra, Family, MoEFields, Stack, named_limits
 from ffncli.models.config.non_ffn import non_ffn
 from ffncli.models.config.unread import outside_note, require_read
 from ffncli.models.files.fields import Fields

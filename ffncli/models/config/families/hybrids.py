@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ffncli.errors import FFNError, shown
-from ffncli.models.config.families.routing import agree
-from ffncli.models.config.family import Extra, Family, MoEFields, Stack
+from ffncli.models.config.family import Extra, Family, MoEFields, Stack, agree
 from ffncli.models.files.fields import Fields
 
 _MIXERS_ALONE = "its layers are only sequence mixers: it has no FFN"

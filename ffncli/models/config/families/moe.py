@@ -7,8 +7,13 @@ from functools import partial
 
 from ffncli.block.activations import NO_LIMITS, hard_limits
 from ffncli.errors import FFNError
-from ffncli.models.config.families.routing import (
+from ffncli.models.config.family import (
+    TOP_K,
+    Extra,
+    Family,
+    MoEFields,
     Routing,
+    Stack,
     after_choice,
     after_prefix,
     agree,
@@ -25,7 +30,6 @@ from ffncli.models.config.families.routing import (
     ungrouped,
     where_dense,
 )
-from ffncli.models.config.family import TOP_K, Extra, Family, MoEFields, Stack
 from ffncli.models.files.fields import REQUIRED, Fields
 
 EPS5 = ("rms_norm_eps", 1e-5)

@@ -12,8 +12,18 @@ from functools import partial
 
 from ffncli.block.activations import Limits, hard_limits
 from ffncli.errors import FFNError
-from ffncli.models.config.families.routing import after_prefix, agree, corrected, named, only, per_layer
-from ffncli.models.config.family import Extra, Family, MoEFields, Stack
+from ffncli.models.config.family import (
+    Extra,
+    Family,
+    MoEFields,
+    Stack,
+    after_prefix,
+    agree,
+    corrected,
+    named,
+    only,
+    per_layer,
+)
 from ffncli.models.files.fields import Fields
 
 SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
