@@ -13,7 +13,7 @@ from typing import Any
 from ffncli.block.recipe import FFNSpec
 from ffncli.models.config.non_ffn import non_ffn
 from ffncli.models.config.read import from_config
-from ffncli.models.files.fields import Fields
+from ffncli.models.files.strict_json import Fields
 from ffncli.models.model import Group, Model, Resolved
 
 _WORD = re.compile(r"[a-z]+")

@@ -14,8 +14,7 @@ from ffncli.models.config.families import REFUSED, family_of
 from ffncli.models.config.read import from_config, read_config, text_tower
 from ffncli.models.config.unread import UnknownField
 from ffncli.models.dimensions import Dimensions, from_dimensions, merged, with_dimensions
-from ffncli.models.files.fields import Fields
-from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
+from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, Fields, read_object
 from ffncli.models.model import Resolved
 
 # What only files need is imported in the functions that read them: a catalog name does without (10 ms of 180).

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ffncli.models.files.checkpoint import open_checkpoint
 from ffncli.models.files.headers import TensorInfo, read_header
-from ffncli.models.files.quantized import Logical, logical
+from ffncli.models.files.packing import Logical, logical
 from ffncli.models.tensors.read_weights import values
 
 UP = "model.layers.0.mlp.up_proj"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import Protocol
 
-from ffncli.models.files.fields import Fields
+from ffncli.models.files.strict_json import Fields
 from ffncli.models.model import NotCounted
 
 Flag = bool | tuple[str, bool]  # a value fixed by the family's code, or a field's name with its default

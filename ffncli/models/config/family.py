@@ -15,7 +15,7 @@ from ffncli.block import activations
 from ffncli.block.activations import NO_LIMITS, Limits, limits_after
 from ffncli.block.recipe import NormPosition
 from ffncli.errors import FFNError, shown
-from ffncli.models.files.fields import REQUIRED, Fields
+from ffncli.models.files.strict_json import REQUIRED, Fields
 
 Extra: TypeAlias = Mapping[str, Any]  # keyword arguments of FFNSpec (or of MoE, for a routing)
 EXPERTS = "num_experts|n_routed_experts|num_local_experts|moe_num_experts"

@@ -17,7 +17,7 @@ from ffncli.models.config.attention import (
     per_layer_matrices,
     per_layer_projection,
 )
-from ffncli.models.files.fields import Fields
+from ffncli.models.files.strict_json import Fields
 
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 _INDEXED = "indexed_attention"

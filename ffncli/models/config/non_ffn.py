@@ -16,7 +16,7 @@ from ffncli.block.cost import step_costs
 from ffncli.block.steps import input_shapes
 from ffncli.models.config import attention, mixers
 from ffncli.models.config.attention import Attention, Flag, Heads, Latent, flag
-from ffncli.models.files.fields import Fields
+from ffncli.models.files.strict_json import Fields
 from ffncli.models.model import Group, LayerParams, NonFFN
 from ffncli.options.accept import MAX_SIZE
 

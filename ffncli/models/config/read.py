@@ -27,8 +27,7 @@ from ffncli.models.config.families import BY_TYPE, FAMILIES, REFUSED, TEXT_TYPES
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack, named_limits
 from ffncli.models.config.non_ffn import non_ffn
 from ffncli.models.config.unread import outside_note, require_read
-from ffncli.models.files.fields import Fields
-from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
+from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, Fields, read_object
 from ffncli.models.model import OTHER_TOWERS, Group, Model, NotCounted, Resolved, grouped, ranges
 
 MOST_LAYERS = 10_000  # the deepest known model has 126

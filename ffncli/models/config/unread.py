@@ -15,7 +15,7 @@ from typing import Any
 
 from ffncli.errors import FFNError, clean, shown
 from ffncli.models.config.attention import MEMORIES
-from ffncli.models.files.fields import Fields
+from ffncli.models.files.strict_json import Fields
 
 _MOST_NAMED = 3  # fields in one message
 

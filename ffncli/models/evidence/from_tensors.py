@@ -33,11 +33,11 @@ from ffncli.models.evidence.agreement import (
     with_tensors,
 )
 from ffncli.models.files.checkpoint import Checkpoint
-from ffncli.models.files.fields import REQUIRED, Fields
 from ffncli.models.files.gguf import GGUFFile, gguf_config
 from ffncli.models.files.headers import TensorInfo
 from ffncli.models.files.inventory import take_inventory
-from ffncli.models.files.quantized import logical
+from ffncli.models.files.packing import logical
+from ffncli.models.files.strict_json import REQUIRED, Fields
 from ffncli.models.model import IN_ALL, Disagreement, Group, Model, Resolved, StoredSize, grouped, unknown_note
 from ffncli.models.tensors.ffns import Item
 from ffncli.models.tensors.matching import items_of, spots_by_name, stacks_of

@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.files.checkpoint import PLAIN, ByteLocation, Checkpoint
-from ffncli.models.files.fields import Fields
 from ffncli.models.files.integers import awq, compressed, gptq
-from ffncli.models.files.packing import gguf_scale, scale_name
-from ffncli.models.files.quantized import logical
+from ffncli.models.files.packing import gguf_scale, logical, scale_name
 from ffncli.models.files.rows import (
     FLOAT8,
     POWERS,
@@ -34,6 +32,7 @@ from ffncli.models.files.rows import (
     rows_of,
     torch_dtype,
 )
+from ffncli.models.files.strict_json import Fields
 
 if TYPE_CHECKING:
     from torch import Tensor

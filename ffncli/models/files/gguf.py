@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
-from ffncli.models.files.fields import Fields
+from ffncli.models.files.strict_json import Fields
 from ffncli.options.accept import MAX_SIZE
 from ffncli.system.files import open_to_read
 from ffncli.system.packages import extra_command

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.files.checkpoint import PLAIN, ByteLocation, Checkpoint
-from ffncli.models.files.fields import Fields
 from ffncli.models.files.headers import TensorInfo
-from ffncli.models.files.quantized import Logical
+from ffncli.models.files.packing import Logical
+from ffncli.models.files.strict_json import Fields
 from ffncli.system.files import open_to_read
 
 if TYPE_CHECKING:

@@ -1,12 +1,18 @@
-"""JSON from an untrusted file: refused if it is ambiguous, not a number, too big or too deep."""
+"""JSON from an untrusted file: refused if it is ambiguous, not a number, too big or too deep; Fields reads a config's
+values as strictly.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ffncli.block.recipe import size
 from ffncli.errors import FFNError, shown, shown_path
+from ffncli.options.accept import MAX_SIZE
 from ffncli.system.files import open_to_read
 
 MOST_CONFIG_BYTES = 10_000_000  # real ones stay below 100 kB
@@ -91,3 +97,103 @@ def _integer(text: str) -> int | float:
 
 def _kind(value: object) -> str:
     return {list: "array", str: "string", bool: "boolean", type(None): "null"}.get(type(value), "number")
+
+
+REQUIRED: Any = object()  # no default: the field is required
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A config's values, read strictly: every error names the file, the field and the value.
+
+    A name may list spellings (`hidden_size|n_embed`), the first one present counts; it may reach into a nested object
+    (`ffn_config.ffn_hidden_size`). `looked_up` collects the names that were read, those in nested objects too.
+    """
+
+    values: Mapping[str, Any]
+    where: str
+    looked_up: set[str] = field(default_factory=set, compare=False, repr=False)
+    prefix: str = ""
+
+    def inside(self, name: str) -> Fields:
+        """The nested config of that name (`` is this one). Raises FFNError if it is missing or not an object."""
+        if not name:
+            return self
+        inner = self.get(name, kind="an object")
+        if not isinstance(inner, dict):
+            raise self.wrong(name, inner, "an object")
+        return Fields(inner, f"{self.where}: {name}", self.looked_up, f"{self.prefix}{name}.")
+
+    def get(self, names: str, default: Any = REQUIRED, kind: str = "a value") -> Any:
+        """The value, or `default` if it is absent or null; FFNError if there is no default.
+
+        Other spellings that are present with the same value count as looked up too.
+        """
+        for name in names.split("|"):
+            if (value := self._value(name)) is not None:
+                same = [other for other in names.split("|") if self.values.get(other) == value]
+                self.looked_up.update(self.prefix + other for other in same)
+                return value
+        if default is REQUIRED:
+            spellings = names.split("|")
+            first = next((n for n in spellings if n in self.values), spellings[0])  # the one present, with null
+            others = [n for n in spellings if n != first]
+            problem = "is null" if first in self.values else "is missing"
+            also = f" (or {', '.join(others)})" if others else ""
+            raise FFNError(f"{self.where}: {first}{also} {problem}", f"this family has no default for it; give {kind}")
+        return default
+
+    def integer(self, names: str, default: Any = REQUIRED, low: int = 1, high: int = MAX_SIZE) -> Any:
+        """A whole number from `low` to `high`, or `default`."""
+        value = self.get(names, default, "a whole number")
+        return value if value is default else size(f"{self.where}: {self.name(names)}", value, high, low)
+
+    def number(self, names: str, default: float) -> float:
+        """A finite number."""
+        value = self.get(names, default)
+        if type(value) not in (int, float) or not abs(value) < 1e30:
+            raise self.wrong(names, value, "a number")
+        return float(value)
+
+    def flag(self, names: str, default: bool) -> bool:
+        """true or false."""
+        value = self.get(names, default)
+        if type(value) is not bool:
+            raise self.wrong(names, value, "true or false")
+        return value
+
+    def text(self, names: str, default: Any = REQUIRED) -> str:
+        """A string."""
+        value = self.get(names, default, "a string")
+        if type(value) is not str:
+            raise self.wrong(names, value, "a string")
+        return value
+
+    def integers(self, names: str) -> tuple[int, ...]:
+        """A list of layer numbers; absent is empty."""
+        value = self.get(names, [])
+        if type(value) is not list or any(type(v) is not int for v in value):
+            raise self.wrong(names, value, "a list of whole numbers")
+        return tuple(value)
+
+    def pass_over(self, *names: str) -> None:
+        """These fields do not count here: another one decides."""
+        self.looked_up.update(self.prefix + name for name in names)
+
+    def name(self, names: str) -> str:
+        """The spelling that the config uses, else the first."""
+        return next((n for n in names.split("|") if self._value(n) is not None), names.split("|")[0])
+
+    def _value(self, name: str) -> Any:
+        """The value of a name, else of the path that its dots describe; None if there is neither."""
+        self.looked_up.add(self.prefix + name)
+        if name in self.values or "." not in name:
+            return self.values.get(name)
+        value: Any = self.values
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
+
+    def wrong(self, names: str, value: object, wanted: str) -> FFNError:
+        """The error for an impossible value."""
+        return FFNError(f"{self.where}: {self.name(names)} must be {wanted}, got {shown(value)}")

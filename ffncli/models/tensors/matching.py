@@ -14,7 +14,7 @@ from ffncli.errors import FFNError
 from ffncli.models.files.checkpoint import Checkpoint
 from ffncli.models.files.headers import Columns
 from ffncli.models.files.inventory import Inventory, collect, corrections, first_numbers, shared_name
-from ffncli.models.files.quantized import logical
+from ffncli.models.files.packing import logical
 from ffncli.models.model import Layer, Model, Resolved, Spot
 from ffncli.models.tensors.ffns import Item
 from ffncli.models.tensors.recognise import Layers, StoredFFN, inside, stem_of

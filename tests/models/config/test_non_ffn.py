@@ -18,7 +18,7 @@ from ffncli.models.config.attention import Heads
 from ffncli.models.config.non_ffn import MIXED, RESTS, non_ffn
 from ffncli.models.config.read import FAMILIES, from_config
 from ffncli.models.counting.count import ModelCount, count
-from ffncli.models.files.fields import Fields
+from ffncli.models.files.strict_json import Fields
 from ffncli.models.model import Group, NonFFN
 from tests.oracles.architectures.multimodal import REMOTE
 from tests.oracles.counts import ACTIVE, RECENT, WHOLE

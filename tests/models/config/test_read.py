@@ -22,7 +22,7 @@ from ffncli.models.config.read import FAMILIES, from_config, quantization_of
 from ffncli.models.config.unread import UnknownField
 from ffncli.models.counting.count import count
 from ffncli.models.dimensions import Dimensions
-from ffncli.models.files.fields import Fields
+from ffncli.models.files.strict_json import Fields
 from ffncli.models.model import Resolved
 from ffncli.models.source import load
 from tests import ROOT

@@ -18,7 +18,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from ffncli.errors import FFNError
 from ffncli.models.files.headers import TensorInfo
-from ffncli.models.files.quantized import Logical, logical
+from ffncli.models.files.packing import Logical, logical
 from tests.oracles.checkpoints import harmful
 from tests.oracles.packed import (
     AWQ,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ffncli.errors import FFNError
-from ffncli.models.files.quantized import Logical
+from ffncli.models.files.packing import Logical
 from tests.oracles.packed import FP8, UP, by_library, config_groups, counted, unpacked
 
 pytestmark = pytest.mark.usefixtures("block")

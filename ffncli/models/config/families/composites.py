@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ffncli.models.config.families import encoders
 from ffncli.models.config.family import Extra, Family, Stack
-from ffncli.models.files.fields import Fields
+from ffncli.models.files.strict_json import Fields
 
 # The model type of a text_config without one (transformers' defaults): model type → composites.
 _TEXT_TOWERS = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from ffncli.errors import FFNError, shown
 from ffncli.models.config.family import Extra, Family, LayerExtra, MoEFields, Stack
-from ffncli.models.files.fields import REQUIRED, Fields
+from ffncli.models.files.strict_json import REQUIRED, Fields
 
 LAYER_NORM_EPS = ("layer_norm_epsilon|layer_norm_eps|layernorm_epsilon|norm_epsilon|norm_eps", 1e-5)
 

@@ -14,7 +14,7 @@ from typing import Any
 from ffncli.errors import FFNError, shown
 from ffncli.models.config.families import decoders, moe
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack, softmax
-from ffncli.models.files.fields import REQUIRED, Fields
+from ffncli.models.files.strict_json import REQUIRED, Fields
 
 _ENCODER = (Stack("encoder"),)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ffncli.errors import FFNError, shown
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack, agree
-from ffncli.models.files.fields import Fields
+from ffncli.models.files.strict_json import Fields
 
 _MIXERS_ALONE = "its layers are only sequence mixers: it has no FFN"
 REFUSED: Mapping[str, str] = {

@@ -30,7 +30,7 @@ from ffncli.models.config.family import (
     ungrouped,
     where_dense,
 )
-from ffncli.models.files.fields import REQUIRED, Fields
+from ffncli.models.files.strict_json import REQUIRED, Fields
 
 EPS5 = ("rms_norm_eps", 1e-5)
 _Silu = partial(Family, default_activation="silu")

@@ -24,7 +24,7 @@ from ffncli.models.config.family import (
     only,
     per_layer,
 )
-from ffncli.models.files.fields import Fields
+from ffncli.models.files.strict_json import Fields
 
 SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
 _TABLED = "hash_moe"  # DeepSeek-V4's name of a layer whose experts a table of token ids lists
