@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ffncli.models.files.checkpoint import open_checkpoint
 from ffncli.models.files.headers import TensorInfo, read_header
-from ffncli.models.files.packing import Logical, logical
+from ffncli.models.files.packing import LogicalTensor, logical
 from ffncli.models.tensors.read_weights import values
 
 UP = "model.layers.0.mlp.up_proj"
@@ -24,7 +24,7 @@ BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 SIZES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E8M0": 1}
 
 
-def counted(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any] | None) -> dict[str, Logical]:
+def counted(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any] | None) -> dict[str, LogicalTensor]:
     """What is counted of these tensors once they are in a file."""
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
     header = read_header(path / "model.safetensors")
@@ -61,7 +61,7 @@ def check_packed(path: Path, tensors: Mapping[str, Tensor], config: Any, form: s
     """The tensors are the packed weight of `linear`, and nothing else."""
     stored = sum(tensor.nbytes for tensor in tensors.values())
     shape = tuple(linear.weight.shape)
-    assert counted(path, tensors, config) == {f"{UP}.weight": Logical(shape, linear.weight.numel(), stored, form)}
+    assert counted(path, tensors, config) == {f"{UP}.weight": LogicalTensor(shape, linear.weight.numel(), stored, form)}
 
 
 def info(dtype: str, *shape: int) -> TensorInfo:

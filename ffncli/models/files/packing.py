@@ -13,35 +13,38 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 from ffncli.errors import FFNError, shown
 from ffncli.models.files.headers import TensorInfo
 from ffncli.models.files.strict_json import Fields
 
+Shape: TypeAlias = tuple[int, ...]
 _KNOWN = "gptq, awq, fp8, mxfp8, mxfp4, nvfp4, bitsandbytes, compressed-tensors"
 
 
 @dataclass(frozen=True)
-class Logical:
+class LogicalTensor:
     """One logical tensor: torch's shape ([out, in]; None if only the number of values is known), parameters,
     bytes of all its pieces in the file, format (`gptq-4bit`, `fp8-block128`; a plain tensor's dtype code).
 
-    `anchor` is the stored tensor that represents it: the packed values, or the plain tensor itself; `bits` are those
-    of a packed integer.
+    `anchor` is the stored tensor that represents it: the packed values, or the plain tensor itself; `bits` is the width
+    of a packed integer. `pieces` are the other stored tensors that belong to it.
     """
 
-    shape: tuple[int, ...] | None
+    shape: Shape | None
     params: int
     bytes: int
     format: str
+    name: str = field(default="", compare=False)
     anchor: str = field(default="", compare=False)
     bits: int = field(default=0, compare=False)
+    pieces: tuple[str, ...] = field(default=(), compare=False)
 
 
 def logical(
     tensors: Mapping[str, TensorInfo], quantization: Mapping[str, Any] | None, where: str
-) -> dict[str, Logical]:
+) -> dict[str, LogicalTensor]:
     """Stored tensors → logical tensors, in the same order.
 
     A packed matrix becomes one entry `X.weight` (`X` if experts share a parameter without that ending), at the place
@@ -49,38 +52,30 @@ def logical(
     `where` names the checkpoint in errors. Raises FFNError naming the tensor if shapes contradict each other or the
     config, or if values are packed in an unknown way.
     """
-    matrices, pieces = _matrices(tensors, Fields(quantization or {}, where))
-    out: dict[str, Logical] = {}
+    config = Fields(quantization or {}, where)
+    packed: dict[str, LogicalTensor] = {}
+    owner: dict[str, str] = {}  # anchors and pieces → the anchor
     for name, info in tensors.items():
-        if name in matrices:
-            matrix = matrices[name]
-            stored = info.bytes + sum(tensors[piece].bytes for piece in matrix.pieces)
-            key, entry = matrix.name, Logical(matrix.shape, matrix.params, stored, matrix.format, name, matrix.bits)
-        elif name in pieces:
+        if read := reader(name, info, tensors):
+            packed[name] = read(Anchor(name, info, tensors, config))
+            for piece in (name, *packed[name].pieces):
+                if owner.setdefault(piece, name) != name:
+                    both = f"{shown(name, 120)} and {shown(owner[piece], 120)}"
+                    raise FFNError(f"{where}: tensor {shown(piece, 120)} belongs to both {both}")
+    out: dict[str, LogicalTensor] = {}
+    for name, info in tensors.items():
+        if name in packed:
+            entry = packed[name]
+        elif name in owner:
             continue
         else:
             _check_plain(name, info, quantization, where)
-            key, entry = name, Logical(info.shape, prod(info.shape), info.bytes, info.dtype, name)
-        if key in out:
-            raise FFNError(f"{where}: tensor {shown(key, 120)} is duplicated, packed and plain or in two packings")
-        out[key] = entry
+            entry = LogicalTensor(info.shape, prod(info.shape), info.bytes, info.dtype, name, name)
+        if entry.name in out:
+            twice = shown(entry.name, 120)
+            raise FFNError(f"{where}: tensor {twice} is duplicated, packed and plain or in two packings")
+        out[entry.name] = entry
     return out
-
-
-def _matrices(tensors: Mapping[str, TensorInfo], config: Fields) -> tuple[dict[str, Matrix], Collection[str]]:
-    """(anchor's name → its matrix, the names of all anchors and pieces). FFNError for a piece of two matrices."""
-    matrices: dict[str, Matrix] = {}
-    owner: dict[str, str] = {}
-    for name, info in tensors.items():
-        read = reader(name, info, tensors)
-        if read is None:
-            continue
-        matrices[name] = matrix = read(Anchor(name, info, tensors, config))
-        for piece in (name, *matrix.pieces):
-            if owner.setdefault(piece, name) != name:
-                both = f"{shown(name, 120)} and {shown(owner[piece], 120)}"
-                raise FFNError(f"{config.where}: tensor {shown(piece, 120)} belongs to both {both}")
-    return matrices, owner.keys()
 
 
 def _check_plain(name: str, info: TensorInfo, quantization: Mapping[str, Any] | None, where: str) -> None:
@@ -116,21 +111,6 @@ _MODULE_PIECES = (
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """A reader's result for an anchor: the matrix's logical name, shape, parameters, format, and its other pieces.
-
-    `bits` are those of a packed integer.
-    """
-
-    name: str
-    shape: tuple[int, ...] | None
-    params: int
-    format: str
-    pieces: tuple[str, ...]
-    bits: int = 0
-
-
-@dataclass(frozen=True)
 class Anchor:
     """A tensor of packed values among all tensors, and the config's `quantization_config`."""
 
@@ -142,6 +122,20 @@ class Anchor:
     def pieces(self, base: str, endings: str) -> tuple[str, ...]:
         """The existing tensors among `base` + ending."""
         return tuple(name for ending in endings.split() if (name := base + ending) in self.tensors)
+
+    def packs(
+        self,
+        name: str,
+        shape: tuple[int, ...] | None,
+        form: str,
+        pieces: tuple[str, ...],
+        bits: int = 0,
+        params: int = 0,
+    ) -> LogicalTensor:
+        """The matrix that these values and the other `pieces` are; `params` are those of an unknown shape."""
+        stored = self.info.bytes + sum(self.tensors[piece].bytes for piece in pieces)
+        number = params if shape is None else prod(shape)
+        return LogicalTensor(shape, number, stored, form, name, self.name, bits, pieces)
 
     def wrong(self, what: str) -> FFNError:
         """The error for shapes that contradict each other, or the config."""
@@ -165,7 +159,7 @@ class Anchor:
 # --- GPTQ and AWQ -----------------------------------------------------------------------------------------------------
 
 
-def _qweight(anchor: Anchor) -> Matrix:
+def _qweight(anchor: Anchor) -> LogicalTensor:
     """GPTQ packs 32/bits values of a column into an int32 (qweight [in·bits/32, out]), AWQ those of a row ([in,
     out·bits/32]); scales are [groups, out] in both, so they distinguish the two."""
     stem = anchor.name.removesuffix(".qweight")
@@ -188,7 +182,7 @@ def _qweight(anchor: Anchor) -> Matrix:
         _check_groups(anchor, stem + ".scales", scales.shape[-2], sizes[1])
     shape = (*anchor.info.shape[:-2], *sizes)
     pieces = anchor.pieces(stem, ".scales .qzeros .g_idx")
-    return Matrix(stem + ".weight", shape, prod(shape), f"{method}-{bits}bit", pieces, bits)
+    return anchor.packs(stem + ".weight", shape, f"{method}-{bits}bit", pieces, bits)
 
 
 def _gptq_inputs(anchor: Anchor, stem: str, outputs: int) -> int | None:
@@ -255,7 +249,7 @@ def _pieces(anchor: Anchor, base: str) -> tuple[str, ...]:
     return anchor.pieces(base, _WEIGHT_PIECES) + module
 
 
-def _float8(anchor: Anchor) -> Matrix:
+def _float8(anchor: Anchor) -> LogicalTensor:
     """FP8 values in place, with a scale for the tensor, for each channel, or for each block (DeepSeek-V3: 128×128).
 
     Powers of two, one for 32 values of a row, are MXFP8's.
@@ -264,17 +258,16 @@ def _float8(anchor: Anchor) -> Matrix:
     form = "fp8" + _blocks(anchor)
     if scale.dtype in ("F8_E8M0", "U8") and scale.shape and shape == (*scale.shape[:-1], 32 * scale.shape[-1]):
         form = "mxfp8"
-    return Matrix(anchor.name, shape, prod(shape), form, _pieces(anchor, anchor.name))
+    return anchor.packs(anchor.name, shape, form, _pieces(anchor, anchor.name))
 
 
-def _int8(anchor: Anchor) -> Matrix:
+def _int8(anchor: Anchor) -> LogicalTensor:
     """int8 values in place (compressed-tensors), or two FP4 values in each byte under E8M0 scales (DeepSeek-V4)."""
     scale = anchor.tensors[scale_name(anchor.name, anchor.tensors) or ""]
     if scale.dtype in ("F8_E8M0", "U8"):
         return _microscaled(anchor)
     _blocks(anchor)
-    shape = anchor.info.shape
-    return Matrix(anchor.name, shape, prod(shape), "compressed-int8", _pieces(anchor, anchor.name))
+    return anchor.packs(anchor.name, anchor.info.shape, "compressed-int8", _pieces(anchor, anchor.name))
 
 
 def _blocks(anchor: Anchor) -> str:
@@ -311,25 +304,24 @@ def _block_size(anchor: Anchor) -> tuple[int, ...]:
 # --- smaller values, several to a byte --------------------------------------------------------------------------------
 
 
-def _mxfp4(anchor: Anchor) -> Matrix:
+def _mxfp4(anchor: Anchor) -> LogicalTensor:
     """gpt-oss: blocks [..., rows, columns/32, 16] of two values a byte, scales [..., rows, columns/32]."""
     scales = anchor.tensors[anchor.name[:-6] + "scales"].shape
     if len(scales) < 2 or anchor.info.shape != (*scales, 16):
         raise anchor.wrong(f"should be 16 bytes for each of the scales {shown(list(scales))}")
     shape = (*scales[:-1], scales[-1] * 32)
-    return Matrix(anchor.name[:-7], shape, prod(shape), "mxfp4", (anchor.name[:-6] + "scales",))
+    return anchor.packs(anchor.name[:-7], shape, "mxfp4", (anchor.name[:-6] + "scales",))
 
 
-def _uint8(anchor: Anchor) -> Matrix:
+def _uint8(anchor: Anchor) -> LogicalTensor:
     """FP4 weights in pairs (ModelOpt), or BitNet's ternary ones, of which four rows share a byte."""
     if anchor.config.get("quant_method", None) != "bitnet":
         return _microscaled(anchor)
     rows, columns = anchor.matrix()
-    shape = (4 * rows, columns)
-    return Matrix(anchor.name, shape, prod(shape), "bitnet", _pieces(anchor, anchor.name))
+    return anchor.packs(anchor.name, (4 * rows, columns), "bitnet", _pieces(anchor, anchor.name))
 
 
-def _packed(anchor: Anchor) -> Matrix:
+def _packed(anchor: Anchor) -> LogicalTensor:
     """compressed-tensors: integers in int32 words along each row, or FP4 and FP6 in bytes."""
     base = anchor.name.removesuffix("_packed")
     if anchor.pieces(base.removesuffix("weight"), "meta"):
@@ -350,7 +342,7 @@ def _packed(anchor: Anchor) -> Matrix:
         raise anchor.wrong(f"and {scales} of quantization_config")
     bits, columns = fitting.pop()
     shape = (*anchor.info.shape[:-2], rows, columns)
-    return Matrix(base, shape, prod(shape), f"compressed-int{bits}", _pieces(anchor, base), bits)
+    return anchor.packs(base, shape, f"compressed-int{bits}", _pieces(anchor, base), bits)
 
 
 def _row(words: int, groups: int | None, bits: int, size: int | None) -> int:
@@ -381,7 +373,7 @@ def _integer_weights(anchor: Anchor) -> list[tuple[int, int | None]]:
     return out
 
 
-def _microscaled(anchor: Anchor) -> Matrix:
+def _microscaled(anchor: Anchor) -> LogicalTensor:
     """Bytes [out, in/2] with a scale for 16 (NVFP4) or 32 (MXFP4) values of a row; MXFP6 has 4 values in 3 bytes.
 
     ModelOpt's Llama-4 has [in/2, out] with scales [in/16, out]: its matrices are transposed, and packed along `in`.
@@ -399,7 +391,7 @@ def _microscaled(anchor: Anchor) -> Matrix:
         raise anchor.wrong(f"cannot go with {shown(name, 120)} of shape {shown(list(scales.shape))}")
     form, values = _MICROSCALED[size]
     shape = _with(anchor.info.shape, axis, scales.shape[axis] * values)
-    return Matrix(base, shape, prod(shape), form, _pieces(anchor, base))
+    return anchor.packs(base, shape, form, _pieces(anchor, base))
 
 
 def _with(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
@@ -410,7 +402,7 @@ def _with(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
 # --- bitsandbytes and torchao -----------------------------------------------------------------------------------------
 
 
-def _bitsandbytes_4bit(anchor: Anchor) -> Matrix:
+def _bitsandbytes_4bit(anchor: Anchor) -> LogicalTensor:
     """Two values a byte, flattened, in any dtype; the shape is in quant_state, which is data.
 
     absmax has one number for each block of values. An odd number of values counts one too many.
@@ -421,26 +413,26 @@ def _bitsandbytes_4bit(anchor: Anchor) -> Matrix:
     states = {form: anchor.pieces(anchor.name, f".quant_state.bitsandbytes__{form}") for form in ("nf4", "fp4")}
     form = next((form for form, there in states.items() if there), "4bit")
     pieces = anchor.pieces(anchor.name, ".absmax .quant_map .nested_absmax .nested_quant_map")
-    return Matrix(anchor.name, None, params, f"bnb-{form}", (*pieces, *states["nf4"], *states["fp4"]))
+    return anchor.packs(anchor.name, None, f"bnb-{form}", (*pieces, *states["nf4"], *states["fp4"]), params=params)
 
 
-def _bitsandbytes_8bit(anchor: Anchor) -> Matrix:
+def _bitsandbytes_8bit(anchor: Anchor) -> LogicalTensor:
     """int8 values in place, SCB with one scale for each row."""
     rows, columns = anchor.matrix()
     stem = anchor.name.removesuffix(".weight")
     if prod(anchor.tensors[stem + ".SCB"].shape) != rows:
         raise anchor.wrong(f"cannot go with {shown(stem + '.SCB', 120)}, which should have one scale per row")
-    return Matrix(anchor.name, (rows, columns), rows * columns, "bnb-int8", anchor.pieces(stem, ".SCB .weight_format"))
+    return anchor.packs(anchor.name, (rows, columns), "bnb-int8", anchor.pieces(stem, ".SCB .weight_format"))
 
 
-def _torchao(anchor: Anchor) -> Matrix:
+def _torchao(anchor: Anchor) -> LogicalTensor:
     """`X._weight_qdata`: 8-bit values in place; 4-bit ones two to a byte, in an order that depends on the kernel."""
     stem, _, last = anchor.name.removesuffix("_qdata").rpartition("._")
     pieces = anchor.pieces(f"{stem}._{last}", "_scale _zero_point _scale_and_zero _per_tensor_scale _act_pre_scale")
     if anchor.info.dtype in _FLOAT8 or anchor.info.dtype == "I8":
         form = "torchao-int8" if anchor.info.dtype == "I8" else "torchao-fp8"
-        return Matrix(f"{stem}.{last}", anchor.info.shape, prod(anchor.info.shape), form, pieces)
-    return Matrix(f"{stem}.{last}", None, 2 * anchor.info.bytes, "torchao-int4", pieces)
+        return anchor.packs(f"{stem}.{last}", anchor.info.shape, form, pieces)
+    return anchor.packs(f"{stem}.{last}", None, "torchao-int4", pieces, params=2 * anchor.info.bytes)
 
 
 # --- GGUF -------------------------------------------------------------------------------------------------------------
@@ -453,11 +445,11 @@ def gguf_scale(name: str, tensors: Collection[str]) -> str | None:
     return next((one for one in names if one in tensors), None)
 
 
-def _ggml(anchor: Anchor) -> Matrix:
+def _ggml(anchor: Anchor) -> LogicalTensor:
     """Blocks of a GGUF file, with scales next to them."""
-    shape, stem = anchor.info.shape, anchor.name.removesuffix("weight")
+    stem = anchor.name.removesuffix("weight")
     pieces = (*anchor.pieces(stem, "scale input_scale"), *anchor.pieces(anchor.name, ".scale .input_scale"))
-    return Matrix(anchor.name, shape, prod(shape), anchor.info.dtype, pieces)
+    return anchor.packs(anchor.name, anchor.info.shape, anchor.info.dtype, pieces)
 
 
 # --- which tensor is an anchor ----------------------------------------------------------------------------------------
@@ -466,7 +458,7 @@ _BY_ENDING = {".qweight": _qweight, "_packed": _packed, "_qdata": _torchao}
 _BY_SCALE = {**dict.fromkeys(_FLOAT8, _float8), "I8": _int8, "U8": _uint8}
 
 
-def reader(name: str, info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Callable[[Anchor], Matrix] | None:
+def reader(name: str, info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Callable[[Anchor], LogicalTensor] | None:
     """How the tensor's packed values are read, None for a plain tensor or a piece of another."""
     if name + ".absmax" in tensors:  # first: bitsandbytes may store its bytes as any dtype
         return _bitsandbytes_4bit

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.files.checkpoint import PLAIN, ByteLocation, Checkpoint
 from ffncli.models.files.headers import TensorInfo
-from ffncli.models.files.packing import Logical
+from ffncli.models.files.packing import LogicalTensor
 from ffncli.models.files.strict_json import Fields
 from ffncli.system.files import open_to_read
 
@@ -108,7 +108,7 @@ class Packed:
     """A packed matrix: what it is, the stored tensors among which its pieces are, the config's quantization_config."""
 
     checkpoint: Checkpoint
-    means: Logical
+    means: LogicalTensor
     tensors: Mapping[str, TensorInfo]
     config: Fields
 

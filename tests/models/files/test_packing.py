@@ -18,7 +18,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from ffncli.errors import FFNError
 from ffncli.models.files.headers import TensorInfo
-from ffncli.models.files.packing import Logical, logical
+from ffncli.models.files.packing import LogicalTensor, logical
 from tests.oracles.checkpoints import harmful
 from tests.oracles.packed import (
     AWQ,
@@ -122,7 +122,7 @@ def test_gptq_of_one_word_of_one_output_and_of_experts_together(words: Any, scal
         f"{UP}.g_idx": info("I32", 0),
     }
     (entry,) = logical(tensors, GPTQ, "x").values()
-    assert entry == Logical(shape, prod(shape), 4 * prod(words) + 2 * prod(scales), "gptq-4bit")
+    assert entry == LogicalTensor(shape, prod(shape), 4 * prod(words) + 2 * prod(scales), "gptq-4bit")
 
 
 def test_gptq_zeros_that_are_cut_to_whole_words_say_nothing_of_bits():
@@ -142,9 +142,9 @@ def test_a_bias_beside_packed_values_is_a_parameter_and_order_is_kept(tmp_path: 
         },
         GPTQ,
     )  # fmt: skip
-    assert out["a.weight"] == Logical((3,), 3, 6, "BF16")
-    assert out[f"{UP}.bias"] == Logical((96,), 96, 192, "F16")
-    assert out["z.weight"] == Logical((2, 5), 10, 40, "F32")
+    assert out["a.weight"] == LogicalTensor((3,), 3, 6, "BF16")
+    assert out[f"{UP}.bias"] == LogicalTensor((96,), 96, 192, "F16")
+    assert out["z.weight"] == LogicalTensor((2, 5), 10, 40, "F32")
     packed = {"z.weight": info("F32", 1), f"{UP}.g_idx": info("I32", 64), f"{UP}.qweight": info("I32", 8, 96)}
     assert list(logical({**packed, "a.weight": info("F32", 1)}, GPTQ, "x")) == ["z.weight", f"{UP}.weight", "a.weight"]
 
@@ -196,8 +196,8 @@ def test_fp8_experts_in_one_parameter():
         stem + "down_proj": info("F8_E4M3", 4, 256, 256), stem + "down_proj_scale": info("F32", 4, 1, 256),
     }  # fmt: skip
     assert logical(tensors, None, "x") == {
-        stem + "gate_up_proj": Logical((4, 512, 256), 4 * 512 * 256, 4 * 512 * 256 + 4 * 8 * 4, "fp8-block"),
-        stem + "down_proj": Logical((4, 256, 256), 4 * 256 * 256, 4 * 256 * 256 + 4 * 256 * 4, "fp8"),
+        stem + "gate_up_proj": LogicalTensor((4, 512, 256), 4 * 512 * 256, 4 * 512 * 256 + 4 * 8 * 4, "fp8-block"),
+        stem + "down_proj": LogicalTensor((4, 256, 256), 4 * 256 * 256, 4 * 256 * 256 + 4 * 256 * 4, "fp8"),
     }
 
 
@@ -262,7 +262,7 @@ def test_mxfp4_has_as_many_values_as_transformers_unpacks(names: str, tmp_path: 
     tensors = {"mlp.experts.up_proj" + end: t for end, t in zip(names.split(), (blocks, scales), strict=True)}
     values = convert_moe_packed_tensors(blocks, scales)
     (entry,) = counted(tmp_path, tensors, {"quant_method": "mxfp4"}).values()
-    assert entry == Logical((3, 64, 128), values.numel(), blocks.numel() + scales.numel(), "mxfp4")
+    assert entry == LogicalTensor((3, 64, 128), values.numel(), blocks.numel() + scales.numel(), "mxfp4")
     assert sorted(values.shape) == sorted((3, 64, 128))
 
 
@@ -295,8 +295,8 @@ def test_bitsandbytes_4bit(form: str, storage: torch.dtype, nested: bool, tmp_pa
     stored = sum(tensor.nbytes for tensor in tensors.values())
     bias = {f"{UP}.bias": torch.zeros(96, dtype=torch.bfloat16)}
     assert counted(tmp_path, tensors | bias, BNB) == {
-        f"{UP}.weight": Logical(None, linear.weight.numel(), stored, f"bnb-{form}"),
-        f"{UP}.bias": Logical((96,), 96, 192, "BF16"),
+        f"{UP}.weight": LogicalTensor(None, linear.weight.numel(), stored, f"bnb-{form}"),
+        f"{UP}.bias": LogicalTensor((96,), 96, 192, "BF16"),
     }
 
 
@@ -323,7 +323,7 @@ def test_torchao_4bit_has_a_number_and_no_shape(tmp_path: Path):
     packed = words(integers(96, 64), 4)
     tensors = {f"{UP}._weight_qdata": packed, f"{UP}._weight_scale_and_zero": torch.ones(2, 96, 2)}
     (entry,) = counted(tmp_path, tensors, {"quant_method": "torchao"}).values()
-    assert entry == Logical(None, linear.weight.numel(), packed.nbytes + 2 * 96 * 2 * 4, "torchao-int4")
+    assert entry == LogicalTensor(None, linear.weight.numel(), packed.nbytes + 2 * 96 * 2 * 4, "torchao-int4")
 
 
 def test_bitnet_has_four_rows_to_a_byte(tmp_path: Path):
@@ -420,7 +420,7 @@ def test_a_plain_checkpoint_is_as_it_is_stored():
         "a.bias": info("U8", 1, 1, 8, 8), "b.weight": info("F8_E4M3", 4, 4), "d": info("F32"),
         "c.experts.gate_up_proj": info("F32", 2, 3, 4), "table": info("I32", 3, 3), "block_scales": info("F32", 3),
     }  # fmt: skip
-    expected = {n: Logical(i.shape, i.bytes // SIZES[i.dtype], i.bytes, i.dtype) for n, i in tensors.items()}
+    expected = {n: LogicalTensor(i.shape, i.bytes // SIZES[i.dtype], i.bytes, i.dtype) for n, i in tensors.items()}
     assert logical(tensors, None, "x") == expected
     assert list(logical(tensors, None, "x")) == list(tensors)
     assert logical({}, None, "x") == {}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ffncli.errors import FFNError
-from ffncli.models.files.packing import Logical
+from ffncli.models.files.packing import LogicalTensor
 from tests.oracles.packed import FP8, UP, by_library, config_groups, counted, unpacked
 
 pytestmark = pytest.mark.usefixtures("block")
@@ -54,7 +54,7 @@ def test_nvfp4_is_what_the_library_decompresses(tmp_path: Path):
     assert torch.equal(found.bfloat16(), theirs)
     config = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
     counted_ = counted(tmp_path, as_modelopt(tensors), config)
-    assert counted_ == {W: Logical((48, 64), 48 * 64, 48 * 36 + 8, "nvfp4")}
+    assert counted_ == {W: LogicalTensor((48, 64), 48 * 64, 48 * 36 + 8, "nvfp4")}
 
 
 def test_modelopts_nvfp4_is_its_converted_file(tmp_path: Path):
