@@ -18,7 +18,7 @@ from ffncli.errors import FFNError, option, shown
 from ffncli.kernels import AUTO
 from ffncli.kernels.choice import KernelChoice, choices
 from ffncli.models.dimensions import Dimensions
-from ffncli.models.runnable import folder_of
+from ffncli.models.model import folder_of
 from ffncli.options.accept import listed
 from ffncli.options.conflicts import check
 

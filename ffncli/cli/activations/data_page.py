@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ffncli.block.activations import TABLE
 from ffncli.block.value import NEAR_ZERO
 from ffncli.cli.common.summaries import agreement_text, listed
-from ffncli.models.runnable import is_runnable
+from ffncli.models.model import is_runnable
 from ffncli.show.parts import Answer, Heading, Line, Part, Table, cell_text
 from ffncli.show.text import bars, percent, plural
 

@@ -124,13 +124,7 @@ class Anchor:
         return tuple(name for ending in endings.split() if (name := base + ending) in self.tensors)
 
     def packs(
-        self,
-        name: str,
-        shape: tuple[int, ...] | None,
-        form: str,
-        pieces: tuple[str, ...],
-        bits: int = 0,
-        params: int = 0,
+        self, name: str, shape: Shape | None, form: str, pieces: tuple[str, ...], bits: int = 0, params: int = 0
     ) -> LogicalTensor:
         """The matrix that these values and the other `pieces` are; `params` are those of an unknown shape."""
         stored = self.info.bytes + sum(self.tensors[piece].bytes for piece in pieces)

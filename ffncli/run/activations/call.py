@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import leading_axes
-from ffncli.models.model import Resolved
-from ffncli.models.runnable import folder_of
+from ffncli.models.model import Resolved, folder_of
 from ffncli.models.source import is_user_module
 from ffncli.run.activations.question import DataQuestion
 from ffncli.run.engine.threads import set_threads, sleep_while_waiting

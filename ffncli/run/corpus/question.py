@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 from ffncli.errors import FFNError, option
 from ffncli.models.dimensions import Dimensions
-from ffncli.models.model import Layer, Resolved
-from ffncli.models.runnable import folder_of
+from ffncli.models.model import Layer, Resolved, folder_of
 from ffncli.options import shared
 from ffncli.options.accept import ABOVE_ZERO, COUNT, PATH, TEXT, Accepts, several, text, whole
 from ffncli.options.opt import INPUT, Opt, Options

@@ -13,8 +13,7 @@ from ffncli.block import dtypes
 from ffncli.block.recipe import final_layer
 from ffncli.block.steps import Dropout, Linear, Step, walk
 from ffncli.errors import option
-from ffncli.models.model import Layer, Resolved
-from ffncli.models.runnable import require_runnable
+from ffncli.models.model import Layer, Resolved, require_runnable
 from ffncli.run.engine.execute import Mode
 from ffncli.run.engine.inputs import InputSource, block_tensors
 from ffncli.run.engine.weights import RANDOM, fits, layer_weights, random_weights

@@ -11,8 +11,7 @@ from ffncli.block.recipe import one_of
 from ffncli.block.steps import parameters
 from ffncli.errors import ExitCode, FFNError, did_you_mean, option, shown, shown_path
 from ffncli.models.dimensions import Dimensions, token_counts
-from ffncli.models.model import Resolved
-from ffncli.models.runnable import require_runnable
+from ffncli.models.model import Resolved, require_runnable
 from ffncli.options.accept import COUNTS, NATURAL, Accepts, number_or_text, text
 from ffncli.options.opt import COMPUTE, INPUT, SOURCE, Opt, call
 from ffncli.options.shared import Batch, Counts, SeqLen

@@ -15,8 +15,7 @@ from ffncli.block.steps import Activation, Step, parameters, tables
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.dense import activation, dense, learned
 from ffncli.kernels.kernel import kernel_steps
-from ffncli.models.model import Layer, Resolved
-from ffncli.models.runnable import folder_of
+from ffncli.models.model import Layer, Resolved, folder_of
 from ffncli.models.tensors.layout import Located
 from ffncli.run.engine.locate import common_module, live_parameters, live_weights, tensor_at
 from ffncli.run.pretrained.capture import ForwardInput, forward_arguments

@@ -20,8 +20,7 @@ from ffncli.block.recipe import steps
 from ffncli.block.steps import ffn_span, ffn_steps, id_inputs, state_inputs
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.files.dequantize import stored
-from ffncli.models.model import Layer, Resolved
-from ffncli.models.runnable import folder_of, require_runnable
+from ffncli.models.model import Layer, Resolved, folder_of, require_runnable
 from ffncli.run.engine.execute import Mode
 from ffncli.run.engine.locate import LiveFFN, live_ffn
 from ffncli.run.engine.prepare import Prepared, Token, device_of, dtype_of

@@ -27,8 +27,7 @@ from torch import nn
 
 from ffncli.errors import ExitCode, FFNError, option, shown, shown_path
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
-from ffncli.models.model import Resolved
-from ffncli.models.runnable import is_gguf, loaded_parameters
+from ffncli.models.model import Resolved, is_gguf, loaded_parameters
 from ffncli.run.engine.prepare import dtype_of
 from ffncli.run.engine.weights import require_memory
 from ffncli.show.text import bytes_text

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.errors import FFNError, option, shown, shown_path
-from ffncli.models.runnable import is_gguf
+from ffncli.models.model import is_gguf
 from ffncli.run.engine.prepare import Token
 from ffncli.run.pretrained.loading import arguments_for, cannot
 from ffncli.run.pretrained.prompt import Prompt

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from ffncli.block.recipe import steps
 from ffncli.block.steps import Add, Norm, Step, ffn_span
 from ffncli.errors import ExitCode, FFNError
-from ffncli.models.model import Layer, Resolved
-from ffncli.models.runnable import folder_of
+from ffncli.models.model import Layer, Resolved, folder_of
 from ffncli.run.engine.execute import norm
 from ffncli.run.engine.locate import live_ffn
 from ffncli.run.engine.prepare import Prepared, device_of, dtype_of

@@ -16,8 +16,7 @@ from ffncli.errors import FFNError, option, shown
 from ffncli.models.counting.count import storage_of
 from ffncli.models.dimensions import Dimensions, leading_axes, whole
 from ffncli.models.examples import EXAMPLES, demo, final_layer_alone, find
-from ffncli.models.model import Group, Layer, Resolved
-from ffncli.models.runnable import folder_of
+from ffncli.models.model import Group, Layer, Resolved, folder_of
 from ffncli.options import conflicts, shared
 from ffncli.options.accept import COUNT, NATURAL, NUMBERS, SHARE, TEXT, Accepts, optional, several
 from ffncli.options.accept import whole as whole_from

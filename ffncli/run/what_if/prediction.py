@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from ffncli.block.recipe import steps
 from ffncli.block.steps import ffn_span, ffn_steps, id_inputs
 from ffncli.errors import ExitCode, FFNError
-from ffncli.models.model import Layer, Resolved
-from ffncli.models.runnable import folder_of
+from ffncli.models.model import Layer, Resolved, folder_of
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.locate import LiveFFN, live_ffn, live_weights
 from ffncli.run.engine.prepare import device_of, dtype_of
