@@ -10,8 +10,7 @@ from typing import Any
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.strict_json import read_object
 from ffncli.show.page.charts import ChartLine, lines
-from ffncli.show.page.document import PageParts, Section
-from ffncli.show.page.element import Child, definitions, element
+from ffncli.show.page.document import Child, PageParts, Section, definitions, element
 
 _MOST_BYTES = 50_000_000
 _TITLES = {"verify": "verified", "compare": "compared", "bench": "results"}

@@ -14,8 +14,7 @@ from ffncli.bench.results.csv_file import parse_rounds, read_rows
 from ffncli.bench.results.row import ASKED, ResultRow, columns, name_of
 from ffncli.errors import FFNError
 from ffncli.show.page.charts import ChartLine, RatioBar, intervals, lines
-from ffncli.show.page.document import PageParts, Section
-from ffncli.show.page.element import Child, definitions, element
+from ffncli.show.page.document import Child, PageParts, Section, definitions, element
 from ffncli.show.text import plural
 from ffncli.system.files import open_to_read
 

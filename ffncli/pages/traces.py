@@ -15,9 +15,8 @@ from ffncli.pages.live import MOST_WEIGHTS, live_block
 from ffncli.pages.origins import origins
 from ffncli.run.measure.statistics import cells_of, largest, span, values_of_a_cell
 from ffncli.run.saved.saved import Saved, SavedStep, open_saved
-from ffncli.show.page.document import PageParts, Section
-from ffncli.show.page.drawing import CostBar, cost_bars, histogram
-from ffncli.show.page.element import Child, definitions, element
+from ffncli.show.page.charts import CostBar, cost_bars, histogram
+from ffncli.show.page.document import Child, PageParts, Section, definitions, element
 from ffncli.show.tensors import number_text
 
 _OF_EXPERTS = ("experts", "top_k", "shared_experts")  # 0 in a dense block

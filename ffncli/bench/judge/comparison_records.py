@@ -9,7 +9,7 @@ from ffncli.bench.judge.environment_match import EnvironmentMismatch
 from ffncli.bench.judge.ratios import differs
 from ffncli.bench.judge.statistics import Interval, log_or_inf
 from ffncli.bench.results.row import ASKED, name_of
-from ffncli.show.page.element import record_table
+from ffncli.show.page.document import record_table
 from ffncli.show.text import percent
 from ffncli.system.packages import package_errors
 

@@ -321,7 +321,7 @@ class ResultRows(tuple[ResultRow, ...]):
         return "\n".join(lines) + ("\n  …>" if len(self) > 10 else ">")
 
     def _repr_html_(self) -> str:
-        from ffncli.show.page.element import record_table
+        from ffncli.show.page.document import record_table
 
         asked = [name for name in ASKED if any(getattr(row, name) for row in self)]
         names = (*asked, "kernel", *columns("figure", shown="always"))

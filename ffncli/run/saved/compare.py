@@ -15,7 +15,7 @@ from ffncli.run.measure.gap import gap, narrower, ulps
 from ffncli.run.measure.statistics import unravel
 from ffncli.run.saved.causes import causes
 from ffncli.run.saved.saved import Saved, SavedStep
-from ffncli.show.page.element import record_table
+from ffncli.show.page.document import record_table
 from ffncli.show.tensors import written
 from ffncli.system.packages import package_errors
 

@@ -27,7 +27,7 @@ from ffncli.run.measure.statistics import NotFinite, cells_of, largest, values_o
 from ffncli.run.ranks.environment import follows, torchrun
 from ffncli.run.trace.question import TERMS, TOP_TOKENS, Question, TraceSubject
 from ffncli.run.trace.routing import Chosen, Routing, Sampling, chosen_experts, routing_of, sampling
-from ffncli.show.page.element import record_table
+from ffncli.show.page.document import record_table
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:

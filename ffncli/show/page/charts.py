@@ -1,4 +1,6 @@
-"""Charts as inline SVG: points with intervals, lines and scatters, on the axes of show/plots."""
+"""Charts as inline SVG: points with intervals, lines and scatters, on the axes of show/plots; the steps of a block with
+their costs; a histogram.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
-from ffncli.show.page.element import element
+from ffncli.show.page.document import element
 from ffncli.show.plots.plot import PlotAxis, axis
 
 WIDTH = 760
@@ -106,10 +108,8 @@ def lines(series: Sequence[ChartLine], across: str, up: str, log_x: bool = True,
             if not one.dashed:
                 label = one.labels[number] if number < len(one.labels) else one.name
                 title = element("title", f"{label}: {_number(x)}, {_number(y)}")
-                hollow = " hollow" if at >= _COLOURS else ""
-                parts.append(
-                    element("circle", title, cx=f"{px:.2f}", cy=f"{py:.2f}", r=3.5, class_=f"point {colour}{hollow}")
-                )
+                place = {"cx": f"{px:.2f}", "cy": f"{py:.2f}"}
+                parts.append(element("circle", title, **place, r=3.5, class_=f"point {_swatch(at, one)}"))
     described = f"{up} against {across}: {', '.join(one.name for one in series)}"
     legend = [
         element("li", element("span", class_=f"swatch {_swatch(at, one)}"), one.name) for at, one in enumerate(series)
@@ -159,3 +159,59 @@ def _text(row: RatioBar) -> str:
 
 def _short(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+_COST_LABELS, _COST_ROW, _BINS = 330, 26, 40
+
+
+@dataclass(frozen=True)
+class CostBar:
+    """A step in words, its cost (FLOPs) and the shape of its output."""
+
+    label: str
+    cost: int
+    shape: str
+
+
+def cost_bars(steps: Sequence[CostBar]) -> Element:
+    """The steps of a block from the top down, each with a bar as wide as its cost."""
+    most = max((step.cost for step in steps), default=0) or 1
+    total = sum(step.cost for step in steps)
+    parts: list[Element] = []
+    for at, step in enumerate(steps):
+        y, flops = 8 + at * _COST_ROW, f"{step.cost:,} FLOPs"
+        parts.append(element("text", step.label, x=_COST_LABELS - 8, y=y + 14, class_="label end"))
+        title = element("title", f"{step.label}: {step.shape}, {flops}")
+        wide = max(2.0, (WIDTH - _COST_LABELS - 210) * step.cost / most)
+        parts.append(
+            element("rect", title, x=_COST_LABELS, y=y + 2, width=f"{wide:.1f}", height=16, rx=2, class_="cost")
+        )
+        parts.append(element("text", f"{step.shape}  {flops}", x=_COST_LABELS + wide + 8, y=y + 14, class_="label"))
+    described = f"{len(steps)} steps with {total:,} FLOPs in all; the width of a bar is a step's FLOPs"
+    svg = _svg(parts, 16 + _COST_ROW * len(steps), described)
+    return element("figure", svg, element("figcaption", "The width of a bar is the step's FLOPs."))
+
+
+def histogram(values: Sequence[float]) -> Element | None:
+    """How often values lie where, in 40 bins from the smallest to the largest finite one."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite or min(finite) == max(finite):
+        return None
+    low, high = min(finite), max(finite)
+    counts = [0] * _BINS
+    for value in finite:
+        counts[min(_BINS - 1, int((value - low) / (high - low) * _BINS))] += 1
+    most, wide, height = max(counts), (WIDTH - 20) / _BINS, 90
+    bars = []
+    for at, count in enumerate(counts):
+        tall = (height - 24) * count / most
+        ends = [low + (high - low) * (at + side) / _BINS for side in (0, 1)]
+        title = element("title", f"{count:,} values from {ends[0]:.4g} to {ends[1]:.4g}")
+        place = {"x": 10 + at * wide, "y": height - 18 - tall, "width": wide - 1, "height": tall}
+        bars.append(element("rect", title, class_="cost", **{key: f"{value:.1f}" for key, value in place.items()}))
+    labels = [
+        element("text", f"{low:.4g}", x=10, y=height - 3, class_="label"),
+        element("text", f"{high:.4g}", x=WIDTH - 10, y=height - 3, class_="label end"),
+    ]
+    described = f"Histogram of {len(finite):,} values from {low:.4g} to {high:.4g}"
+    return element("figure", _svg([*bars, *labels], height, described))

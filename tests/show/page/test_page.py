@@ -9,10 +9,8 @@ import re
 
 import pytest
 
-from ffncli.show.page.charts import ChartLine, RatioBar, intervals, lines
-from ffncli.show.page.document import PageParts, Section, document
-from ffncli.show.page.drawing import CostBar, cost_bars, histogram
-from ffncli.show.page.element import element, written
+from ffncli.show.page.charts import ChartLine, CostBar, RatioBar, cost_bars, histogram, intervals, lines
+from ffncli.show.page.document import PageParts, Section, document, element, written
 
 HOSTILE = "</script><script>alert(1)</script><!--"
 
