@@ -25,7 +25,7 @@ def flag(config: Fields, value: Flag) -> bool:
 
 
 class Attention(Protocol):
-    """What mixes the tokens in a layer: the fields that counting requires, those that give its widths, its size."""
+    """What mixes the tokens in a layer."""
 
     @property
     def needs(self) -> Sequence[str]:
@@ -34,9 +34,10 @@ class Attention(Protocol):
     @property
     def fields(self) -> Sequence[str]:
         """The fields that give its widths."""
+        return self.needs
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Its parameters in one layer."""
+        """Count its parameters in one layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,20 +89,20 @@ class Heads:
         if self.gate is not None:
             total += (d_model + flag(config, self.gate)) * q
         if self.buckets and not cross:
-            total += heads * int(config.integer(*self.buckets))
+            total += heads * config.integer(*self.buckets)
         return total
 
     def _sizes(self, config: Fields, d_model: int) -> tuple[int, int, int]:
         """Heads, key-value heads, width of one head."""
         if self.heads is None:
             return 1, 1, d_model
-        heads: int = config.integer(self.heads)
+        heads = config.integer(self.heads)
         narrow = d_model // heads if self.head_dim_default is None else self.head_dim_default
-        head_dim: int = config.integer(self.head_dim, narrow) if self.head_dim else narrow
+        head_dim = config.integer(self.head_dim, narrow) if self.head_dim else narrow
         if not isinstance(self.kv_heads, str):
             return heads, self.kv_heads or heads, head_dim
-        absent = self.kv_default and not any(name in config.values for name in self.kv_heads.split("|"))
-        return heads, config.integer(self.kv_heads, self.kv_default if absent else heads), head_dim
+        absent = not any(name in config.values for name in self.kv_heads.split("|"))
+        return heads, config.integer(self.kv_heads, (absent and self.kv_default) or heads), head_dim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +133,9 @@ class Latent:
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
         """Weights, biases and the norms of the latents of one attention."""
-        heads, rank, nope, rope, value = (int(config.integer(name, low=0)) for name in self.needs)
+        heads, rank, nope, rope, value = (config.integer(name, low=0) for name in self.needs)
         bias = flag(config, self.bias)
-        q_rank: int = config.integer("q_lora_rank", 0)
+        q_rank = config.integer("q_lora_rank", 0)
         q = heads * (nope + rope)
         queries = (d_model + bias + 1) * q_rank + q_rank * q if q_rank else d_model * q  # + 1: its norm
         keys_values = (d_model + bias) * (rank + rope) + rank + rank * heads * (nope + value)
@@ -144,8 +145,8 @@ class Latent:
 
     def _indexer(self, config: Fields, d_model: int, q_rank: int) -> int:
         """Queries from the latent, one key with its layer norm, a weight for each head."""
-        heads, width = int(config.integer("index_n_heads")), int(config.integer("index_head_dim"))
-        pools = (int(config.integer("index_kpool", 16)) + d_model) * width if self.pooled else 0
+        heads, width = config.integer("index_n_heads"), config.integer("index_head_dim")
+        pools = (config.integer("index_kpool", 16) + d_model) * width if self.pooled else 0
         return q_rank * heads * width + d_model * width + 2 * width + d_model * heads + pools
 
 
@@ -177,28 +178,28 @@ def memories(config: Fields, family: str) -> tuple[NotCounted, ...]:
 
 def per_layer_table(config: Fields, d_model: int) -> int:
     """A narrow vector for each layer of every token."""
-    narrow: int = config.integer("hidden_size_per_layer_input", 0, low=0)
-    rows: int = config.integer("vocab_size_per_layer_input", 262_144, low=0)
-    return rows * int(config.integer("num_hidden_layers")) * narrow
+    narrow = config.integer("hidden_size_per_layer_input", 0, low=0)
+    rows = config.integer("vocab_size_per_layer_input", 262_144, low=0)
+    return rows * config.integer("num_hidden_layers") * narrow
 
 
 def per_layer_projection(config: Fields, d_model: int) -> int:
     """The projection of the input embedding to these vectors, and their norm."""
-    narrow: int = config.integer("hidden_size_per_layer_input", 0, low=0)
-    return d_model * int(config.integer("num_hidden_layers")) * narrow + narrow
+    narrow = config.integer("hidden_size_per_layer_input", 0, low=0)
+    return d_model * config.integer("num_hidden_layers") * narrow + narrow
 
 
 def per_layer_matrices(config: Fields, d_model: int) -> Callable[[int], int]:
     """In each layer the gate and the projection of its vector, and a norm."""
-    narrow: int = config.integer("hidden_size_per_layer_input", 0, low=0)
+    narrow = config.integer("hidden_size_per_layer_input", 0, low=0)
     return lambda i: 2 * d_model * narrow + d_model if narrow else 0
 
 
 def _per_layer(config: Fields) -> int | None:
     """All of them together. The smallest models of a family have them; a config without the field may be of any."""
-    if not config.integer("hidden_size_per_layer_input", None, low=0):
-        return config.integer("hidden_size_per_layer_input", None, low=0)  # type: ignore[no-any-return]
-    d_model, layers = int(config.integer("hidden_size")), int(config.integer("num_hidden_layers"))
+    if not (narrow := config.integer("hidden_size_per_layer_input", None, low=0)):
+        return narrow
+    d_model, layers = config.integer("hidden_size"), config.integer("num_hidden_layers")
     once = per_layer_table(config, d_model) + per_layer_projection(config, d_model)
     return once + layers * per_layer_matrices(config, d_model)(0)
 
@@ -211,9 +212,9 @@ def ngram_table(config: Fields, d_model: int) -> int:
         return 0
     if layers * heads > _MOST_TABLES:
         raise config.wrong("heads_per_ngram", heads, f"at most {_MOST_TABLES} parts of tables")
-    width: int = config.integer("ple_embed_dim", d_model) // heads
-    to: int = config.integer("make_ngram_vocab_size_divisible_by", 128)
-    base: int = config.integer("ngram_vocab_size_base", 20_000_000, high=_MOST_ROWS)
+    width = config.integer("ple_embed_dim", d_model) // heads
+    to = config.integer("make_ngram_vocab_size_divisible_by", 128)
+    base = config.integer("ngram_vocab_size_base", 20_000_000, high=_MOST_ROWS)
     primes = _primes_from(base)
     rows = [-(-sum(islice(primes, heads)) // to) * to for _ in range(layers)]
     return sum(rows) * width
@@ -223,13 +224,9 @@ def ngram_matrices(config: Fields, wide: int) -> Callable[[int], int]:
     """In each of these layers, counted from 1: keys for all streams (`wide` together), a value, three norms and a
     convolution.
     """
-    chosen, d_model = set(config.integers("ple_layer_ids")), int(config.integer("hidden_size"))
-    width, kernel = int(config.integer("ple_embed_dim", d_model)), int(config.integer("ple_conv_kernel_size", 4))
+    chosen, d_model = set(config.integers("ple_layer_ids")), config.integer("hidden_size")
+    width, kernel = config.integer("ple_embed_dim", d_model), config.integer("ple_conv_kernel_size", 4)
     return lambda i: width * (wide + d_model) + (3 + kernel) * wide if i + 1 in chosen else 0
-
-
-def _ngrams(config: Fields) -> int:
-    return ngram_table(config, int(config.integer("hidden_size")))
 
 
 def _primes_from(start: int) -> Iterator[int]:
@@ -239,16 +236,16 @@ def _primes_from(start: int) -> Iterator[int]:
 
 def _hashes(config: Fields) -> int:
     """One part for each hash function and number of bytes, of vectors as wide as the encoder of bytes."""
-    functions: int = config.integer("encoder_hash_byte_group_nb_functions", 1, low=0)
+    functions = config.integer("encoder_hash_byte_group_nb_functions", 1, low=0)
     groups = config.integers("encoder_hash_byte_group_size")
-    rows: int = config.integer("encoder_hash_byte_group_vocab", 500_002, low=0)
+    rows = config.integer("encoder_hash_byte_group_vocab", 500_002, low=0)
     sizes = len(groups) if "encoder_hash_byte_group_size" in config.values else 6
-    return functions * sizes * rows * int(config.integer("encoder_config.hidden_size"))
+    return functions * sizes * rows * config.integer("encoder_config.hidden_size")
 
 
 # Family → what it has, and how many parameters that is.
 _SIZES: Mapping[str, tuple[str, Callable[[Fields], int | None]]] = {
     **dict.fromkeys(("gemma3n_text", "gemma4_text"), (_PER_LAYER, _per_layer)),
-    "qwen4_exp_text": (_NGRAMS, _ngrams),
+    "qwen4_exp_text": (_NGRAMS, lambda config: ngram_table(config, config.integer("hidden_size"))),
     "blt": (_NGRAMS, _hashes),
 }

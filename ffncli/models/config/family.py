@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import Any, Literal, TypeAlias
 
 from ffncli.block import activations
-from ffncli.block.activations import NO_LIMITS, Limits, limits_after
+from ffncli.block.activations import NO_LIMITS, Limits, hard_limits, limits_after
 from ffncli.block.recipe import NormPosition
 from ffncli.errors import FFNError, shown
 from ffncli.models.files.strict_json import REQUIRED, Fields
@@ -94,15 +94,31 @@ class Family:
     aliases: tuple[str, ...] = ()
 
 
+def silu(eps: float = 1e-6, **fields: Any) -> Family:
+    """Llama's block: SiLU-gated, RMSNorm before it."""
+    return Family(default_activation="silu", eps=("rms_norm_eps", eps), **fields)
+
+
 Routing = Callable[[Fields], Extra]
 SHARED = "n_shared_experts|num_shared_experts|moe_num_shared_experts"
 
 
+def residual_multiplier(config: Fields, default: float = 1.0) -> Extra:
+    """Granite's factor of the block's output."""
+    return {"residual_scale": config.number("residual_multiplier", default)}
+
+
 def only(config: Fields, name: str, allowed: object, why: str) -> None:
-    """Raises FFNError unless the field has the one value that is covered."""
+    """Refuse a field that has another value than the one that is covered."""
     value = config.get(name, allowed)
     if value != allowed or type(value) is not type(allowed):
-        raise FFNError(f"{config.where}: {config.name(name)} = {shown(value)} is not covered", why)
+        raise not_covered(config, name, value, why)
+
+
+def not_covered(config: Fields, name: str, value: object, why: str) -> FFNError:
+    """The refusal of a value that the family's row cannot describe."""
+    text = str(value).lower() if isinstance(value, bool) else shown(value)
+    return FFNError(f"{config.where}: {config.name(name)} = {text} is not covered", why)
 
 
 def agree(config: Fields, **settled: object) -> None:
@@ -117,7 +133,7 @@ def agree(config: Fields, **settled: object) -> None:
 
 def sparse_step(config: Fields, stack: Stack, dense_layers: tuple[int, ...] = ()) -> Callable[[int], bool]:
     """Qwen's rule: every `decoder_sparse_step`-th layer has experts, except those listed as dense."""
-    step: int = config.integer("decoder_sparse_step", 1)
+    step = config.integer("decoder_sparse_step", 1)
     listed = config.get("mlp_only_layers", None) is not None
     dense = frozenset(config.integers("mlp_only_layers") if listed else dense_layers)
     return lambda i: i not in dense and (i + 1) % step == 0
@@ -130,11 +146,11 @@ def after_prefix(default: int, field: str = "first_k_dense_replace") -> LayerRul
     """
 
     def rule(config: Fields, stack: Stack) -> Callable[[int], bool]:
-        prefix: int = config.integer(field, default, low=0)
+        prefix = config.integer(field, default, low=0)
         if type(config.get("moe_layer_freq", 1)) is list:
             listed = frozenset(i for i, v in enumerate(per_layer(config, stack, "moe_layer_freq", (0, 1))) if v)
             return lambda i: i >= prefix and i in listed
-        frequency: int = config.integer("moe_layer_freq", 1)
+        frequency = config.integer("moe_layer_freq", 1)
         return lambda i: i >= prefix and i % frequency == 0
 
     return rule
@@ -188,7 +204,7 @@ def where_dense(rule: LayerRule, sparse: Extra, dense: Extra) -> Callable[[Field
 
 def shared_width(config: Fields, name: str = "shared_expert_intermediate_size", default: Any = None) -> Extra:
     """The shared experts as one MLP with a separate width; none if that width is 0."""
-    width: int = config.integer(name, low=0) if default is None else config.integer(name, default, low=0)
+    width = config.integer(name, low=0) if default is None else config.integer(name, default, low=0)
     return {"shared_experts": 1, "shared_d_ff": width} if width else {}
 
 
@@ -309,6 +325,12 @@ def expert_limits(sparse: LayerRule) -> Callable[[Fields, Stack], Callable[[int]
         return extra
 
     return layer
+
+
+def clamped(config: Fields) -> Extra:
+    """gpt-oss's experts: (up + 1) · gate · sigmoid(1.702 gate), clamped, whatever hidden_act says."""
+    only(config, "swiglu_alpha", 1.702, "only 1.702 (quick_gelu) is")
+    return {"activation": "quick_gelu", "limits": hard_limits(config.number("swiglu_limit", 7.0), 1.0)}
 
 
 def named_limits(config: Fields, activation: str) -> Limits:

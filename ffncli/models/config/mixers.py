@@ -26,7 +26,7 @@ _BIAS = ("attention_bias", False)
 
 def layer_kinds(config: Fields, default: Callable[[int, int], str], known: Sequence[str]) -> list[str]:
     """What each layer is called. Raises FFNError for a list that has another length or an unknown name."""
-    layers: int = config.integer("num_hidden_layers")
+    layers = config.integer("num_hidden_layers")
     kinds = config.get("layer_types", None)
     if kinds is None:
         return [default(i, layers) for i in range(layers)]
@@ -37,34 +37,29 @@ def layer_kinds(config: Fields, default: Callable[[int, int], str], known: Seque
 
 def every_fourth(config: Fields) -> Callable[[int, int], str]:
     """Qwen's default: one layer of `full_attention_interval` attends to all tokens."""
-    interval: int = config.integer("full_attention_interval", 4)
+    interval = config.integer("full_attention_interval", 4)
     return lambda i, layers: LINEAR if (i + 1) % interval else FULL
 
 
 @dataclass(frozen=True)
-class GatedDelta:
+class GatedDelta(Attention):
     """Gated DeltaNet (arXiv:2412.06464): queries and keys of some heads, values and gates of more."""
 
     needs: Sequence[str] = (
         "linear_num_key_heads", "linear_key_head_dim", "linear_num_value_heads", "linear_value_head_dim"
     )  # fmt: skip
 
-    @property
-    def fields(self) -> Sequence[str]:
-        """The fields that give its widths."""
-        return self.needs
-
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
         """Weights, biases and norms of one layer's."""
-        key_heads, key_dim, heads, value_dim = (int(config.integer(name)) for name in self.needs)
+        key_heads, key_dim, heads, value_dim = (config.integer(name) for name in self.needs)
         keys, values = key_heads * key_dim, heads * value_dim
-        convolution = int(config.integer("linear_conv_kernel_dim", 4)) * (2 * keys + values)
+        convolution = config.integer("linear_conv_kernel_dim", 4) * (2 * keys + values)
         into, decay = d_model * 2 * (keys + values + heads), 2 * heads
         return into + convolution + decay + value_dim + values * d_model
 
 
 @dataclass(frozen=True)
-class KimiDelta:
+class KimiDelta(Attention):
     """Kimi Delta Attention (arXiv:2510.26692): one decay per channel through a narrow matrix, a gate of the output
     through another, or of full rank (Kimi-K3, whose log-decays are one per channel of a head). `full_rank`: both are
     (Ling-3).
@@ -80,14 +75,9 @@ class KimiDelta:
         """The fields that counting requires."""
         return (self.heads, self.width)
 
-    @property
-    def fields(self) -> Sequence[str]:
-        """The fields that give its widths."""
-        return self.needs
-
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
         """Weights, biases and norms of one layer's."""
-        heads, width = int(config.integer(self.heads)), int(config.integer(self.width))
+        heads, width = config.integer(self.heads), config.integer(self.width)
         inner = heads * width
         narrow = d_model * width + width * inner
         full = config.flag("linear_attn_config.use_full_rank_gate", False)
@@ -95,14 +85,14 @@ class KimiDelta:
         if self.full_rank:
             gates = 2 * d_model * inner
         decay = inner + (width if full else heads)
-        convolution = 3 * inner * int(config.integer(self.kernel, 4))
+        convolution = 3 * inner * config.integer(self.kernel, 4)
         return 4 * d_model * inner + convolution + gates + decay + d_model * heads + width
 
 
 def kimi(config: Fields) -> Callable[[int], Attention]:
     """The layers of Kimi-Linear: numbered from 1 in `linear_attn_config`, else named, else a fourth attends to all."""
     linear, full = KimiDelta(), Latent(gate=("mla_use_output_gate", False))
-    layers: int = config.integer("num_hidden_layers")
+    layers = config.integer("num_hidden_layers")
     numbers = config.integers("linear_attn_config.full_attn_layers")
     if config.get("layer_types", None) is None and numbers:
         if not all(1 <= i <= layers for i in numbers):
@@ -138,7 +128,7 @@ class GemmaHeads:
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
         """Weights, biases and norms of one layer's."""
-        q, kv = int(config.integer("num_attention_heads")) * self.width, self.kv_heads * self.width
+        q, kv = config.integer("num_attention_heads") * self.width, self.kv_heads * self.width
         biased = config.flag(*_BIAS)
         projections = (d_model + biased) * (q + kv * (self.keys + (self.keys and self.values)))
         return projections + (q + biased) * d_model + self.width * (1 + self.keys)
@@ -146,13 +136,13 @@ class GemmaHeads:
 
 def _shared_from(config: Fields, default: int) -> int:
     """The first layer that takes its keys and values from an earlier one."""
-    layers: int = config.integer("num_hidden_layers")
-    return layers - int(config.integer("num_kv_shared_layers", default, low=0, high=layers))
+    layers = config.integer("num_hidden_layers")
+    return layers - config.integer("num_kv_shared_layers", default, low=0, high=layers)
 
 
 def gemma3n(config: Fields) -> Callable[[int], Attention]:
     """The last layers of Gemma 3n take keys and values from earlier ones."""
-    kv_heads, width = int(config.integer("num_key_value_heads", 2)), int(config.integer("head_dim", 256))
+    kv_heads, width = config.integer("num_key_value_heads", 2), config.integer("head_dim", 256)
     shared = _shared_from(config, 15)
     return lambda i: GemmaHeads(kv_heads, width, keys=i < shared)
 
@@ -161,10 +151,10 @@ def gemma4(config: Fields) -> Callable[[int], Attention]:
     """Layers that attend to all tokens have wider heads, perhaps fewer for keys, and perhaps keys that are values."""
     kinds = layer_kinds(config, lambda i, layers: SLIDING if (i + 1) % 6 else FULL, (SLIDING, FULL))
     kinds[-1] = FULL
-    kv_heads, width = int(config.integer("num_key_value_heads", 4)), int(config.integer("head_dim", 256))
+    kv_heads, width = config.integer("num_key_value_heads", 4), config.integer("head_dim", 256)
     alike = config.flag("attention_k_eq_v", False)
-    wide: int = config.integer("global_head_dim", 512)
-    fewer = int(config.integer("num_global_key_value_heads", kv_heads)) if alike else kv_heads
+    wide = config.integer("global_head_dim", 512)
+    fewer = config.integer("num_global_key_value_heads", kv_heads) if alike else kv_heads
     shared = _shared_from(config, 0)
     saved = config.get("per_layer_config", None)  # as transformers saves it
 
@@ -173,7 +163,7 @@ def gemma4(config: Fields) -> Callable[[int], Attention]:
         if saved is not None:
             layer = config.inside("per_layer_config").values.get(str(i), {})
             fields = Fields(layer if isinstance(layer, Mapping) else {}, f"{config.where}: per_layer_config.{i}")
-            sizes = int(fields.integer("num_key_value_heads", kv_heads)), int(fields.integer("head_dim", width))
+            sizes = fields.integer("num_key_value_heads", kv_heads), fields.integer("head_dim", width)
         else:
             sizes = (fewer, wide) if full else (kv_heads, width)
         return GemmaHeads(*sizes, keys=i < shared, values=not (full and alike))
@@ -183,16 +173,16 @@ def gemma4(config: Fields) -> Callable[[int], Attention]:
 
 def gemma3n_extra(config: Fields, d_model: int) -> Callable[[int], int]:
     """AltUp's four matrices, scale and norm (arXiv:2301.13310), LAuReL's two with a norm (arXiv:2411.07501)."""
-    streams: int = config.integer("altup_num_inputs", 4)
+    streams = config.integer("altup_num_inputs", 4)
     altup = 2 * d_model + streams**2 + streams**3 + d_model * streams
-    laurel = 2 * d_model * int(config.integer("laurel_rank", 64)) + d_model
+    laurel = 2 * d_model * config.integer("laurel_rank", 64) + d_model
     embedded = per_layer_matrices(config, d_model)
     return lambda i: altup + laurel + embedded(i)
 
 
 def gemma3n_last(config: Fields, d_model: int) -> int:
     """The projection of the embeddings for every layer, and those into and out of AltUp's further streams."""
-    streams: int = config.integer("altup_num_inputs", 4)
+    streams = config.integer("altup_num_inputs", 4)
     return per_layer_projection(config, d_model) + 2 * (streams - 1) * d_model**2
 
 
@@ -215,7 +205,7 @@ class Compressed:
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
         """Weights, biases and norms of one layer's."""
-        heads, width, q_rank, groups, o_rank = (int(config.integer(name)) for name in self.needs)
+        heads, width, q_rank, groups, o_rank = (config.integer(name) for name in self.needs)
         queries = (d_model + 1 + heads * width) * q_rank
         output = o_rank * heads * width + groups * o_rank * d_model
         total = queries + (d_model + 1) * width + output + heads
@@ -223,7 +213,7 @@ class Compressed:
             return total
         if not self.sparse:
             return total + self._compressor(d_model, width, width)
-        index_heads, index_width = int(config.integer("index_n_heads")), int(config.integer("index_head_dim"))
+        index_heads, index_width = config.integer("index_n_heads"), config.integer("index_head_dim")
         indexer = self._compressor(d_model, index_width, 2 * index_width)
         indexer += q_rank * index_heads * index_width + d_model * index_heads
         return total + self._compressor(d_model, width, 2 * width) + indexer
@@ -236,10 +226,10 @@ class Compressed:
 def deepseek_v4(config: Fields) -> Callable[[int], Attention]:
     """Each layer compresses four tokens to one, 128 tokens, or none: `compress_ratios`, or names in `layer_types`."""
     inner = config.inside("compress_rates") if config.get("compress_rates", None) is not None else Fields({}, "")
-    sparse = int(inner.integer(_SPARSE, int(config.integer("compress_rate_csa", 4))))
-    heavy = int(inner.integer(_HEAVY, int(config.integer("compress_rate_hca", 128))))
+    sparse = inner.integer(_SPARSE, config.integer("compress_rate_csa", 4))
+    heavy = inner.integer(_HEAVY, config.integer("compress_rate_hca", 128))
     mixers = {SLIDING: Compressed(), _SPARSE: Compressed(sparse, True), _HEAVY: Compressed(heavy)}
-    ratios, layers = config.integers("compress_ratios"), int(config.integer("num_hidden_layers"))
+    ratios, layers = config.integers("compress_ratios"), config.integer("num_hidden_layers")
     if config.get("layer_types", None) is None and ratios:
         if len(ratios) < layers or any(ratio not in _RATIOS for ratio in ratios):
             raise config.wrong("compress_ratios", list(ratios), f"0, 4 or 128 for each layer ({layers})")
@@ -250,20 +240,20 @@ def deepseek_v4(config: Fields) -> Callable[[int], Attention]:
 
 def streams(config: Fields, d_model: int) -> Callable[[int], int]:
     """Before attention and FFN: what mixes the residual streams (hyper-connections, arXiv:2409.19606)."""
-    count: int = config.integer("hc_mult", 4)
+    count = config.integer("hc_mult", 4)
     mixed = (2 + count) * count
     return lambda i: 2 * (mixed * count * d_model + mixed + 3)
 
 
 def last_streams(config: Fields, d_model: int) -> int:
     """What makes one of the streams before the head."""
-    count: int = config.integer("hc_mult", 4)
+    count = config.integer("hc_mult", 4)
     return count * count * d_model + count + 1
 
 
 def narrow_streams(config: Fields, d_model: int) -> Callable[[int], int]:
     """Hy4's, which only reads from the streams and writes to them."""
-    count: int = config.integer("hc_mult", 4)
+    count = config.integer("hc_mult", 4)
     return lambda i: 2 * (2 * count * count * d_model + 2 * count + 2)
 
 
@@ -272,15 +262,15 @@ def narrow_streams(config: Fields, d_model: int) -> Callable[[int], int]:
 
 def chosen_tokens(config: Fields) -> Callable[[int], Attention]:
     """GLM-5: latent attention to the tokens that an indexer chose; layers called shared use an earlier one's."""
-    every: int = config.integer("index_topk_freq", 1, low=0)
-    offset: int = config.integer("index_skip_topk_offset", 2, low=0)
+    every = config.integer("index_topk_freq", 1, low=0)
+    offset = config.integer("index_skip_topk_offset", 2, low=0)
     indexed = _with_indexer(config, lambda i: not max(i - offset + 1, 0) % max(every, 1))
     return lambda i: Latent(indexer=indexed[i])
 
 
 def _with_indexer(config: Fields, default: Callable[[int], bool]) -> list[bool]:
     """Whether a layer has an indexer, by `indexer_types` or a pattern such as FSSS."""
-    layers: int = config.integer("num_hidden_layers")
+    layers = config.integer("num_hidden_layers")
     kinds, pattern = config.get("indexer_types", None), config.get("index_topk_pattern", None)
     if kinds is None and pattern is not None:
         kinds = [{"F": "full", "S": "shared"}.get(c, c) for c in pattern] if isinstance(pattern, str) else pattern
@@ -311,7 +301,7 @@ def hy4(config: Fields) -> Callable[[int], Attention]:
 
 def ling3(config: Fields) -> Callable[[int], Attention]:
     """Ling-3: Kimi Delta Attention as wide as the heads; the last of a group is latent, with a gate per head."""
-    group: int = config.integer("layer_group_size", 6)
+    group = config.integer("layer_group_size", 6)
     kinds = layer_kinds(config, lambda i, layers: LINEAR if (i + 1) % group else FULL, (LINEAR, FULL))
     linear = KimiDelta(True, "num_attention_heads", "head_dim|linear_head_dim", "short_conv_kernel_size")
     return lambda i: linear if kinds[i] == LINEAR else Latent(head_gate=True)
@@ -323,14 +313,14 @@ class FromBothLatents(Latent):
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
         """Weights, biases and norms of one layer's."""
-        heads, _, nope, rope, value = (int(config.integer(name, low=0)) for name in self.needs)
-        rank, queries = int(config.integer("q_lora_rank")), heads * (nope + rope)
+        heads, _, nope, rope, value = (config.integer(name, low=0) for name in self.needs)
+        rank, queries = config.integer("q_lora_rank"), heads * (nope + rope)
         return super().params(config, d_model) + rank * (queries + 2 * heads * value)
 
 
 def gated_norm(config: Fields, d_model: int) -> Callable[[int], int]:
     """A.X-K2: two narrow matrices that gate the norm before attention."""
-    rank: int = config.integer("gated_norm_rank", 16)
+    rank = config.integer("gated_norm_rank", 16)
     return lambda i: 2 * rank * d_model
 
 
@@ -345,7 +335,7 @@ class Indexed(Heads):
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
         """Weights, biases and norms of one layer's."""
-        *_, queries, keys, width = (int(config.integer(name)) for name in self.needs)
+        *_, queries, keys, width = (config.integer(name) for name in self.needs)
         return super().params(config, d_model) + d_model * (queries + keys) * width + 2 * width
 
 
@@ -367,13 +357,13 @@ def qwen4(config: Fields) -> Callable[[int], Attention]:
 
 def _mixed_streams(config: Fields, d_model: int) -> int:
     """Qwen4-Exp's mix of the residual streams: a norm, and a narrow pair of matrices."""
-    wide = int(config.integer("hc_count", 4)) * d_model
-    return wide + 2 * wide * int(config.integer("hc_lowrank", 320))
+    wide = config.integer("hc_count", 4) * d_model
+    return wide + 2 * wide * config.integer("hc_lowrank", 320)
 
 
 def qwen4_extra(config: Fields, d_model: int) -> Callable[[int], int]:
     """The mixes before attention and FFN, each with what it writes to every stream; what reads the n-grams."""
-    count: int = config.integer("hc_count", 4)
+    count = config.integer("hc_count", 4)
     mixes = 2 * (_mixed_streams(config, d_model) + count * count * d_model)
     ngrams = ngram_matrices(config, count * d_model)
     return lambda i: mixes + ngrams(i)

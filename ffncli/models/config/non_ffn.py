@@ -34,9 +34,9 @@ def non_ffn(config: Fields, model_type: str, groups: Sequence[Group]) -> NonFFN 
     needed = (row.d_model, *row.attention.needs, *row.needs, *([row.vocabulary] if row.vocabulary else []))
     if any(config.get(names, None) is None for names in needed):
         return None
-    d_model: int = config.integer(row.d_model)
+    d_model = config.integer(row.d_model)
     tied = row.head is not None and config.flag("tie_word_embeddings", row.tied)
-    vocabulary: int = config.integer(row.vocabulary) if row.vocabulary else 0
+    vocabulary = config.integer(row.vocabulary) if row.vocabulary else 0
     table = vocabulary * int(config.integer(row.embedding, d_model) if row.embedding else d_model)
     head = 0 if row.head is None or tied else table
     bias = vocabulary if row.head is not None and flag(config, row.head) else 0
@@ -144,7 +144,7 @@ def _table(names: str, default: int | None = None, extra: int = 0) -> Once:
     """A learned position table of that many rows, each d_model wide."""
 
     def count(config: Fields, d_model: int) -> int:
-        rows: int = config.integer(names) if default is None else config.integer(names, default)
+        rows = config.integer(names) if default is None else config.integer(names, default)
         return (rows + extra) * d_model
 
     return count
@@ -152,22 +152,20 @@ def _table(names: str, default: int | None = None, extra: int = 0) -> Once:
 
 def _t5_table(config: Fields, d_model: int) -> int:
     """T5's relative positions: one logit per head and bucket, in layer 0 of each stack, used by all."""
-    return int(config.integer("relative_attention_num_buckets", 32)) * int(config.integer("num_heads"))
+    return config.integer("relative_attention_num_buckets", 32) * config.integer("num_heads")
 
 
 def _whisper_stem(config: Fields, d_model: int) -> int:
     """Two convolutions of width 3 with bias: from the mel bins, then from d_model."""
-    return 3 * d_model * (int(config.integer("num_mel_bins", 80)) + d_model) + 2 * d_model
+    return 3 * d_model * (config.integer("num_mel_bins", 80) + d_model) + 2 * d_model
 
 
 def _bert_other(pooler: bool, types: int = 2) -> Once:
     """Positions, token types and their norm, the projection of a narrower table to d_model; the pooler."""
 
     def count(config: Fields, d_model: int) -> int:
-        width: int = config.integer("embedding_size", d_model)
-        rows = int(config.integer("max_position_embeddings", 512)) + int(
-            config.integer("type_vocab_size", types, low=0)
-        )
+        width = config.integer("embedding_size", d_model)
+        rows = config.integer("max_position_embeddings", 512) + int(config.integer("type_vocab_size", types, low=0))
         projection = 0 if width == d_model else (width + 1) * d_model
         return (rows + 2) * width + projection + ((d_model + 1) * d_model if pooler else 0)
 
@@ -178,7 +176,7 @@ def _sides(config: Fields, name: str, default: int) -> tuple[int, int]:
     """Height and width in pixels: one number for both, or two."""
     value = config.values.get(name)
     if type(value) is not list:
-        side: int = config.integer(name, default)
+        side = config.integer(name, default)
         return side, side
     if len(value) != 2 or any(type(side) is not int or not 1 <= side <= MAX_SIZE for side in value):
         raise config.wrong(name, value, "a side in pixels, or two")
@@ -194,7 +192,7 @@ def _vit_positions(config: Fields, d_model: int) -> int:
 def _vit_stem(config: Fields, d_model: int) -> int:
     """The class token and the projection of patches, with bias."""
     tall, wide = _sides(config, "patch_size", 16)
-    return d_model * (int(config.integer("num_channels", 3)) * tall * wide + 1) + d_model
+    return d_model * (config.integer("num_channels", 3) * tall * wide + 1) + d_model
 
 
 def _opt(config: Fields, row: Rest) -> Rest:
@@ -207,7 +205,7 @@ def _opt(config: Fields, row: Rest) -> Rest:
 
 def _opt_other(config: Fields, d_model: int) -> int:
     """Projections from a narrower embedding table and back to it, if it is narrower."""
-    width: int = config.integer("word_embed_proj_dim", d_model)
+    width = config.integer("word_embed_proj_dim", d_model)
     return 0 if width == d_model else 2 * width * d_model
 
 
@@ -215,7 +213,7 @@ def _falcon(config: Fields, row: Rest) -> Rest:
     new = config.flag("new_decoder_architecture", False)
     one = config.flag("multi_query", True)
     kv_heads: str | int | None = "num_kv_heads|n_head_kv" if new else 1 if one else None
-    norms: int = config.integer("num_ln_in_parallel_attn", 2 if new else 1, 1, 2)
+    norms = config.integer("num_ln_in_parallel_attn", 2 if new else 1, 1, 2)
     sequential = not config.flag("parallel_attn", True)
     return replace(
         row, norms=2 if sequential or (new and norms == 2) else 1,
@@ -318,9 +316,7 @@ MIXED: Mapping[str, Rest] = {
     "glm_moe_dsa": _INDEXED,
     "glm5_next_text": replace(_INDEXED, mixers=mixers.glm5_next, extra=mixers.streams),
     "hy_v4": replace(_INDEXED, mixers=mixers.hy4, extra=mixers.narrow_streams, other=mixers.last_streams),
-    "axk2": replace(
-        _INDEXED, mixers=None, attention=mixers.FromBothLatents(indexer=True), extra=mixers.gated_norm
-    ),
+    "axk2": replace(_INDEXED, mixers=None, attention=mixers.FromBothLatents(indexer=True), extra=mixers.gated_norm),
     "bailing_hybrid": Rest(attention=Latent(), mixers=mixers.ling3),
     "gemma3n_text": replace(_GEMMA4, mixers=mixers.gemma3n, extra=mixers.gemma3n_extra, other=mixers.gemma3n_last),
     "gemma4_text": _GEMMA4,
@@ -373,10 +369,7 @@ RESTS: Mapping[str, Rest] = {
         attention=Heads(heads=None, qkv_bias=_BIASED, output_bias=_BIASED), head=None, stacks=(StackRow("encoder"),),
         adjust=_modernbert,
     ),
-    "bloom": Rest(
-        attention=_GPT2_HEADS, d_model="n_embed|n_embd|hidden_size", norm_vectors=2, tied=True,
-        other=_norm,
-    ),
+    "bloom": Rest(attention=_GPT2_HEADS, d_model="n_embed|n_embd|hidden_size", norm_vectors=2, tied=True, other=_norm),
     "gpt_neox": Rest(
         attention=Heads(heads=None, qkv_bias=("attention_bias", True), output_bias=("attention_bias", True)),
         norm_vectors=2,
@@ -425,9 +418,7 @@ RESTS: Mapping[str, Rest] = {
     ),
     "glm": _GLM,
     "glm4": replace(_GLM, norms=4),
-    "glm4_moe": Rest(
-        attention=Heads(qkv_bias=_BIASED, qk_norm=("use_qk_norm", False), kv_default=8),
-    ),
+    "glm4_moe": Rest(attention=Heads(qkv_bias=_BIASED, qk_norm=("use_qk_norm", False), kv_default=8)),
     "seed_oss": Rest(
         attention=Heads(qkv_bias=("attention_bias", True), output_bias=("attention_out_bias", False), kv_default=8,
                         head_dim_default=128),
@@ -442,9 +433,7 @@ RESTS: Mapping[str, Rest] = {
     "phimoe": replace(
         _LLAMA, norm_vectors=2, head=("lm_head_bias", False), attention=replace(_LLAMA_HEADS, kv_default=8)
     ),
-    "minimax_m2": Rest(
-        attention=Heads(qk_norm=True, qk_norm_per_head=True, kv_default=8, head_dim_default=128),
-    ),
+    "minimax_m2": Rest(attention=Heads(qk_norm=True, qk_norm_per_head=True, kv_default=8, head_dim_default=128)),
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus"), _NORMED),
     "dots1": Rest(attention=replace(_NORMED_HEADS, kv_default=32)),
     "hy_v3": Rest(attention=replace(_NORMED_HEADS, head_dim_default=128, kv_default=8)),

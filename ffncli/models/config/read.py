@@ -261,7 +261,7 @@ def _dense_width(config: Fields, family: Family, stack: Stack, layer: int, count
         if len(value) != count:
             raise config.wrong(name, value, f"one number per layer ({count})")
         return size(f"{config.where}: {config.name(name)}[{layer}]", value[layer])
-    return int(config.integer(name))
+    return config.integer(name)
 
 
 def _dense(config: Fields, family: Family, stack: Stack, d_ff: int | None, extra: Extra) -> FFNSpec:
@@ -385,7 +385,7 @@ def _the_same(config: Fields, groups: Sequence[Group]) -> int:
 
 def _layout(config: Fields, groups: Sequence[Group]) -> int:
     """The text's FFNs with both widths divided by `channel_shrink_ratio`."""
-    by: int = config.integer("channel_shrink_ratio", 4)
+    by = config.integer("channel_shrink_ratio", 4)
     narrow = [(replace(g.spec, d_model=g.spec.d_model // by, d_ff=g.spec.d_ff // by), len(g.layers)) for g in groups]
     return sum(_size(spec) * layers for spec, layers in narrow)
 
@@ -400,16 +400,16 @@ def _image_experts(config: Fields, groups: Sequence[Group]) -> int:
 
 def _images(config: Fields, groups: Sequence[Group]) -> int:
     """One in each layer of images alone, one in each that has both streams."""
-    layers: int = config.integer("r_layers") + config.integer("x_layers")
+    layers = config.integer("r_layers") + config.integer("x_layers")
     return _size(groups[0].spec) * layers
 
 
 def _aligners(config: Fields, groups: Sequence[Group]) -> int:
     """Plain FFNs without biases after a LayerNorm, one for every few layers."""
-    depth: int = config.integer("num_hidden_layers")
+    depth = config.integer("num_hidden_layers")
     every: int = max(depth // config.integer("aligner_num_add_layers", 8), 1)
     d_model = groups[0].spec.d_model
-    d_ff: int = config.integer("aligner_ffn_mult", 4) * d_model
+    d_ff = config.integer("aligner_ffn_mult", 4) * d_model
     return depth // every * (2 * d_model * d_ff + 2 * d_model)
 
 

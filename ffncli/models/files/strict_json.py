@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from ffncli.block.recipe import size
 from ffncli.errors import FFNError, shown, shown_path
@@ -143,7 +143,13 @@ class Fields:
             raise FFNError(f"{self.where}: {first}{also} {problem}", f"this family has no default for it; give {kind}")
         return default
 
-    def integer(self, names: str, default: Any = REQUIRED, low: int = 1, high: int = MAX_SIZE) -> Any:
+    @overload
+    def integer(self, names: str, *, low: int = 1, high: int = MAX_SIZE) -> int: ...
+    @overload
+    def integer(self, names: str, default: int, low: int = 1, high: int = MAX_SIZE) -> int: ...
+    @overload
+    def integer(self, names: str, default: None, low: int = 1, high: int = MAX_SIZE) -> int | None: ...
+    def integer(self, names: str, default: Any = REQUIRED, low: int = 1, high: int = MAX_SIZE) -> int | None:
         """A whole number from `low` to `high`, or `default`."""
         value = self.get(names, default, "a whole number")
         return value if value is default else size(f"{self.where}: {self.name(names)}", value, high, low)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ffncli.models.config.families import encoders
-from ffncli.models.config.family import Extra, Family, Stack
+from ffncli.models.config.family import Extra, Family, Stack, silu
 from ffncli.models.files.strict_json import Fields
 
 # The model type of a text_config without one (transformers' defaults): model type → composites.
@@ -92,7 +92,7 @@ def _blt(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
     if stack.name == "patcher" and not config.flag("patch_in_forward", True):
         return lambda i: None
     part = config.inside(f"{stack.name}_config")
-    d_model: int = part.integer("hidden_size")
+    d_model = part.integer("hidden_size")
     computed = {"default": int(8 * d_model / 3)} if stack.name == "encoder" else {}  # the others have a default number
     extra = {
         "d_model": d_model, "d_ff": part.integer("intermediate_size", **computed),
@@ -131,7 +131,7 @@ ROWS: Mapping[str, Family] = {
         stacks=[Stack(name, f"{name}_config.num_hidden_layers") for name in _TRANSFORMERS],
         adjust=lambda config: {"activation": "silu"},
     ),
-    "emu3_text_model": Family(default_activation="silu", bias=("mlp_bias", False), eps=("rms_norm_eps", 1e-5)),
+    "emu3_text_model": silu(1e-5, bias=("mlp_bias", False)),
     "git": Family(
         gated=False, default_activation="gelu", bias=True, norm="layernorm", position="post",
         eps=("layer_norm_eps", 1e-12), stacks=(Stack("encoder"),),
@@ -141,7 +141,7 @@ ROWS: Mapping[str, Family] = {
         default_activation="gelu", bias=True, norm="layernorm", eps=("layer_norm_eps", 1e-5), adjust=_kosmos,
         stacks=(Stack(layers="layers|num_hidden_layers"),), aliases=("kosmos_2_5_text_model",),
     ),
-    "mllama_text_model": Family(default_activation="silu", eps=("rms_norm_eps", 1e-5), layer=_mllama),
+    "mllama_text_model": silu(1e-5, layer=_mllama),
     "musicgen_decoder": Family(
         gated=False, d_ff="ffn_dim", activation="activation_function", default_activation="gelu", norm="layernorm",
         eps=(None, 1e-5), aliases=("musicgen_melody_decoder",),
@@ -150,9 +150,7 @@ ROWS: Mapping[str, Family] = {
         d_ff="d_ff", activation="dense_act_fn", default_activation="gelu_new", eps=("layer_norm_epsilon", 1e-6),
         stacks=(Stack(layers="num_layers|num_hidden_layers"),),
     ),
-    "phi4_multimodal": Family(default_activation="silu", eps=("rms_norm_eps", 1e-5)),
+    "phi4_multimodal": silu(1e-5),
     # Between norm and FFN the delay's embedding scales every feature: the row describes only the FFN.
-    "voxtral_realtime_text": Family(
-        default_activation="silu", norm="none", adjust=lambda config: {"residual": False}
-    ),
+    "voxtral_realtime_text": silu(norm="none", adjust=lambda config: {"residual": False}),
 }  # fmt: skip

@@ -9,17 +9,20 @@ from dataclasses import replace
 from math import prod, sqrt
 from typing import Any
 
-from ffncli.errors import FFNError, shown
-from ffncli.models.config.family import Extra, Family, LayerExtra, MoEFields, Stack
+from ffncli.models.config.family import (
+    Extra,
+    Family,
+    LayerExtra,
+    MoEFields,
+    Stack,
+    not_covered,
+    only,
+    residual_multiplier,
+    silu,
+)
 from ffncli.models.files.strict_json import REQUIRED, Fields
 
 LAYER_NORM_EPS = ("layer_norm_epsilon|layer_norm_eps|layernorm_epsilon|norm_epsilon|norm_eps", 1e-5)
-
-
-def _not_covered(config: Fields, field: str, value: object, why: str) -> FFNError:
-    """The refusal of a field's value that the family's row cannot describe."""
-    text = str(value).lower() if isinstance(value, bool) else shown(value)
-    return FFNError(f"{config.where}: {field} = {text} is not covered", why)
 
 
 def _opt(config: Fields) -> Extra:
@@ -49,19 +52,14 @@ def _gpt_neox(config: Fields) -> Extra:
 
 
 def _bloom(config: Fields) -> Extra:
-    if config.flag("apply_residual_connection_post_layernorm", False):
-        why = "its residual takes the norm's output, as in no known BLOOM checkpoint"
-        raise _not_covered(config, "apply_residual_connection_post_layernorm", True, why)
+    why = "its residual takes the norm's output, as in no known BLOOM checkpoint"
+    only(config, "apply_residual_connection_post_layernorm", False, why)
     return {"activation": "gelu_tanh"}
-
-
-def _multiplied(config: Fields, default: float = 1.0) -> dict[str, Any]:
-    return {"residual_scale": config.number("residual_multiplier", default)}
 
 
 def _hyperclovax(config: Fields) -> Extra:
     position = "pre+branch" if config.flag("use_post_norm", True) else "pre"
-    return _multiplied(config) | {"norm_position": position}
+    return {**residual_multiplier(config), "norm_position": position}
 
 
 def _minicpm3(config: Fields) -> Extra:
@@ -72,8 +70,7 @@ def _minicpm3(config: Fields) -> Extra:
 
 
 def _doge(config: Fields) -> Extra:
-    if config.flag("is_moe", False):
-        raise _not_covered(config, "is_moe", True, "its experts are rows of an embedding, selected by product keys")
+    only(config, "is_moe", False, "its experts are rows of an embedding, selected by product keys")
     return {"residual": False}  # it adds w ⊙ x, with a weight per feature: the block ends before that
 
 
@@ -83,20 +80,19 @@ def _gemma3n(config: Fields) -> Extra:
     pattern = config.get(name, [0.0] * layers if layers <= 10 else REQUIRED, "a share per layer")
     for share in pattern if isinstance(pattern, list) else [pattern]:
         if share != 0:
-            raise _not_covered(config, name, share, "its Gaussian top-k depends on the whole row of gate values")
+            raise not_covered(config, name, share, "its Gaussian top-k depends on the whole row of gate values")
     return {}
 
 
 def _gemma4(config: Fields) -> Extra:
-    if config.flag("enable_moe_block", False):
-        why = "its MLP and its experts run side by side, each between its own norms"
-        raise _not_covered(config, "enable_moe_block", True, why)
+    why = "its MLP and its experts run side by side, each between its own norms"
+    only(config, "enable_moe_block", False, why)
     return {}
 
 
 def _gemma4_widths(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
     """The layers that reuse the keys and values of earlier ones may be twice as wide."""
-    layers: int = config.integer("num_hidden_layers")
+    layers = config.integer("num_hidden_layers")
     first = layers - config.integer("num_kv_shared_layers", 0, low=0)
     wide = {"d_ff": 2 * config.integer("intermediate_size")} if config.flag("use_double_wide_mlp", False) else {}
     return lambda i: wide if i >= first else {}
@@ -113,11 +109,9 @@ def _stablelm(config: Fields) -> Extra:
 
 def _mpt(config: Fields) -> Extra:
     # transformers reads neither field, MPT's own code does: the answer is clear only if both agree.
-    ratio, without = config.get("expansion_ratio", 4), config.flag("no_bias", True)
-    if ratio != 4:
-        raise _not_covered(config, "expansion_ratio", ratio, "transformers always runs 4")
-    if not without:
-        raise _not_covered(config, "no_bias", without, "transformers always runs without biases")
+    if (ratio := config.get("expansion_ratio", 4)) != 4:
+        raise not_covered(config, "expansion_ratio", ratio, "transformers always runs 4")
+    only(config, "no_bias", True, "transformers always runs without biases")
     return {"activation": "gelu", "norm_bias": False}
 
 
@@ -134,7 +128,7 @@ def _both(name: str, default: Any = REQUIRED) -> LayerExtra:
     """The field holds the width of gate and up together."""
 
     def layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-        both: int = config.integer(name, default)
+        both = config.integer(name, default)
         if both % 2:
             raise config.wrong(name, both, "an even number")
         return lambda i: {"d_ff": both // 2}
@@ -148,9 +142,8 @@ def _qwen(config: Fields) -> Extra:
 
 def _chatglm(config: Fields) -> Extra:
     # The first ChatGLM has other fields (inner_hidden_size) and no gate: a config without ffn_hidden_size is refused.
-    if config.flag("apply_residual_connection_post_layernorm", False):
-        why = "its residual takes the norm's output, as in no known ChatGLM checkpoint"
-        raise _not_covered(config, "apply_residual_connection_post_layernorm", True, why)
+    why = "its residual takes the norm's output, as in no known ChatGLM checkpoint"
+    only(config, "apply_residual_connection_post_layernorm", False, why)
     return {"activation": "silu", "norm": "rmsnorm" if config.flag("rmsnorm", True) else "layernorm"}
 
 
@@ -178,11 +171,6 @@ def _cycles(names: Sequence[tuple[str, int]]) -> Callable[[Fields], int]:
     return lambda config: prod(config.integer(name, default) for name, default in names)
 
 
-def _silu(eps: float = 1e-6, **fields: Any) -> Family:
-    """Llama's block: SiLU-gated, RMSNorm before it."""
-    return Family(default_activation="silu", eps=("rms_norm_eps", eps), **fields)
-
-
 def _plain(activation: str | None, default: str = REQUIRED, **fields: Any) -> Family:
     """GPT's block: no gate, biases, LayerNorm before it."""
     defaults: dict[str, Any] = {"bias": True, "norm": "layernorm", "eps": LAYER_NORM_EPS}
@@ -208,12 +196,8 @@ _GPT = {
         adjust=lambda config: _PARALLEL, aliases=("gptj",),
     ),
     "openai-gpt": _plain(None, d_model=_N_EMBD, d_ff=None, multiple=4, position="post", adjust=_openai_gpt),
-    "ctrl": _plain(
-        None, d_model=_N_EMBD, d_ff="dff", eps=(None, 1e-6), adjust=lambda config: {"activation": "relu"}
-    ),
-    "opt": _plain(
-        "activation_function", "relu", d_ff="ffn_dim", bias=("enable_bias", True), eps=_BY_CODE, adjust=_opt
-    ),
+    "ctrl": _plain(None, d_model=_N_EMBD, d_ff="dff", eps=(None, 1e-6), adjust=lambda config: {"activation": "relu"}),
+    "opt": _plain("activation_function", "relu", d_ff="ffn_dim", bias=("enable_bias", True), eps=_BY_CODE, adjust=_opt),
     "xglm": _plain("activation_function", "gelu", d_model=_D_MODEL, d_ff="ffn_dim", eps=_BY_CODE),
     "biogpt": _plain("hidden_act", "gelu", eps=_BY_CODE),  # its layer_norm_eps (1e-12) is not used
     "trocr": _plain(
@@ -247,35 +231,35 @@ _GPT = {
     ),
 }  # fmt: skip
 _LLAMA = {
-    "llama": _silu(bias=_MLP_BIAS, aliases=("smollm3", "seed_oss")),
-    "cwm": _silu(1e-5, bias=_MLP_BIAS, aliases=("iquestcoder",)),
-    "internlm3": _silu(1e-5, bias=("mlp_bias|bias", False)),
-    "helium": _silu(1e-8, bias=_MLP_BIAS),
-    "ernie4_5": _silu(1e-5, bias=("use_bias", False), aliases=("paddleocr_vl_text", "paddleocr_vl")),
-    "mistral": _silu(aliases=("ministral", "youtu")),
-    "ministral3": _silu(1e-5, aliases=("diffllama", "hunyuan_v1_dense", "hunyuan_vl_text", "hunyuan_vl")),
-    "qwen2": _silu(aliases=("qwen2_5_omni_text", "qwen2_5_omni_talker")),
-    "qwen2_vl_text": _silu(1e-5, aliases=("qwen2_vl", "qwen2_5_vl_text", "qwen2_5_vl")),
-    "qwen3": _silu(aliases=("qwen3_vl_text", "qwen3_omni_moe_talker_code_predictor")),
-    "phi3": _silu(1e-5),
-    "glm": _silu(1.5625e-7),
-    "glm4": _silu(1.5625e-7, position="pre+branch"),
-    "glm4v_text": _silu(1e-5, position="pre+branch", aliases=("glm_image_text", "glm_ocr_text")),
+    "llama": silu(bias=_MLP_BIAS, aliases=("smollm3", "seed_oss")),
+    "cwm": silu(1e-5, bias=_MLP_BIAS, aliases=("iquestcoder",)),
+    "internlm3": silu(1e-5, bias=("mlp_bias|bias", False)),
+    "helium": silu(1e-8, bias=_MLP_BIAS),
+    "ernie4_5": silu(1e-5, bias=("use_bias", False), aliases=("paddleocr_vl_text", "paddleocr_vl")),
+    "mistral": silu(aliases=("ministral", "youtu")),
+    "ministral3": silu(1e-5, aliases=("diffllama", "hunyuan_v1_dense", "hunyuan_vl_text", "hunyuan_vl")),
+    "qwen2": silu(aliases=("qwen2_5_omni_text", "qwen2_5_omni_talker")),
+    "qwen2_vl_text": silu(1e-5, aliases=("qwen2_vl", "qwen2_5_vl_text", "qwen2_5_vl")),
+    "qwen3": silu(aliases=("qwen3_vl_text", "qwen3_omni_moe_talker_code_predictor")),
+    "phi3": silu(1e-5),
+    "glm": silu(1.5625e-7),
+    "glm4": silu(1.5625e-7, position="pre+branch"),
+    "glm4v_text": silu(1e-5, position="pre+branch", aliases=("glm_image_text", "glm_ocr_text")),
     "olmo": Family(
         default_activation="silu", norm="layernorm", norm_weight="none", eps=_BY_CODE,
         adjust=lambda config: {"norm_bias": False},
     ),
-    "olmo2": _silu(1e-5, position="branch", aliases=("olmo3", "exaone4")),
+    "olmo2": silu(1e-5, position="branch", aliases=("olmo3", "exaone4")),
     "molmo2_text": Family(default_activation="silu", eps=("rms_norm_eps|layer_norm_eps", 1e-6), adjust=_molmo2),
-    "granite": _silu(bias=_MLP_BIAS, adjust=_multiplied, aliases=("granite4_vision_text",)),
-    "granite_swa": _silu(1e-5, bias=_MLP_BIAS, adjust=_multiplied),
-    "granite_docling_text": _silu(1e-5, bias=_MLP_BIAS, adjust=lambda config: _multiplied(config, 0.263)),
-    "hyperclovax": _silu(bias=_MLP_BIAS, adjust=_hyperclovax),
-    "minicpm3": _silu(1e-5, bias=_MLP_BIAS, adjust=_minicpm3),
-    "doge": _silu(bias=_MLP_BIAS, adjust=_doge),
-    "moshi": _silu(1e-8, d_ff="ffn_dim", layer=_both("ffn_dim", 22528), aliases=("kyutai_speech_to_text",)),
-    "chameleon": _silu(1e-5, bias=_MLP_BIAS, adjust=_chameleon),
-    "hrm_text": _silu(
+    "granite": silu(bias=_MLP_BIAS, adjust=residual_multiplier, aliases=("granite4_vision_text",)),
+    "granite_swa": silu(1e-5, bias=_MLP_BIAS, adjust=residual_multiplier),
+    "granite_docling_text": silu(1e-5, bias=_MLP_BIAS, adjust=lambda config: residual_multiplier(config, 0.263)),
+    "hyperclovax": silu(bias=_MLP_BIAS, adjust=_hyperclovax),
+    "minicpm3": silu(1e-5, bias=_MLP_BIAS, adjust=_minicpm3),
+    "doge": silu(bias=_MLP_BIAS, adjust=_doge),
+    "moshi": silu(1e-8, d_ff="ffn_dim", layer=_both("ffn_dim", 22528), aliases=("kyutai_speech_to_text",)),
+    "chameleon": silu(1e-5, bias=_MLP_BIAS, adjust=_chameleon),
+    "hrm_text": silu(
         bias=_MLP_BIAS, norm_weight="none",
         stacks=(
             Stack("low", _PER_STACK, runs=_cycles([("H_cycles", 2), ("L_cycles", 3)])),
@@ -287,12 +271,8 @@ _LLAMA = {
         adjust=lambda config: _PARALLEL | {"norm_bias": False}, aliases=("cohere2", "cohere_compass_text"),
     ),
     "stablelm": Family(default_activation="silu", norm="layernorm", eps=LAYER_NORM_EPS, adjust=_stablelm),
-    "cpmant": Family(
-        d_ff="dim_ff", activation=None, eps=("eps", 1e-6), adjust=lambda config: {"activation": "gelu"}
-    ),
-    "bitnet": Family(
-        default_activation="relu2", eps=("rms_norm_eps", 1e-5), adjust=lambda config: {"sub_norm": True}
-    ),
+    "cpmant": Family(d_ff="dim_ff", activation=None, eps=("eps", 1e-6), adjust=lambda config: {"activation": "gelu"}),
+    "bitnet": Family(default_activation="relu2", eps=("rms_norm_eps", 1e-5), adjust=lambda config: {"sub_norm": True}),
     "apertus": Family(gated=False, default_activation="xielu", eps=("rms_norm_eps", 1e-5)),
     "arcee": Family(
         gated=False, default_activation="relu2", bias=_MLP_BIAS, eps=("rms_norm_eps", 1e-5),
@@ -316,8 +296,8 @@ _GEMMAS = {
 }  # fmt: skip
 # Remote code, not in transformers: from published configs, checked against published totals.
 _REMOTE = {
-    "baichuan": _silu(),
-    "internlm2": _silu(),  # its `bias` is the attention's
+    "baichuan": silu(),
+    "internlm2": silu(),  # its `bias` is the attention's
     "chatglm": Family(
         d_ff="ffn_hidden_size", activation=None, bias=("add_bias_linear", False), eps=("layernorm_epsilon", 1e-5),
         adjust=_chatglm,
@@ -375,29 +355,23 @@ def _switch_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
     depth = config.integer("num_layers" if stack.name == "encoder" else "num_decoder_layers")
     sparse = config.integer(f"num_sparse_{stack.name}_layers", 3, low=0)
     # Without sparse layers the step is the depth; transformers still makes one layer sparse, layer 1.
-    step: int = config.integer(f"{stack.name}_sparse_step", depth // sparse if sparse else depth, low=0)
+    step = config.integer(f"{stack.name}_sparse_step", depth // sparse if sparse else depth, low=0)
     return lambda i: step == 1 or (step > 0 and i % step == 1)
 
 
 def _nllb_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    step: int = config.integer(f"{stack.name}_sparse_step", 4, low=0)
+    step = config.integer(f"{stack.name}_sparse_step", 4, low=0)
     return lambda i: step > 0 and (i + 1) % step == 0
 
 
 def _nllb_widths(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    width: int = config.integer(f"{stack.name}_ffn_dim")
+    width = config.integer(f"{stack.name}_ffn_dim")
     return lambda i: {"d_ff": width}
-
-
-def _fixed(config: Fields, name: str, wanted: str, why: str) -> None:
-    """Raises FFNError unless the field has the one value for which tokens are independent."""
-    if (text := config.text(name, wanted)) != wanted:
-        raise FFNError(f"{config.where}: {name} = {shown(text)} is not covered", f"{why}; only {wanted} is")
 
 
 def _switch_routing(config: Fields) -> Extra:
     """One expert by its probability. A capacity that drops tokens depends on all tokens and is not modelled."""
-    _fixed(config, "router_dtype", "float32", "the router's numbers would be rounded")
+    only(config, "router_dtype", "float32", "the router's numbers would be rounded; only float32 is")
     return {"top_k": 1, "renormalise": False, "router_bias": config.flag("router_bias", False)}
 
 
@@ -407,8 +381,8 @@ def _nllb_routing(config: Fields) -> Extra:
     transformers 5.23 encodes the choice twice and so sends every first choice to expert 1, every second one to
     expert 0; here the router's weights decide.
     """
-    _fixed(config, "router_dtype", "float32", "the router's numbers would be rounded")
-    _fixed(config, "second_expert_policy", "all", "the second expert would be chosen at random")
+    only(config, "router_dtype", "float32", "the router's numbers would be rounded; only float32 is")
+    only(config, "second_expert_policy", "all", "the second expert would be chosen at random; only all is")
     kept = 1 - config.number("moe_token_dropout", 0.2)
     return {"top_k": 2, "scale": kept, "router_bias": config.flag("router_bias", False)}
 
@@ -477,8 +451,6 @@ PAIRS: Mapping[str, Family] = {
     ),
     "t5gemma2_text": replace(_NESTED, aliases=("t5gemma2_decoder", "t5_gemma_module")),
     "t5gemma": replace(_NESTED, stacks=(Stack("encoder", at="encoder"), Stack("decoder", at="decoder"))),
-    "t5gemma2": replace(
-        _NESTED, stacks=(Stack("encoder", at="encoder.text_config"), Stack("decoder", at="decoder"))
-    ),
+    "t5gemma2": replace(_NESTED, stacks=(Stack("encoder", at="encoder.text_config"), Stack("decoder", at="decoder"))),
     "encoder-decoder": Family(stacks=(), parts=("encoder", "decoder")),
 }  # fmt: skip

@@ -11,33 +11,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ffncli.errors import FFNError, shown
 from ffncli.models.config.families import decoders, moe
-from ffncli.models.config.family import Extra, Family, MoEFields, Stack, softmax
+from ffncli.models.config.family import Extra, Family, MoEFields, Stack, not_covered, only, silu, softmax
 from ffncli.models.files.strict_json import REQUIRED, Fields
 
 _ENCODER = (Stack("encoder"),)
-
-
-def _albert_layers(config: Fields) -> int:
-    count: int = config.integer("num_hidden_groups", 1) * config.integer("inner_group_num", 1)
-    return count
 
 
 def _albert_runs(config: Fields) -> tuple[int, ...]:
     """How often each stored layer runs: the depth is divided among the groups, and each group runs as a whole."""
     depth, groups = config.integer("num_hidden_layers", high=10_000), config.integer("num_hidden_groups", 1)
     often = Counter(int(i / (depth / groups)) for i in range(depth))
-    inner: int = config.integer("inner_group_num", 1)
-    return tuple(often[i // inner] for i in range(groups * inner))
+    inner = config.integer("inner_group_num", 1)
+    return tuple(often[i // inner] for i in range(groups * inner))  # as many as `stacks` counts
 
 
 def _mobilebert(config: Fields) -> Extra:
-    if (kind := config.text("normalization_type", "no_norm")) != "no_norm":
-        raise FFNError(
-            f"{config.where}: normalization_type = {shown(kind)} is not covered",
-            "its norms would differ within one layer; published MobileBERTs have no_norm",
-        )
+    why = "its norms would differ within one layer; published MobileBERTs have no_norm"
+    only(config, "normalization_type", "no_norm", why)
     # "no_norm" is x ⊙ weight + bias after the residual, not a norm: the row describes the FFN between the two.
     width = "intra_bottleneck_size" if config.flag("use_bottleneck", True) else "hidden_size"
     d_model = config.integer("true_hidden_size", config.integer(width))  # what the code reads, where a file has it
@@ -48,20 +39,17 @@ def _ungrouped(*fields: str, default: Any = REQUIRED) -> Callable[[Fields], Extr
     """Refuses grouped (block-diagonal) projections, which Linear cannot express."""
 
     def adjust(config: Fields) -> Extra:
+        why = "a projection in groups is a block-diagonal matrix, which no step of a block can express"
         for field in fields:
             if (groups := config.integer(field, default)) != 1:
-                raise FFNError(
-                    f"{config.where}: {field} = {groups} is not covered",
-                    "a projection in groups is a block-diagonal matrix, which no step of a block can express",
-                )
+                raise not_covered(config, field, groups, why)
         return {}
 
     return adjust
 
 
 def _ibert(config: Fields) -> Extra:
-    if config.flag("quant_mode", False):
-        raise FFNError(f"{config.where}: quant_mode = true is not covered", "its FFN then computes in integers")
+    only(config, "quant_mode", False, "its FFN then computes in integers")
     return {}
 
 
@@ -84,24 +72,17 @@ def _neomme(config: Fields) -> Extra:
 def _perceiver(config: Fields) -> Extra:
     made = config.get("architectures", [])
     if made and made != ["PerceiverForMaskedLM"]:
-        raise FFNError(
-            f"{config.where}: architectures = {shown(made)} is not covered",
-            "a Perceiver's decoder follows from its task, and only PerceiverForMaskedLM is known here",
-        )
+        why = "a Perceiver's decoder follows from its task, and only PerceiverForMaskedLM is known here"
+        raise not_covered(config, "architectures", made, why)
     return {}
 
 
 def _perceiver_layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
     """Widths are factors of the latents'; the decoder's queries are as wide as the embeddings, its factor is 1."""
     decoder = stack.name == "decoder"
-    d_model: int = config.integer("d_model" if decoder else "d_latents")
+    d_model = config.integer("d_model" if decoder else "d_latents")
     widening: int = 1 if decoder else config.integer(f"{stack.name}_attention_widening_factor", 1)
     return lambda i: {"d_model": d_model, "d_ff": widening * d_model}
-
-
-def _blocks(config: Fields) -> int:
-    blocks: int = config.integer("num_blocks", 1)
-    return blocks
 
 
 _BERT = Family(
@@ -113,7 +94,7 @@ _MODERNBERT = Family(
     activation="hidden_activation", default_activation="gelu", bias=("mlp_bias", False), norm="layernorm",
     eps=("norm_eps", 1e-5), adjust=lambda config: {"norm_bias": config.flag("norm_bias", False)},
 )  # fmt: skip
-_LLAMA = Family(default_activation="silu", bias=("mlp_bias", False), stacks=_ENCODER)
+_LLAMA = silu(bias=("mlp_bias", False), stacks=_ENCODER)
 ROWS: Mapping[str, Family] = {
     "bert": replace(
         _BERT,
@@ -133,7 +114,9 @@ ROWS: Mapping[str, Family] = {
         stacks=(Stack("encoder", "n_layers|num_hidden_layers"),),
     ),
     "albert": replace(
-        _BERT, default_activation="gelu_new", stacks=(Stack("encoder", _albert_layers, runs=_albert_runs),)
+        _BERT, default_activation="gelu_new", stacks=(
+            Stack("encoder", lambda config: len(_albert_runs(config)), runs=_albert_runs),
+        ),
     ),
     "mobilebert": replace(
         _BERT, d_model="intra_bottleneck_size", default_activation="relu", adjust=_mobilebert,
@@ -156,13 +139,12 @@ ROWS: Mapping[str, Family] = {
     "eurobert": replace(_LLAMA, eps=("rms_norm_eps", 1e-5)),
     "ultrabert": _LLAMA,
     "esmc": replace(_LLAMA, norm="layernorm", eps=(None, 1e-5), adjust=_esmc),
-    "neomme": replace(
-        _LLAMA, gated=False, default_activation="relu2", eps=("norm_eps", 1e-6), adjust=_neomme
-    ),
+    "neomme": replace(_LLAMA, gated=False, default_activation="relu2", eps=("norm_eps", 1e-6), adjust=_neomme),
     "perceiver": replace(
         _PRE, d_model="d_latents", d_ff=None, eps=(None, 1e-5), adjust=_perceiver, layer=_perceiver_layer,
         stacks=(
-            Stack("cross", lambda config: 1), Stack("self", "num_self_attends_per_block", runs=_blocks),
+            Stack("cross", lambda config: 1),
+            Stack("self", "num_self_attends_per_block", runs=lambda config: config.integer("num_blocks", 1)),
             Stack("decoder", lambda config: 1),
         ),
     ),
@@ -183,10 +165,6 @@ def _bark(config: Fields, stack: Stack) -> Callable[[int], Extra]:
     return lambda i: {"activation": "gelu", "norm_bias": fine or config.flag("bias", True)}
 
 
-def _canine_ends(config: Fields) -> int:
-    return 1  # one layer over characters before the deep encoder, one after it
-
-
 def _csm(config: Fields, stack: Stack) -> Callable[[int], Extra]:
     bias = config.flag("mlp_bias", False)
     return lambda i: {"bias": bias}
@@ -198,8 +176,7 @@ def _idefics(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 
 def _idefics_crossed(config: Fields) -> int:
-    count: int = config.integer("num_hidden_layers") // config.integer("cross_layer_interval", 1)
-    return count
+    return config.integer("num_hidden_layers") // config.integer("cross_layer_interval", 1)
 
 
 def _moonshine(config: Fields, stack: Stack) -> Callable[[int], Extra]:
@@ -213,10 +190,8 @@ def _moonshine(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 def _no_convolution(config: Fields) -> Extra:
     if config.flag("use_repmixer_blocks", True):
-        raise FFNError(
-            f"{config.where}: use_repmixer_blocks = true is not covered",
-            "the FFNs of its first and last layer begin with a convolution over several tokens",
-        )
+        why = "the FFNs of its first and last layer begin with a convolution over several tokens"
+        raise not_covered(config, "use_repmixer_blocks", True, why)
     return {}
 
 
@@ -230,23 +205,19 @@ _MOONSHINE = replace(
     _ASR, gated=True, activation=None, adjust=lambda config: {"activation": "silu", "norm_bias": False}, aliases=()
 )
 MEDIA: Mapping[str, Family] = {
-    "blt_patcher": Family(
-        default_activation="silu", eps=("rms_norm_eps", 1e-5), aliases=("blt_local_decoder", "blt_local_encoder")
-    ),
+    "blt_patcher": silu(1e-5, aliases=("blt_local_decoder", "blt_local_encoder")),
     "canary_decoder": _ASR,
     "canine": replace(
         ROWS["bert"], aliases=(),
-        stacks=(
-            Stack("initial_char_encoder", _canine_ends), Stack("encoder"), Stack("final_char_encoder", _canine_ends)
+        stacks=(  # one layer over characters before the deep encoder, one after it
+            Stack("initial_char_encoder", lambda config: 1), Stack("encoder"),
+            Stack("final_char_encoder", lambda config: 1),
         ),
     ),
     "clvp_decoder": replace(decoders.ROWS["gpt2"], d_model="hidden_size", aliases=()),
     "clvp_encoder": Family(default_activation="gelu", bias=True, eps=("layer_norm_eps", 1e-5)),
-    "csm_depth_decoder_model": Family(default_activation="silu", bias=("mlp_bias", False), eps=("rms_norm_eps", 1e-5)),
-    "csm": Family(
-        default_activation="silu", eps=("rms_norm_eps", 1e-5), layer=_csm,
-        stacks=(Stack("decoder"), Stack("depth_decoder", at="depth_decoder_config")),
-    ),
+    "csm_depth_decoder_model": silu(1e-5, bias=("mlp_bias", False)),
+    "csm": silu(1e-5, layer=_csm, stacks=(Stack("decoder"), Stack("depth_decoder", at="depth_decoder_config"))),
     "decision_transformer": replace(
         decoders.ROWS["gpt2"], d_model="hidden_size|n_embd", default_activation="relu", aliases=()
     ),
@@ -256,11 +227,9 @@ MEDIA: Mapping[str, Family] = {
     ),
     "dia_decoder": Family(default_activation="silu", eps=("norm_eps", 1e-5)),
     "dia_encoder": Family(default_activation="silu", eps=("norm_eps", 1e-5), stacks=(Stack("encoder"),)),
-    "evolla": Family(default_activation="silu", bias=("mlp_bias", False), eps=("rms_norm_eps", 1e-5)),
-    "higgs_audio_v2": Family(default_activation="silu", bias=("mlp_bias", False), eps=("rms_norm_eps", 1e-5)),
-    "idefics": Family(
-        default_activation="silu", layer=_idefics, stacks=(Stack(), Stack("cross", _idefics_crossed)),
-    ),
+    "evolla": silu(1e-5, bias=("mlp_bias", False)),
+    "higgs_audio_v2": silu(1e-5, bias=("mlp_bias", False)),
+    "idefics": silu(layer=_idefics, stacks=(Stack(), Stack("cross", _idefics_crossed))),
     "imagegpt": replace(decoders.ROWS["gpt2"], default_activation="quick_gelu", norm="rmsnorm", aliases=()),
     "instructblip_qformer": replace(ROWS["bert"], aliases=("instructblipvideo_qformer",)),
     "layoutlmv3": replace(ROWS["bert"], eps=("layer_norm_eps", 1e-5), aliases=()),

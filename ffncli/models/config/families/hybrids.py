@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from ffncli.errors import FFNError, shown
-from ffncli.models.config.family import Extra, Family, MoEFields, Stack, agree
+from ffncli.models.config.family import Extra, Family, MoEFields, Stack, agree, only, residual_multiplier, silu
 from ffncli.models.files.strict_json import Fields
 
 _MIXERS_ALONE = "its layers are only sequence mixers: it has no FFN"
@@ -40,10 +39,6 @@ def _multipliers(config: Fields) -> Extra:
     return {"gate_scale": pair[0], "residual_scale": pair[1]}
 
 
-def _granite(config: Fields) -> Extra:
-    return {"residual_scale": config.number("residual_multiplier", 1.0)}
-
-
 def _granite_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:
     """A model without experts has only the shared MLP in every layer (Granite 4.0 H-Micro)."""
     some = config.integer("num_local_experts|num_experts", 8, low=0) > 0
@@ -55,8 +50,8 @@ def _granite_routing(config: Fields) -> Extra:
 
 
 def _jamba_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    period: int = config.integer("expert_layer_period", 2)
-    offset: int = config.integer("expert_layer_offset", 1, low=0)
+    period = config.integer("expert_layer_period", 2)
+    offset = config.integer("expert_layer_offset", 1, low=0)
     several = config.integer("num_experts|num_local_experts", 16) > 1
     return lambda i: several and i % period == offset
 
@@ -75,7 +70,7 @@ def _lfm2(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 
 def _lfm2_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    dense: int = config.integer("num_dense_layers", 2, low=0)
+    dense = config.integer("num_dense_layers", 2, low=0)
     return lambda i: i >= dense
 
 
@@ -120,15 +115,14 @@ def _nemotron_routing(config: Fields) -> Extra:
         "shared_d_ff": config.integer("moe_shared_expert_intermediate_size", None),
         "latent": config.integer("moe_latent_size", None),
     }  # fmt: skip
-    if config.flag("mlp_bias", False):
-        raise FFNError(f"{config.where}: mlp_bias = true is not covered", "only its shared expert would have biases")
+    only(config, "mlp_bias", False, "only its shared expert would have biases")
     config.integer("moe_shared_expert_intermediate_size")  # required
     return routing
 
 
 def _olmo_layers(config: Fields, stack: Stack) -> Callable[[int], Extra]:
     """Layers with attention have OLMo-2's norm on the branch, linear-attention layers Llama's norm before it."""
-    count: int = config.integer("num_hidden_layers")
+    count = config.integer("num_hidden_layers")
     every_fourth = ["full_attention" if i % 4 == 3 or i == count - 1 < 3 else "linear_attention" for i in range(count)]
     kinds = _kinds(config, every_fourth)
     if len(kinds) != count:
@@ -139,7 +133,7 @@ def _olmo_layers(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 def _half(config: Fields, stack: Stack) -> Callable[[int], Extra]:
     """RecurrentGemma's intermediate_size is the width of gate and up together."""
-    both: int = config.integer("intermediate_size", low=2)
+    both = config.integer("intermediate_size", low=2)
     return lambda i: {"d_ff": both // 2}
 
 
@@ -153,7 +147,7 @@ def _xlstm(config: Fields) -> Extra:
 def _zamba_runs(config: Fields) -> int:
     """One FFN is stored; every hybrid layer runs it."""
     period, offset = config.integer("attn_layer_period", 6), config.integer("attn_layer_offset", 4, low=0)
-    count: int = config.integer("num_hidden_layers", low=3, high=10_000)
+    count = config.integer("num_hidden_layers", low=3, high=10_000)
     rest = ["hybrid" if i % period == offset else "linear_attention" for i in range(count - 3)]
     return _kinds(config, _FIRST + rest).count("hybrid")
 
@@ -164,23 +158,18 @@ def _zamba_stored(config: Fields) -> int:
     return 1
 
 
-def _silu(eps: float = 1e-6, **fields: Any) -> Family:
-    """Llama's block: SiLU-gated, RMSNorm before it."""
-    return Family(default_activation="silu", eps=("rms_norm_eps", eps), **fields)
-
-
 _MLP_BIAS = ("mlp_bias", False)
 _LFM_EPS = ("norm_eps", 1e-5)
 
 
 ROWS: Mapping[str, Family] = {
-    "bamba": _silu(1e-5, bias=_MLP_BIAS),
-    "falcon_h1": _silu(1e-5, bias=_MLP_BIAS, adjust=_multipliers),
-    "granitemoehybrid": _silu(
-        d_ff="shared_intermediate_size", adjust=_granite,
+    "bamba": silu(1e-5, bias=_MLP_BIAS),
+    "falcon_h1": silu(1e-5, bias=_MLP_BIAS, adjust=_multipliers),
+    "granitemoehybrid": silu(
+        d_ff="shared_intermediate_size", adjust=residual_multiplier,
         moe=MoEFields(d_ff="intermediate_size", layers=_granite_experts, routing=_granite_routing),
     ),
-    "jamba": _silu(
+    "jamba": silu(
         moe=MoEFields(
             d_ff="intermediate_size", layers=_jamba_experts, routing=lambda config: {"renormalise": False}
         ),
@@ -199,8 +188,8 @@ ROWS: Mapping[str, Family] = {
         eps=("layer_norm_epsilon", 1e-5), stacks=(Stack("decoder", lambda config: len(_nemotron_kinds(config))),),
         layer=_nemotron_layers, moe=MoEFields(layers=_nemotron_experts, routing=_nemotron_routing),
     ),
-    "olmo_hybrid": _silu(layer=_olmo_layers),
-    "qwen3_5_text": _silu(norm_weight="one_plus"),
+    "olmo_hybrid": silu(layer=_olmo_layers),
+    "qwen3_5_text": silu(norm_weight="one_plus"),
     "recurrent_gemma": Family(
         activation="hidden_activation", default_activation="gelu_tanh", bias=True, norm_weight="one_plus", layer=_half
     ),

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from ffncli.block.activations import NO_LIMITS, hard_limits
-from ffncli.errors import FFNError
 from ffncli.models.config.family import (
     TOP_K,
     Extra,
@@ -17,13 +16,16 @@ from ffncli.models.config.family import (
     after_choice,
     after_prefix,
     agree,
+    clamped,
     corrected,
     expert_limits,
     fixed_prefix,
     named,
     only,
+    residual_multiplier,
     shared_count,
     shared_width,
+    silu,
     softmax,
     sparse_step,
     swiglu_limits,
@@ -32,14 +34,11 @@ from ffncli.models.config.family import (
 )
 from ffncli.models.files.strict_json import REQUIRED, Fields
 
-EPS5 = ("rms_norm_eps", 1e-5)
-_Silu = partial(Family, default_activation="silu")
-
 
 def _ernie_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    start: int = config.integer("moe_layer_start_index", 1, low=0)
-    end: int = config.integer("moe_layer_end_index", -1, low=-1)
-    step: int = config.integer("moe_layer_interval", 1)
+    start = config.integer("moe_layer_start_index", 1, low=0)
+    end = config.integer("moe_layer_end_index", -1, low=-1)
+    step = config.integer("moe_layer_interval", 1)
     return lambda i: (i + 1) % step == 0 and i >= start and (end == -1 or i <= end)
 
 
@@ -57,7 +56,7 @@ def _ernie_width(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 
 def _llama4_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    step: int = config.integer("interleave_moe_layer_step", 1)
+    step = config.integer("interleave_moe_layer_step", 1)
     listed = None if config.get("moe_layers", None) is None else frozenset(config.integers("moe_layers"))
     return lambda i: (i + 1) % step == 0 if listed is None else i in listed
 
@@ -68,21 +67,14 @@ def _deepseek_v2(config: Fields) -> Extra:
     if not grouped_choice:
         only(config, "topk_method", "greedy", "only greedy and group_limited_greedy are")
     groups = {"groups": config.integer("n_group"), "top_groups": config.integer("topk_group")} if grouped_choice else {}
-    if config.flag("norm_topk_prob", False):
-        raise FFNError(
-            f"{config.where}: norm_topk_prob = true is not covered for deepseek_v2",
-            "its implementations disagree about it, and no published checkpoint uses it",
-        )
-    return {
-        "scale": config.number("routed_scaling_factor", 1.0),
-        "renormalise": False,
-        **shared_count(2)(config),
-        **groups,
-    }
+    why = "the implementations of deepseek_v2 disagree about it, and no published checkpoint uses it"
+    only(config, "norm_topk_prob", False, why)
+    scale = config.number("routed_scaling_factor", 1.0)
+    return {"scale": scale, "renormalise": False, **shared_count(2)(config), **groups}
 
 
 def _dots3(config: Fields) -> Extra:
-    width: int = config.integer("moe_shared_expert_intermediate_size|shared_experts_intermediate_size", 1536)
+    width = config.integer("moe_shared_expert_intermediate_size|shared_experts_intermediate_size", 1536)
     routing = corrected()(config)
     return {**routing, "shared_d_ff": width * routing["shared_experts"]} if routing["shared_experts"] else routing
 
@@ -97,7 +89,7 @@ def _cohere2(config: Fields) -> Extra:
     else:
         only(config, "shared_expert_combination_strategy", "sum", "only sum and average are")
         half = {}
-    shared: int = config.integer("num_shared_experts", 0, low=0)
+    shared = config.integer("num_shared_experts", 0, low=0)
     # a sigmoid keeps the order of the logits, so it may also come before the choice
     how = {"score": "sigmoid", "renormalise": config.flag("norm_topk_prob", True)} if sigmoid else {}
     return {"order": "score_first" if sigmoid else "choose_first", "shared_experts": shared} | how | (
@@ -139,12 +131,7 @@ def _kolibri(config: Fields) -> Extra:
 def _laguna(config: Fields) -> Extra:
     only(config, "moe_apply_router_weight_on_input", False, "transformers does not support it either")
     if config.number("moe_router_logit_softcapping", 0.0) > 0:
-        only(
-            config,
-            "moe_router_logit_softcapping",
-            0.0,
-            "a soft cap on router logits is not a block op",
-        )
+        only(config, "moe_router_logit_softcapping", 0.0, "a soft cap on router logits is not a block op")
     return ungrouped("moe_routed_scaling_factor", shared=shared_width)(config)
 
 
@@ -206,14 +193,6 @@ def _aria(config: Fields) -> Extra:
     return _unbiased("mlp_bias")(config)
 
 
-def _clamped(config: Fields) -> Extra:
-    alpha = config.number("swiglu_alpha", 1.702)
-    if alpha != 1.702:
-        raise FFNError(f"{config.where}: swiglu_alpha = {alpha:g} is not covered", "only 1.702 (quick_gelu) is")
-    # hidden_act says silu; the code runs (up + 1) · gate · sigmoid(1.702 gate), clamped.
-    return {"activation": "quick_gelu", "limits": hard_limits(config.number("swiglu_limit", 7.0), 1.0)}
-
-
 def _cohere2_norm(config: Fields) -> Extra:
     rms = config.get("rms_norm_eps", None) is not None
     eps = config.number("rms_norm_eps", 0.0) if rms else config.number("layer_norm_eps", 1e-5)
@@ -236,63 +215,54 @@ _PREFIX_1 = named(after_prefix(1))
 
 ROWS: Mapping[str, Family] = {
     # softmax over all experts
-    "mixtral": _Silu(eps=EPS5, moe=MoEFields(d_ff="intermediate_size")),
+    "mixtral": silu(1e-5, moe=MoEFields(d_ff="intermediate_size")),
     # The residual takes the norm's output (times mlp_alpha_factor): the block ends before it.
-    "minimax": _Silu(
-        eps=EPS5, moe=MoEFields(d_ff="intermediate_size"), adjust=lambda config: {"residual": False}
-    ),
-    "olmoe": _Silu(eps=EPS5, moe=MoEFields(d_ff="intermediate_size", routing=softmax(False))),
-    "flex_olmo": _Silu(position="branch", moe=MoEFields(d_ff="intermediate_size", routing=softmax(False))),
-    "qwen2_moe": _Silu(moe=MoEFields(layers=sparse_step, routing=softmax(False, shared=True, gate=True))),
-    "qwen3_moe": _Silu(moe=MoEFields(layers=sparse_step, routing=softmax(False))),
-    "qwen3_next": _Silu(
+    "minimax": silu(1e-5, moe=MoEFields(d_ff="intermediate_size"), adjust=lambda config: {"residual": False}),
+    "olmoe": silu(1e-5, moe=MoEFields(d_ff="intermediate_size", routing=softmax(False))),
+    "flex_olmo": silu(position="branch", moe=MoEFields(d_ff="intermediate_size", routing=softmax(False))),
+    "qwen2_moe": silu(moe=MoEFields(layers=sparse_step, routing=softmax(False, shared=True, gate=True))),
+    "qwen3_moe": silu(moe=MoEFields(layers=sparse_step, routing=softmax(False))),
+    "qwen3_next": silu(
         norm_weight="one_plus", moe=MoEFields(layers=sparse_step, routing=softmax(True, shared=True, gate=True))
     ),
-    "qwen3_5_moe_text": _Silu(
+    "qwen3_5_moe_text": silu(
         norm_weight="one_plus", moe=MoEFields(routing=softmax(None, shared=True, gate=True)), aliases=("qwen3_5_moe",)
     ),
     # Hyper-connections mix, normalise and add its streams: the block is the part between them.
-    "qwen4_exp_text": _Silu(
+    "qwen4_exp_text": silu(
         norm="none", moe=MoEFields(routing=softmax(True, shared=True, gate=True)), aliases=("qwen4_exp",),
         adjust=lambda config: {"residual": False},
     ),
-    "qwen3_vl_moe_text": _Silu(moe=MoEFields(layers=sparse_step, routing=softmax(None))),
-    "qwen3_omni_moe_text": _Silu(moe=MoEFields(layers=sparse_step, routing=softmax(True))),
-    "mistral4": _Silu(
-        moe=MoEFields(layers=after_prefix(0), routing=_mistral4(True, "input"))
-    ),
-    "mistral_large4_text": _Silu(
-        eps=EPS5, moe=MoEFields(layers=_PREFIX_1, routing=_mistral4(None))
-    ),
-    "mellum": _Silu(moe=MoEFields(layers=fixed_prefix(0), routing=softmax(True))),
-    "hunyuan_v1_moe": _Silu(eps=EPS5, moe=MoEFields(d_ff="intermediate_size", routing=_hunyuan)),
-    "dbrx": _Silu(
-        d_model="d_model|hidden_size", activation="ffn_config.ffn_act_fn.name", norm="layernorm", eps=(None, 1e-5),
-        adjust=lambda config: {"norm_bias": False},
+    "qwen3_vl_moe_text": silu(moe=MoEFields(layers=sparse_step, routing=softmax(None))),
+    "qwen3_omni_moe_text": silu(moe=MoEFields(layers=sparse_step, routing=softmax(True))),
+    "mistral4": silu(moe=MoEFields(layers=after_prefix(0), routing=_mistral4(True, "input"))),
+    "mistral_large4_text": silu(1e-5, moe=MoEFields(layers=_PREFIX_1, routing=_mistral4(None))),
+    "mellum": silu(moe=MoEFields(layers=fixed_prefix(0), routing=softmax(True))),
+    "hunyuan_v1_moe": silu(1e-5, moe=MoEFields(d_ff="intermediate_size", routing=_hunyuan)),
+    "dbrx": Family(
+        d_model="d_model|hidden_size", activation="ffn_config.ffn_act_fn.name", default_activation="silu",
+        norm="layernorm", eps=(None, 1e-5), adjust=lambda config: {"norm_bias": False},
         moe=MoEFields("ffn_config.moe_num_experts", "ffn_config.ffn_hidden_size", "ffn_config.moe_top_k",
                       routing=_dbrx),
     ),
-    "ernie4_5_moe": _Silu(
-        eps=EPS5, adjust=_unbiased("use_bias"),
-        moe=MoEFields(layers=_ernie_layers, routing=_ernie),
-    ),
-    "ernie4_5_vl_moe_text": _Silu(
-        eps=EPS5, adjust=_unbiased("use_bias"), layer=_ernie_width,
+    "ernie4_5_moe": silu(1e-5, adjust=_unbiased("use_bias"), moe=MoEFields(layers=_ernie_layers, routing=_ernie)),
+    "ernie4_5_vl_moe_text": silu(
+        1e-5, adjust=_unbiased("use_bias"), layer=_ernie_width,
         moe=MoEFields(
             layers=named(_ernie_layers), routing=_ernie
         ),
     ),
-    "deepseek_v2": _Silu(adjust=_unbiased("mlp_bias"), moe=MoEFields(layers=after_prefix(0), routing=_deepseek_v2)),
+    "deepseek_v2": silu(adjust=_unbiased("mlp_bias"), moe=MoEFields(layers=after_prefix(0), routing=_deepseek_v2)),
     **{
-        name: _Silu(
+        name: silu(
             adjust=_unbiased("mlp_bias"), moe=MoEFields(layers=named(after_prefix(dense)), routing=_deepseek_v2)
         )
         for name, dense in (("deepseek_ocr2_text", 0), ("unlimited_ocr_text", 1))
     },
     # Each layer has two attentions with a dense MLP each. The experts read what the first MLP reads, and their output
     # is added after the second.
-    "longcat_flash": _Silu(
-        d_ff="ffn_hidden_size|intermediate_size", eps=EPS5,
+    "longcat_flash": silu(
+        1e-5, d_ff="ffn_hidden_size|intermediate_size",
         stacks=(Stack("decoder", "num_layers", kind="dense", times=2), Stack("experts", "num_layers", kind="moe")),
         layer=lambda config, stack: lambda i: {} if stack.kind == "dense" else {"shared_norm": True, "residual": False},
         moe=MoEFields("n_routed_experts|num_local_experts", "expert_ffn_hidden_size|moe_intermediate_size",
@@ -300,86 +270,82 @@ ROWS: Mapping[str, Family] = {
     ),
     # softmax over the chosen ones
     "gpt_oss": Family(
-        activation=None, bias=True, eps=EPS5, adjust=_clamped,
+        activation=None, bias=True, eps=("rms_norm_eps", 1e-5), adjust=clamped,
         moe=MoEFields(d_ff="intermediate_size", routing=lambda config: {
             "order": "choose_first", "router_bias": True, "score_dtype": "input"}),
     ),
-    "aria_text": _Silu(
+    "aria_text": silu(
         adjust=_aria, aliases=("aria",), moe=MoEFields(d_ff="intermediate_size", routing=lambda config: {
             "order": "choose_first", "score_dtype": "input", **shared_count(2)(config)}),
     ),
-    "cohere2_moe": _Silu(
+    "cohere2_moe": silu(
         d_ff="prefix_dense_intermediate_size|intermediate_size", adjust=_cohere2_norm,
         moe=MoEFields(d_ff="intermediate_size", layers=named(after_prefix(0)), routing=_cohere2),
     ),
-    **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoe_swa"), _Silu(
-        adjust=lambda config: {"residual_scale": config.number("residual_multiplier", 1.0)},
+    **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoe_swa"), silu(
+        adjust=residual_multiplier,
         moe=MoEFields(d_ff="intermediate_size", routing=after_choice),
     )),
     # sigmoid scores
-    "flint": _Silu(moe=MoEFields(layers=partial(sparse_step, dense_layers=(0, 1)), routing=_flint)),
-    "llama4_text": _Silu(
-        d_ff="intermediate_size_mlp", eps=EPS5, aliases=("llama4",),
+    "flint": silu(moe=MoEFields(layers=partial(sparse_step, dense_layers=(0, 1)), routing=_flint)),
+    "llama4_text": silu(
+        1e-5, d_ff="intermediate_size_mlp", aliases=("llama4",),
         moe=MoEFields(d_ff="intermediate_size", layers=_llama4_layers, routing=lambda config: {
             "score": "sigmoid", "renormalise": False, "weigh": "input", "shared_experts": 1}),
     ),
-    "kolibri1": _Silu(position="pre+branch", moe=MoEFields(routing=_kolibri)),
+    "kolibri1": silu(position="pre+branch", moe=MoEFields(routing=_kolibri)),
     # sigmoid scores with a correction for the choice, DeepSeek-V3 and its relatives
-    "deepseek_v3": _Silu(
+    "deepseek_v3": silu(
         moe=MoEFields(layers=after_prefix(3), routing=corrected(2.5, (8, 4))),
         aliases=("kimi_k2",),  # remote code; from its published config
     ),
-    "deepseek_v32": _Silu(moe=MoEFields(layers=named(after_prefix(3)), routing=corrected(2.5, (8, 4)))),
+    "deepseek_v32": silu(moe=MoEFields(layers=named(after_prefix(3)), routing=corrected(2.5, (8, 4)))),
     # The norm of its branch is part of the experts' module: dense layers have none.
-    "axk1": _Silu(
+    "axk1": silu(
         layer=where_dense(_PREFIX_1, {"norm_position": "pre+branch"}, {}),
         moe=MoEFields(layers=_PREFIX_1, routing=corrected(2.5, (8, 4))),
     ),
-    "bailing_hybrid": _Silu(
+    "bailing_hybrid": silu(
         layer=expert_limits(named(after_prefix(2))),
         moe=MoEFields(layers=named(after_prefix(2)), routing=corrected(2.5, (8, 4))),
     ),
-    "beam": _Silu(  # its residual is weighted by depth on both sides: the block ends before it
+    "beam": silu(  # its residual is weighted by depth on both sides: the block ends before it
         position="pre+branch", adjust=lambda config: {"residual": False},
         moe=MoEFields(layers=fixed_prefix(3), routing=corrected(2.5, (8, 4), None)),
     ),
-    "dots1": _Silu(moe=MoEFields(layers=after_prefix(0), routing=corrected(shared=REQUIRED, renormalise=False))),
-    "dots3_note_text": _Silu(eps=EPS5, aliases=("dots3_note",), moe=MoEFields(layers=_PREFIX_1, routing=_dots3)),
-    "exaone_moe": _Silu(eps=EPS5, moe=MoEFields(layers=_PREFIX_1, routing=corrected(2.5))),
-    "glm4_moe": _Silu(
-        eps=EPS5, moe=MoEFields(layers=after_prefix(1), routing=corrected()), aliases=("glm4v_moe_text",)
-    ),
-    "glm4_moe_lite": _Silu(eps=EPS5, moe=MoEFields(layers=fixed_prefix(1), routing=corrected(1.8))),
-    "glm_moe_dsa": _Silu(eps=EPS5, moe=MoEFields(layers=named(after_prefix(3)), routing=corrected(2.5))),
-    "mimo_v2_flash": _Silu(eps=EPS5, moe=MoEFields(layers=fixed_prefix(1), routing=corrected(shared=None))),
-    "solar_open": _Silu(eps=EPS5, moe=MoEFields(routing=corrected())),
-    "glm5_next_text": _Silu(
-        eps=EPS5, adjust=_limited, moe=MoEFields(layers=fixed_prefix(3), routing=corrected(2.5))
-    ),
-    "hy_v4": _Silu(
-        eps=EPS5, adjust=_limited,
+    "dots1": silu(moe=MoEFields(layers=after_prefix(0), routing=corrected(shared=REQUIRED, renormalise=False))),
+    "dots3_note_text": silu(1e-5, aliases=("dots3_note",), moe=MoEFields(layers=_PREFIX_1, routing=_dots3)),
+    "exaone_moe": silu(1e-5, moe=MoEFields(layers=_PREFIX_1, routing=corrected(2.5))),
+    "glm4_moe": silu(1e-5, moe=MoEFields(layers=after_prefix(1), routing=corrected()), aliases=("glm4v_moe_text",)),
+    "glm4_moe_lite": silu(1e-5, moe=MoEFields(layers=fixed_prefix(1), routing=corrected(1.8))),
+    "glm_moe_dsa": silu(1e-5, moe=MoEFields(layers=named(after_prefix(3)), routing=corrected(2.5))),
+    "mimo_v2_flash": silu(1e-5, moe=MoEFields(layers=fixed_prefix(1), routing=corrected(shared=None))),
+    "solar_open": silu(1e-5, moe=MoEFields(routing=corrected())),
+    "glm5_next_text": silu(1e-5, adjust=_limited, moe=MoEFields(layers=fixed_prefix(3), routing=corrected(2.5))),
+    "hy_v4": silu(
+        1e-5, adjust=_limited,
         layer=where_dense(fixed_prefix(1), {"shared_limits": NO_LIMITS}, {"limits": NO_LIMITS}),
         moe=MoEFields(layers=fixed_prefix(1), routing=corrected(2.827)),
     ),
-    "afmoe": _Silu(
-        position="pre+branch", eps=EPS5,
+    "afmoe": silu(
+        1e-5, position="pre+branch",
         moe=MoEFields(
             layers=after_prefix(1, "num_dense_layers"), routing=ungrouped("route_scale", 1.0, shared_count(2))
         ),
     ),
-    "hy_v3": _Silu(
-        eps=EPS5, adjust=_unbiased("mlp_bias"),
+    "hy_v3": silu(
+        1e-5, adjust=_unbiased("mlp_bias"),
         moe=MoEFields(layers=fixed_prefix(1), routing=ungrouped("router_scaling_factor", 2.826, shared_count(1))),
     ),
-    "step3p5": _Silu(
-        norm_weight="one_plus", eps=EPS5, adjust=_step, layer=swiglu_limits(named(_step_layers)),
+    "step3p5": silu(
+        1e-5, norm_weight="one_plus", adjust=_step, layer=swiglu_limits(named(_step_layers)),
         moe=MoEFields("n_routed_experts|moe_num_experts|num_local_experts", layers=named(_step_layers),
                       routing=_step_routing),
     ),
-    "laguna": _Silu(moe=MoEFields(layers=fixed_prefix(1), routing=_laguna)),
-    "minimax_m2": _Silu(moe=MoEFields(d_ff="intermediate_size", routing=ungrouped())),
+    "laguna": silu(moe=MoEFields(layers=fixed_prefix(1), routing=_laguna)),
+    "minimax_m2": silu(moe=MoEFields(d_ff="intermediate_size", routing=ungrouped())),
     "minimax_m3_vl_text": Family(
-        activation=None, d_ff="dense_intermediate_size", norm_weight="one_plus", adjust=_clamped,
+        activation=None, d_ff="dense_intermediate_size", norm_weight="one_plus", adjust=clamped,
         aliases=("minimax_m3_vl",),
         moe=MoEFields(d_ff="intermediate_size", layers=named(after_prefix(0)), routing=ungrouped(
             "routed_scaling_factor", 2.0, lambda config: shared_width(config, "shared_intermediate_size"))),

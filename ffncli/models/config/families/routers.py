@@ -8,7 +8,6 @@ Facts: transformers 5.23, `modeling_deepseek_v4.py`, `modeling_inkling.py`, `mod
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from ffncli.block.activations import Limits, hard_limits
 from ffncli.errors import FFNError
@@ -19,10 +18,12 @@ from ffncli.models.config.family import (
     Stack,
     after_prefix,
     agree,
+    clamped,
     corrected,
     named,
     only,
     per_layer,
+    silu,
 )
 from ffncli.models.files.strict_json import Fields
 
@@ -55,7 +56,7 @@ def _deepseek_v4_block(config: Fields) -> Extra:
 def tabled_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
     """Which layers of DeepSeek-V4 choose experts by token id: those that `mlp_layer_types` calls so, else the first."""
     if config.get("mlp_layer_types", None) is None:
-        first: int = config.integer("num_hash_layers", 3, low=0)
+        first = config.integer("num_hash_layers", 3, low=0)
         return lambda i: i < first
     config.pass_over("num_hash_layers")
     kinds = per_layer(config, stack, "mlp_layer_types", (_TABLED, "moe"))
@@ -68,7 +69,7 @@ def _by_token(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 
 def _inkling_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    dense: int = config.integer("dense_mlp_idx", 0, low=0)
+    dense = config.integer("dense_mlp_idx", 0, low=0)
     return lambda i: i >= dense
 
 
@@ -83,7 +84,7 @@ def _inkling_width(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 def _inkling(config: Fields) -> Extra:
     only(config, "shared_expert_sink", True, "its code always weighs the shared experts with the routed ones")
-    shared: int = config.integer("n_shared_experts", 2, low=1)
+    shared = config.integer("n_shared_experts", 2, low=1)
     return {
         "score": "sigmoid", "correction": True, "scale": config.number("route_scale", 8.0), "shared_experts": shared,
         "shared_routed": True,
@@ -129,29 +130,21 @@ def _zaya_layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 
 ROWS: Mapping[str, Family] = {
-    "deepseek_v4": Family(
-        default_activation="silu", adjust=_deepseek_v4_block, layer=_by_token,
-        moe=MoEFields(routing=_deepseek_v4),
-    ),
-    "inkling_text": Family(
-        default_activation="silu", d_ff="dense_intermediate_size|intermediate_size", adjust=_inkling_block,
+    "deepseek_v4": silu(adjust=_deepseek_v4_block, layer=_by_token, moe=MoEFields(routing=_deepseek_v4)),
+    "inkling_text": silu(
+        d_ff="dense_intermediate_size|intermediate_size", adjust=_inkling_block,
         layer=_inkling_width, aliases=("inkling_mm_model",),
         moe=MoEFields(layers=named(_inkling_layers), routing=_inkling),
     ),
     "inkling2_text": Family(
         activation=None, adjust=_inkling2_block, aliases=("inkling2",), moe=MoEFields(routing=_inkling2)
     ),
-    "phimoe": Family(
-        default_activation="silu", norm="layernorm", eps=("rms_norm_eps", 1e-5),
-        moe=MoEFields(d_ff="intermediate_size", routing=_phimoe),
-    ),
+    "phimoe": silu(1e-5, norm="layernorm", moe=MoEFields(d_ff="intermediate_size", routing=_phimoe)),
     "zaya": Family(  # learned scales and biases come before the residual: the block ends before them
         default_activation="silu", eps=("rms_norm_eps", 1e-5), layer=_zaya_layer,
         adjust=lambda config: {"residual": False}, moe=MoEFields(routing=_zaya),
     ),
 }  # fmt: skip
-_EPS5 = ("rms_norm_eps", 1e-5)
-_Silu = partial(Family, default_activation="silu", eps=_EPS5)
 
 
 def _kimi(config: Fields) -> Extra:
@@ -185,12 +178,6 @@ def _glimmer(config: Fields) -> Extra:
     return {"post_norm_eps": config.number("post_norm_eps", 1e-8)}
 
 
-def _privacy(config: Fields) -> Extra:
-    """gpt-oss's experts: g · sigmoid(1.702 g) · (u + 1), with limits."""
-    only(config, "swiglu_alpha", 1.702, "only 1.702 (quick_gelu) is")
-    return {"activation": "quick_gelu", "limits": hard_limits(config.number("swiglu_limit", 7.0), 1.0)}
-
-
 _AXK2_LAYERS = named(after_prefix(1))
 
 
@@ -201,25 +188,25 @@ def _gated_norms(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 
 EXPERTS: Mapping[str, Family] = {
-    "axk2": Family(
-        default_activation="silu", layer=_gated_norms,
+    "axk2": silu(
+        layer=_gated_norms,
         moe=MoEFields(layers=_AXK2_LAYERS, routing=lambda config: {**corrected(2.5)(config), "zero_outside": True}),
     ),
-    "kimi_linear": _Silu(moe=MoEFields(layers=named(after_prefix(1)), routing=_kimi), adjust=_kimi_block),
-    "muse_spark_text": _Silu(
-        position="pre+branch", norm_weight="one_plus", adjust=_spark_norms,
+    "kimi_linear": silu(1e-5, moe=MoEFields(layers=named(after_prefix(1)), routing=_kimi), adjust=_kimi_block),
+    "muse_spark_text": silu(
+        1e-5, position="pre+branch", norm_weight="one_plus", adjust=_spark_norms,
         moe=MoEFields(layers=named(after_prefix(0)), routing=_spark),
     ),
-    "muse_glimmer_text": _Silu(
-        activation="hidden_activation", position="pre+branch", norm_weight="one_plus", adjust=_glimmer,
+    "muse_glimmer_text": silu(
+        1e-5, activation="hidden_activation", position="pre+branch", norm_weight="one_plus", adjust=_glimmer,
     ),
     # Its weights are divided by top_k, and the sum is multiplied by it again.
     "openai_privacy_filter": Family(
-        activation=None, bias=True, eps=_EPS5, adjust=_privacy,
+        activation=None, bias=True, eps=("rms_norm_eps", 1e-5), adjust=clamped,
         moe=MoEFields(d_ff="intermediate_size", routing=lambda config: {"order": "choose_first", "router_bias": True}),
     ),
-    "jetmoe": _Silu(
-        activation="activation_function", eps=(None, 1e-6),
+    "jetmoe": Family(
+        activation="activation_function", default_activation="silu", eps=(None, 1e-6),
         moe=MoEFields(d_ff="intermediate_size", routing=lambda config: {"order": "choose_first", "mixed_bias": True}),
     ),
 }  # fmt: skip
