@@ -1,7 +1,5 @@
 """One environment for all tests: no colour, no terminal of the developer's, reproducible hypothesis."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """docs/claims.md is what the program computes, and every command in it shows its figure."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the documents say, the program does."""
 
-from __future__ import annotations
-
 import csv
 import doctest
 import io

@@ -3,8 +3,6 @@
 The index is a folder of small wheels on 127.0.0.1; `make test-install` prints time and bytes of each case.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

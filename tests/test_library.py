@@ -1,7 +1,5 @@
 """`import ffncli`: the names that the package promises, loaded when first used."""
 
-from __future__ import annotations
-
 import pytest
 
 import ffncli

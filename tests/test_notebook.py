@@ -1,7 +1,5 @@
 """docs/notebook.ipynb, run in a kernel of its own next to `my-model` and `my-mixture`: its outputs are as shown."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The schemas of docs/schemas.py, held to outputs that they were not made from."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

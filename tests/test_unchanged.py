@@ -1,7 +1,5 @@
 """What the script that compares two versions of ffn runs, masks and shows."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The table of activations, through both namespaces, against torch and transformers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Recipes: what a block is, what its parameters weigh, which steps show hidden units, other versions of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

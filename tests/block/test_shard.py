@@ -1,7 +1,5 @@
 """Tensor parallelism: the sum over ranks is the whole, with one AllReduce."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The language itself: every op through every reader, shapes, formulas, inputs."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,7 +1,5 @@
 """Bytes moved and numbers counted: against tensors that torch's functions take and give, its counters, closed forms."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations
 from math import ceil, inf, nan

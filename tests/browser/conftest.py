@@ -1,7 +1,5 @@
 """A headless Chromium, and pages made of real runs: a bench, two of them, traces and a certificate."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

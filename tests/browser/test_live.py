@@ -1,7 +1,5 @@
 """Blocks that a page computes: what is changed there is held to torch, in a real browser."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Pages of `ffn report` in a real browser: nothing is loaded or logged, numbers are the files', controls work."""
 
-from __future__ import annotations
-
 import csv
 import math
 import re

@@ -1,7 +1,5 @@
 """Command lines that nobody would type: no text, and no options of any value, give a traceback."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import sys

@@ -1,7 +1,5 @@
 """What people type wrong, and streams that fail: one line that says what to do, the right exit code, no traceback."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

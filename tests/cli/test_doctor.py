@@ -1,7 +1,5 @@
 """`ffn doctor`: its page, its JSON and CSV, what it exits with."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

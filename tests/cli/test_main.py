@@ -1,7 +1,5 @@
 """The frame around every command: help, completion, the version, errors, which modules start, the lists of models."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import pickle

@@ -1,7 +1,5 @@
 """`ffn bench --shard` and `ffn merge` as a user types them, by a worker that measures nothing."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A required package that is missing or broken: one line that names the command to install it, and exit code 3."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

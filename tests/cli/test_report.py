@@ -1,7 +1,5 @@
 """`ffn report`, and `-o page.html` of `ffn trace`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

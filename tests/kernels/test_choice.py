@@ -1,7 +1,5 @@
 """The grammar of `--kernel`: which texts are choices, what of, and that all of these can be built."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

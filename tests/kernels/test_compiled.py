@@ -1,7 +1,5 @@
 """torch.compile: needs a compiler, and what it did can be seen. Without the compiler's own seconds."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

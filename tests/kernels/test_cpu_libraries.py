@@ -1,7 +1,5 @@
 """onednn, onednn_packed, mkl and numpy against float64: every kind of block, odd widths, views; what they keep."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """grouped and batched: any number of experts, empty ones, any width, against float64; nothing that a GPU waits for."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import pytest

@@ -1,7 +1,5 @@
 """fp8, int8 and int4: products against float64 of the rounded weights, the rounding, its bound, what cannot run."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """gemv: one token by products that are sums, more by eager's function; by aot_eager, without the compiler's seconds."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

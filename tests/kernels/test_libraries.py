@@ -1,7 +1,5 @@
 """liger, liger_act and quack call their packages rightly: stand-ins in torch take what these take, in their layout."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 

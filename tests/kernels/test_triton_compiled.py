@@ -1,7 +1,5 @@
 """Triton kernels compiled for an H100 on a machine without one: no spills, little shared memory, wide loads."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -3,8 +3,6 @@
 The interpreter shows wrong indices and masks, not races, not a GPU's rounding.
 """
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 

@@ -1,7 +1,5 @@
 """Where Triton cannot run, it costs nothing and the reason is one line. Needs no Triton."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 `make test-triton` runs these. The interpreter shows wrong indices, masks and formulas, not races, nor a GPU's rounding.
 """
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 

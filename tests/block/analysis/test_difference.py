@@ -1,7 +1,5 @@
 """The record of one activation and what texts state of it; how far two are apart, against mpmath and brute force."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from itertools import pairwise, permutations

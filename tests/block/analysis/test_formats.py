@@ -1,7 +1,5 @@
 """Formats on Python floats and what rounding leaves of a difference: against torch, over all numbers of a format."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

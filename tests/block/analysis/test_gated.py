@@ -1,7 +1,5 @@
 """Gated units against torch's autograd, transformers' own code for gpt-oss, and the steps of a block."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

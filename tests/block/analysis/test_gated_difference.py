@@ -1,7 +1,5 @@
 """Differences of gated units against double integrals and the places where their limits begin."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What gated units do, against integrals on grids of both inputs, regressions, closed forms and mpmath."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Operations per element: by hand from the formulas, and as the stream of ATen calls that torch makes of them."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

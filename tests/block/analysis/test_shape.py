@@ -1,7 +1,5 @@
 """Shapes of activations, expectations under a normal density, accurate forms: against torch and mpmath."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 

@@ -1,7 +1,5 @@
 """`ffn activations` from the outside."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

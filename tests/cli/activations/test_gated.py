@@ -1,7 +1,5 @@
 """Gated units in `ffn activations`: rows, tables, --up, --iso-params, what is refused."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

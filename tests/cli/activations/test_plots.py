@@ -1,7 +1,5 @@
 """--plot and --plot-file of `ffn activations`: which curves, where, and what is refused."""
 
-from __future__ import annotations
-
 import math
 import sys
 import xml.etree.ElementTree as ElementTree

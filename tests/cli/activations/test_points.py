@@ -1,7 +1,5 @@
 """`--at`: lists, ranges, and what is neither."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest

@@ -1,7 +1,5 @@
 """`ffn activations --against` and `--rounding`, as a user asks for them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """`ffn approximate`: its answer in every format, what it says of overfitting, interruptions, what cannot be asked."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """`ffn bench` by a worker that measures nothing: options, pages, exit codes."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

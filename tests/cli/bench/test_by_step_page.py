@@ -1,7 +1,5 @@
 """The page of --by-step: shares with their intervals, FLOPs of every step, in words what they do not say."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """What a run that ends early keeps: in its error, or in a note where the launcher of the ranks prints the error."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """`ffn bench --launcher` as it is typed, with slots that measure nothing."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

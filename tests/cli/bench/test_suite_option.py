@@ -1,7 +1,5 @@
 """`ffn bench --suite` as it is typed; nothing is measured."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

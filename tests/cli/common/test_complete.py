@@ -1,7 +1,5 @@
 """Completion: what each shell is answered, in bash through the script that --show-completion prints."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The two helps of every command: what stands in them, in which order, and that their examples run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

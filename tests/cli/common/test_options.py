@@ -1,7 +1,5 @@
 """Options of a command: records of them, a field of two of them that is one option, and no value dropped."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Sequence

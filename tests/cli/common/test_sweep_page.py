@@ -1,7 +1,5 @@
 """The chart of ratios that --plot-file writes: which rows it has."""
 
-from __future__ import annotations
-
 import pytest
 
 from ffncli.bench.results.row import ResultRow

@@ -1,7 +1,5 @@
 """`ffn compare` as a user asks it: tiny checkpoints read rightly and then wrongly; the sweep of a result, drawn."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """`ffn compare` of two results of ffn bench, as a user and a CI job ask it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

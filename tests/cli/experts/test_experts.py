@@ -1,7 +1,5 @@
 """`ffn experts` as a user asks it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """`ffn export` as a user asks it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

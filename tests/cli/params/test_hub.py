@@ -1,7 +1,5 @@
 """`ffn params hf://org/name` from end to end: a Hub on this machine, a cache made by hand, and neither."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What `ffn params` can be asked beside counts: --all, --sweep, --iso-params, --tp, --ridge, --tokens, --dtype."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

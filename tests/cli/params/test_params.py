@@ -1,7 +1,5 @@
 """`ffn params` and `ffn models` as a user asks them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

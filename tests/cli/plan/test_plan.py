@@ -1,7 +1,5 @@
 """`ffn plan` as a user asks it; with `--simulate` the closed form is what the program exchanges, at up to 64 ranks."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """`ffn trace --prompts` as a user asks it: every way to give texts, every format, what is refused, what is resumed."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

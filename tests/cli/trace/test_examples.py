@@ -1,7 +1,5 @@
 """`ffn trace --example` and `--vocab` as a user asks them."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """`ffn trace --explain` as a user asks it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

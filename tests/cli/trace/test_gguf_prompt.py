@@ -1,7 +1,5 @@
 """`ffn trace model.gguf --prompt`: transformers runs the file, and our FFN is held to it and to the original model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

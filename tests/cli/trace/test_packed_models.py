@@ -1,8 +1,6 @@
 """A model whose files compressed-tensors packed: its trace is that of the weights that the library makes of them, and
 transformers, running the same files, agrees with it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`ffn trace DIR --prompt`, `--layer all` and `--unembed` as a user asks them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

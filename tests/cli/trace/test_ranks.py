@@ -1,7 +1,5 @@
 """`ffn trace --tp` and `--ep` as a user asks them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """`ffn trace` on hidden units, near zeros, histograms, and NaN and Inf, as a user asks for them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
