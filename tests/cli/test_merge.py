@@ -129,25 +129,6 @@ def _stopped_after_one(ffn, monkeypatch) -> str:
     return err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("bench", *GRID, "--shard", "0/8"), "--shard: 0/8: the first number must be from 1 to 8"),
-        (("bench", *GRID, "--shard", "9/8"), "--shard: 9/8: the first number must be from 1 to 8"),
-        (
-            ("bench", "8x16", "--selftest", "--shard", "1/2"),
-            "--selftest contradicts --shard; it has its own kernels",
-        ),
-        (("merge", "a.csv"), "--output is missing; name the merged result: --output all.csv"),
-        (("merge", "-o", "all.csv"), "Missing argument 'FILE.csv'"),
-        (("merge", "none.csv", "-o", "all.csv"), "cannot read none.csv"),
-        (("merge", "none.csv", "-o", "all.json"), "all.json must end in .csv"),
-    ],
-)
-def test_wrong_input_is_one_line(ffn, arguments, words):
-    expect_refusal(ffn(*arguments), words)
-
-
 def test_a_merge_imports_neither_torch_nor_numpy(ffn):
     part(ffn, 1)
     program = (

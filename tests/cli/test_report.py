@@ -36,23 +36,3 @@ def test_a_small_block_is_a_page_of_its_own(call, tmp_path: Path) -> None:
     assert "change a number there" in err
     assert "Change a number" in page.read_text("utf-8")
     assert call("trace", "4x8:relu", "-o", str(page))[0] == 2  # it exists
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["512x2048"], "then ffn report t.safetensors"),
-        (["4x8:relu", "--tokens", "2000"], "values"),
-        (["--example", "notebook"], "add --eval"),
-        (["4x8:relu", "--ablate", "unit:1"], "--ablate contradicts --output .html"),
-        (["4x8:relu", "--set", "W1[0,3]=5"], "--set contradicts --output .html"),
-        (["4x8:swiglu", "--experts", "4", "--ep", "2"], "--ep contradicts --output .html"),
-        (["4x8:relu", "--explain", "up[0,1]"], "--explain contradicts --output .html"),
-        (["4x8:relu", "--json"], "--json contradicts --output .html"),
-    ],
-)
-def test_a_block_that_is_no_page(call, tmp_path: Path, arguments: list[str], words: str) -> None:
-    code, _, err = call("trace", *arguments, "-o", str(tmp_path / "page.html"))
-    assert code == 2
-    assert words in err
-    assert not (tmp_path / "page.html").exists()

@@ -16,7 +16,6 @@ from ffncli.run.approximate.approximate import overfitting
 from ffncli.run.approximate.call import approximate
 from tests import ROOT
 from tests.cli.test_main import HEAVY, loaded_by
-from tests.oracles.checkpoints import expect_refusal
 
 JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")
 CONTRACT = {"target", "activation", "d_ff", "params", "rmse", "median_rmse", "max_error"}
@@ -158,37 +157,6 @@ def test_what_diverged_is_said(call, monkeypatch):
 
 
 # --- what cannot be asked ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (["--target", "sine"], ["--target", "'sine'", "did you mean 'sin'"]),
-        (["--target", ""], ["--target", "sin, abs, step, bump, and"]),
-        (["--activation", "gleu"], ["--activation", "'gelu'"]),
-        (["--d-ff", "0"], ["--d-ff", "0"]),
-        (["--d-ff", "1000000000"], ["--d-ff", "4,096"]),
-        (["--d-ff", "1,,4"], ["--d-ff", "''"]),
-        (["--d-ff", "1.5x"], ["--d-ff", "1.5x"]),
-        (["--domain", "1:1"], ["--domain", "no width"]),
-        (["--domain", "2:1"], ["--domain", "ends before it begins"]),
-        (["--domain", "nan:1"], ["--domain", "nan"]),
-        (["--domain", "0:1e30"], ["--domain", "1e+30"]),
-        (["--domain", "1"], ["--domain", "-pi:pi"]),
-        (["--noise", "-1"], ["--noise", "-1"]),
-        (["--noise", "nan"], ["--noise", "nan"]),
-        (["--seeds", "0"], ["--seeds", "0"]),
-        (["--samples", "1"], ["--samples", "2"]),
-        (["--samples", "100000", "--d-ff", "4096"], ["--samples", "limit"]),
-        (["--samples", "5000", "--d-ff", "3000", "--seeds", "1"], ["least squares", "--samples", "--d-ff"]),
-        (["--d-ff", ",".join(map(str, range(1, 300)))], ["1,000"]),
-        (["--steps", "0"], ["--steps", "0"]),
-        (["--plot-file", "curves.gif"], ["--plot-file", ".svg"]),
-    ],
-    ids=lambda v: " ".join(v)[:30],
-)
-def test_one_line_and_exit_2(words, parts, call):
-    expect_refusal(call("approximate", *words), *parts)
 
 
 def test_a_pipe_gets_no_progress(ffn):

@@ -231,55 +231,6 @@ def test_exit_codes(bench, options, faults, code, words):
     assert "eager" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--kernel", "egaer"), "did you mean 'eager'"),
-        (("--kernel", "none.py:f"), "cannot read"),
-        (("--load-time", "long"), "--load-time must be a time"),
-        (("--kernel", "slowed:1..2:eager"), "'1..2' is not a factor"),
-        (("--kernel", "slowed:2:none.py:f"), "cannot read"),
-        (("--by-step", "--pass", "forward+backward"), "--by-step contradicts --pass forward+backward"),
-        (("--by-step", "--fail-if-slower", "3%"), "--by-step contradicts --fail-if-slower"),
-        (("--by-step", "--kernel", "eager"), "--by-step contradicts --kernel"),
-        (("--processes", "1", "--fail-if-slower", "3%"), "--fail-if-slower contradicts --processes 1"),
-        (("--processes", "1", "--selftest"), "--selftest contradicts --processes 1"),
-        (("--pass", "forward+backward", "--selftest"), "--selftest contradicts --pass forward+backward; it slows"),
-        (("--baseline", "nobody"), "there is no kernel 'nobody'"),
-        (("--precision", "3"), "write 3%"),
-        (("--precision", "0%"), "--precision must be a percentage above 0 and at most 50%, such as 3%"),
-        (("--fail-if-slower", "3"), "write 3%"),
-        (("--max-time", "soon"), "as in 20s or 2m"),
-        (("--call-time", "0"), "--call-time must be a time up to a day, as in 20s or 2m"),
-        (("--memory-limit", "lots"), "--memory-limit must be a size from 200.0 MB, as in 512MB or 4GiB, got 'lots'"),
-        (("--memory-limit", "1KB"), "--memory-limit must be a size from 200.0 MB, as in 512MB or 4GiB, got '1KB'"),
-        (("--cache", "hot"), "unknown value 'hot'"),
-        (("--pass", "backward"), "unknown value 'backward'"),
-        (("--dtype", "fp8"), "--dtype"),
-        (("--tokens", ",".join(map(str, range(1, 900))), "--cache", "warm,flush", "--d-ff",
-          ",".join(map(str, range(1, 9)))), "a grid of 14,384 cases"),
-        (("--resume", "none.csv"), "nothing to resume"),
-        (("--resume", "none.csv", "--save", "a.csv"), "contradicts"),
-        (("--save", "a.txt"), "must end in .csv"),
-        (("--sustained",), "--sustained needs --device cuda"),
-        (("--routing", "uniform"), "--routing needs a mixture of experts, and 8x16:swiglu is not one"),
-        (("--experts", "4", "--routing", "zipf"), "'zipf' needs an exponent"),
-        (("--experts", "4", "--routing", "none.npz"), "cannot read none.npz"),
-        (("--input", "none.safetensors"), "cannot read none.safetensors"),
-        (("--selftest", "--kernel", "eager"), "--selftest contradicts --kernel; it has its own"),
-        (("--launch", "graphs"), "--launch graphs contradicts --device cpu"),
-        (("--launch", "graphs", "--by-step"), "--by-step contradicts --launch graphs"),
-        (("--launch", "both"), "--launch: unknown value 'both'"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_one_line(bench, arguments, words, tmp_path):
-    code, out, err = bench("8x16:swiglu", *arguments)
-    assert (code, out) == (2, "")
-    assert words in err
-    assert len(err.splitlines()) == 1
-    assert not list(tmp_path.glob("*.csv"))
-
-
 def test_a_kernel_file_is_looked_at_before_anything_runs(bench, tmp_path):
     (tmp_path / "k.py").write_text("def mlp(x, gate, up, down): return x\n")
     assert "has no 'mpl'; did you mean 'mlp'?" in bench("8x16:swiglu", "--kernel", "k.py:mpl")[2]

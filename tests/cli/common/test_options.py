@@ -261,11 +261,6 @@ def test_a_prompt_in_a_file_and_on_standard_input(tmp_path, monkeypatch):
     assert lines_note("@one.txt", prompt_text(f"@{tmp_path}/one.txt")) == ()
 
 
-def test_two_prompts_are_refused_where_one_is_read(call):
-    code, out, err = call("activations", "gelu", "--source", "gpt2", "--prompt", "a", "--prompt", "b")
-    assert (code, out, err) == (2, "", "error: --prompt takes one text, got 2; ffn trace takes several\n")
-
-
 def test_a_prompt_that_cannot_be_read(call, tmp_path, monkeypatch):
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     for name, why in (("nix", "No such file or directory"), ("bytes", "not UTF-8 text"), ("", "Is a directory")):

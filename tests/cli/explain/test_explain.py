@@ -4,11 +4,8 @@ import csv
 import io
 import json
 
-import pytest
-
 import ffncli
 from ffncli.run.topics.call import topics
-from tests.oracles.checkpoints import expect_refusal
 
 
 def test_a_topic_on_its_page(call):
@@ -59,17 +56,6 @@ def test_markdown_and_a_file(call, tmp_path):
     path = tmp_path / "gate.md"
     assert call("explain", "gate", "--format", "md", "-o", str(path))[:2] == (0, "")
     assert path.read_text("utf-8").startswith("### gate\n")
-
-
-@pytest.mark.parametrize("name", ["gleu", "", "x" * 5000, "\x1b[2J"])
-def test_an_unknown_topic(call, name):
-    expect_refusal(call("explain", name), "unknown topic")
-
-
-def test_a_topic_where_a_command_belongs(call):
-    for name in ("gelu", "neuron", "SwiGLU"):
-        expect_refusal(call(name), f"No such command '{name}'; to read about it: ffn explain {name}")
-    assert "did you mean 'explain'" in call("explian")[2]
 
 
 def test_a_newcomer_is_sent_here(call):

@@ -59,26 +59,6 @@ def test_json_has_what_was_not_written(call, tmp_path):
     assert json.loads(arena["files"][0]["text"])["op_type"] == "ffn"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        (("4x8",), ("Missing option '--as'", "torch, flashinfer-trace, onnx, latex")),
-        (("4x8", "--as", "torhc"), ("unknown form 'torhc'", "did you mean 'torch'?")),
-        (("4x8", "--as", "torch", "-o", "a.tex"), ("--as torch writes .py files", "-o NAME.py")),
-        (("4x8", "--as", "onnx"), ("--as onnx needs --output", "--output block.onnx")),
-        (("mixtral-8x7b", "--as", "onnx", "-o", "a.onnx"), ("is a mixture", "--as torch writes it")),
-        (("llama-2-7b", "--as", "onnx", "-o", "a.onnx"), ("271 MB", "--large writes it")),
-        (("--as", "torch"), ("--d-model is missing",)),
-        (("4x8", "--as", "latex", "--layer", "3"), ("out of range",)),
-        (("no-such-model", "--as", "latex"), ("unknown model",)),
-    ],
-)
-def test_a_refusal_is_one_line(arguments, parts, call, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    expect_refusal(call("export", *arguments), *parts)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_file_that_cannot_be_written(call, tmp_path):
     refused = call("export", "4x8", "--as", "torch", "-o", str(tmp_path / "no" / "a.py"))
     expect_refusal(refused, "there is no directory", code=3)

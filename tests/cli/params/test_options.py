@@ -120,26 +120,6 @@ def test_over_ranks(ranks: int, call):
     assert [f"11008 × 4096  {f // ranks} × 4096" in text, f"over {ranks} ranks" in text] == [True, True]
 
 
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (["llama-2-7b", "--tp", "7"], ["d_ff = 11008", "7 ranks", "nearest: 4 and 8"]),
-        (["gpt2", "--tp", "5"], ["d_ff = 3072", "5 ranks", "nearest: 4 and 6"]),
-        (["mixtral-8x7b", "--tp", "3"], ["14336", "3 ranks", "nearest: 2 and 4"]),
-        (["llama-2-7b", "gpt2", "--tp", "43"], ["3072", "43 ranks"]),
-        (["64x96", "--tp", "2", "--dtype", "q4_0"], ["q4_0", "32"]),
-    ],
-)
-def test_an_impossible_split_is_one_line_with_the_nearest(words: list[str], parts: list[str], call):
-    expect_refusal(call("params", *words), *parts)
-
-
-@pytest.mark.parametrize("option", ["--tp", "--tensor-parallel"])
-@pytest.mark.parametrize("value", ["0", "-1", "x", "", "1.5", "65537", "9" * 5000], ids=lambda v: repr(v)[:12])
-def test_ranks_that_cannot_be(option: str, value: str, call):
-    expect_refusal(call("params", "gpt2", option, value), "--tp", value[:30])
-
-
 # --- --ep ---------------------------------------------------------------------------------------------------------
 
 
@@ -164,19 +144,6 @@ def test_experts_and_their_width_over_ranks(call):
     assert (row["costs"][0]["ranks"], row["tensor_parallel"]["groups"][1]["d_ff"]) == (16, 1024)
     assert row["expert_parallel"]["layers"] == 58
     assert "over 16 ranks (tp 2, ep 8), decoder layers 3-60" in call("params", "deepseek-v3", "--ep=8", "--tp=2")[1]
-
-
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (["mixtral-8x7b", "--ep", "3"], ["experts = 8", "3 ranks", "nearest: 2 and 4"]),
-        (["gpt2", "--ep", "2"], ["no experts", "--tp"]),
-        (["mixtral-8x7b", "--ep", "0"], ["--ep"]),
-        (["mixtral-8x7b", "--ep", "2", "--sweep", "d_ff=1x"], ["--sweep contradicts --ep"]),
-    ],
-)
-def test_an_impossible_split_of_experts(words: list[str], parts: list[str], call):
-    expect_refusal(call("params", *words), *parts)
 
 
 # --- --tokens and --ridge ---------------------------------------------------------------------------------------------
@@ -212,11 +179,6 @@ def test_the_ridge_is_the_first_number_of_tokens_that_reaches_it(call):
     assert "at no number of tokens" in call("params", "llama-2-7b", "--ridge", "1e9")[1]
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", ""])
-def test_a_ridge_that_cannot_be(value: str, call):
-    expect_refusal(call("params", "gpt2", "--ridge", value), "--ridge must be a number above 0", repr(value))
-
-
 def test_the_floor_of_a_device_is_its_data_sheet(call):
     words = ["llama-2-7b", "--ridge", "h100,b200", "--tokens", "1,4096", "--dtype", "bf16"]
     (row,) = rows(call, *words)
@@ -250,23 +212,6 @@ def test_floors_can_be_asserted(call):
     expect_refusal(call("params", "gpt2", "--ridge", "9", "--assert", "bound == memory"), "--ridge DEVICE")
 
 
-@pytest.mark.parametrize(
-    ("value", "parts"),
-    [
-        ("hh100", ["unknown device 'hh100'", "did you mean 'h100'"]), ("x", ["unknown device 'x'", "for example"]),
-        ("h10", ["is the beginning of H100 NVL, H100 PCIe, H100 SXM5", "type more"]), ("h100,", ["number"]),
-        ("3,h100", ["one number of FLOPs per byte, or names"]), ("3,4", ["one number of FLOPs per byte"]),
-    ],
-)  # fmt: skip
-def test_a_device_that_is_not_known(value: str, parts: list[str], call):
-    expect_refusal(call("params", "gpt2", "--ridge", value), "--ridge", *parts)
-
-
-@pytest.mark.parametrize("value", ["0", "1,0", "1,", ",", "", "x", "1,x", "-1", "1.5", "9" * 5000], ids=lambda v: v[:9])
-def test_tokens_that_cannot_be(value: str, call):
-    expect_refusal(call("params", "gpt2", "--tokens", value), "--tokens")
-
-
 # --- --dtype ----------------------------------------------------------------------------------------------------------
 
 
@@ -287,50 +232,7 @@ def test_what_is_packed_are_the_matrices_alone(call):
     assert row["weight_bytes"] == 2 * 64 * 256 + half
 
 
-@pytest.mark.parametrize("dtype", ["int9", "q4_9", "", "fp4", "\x1b[31m"])
-def test_a_format_that_is_not_known(dtype: str, call):
-    expect_refusal(call("params", "gpt2", "--dtype", dtype), "--dtype: unknown dtype", repr(dtype))
-
-
-def test_a_format_whose_blocks_do_not_fit(call):
-    expect_refusal(call("params", "100x200:relu", "--dtype", "q4_0"), "q4_0", "row of 100", "another --dtype")
-
-
-@pytest.mark.parametrize("dtype", ["int4", "q4_0", "mxfp4"])
-def test_a_format_that_nothing_is_computed_in_is_for_counting(dtype: str, call):
-    expect_refusal(call("trace", "64x64", "--dtype", dtype), dtype, "counts bytes only")
-
-
 # --- what does not go together ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (["gpt2", "--all"], ["--all contradicts SOURCE"]),
-        (["--all", "--sweep", "d_ff=1x"], ["--sweep contradicts --all; it takes one SOURCE"]),
-        (["gpt2", "bert-base", "--sweep", "d_ff=1x"], ["--sweep takes one SOURCE"]),
-        (["gpt2", "--sweep", "d_ff=1x", "--tp", "2"], ["--sweep contradicts --tp"]),
-        (["gpt2", "--sweep", "d_ff=1x", "--ridge", "2"], ["--sweep contradicts --ridge"]),
-        (["gpt2", "--sweep", "d_ff=1x", "--ridge", "h100"], ["--sweep contradicts --ridge"]),
-        (["gpt2", "--sweep", "d_ff=1x", "--iso-params"], ["--sweep contradicts --iso-params"]),
-        (["gpt2", "--sweep", "d_ff=1x", "--multiple-of", "4"], ["--multiple-of needs --iso-params"]),
-        (["gpt2", "--sweep", "d_ff=1x", "--tokens", "1,2"], ["--sweep tokens=1,32,512"]),
-        (["gpt2", "--multiple-of", "4"], ["--multiple-of needs --iso-params"]),
-        (["gpt2", "--iso-params", "--multiple-of", "0"], ["--multiple-of", "0"]),
-        (["gpt2", "--sweep", "d_ff"], ["'d_ff' has no '='"]),
-        (["gpt2", "--sweep", "zz=1"], ["'zz'", "use one of d_model"]),
-        (["gpt2", "--sweep", "d_fff=1"], ["did you mean 'd_ff'"]),
-        (["gpt2", "--sweep", "d_ff=1x", "--sweep", "d_ff=2x"], ["d_ff is swept twice"]),
-        (["gpt2", "--sweep", "d_ff="], ["--sweep"]),
-        (["gpt2", "--sweep", "d_ff=1:100000000:1"], ["--sweep"]),
-        (["--sweep", "d_ff=1x"], ["--d-model"]),
-        (["gpt2", "--tokens", "1,2", "--batch", "2"], ["--tokens contradicts --batch"]),
-    ],
-    ids=lambda v: " ".join(v)[:40],
-)
-def test_options_that_do_not_go_together(words: list[str], parts: list[str], call):
-    expect_refusal(call("params", *words), *parts)
 
 
 # --- formats and pipes ------------------------------------------------------------------------------------------------

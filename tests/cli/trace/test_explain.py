@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.oracles.checkpoints import GPT2, MIXTRAL, expect_refusal, folder, tensors
+from tests.oracles.checkpoints import GPT2, MIXTRAL, folder, tensors
 
 OWN = """
 from torch import nn
@@ -117,57 +117,6 @@ def test_any_source(call, tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     code, out, err = call("trace", f"{tmp_path}/own.py:Mine", "--d-model", "4", "--explain", "up[0,1]", "-q", "--json")
     assert (code, json.loads(out)["explain"][0]["place"]) == (0, "up[0,1]"), err
-
-
-@pytest.mark.parametrize(
-    ("place", "words"),
-    [
-        ("up[0,0,8]", ["--explain up[0,0,8]: 8 is out of range, up has shape [2, 3, 8]"]),
-        ("up[0,0,-9]", ["-9 is out of range, up has shape [2, 3, 8]"]),
-        ("up[5]", ["up has shape [2, 3, 8], so it takes 3 indices, not 1; such as up[0,0,0]"]),
-        ("upp[0,0,0]", ["--explain: no step 'upp'; did you mean 'up'?"]),
-        ("gate[0]", ["no step 'gate'; steps: x, up, act, dropout, down"]),
-        ("up", ["--explain 'up' is not a place in a tensor; give NAME[i,j], such as up[0,3]"]),
-        ("up[]", ["is not a place"]),
-        ("up[a]", ["is not a place"]),
-        ("up[0,0,0", ["is not a place"]),
-        ("[0]", ["is not a place"]),
-        ("", ["is not a place"]),
-        ("up[٣,0,0]", ["is not a place"]),
-        ("up[99999999999999999999]", ["is not a place"]),
-        ("up[0,0,0]\x1b[2J", ["is not a place"]),
-        ("\x1b[2J[0]", ["is not a place"]),
-    ],
-)  # fmt: skip
-def test_places_that_are_none(call, place, words):
-    expect_refusal(call("trace", "--example", "notebook", "--explain", place), *words)
-
-
-@pytest.mark.parametrize(
-    ("place", "words"),
-    [
-        ("experts.4.gate[0,0]", "no expert 4; experts has experts 0 to 3"),
-        ("experts.0.gaet[0,0]", "did you mean 'experts.0.gate'"),
-        ("gate[0,0]", "did you mean 'experts.0.gate'?"),
-        ("experts.0.gate[9,0]", "its rows are the tokens routed to expert 0: "),
-    ],
-)
-def test_places_in_experts_that_are_none(call, place, words):
-    expect_refusal(call("trace", "8x16:swiglu", "--experts", "4", "--tokens", "6", "--explain", place), words)
-
-
-@pytest.mark.parametrize("option", [("--terms", "0"), ("--terms", "x"), ("--depth", "0"), ("--depth", "100")])
-def test_options_that_are_none(call, option):
-    expect_refusal(call("trace", "--explain", "up[0,0,0]", *option), option[0])
-
-
-@pytest.mark.parametrize("option", [("--terms", "3"), ("--depth", "2")])
-def test_options_of_nothing(call, option):
-    expect_refusal(call("trace", *option), f"{option[0]} needs --explain")
-
-
-def test_too_many_places(call):
-    expect_refusal(call("trace", "--explain", ",".join(["up[0,0,0]"] * 101)), "at most 100 places, got 101")
 
 
 def test_a_number_that_is_none(call):

@@ -9,7 +9,6 @@ import pytest
 
 import ffncli
 from ffncli.show.text import width
-from tests.oracles.checkpoints import expect_refusal
 
 
 def test_the_page_shows_slices_that_multiply_partial_sums_and_bytes(call):
@@ -56,10 +55,3 @@ def test_json_is_the_librarys_record_and_csv_a_row_for_each_rank(call):
     assert [row["rank"] for row in rows] == ["0", "1", "2", "3"]
     assert [row["experts"] for row in rows] == ["0;1", "0;1", "2;3", "2;3"]
     assert [float(row["dispatch_bytes"]) for row in rows] == [share["dispatch_bytes"] for share in expected["shares"]]
-
-
-def test_refusals_are_one_line(call):
-    expect_refusal(call("trace", "llama-2-7b", "--tp", "3"), "d_ff = 11008", "nearest: 2 and 4")
-    expect_refusal(call("trace", "mixtral-8x7b", "--ep", "16"), "experts = 8", "nearest: 8")
-    expect_refusal(call("trace", "gpt2", "--layer", "all", "--tp", "2"), "--tp contradicts --layer all")
-    expect_refusal(call("trace", "8x16", "--tp", "x"), "--tp")

@@ -207,30 +207,6 @@ def test_nan_in_weights_fails_once(call, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "parts"),
-    [
-        (["--check", "modul"], 2, ["unknown check 'modul'", "did you mean 'module'?"]),
-        (["--kernel", "eager", "--check", "tokens"], 2, ["--kernel contradicts --check tokens", "add kernels to"]),
-        (
-            ["--kernel", "fast"],
-            2,
-            ["unknown kernel 'fast'", ", ".join(BUILT_IN)],
-        ),
-        (["--tolerance", "-1"], 2, ["--tolerance must be a number from 0"]),
-        (["--device", "cuda:77"], 3, ["--device cuda:77: there "]),
-        (["--dtype", "int8"], 2, ["--dtype int8 counts bytes only"]),
-        (["--layer", "3"], 2, ["--layer 3 is out of range"]),
-        (["--against", "nowhere/at/all"], 2, ["does not exist"]),
-        (["--against", "gpt2"], 2, ["--against 'gpt2' has no weights of its own"]),
-        (["--tokens", "3", "--batch", "2"], 2, ["contradicts"]),
-        (["--input", "1,2,3"], 2, ["not a multiple of d_model = 4"]),
-    ],
-)
-def test_what_cannot_be_is_one_line(call, arguments, code, parts):
-    expect_refusal(call("verify", *arguments), *parts, code=code)
-
-
-@pytest.mark.parametrize(
     ("file", "why"), [("pytorch_model.bin", "has only pickled weights"), (None, "has no safetensors")]
 )
 def test_a_directory_without_tensors_is_not_verified(call, tmp_path, file, why):
