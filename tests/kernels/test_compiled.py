@@ -15,7 +15,7 @@ from ffncli.kernels.kernel import cxx, kernel_steps
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.weights import random_weights
 from tests.kernels.test_cpu_libraries import block_of, right, tokens
-from tests.kernels.test_kernels import GATED
+from tests.kernels.test_kernels import DENSE, GATED
 
 BLOCK = kernel_steps(steps(FFNSpec(8, 24, "swiglu")))
 
@@ -179,3 +179,45 @@ def test_frozen_weights_cannot_be_cold():
         == "its weights are in compiled code, one copy of them, so copies cannot keep them cold: --cache flush can"
     )
     assert "runs on a CPU only" in (built_in("frozen").refusal(block, "cuda", "fp32") or "")
+
+
+# --- gemv -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def without_cpp(monkeypatch):
+    right = torch.compile
+    options = {"backend": "aot_eager", "fullgraph": True, "dynamic": False}
+    monkeypatch.setattr(torch, "compile", lambda call, **given: right(call, **options))
+
+
+@pytest.mark.usefixtures("without_cpp")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("label", DENSE)
+def test_one_token_is_the_reference(label, dtype):
+    block, kernel = kernel_steps(steps(DENSE[label])), built_in("gemv")
+    weights = random_weights(block, torch.Generator().manual_seed(0), dtype)
+    call, params = kernel.build(block, "cpu", dtype), kernel.prepare(block, weights)
+    for count in (1, 5):
+        x = tokens(count, 6, dtype)
+        with torch.no_grad():
+            assert right(block, weights, x, call(x, params), 24)
+
+
+@pytest.mark.usefixtures("without_cpp")
+def test_one_graph_for_one_token_and_none_for_more():
+    block, kernel = kernel_steps(steps(FFNSpec(8, 24, "swiglu"))), built_in("gemv")
+    weights = random_weights(block, torch.Generator().manual_seed(0), torch.float32)
+    call, before = kernel.build(block, "cpu", torch.float32), recompiles()
+    for count in (1, 7, 1, 3, 1):
+        call(torch.randn(count, 8), tuple(weights.values()))
+    assert recompiles() == before + 1
+
+
+def test_what_gemv_is_for():
+    kernel, block = built_in("gemv"), kernel_steps(steps(FFNSpec(8, 24, "swiglu")))
+    assert (kernel.compiles, kernel.most_tokens, kernel.trains) == (True, 1, False)
+    assert kernel.refusal(block, "cpu", "fp32") is None  # it computes any number
+    assert kernel.refusal(block, "cpu", "fp32", tokens=1) is None
+    assert kernel.refusal(block, "cpu", "fp32", tokens=2) == "is for 1 token at most"
+    assert kernel.refusal(block, "cuda", "fp32", tokens=1).startswith("runs on a CPU only")

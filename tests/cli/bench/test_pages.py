@@ -1,4 +1,4 @@
-"""The page of --by-step: shares with their intervals, FLOPs of every step, in words what they do not say."""
+"""Pages of ffn bench: the steps of --by-step with their shares, and the chart of ratios that --plot-file writes."""
 
 import subprocess
 import sys
@@ -15,6 +15,7 @@ from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import walk
 from ffncli.cli.bench.page import by_step_parts
+from ffncli.cli.common.sweep_page import ratio_plot
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.engine.weights import random_weights
 from ffncli.show.parts import Heading, Line, Table
@@ -114,3 +115,31 @@ def test_what_is_next_to_nothing_is_no_zero():
 def test_it_needs_no_torch():
     code = "import sys, ffncli.cli.bench.page; print({'torch', 'numpy', 'pandas'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+# --- the chart of ratios ----------------------------------------------------------------------------------------------
+
+
+def rows(count: int, cases: int = 1) -> list[ResultRow]:
+    """The baseline and `count` kernels, spread over cases."""
+    fields = {"baseline": "eager", "status": "ok"}
+    every = [ResultRow(kernel="eager", case="case 0", ratio=1.0, **fields)]
+    return every + [
+        ResultRow(kernel=f"k{at}", case=f"case {at % cases}", ratio=1 + at / 10, ratio_low=1.0, **fields)
+        for at in range(count)
+    ]
+
+
+def test_a_row_for_each_kernel_but_the_baseline() -> None:
+    (plot,) = ratio_plot(rows(2))
+    assert (plot.title, [row.name for row in plot.rows]) == ("case 0", ["k0", "k1"])
+    assert [(row.value, row.low, row.high) for row in plot.rows] == [(1.0, 1.0, None), (1.1, 1.0, None)]
+    (plot,) = ratio_plot(rows(2, cases=2))
+    assert (plot.title, [row.name for row in plot.rows]) == ("", ["case 0: k0", "case 1: k1"])
+    assert ratio_plot(rows(0)) == []
+
+
+@pytest.mark.parametrize(("count", "title"), [(300, "case 0"), (1301, "the first 300 of 1,301 rows")])
+def test_a_chart_says_that_there_are_more(count: int, title: str) -> None:
+    (plot,) = ratio_plot(rows(count))
+    assert (plot.title, len(plot.rows)) == (title, 300)

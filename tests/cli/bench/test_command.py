@@ -1,6 +1,8 @@
-"""`ffn bench --suite` as it is typed; nothing is measured."""
+"""`ffn bench` as it is typed; nothing is measured: --suite, and what a run that ends early keeps."""
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +11,8 @@ from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.request.suite import public_suite
 from ffncli.bench.results.grid_file import difference, whole_grid
 from ffncli.cli.bench import command as module
-from ffncli.errors import FFNError
+from ffncli.cli.bench.command import _kept
+from ffncli.errors import FFNError, Terminated
 
 SUITE = public_suite("ffn-1")
 
@@ -84,3 +87,37 @@ def test_the_library_refuses_what_the_command_refuses():
     for name, value in {"source": "gpt2", "tokens": (1,), "baseline": "packed", "threads": (1,)}.items():
         with pytest.raises(FFNError, match=f"suite contradicts {name}; a suite's cases, seed and baseline are fixed"):
             ffncli.benchmark(suite="ffn-1", **{name: value})
+
+
+# --- a run that ends early --------------------------------------------------------------------------------------------
+
+
+KEPT = "1 of 2 units kept in a.csv; resume with `ffn bench --resume a.csv`"
+
+
+def ended(stop, tmp_path, monkeypatch):
+    """(the error of a run that ends so, its notes)."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.partial.jsonl").touch()
+    notes: list[str] = []
+    files = SimpleNamespace(journal=Path("a.partial.jsonl"), csv=Path("a.csv"))
+    journal, request = SimpleNamespace(count=1, files=files), SimpleNamespace(units=2)
+    with pytest.raises(BaseException) as caught, _kept(journal, request, SimpleNamespace(note=notes.append)):
+        raise stop
+    return caught.value, notes
+
+
+@pytest.mark.parametrize(("stop", "what"), [(KeyboardInterrupt(), "interrupted"), (Terminated(), "terminated")])
+@pytest.mark.parametrize("agent", ["True", ""])
+def test_the_one_error_of_a_stop_is_the_launcher_s_if_there_is_one(stop, what, agent, tmp_path, monkeypatch):
+    place = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+    for name, value in {**place, "TORCHELASTIC_USE_AGENT_STORE": agent}.items():
+        monkeypatch.setenv(name, str(value))
+    error, notes = ended(stop, tmp_path, monkeypatch)
+    if agent:
+        assert error is stop
+        assert notes == [KEPT]
+    else:
+        assert isinstance(error, FFNError)
+        assert error.message == f"{what}: {KEPT}"
+        assert notes == []
