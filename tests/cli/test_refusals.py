@@ -20,6 +20,8 @@ NO_WIDTHS = ["0", HUGE, "4.5", "1e3", LONG]
 NO_RANKS = ["0", "-1", "x", "", "1.5", "65537", LONG]
 NO_DTYPES = ["int9", "q4_9", "", "fp4", "\x1b[31m"]
 BENCH = "bench 8x16:swiglu --device cpu"
+GRID = "bench 8x16:swiglu -k eager,packed --processes 2 --save a.csv"
+RAY = "--launcher ray --device cpu --threads 1"
 EXPLAIN = "trace --example notebook --explain"
 OF_EXPERTS = "trace 8x16:swiglu --experts 4 --tokens 6 --explain"
 
@@ -248,6 +250,37 @@ REFUSED = [
     (f"{BENCH} --launch graphs", "--launch graphs contradicts --device cpu"),
     (f"{BENCH} --launch graphs --by-step", "--by-step contradicts --launch graphs"),
     (f"{BENCH} --launch both", "--launch: unknown value 'both'"),
+    # ffn bench --suite
+    ("bench --suite ffn-2", "error: --suite: there is no suite 'ffn-2'; did you mean 'ffn-1'?"),
+    ("bench --suite kernels", "error: --suite: there is no suite 'kernels'; the public suites are: ffn-1"),
+    ("bench --admit a.csv", "error: --admit needs --suite; as in ffn bench --suite ffn-1 --admit FILE.csv"),
+    ("bench --suite ffn-1 --admit none.csv", "error: cannot read none.csv: No such file or directory"),
+    ("bench --suite ffn-1 --admit none.csv -k eager", "error: --admit contradicts --kernel; it measures nothing"),
+    ("bench gpt2 --suite ffn-1 --admit none.csv", "error: --admit contradicts SOURCE; it measures nothing"),
+    ("bench llama-2-7b --suite ffn-1", "error: --suite contradicts SOURCE; "),
+    ("bench --suite ffn-1 --device cpu,cuda", "--device cpu,cuda: a suite has the tracks cpu and cuda; "),
+    *(
+        (f"bench --suite ffn-1 {option}", f"error: --suite contradicts {option.split()[0]}; ")
+        for option in (
+            "--tokens 1, --dtype bf16, --d-model 8, --threads 1, --cache warm, --pass forward, --routing text,"
+            " --input x.safetensors, --baseline packed, --seed 2, --math-mode high, --allocator system,"
+            " --launch plain, --tp 2, --by-step, --selftest, --sustained"
+        ).split(", ")
+    ),
+    # ffn bench --launcher
+    (f"{GRID} --launcher kube", "--launcher: unknown value 'kube'; use one of slurm, ray"),
+    (f"{GRID} --launcher slrum", "did you mean 'slurm'"),
+    (f"{GRID} --slots 2", "--slots needs --launcher"),
+    (f"{GRID} --launcher-option a=b", "--launcher-option needs --launcher"),
+    (f"{GRID} {RAY} --launcher-option partition", "'partition' is not KEY=VALUE"),
+    (f"{GRID} {RAY} --launcher-option =x", "'=x' is not KEY=VALUE"),
+    (f"{GRID} {RAY} --launcher-option partition=gpu", "ray has no option 'partition'"),
+    (f"{GRID} --launcher ray --device cpu", "--launcher needs --threads"),
+    (f"{GRID} --launcher ray --threads 1", "--launcher needs --device"),
+    (f"{GRID} --launcher ray --threads 1 --device cuda:1", "--device cuda:1 contradicts --launcher"),
+    (f"bench 8x16:swiglu {RAY} --selftest", "--selftest contradicts --launcher"),
+    (f"{GRID} {RAY} --tp 2", "--launcher contradicts --tp"),
+    (f"{GRID} {RAY} --slots 0", "--slots must be a whole number from 1 to 10000"),
     # ffn compare
     ("compare . .", "is not a file"),
     ("compare gelu", "NEW is missing"),

@@ -17,35 +17,6 @@ from ffncli.errors import FFNError, Terminated
 SUITE = public_suite("ffn-1")
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        ("--suite ffn-2", "--suite: there is no suite 'ffn-2'; did you mean 'ffn-1'?"),
-        ("--suite kernels", "--suite: there is no suite 'kernels'; the public suites are: ffn-1"),
-        ("--admit a.csv", "--admit needs --suite; as in ffn bench --suite ffn-1 --admit FILE.csv"),
-        ("--suite ffn-1 --admit none.csv", "cannot read none.csv: No such file or directory"),
-        ("--suite ffn-1 --admit none.csv -k eager", "--admit contradicts --kernel; it measures nothing"),
-        ("llama-2-7b --suite ffn-1 --admit none.csv", "--admit contradicts SOURCE; it measures nothing"),
-        ("llama-2-7b --suite ffn-1", "--suite contradicts SOURCE; "),
-        ("--suite ffn-1 --device cpu,cuda", "--device cpu,cuda: a suite has the tracks cpu and cuda; "),
-        *(
-            (f"--suite ffn-1 {option}", f"--suite contradicts {option.split()[0]}; ")
-            for option in (
-                "--tokens 1", "--dtype bf16", "--d-model 8", "--threads 1", "--cache warm", "--pass forward",
-                "--routing text", "--input x.safetensors", "--baseline packed", "--seed 2", "--math-mode high",
-                "--allocator system", "--launch plain", "--tp 2", "--by-step", "--selftest", "--sustained",
-            )
-        ),
-    ],
-)  # fmt: skip
-def test_what_it_does_not_go_with_is_named(call, words, error, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, out, err = call("bench", *words.split())
-    assert (code, out) == (2, "")
-    assert err.startswith(f"error: {error}")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.fixture
 def measured(monkeypatch, tmp_path) -> list[BenchRequest]:
     """The requests that would have been measured."""

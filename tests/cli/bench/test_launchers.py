@@ -90,31 +90,6 @@ def test_a_part_without_cases_opens_no_slots(bench: Any):
     assert bench(*WORDS, "-n", "1", *RAY, "--shard", "2/2")[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "refusal"),
-    [
-        (("--launcher", "kube"), "--launcher: unknown value 'kube'; use one of slurm, ray"),
-        (("--launcher", "slrum"), "did you mean 'slurm'"),
-        (("--slots", "2"), "--slots needs --launcher"),
-        (("--launcher-option", "a=b"), "--launcher-option needs --launcher"),
-        ((*RAY, "--launcher-option", "partition"), "'partition' is not KEY=VALUE"),
-        ((*RAY, "--launcher-option", "=x"), "'=x' is not KEY=VALUE"),
-        ((*RAY, "--launcher-option", "partition=gpu"), "ray has no option 'partition'"),
-        (("--launcher", "ray", "--device", "cpu"), "--launcher needs --threads"),
-        (("--launcher", "ray", "--threads", "1"), "--launcher needs --device"),
-        (("--launcher", "ray", "--threads", "1", "--device", "cuda:1"), "--device cuda:1 contradicts --launcher"),
-        ((*RAY, "--selftest"), "--selftest contradicts --launcher"),
-        ((*RAY, "--tp", "2"), "--launcher contradicts --tp"),
-        ((*RAY, "--slots", "0"), "--slots must be a whole number from 1 to 10000"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_before_anything_is_written(
-    bench: Any, tmp_path: Path, words: tuple[str, ...], refusal: str
-):
-    expect_refusal(bench(*(WORDS if "--selftest" not in words else WORDS[:2]), *words), refusal)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_run_that_began_here_is_not_continued_elsewhere(bench: Any, tmp_path: Path):
     with new_run(tmp_path / "a.csv", replace(over_machines(), cluster=None)) as journal:
         in_process(journal, 1)
