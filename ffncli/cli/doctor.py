@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from math import isfinite
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +12,7 @@ from ffncli.bench.doctor import doctor
 from ffncli.bench.doctor.doctor import DoctorCheck
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
+from ffncli.cli.common.summaries import csv_table, in_json
 from ffncli.errors import ExitCode, FFNError, option
 from ffncli.options.accept import ABOVE_ZERO, THREADS
 from ffncli.options.opt import COMPUTE, Opt, Options
@@ -108,12 +109,11 @@ def answer(
     checks: Sequence[DoctorCheck], noise: Noise | None, choices: Sequence[tuple[str, AutoChoice]] = ()
 ) -> Answer:
     """All rows: `rows` in JSON, one line each in CSV; `choices` of auto."""
-    names = tuple(field.name for field in fields(DoctorCheck))
-    flat = Table(names, [tuple(getattr(check, name) for name in names) for check in checks])
+    rows = in_json(checks)
     body = {
-        "rows": [asdict(check) for check in checks],
+        "rows": rows,
         "resolvable_difference": noise.resolvable_difference if noise else None,
-        "noise": asdict(noise) if noise else None,
+        "noise": in_json(noise),
         "choices": [{"case": case, **asdict(choice)} for case, choice in choices],
     }
     parts: list[Part] = [Table(("", "value", "status"), [row for check in checks for row in _rows(check)])]
@@ -123,7 +123,7 @@ def answer(
         parts += [Heading("Kernels that auto has chosen"), *(Line(f"{case}: {one.note}") for case, one in choices)]
     if noise:
         parts += [Heading("How small a difference this machine can measure"), *map(Line, _in_words(noise))]
-    return Answer("doctor", body, flat, parts, CONVENTIONS)
+    return Answer("doctor", body, csv_table(rows), parts, CONVENTIONS)
 
 
 def failure(lacking: Sequence[DoctorCheck]) -> FFNError:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
-from ffncli.cli.common.options import OutputOptions
-from ffncli.cli.common.prompt_options import ONE_OR_MANY, corpus_size
+from ffncli.cli.common.options import ONE_OR_MANY, OutputOptions, corpus_size
 from ffncli.cli.common.spread import spread
+from ffncli.cli.common.summaries import csv_table
 from ffncli.errors import FFNError, option
 from ffncli.options import conflicts
 from ffncli.options.accept import TEXTS
@@ -78,7 +78,7 @@ def experts_answer(survey: ExpertsSurvey) -> Answer:
         "layers": [asdict(layer) for layer in survey.layers],
     }
     experts = [expert for layer in survey.layers for expert in layer.experts]
-    csv = Table(tuple(vars(experts[0])), [tuple(vars(expert).values()) for expert in experts])
+    csv = csv_table([vars(expert) for expert in experts])
     read = f"{survey.texts:,} {plural('text', survey.texts)}, {survey.tokens:,} tokens"
     parts: list[Part] = [
         Heading(survey.model.model.name, f"{len(survey.layers)} {plural('layer', len(survey.layers))} with experts"),

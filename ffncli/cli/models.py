@@ -8,6 +8,7 @@ from typing import Annotated
 from ffncli.block.cost import CONVENTIONS
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
+from ffncli.cli.common.summaries import csv_table
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models import catalog
 from ffncli.models.counting.count import ModelCount, count
@@ -49,11 +50,10 @@ def command(*, search: SearchOptions, show: OutputOptions) -> None:
 def answer(counts: list[ModelCount]) -> Answer:
     """Rows as in `ffn params`, without groups."""
     rows = [{k: v for k, v in asdict(c).items() if k != "groups"} | _origin(c.name) for c in counts]
-    flat = Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
     columns = ("model", "year", "d_model", "d_ff", "activation", "layers", "FFN", "active")
     kept = len(columns) if any(c.has_experts for c in counts) else -1  # "active" means nothing for dense models
     table = Table(columns[:kept], [_row(c)[:kept] for c in counts])
-    return Answer("models", {"rows": rows}, flat, [table], CONVENTIONS)
+    return Answer("models", {"rows": rows}, csv_table(rows), [table], CONVENTIONS)
 
 
 def _origin(name: str) -> dict[str, object]:

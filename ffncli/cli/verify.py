@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
-from ffncli.cli.common.summaries import ShortLine, dimensions_text, short_lines
+from ffncli.cli.common.summaries import ShortLine, csv_table, dimensions_text, in_json, short_lines
 from ffncli.errors import ExitCode, FFNError
 from ffncli.options.opt import Opt, Options
 from ffncli.run.verify.call import verdict_of
@@ -71,21 +71,13 @@ def answer(verdict: Verdict, verbose: bool = False) -> Answer:
         lines = [line for name, mine in by_check(rows).items() for line in _lines(name, CHECKS[name].states, mine)]
         parts += short_lines(lines)
     parts += [Heading(counted(rows), "" if verbose else "-v shows every row")]
-    body = {"block": asdict(block), "rows": [asdict(row) for row in rows]}
-    return Answer("verify", body, every_row(rows), parts, CONVENTIONS)
+    body = {"block": asdict(block), "rows": in_json(rows)}
+    return Answer("verify", body, csv_table(body["rows"]), parts, CONVENTIONS)
 
 
 def by_check(rows: Sequence[CheckRow]) -> dict[str, list[CheckRow]]:
     """The rows of each check, in their order."""
     return {name: [row for row in rows if row.check == name] for name in dict.fromkeys(row.check for row in rows)}
-
-
-def every_row(rows: Sequence[CheckRow]) -> Table:
-    """The rows as a CSV has them."""
-    from ffncli.run.verify.checks.case import CheckRow
-
-    names = tuple(f.name for f in fields(CheckRow))
-    return Table(names, [tuple(getattr(row, name) for name in names) for row in rows])
 
 
 def counted(rows: Sequence[CheckRow]) -> str:
@@ -182,8 +174,8 @@ def referee_answer(verdict: Verdict, certificate: Certificate, verbose: bool = F
     else:
         parts += short_lines([_referee_line(name, mine) for name, mine in by_check(rows).items()])
     parts += [Heading(f"{certificate.verdict.upper()} {certificate.kernel}", _remark(certificate))]
-    body = {"block": asdict(block), "certificate": asdict(certificate), "rows": [asdict(row) for row in rows]}
-    return Answer("verify", body, every_row(rows), parts, CONVENTIONS)
+    body = {"block": asdict(block), "certificate": asdict(certificate), "rows": in_json(rows)}
+    return Answer("verify", body, csv_table(body["rows"]), parts, CONVENTIONS)
 
 
 def refusal(certificate: Certificate) -> FFNError:

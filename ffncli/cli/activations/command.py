@@ -10,8 +10,7 @@ from ffncli.block.analysis.curve import curve, samples
 from ffncli.block.analysis.difference import minus
 from ffncli.block.analysis.gated import UNITS
 from ffncli.cli.activations.page import answer, excess_text, stated_value
-from ffncli.cli.common.options import OutputOptions, PlotOptions
-from ffncli.cli.common.prompt_options import lines_note, prompt_text
+from ffncli.cli.common.options import OutputOptions, PlotOptions, lines_note, prompt_text
 from ffncli.cli.common.spread import spread
 from ffncli.errors import ExitCode, FFNError, option
 from ffncli.options import conflicts

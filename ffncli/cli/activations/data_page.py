@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.block.activations import TABLE
 from ffncli.block.value import NEAR_ZERO
-from ffncli.cli.common.summaries import agreement_text, listed
+from ffncli.cli.common.summaries import agreement_text, csv_table, listed
 from ffncli.models.model import is_runnable
 from ffncli.show.parts import Answer, Heading, Line, Part, Table, cell_text
 from ffncli.show.text import bars, percent, plural
@@ -69,8 +69,6 @@ def data_answer(data: ActivationData, question: DataQuestion) -> Answer:
         },
         "rows": rows,
     }  # fmt: skip
-    names = tuple(rows[0])
-    csv = Table(names, [tuple(row[name] for name in names) for row in rows])
     one = len(data.layers) == 1
     owns = " and ".join(dict.fromkeys(entered.made[0].name for _, entered in places))
     where = f", {data.layers[0].stack} layer {data.layers[0].layer}" if one and not resolved.model.bare else ""
@@ -86,7 +84,7 @@ def data_answer(data: ActivationData, question: DataQuestion) -> Answer:
     else:
         parts += [Line(f"{stack}: {listed(tokens)}") for stack, tokens in data.tokens.items()]
     parts += _one(data.layers[0]) if one else _all(data)
-    return Answer("activations", body, csv, parts, CONVENTIONS)
+    return Answer("activations", body, csv_table(rows), parts, CONVENTIONS)
 
 
 def _row(layer: LayerData, entered: ActivationInput, made: ActivationOutput) -> dict[str, Any]:

@@ -88,11 +88,7 @@ def command(
         require_installed("torch", "numpy")  # before a word of where results go
     place = torchrun()
     if result.selftest:
-        from ffncli.bench.selftest import selftest_request
-        from ffncli.cli.bench.selftest import show_selftest
-
-        how = method.method_over(Method(processes=4, max_time=10.0))
-        show_selftest(selftest_request(question, how), output)
+        _selftest(question, method.method_over(Method(processes=4, max_time=10.0)), output)
         return
     if cluster is not None and place is not None:
         raise FFNError("--launcher contradicts torchrun", "a slot measures on one rank; submit torchrun yourself")
@@ -170,6 +166,20 @@ def _admit(path: Path, suite: str, output: Output) -> None:
     admission = admit(path, suite)
     output.show(admission_answer(admission))
     if problem := refused_admission(admission):
+        raise problem
+
+
+def _selftest(question: BenchQuestion, how: Method, output: Output) -> None:
+    """Measure known differences and show whether the gate finds them; exit 1 if it does not."""
+    from ffncli.bench.selftest import selftest, selftest_request
+    from ffncli.cli.bench.page import failed_selftest, selftest_answer
+    from ffncli.cli.bench.progress import unit_progress
+
+    request = selftest_request(question, how)
+    with unit_progress(request, 0, output) as shown:
+        outcome = selftest(request, shown)
+    output.show(selftest_answer(outcome))
+    if problem := failed_selftest(outcome):
         raise problem
 
 

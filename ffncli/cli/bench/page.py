@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ffncli.bench.judge.curves import StepShare, step_shares, thread_scaling, together
 from ffncli.bench.judge.gate import Gate, GatedRow, name_in
@@ -17,11 +16,14 @@ from ffncli.bench.results.csv_file import COLUMNS, cells, json_rows
 from ffncli.bench.results.journal import ResultFiles
 from ffncli.bench.results.row import ResultRow
 from ffncli.cli.common.result_lines import balance, command_line, interval, rates, ratio, remarks, verdict, warned
-from ffncli.cli.common.summaries import ShortLine, short_lines
+from ffncli.cli.common.summaries import ShortLine, csv_table, in_json, short_lines
 from ffncli.cli.common.sweep_page import sweep
 from ffncli.errors import ExitCode, FFNError, shown_path
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.text import bytes_text, percent, plural, time_text
+
+if TYPE_CHECKING:
+    from ffncli.bench.selftest import KnownDifference, SelfTest
 
 CONVENTIONS = {
     "ratio": "time over the baseline's in the same rounds; ratio_low to ratio_high is its 95 % confidence interval,"
@@ -70,7 +72,7 @@ def answer(
         "rounds_file": shown_path(files.rounds),
         "gate": None if judged is None else _gate_json(judged, request.fail_if_slower),
         "spent": dict(spent or {}),
-        "thread_scaling": [asdict(one) for one in thread_scaling(request.cases, rows)],
+        "thread_scaling": in_json(thread_scaling(request.cases, rows)),
         "rows": json_rows(rows),
     }
     return Answer("bench", body, table, parts, CONVENTIONS)
@@ -362,6 +364,38 @@ def longer_command(request: BenchRequest, more_processes: bool = False) -> str:
     return f"{command} {shlex.join(words)}"
 
 
+# --- --selftest: whether known differences are found ------------------------------------------------------------------
+
+_KNOWN = {"again": "the same code again", "slowed": "the same code, made 5 % slower"}
+
+
+def selftest_answer(outcome: SelfTest) -> Answer:
+    """The known differences with their verdicts, by case."""
+    parts: list[Part] = [Heading("selftest", f"--fail-if-slower {outcome.allowed:.0%}, on known differences")]
+    for case in dict.fromkeys(row.case for row in outcome.rows):
+        parts += [Line(case, quiet=True)]
+        parts += [Line(_known_difference(row)) for row in outcome.rows if row.case == case]
+    parts.append(Heading("failed" if outcome.failed else "passed"))
+    rows = in_json(outcome.rows)
+    body = {"selftest": {"allowed": outcome.allowed, "passed": not outcome.failed}, "rows": rows}
+    return Answer("bench", body, csv_table(rows), parts)
+
+
+def failed_selftest(outcome: SelfTest) -> FFNError | None:
+    """The error of a selftest that failed, with what was judged wrongly; None for one that passed."""
+    if not outcome.failed:
+        return None
+    what = "; ".join(map(_known_difference, outcome.failed))
+    why = "; ".join(outcome.reasons) or "the machine may be busy"
+    return FFNError(f"selftest failed: {what}", f"{why}: see ffn doctor", ExitCode.FAILED)
+
+
+def _known_difference(row: KnownDifference) -> str:
+    """`the same code, made 5 % slower: ratio 1.051 [1.049, 1.053], flagged, as it should be`."""
+    result = ("flagged" if row.flagged else "not flagged") + (", as it should be" if row.passed else ", which is wrong")
+    return f"{_KNOWN[row.kernel]}: ratio {row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}], {result}"
+
+
 _MOST_FAULTS = 3  # lines of one condition; JSON has all
 
 
@@ -388,8 +422,7 @@ def admission_answer(admission: Admission) -> Answer:
         },
         "rows": rows,
     }  # fmt: skip
-    table = Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
-    return Answer("bench", body, table, parts)
+    return Answer("bench", body, csv_table(rows), parts)
 
 
 def refused_admission(admission: Admission) -> FFNError | None:

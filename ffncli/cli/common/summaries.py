@@ -1,8 +1,9 @@
-"""Short texts of several pages: a block, a model's tokens, a line per check, the known accelerators."""
+"""What several pages share: records in JSON and CSV, a block, a model's tokens, a line per check, the accelerators."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,18 @@ from ffncli.system.hardware import devices, typed_names
 if TYPE_CHECKING:
     from ffncli.run.engine.prepare import BlockSummary, Token
     from ffncli.run.measure.gap import Agreement
+
+
+def in_json(value: Any) -> Any:
+    """A record, or several, as JSON has them; None if that was not requested."""
+    if value is None:
+        return None
+    return [asdict(one) for one in value] if isinstance(value, Sequence) else asdict(value)
+
+
+def csv_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Rows with the same keys as CSV has them."""
+    return Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
 
 
 def dimensions_text(block: BlockSummary) -> str:

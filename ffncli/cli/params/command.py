@@ -15,7 +15,7 @@ from ffncli.block.cost import CONVENTIONS
 from ffncli.block.recipe import steps
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
-from ffncli.cli.common.summaries import devices_answer
+from ffncli.cli.common.summaries import csv_table, devices_answer
 from ffncli.cli.params.page import parts_of, sweep_table
 from ffncli.errors import ExitCode, FFNError, option, shown
 from ffncli.models import catalog
@@ -29,7 +29,7 @@ from ffncli.options.opt import Opt, Options
 from ffncli.options.shared import KINDS_OF_SOURCE
 from ffncli.run.user.load import load
 from ffncli.run.user.time_limit import LoadOptions
-from ffncli.show.parts import Answer, Heading, Line, Part, Table
+from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.system.files import read_whole
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def answer_for(models: Sequence[Resolved], question: FigureQuestion) -> tuple[An
     parts = parts_of(reports, costs=bool(question.token_counts or question.tp))
     if len(models) == 1 and not models[0].model.unknown:  # below the line with its widths
         parts[2:2] = _drawing(models[0])
-    return Answer("params", {"rows": [one.row() for one in reports]}, _flat(lines), parts, _CONVENTIONS), lines
+    return Answer("params", {"rows": [one.row() for one in reports]}, csv_table(lines), parts, _CONVENTIONS), lines
 
 
 def _drawing(resolved: Resolved) -> list[Part]:
@@ -232,9 +232,5 @@ def _swept(
         for line in one.lines()
     ]
     table = sweep_table([(point, one) for point, _, one in reports], bool(question.token_counts))
-    answer = Answer("params", {"rows": rows}, _flat(lines), [table], _CONVENTIONS)
+    answer = Answer("params", {"rows": rows}, csv_table(lines), [table], _CONVENTIONS)
     return [reports[0][1]] if source else [], answer, lines
-
-
-def _flat(lines: list[dict[str, Any]]) -> Table:
-    return Table(tuple(lines[0]), [tuple(line.values()) for line in lines])

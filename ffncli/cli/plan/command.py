@@ -11,6 +11,7 @@ from ffncli.block import dtypes
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
+from ffncli.cli.common.summaries import devices_answer, in_json
 from ffncli.cli.plan.page import collectives_parts, difference_text, measured_parts, parts_of
 from ffncli.errors import ExitCode, FFNError, option, shown
 from ffncli.models.counting.cluster import CPU, Assumptions, MeasuredBlock, MeasuredSpeeds, predictions
@@ -71,8 +72,6 @@ def command(
     """
     output = show.output()
     if question.device == ("list",):
-        from ffncli.cli.common.summaries import devices_answer
-
         output.show(devices_answer("plan"))
         return
     load_limit.apply()
@@ -110,16 +109,16 @@ def answer_of(plan: ClusterPlan, speeds: dict[str, MeasuredSpeeds] | None = None
     body: dict[str, Any] = {
         "name": plan.name,
         "skew": plan.skew,
-        "rows": [asdict(row) for row in plan.rows],
-        "cheapest": [asdict(row) for row in plan.cheapest],
-        "would_fit": [asdict(row) for row in plan.would_fit],
-        "assumed": [asdict(one) for one in plan.assumed],
+        "rows": in_json(plan.rows),
+        "cheapest": in_json(plan.cheapest),
+        "would_fit": in_json(plan.would_fit),
+        "assumed": in_json(plan.assumed),
     }
     answer = Answer("plan", body, flat, parts_of(plan), CONVENTIONS)
     if speeds is None:
         return answer
     rows = list(predictions(speeds))
-    return answer.with_section("measured", [asdict(row) for row in rows], measured_parts(rows))
+    return answer.with_section("measured", in_json(rows), measured_parts(rows))
 
 
 # --- measured speeds --------------------------------------------------------------------------------------------------

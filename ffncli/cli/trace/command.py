@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from ffncli.cli.common.options import OutputOptions
-from ffncli.cli.common.prompt_options import CORPUS, ONE_OR_MANY, corpus_size, lines_note, prompt_text
+from ffncli.cli.common.options import CORPUS, ONE_OR_MANY, OutputOptions, corpus_size, lines_note, prompt_text
 from ffncli.cli.common.spread import spread
 from ffncli.cli.trace.layers_page import corpus_answer, not_finite_layers, not_finite_texts, survey_answer
 from ffncli.cli.trace.page import trace_answer

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ffncli.cli.common.summaries import label, labels, named
 from ffncli.show.parts import Heading, Line, Part, Table
@@ -169,16 +168,6 @@ def _left(texts: Sequence[str]) -> list[str]:
 def _right(texts: Sequence[str]) -> list[str]:
     wide = max(map(len, texts), default=0)
     return [text.rjust(wide) for text in texts]
-
-
-def changes_json(session: Session) -> list[dict[str, Any]] | None:
-    """The steps' records under the keys of docs/json.md; None without a change."""
-    return None if session.changes is None else [asdict(one) for one in session.changes]
-
-
-def prediction_json(session: Session) -> dict[str, Any] | None:
-    """The prediction's record; None without a change of a model that ran."""
-    return None if session.prediction is None else asdict(session.prediction)
 
 
 def change_parts(session: Session, digits: int, with_steps: bool) -> list[Part]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import CONVENTIONS
 from ffncli.block.value import NEAR_ZERO
-from ffncli.cli.common.summaries import listed, named
+from ffncli.cli.common.summaries import csv_table, listed, named
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.text import in_percent, percent, plural
 
@@ -140,7 +140,7 @@ def corpus_answer(survey: CorpusSurvey, digits: int) -> Answer:
         "corpus": {name: getattr(survey, name) for name in figures} | {"layers": [asdict(row) for row in survey.rows]},
     }
     rows = [_cells(row) for row in survey.rows]
-    csv = Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+    csv = csv_table(rows)
     parts: list[Part] = [
         Heading(survey.model.model.name, f"{len(rows)} {plural('layer', len(rows))} with an FFN"),
         Line(f"{survey.where}: {survey.texts:,} {plural('text', survey.texts)}, {survey.tokens:,} tokens"),
@@ -258,11 +258,6 @@ def _unit_table(title: str, unit: UnitFigures) -> Table:
 
 _MOST_EXPERTS = 8  # that the page lists; JSON has all
 IN_CSV = ("tokens_per_expert", "idle_experts", "busiest_expert", "busiest_share", "entropy_bits")
-
-
-def routing_json(routing: Routing | None) -> dict[str, Any] | None:
-    """The record under the keys of docs/json.md; None in a dense block."""
-    return asdict(routing) if routing else None
 
 
 def routing_parts(routing: Routing | None) -> list[Part]:

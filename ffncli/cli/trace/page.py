@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ffncli.block.cost import CONVENTIONS
 from ffncli.block.steps import Experts
 from ffncli.block.value import NEAR_ZERO
-from ffncli.cli.common.summaries import agreement_text, dimensions_text, labels, listed
-from ffncli.cli.trace.explain_page import change_parts, changes_json, explanation_parts, prediction_json
-from ffncli.cli.trace.layers_page import routing_json, routing_parts
-from ffncli.cli.trace.ranks_page import ranks_json, ranks_parts, ranks_rows
+from ffncli.cli.common.summaries import agreement_text, csv_table, dimensions_text, in_json, labels, listed
+from ffncli.cli.trace.explain_page import change_parts, explanation_parts
+from ffncli.cli.trace.layers_page import routing_parts
+from ffncli.cli.trace.ranks_page import ranks_parts
 from ffncli.cli.trace.unembed_page import promotes_parts, sampling_parts, unembed_json, unembed_parts
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.tensors import Excerpt, HeatMap, edges, number_text
@@ -37,42 +36,37 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True, heatmap
     Its rows are named by the prompt's tokens, if there was one. Without steps the page starts with the other
     requested parts.
     """
-    steps = [asdict(record) for record in session.steps]
+    steps = in_json(session.steps)
     body = {
-        "block": asdict(session.block),
+        "block": in_json(session.block),
         "ffn_input": session.ffn_input,
         "ffn_output": session.ffn_output,
         "flow": session.flow,
-        "not_finite": [asdict(one) for one in session.not_finite],
+        "not_finite": in_json(session.not_finite),
         "steps": steps,
     }
     names = [name for name in steps[0] if name not in _NOT_IN_CSV]
     rows = Table(tuple(names), [tuple(step[name] for name in names) for step in steps])
-    rows = rows if session.over_ranks is None else ranks_rows(session.over_ranks)
+    rows = rows if session.over_ranks is None else csv_table(in_json(session.over_ranks.shares))
     parts = [*_head(session)]
     for record in session.steps if with_steps else ():
         picture = HeatMap(*session.heat_map(record.name, *_CELLS)) if heatmap else None
         parts += _step(record, session.trace, digits, labels(session.tokens), picture)
     page = Answer("trace", body, rows, parts, CONVENTIONS)
     return (
-        page.with_section("model_run", asdict(session.model_run) if session.model_run else None)
-        .with_section("routes", _records(session.routes) or None, routes_table(session))
-        .with_section("routing", routing_json(session.routing), routing_parts(session.routing))
+        page.with_section("model_run", in_json(session.model_run))
+        .with_section("routes", in_json(session.routes) or None, routes_table(session))
+        .with_section("routing", in_json(session.routing), routing_parts(session.routing))
         .with_section("unembed", unembed_json(session), unembed_parts(session, digits, with_steps))
-        .with_section("promotes", _records(session.promotes), promotes_parts(session, digits, with_steps))
-        .with_section("changes", changes_json(session), change_parts(session, digits, with_steps))
-        .with_section("prediction", prediction_json(session))
-        .with_section("sampling", _records(session.sampling), sampling_parts(session, digits))
+        .with_section("promotes", in_json(session.promotes), promotes_parts(session, digits, with_steps))
+        .with_section("changes", in_json(session.changes), change_parts(session, digits, with_steps))
+        .with_section("prediction", in_json(session.prediction))
+        .with_section("sampling", in_json(session.sampling), sampling_parts(session, digits))
         .with_section("aliases", None if session.facts is None else session.aliases)
-        .with_section("facts", _records(session.facts), facts_table(session.facts or ()))
-        .with_section("explain", _records(session.explain), explanation_parts(session, digits))
-        .with_section("over_ranks", ranks_json(session.over_ranks), ranks_parts(session, digits))
+        .with_section("facts", in_json(session.facts), facts_table(session.facts or ()))
+        .with_section("explain", in_json(session.explain), explanation_parts(session, digits))
+        .with_section("over_ranks", in_json(session.over_ranks), ranks_parts(session, digits))
     )
-
-
-def _records(records: Sequence[Any] | None) -> list[dict[str, Any]] | None:
-    """Records under their keys of docs/json.md; None for anything not requested."""
-    return None if records is None else [asdict(record) for record in records]
 
 
 def _head(session: Session) -> list[Part]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ffncli.show.parts import Heading, Line, Part, Table
 from ffncli.show.tensors import Excerpt, edges
@@ -26,17 +25,6 @@ _NAMES = {
     "copied": "copied to every rank",
     "rank 0": "on the first rank alone, so that the sum has it once",
 }
-
-
-def ranks_json(ranks: RankTrace | None) -> dict[str, Any] | None:
-    """The record under the keys of docs/json.md; None without --tp or --ep."""
-    return asdict(ranks) if ranks else None
-
-
-def ranks_rows(ranks: RankTrace) -> Table:
-    """A row for each rank."""
-    rows = [asdict(share) for share in ranks.shares]
-    return Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
 
 
 def ranks_parts(session: Session, digits: int) -> list[Part]:

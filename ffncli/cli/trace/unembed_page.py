@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from math import nan
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ffncli.cli.common.summaries import label, named
+from ffncli.cli.common.summaries import in_json, label, named
 from ffncli.show.parts import Heading, Line, Part, Table
 from ffncli.show.tensors import number_text
 
 if TYPE_CHECKING:
     from ffncli.run.engine.prepare import Token
+    from ffncli.run.trace.routing import Sampling
     from ffncli.run.trace.session import Session
     from ffncli.run.trace.unembed import PromotedTokens, TokenLogit, UnitLogit
 
+    Sets: TypeAlias = Sampling | PromotedTokens
 
+
+NOTHING = "some are not numbers, so there is nothing to pick"
 _OUTPUT = "the FFN's output through the final norm and head: normalised alone, then as a part of the residual stream"
 _MOST_LISTED = 4
 _MORE = "-v shows the steps too"
@@ -24,22 +27,18 @@ _UNIT = (
     "the unit's column of the down projection alone, through the norm of its branch, if any, the final norm"
     " and the head; its sign is the activation's"
 )
-_UNIT_AT = "what the unit adds to the FFN's output, through the final norm and head: normalised alone, then as a part"
-
-
-_UNIT_AT += " of the residual stream"
-
-
+_UNIT_AT = (
+    "what the unit adds to the FFN's output, through the final norm and head: normalised alone, then as a part of the"
+    " residual stream"
+)
 _ALONE = "alone: the logit of the unit's column of the down projection, normalised alone"
 _PART = "logit: what the unit adds as a part of the residual stream, activation × column over the stream's RMS"
 
 
 def unembed_json(session: Session) -> list[dict[str, Any]] | None:
     """The records under the keys of docs/json.md; None if nothing was unembedded."""
-    if session.unembed is None:
-        return None
-    records = [asdict(one) for one in session.unembed]
-    return [{name: value for name, value in record.items() if name != "vocab"} for record in records]
+    records = in_json(session.unembed)
+    return records and [{name: value for name, value in record.items() if name != "vocab"} for record in records]
 
 
 def unembed_parts(session: Session, digits: int, with_steps: bool) -> list[Part]:
@@ -135,17 +134,6 @@ def _direct(one: PromotedTokens, title: str, digits: int) -> list[Part]:
 def _listed(tokens: Sequence[TokenLogit], digits: int) -> str:
     """`" Paris" 3.12, " the" 2.9`: the first of them."""
     return ", ".join(f"{named(t.id, t.text)} {number_text(t.logit, digits)}" for t in tokens[:_MOST_LISTED]) or "none"
-
-
-if TYPE_CHECKING:
-    from ffncli.run.trace.routing import Sampling
-    from ffncli.run.trace.session import Session
-    from ffncli.run.trace.unembed import PromotedTokens
-
-    Sets: TypeAlias = Sampling | PromotedTokens
-
-
-NOTHING = "some are not numbers, so there is nothing to pick"
 
 
 def sampling_parts(session: Session, digits: int) -> list[Part]:

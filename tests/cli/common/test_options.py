@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from ffncli.bench.request.grid import Grid
 from ffncli.bench.request.options import ResultOptions, certificate_files
-from ffncli.cli.common.options import OutputOptions
-from ffncli.cli.common.prompt_options import lines_note, prompt_text
+from ffncli.cli.common.options import OutputOptions, lines_note, prompt_text
 from ffncli.cli.common.spread import spread
 from ffncli.cli.main import COMMANDS, _app
 from ffncli.errors import FFNError, spelled
