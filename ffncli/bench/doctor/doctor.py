@@ -40,7 +40,7 @@ EXTRAS = {
     "plots": {"matplotlib": "3.9"},
     "onnx": {"onnx": "1.18"},
     "parquet": {"pyarrow": "17"},
-    "gpu": {"triton": "3.4", "nvidia-ml-py": "12"},
+    "gpu": {"triton": "3.6", "nvidia-ml-py": "12"},
     "slurm": {"submitit": "1.5"},
     "ray": {"ray": "2.40"},
 }

@@ -138,6 +138,10 @@ class Arms:
         capturable: dict[str, Capturable] = {fresh.placed.name: fresh.placed for fresh in self._fresh}
         if self.chain:
             capturable[GEMM] = self.chain
+        # An output keeps the graph of its gradients, whose leaves belong to the stream of the plain calls; a capture may
+        # not wait for that stream.
+        for fresh in self._fresh:
+            fresh.placed.forget()
         calls = {name: 1 if self.flush else inner[name] for name in capturable}  # nothing gets between two of a graph
         users = [fresh for fresh in self._fresh if fresh.placed.built.kernel.origin and not self.flush]
         judged = {fresh.placed.name: fresh.captured_call for fresh in users}

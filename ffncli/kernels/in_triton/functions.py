@@ -111,20 +111,22 @@ def limited(x, LOW: tl.constexpr, HIGH: tl.constexpr):
 @triton.jit
 def unit(x, OP: tl.constexpr):
     """min(f(clip(x, low, high)), most) + plus."""
-    return limited(activated(limited(x, OP[1], OP[2]), OP[0], OP[4]), None, OP[5]) + OP[3]
+    FUNCTION: tl.constexpr = OP[0]  # by name: Triton before 3.7 takes no string out of a tuple as an argument
+    return limited(activated(limited(x, OP[1], OP[2]), FUNCTION, OP[4]), None, OP[5]) + OP[3]
 
 
 @triton.jit
 def slope(x, OP: tl.constexpr):
     """The derivative of `unit` by x: 0 beyond a limit, and the function's on it, as of torch's clamp."""
+    FUNCTION: tl.constexpr = OP[0]
     y = limited(x, OP[1], OP[2])
-    d = activated_slope(y, OP[0], OP[4])
+    d = activated_slope(y, FUNCTION, OP[4])
     if OP[1] is not None:
         d = tl.where(x < OP[1], 0.0, d)
     if OP[2] is not None:
         d = tl.where(x > OP[2], 0.0, d)
     if OP[5] is not None:
-        d = tl.where(activated(y, OP[0], OP[4]) > OP[5], 0.0, d)
+        d = tl.where(activated(y, FUNCTION, OP[4]) > OP[5], 0.0, d)
     return d
 
 

@@ -103,8 +103,8 @@ def test_what_runs_before_each_call_is_not_timed(overhead, kernel):
 def test_the_host_waits_at_the_ends_of_blocks_only():
     cuda, clock = clock_on()
     led_in(clock, lambda: cuda.launch(1e-5), 50)
-    block = cuda.log[-(50 + 1 + 2) :]
-    assert block == ["synchronize", "sleep", *["kernel"] * 50, "synchronize"]
+    block = cuda.log[-(50 + 1 + 3) :]
+    assert block == ["synchronize", "sleep", *["kernel"] * 50, "synchronize", "synchronize"]
 
 
 def test_waiting_costs_little_where_the_gpu_is_slower():
@@ -230,6 +230,22 @@ def test_work_on_another_stream_is_noticed():
     assert not clock.other_stream
     led_in(clock, apart, 4, lambda: cuda.launch(8e-5, "flush"))
     assert clock.other_stream
+
+
+def test_a_host_whose_waits_become_slow_accuses_nobody():
+    """A virtual machine's: a wait for an idle GPU takes 5 µs in one process and 40 in the next, or from some time on."""
+    cuda, clock = clock_on()
+    side = cuda.Stream()
+
+    def elsewhere():
+        with cuda.stream(side):
+            cuda.launch(250e-6)
+
+    cuda.sync_cost = 60e-6
+    led_in(clock, lambda: cuda.launch(1e-5), 50)
+    assert not clock.other_stream
+    assert not clock.leaves_work(lambda: cuda.launch(1e-5), 32)
+    assert clock.leaves_work(elsewhere, 32)
 
 
 def test_work_on_another_stream_is_noticed_among_replays():

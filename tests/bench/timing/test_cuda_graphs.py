@@ -21,7 +21,7 @@ from ffncli.bench.timing.gpu.cuda_graphs import (
 )
 from ffncli.bench.timing.outcomes import BrokenArm, verdict_of
 from ffncli.block.recipe import FFNSpec
-from tests.bench.fake_cuda import FakeCuda
+from tests.bench.fake_cuda import FakeCuda, FakeGraph
 from tests.bench.fake_graphs import CostedGraphs
 
 
@@ -50,6 +50,25 @@ def test_where_a_block_has_fewer_calls_than_copies_several_graphs_go_through_all
     assert [replay() for replay in replays] == ["b", "d"]
     assert cuda.log == [f"kernel {copy}" for copy in "abcd"]
     assert len(captured(arm(cuda), ["a", "b", "c"], 1, cuda)) == 3
+
+
+def test_the_graph_that_is_judged_shares_no_memory_with_those_replayed_after_it():
+    """Its answers are read last: in a shared pool a graph that was captured before it writes where they stand."""
+    cuda, pools = FakeCuda(), {}
+
+    class Pooled(FakeGraph):
+        def capture_begin(self, pool=None):
+            super().capture_begin(pool)
+            self.pool = pool
+
+        def replay(self):
+            pools.setdefault(self.work[0][1].split()[0], set()).add(self.pool)
+            super().replay()
+
+    cuda.CUDAGraph = lambda: Pooled(cuda)
+    captured(arm(cuda, 1), ["a", "b", "c", "d"], 2, cuda, arm(cuda, 1, name="judged"))
+    assert {name: len(of) for name, of in pools.items()} == {"kernel": 1, "judged": 1}
+    assert not pools["kernel"] & pools["judged"]
 
 
 @pytest.mark.parametrize("copies", range(1, 30))

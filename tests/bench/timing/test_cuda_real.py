@@ -20,7 +20,7 @@ from ffncli.bench.timing.gpu.cuda_graphs import NotCaptured, captured
 from ffncli.bench.timing.measure_case import measure_case
 from ffncli.bench.timing.modes.sustained import sustained
 from ffncli.bench.timing.rounds import Arm
-from ffncli.block.recipe import FFNSpec
+from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.kernels.choice import choices
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -291,7 +291,7 @@ def test_a_case_from_end_to_end(passes, cache, tokens):
 
 
 def test_a_mixture_is_timed_without_graphs():
-    spec = FFNSpec(64, 128, "silu", gated=True, experts=4, top_k=2)
+    spec = FFNSpec(64, 128, "silu", gated=True, moe=MoE(4, 2))
     case = Case("moe", "moe", spec, 8, "fp32", device="cuda")
     method = Method(processes=1, max_time=2.0, placements=2, rounds=2)
     unit = measure_case(case, Job(0, (case,), choices(["eager"]), "eager", method))
@@ -341,7 +341,10 @@ def test_a_spoiled_capture_costs_the_others_nothing(tmp_path, launch, statuses):
 def test_flags_of_real_blocks(clock):
     probe, _ = gpu_probe("cuda")
     counters = GpuCounters(clock, probe)
-    before = counters.read()
-    seconds = clock.time(product(4096), 50)
-    flags = counters.flags(before, counters.read(), seconds, 0)
-    assert probe is None or any(flag.startswith("sm=") for flag in flags)
+
+    def flags():
+        before = counters.read()
+        return counters.flags(before, counters.read(), clock.time(product(4096), 50), 0)
+
+    # A host that lost its core at the head of a block gives it no reading of the clock.
+    assert probe is None or any(flag.startswith("sm=") for _ in range(5) for flag in flags())

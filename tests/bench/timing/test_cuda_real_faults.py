@@ -22,22 +22,41 @@ from tests.oracles.modules import relative_error
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
 
-def rows_of(*words, folder, code=None):
-    """(kernel → row, exit code) of a short run on a small block."""
-    command = [sys.executable, "-m", "ffncli", "bench", "256x512:swiglu", "--device", "cuda", "--tokens", "16"]
-    command += [*words, "--quick", "--json", "--save", str(folder / "gpu.csv")]
+SMALL = ("256x512:swiglu", "--tokens", "16")
+# Where a call takes the GPU longer than the host: behind a slow launch nothing is left to do on another stream.
+LARGE = ("2048x8192:swiglu", "--tokens", "512", "--dtype", "bf16")
+
+
+def rows_of(*words, folder, block=SMALL):
+    """(kernel → row, exit code) of a short run."""
+    command = [sys.executable, "-m", "ffncli", "bench", *block, "--device", "cuda", *words]
+    command += ["--quick", "--json", "--save", str(folder / "gpu.csv")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=os.environ)
     assert done.stdout, done.stderr
     return {row["kernel"]: row for row in json.loads(done.stdout)["rows"]}, done.returncode
 
 
-@pytest.mark.parametrize("name", ["assert_first", "assert_later", "too_large", "other_stream"])
-def test_a_fault_costs_its_own_row_only(name, tmp_path):
-    rows, code = rows_of("--kernel", f"eager,bad={KERNELS}:{name},packed", folder=tmp_path)
-    assert (rows["eager"]["status"], rows["packed"]["status"]) == ("ok", "ok")
-    assert rows["bad"]["status"] in ("failed", "wrong")
+@pytest.mark.parametrize(
+    ("name", "block", "status", "exit_code"),
+    [
+        ("assert_first", SMALL, "failed", 3),
+        ("assert_later", SMALL, "failed", 3),
+        ("too_large", SMALL, "oom", 3),
+        ("other_stream", LARGE, "wrong", 1),
+    ],
+)
+def test_a_fault_costs_its_own_row_only(name, block, status, exit_code, tmp_path):
+    rows, code = rows_of("--kernel", f"eager,bad={KERNELS}:{name},packed", folder=tmp_path, block=block)
+    assert {kernel: row["status"] for kernel, row in rows.items()} == {"eager": "ok", "bad": status, "packed": "ok"}
     assert rows["bad"]["time_s"] is None
-    assert code == (1 if rows["bad"]["status"] == "wrong" else 3)
+    assert code == exit_code
+
+
+@pytest.mark.parametrize("launch", ["graphs", "plain"])
+def test_a_right_kernel_in_a_file_is_right(launch, tmp_path):
+    """Its answers in graphs are judged as well, before or after the others are captured."""
+    rows, code = rows_of("--kernel", f"eager,good={KERNELS}:right", "--launch", launch, folder=tmp_path)
+    assert (code, rows["good"]["status"], rows["good"]["note"][:9]) == (0, "ok", "benchmark")
 
 
 @pytest.mark.parametrize("name", ["waits", "spoils_a_capture"])
@@ -47,13 +66,14 @@ def test_what_cannot_be_replayed_is_timed_all_the_same(name, tmp_path):
 
 
 def test_the_peak_memory_of_a_block_is_the_count_by_hand(tmp_path):
-    """gate, up, silu(gate) and their product are there at once, [2048, 11008] in 2 bytes each."""
+    """gate, up, silu(gate) and their product are there at once, [2048, 11008] in 2 bytes each. torch's allocator leaves
+    the rest of a 2 MiB step that is too small to be used with the tensor: 43 MiB may be taken as 44."""
     words = ["bench", "4096x11008:swiglu", "--tokens", str(faults.PEAK_TOKENS), "--dtype", "bf16", "--kernel", "eager"]
     command = [sys.executable, "-m", "ffncli", *words, "--device", "cuda", "--quick", "--json"]
     command += ["--save", str(tmp_path / "gpu.csv")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ)
     (row,) = json.loads(done.stdout)["rows"]
-    assert row["peak_memory_bytes"] == pytest.approx(4 * 2048 * 11008 * 2, rel=0.01)
+    assert 0 <= row["peak_memory_bytes"] - 4 * 2048 * 11008 * 2 <= 4 << 20
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -24,7 +24,7 @@ from ffncli.bench.verdict import WrongCode
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels.choice import choices
 from tests.bench.fake_clock import FakeCounters
-from tests.bench.fake_cuda import FakeCuda
+from tests.bench.fake_cuda import FakeCuda, FakeGraph
 
 SPEC = FFNSpec(8, 16, "silu", gated=True)
 
@@ -42,12 +42,22 @@ def arms_of(cuda, passes="forward", copies=3, small=True, mode="warm"):
 
 
 @pytest.mark.parametrize("passes", ["forward", "forward+backward"])
-def test_a_replay_makes_the_calls_of_a_block_on_all_copies_in_turn(passes):
-    arms = arms_of(FakeCuda(), passes)
+def test_a_replay_makes_the_calls_of_a_block_on_all_copies_in_turn(passes, monkeypatch):
+    """An output of the plain calls keeps their stream's part of the gradients' graph, which no capture may wait for."""
+    arms, outputs = arms_of(FakeCuda(), passes), set()
+
+    def begun(graph, pool=None, begin=FakeGraph.capture_begin):
+        outputs.update(placed.out for placed in (*arms.kernels, arms.twin))
+        begin(graph, pool)
+
     with torch.enable_grad() if passes != "forward" else torch.inference_mode():
         assert {arm.calls for arm in arms.place(0)} == {1}
+        for arm in arms.by_name.values():
+            arm.call()  # plainly, as before every capture
         called = {placed.name: counted(placed) for placed in (*arms.kernels, arms.twin)}
+        monkeypatch.setattr(FakeGraph, "capture_begin", begun)
         by_name = {arm.name: arm for arm in arms.captured(INNER)}
+        assert outputs == {None}
         assert (arms.launching.launch, arms.launching.note) == ("graphs", "")
         assert {name: arm.calls for name, arm in by_name.items()} == INNER
         for placed in (*arms.kernels, arms.twin):
