@@ -138,8 +138,8 @@ class Arms:
         capturable: dict[str, Capturable] = {fresh.placed.name: fresh.placed for fresh in self._fresh}
         if self.chain:
             capturable[GEMM] = self.chain
-        # An output keeps the graph of its gradients, whose leaves belong to the stream of the plain calls; a capture may
-        # not wait for that stream.
+        # An output keeps the graph of its gradients, whose leaves belong to the stream of the plain calls, for which no
+        # capture may wait.
         for fresh in self._fresh:
             fresh.placed.forget()
         calls = {name: 1 if self.flush else inner[name] for name in capturable}  # nothing gets between two of a graph

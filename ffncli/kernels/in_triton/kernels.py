@@ -7,12 +7,12 @@ fused_gate: the products of gate and up, and all between them, in one Triton ker
 computes one tile of gate and of up from one tile of x, so that neither is written out. What this can save at most is
 the column `fusion_saving_max`; above some 2048 tokens × 4096 expect it to lose to `packed`, whose product is the
 vendor's. In training gate and up are kept, and the backward pass computes their gradients and hidden once more in one
-elementwise kernel, between torch's products. Its speed has not been measured on any GPU.
+elementwise kernel, between torch's products.
 
 decode: for 1 to 16 tokens, where the time is that of reading the weights. Two Triton kernels and a sum: the first
 streams rows of gate and up and writes hidden; the second streams down, split over more programs along d_ff, whose
 partial sums the third adds in a fixed order: the same bits in every call. More tokens are computed as well, with other
-tiles. Forward only. Its speed has not been measured on any GPU.
+tiles. Forward only.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ def test_work_on_another_stream_is_noticed():
 
 
 def test_a_host_whose_waits_become_slow_accuses_nobody():
-    """A virtual machine's: a wait for an idle GPU takes 5 µs in one process and 40 in the next, or from some time on."""
+    """On a virtual machine a wait for an idle GPU takes 5 µs in one process and 40 in the next."""
     cuda, clock = clock_on()
     side = cuda.Stream()
 

@@ -231,8 +231,8 @@ class CudaClock:
     def _finished(self, end: Any) -> float:
         """Wait for the GPU; returns the seconds for which it still worked when the current stream had finished.
 
-        A second wait, for a GPU with nothing left to do, shows what a wait costs the host just then: on virtual machines
-        5 µs in one process and 40 in the next.
+        A second wait, for a GPU with nothing left to do, shows what a wait costs the host just then: on one virtual
+        machine 5 µs in one process and 40 in the next.
         """
         end.synchronize()
         return self._synchronized() - self._synchronized()

@@ -94,7 +94,7 @@ def captured(
     The outputs of calls are freed as in use: the next one overwrites them. The graphs are replayed one after another,
     never together, so they share one pool of memory. Each has been replayed once, for a first replay uploads its graph.
     A few `judged` calls are captured in a graph of their own, before or after the others, which a kernel cannot know,
-    and replayed once. Its pool is its own too: their answers are read after the others were replayed. Raises NotCaptured with the reason; exceptions of the plain call pass through.
+    and replayed once. Raises NotCaptured with the reason; exceptions of the plain call pass through.
     """
     graphs = -(-len(copies) // calls)
     order = repeated(copies, graphs * calls)
@@ -102,11 +102,13 @@ def captured(
     side.wait_stream(cuda.current_stream())
     with cuda.stream(side):
         _warm_up(call, copies[0], cuda)
-        pool, own, (first, more) = cuda.graph_pool_handle(), cuda.graph_pool_handle(), os.urandom(2)
+        pool, (first, more) = cuda.graph_pool_handle(), os.urandom(2)
+        # Not the others' pool: one of them, captured before it and replayed after it, would write over its answers.
+        judged_pool = cuda.graph_pool_handle()
         few = repeated(copies, _JUDGED + more % 3)
-        once = [_graph(judged, few, own, cuda)] if judged and first % 2 else []
+        once = [_graph(judged, few, judged_pool, cuda)] if judged and first % 2 else []
         replays = [_graph(call, order[at : at + calls], pool, cuda) for at in range(0, len(order), calls)]
-        once = once or ([_graph(judged, few, own, cuda)] if judged else [])
+        once = once or ([_graph(judged, few, judged_pool, cuda)] if judged else [])
         for replay in (*once, *replays):
             replay()
     cuda.current_stream().wait_stream(side)
