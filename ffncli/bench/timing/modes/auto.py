@@ -2,18 +2,17 @@
 
 The race times its candidates in turn on one case, for a few seconds.
 
-In rounds, as a benchmark: every contender once in each, in a drawn order. One that is clearly slower drops out,
-so the time goes to those that may win. Ratios are medians over rounds with the intervals of medians: in a short race a
-host that takes the processor away for a moment must not decide. Nothing is verified here: whoever uses the choice does.
+In rounds of `rounds.measure`, as a benchmark. A contender that is clearly slower drops out between them, so the time
+goes to those that may win. Ratios are medians over rounds with the intervals of medians: in a short race a host that
+takes the processor away for a moment must not decide. Nothing is verified here: whoever uses the choice does.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle
-from math import exp, log, log1p
+from math import ceil, exp, log, log1p
 from statistics import median
 
 import torch
@@ -21,7 +20,8 @@ from torch import Tensor
 
 from ffncli.bench.judge.statistics import Interval, median_interval
 from ffncli.bench.machine import machine
-from ffncli.bench.records import Calibrate, Case, Job, Outcome
+from ffncli.bench.machine.counters import SystemCounters
+from ffncli.bench.records import LEAST_TIME, Calibrate, Case, Job, Outcome
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.request.grid import cached
 from ffncli.bench.timing.clock import Call, Clock
@@ -32,6 +32,7 @@ from ffncli.bench.timing.outcomes import require_device, verdict_of
 from ffncli.bench.timing.placed_kernel import refusal, touched
 from ffncli.bench.timing.placement import caching, flusher, nbytes
 from ffncli.bench.timing.reporter import REPORTER
+from ffncli.bench.timing.rounds import LONG_CALL, Arm, Plan, measure
 from ffncli.block.dtypes import find
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
@@ -159,21 +160,13 @@ _BLOCK = 2e-3  # s of a block's calls, at least
 _SHORT, _LONG = 0.05, 1.0  # s of a call: from the second on, it is not repeated before the rounds
 _SLOWER = 1.3  # times the fastest: out of the race
 _BRIEF, _HOPELESS = 5e-3, 10.0  # s of a call that may be this many times slower after the first calls
-_ROUNDS = 5  # before one is judged by its median, if there is time for them
+_ROUNDS = 6  # of one `measure`, if there is time for them
+_CALLS = 4  # of a lead-in
 _AT_LEAST = 0.5  # s of timing before a race is over because its winner is known: a disturbance lasts 0.1 s
 _LEVEL = 0.9  # of the intervals, two-sided: faster than eager is a question about one side
 _PRECISE = 0.005  # half the width of an interval that is narrow enough
 _BY_ONE_CALL = 0.03  # by which a kernel must be faster where there was time for one call each
 _MOST_WALL = 6  # times the seconds of timing: a race with all that it does between is over then
-_LEAST = 1e-9  # s
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A kernel built for a case: its call, which takes the next copy of the weights each time."""
-
-    name: str
-    call: Call
 
 
 def calibrate(
@@ -190,8 +183,8 @@ def calibrate(
         for kernel in kernels:
             if race.has_time:
                 REPORTER.stage_again()
-                if contender := _built(case, steps, copies, x, kernel, clock):
-                    race.enter(contender)
+                if call := _built(case, steps, copies, x, kernel, clock):
+                    race.enter(kernel.name, call)
         race.run()
     if not race.logs:
         raise FFNError("no kernel of the package computes this block here")
@@ -200,8 +193,8 @@ def calibrate(
 
 def _built(
     case: Case, steps: Steps, copies: Sequence[Mapping[str, Tensor]], x: Tensor, kernel: Kernel, clock: Clock
-) -> Contender | None:
-    """The kernel, ready to be timed; None if it raises."""
+) -> Call | None:
+    """The kernel's call, which takes the next copy of the weights each time; None if it raises."""
     try:
         with torch.inference_mode(False), torch.no_grad():
             params = [tuple(kernel.prepare(steps, copy)) for copy in copies]
@@ -212,7 +205,7 @@ def _built(
     except Exception:  # whatever a library raises: that contender is out
         clock.finish()  # a GPU that it has left unusable raises here
         return None
-    return Contender(kernel.name, call)
+    return call
 
 
 def _call(kernel: Kernel, steps: Steps, case: Case, x: Tensor, params: Sequence[Params]) -> Call:
@@ -231,87 +224,107 @@ def _call(kernel: Kernel, steps: Steps, case: Case, x: Tensor, params: Sequence[
 
 
 class Race:
-    """Candidates and the logarithms of their seconds per call, one for each round."""
+    """Candidates and the logarithms of their seconds per call, of the first calls and then of each round."""
 
     def __init__(self, clock: Clock, seconds: float, before: Call | None = None) -> None:
         self.logs: dict[str, list[float]] = {}
         self._clock, self._most, self._before = clock, seconds, before
         self._least = min(_AT_LEAST, seconds / 2)
-        self._in: dict[str, tuple[Contender, int]] = {}  # with the calls of a block
-        self._draw, self._began = random.Random(0), clock.now()
+        self._in: dict[str, Call] = {}
+        self._wall = 0.0  # s of one call of each with what is not timed: emptying caches
+        self._began = clock.now()
         self.seconds = 0.0  # of timing
 
     @property
     def _best(self) -> str:
         """The fastest so far."""
-        return min(self._in, key=lambda name: median(self.logs[name]))
+        return min(self._in, key=lambda name: median(self._own(name)))
+
+    def _own(self, name: str) -> list[float]:
+        """A candidate's logs in rounds; without one, that of its first calls."""
+        return self.logs[name][1:] or self.logs[name]
 
     @property
     def has_time(self) -> bool:
         """Whether another contender may enter: two in any case, more while they leave time for rounds."""
-        return len(self.logs) < 2 or (self.seconds <= self._most / 2 and not self._late)
+        return len(self.logs) < 2 or (self.seconds <= self._most / 2 and self._wall_left > 0)
 
     @property
-    def _late(self) -> bool:
-        """Whether all that is not timed takes too long: emptying the caches, where a case wants that."""
-        return self._clock.now() - self._began > _MOST_WALL * self._most
+    def _wall_left(self) -> float:
+        return _MOST_WALL * self._most - (self._clock.now() - self._began)
 
-    def enter(self, contender: Contender) -> None:
+    def enter(self, name: str, call: Call) -> None:
         """Time a contender's first calls; a kernel that raises stays out."""
+        began = self._clock.now()
         try:
-            once = self._timed(contender, 1)
-            inner = 1 if self._before else max(1, round(_BLOCK / max(once, _LEAST)))  # emptying caches takes long
+            once = self._timed(call, 1)
+            self._wall = max(self._wall, self._clock.now() - began)
+            inner = 1 if self._before else max(1, round(_BLOCK / once))  # emptying caches takes long
             if once < _LONG:  # the first call is slow; other work spoils one block, but hardly the best of three
                 self.seconds -= once
-                once = min(self._timed(contender, inner) for _ in range(3 if once < _SHORT else 1))
+                once = min(self._timed(call, inner) for _ in range(3 if once < _SHORT else 1))
         except Exception:
             self._clock.finish()
             return
-        self._in[contender.name] = contender, inner
-        self.logs[contender.name] = [log(max(once, _LEAST))]
+        self._in[name], self.logs[name] = call, [log(once)]
         self._drop(_HOPELESS if once < _BRIEF else _SLOWER)  # a disturbance may last as long as its three blocks
 
     def run(self) -> None:
         """Rounds until the fastest is known well, or the time is over."""
-        rounds = 0
-        while len(self._in) > 1 and self.seconds + self._round_seconds() <= self._most and not self._late:
-            if not rounds:  # the calls before were the first, and not in turn
-                self.logs |= {name: [] for name in self._in}
-            order = list(self._in)
-            self._draw.shuffle(order)
-            for name in order:
-                contender, inner = self._in[name]
-                if inner > 1:  # the one before has left the caches full of its weights
-                    self._timed(contender, 1)
-                self.logs[name].append(log(max(self._timed(contender, inner), _LEAST)))
-            rounds += 1
-            if rounds >= _ROUNDS and self.seconds >= self._least / 2:
+        times = 0
+        while len(self._in) > 1 and (rounds := self._affordable()):
+            self._measure(rounds, times)
+            times += 1
+            if self.seconds >= self._least / 2:
                 self._drop()
-            if rounds % 6 == 0 and self.seconds >= self._least and self._known():
+            if self.seconds >= self._least and self._known():
                 return
+
+    def _affordable(self) -> int:
+        """Rounds of all that are still in for which there is time, the search for a block's length included."""
+        each = wall = 0.0  # s of a round, timed and in all
+        for name in self._in:
+            once = exp(median(self._own(name)))
+            calls = 2 if once > LONG_CALL else _CALLS + max(2, ceil(_BLOCK / once))
+            each, wall = each + calls * once, wall + (_CALLS + 2) * self._wall
+        fitting = [(self._most - self.seconds) / each]
+        fitting += [self._wall_left / wall] if self._before else []
+        return max(0, min(_ROUNDS, int(min(fitting) - 1.5)))
+
+    def _measure(self, rounds: int, seed: int) -> None:
+        """Add rounds of all that are still in; `seed` draws their orders."""
+        # Names that no kernel of the run has: what hangs here is `auto`, and neither `eager` nor any other.
+        arms = {
+            f"auto {name}": Arm(f"auto {name}", call, self._before, flushes=True) for name, call in self._in.items()
+        }
+        names = tuple(arms)
+        plan = Plan(names[0], names, _BLOCK, placements=1, rounds=rounds, target=0.0, budget=0.0, seed=seed)
+        measured = measure(0, "auto", lambda placement: tuple(arms.values()), self._clock, SystemCounters(), plan)
+        self.seconds += sum(measured.spent[on] for on in ("blocks", "lead_in", "warm_up"))
+        for block in measured.blocks:
+            self.logs[block.kernel.removeprefix("auto ")].append(log(max(block.per_call, LEAST_TIME)))
 
     def choice(self, count: int) -> AutoChoice:
         """The fastest one; eager, unless it has dropped out or another is certainly faster."""
         best = self._best
-        among = f"of {count} kernels, timed for {max(0.1, self.seconds):.1f} s"
+        among, timed = f"of {count} kernels", f"timed for {max(0.1, self.seconds):.1f} s"
         if EAGER not in self.logs or best == EAGER:
-            return AutoChoice(best, f"{best}, the fastest {among}")
+            return AutoChoice(best, f"{best}, the fastest {among}, {timed}")
         ratio = self._ratio(best, EAGER)
         certain = EAGER not in self._in or (ratio.high if ratio.bounded else ratio.value + log1p(_BY_ONE_CALL)) < 0
         if not certain:
-            return AutoChoice(EAGER, f"{EAGER}, because none {among}, is certainly faster")
+            return AutoChoice(EAGER, f"{EAGER}: none {among}, {timed}, is certainly faster")
         low, high = (f"{exp(end):.3f}" for end in (ratio.low, ratio.high))
         ends = f" [{low}, {high}]" if ratio.bounded else ""
-        return AutoChoice(best, f"{best}, in {exp(ratio.value):.3f}{ends} of {EAGER}'s time the fastest {among}")
+        return AutoChoice(
+            best, f"{best}, the fastest {among} ({exp(ratio.value):.3f}{ends} of {EAGER}'s time), {timed}"
+        )
 
-    def _timed(self, contender: Contender, inner: int) -> float:
+    def _timed(self, call: Call, inner: int) -> float:
         """Seconds of one call, over so many."""
-        seconds = self._clock.time(contender.call, inner, self._before)
+        seconds = self._clock.time(call, inner, self._before)
         self.seconds += seconds
-        return seconds / inner
-
-    def _round_seconds(self) -> float:
-        return sum(exp(median(self.logs[name])) * (inner + (inner > 1)) for name, (_, inner) in self._in.items())
+        return max(seconds / inner, LEAST_TIME)
 
     def _drop(self, limit: float = _SLOWER) -> None:
         """Leave out who takes more than `limit` times as long as the fastest; their memory is freed."""
@@ -329,5 +342,6 @@ class Race:
         return median_interval(self._pairs(name, base), _LEVEL)
 
     def _pairs(self, name: str, base: str) -> list[float]:
-        """The log ratios of two candidates in the rounds that both were in."""
-        return [a - b for a, b in zip(self.logs[name], self.logs[base], strict=False)]
+        """The log ratios of two candidates in the rounds that both were in; without one, that of their first calls."""
+        ratios = [a - b for a, b in zip(self.logs[name], self.logs[base], strict=False)]
+        return ratios[1:] or ratios  # the first calls were not made in turn

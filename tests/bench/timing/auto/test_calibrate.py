@@ -116,6 +116,28 @@ def test_a_host_that_takes_the_processor_away_does_not_decide(seed):
     assert choice.kernel == "d"
 
 
+def test_one_that_drops_out_at_once_is_compared_by_its_first_calls():
+    """A host that was busy in the first rounds made the winner 34 times as slow as eager, whose calls were before."""
+    clock = Time()
+
+    def kernel(name: str, seconds: float) -> Kernel:
+        inner = clock.kernel(name, seconds)
+
+        def build(steps, device, dtype):
+            compute = inner.build(steps, device, dtype)
+
+            def run(x, params):
+                clock.at += 50 * seconds * (10 < clock.calls.get(name, 0) < 100)
+                return compute(x, params)
+
+            return run
+
+        return Kernel(name, build)
+
+    choice = race(clock, [clock.kernel("eager", 2e-2), kernel("a", 1e-3), kernel("b", 1.02e-3)])
+    assert re.fullmatch(r"a, the fastest of 3 kernels \(0\.050 of eager's time\), timed for \d\.\d s", choice.note)
+
+
 def test_five_seconds_of_timing_and_two_candidates_in_any_case():
     for scale, tried in ((1.0, 3), (2.0, 2), (30.0, 2)):
         clock = Time()
