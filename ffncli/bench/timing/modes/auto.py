@@ -238,9 +238,9 @@ class Race:
     @property
     def _best(self) -> str:
         """The fastest so far."""
-        return min(self._in, key=lambda name: median(self._own(name)))
+        return min(self._in, key=lambda name: median(self._latest(name)))
 
-    def _own(self, name: str) -> list[float]:
+    def _latest(self, name: str) -> list[float]:
         """A candidate's logs in rounds; without one, that of its first calls."""
         return self.logs[name][1:] or self.logs[name]
 
@@ -284,7 +284,7 @@ class Race:
         """Rounds of all that are still in for which there is time, the search for a block's length included."""
         each = wall = 0.0  # s of a round, timed and in all
         for name in self._in:
-            once = exp(median(self._own(name)))
+            once = exp(median(self._latest(name)))
             calls = 2 if once > LONG_CALL else _CALLS + max(2, ceil(_BLOCK / once))
             each, wall = each + calls * once, wall + (_CALLS + 2) * self._wall
         fitting = [(self._most - self.seconds) / each]
