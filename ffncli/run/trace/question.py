@@ -104,13 +104,6 @@ class Question(Dimensions):
             group=shared.VIEW, daily=True, help="Values to show per axis.",
         ),
     ] = 8  # fmt: skip
-    most_values: Annotated[
-        int | None,
-        Opt(
-            "--most-values", metavar="N", accepts=optional(COUNT, "a whole number from 1", "none"), group=shared.VIEW,
-            help="Values to show per step.",
-        ),
-    ] = None  # fmt: skip
     keep: Annotated[
         bool | str | Sequence[str],
         Opt(
