@@ -60,7 +60,7 @@ class CompareQuestion(Options):
             "--fail-if-slower",
             metavar="X%",
             accepts=percentage(zero=True),
-            help="Exit 1 if a kernel is certainly slower by more than X%, or no longer correct.",
+            help="Exit 1 if a kernel is certainly more than X% slower, or no longer correct.",
         ),
     ] = None
     margin: Annotated[
@@ -72,7 +72,7 @@ class CompareQuestion(Options):
     ] = None  # fmt: skip
     allow_mismatch: Annotated[
         bool,
-        _results("--allow-mismatch", help="Compare results of different machines or versions; then nothing fails."),
+        _results("--allow-mismatch", help="Compare results of different machines or versions; the gate is then off."),
     ] = False
     tolerance: Annotated[
         float | None,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @spread
 def command(*, question: FitQuestion, plot: PlotOptions, show: OutputOptions) -> None:
-    """Train blocks of growing width on a function: how well they fit.
+    """Train blocks of growing width to fit a function; show the error.
 
     Examples:
       ffn approximate --target sin --d-ff 1,4,16            # error by width

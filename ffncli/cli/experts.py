@@ -43,7 +43,7 @@ class TypedTexts(Options):
         Sequence[str],
         Opt(
             "-p", "--prompt", metavar="TEXT", accepts=TEXTS, repeat=True, group=INPUT, daily=True,
-            help="Read TEXT; repeatable.",
+            help="Run the model on TEXT; repeatable.",
         ),
     ] = ()  # fmt: skip
 

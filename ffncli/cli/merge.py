@@ -25,7 +25,7 @@ _CONVENTIONS = {
 @spread
 def command(*, question: MergeQuestion, show: OutputOptions) -> None:
     """Merge results of ffn bench into one, such as the parts of a grid that ran on several machines. Exit 1 if cases of
-    the grid are missing: the others are merged.
+    the grid are missing; the rest is merged.
 
     Examples:
       ffn merge part-1.csv part-2.csv -o all.csv          # or part-*.csv
@@ -90,7 +90,7 @@ def _missing(merged: Merged) -> list[Part]:
     left = len(merged.missing) - len(lines)
     commands = sorted({_command(merged, one) for one in merged.missing}, key=lambda text: (len(text), text))
     return [
-        Heading("missing", "measured by the commands below"),
+        Heading("missing", "the commands below measure them"),
         Table(("case", "part", "unfinished run"), lines),
         *([Line(f"and {left} more", quiet=True)] if left else []),
         *(Line(text) for text in commands),

@@ -27,7 +27,7 @@ class PageFile(Options):
 
 @spread
 def command(*, question: ReportQuestion, page: PageFile, show: OutputOptions) -> None:
-    """Write a page of HTML from results, saved traces, comparisons and certificates; it opens from disk and loads
+    """Write an HTML page from results, saved traces, comparisons and certificates; it opens from disk and fetches
     nothing.
 
     Examples:

@@ -30,7 +30,7 @@ class VerifyView(Options):
     """How much of a verdict is shown."""
 
     verbose: Annotated[
-        bool, Opt("-v", "--verbose", daily=True, help="Show every row of every check, and its figures.")
+        bool, Opt("-v", "--verbose", daily=True, help="Show every row of every check, with its errors.")
     ] = False
 
 

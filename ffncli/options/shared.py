@@ -112,7 +112,7 @@ LoadTime = Annotated[
     float | None,
     Opt(
         "--load-time", metavar="TIME", accepts=SECONDS, group=SOURCE,
-        help="Time limit for loading a Python file of yours. [default: 3m]",
+        help="Time limit for loading your Python file. [default: 3m]",
     ),
 ]  # fmt: skip
 TensorParallel = Annotated[
@@ -133,7 +133,7 @@ RankTimeout = Annotated[
     float | None,
     Opt(
         "--rank-timeout", metavar="TIME", accepts=SECONDS, group=SPLIT,
-        help="Limit on waiting for another rank, to join and in every collective. [default: 2m]",
+        help="Time limit on waiting for another rank, at the start and in every collective. [default: 2m]",
     ),
 ]  # fmt: skip
 TopUnits = Annotated[

@@ -99,8 +99,8 @@ class Grid(Dimensions):
         _what(
             "--routing", metavar="NAME,...", repeat=True,
             accepts=replace(NAMES, values=(UNIFORM, "zipf:1.2", TEXT)),
-            help="Tokens per expert of a mixture: uniform, zipf:1.2 (by popularity), text (by the words of one), or"
-            " FILE from ffn trace --save; several make a grid. [default: as the router sends random tokens]",
+            help="How tokens are spread over experts: uniform, zipf:1.2 (by popularity), text (by the words of a text),"
+            " or FILE from ffn trace --save; several make a grid. [default: as the router sends random tokens]",
         ),
     ] = None  # fmt: skip
     input: Annotated[

@@ -54,7 +54,7 @@ Certificates = Annotated[
     FilePath | Iterable[FilePath] | None,
     _result(
         "--certificate", metavar="FILE", accepts=PATHS, repeat=True,
-        help="Certificates of your kernels, from ffn verify --referee; results name them.",
+        help="Certificates of your kernels, from ffn verify --referee, to name in the results.",
     ),
 ]  # fmt: skip
 Save = Annotated[
@@ -68,8 +68,8 @@ Suite = Annotated[
     str | None,
     _suite(
         "--suite", metavar="NAME", completes="suites",
-        help="Measure the cases of a public suite, ffn-1: on a CPU 6, with --device cuda 12. Kernels are yours to"
-        " choose; cases, seed and baseline are not.",
+        help="Measure the cases of the public suite ffn-1: 6 on a CPU, 12 with --device cuda. You choose the kernels;"
+        " cases, seed and baseline are fixed.",
     ),
 ]  # fmt: skip
 
@@ -83,7 +83,7 @@ class KernelOptions(Options):
         _what(
             "-k", "--kernel", metavar="NAME,...", accepts=_KERNELS, repeat=True, daily=True, completes="kernels",
             help="Kernels to time: eager, packed, ..., all, auto (the fastest here), or your [label=]file.py:name (runs"
-            " that file); main:file.py:name is the file at a git commit. [default: all that need not compile]",
+            " that file); main:file.py:name is the file at a git commit. [default: all that need no compiling]",
         ),
     ] = None  # fmt: skip
     baseline: Annotated[
@@ -137,14 +137,14 @@ class MethodOptions(Options):
         float | None,
         _how(
             "--load-time", metavar="TIME", accepts=SECONDS,
-            help="Time limit for loading a Python file of yours. [default: 3m]",
+            help="Time limit for loading your Python file. [default: 3m]",
         ),
     ] = None  # fmt: skip
     call_time: Annotated[
         float | None,
         _how(
             "--call-time", metavar="TIME", accepts=SECONDS,
-            help=f"Time limit for one call of a kernel, {FIRST_CALL} times as long for the first, which may compile."
+            help=f"Time limit for one call of a kernel; {FIRST_CALL} times as long for the first, which may compile."
             " [default: 2m, more for large blocks]",
         ),
     ] = None  # fmt: skip
@@ -200,20 +200,20 @@ class MethodOptions(Options):
         str | None,
         _how(
             "--calibrate", metavar="NAME", accepts=choice(*get_args(Calibrate)),
-            help="How --kernel auto chooses: quick leaves out kernels that would have to compile first, full has them"
-            " all. [default: quick]",
+            help="How --kernel auto chooses: quick skips kernels that must compile first, full tries all."
+            " [default: quick]",
         ),
     ] = None  # fmt: skip
     sustained: Annotated[
-        bool, _how("--sustained", help="On a GPU, time blocks of 300 ms too, at the clock of sustained work.")
+        bool, _how("--sustained", help="On a GPU, also time blocks of 300 ms, at the clock speed of sustained work.")
     ] = False
     by_step: Annotated[bool, _how("--by-step", help="Time every step of the block by itself.")] = False
     in_model: Annotated[
         bool,
         _how(
             "--in-model",
-            help="Time a whole model's forward, SOURCE being its directory: alone, and with kernels in place of its"
-            " FFNs.",
+            help="Time the forward pass of a whole model, whose directory is SOURCE: unchanged, and with kernels in"
+            " place of its FFNs.",
         ),
     ] = False
 
@@ -229,7 +229,7 @@ class ResultOptions(Options):
     """What a run is for, where its results go, and when it fails."""
 
     selftest: Annotated[
-        bool, _how("--selftest", help="Test the benchmark: it must detect a 5 % slowdown, and only that.")
+        bool, _how("--selftest", help="Test the benchmark: it must detect a 5 % slowdown and raise no false alarm.")
     ] = False
     fail_if_slower: Annotated[
         float | None,
@@ -256,8 +256,8 @@ class SuiteOptions(Options):
         FilePath | None,
         _suite(
             "--admit", metavar="FILE.csv", accepts=PATH,
-            help="Judge a result of the suite by the conditions of its table, without timing anything. Exit 1 if one"
-            " does not hold.",
+            help="Check whether a result meets the conditions of the suite's table, without timing anything. Exit 1 if"
+            " it does not.",
         ),
     ] = None  # fmt: skip
 
@@ -270,7 +270,7 @@ class LauncherOptions(Options):
         str | None,
         _machines(
             "--launcher", metavar="NAME", completes="launchers",
-            help="Measure on other machines, a case at a time on each: slurm submits jobs (extra slurm), ray uses a"
+            help="Measure on other machines, one case at a time on each: slurm submits jobs (extra slurm), ray uses a"
             " running cluster (extra ray). Needs --device and --threads.",
         ),
     ] = None  # fmt: skip
@@ -278,16 +278,16 @@ class LauncherOptions(Options):
         int | None,
         _machines(
             "--slots", metavar="N", accepts=whole(1, MOST_SLOTS),
-            help="How many cases to measure at once. [default: with ray one for each GPU, or for each machine if"
-            " --device is cpu; with slurm 16 jobs]",
+            help="Cases to measure at once. [default: with ray one per GPU, or per machine if --device is cpu; with"
+            " slurm 16 jobs]",
         ),
     ] = None  # fmt: skip
     launcher_option: Annotated[
         str | Sequence[str] | None,
         _machines(
             "--launcher-option", metavar="K=V", accepts=TEXTS, repeat=True,
-            help="An option of the launcher; can be repeated. With slurm any of sbatch's, as in partition=gpu or"
-            " time=60 (minutes), or cluster=local to try it on this machine; with ray address=HOST:6379.",
+            help="Option of the launcher; repeatable. With slurm any of sbatch's, as in partition=gpu or time=60"
+            " (minutes), or cluster=local to try it on this machine; with ray address=HOST:6379.",
         ),
     ] = None  # fmt: skip
 

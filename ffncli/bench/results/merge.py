@@ -132,7 +132,7 @@ class MergeQuestion(Options):
         FilePath | Iterable[FilePath],
         Opt(
             metavar="FILE.csv", accepts=PATHS, repeat=True,
-            help="Results of ffn bench, or of ffn merge; other files next to them are skipped.",
+            help="Results of ffn bench or ffn merge; the other files of a run are skipped.",
         ),
     ] = field(kw_only=False)  # fmt: skip
     out: Annotated[

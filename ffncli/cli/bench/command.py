@@ -68,7 +68,7 @@ def command(
     plot: PlotOptions,
     show: OutputOptions,
 ) -> None:
-    """Verify, then time kernels: ratios that anyone can reproduce.
+    """Verify kernels, then time them: ratios that anyone can reproduce.
 
     Examples:
       ffn bench 512x2048:swiglu --quick                  # the built-in kernels

@@ -144,9 +144,9 @@ def _print(ctx: typer.Context, value: bool, whole: bool) -> None:
 _eager = partial(typer.Option, is_eager=True, expose_value=False)
 HELP_OPTIONS: dict[str, Any] = {
     "short_help": Annotated[
-        bool, _eager("-h", rich_help_panel=HELP, callback=_short, help="Show only the options of daily use.")
+        bool, _eager("-h", rich_help_panel=HELP, callback=_short, help="Show the most common options.")
     ],
     "whole_help": Annotated[
-        bool, _eager("--help", rich_help_panel=Daily(HELP), callback=_whole, help="Show every option, in groups.")
+        bool, _eager("--help", rich_help_panel=Daily(HELP), callback=_whole, help="Show all options, in groups.")
     ],
 }

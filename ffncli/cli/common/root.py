@@ -39,7 +39,7 @@ _Version = Annotated[
     bool,
     typer.Option(
         "--version", rich_help_panel=Daily(HELP), callback=_version, is_eager=True,
-        help="Show the versions that decide the numbers.",
+        help="Show the versions of ffn, torch and Python.",
     ),
 ]  # fmt: skip
 

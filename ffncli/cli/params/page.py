@@ -289,9 +289,9 @@ def _sources(report: CostReport) -> Iterator[Line]:
             rates = f"{one.peak_flops_per_s / 1e12:,.4g} TFLOP/s in {one.rate}, {rates}"
         accuracy = ", good to 10 %" if one.approximate else ""
         yield Line(f"{one.device}: {rates} ({one.source}{accuracy}){_reached(ridges.get(one.device))}", quiet=True)
-    yield Line("floor: the least traffic at full rates, without attention and without time between devices", quiet=True)
+    yield Line("floor: least traffic at full rates; excludes attention and communication", quiet=True)
     if any(one.fits is not None for one in report.floors):
-        yield Line("fits: the weights alone; caches and activations need room too", quiet=True)
+        yield Line("fits: counts weights only; the KV cache and activations come on top", quiet=True)
 
 
 def _reached(ridge: Ridge | None) -> str:
@@ -368,7 +368,7 @@ def _sent(split: Split) -> tuple[int, int]:
 
 def _ridge(name: str, ridge: Ridge) -> Line:
     def reached(tokens: int | None) -> str:
-        return f"from {tokens:,} tokens on" if tokens is not None else "at no number of tokens"
+        return f"from {tokens:,} tokens on" if tokens is not None else "never reached"
 
     fused = f"{reached(ridge.ridge_tokens_fused)} fused"
     return Line(f"{name}: {ridge.flops_per_byte:g} FLOPs per byte {reached(ridge.ridge_tokens)}, {fused}")

@@ -46,14 +46,14 @@ class EvidenceOptions(Assumptions):
         bool,
         Opt(
             "--simulate", group="Accelerators", daily=True,
-            help="Count the collectives by running the split block on simulated ranks too; exit 1 if they differ.",
+            help="Also count collectives by running the split block on simulated ranks; exit 1 if they differ.",
         ),
     ] = False  # fmt: skip
     measured: Annotated[
         str | None,
         Opt(
             "--measured", metavar="FILE,...", group="Assumptions", daily=True,
-            help="CSVs of ffn bench --save, in place of the shares of peak and bandwidth; --device cpu needs them.",
+            help="Predict from CSVs of ffn bench --save, not from shares of the peak; --device cpu needs this.",
         ),
     ] = None  # fmt: skip
 

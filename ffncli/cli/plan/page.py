@@ -108,14 +108,14 @@ def _notes(plan: ClusterPlan) -> Iterator[str]:
     for one in plan.assumed:
         yield _assumption(one)
     yield from dict.fromkeys(one.source for one in plan.assumed)
-    yield "time: all layers' FFNs, forward; of each kernel the longer of arithmetic and traffic, plus collectives"
+    yield "time: all layers' FFNs, forward: per kernel max(compute, memory time), plus collectives"
     if any(row.devices > 1 for row in plan.rows):
         yield "link time: by the fastest of NCCL's protocols, with the latencies of its src/graph/tuning.cc"
-        yield "of ideal: the share of n times the speed of one device"
+        yield "of ideal: speed-up ÷ devices"
     what = "the whole model's weights, tp splits those outside the FFNs too" if plan.whole else "the FFNs' weights"
-    yield f"needs: {what}, and one layer's activations; caches need room too"
+    yield f"needs: {what}, and one layer's activations; the KV cache comes on top"
     if any(row.tokens_per_expert is not None for row in plan.rows):
-        yield f"busiest: expected tokens of the expert that gets most, skew {plan.skew}"
+        yield f"busiest: expected tokens of the busiest expert, skew {plan.skew}"
 
 
 def _assumption(one: Assumed) -> str:

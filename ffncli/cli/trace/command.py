@@ -81,7 +81,7 @@ PAGE_RULES = (
         "explain terms depth show verbose digits heatmap keep top_units fail_on_nonfinite set ablate tp ep save"
         " save_weights format json csv",
         contradicts="out=.html",
-        why="the page is of the whole block, as it is",
+        why="an HTML page shows the whole, unchanged block",
     ),
 )
 

@@ -111,7 +111,7 @@ class Assumptions(Options):
         float | None,
         _assume(
             "--memory-efficiency", metavar="X", accepts=SHARE,
-            help="Share of the memory bandwidth that is reached. [default: 0.90]",
+            help="Share of the memory bandwidth that kernels reach. [default: 0.90]",
         ),
     ] = None  # fmt: skip
     link_efficiency: Annotated[
@@ -132,21 +132,21 @@ class Assumptions(Options):
         str | None,
         _assume(
             "--link", metavar="NAME", completes="links",
-            help="Link inside a node, as in nvlink4 or pcie5. [default: the device's]",
+            help="Link within a node, as in nvlink4 or pcie5. [default: the device's]",
         ),
     ] = None  # fmt: skip
     network: Annotated[
         str | None,
         _assume(
             "--network", metavar="NAME", completes="links",
-            help="Network between nodes, a port for each device, as in ndr. [default: by device]",
+            help="Network between nodes, one port per device, as in ndr. [default: by device]",
         ),
     ] = None  # fmt: skip
     per_node: Annotated[
         int | None,
         _assume(
             "--per-node", metavar="N", accepts=RANKS,
-            help="Devices that the link joins. [default: 8, or the device's own]",
+            help="Devices per node. [default: 8, or the device's own]",
         ),
     ] = None  # fmt: skip
 

@@ -70,21 +70,21 @@ class PlanQuestion(Assumptions):
         str | Sequence[str] | None,
         _cluster(
             "--device", metavar="NAME,...", accepts=_DEVICES, repeat=True, completes="devices", daily=True,
-            help="Accelerators, as in h100,mi300x; list shows all that are known. [default: h100]",
+            help="Accelerators, as in h100,mi300x; list shows all known ones. [default: h100]",
         ),
     ] = field(default=None, kw_only=False)  # fmt: skip
     tp: Annotated[
         Counts,
         _cluster(
             "--tp", "--tensor-parallel", metavar="N,...", accepts=COUNTS, repeat=True, daily=True,
-            help="Split every d_ff over N of them. [default: 1,2,4,8]",
+            help="Split every d_ff over N devices. [default: 1,2,4,8]",
         ),
     ] = field(default=(1, 2, 4, 8), kw_only=False)  # fmt: skip
     ep: Annotated[
         Counts,
         _cluster(
             "--ep", "--expert-parallel", metavar="N,...", accepts=COUNTS, repeat=True, daily=True,
-            help="Split the experts of a mixture, and the tokens, over N groups of them. [default: 1]",
+            help="Split experts and tokens over N groups of devices. [default: 1]",
         ),
     ] = field(default=(1,), kw_only=False)  # fmt: skip
     tokens: TokenList = field(default=None, kw_only=False)

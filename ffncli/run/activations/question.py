@@ -99,7 +99,7 @@ class FunctionsQuestion(Options):
         Opt(
             metavar="NAME", accepts=several(TEXT, "names of activations", least=0), repeat=True,
             completes="functions gates limited",
-            help="Activations or gated units, as in gelu or swiglu. [default: those in common use]",
+            help="Activations or gated units, as in gelu or swiglu. [default: the common ones]",
         ),
     ] = field(default=(), kw_only=False)  # fmt: skip
     at: Annotated[
@@ -226,7 +226,7 @@ class DataQuestion(LoadOptions):
         Opt(
             "-l", "--layer", metavar="N|all", accepts=number_or_text("a whole number or text such as 'decoder.3'"),
             group=SOURCE,
-            help="With --source: layer, counted from 0; decoder.3; all gives a row for each. [default: 0]",
+            help="With --source: layer, counted from 0; decoder.3; all gives one row per layer. [default: 0]",
         ),
     ] = None  # fmt: skip
     input: Input = None

@@ -52,14 +52,14 @@ class ReadingQuestion(Options):
         int | None,
         Opt(
             "--batch-size", metavar="N", accepts=whole(1, 4096), group=MANY, after="promotes",
-            help=f"Texts that run together. [default: {BATCH_SIZE}, or fewer that fit in memory]",
+            help=f"Texts per batch. [default: {BATCH_SIZE}, or as many as fit in memory]",
         ),
     ] = None  # fmt: skip
     max_tokens: Annotated[
         int | None,
         Opt(
             "--max-tokens", metavar="N", accepts=COUNT, group=MANY, after="batch_size",
-            help="Cut every text to N tokens. [default: as many as the model takes]",
+            help="Truncate every text to N tokens. [default: the model's limit]",
         ),
     ] = None  # fmt: skip
     force: shared.Force = False
@@ -90,7 +90,7 @@ class CorpusQuestion(ReadingQuestion):
         float | None,
         Opt(
             "--outliers", metavar="SIZE", accepts=ABOVE_ZERO, group=MANY, after="top_contexts",
-            help=f"Magnitude from which an input dimension is an outlier. [default: {LIMIT:g}]",
+            help=f"Magnitude at which an input dimension counts as an outlier. [default: {LIMIT:g}]",
         ),
     ] = None  # fmt: skip
     save: shared.Save = None

@@ -45,7 +45,7 @@ class ExpertsQuestion(ReadingQuestion):
         int,
         Opt(
             "--ablate-texts", metavar="N", accepts=whole(0, 1_000_000), group="What to measure",
-            help="Texts to read once more without each expert; 0 for none.",
+            help="Texts to run again without each expert; 0 skips this.",
         ),
     ] = ABLATE_TEXTS  # fmt: skip
     save_routes: Annotated[

@@ -117,7 +117,7 @@ class ExportQuestion(Dimensions, LoadOptions):
             " [default: block; flashinfer-trace: ffn]",
         ),
     ] = None  # fmt: skip
-    large: Annotated[bool, Opt("--large", group=WHAT, help="With onnx: write a file of more than 200 MB too.")] = False
+    large: Annotated[bool, Opt("--large", group=WHAT, help="With onnx: allow a file of more than 200 MB.")] = False
     layer: Annotated[
         int | str | None,
         Opt(
@@ -131,7 +131,7 @@ class ExportQuestion(Dimensions, LoadOptions):
         Counts | None,
         Opt(
             "-n", "--tokens", metavar="N,...", accepts=COUNTS, repeat=True, group=INPUT, daily=True,
-            help="Numbers of tokens of the workloads. [default: 1,32,1024]",
+            help="Token counts of the workloads. [default: 1,32,1024]",
         ),
     ] = None  # fmt: skip
     batch: Batch = None

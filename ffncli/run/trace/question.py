@@ -138,7 +138,7 @@ class Question(Dimensions):
         Opt(
             "--set", metavar="W[i,j]=VALUE", repeat=True, group=WHAT_IF,
             accepts=several(TEXT, "weights and their values, such as ['W1[0,3]=5']", least=0),
-            help="Set a weight, as the formula has it, and show what changes at each step; repeatable.",
+            help="Set a weight, named as in the formula, and show what changes at each step; repeatable.",
         ),
     ] = ()  # fmt: skip
     ablate: Annotated[
@@ -146,7 +146,7 @@ class Question(Dimensions):
         Opt(
             "--ablate", metavar="PART", repeat=True, group=WHAT_IF,
             accepts=several(TEXT, "parts such as ['unit:3', 'expert:5', 'gate']", least=0),
-            help="Take out unit:358, unit:7:3 (of expert 7), expert:5 or gate (act := 1); show what changes.",
+            help="Remove unit:358, unit:7:3 (in expert 7), expert:5 or gate (act := 1), and show what changes.",
         ),
     ] = ()  # fmt: skip
     tp: shared.TensorParallel = None
@@ -193,7 +193,7 @@ class Question(Dimensions):
         str | None,
         Opt(
             "--promotes", metavar="TOKEN", group=UNEMBED,
-            help="Show the units that raise this token's logit, and lower it.",
+            help="Show the units that raise this token's logit, and those that lower it.",
         ),
     ] = None  # fmt: skip
     device: shared.Device = "cpu"

@@ -108,7 +108,7 @@ class VerifyQuestion(Dimensions, LoadOptions):
         bool,
         Opt(
             "--referee", group=REFEREE, daily=True,
-            help="Judge one kernel, in a process of its own; -o FILE.json is its certificate.",
+            help="Judge one kernel in a separate process; -o FILE.json writes its certificate.",
         ),
     ] = False  # fmt: skip
     batch_invariant: Annotated[
@@ -116,7 +116,7 @@ class VerifyQuestion(Dimensions, LoadOptions):
         Opt(
             "--batch-invariant",
             group=REFEREE,
-            help="Demand that a token's bits are the same alone and in every batch.",
+            help="Require the same bits for a token alone and in any batch.",
         ),
     ] = False
     call_time: Annotated[

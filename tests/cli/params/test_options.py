@@ -176,7 +176,7 @@ def test_the_ridge_is_the_first_number_of_tokens_that_reaches_it(call):
     )
     (never,) = rows(call, "llama-2-7b", "--ridge", "1e9")
     assert never["ridge_tokens"] is None
-    assert "at no number of tokens" in call("params", "llama-2-7b", "--ridge", "1e9")[1]
+    assert "never reached" in call("params", "llama-2-7b", "--ridge", "1e9")[1]
 
 
 def test_the_floor_of_a_device_is_its_data_sheet(call):
