@@ -49,7 +49,7 @@ def command(*, question: FitQuestion, plot: PlotOptions, show: OutputOptions) ->
         output.note(f"stopped: {len(finished)} of {len(planned)} rows are finished")
     rows = [fit.row for fit in finished]
     if lost := sum(row.diverged for row in rows):
-        output.note(f"{lost} of {len(rows) * question.seeds} trainings diverged and are left out")
+        output.note(f"{lost} of {len(rows) * question.seeds} training runs diverged and are left out")
     page = answer(question, rows, len(planned), _overfitting(question, rows))
     output.show(plot.extended(page, plots(rows), output) if plot.wanted else page)
     if stopped:
@@ -133,7 +133,7 @@ def _target(
     parts: list[Part] = [Heading(f"{about['name']}: {about['formula']}", f"{where}, {_counted(question.seeds)}")]
     parts.append((_noisy if question.noise else _exact)(rows, _straight(about["inputs"])))
     if any(row.gated and row.d_ff != row.d_ff_plain for row in rows):
-        parts.append(Line("for: the plain width nearest to a gated block in parameters", quiet=True))
+        parts.append(Line("for: the plain width with the nearest number of parameters", quiet=True))
     verdicts = [one for one in overfitting if one.target == about["name"]]
     if not verdicts:
         return [*parts, *_summary(rows)]

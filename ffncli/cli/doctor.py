@@ -146,9 +146,12 @@ def _in_words(noise: Noise) -> list[str]:
     ]
     if noise.sequential_times_longer > 1.5 and isfinite(noise.sequential_times_longer):
         lines.append(
-            f"Timed one after the other in the same time, only {percent(noise.sequential_difference, 2)} could be"
-            f" resolved: {noise.sequential_times_longer:.2g} times the time, if those errors average out."
+            f"Timed one after the other for as long, only a difference of {percent(noise.sequential_difference, 2)}"
+            f" could be resolved; to match this takes {noise.sequential_times_longer:.2g} times as long, if those"
+            " errors average out."
         )
     if noise.is_troubled:
-        lines.append(f"{percent(noise.troubled, 2)} of the blocks were preempted, throttled or stolen from.")
+        lines.append(
+            f"{percent(noise.troubled, 2)} of the blocks were disturbed: preempted, throttled or delayed by the host."
+        )
     return lines

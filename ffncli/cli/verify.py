@@ -203,7 +203,7 @@ def _referee_line(name: str, rows: Sequence[CheckRow]) -> ShortLine:
     if figures:
         largest = max(row.relative_error for row in figures if row.relative_error is not None)
         more = f" and {len(figures) - 1} more" if len(figures) > 1 else ""
-        return "INFO", name, f"other bits: {figures[0].subject}{more}, by up to {largest:.2g}"
+        return "INFO", name, f"bits differ: {figures[0].subject}{more}, by up to {largest:.2g}"
     if not any(row.passed for row in rows):
         return "SKIP", name, rows[0].note
     return "PASS", name, REFEREE_STATEMENTS[name]

@@ -20,7 +20,7 @@ MOST_WEIGHTS = 4096
 _MOST_VALUES = 32_768  # of all steps, each expert's counted for every token
 _OPS = ("input", "linear", "activation", "multiply", "add", "norm", "dropout", "route", "experts")
 _FUNCTIONS = tuple(name for name, row in TABLE.items() if not row.learned)
-_PAGE = "a page to change numbers in (-o page.html)"
+_PAGE = "an editable page (-o page.html)"
 _AGAIN = "ffn trace ... --save t.safetensors, then ffn report t.safetensors -o page.html"
 
 _Step = dict[str, Any]
@@ -37,7 +37,7 @@ def live_block(saved: Saved) -> dict[str, Any]:
     inputs = {step.name: _matrix(saved.tensor(step.name)) for step in saved.steps if step.op == "input"}
     for name, tensor in {**weights, **inputs}.items():
         if not bool(torch.isfinite(tensor).all()):
-            raise FFNError(f"{_PAGE} holds finite numbers, {name} has others", _AGAIN)
+            raise FFNError(f"{_PAGE} needs finite numbers; {name} has others", _AGAIN)
     steps = _Unrolled(weights).steps(saved)
     tokens = max(len(rows) for rows in inputs.values())
     values = tokens * sum(step["width"] for step in steps)
@@ -52,12 +52,12 @@ def live_block(saved: Saved) -> dict[str, Any]:
 
 def _require_small(count: int, what: str, most: int, hint: str) -> None:
     if count > most:
-        raise FFNError(f"{_PAGE} holds {most:,} {what}, the block has {count:,}", hint)
+        raise FFNError(f"{_PAGE} is limited to {most:,} {what}; this block has {count:,}", hint)
 
 
 def _require_computable(saved: Saved) -> None:
     if not saved.weights:
-        raise FFNError(f"{_PAGE} needs the weights, {saved.where} has none", "add --save-weights")
+        raise FFNError(f"{_PAGE} needs the weights; {saved.where} has none", "add --save-weights")
     outer = [step for step in saved.steps if not step.inner]
     ops: list[SavedStep | SavedAssignment] = [*outer, *(one for step in outer for one in step.program)]
     if saved.block.get("mode") != "eval" and any(step.op == "dropout" for step in ops):
@@ -67,7 +67,7 @@ def _require_computable(saved: Saved) -> None:
             raise FFNError(f"{_PAGE} cannot compute {step.name} = {step.formula}", _AGAIN)
         if step.op == "experts" and not step.program:
             why = f"{saved.where} does not say what its experts compute"
-            raise FFNError(f"{_PAGE} computes all steps, {why}", "save the trace again with this version")
+            raise FFNError(f"{_PAGE} computes all steps; {why}", "save the trace again with this version")
     for one in ops:
         if one.op == "activation" and one.detail.get("function") not in TABLE:
             raise FFNError(f"{_PAGE} does not know the function of {one.name} = {one.formula}", _AGAIN)

@@ -65,7 +65,7 @@ def test_the_page_says_what_can_be_told_apart(call, measured):
     assert (measured["seconds"], measured["threads"]) == (4, 1)
     assert re.search(r"^noise +can resolve differences of 0\.43 % or more +ok$", out, re.M)
     assert "ratio 1.0002, 95 % interval 0.9959 to 1.0045" in out
-    assert "only 3.1 % could be resolved: 52 times the time" in out
+    assert "a difference of 3.1 % could be resolved; to match this takes 52 times as long" in out
     table = out.split("\nWhat to do\n")[0]
     assert max(map(len, table.splitlines())) <= 80
 
@@ -74,7 +74,7 @@ def test_a_noisy_machine_gets_advice(call, measured):
     measured["answer"] = noise.Noise(0.061, 1.0, 0.94, 1.061, 6.2, 1.1, 0.4, 3, 36, 2, 14.0)
     out = call("doctor")[1]
     assert "noise: ffn bench decides at 2 %: expect `inconclusive`; stop other work, or try --threads 1" in out
-    assert "40 % of the blocks were preempted" in out
+    assert "40 % of the blocks were disturbed: preempted" in out
     assert "one after the other" not in out  # it would have done no worse
     measured["answer"] = noise.Noise(0.061, 1.0, 0.94, 1.061, 6.2, 1.1, 0.4, 3, 36, 1, 14.0)
     out = call("doctor", "--threads", "1")[1]

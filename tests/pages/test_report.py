@@ -112,12 +112,12 @@ def test_a_trace_that_a_page_does_not_compute(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("block", "options", "why"), [
-    ("32x64:swiglu", {}, "(-o page.html) holds 4,096 weights, the block has 6,144; ffn trace ... --save"),
-    ("2x700:relu", {"tokens": 30}, "(-o page.html) holds 32,768 values, the block has 42,120; use fewer tokens, or "),
+    ("32x64:swiglu", {}, "(-o page.html) is limited to 4,096 weights; this block has 6,144; ffn trace ... --save"),
+    ("2x700:relu", {"tokens": 30}, "is limited to 32,768 values; this block has 42,120; use fewer tokens, or "),
     ("4x6:relu", {"save_weights": False}, "t.safetensors has none; add --save-weights"),
     ("4x6:relu", {"dropout": 0.5, "train": True}, "computes without dropout; add --eval"),
     ("4x6:swiglu", {"experts": 4, "dropout": 0.5, "train": True}, "computes without dropout; add --eval"),
-    ("1x2:relu", {"input": [[math.inf]]}, "holds finite numbers, x has others"),
+    ("1x2:relu", {"input": [[math.inf]]}, "needs finite numbers; x has others"),
 ])  # fmt: skip
 def test_why_a_page_does_not_compute_a_block(block: str, options: dict[str, Any], why: str, tmp_path: Path) -> None:
     ffncli.trace(block, save=tmp_path / "t.safetensors", **options)

@@ -91,7 +91,7 @@ def _judge_claims(comparison: Comparison) -> None:
         values = ", ".join(f"{one.name}({one.x:g}) = {stated_value(one)}, not {one.text}" for one in wrong[:5])
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         many = f"{len(wrong)} of {len(comparison.checked)}"
-        raise FFNError(f"{many} stated values wrong: {values}{more}", code=ExitCode.FAILED)
+        raise FFNError(f"{many} stated values are wrong: {values}{more}", code=ExitCode.FAILED)
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------

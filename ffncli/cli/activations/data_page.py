@@ -168,10 +168,10 @@ def _sparsity(entered: ActivationInput, tokens: int) -> tuple[str, ...]:
 
 
 _MEANING = {
-    "zero %, near %": f"values that are 0, within {NEAR_ZERO:g} of 0",
-    "dead, near dead": f"units that are 0, within {NEAR_ZERO:g} of 0, for every token",
+    "zero %, near %": f"values that are 0, and those within {NEAR_ZERO:g} of 0",
+    "dead, near dead": f"units that are 0 for every token, and those within {NEAR_ZERO:g} of 0",
     "max |d|": "max |f(x) - own(x)|; d %: ||f(x) - own(x)|| / ||own(x)||",
-    "out %": "the same for the FFN's output, all its activations replaced",
+    "out %": "the same for the FFN's output, with all its activations replaced",
 }
 
 
@@ -224,9 +224,9 @@ def _all(data: ActivationData) -> list[Part]:
 
 _COLUMNS = ("mean", "std", "min", "max", "neg %", "kurt", "zero %", "near %", "dead", "near dead", "from min to max")
 _ALL_MEANING: Mapping[str, str] = {
-    "mean to kurt": "of the inputs; kurt: their kurtosis above a normal's",
-    "zero %, near %": f"of the outputs: values that are 0, that are within {NEAR_ZERO:g} of 0",
-    "dead, near dead": f"units that are 0, within {NEAR_ZERO:g} of 0, for every token",
+    "mean to kurt": "of the inputs; kurt: excess kurtosis, 0 for a normal",
+    "zero %, near %": f"of the outputs: values that are 0, and those within {NEAR_ZERO:g} of 0",
+    "dead, near dead": f"units that are 0 for every token, and those within {NEAR_ZERO:g} of 0",
 }
 _MEANING_OF_OUTPUT = "||output - own output|| / ||own output||"
 

@@ -56,7 +56,7 @@ def against_parts(comparison: Comparison) -> list[Part]:
         for one in compared
     ]  # fmt: skip
     columns = ("gated unit", "the same for", "and", "rms difference", "of the rms")
-    note = f"rms: for gate and up normal, independent, of mean 0 and std {comparison.question.std:g}"
+    note = f"rms: for independent normal gate and up, mean 0, std {comparison.question.std:g}"
     out: list[Part] = [Table(columns, lines, f"Difference from {compared[0].against}"), Line(note, quiet=True)]
     names, values = [one.name for one in compared], comparison.units[0].values
     for up in dict.fromkeys(comparison.ups):
@@ -132,7 +132,7 @@ def _facts(rows: Sequence[Row]) -> list[Part]:
         ("product %", [in_percent(row["product_share"]) for row in rows]),
         ("f alone: linear %", [in_percent(row["linear_share_of_gate_function"]) for row in rows]),
     ]
-    title = f"Gate and up normal, independent, of mean 0 and std {std:g}"
+    title = f"Independent normal gate and up, mean 0, std {std:g}"
     normal = Table(("", *(row["name"] for row in rows)), _lines(lines), title, side_by_side=True)
     notes = [
         f"near zero: |y| ≤ {NEAR_ZERO:g} · gain: weights of std gain / √fan_in keep E[y²]",

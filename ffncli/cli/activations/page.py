@@ -333,9 +333,9 @@ def _survivals(compared: Sequence[RoundedDifference], std: float) -> list[Part]:
     pairs = [(one.difference, s) for one in others for s in one.rounded]
     against = others[0].difference.against
     note = (
-        f"yes: its rms is above that of rounding {against} itself; in part: below it, but some numbers differ · "
-        "1 ulp: from a number of the format to the next · x: where the exact difference is largest, then where the "
-        f"ulps are most, with both numbers · inputs are normal, of std {std:g}"
+        f"yes: its rms exceeds the rounding error of {against} itself; in part: it does not, but some numbers differ · "
+        "1 ulp: the step to the next number of the format · x: where the exact difference is largest, then where the "
+        f"difference in ulps is, with both values · inputs: normal, std {std:g}"
     )
     rows = [(f"{d.name} in {s.dtype}", _sentence(d, s)) for d, s in pairs]
     return [Table(("", ""), rows, "Does the difference survive rounding?"), Line(note, quiet=True)]
@@ -345,7 +345,7 @@ def _sentence(d: Difference, s: Survival) -> str:
     if s.largest is None:
         return f"no: the same number for each of {s.inputs:,} inputs"
     parts = [f"{percent(s.differ)} of inputs differ, {percent(s.beyond_neighbours)} by more than 1 ulp"]
-    parts += [f"{s.ratio:.3g} × the error of rounding" if s.ratio is not None else f"{d.against} is exact in {s.dtype}"]
+    parts += [f"{s.ratio:.3g}× the rounding error" if s.ratio is not None else f"{d.against} is exact in {s.dtype}"]
     if s.at_difference:
         parts += [", ".join(f"{_ulps(m)} at x = {_short(m.x)}" for m in s.at_difference)]
     m = s.largest
@@ -370,7 +370,7 @@ def _rounding(errors: Sequence[RoundingError], std: float) -> list[Part]:
     sizes = [
         (e.name, e.dtype, e.way, e.max_error, e.max_error_at, percent(e.correctly_rounded_share, 4)) for e in errors
     ]
-    note = "ulp: from the exact value to the next number · native: torch's own call · formula: operation by operation"
+    note = "ulp: step from the exact value to the next number · native: torch's call · formula: each operation rounded"
     return [
         Table(("name", "dtype", "way", "ulps", "at x", "is", "exact"), worst, "Rounding: the worst error in ulps"),
         Line(note, quiet=True),

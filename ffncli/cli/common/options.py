@@ -66,7 +66,9 @@ class OutputOptions(Options):
             raise FFNError(f"--format: {' and '.join(dict.fromkeys(formats))} contradict each other", "give one")
         implied = format_of(self.out)
         if formats and implied and formats[0] != implied:
-            raise FFNError(f"-o {shown(self.out)} contradicts --format {formats[0]}", f"-o of .{implied} is {implied}")
+            raise FFNError(
+                f"-o {shown(self.out)} contradicts --format {formats[0]}", f"a .{implied} file is written as {implied}"
+            )
         chosen: Any = formats[0] if formats else implied or "table"
         path = None if self.out is None else os.path.expanduser(self.out)
         if follows():
@@ -135,7 +137,7 @@ class PlotOptions(Options):
         if not self.plot:
             return page
         if output.format in ("json", "csv"):
-            output.note(f"--plot is a picture: {output.format.upper()} has only the numbers")
+            output.note(f"--plot draws a picture; {output.format.upper()} has only the numbers")
         return replace(page, parts=[*page.parts, *plots])
 
 

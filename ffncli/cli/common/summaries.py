@@ -98,7 +98,7 @@ def devices_answer(command: str) -> Answer:
     flat = Table(tuple(columns), [tuple(line[name] for name in columns) for line in lines])
     rows = [(one["device"], _half(one), one["gbytes_per_s"], _sizes(one), _ridge(one)) for one in records]
     table = Table(("device", "TFLOP/s", "GB/s", "GB", "FLOPs/byte"), rows, labels=1)
-    note = Line("TFLOP/s: dense, in bf16, or fp16 if bf16 is missing; FLOPs/byte: the ridge", quiet=True)
+    note = Line("TFLOP/s: dense, in bf16 (in fp16 without bf16); FLOPs/byte: the ridge", quiet=True)
     return Answer(command, {"rows": [], "devices": records}, flat, [table, note], {})
 
 

@@ -118,7 +118,7 @@ def _format(c: ModelCount) -> str:
 def _of_kind(c: ModelCount) -> Callable[[str], str]:
     """A label about a layer, with the kind of layer if there are several kinds."""
     if len({group.kind for group in c.groups}) == 1:
-        return lambda text: text if c.uniform else text.replace("layer", "commonest layer")
+        return lambda text: text if c.uniform else text.replace("layer", "most common layer")
     kind = "MoE" if c.experts else "dense"
     return lambda text: text.replace("layer", f"{kind} layer")
 
@@ -255,7 +255,7 @@ def _floors(report: CostReport, several: bool) -> list[Part]:
     count = report.count
     who = f"{count.name}: " if several else ""
     if not report.floors:
-        return [Line(f"{who}no time floor: nothing says how many experts work on a token")]
+        return [Line(f"{who}no time floor: the number of experts per token is not known")]
     ranks = report.floors[0].ranks
     split = f", one of {ranks} ranks" if ranks > 1 else ""
     title = f"{who}time floor, weights {count.dtype}, all layers' FFNs forward{split}"
@@ -287,7 +287,7 @@ def _sources(report: CostReport) -> Iterator[Line]:
             rates += ", no rate published for these weights"
         else:
             rates = f"{one.peak_flops_per_s / 1e12:,.4g} TFLOP/s in {one.rate}, {rates}"
-        accuracy = ", good to 10 %" if one.approximate else ""
+        accuracy = ", accurate to 10 %" if one.approximate else ""
         yield Line(f"{one.device}: {rates} ({one.source}{accuracy}){_reached(ridges.get(one.device))}", quiet=True)
     yield Line("floor: least traffic at full rates; excludes attention and communication", quiet=True)
     if any(one.fits is not None for one in report.floors):
@@ -353,11 +353,11 @@ def _exchange(exchange: ExpertExchange, several: bool) -> Table:
     rows: list[Row] = [
         ("dispatch, bytes/token/layer", ceil(exchange.dispatch_bytes_per_token)),
         ("combine, bytes/token/layer", ceil(exchange.combine_bytes_per_token)),
-        (f"both, {exchange.layers} layers, {exchange.tokens:,} {plural('token', exchange.tokens)} of the rank",
+        (f"both, {exchange.layers} layers, {exchange.tokens:,} {plural('token', exchange.tokens)}per rank",
          ceil(exchange.dispatch_bytes_total + exchange.combine_bytes_total)),
     ]  # fmt: skip
     count = f"{exchange.experts} {plural('expert', exchange.experts)}"
-    title = f"{name}two all-to-alls between {exchange.ranks} ranks of {count}, routing even"
+    title = f"{name}two all-to-alls between {exchange.ranks} ranks of {count}, even routing"
     return Table((f"sends ({exchange.activation_dtype})", "each rank"), rows, title)
 
 

@@ -45,7 +45,7 @@ def sentence(plan: ClusterPlan, rows: Sequence[PlanRow]) -> str:
     """`fits on 2 × H100 SXM5; memory-bound; 4.2 ms a token`: one device's cheapest split; else what is missing."""
     device = rows[0].device
     best = next((row for row in plan.cheapest if row.device == device), None)
-    what = plan.name if plan.whole else f"{plan.name} (FFN weights alone)"
+    what = plan.name if plan.whole else f"{plan.name} (FFN weights only)"
     if best is not None:
         layout = f" as {Ranks(best.tp, best.ep)}" if best.devices > 1 else ""
         return f"{what} fits on {best.devices} × {device}{layout} in {best.dtype}; {_speed(best)}"
@@ -54,10 +54,10 @@ def sentence(plan: ClusterPlan, rows: Sequence[PlanRow]) -> str:
         return f"{what} has no figures on {device}: {rows[0].refused}"
     one = known[0]
     if one.memory_bytes is None:
-        return f"{what} on {one.devices} × {device}: whether it fits is not known; {_speed(one)}"
+        return f"{what} on {one.devices} × {device}: not known whether it fits; {_speed(one)}"
     least = min((row for row in known if not row.fits), key=lambda row: (row.needed_bytes or 0, row.tokens))
-    room = f"needs {bytes_text(least.needed_bytes or 0)} of {bytes_text(one.memory_bytes)} each"
-    room += "" if least.tokens == 1 else f" for {least.tokens:,} tokens"
+    tokens = "" if least.tokens == 1 else f" for {least.tokens:,} tokens"
+    room = f"needs {bytes_text(least.needed_bytes or 0)} per device{tokens}, has {bytes_text(one.memory_bytes)}"
     return f"{what} does not fit on {least.devices} × {device} in {least.dtype}: {room}{_would_fit(plan, least)}"
 
 
@@ -147,7 +147,7 @@ def measured_parts(rows: Sequence[PredictedRow]) -> list[Part]:
     parts: list[Part] = [Table(columns, cells, "measured, and predicted from the other blocks", labels=4)]
     errors = [abs(row.error) for row in rows if row.error is not None]
     if errors:
-        parts.append(Line(f"error, either sign: median {percent(median(errors), 2)}, worst {percent(max(errors), 2)}"))
+        parts.append(Line(f"absolute error: median {percent(median(errors), 2)}, worst {percent(max(errors), 2)}"))
     return parts
 
 

@@ -73,7 +73,7 @@ MANY_RULES = (
     Conflict(
         "prompts",
         allows=f"source layer dtype device threads top_units save force {' '.join(CORPUS)} digits fail_on_nonfinite",
-        why="it reads many texts, and all other options are about one",
+        why="it reads many texts; all other options are about one",
     ),
 )
 PAGE_RULES = (

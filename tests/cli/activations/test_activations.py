@@ -72,7 +72,7 @@ def test_stated_values_are_marked_and_decide_the_exit_code(call):
     assert code == 1
     verdicts = [line.split()[-1] for line in out.splitlines()[2:5]]
     assert verdicts == ["right", "wrong", "wrong"]
-    assert err.startswith("error: 2 of 3 stated values wrong: gelu(0.21) = 0.1225, not 0.115")
+    assert err.startswith("error: 2 of 3 stated values are wrong: gelu(0.21) = 0.1225, not 0.115")
     assert call("activations", "gelu", "--expect", "0.12=0.066")[0] == 0
     (one,) = body(call, "gelu", "--expect", "0.18=0.103")["expected"]
     assert (one["right"], round(one["ratio"], 3)) == (True, 0.571)
@@ -122,7 +122,7 @@ def test_what_is_stated_reads_as_it_was_written_beside_digits_enough_to_judge_it
     assert ["1", "0.841345", "0.8413447", "0.8413", "right"] in lines  # Φ(1) = 0.841344746...
     assert ["1", "0.8413451", "0.84134475", "0.8413", "wrong"] in lines
     assert ["-3", "-4.05e-3", "-0.004050", "0.0013", "right"] in lines
-    assert "1 of 4 stated values wrong: gelu(1) = 0.84134475, not 0.8413451" in err
+    assert "1 of 4 stated values are wrong: gelu(1) = 0.84134475, not 0.8413451" in err
 
 
 def test_a_narrow_input_keeps_its_moments_on_the_page(call):

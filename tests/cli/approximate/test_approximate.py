@@ -151,7 +151,7 @@ def test_what_diverged_is_said(call, monkeypatch):
     code, out, err = call("approximate", "--d-ff", "1,2", "--activation", "relu", *QUICK, "--json", "--plot")
     found = json.loads(out)
     assert code == 0
-    assert "4 of 4 trainings diverged" in err
+    assert "4 of 4 training runs diverged" in err
     assert [(row["diverged"], row["rmse"]) for row in found["rows"]] == [(2, None)] * 2
     assert call("approximate", "--d-ff", "1,2", "--activation", "relu", "--noise", "1", *QUICK, "--plot")[0] == 0
 

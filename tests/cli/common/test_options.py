@@ -61,7 +61,7 @@ def test_the_format(options, style, tmp_path, monkeypatch):
         ({"out": "x.npz"}, "-o 'x.npz': cannot write .npz files; use .json, .csv, .md, .txt or no suffix"),
         *(({"out": f"x{end}"}, f"cannot write {end} files") for end in (".svg", ".html", ".png", ".log")),
         ({"out": "x.npz", "format": "json"}, "cannot write .npz files"),
-        ({"out": "x.json", "csv": True}, "-o 'x.json' contradicts --format csv; -o of .json is json"),
+        ({"out": "x.json", "csv": True}, "-o 'x.json' contradicts --format csv; a .json file is written as json"),
         ({"out": "x.md", "format": "table"}, "-o 'x.md' contradicts --format table"),
     ],
 )
