@@ -222,14 +222,6 @@ def _falcon(config: Fields, row: Rest) -> Rest:
     )  # fmt: skip
 
 
-def _stablelm(config: Fields, row: Rest) -> Rest:
-    return replace(row, norms=1 if config.flag("use_parallel_residual", False) else 2)
-
-
-def _modernbert(config: Fields, row: Rest) -> Rest:
-    return replace(row, norm_vectors=2 if config.flag("norm_bias", False) else 1)
-
-
 def _chatglm(config: Fields, row: Rest) -> Rest:
     biased = config.flag("add_bias_linear", False)
     groups = "multi_query_group_num" if config.flag("multi_query_attention", False) else None
@@ -367,7 +359,7 @@ RESTS: Mapping[str, Rest] = {
     "mbart": replace(_BART, final_norm=True),
     "modernbert": Rest(  # the norm of the embeddings takes the place of layer 0's first
         attention=Heads(heads=None, qkv_bias=_BIASED, output_bias=_BIASED), head=None, stacks=(StackRow("encoder"),),
-        adjust=_modernbert,
+        adjust=lambda config, row: replace(row, norm_vectors=2 if config.flag("norm_bias", False) else 1),
     ),
     "bloom": Rest(attention=_GPT2_HEADS, d_model="n_embed|n_embd|hidden_size", norm_vectors=2, tied=True, other=_norm),
     "gpt_neox": Rest(
@@ -410,7 +402,8 @@ RESTS: Mapping[str, Rest] = {
     "stablelm": Rest(
         attention=Heads(head_dim=None, qkv_bias=("use_qkv_bias", False), qk_norm=("qk_layernorm", False),
                         qk_norm_per_head=True, kv_default=32),
-        norm_vectors=2, adjust=_stablelm,
+        norm_vectors=2,
+        adjust=lambda config, row: replace(row, norms=1 if config.flag("use_parallel_residual", False) else 2),
     ),
     "starcoder2": Rest(
         attention=Heads(qkv_bias=("use_bias", True), output_bias=("use_bias", True), kv_default=2), norm_vectors=2,

@@ -101,10 +101,6 @@ def _blt(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
     return lambda i: extra
 
 
-def _kosmos(config: Fields) -> Extra:
-    return {"sub_norm": True}  # a norm over d_ff, as BitNet's
-
-
 _BERT, _CLIP = encoders.ROWS["bert"], encoders.ROWS["clip_text_model"]
 # Relatives of CLIP and BERT: the text half of models that compare text with another medium.
 _TEXT_ENCODERS = {
@@ -138,7 +134,8 @@ ROWS: Mapping[str, Family] = {
     ),
     "kosmos_2_text_model": Family(
         gated=False, d_model="embed_dim|hidden_size", d_ff="ffn_dim", activation="activation_function",
-        default_activation="gelu", bias=True, norm="layernorm", eps=("layer_norm_eps", 1e-5), adjust=_kosmos,
+        default_activation="gelu", bias=True, norm="layernorm", eps=("layer_norm_eps", 1e-5),
+        adjust=lambda config: {"sub_norm": True},  # a norm over d_ff, as BitNet's
         stacks=(Stack(layers="layers|num_hidden_layers"),), aliases=("kosmos_2_5_text_model",),
     ),
     "mllama_text_model": silu(1e-5, layer=_mllama),

@@ -47,10 +47,6 @@ def _falcon(config: Fields) -> Extra:
     return {"parallel": parallel or new, "shared_norm": parallel and not (new and norms == 2)}
 
 
-def _gpt_neox(config: Fields) -> Extra:
-    return {"parallel": config.flag("use_parallel_residual", True)}
-
-
 def _bloom(config: Fields) -> Extra:
     why = "its residual takes the norm's output, as in no known BLOOM checkpoint"
     only(config, "apply_residual_connection_post_layernorm", False, why)
@@ -98,8 +94,9 @@ def _gemma4_widths(config: Fields, stack: Stack) -> Callable[[int], Extra | None
     return lambda i: wide if i >= first else {}
 
 
-def _molmo2(config: Fields) -> Extra:
-    return {"norm_position": "branch" if config.flag("norm_after", False) else "pre"}
+def _branch_if(flag: str) -> Callable[[Fields], Extra]:
+    """The norm's place is after the FFN if the config's flag says so, else before it."""
+    return lambda config: {"norm_position": "branch" if config.flag(flag, False) else "pre"}
 
 
 def _stablelm(config: Fields) -> Extra:
@@ -145,10 +142,6 @@ def _chatglm(config: Fields) -> Extra:
     why = "its residual takes the norm's output, as in no known ChatGLM checkpoint"
     only(config, "apply_residual_connection_post_layernorm", False, why)
     return {"activation": "silu", "norm": "rmsnorm" if config.flag("rmsnorm", True) else "layernorm"}
-
-
-def _chameleon(config: Fields) -> Extra:
-    return {"norm_position": "branch" if config.flag("swin_norm", False) else "pre"}
 
 
 def _reformer(config: Fields) -> Extra:
@@ -208,7 +201,9 @@ _GPT = {
         None, d_model="n_embed|n_embd|hidden_size", d_ff=None, multiple=4, adjust=_bloom,
         stacks=(Stack("decoder", "n_layer|num_hidden_layers"),),
     ),
-    "gpt_neox": _plain("hidden_act", "gelu", adjust=_gpt_neox),
+    "gpt_neox": _plain(
+        "hidden_act", "gelu", adjust=lambda config: {"parallel": config.flag("use_parallel_residual", True)}
+    ),
     "gpt_neox_japanese": _plain("hidden_act", "gelu", d_ff=None, bias=False, adjust=_neox_japanese),
     "falcon": _plain("activation", "gelu", d_ff="ffn_hidden_size", multiple=4, bias=("bias", False), adjust=_falcon),
     "mpt": _plain(None, d_model=_D_MODEL, d_ff=None, multiple=4, bias=False, adjust=_mpt),
@@ -250,7 +245,9 @@ _LLAMA = {
         adjust=lambda config: {"norm_bias": False},
     ),
     "olmo2": silu(1e-5, position="branch", aliases=("olmo3", "exaone4")),
-    "molmo2_text": Family(default_activation="silu", eps=("rms_norm_eps|layer_norm_eps", 1e-6), adjust=_molmo2),
+    "molmo2_text": Family(
+        default_activation="silu", eps=("rms_norm_eps|layer_norm_eps", 1e-6), adjust=_branch_if("norm_after")
+    ),
     "granite": silu(bias=_MLP_BIAS, adjust=residual_multiplier, aliases=("granite4_vision_text",)),
     "granite_swa": silu(1e-5, bias=_MLP_BIAS, adjust=residual_multiplier),
     "granite_docling_text": silu(1e-5, bias=_MLP_BIAS, adjust=lambda config: residual_multiplier(config, 0.263)),
@@ -258,7 +255,7 @@ _LLAMA = {
     "minicpm3": silu(1e-5, bias=_MLP_BIAS, adjust=_minicpm3),
     "doge": silu(bias=_MLP_BIAS, adjust=_doge),
     "moshi": silu(1e-8, d_ff="ffn_dim", layer=_both("ffn_dim", 22528), aliases=("kyutai_speech_to_text",)),
-    "chameleon": silu(1e-5, bias=_MLP_BIAS, adjust=_chameleon),
+    "chameleon": silu(1e-5, bias=_MLP_BIAS, adjust=_branch_if("swin_norm")),
     "hrm_text": silu(
         bias=_MLP_BIAS, norm_weight="none",
         stacks=(

@@ -60,10 +60,6 @@ def _xmod(config: Fields) -> Extra:
     return {"norm": "layernorm" if pre else "none", "shared_norm": pre and reused}
 
 
-def _esmc(config: Fields) -> Extra:
-    return {"residual_scale": (36 / config.integer("num_hidden_layers")) ** 0.5}
-
-
 def _neomme(config: Fields) -> Extra:
     depth = config.integer("num_hidden_layers")
     return {"norm_weight": "none", "residual_scale": config.number("residual_multiplier", (2 * depth) ** -0.5)}
@@ -138,7 +134,10 @@ ROWS: Mapping[str, Family] = {
     "modernbert-decoder": _MODERNBERT,
     "eurobert": replace(_LLAMA, eps=("rms_norm_eps", 1e-5)),
     "ultrabert": _LLAMA,
-    "esmc": replace(_LLAMA, norm="layernorm", eps=(None, 1e-5), adjust=_esmc),
+    "esmc": replace(
+        _LLAMA, norm="layernorm", eps=(None, 1e-5),
+        adjust=lambda config: {"residual_scale": (36 / config.integer("num_hidden_layers")) ** 0.5},
+    ),
     "neomme": replace(_LLAMA, gated=False, default_activation="relu2", eps=("norm_eps", 1e-6), adjust=_neomme),
     "perceiver": replace(
         _PRE, d_model="d_latents", d_ff=None, eps=(None, 1e-5), adjust=_perceiver, layer=_perceiver_layer,
@@ -168,15 +167,6 @@ def _bark(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 def _csm(config: Fields, stack: Stack) -> Callable[[int], Extra]:
     bias = config.flag("mlp_bias", False)
     return lambda i: {"bias": bias}
-
-
-def _idefics(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """A learned gate scales the FFN's output in layers that attend to the image: the block ends before it."""
-    return lambda i: {"residual": False} if stack.name == "cross" else {}
-
-
-def _idefics_crossed(config: Fields) -> int:
-    return config.integer("num_hidden_layers") // config.integer("cross_layer_interval", 1)
 
 
 def _moonshine(config: Fields, stack: Stack) -> Callable[[int], Extra]:
@@ -229,7 +219,15 @@ MEDIA: Mapping[str, Family] = {
     "dia_encoder": Family(default_activation="silu", eps=("norm_eps", 1e-5), stacks=(Stack("encoder"),)),
     "evolla": silu(1e-5, bias=("mlp_bias", False)),
     "higgs_audio_v2": silu(1e-5, bias=("mlp_bias", False)),
-    "idefics": silu(layer=_idefics, stacks=(Stack(), Stack("cross", _idefics_crossed))),
+    # A learned gate scales the FFN's output in layers that attend to the image: the block ends before it.
+    "idefics": silu(
+        layer=lambda config, stack: lambda i: {"residual": False} if stack.name == "cross" else {},
+        stacks=(
+            Stack(),
+            Stack("cross", lambda config: (
+                config.integer("num_hidden_layers") // config.integer("cross_layer_interval", 1))),
+        ),
+    ),
     "imagegpt": replace(decoders.ROWS["gpt2"], default_activation="quick_gelu", norm="rmsnorm", aliases=()),
     "instructblip_qformer": replace(ROWS["bert"], aliases=("instructblipvideo_qformer",)),
     "layoutlmv3": replace(ROWS["bert"], eps=("layer_norm_eps", 1e-5), aliases=()),

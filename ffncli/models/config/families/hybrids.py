@@ -45,10 +45,6 @@ def _granite_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:
     return lambda i: some
 
 
-def _granite_routing(config: Fields) -> Extra:
-    return {"order": "choose_first", "shared_experts": 1, "shared_d_ff": config.integer("shared_intermediate_size")}
-
-
 def _jamba_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:
     period = config.integer("expert_layer_period", 2)
     offset = config.integer("expert_layer_offset", 1, low=0)
@@ -167,7 +163,8 @@ ROWS: Mapping[str, Family] = {
     "falcon_h1": silu(1e-5, bias=_MLP_BIAS, adjust=_multipliers),
     "granitemoehybrid": silu(
         d_ff="shared_intermediate_size", adjust=residual_multiplier,
-        moe=MoEFields(d_ff="intermediate_size", layers=_granite_experts, routing=_granite_routing),
+        moe=MoEFields(d_ff="intermediate_size", layers=_granite_experts, routing=lambda config: {
+            "order": "choose_first", "shared_experts": 1, "shared_d_ff": config.integer("shared_intermediate_size")}),
     ),
     "jamba": silu(
         moe=MoEFields(

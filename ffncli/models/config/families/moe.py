@@ -105,10 +105,6 @@ def _dbrx(config: Fields) -> Extra:
     return {"renormalise": not null, "score_dtype": "input"}
 
 
-def _flint(config: Fields) -> Extra:
-    return {"score": "sigmoid", "renormalise": config.flag("norm_topk_prob", True), **shared_width(config)}
-
-
 def _hunyuan(config: Fields) -> Extra:
     top_k = config.get(TOP_K)
     if type(top_k) is list:  # one number per layer, the same in every published model
@@ -287,7 +283,8 @@ ROWS: Mapping[str, Family] = {
         moe=MoEFields(d_ff="intermediate_size", routing=after_choice),
     )),
     # sigmoid scores
-    "flint": silu(moe=MoEFields(layers=partial(sparse_step, dense_layers=(0, 1)), routing=_flint)),
+    "flint": silu(moe=MoEFields(layers=partial(sparse_step, dense_layers=(0, 1)), routing=lambda config: {
+        "score": "sigmoid", "renormalise": config.flag("norm_topk_prob", True), **shared_width(config)})),
     "llama4_text": silu(
         1e-5, d_ff="intermediate_size_mlp", aliases=("llama4",),
         moe=MoEFields(d_ff="intermediate_size", layers=_llama4_layers, routing=lambda config: {

@@ -124,11 +124,6 @@ def _zaya(config: Fields) -> Extra:
     }  # fmt: skip
 
 
-def _zaya_layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """Every router but the first gets the state of the one before."""
-    return lambda i: {"moe.router_carries": i > 0}
-
-
 ROWS: Mapping[str, Family] = {
     "deepseek_v4": silu(adjust=_deepseek_v4_block, layer=_by_token, moe=MoEFields(routing=_deepseek_v4)),
     "inkling_text": silu(
@@ -140,8 +135,10 @@ ROWS: Mapping[str, Family] = {
         activation=None, adjust=_inkling2_block, aliases=("inkling2",), moe=MoEFields(routing=_inkling2)
     ),
     "phimoe": silu(1e-5, norm="layernorm", moe=MoEFields(d_ff="intermediate_size", routing=_phimoe)),
-    "zaya": Family(  # learned scales and biases come before the residual: the block ends before them
-        default_activation="silu", eps=("rms_norm_eps", 1e-5), layer=_zaya_layer,
+    # Every router but the first gets the state of the one before. Learned scales and biases come before the residual:
+    # the block ends before them.
+    "zaya": silu(
+        1e-5, layer=lambda config, stack: lambda i: {"moe.router_carries": i > 0},
         adjust=lambda config: {"residual": False}, moe=MoEFields(routing=_zaya),
     ),
 }  # fmt: skip
