@@ -10,18 +10,19 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ffncli.errors import FFNError, did_you_mean, shown
 
 _HEADER = re.compile(r"^\[\[(\w+)\]\]\n", re.MULTILINE)
+R = TypeVar("R", bound="Device | Link | PlanningDefaults")
 _MAKER = re.compile(r"^(nvidia|amd|google)\s+")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Device:
     """One accelerator. `tflops` by class (fp32, tf32, bf16, fp16, fp8, int8, fp4), GB/s of 1e9 bytes.
 
@@ -32,18 +33,18 @@ class Device:
     """
 
     name: str
-    kind: Literal["gpu", "tpu"]
+    kind: Literal["gpu", "tpu"] = "gpu"
     tflops: Mapping[str, float]
-    half_accumulate: Mapping[str, float]
+    half_accumulate: Mapping[str, float] = field(default_factory=dict)
     gbytes_per_s: float
     memory_gb: tuple[float, ...]
-    llc_mib: float | None
-    achieved: Mapping[str, float]
+    llc_mib: float | None = None
+    achieved: Mapping[str, float] = field(default_factory=dict)
     approx: frozenset[str]
     source: str
-    link: str
-    per_node: int
-    network: str
+    link: str = ""
+    per_node: int = 1
+    network: str = ""
     gemm_efficiency: float
     memory_efficiency: float
 
@@ -152,7 +153,10 @@ def _devices_by_name() -> Mapping[str, str]:
 
 @cache
 def _device_of(name: str) -> Device:
-    return _device(tomllib.loads(_devices_by_name()[name]))
+    planning, row = planning_defaults(), tomllib.loads(_devices_by_name()[name])
+    shares = {"gemm_efficiency": planning.gemm_efficiency, "memory_efficiency": planning.memory_efficiency}
+    approx, memory = frozenset(row.get("approx", ())), tuple(row.get("memory_gb", ()))
+    return _record(Device, shares | row, approx=approx, memory_gb=memory)
 
 
 @cache
@@ -164,14 +168,13 @@ def devices() -> tuple[Device, ...]:
 @cache
 def links() -> tuple[Link, ...]:
     """Every interconnect."""
-    return tuple(map(_link, _rows("links")))
+    return tuple(_record(Link, row) for row in _rows("links"))
 
 
 @cache
 def planning_defaults() -> PlanningDefaults:
     """The efficiencies that a plan uses where nothing was measured."""
-    row = _head()["planning"]
-    return PlanningDefaults(**(row | {"source": _head()["sources"][row["source"]]}))
+    return _record(PlanningDefaults, _head()["planning"])
 
 
 @cache
@@ -237,32 +240,7 @@ def _key(name: str) -> str:
     return _MAKER.sub("", " ".join(name.lower().split()))
 
 
-def _device(row: Mapping[str, Any]) -> Device:
-    return Device(
-        name=row["name"],
-        kind=row.get("kind", "gpu"),
-        tflops=row["tflops"],
-        half_accumulate=row.get("half_accumulate", {}),
-        gbytes_per_s=row["gbytes_per_s"],
-        memory_gb=tuple(row.get("memory_gb", ())),
-        llc_mib=row.get("llc_mib"),
-        achieved=row.get("achieved", {}),
-        approx=frozenset(row.get("approx", ())),
-        source=_head()["sources"][row["source"]],
-        link=row.get("link", ""),
-        per_node=row.get("per_node", 1),
-        network=row.get("network", ""),
-        gemm_efficiency=row.get("gemm_efficiency", planning_defaults().gemm_efficiency),
-        memory_efficiency=planning_defaults().memory_efficiency,
-    )
-
-
-def _link(row: Mapping[str, Any]) -> Link:
-    return Link(
-        name=row["name"],
-        title=row["title"],
-        gbytes_per_s=row["gbytes_per_s"],
-        kind=row["kind"],
-        source=_head()["sources"][row["source"]],
-        peers=row.get("peers", 0),
-    )
+def _record(kind: type[R], row: Mapping[str, Any], **others: Any) -> R:
+    """The fields of a record that its row has, with its source in full; `others` come after those."""
+    known = {field.name: row[field.name] for field in fields(kind) if field.name in row}
+    return kind(**known | {"source": _head()["sources"][row["source"]]} | others)
