@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from math import prod
@@ -18,6 +18,10 @@ from ffncli.models.model import Resolved
 from ffncli.models.source import load
 
 MAX_ROWS = 10_000
+_NAMES = (*(field.name for field in fields(Dimensions)), "tokens")
+_EXAMPLES = {"d_ff": "1x,2x,4x", "activation": "relu,swiglu", "gated": "yes,no", "bias": "yes,no"}
+_FLAGS = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
+_CHOICES: Mapping[str, Any] = {"norm": NormKind, "norm_position": NormPosition}
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ def points(sweeps: Sequence[str]) -> tuple[Point, ...]:
             raise FFNError(f"{option('sweep')}: {name} is swept twice", "give all its values at once")
         parsed[name] = values
         _bounded(prod(len(values) for values in parsed.values()))
-    choices = [[(name, text, _PARSERS[name](text)) for text in values] for name, values in parsed.items()]
+    choices = [[(name, text, _checked(name, text)) for text in values] for name, values in parsed.items()]
     return tuple(_point(combination) for combination in product(*choices))
 
 
@@ -99,12 +103,9 @@ def _sweep(text: str) -> tuple[str, list[str]]:
     name = name.strip().lower().lstrip("-").replace("-", "_")
     if not equals:
         raise FFNError(f"{option('sweep')} {shown(text)} has no '='", "write it as d_ff=1x,2x,4x")
-    if name not in _PARSERS:
-        known = list(_PARSERS)
-        raise FFNError(
-            f"{option('sweep')}: unknown dimension {shown(name)}",
-            did_you_mean(name, known, f"use one of {', '.join(known)}"),
-        )
+    if name not in _NAMES:
+        hint = did_you_mean(name, [*_NAMES], f"use one of {', '.join(_NAMES)}")
+        raise FFNError(f"{option('sweep')}: unknown dimension {shown(name)}", hint)
     values: list[str] = []
     for item in listed.split(","):
         values += _values(name, item.strip())
@@ -134,54 +135,15 @@ def _values(name: str, item: str) -> list[str]:
     return [str(number) for number in numbers]
 
 
-def _flag(name: str, text: str) -> bool:
-    words = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
-    if text.lower() not in words:
-        raise FFNError(f"{option('sweep')} {name} must be yes or no, got {shown(text)}")
-    return words[text.lower()]
-
-
-def _size(name: str, text: str) -> int:
-    return whole(f"{option('sweep')} {name}", text)
-
-
-def _natural(name: str, text: str) -> int:
-    return 0 if text.strip() == "0" else whole(f"{option('sweep')} {name}", text)
-
-
-def _dropout(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise FFNError(
-            f"{option('sweep')} {name} must be a number of at least 0 and below 1, got {shown(text)}"
-        ) from None
-
-
-def _activation(name: str, text: str) -> str:
-    activations.resolve(text, f"{option('sweep')} {name}")
-    return text
-
-
-def _parsers() -> Mapping[str, Callable[[str], Any]]:
-    """Dimension → the function that checks and converts one value. Widths stay text: `4x` waits for its d_model."""
-    readers: dict[str, Callable[[str, str], Any]] = {
-        "d_model": lambda name, text: str(_size(name, text)),
-        "d_ff": lambda name, text: text,
-        "activation": _activation,
-        "gated": _flag,
-        "bias": _flag,
-        "norm": lambda name, text: one_of(f"{option('sweep')} {name}", text, NormKind),
-        "norm_position": lambda name, text: one_of(f"{option('sweep')} {name}", text, NormPosition),
-        "residual": _flag,
-        "dropout": _dropout,
-        "experts": _size,
-        "top_k": _size,
-        "shared_experts": _natural,
-        "tokens": _size,
-    }
-    return {name: partial(read, name) for name, read in readers.items()}
-
-
-_PARSERS = _parsers()
-_EXAMPLES = {"d_ff": "1x,2x,4x", "activation": "relu,swiglu", "gated": "yes,no", "bias": "yes,no"}
+def _checked(name: str, text: str) -> Any:
+    """Check a value that can be wrong by itself; `Dimensions` converts the others (`4x` waits for its d_model)."""
+    label = f"{option('sweep')} {name}"
+    if name in ("gated", "bias", "residual"):
+        if text.lower() not in _FLAGS:
+            raise FFNError(f"{label} must be yes or no, got {shown(text)}")
+        return _FLAGS[text.lower()]
+    if name == "activation":
+        activations.resolve(text, label)
+    if name in _CHOICES:
+        return one_of(label, text, _CHOICES[name])
+    return whole(label, text) if name in ("d_model", "tokens") else text
