@@ -40,7 +40,7 @@ from ffncli.models.model import (
 from ffncli.models.tensors import layout
 from ffncli.models.tensors.ffns import Item, looked_for
 from ffncli.models.tensors.matching import Spotted, block_tensors, blocks, items_of, pairs, prefixes, side_by_side
-from ffncli.models.tensors.non_ffn import Embedding, MeasuredNonFFN, measure
+from ffncli.models.tensors.non_ffn import MeasuredNonFFN, measure
 from ffncli.models.tensors.recognise import Layers, StoredFFN, recognise_all
 from ffncli.models.tensors.slices import EXPERT_NORMS
 
@@ -145,18 +145,15 @@ def with_tensors(
     if stored and not tensors.absent:
         params = sum(item.params * item.count for item in tensors.items.values())
         stored = replace(stored, file_params=params, file_bytes=sum(item.bytes for item in tensors.items.values()))
-    rest = NonFFNAgreement(model.non_ffn)
-    if outside:
-        rest = non_ffn_agreement(model, tensors.items, tensors.layers)
-    resolved = resolved.noted(*blocks.notes).without(*blocks.not_counted, *rest.not_counted).noted(*rest.notes)
-    return replace(
-        resolved,
-        model=replace(model, non_ffn=rest.non_ffn),
-        evidence=(*blocks.evidence, *resolved.evidence, *rest.evidence),
-        differences=(*blocks.differences, *rest.differences),
+    resolved = replace(
+        resolved.noted(*blocks.notes).without(*blocks.not_counted),
+        model=model,
+        evidence=(*blocks.evidence, *resolved.evidence),
+        differences=blocks.differences,
         stored=stored,
         spots=blocks.spots,
     )
+    return with_non_ffn(resolved, tensors) if outside else resolved
 
 
 # The fields of a spec, and of its MoE, that tensors can show.
@@ -187,11 +184,15 @@ class TensorBlocks:
 
 
 @dataclass
-class ConfigAgreement:
-    """The comparison so far, layer by layer. `specs` are the blocks according to the tensors."""
+class BlockComparison:
+    """A model's blocks compared with its tensors, layer by layer; `specs` are the blocks according to the tensors.
 
-    specs: dict[str, dict[int, FFNSpec]]
+    If the checkpoint is not `complete`, layers may be missing.
+    """
+
+    model: Model
     complete: bool
+    specs: dict[str, dict[int, FFNSpec]]
     differences: dict[tuple[str, str, str], Disagreement] = field(default_factory=dict)
     evidence: dict[str, None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -209,124 +210,120 @@ class ConfigAgreement:
         earlier = self.differences.get(key)
         self.differences[key] = replace(earlier, layers=earlier.layers + 1) if earlier else new
 
+    def stack(self, prefix: str, blocks: Sequence[Layer], under: Mapping[int, Sequence[StoredFFN]]) -> None:
+        """Compare the blocks that share a prefix with the FFNs under it."""
+        by_layer, ffns = side_by_side(self.model, blocks, prefix, under)
+        last = max(by_layer)
+        beyond = {f"{prefix}.{i}": {i: tuple(item for _, item in ffns[i])} for i in sorted(ffns) if i > last}
+        if len(beyond) <= self.model.extra_layers:
+            self.not_counted += not_counted(beyond, MORE_TOKENS)
+            ffns = {i: items for i, items in ffns.items() if i <= last}
+        self._numbers(prefix, by_layer, ffns)
+        for layer, several in by_layer.items():
+            if layer in ffns:
+                self._layer(f"{prefix}.{layer}", several, ffns[layer])
+
+    def _numbers(self, prefix: str, by_layer: Mapping[int, Sequence[Layer]], ffns: Mapping[int, object]) -> None:
+        """Note a layer that the tensors lack, else one that the config lacks."""
+        lacking = sorted(set(by_layer) - set(ffns)) if self.complete else []
+        extra = sorted(set(ffns) - set(by_layer))
+        for layer in (lacking or extra)[:1]:
+            at = by_layer.get(layer, next(iter(by_layer.values())))[0]
+            where = f"{prefix}.{layer} has {'none' if lacking else 'an FFN'}"
+            there = len(by_layer) - len(lacking) if lacking else len(ffns)
+            name = self.model.names.get("layers", "layers")
+            self.differ(Disagreement("layers", name, str(len(by_layer)), str(there), where, at.stack, at.index))
+
+    def _layer(self, at: str, blocks: Sequence[Layer], ffns: Sequence[Spotted]) -> None:
+        """Compare the FFNs of one layer, one after the other."""
+        if len(blocks) != len(ffns):
+            self.differ(Disagreement("FFNs per layer", "FFNs per layer", str(len(blocks)), str(len(ffns)), at))
+        for block, (spot, item) in pairs(blocks, ffns):
+            self.params += item.params
+            self.stored_bytes += item.bytes
+            self.formats |= dict.fromkeys(item.formats)
+            self.whole &= item.whole
+            self.spots[block.stack, block.index] = spot
+            self.specs[block.stack][block.index] = self._block(block, item, at)
+
+    def _block(self, block: Layer, item: StoredFFN, at: str) -> FFNSpec:
+        """Return the spec with the gate and the biases that the tensors have; note every difference."""
+        spec, tensor = block.spec, f"{at}.{item.tensor}".replace("#", "0")
+        item = self._without_leftovers(spec, item)
+        if item.uneven:
+            self.differ(Disagreement(UNEVEN, UNEVEN, "all", item.uneven, at, block.stack, block.index))
+            return spec
+        stated = {name: getattr(spec, name) for name in _OF_SPEC}
+        if item.whole:  # a missing file may have the router, or the shared experts
+            moe = spec.moe or _DENSE
+            stated |= {"shared_d_ff": spec.shared_width, **{name: getattr(moe, name) for name in _OF_MOE}}
+        shown_here = ((name, stored) for name, stored in item.shows.items() if name in stated)
+        differ = [(name, stated[name], stored, tensor) for name, stored in shown_here if stored != stated[name]]
+        decided: dict[str, Any] = {name: stored for name, _, stored, _ in differ if name in _BY_TENSORS}
+        corrected = replace(spec, **decided) if decided else spec
+        counted = params_of(corrected)
+        if item.whole and counted != item.params and all(name in _BY_TENSORS for name, *_ in differ):
+            differ.append((IN_ALL, counted, item.params, f"{at}.{item.loose[0]}" if item.loose else tensor))
+        for name, was, stored, where in differ:
+            was, stored = ("none" if value is None else shown(value) for value in (was, stored))
+            field = self._config_name(name, spec)
+            self.differ(Disagreement(name, field, was, stored, where, block.stack, block.index))
+        if item.misfit:
+            self.differ(replace(misfit(item, spec, at), stack=block.stack, index=block.index))
+        if item not in self.explained:  # one layer of each kind is evidence enough
+            self.explained.add(item)
+            self.evidence |= dict.fromkeys(_evidence(self.model, spec, item, tensor))
+        return corrected
+
+    def _without_leftovers(self, spec: FFNSpec, item: StoredFFN) -> StoredFFN:
+        """The FFN without the zero biases that GPTQ writers add to modules without biases: loaders skip them."""
+        packed = bool(item.formats) and all(form.startswith("gptq") for form in item.formats)
+        if spec.bias or not item.shows["bias"] or not packed:
+            return item
+        biases = params_of(replace(spec, bias=True)) - params_of(spec)
+        note = "biases stored with GPTQ's matrices are left out: the model has none"
+        self.notes += [] if note in self.notes else [note]
+        self.params -= biases
+        return replace(item, shows={**item.shows, "bias": False}, params=item.params - biases)
+
+    def _config_name(self, name: str, spec: FFNSpec) -> str:
+        """The config's name for one of our names; without a field the value follows from model_type."""
+        label = self.model.names.get(f"moe.{name}" if spec.moe else name) or self.model.names.get(name)
+        return label or (name if name == IN_ALL else f"{name} (by model_type {self.model.model_type})")
+
+    def blocks(self) -> TensorBlocks:
+        """The model's groups with the tensors' specs, regrouped only if they changed anything."""
+        groups: list[Group] = []
+        for group in self.model.groups:
+            if group.stack in self.specs:
+                specs = {index: self.specs[group.stack][index] for index in group.layers}
+                groups += grouped(group.stack, specs, group.runs, group.per_layer)
+        whole = self.whole and self.complete and self.params > 0
+        stored = StoredSize(self.params, self.stored_bytes, tuple(self.formats)) if whole else None
+        return TensorBlocks(
+            tuple(groups), self.spots, stored, tuple(self.differences.values()), tuple(self.evidence),
+            tuple(self.notes), tuple(self.not_counted),
+        )  # fmt: skip
+
 
 def agree(model: Model, layers: Layers, others: Layers, where: str, complete: bool = True) -> TensorBlocks:
     """The blocks of a model according to its tensors, with every difference from its config.
 
-    `others` are FFNs that belong to no layer of the model; they are noted. `where` names the checkpoint. If it is
-    not `complete`, layers may be missing.
+    `others` are FFNs that belong to no layer of the model; they are noted. `where` names the checkpoint.
     """
-    by_stack = blocks(model)
+    by_stack, under = blocks(model), prefixes(model, layers)
     specs = {stack: {block.index: block.spec for block in by_stack[stack]} for stack in by_stack}
-    agreement = ConfigAgreement(specs, complete)
-    under = prefixes(model, layers)
-    absent = [stack for stack in by_stack if stack not in under]
+    comparison = BlockComparison(model, complete, specs)
     if under and complete:
-        agreement.notes += [f"no {stack} tensors in {where}: left out" for stack in absent]
-        agreement.specs = {stack: specs for stack, specs in agreement.specs.items() if stack in under}
+        absent = [stack for stack in by_stack if stack not in under]
+        comparison.notes += [f"no {stack} tensors in {where}: left out" for stack in absent]
+        comparison.specs = {stack: several for stack, several in specs.items() if stack in under}
     for prefix in dict.fromkeys(under.values()):
         mine = [block for stack in by_stack if under.get(stack) == prefix for block in by_stack[stack]]
-        _compare_stack(model, prefix, mine, layers[prefix], agreement)
+        comparison.stack(prefix, mine, layers[prefix])
     left = {prefix: by_layer for prefix, by_layer in layers.items() if prefix not in under.values()}
-    agreement.not_counted += not_counted({**left, **others})
-    return _corrected(model, agreement)
-
-
-def _compare_stack(
-    model: Model, prefix: str, blocks: Sequence[Layer], under: Mapping[int, Sequence[StoredFFN]],
-    agreement: ConfigAgreement,
-) -> None:  # fmt: skip
-    by_layer, ffns = side_by_side(model, blocks, prefix, under)
-    last = max(by_layer)
-    beyond = {f"{prefix}.{i}": {i: tuple(item for _, item in ffns[i])} for i in sorted(ffns) if i > last}
-    if len(beyond) <= model.extra_layers:
-        agreement.not_counted += not_counted(beyond, MORE_TOKENS)
-        ffns = {i: items for i, items in ffns.items() if i <= last}
-    _compare_numbers(model, prefix, by_layer, ffns, agreement)
-    for layer, several in by_layer.items():
-        if layer in ffns:
-            _compare_layer(model, f"{prefix}.{layer}", several, ffns[layer], agreement)
-
-
-def _compare_numbers(
-    model: Model,
-    prefix: str,
-    by_layer: Mapping[int, Sequence[Layer]],
-    ffns: Mapping[int, object],
-    agreement: ConfigAgreement,
-) -> None:
-    """Note a layer that the tensors lack, else one that the config lacks."""
-    lacking = sorted(set(by_layer) - set(ffns)) if agreement.complete else []
-    extra = sorted(set(ffns) - set(by_layer))
-    for layer in (lacking or extra)[:1]:
-        at = by_layer.get(layer, next(iter(by_layer.values())))[0]
-        where = f"{prefix}.{layer} has {'none' if lacking else 'an FFN'}"
-        there = len(by_layer) - len(lacking) if lacking else len(ffns)
-        name = model.names.get("layers", "layers")
-        agreement.differ(Disagreement("layers", name, str(len(by_layer)), str(there), where, at.stack, at.index))
-
-
-def _compare_layer(
-    model: Model, at: str, blocks: Sequence[Layer], ffns: Sequence[Spotted], agreement: ConfigAgreement
-) -> None:
-    """The FFNs of one layer, one after the other."""
-    if len(blocks) != len(ffns):
-        agreement.differ(Disagreement("FFNs per layer", "FFNs per layer", str(len(blocks)), str(len(ffns)), at))
-    for block, (spot, item) in pairs(blocks, ffns):
-        agreement.params += item.params
-        agreement.stored_bytes += item.bytes
-        agreement.formats |= dict.fromkeys(item.formats)
-        agreement.whole &= item.whole
-        agreement.spots[block.stack, block.index] = spot
-        agreement.specs[block.stack][block.index] = _compare(model, block, item, at, agreement)
-
-
-def _compare(model: Model, block: Layer, item: StoredFFN, at: str, agreement: ConfigAgreement) -> FFNSpec:
-    """The spec with the gate and the biases that the tensors have; every difference is noted."""
-    spec, tensor = block.spec, f"{at}.{item.tensor}".replace("#", "0")
-    item = _without_leftovers(spec, item, agreement)
-    if item.uneven:
-        agreement.differ(Disagreement(UNEVEN, UNEVEN, "all", item.uneven, at, block.stack, block.index))
-        return spec
-    differ: list[tuple[str, object, object, str]] = []
-    moe = spec.moe or _DENSE
-    stated = {name: getattr(spec, name) for name in _OF_SPEC}
-    if item.whole:  # a missing file may have the router, or the shared experts
-        stated |= {"shared_d_ff": spec.shared_width, **{name: getattr(moe, name) for name in _OF_MOE}}
-    for name, stored in item.shows.items():
-        if name in stated and stored != stated[name]:
-            differ.append((name, stated[name], stored, tensor))
-    decided: dict[str, Any] = {name: stored for name, _, stored, _ in differ if name in _BY_TENSORS}
-    corrected = replace(spec, **decided) if decided else spec
-    counted = params_of(corrected)
-    if item.whole and counted != item.params and all(name in _BY_TENSORS for name, *_ in differ):
-        differ.append((IN_ALL, counted, item.params, f"{at}.{item.loose[0]}" if item.loose else tensor))
-    for name, was, stored, where in differ:
-        was, stored = ("none" if value is None else shown(value) for value in (was, stored))
-        field = _config_name(model, name, spec)
-        agreement.differ(Disagreement(name, field, was, stored, where, block.stack, block.index))
-    if item.misfit:
-        agreement.differ(replace(misfit(item, spec, at), stack=block.stack, index=block.index))
-    if item not in agreement.explained:  # one layer of each kind is evidence enough
-        agreement.explained.add(item)
-        agreement.evidence |= dict.fromkeys(_evidence(model, spec, item, tensor))
-    return corrected
-
-
-def _without_leftovers(spec: FFNSpec, item: StoredFFN, agreement: ConfigAgreement) -> StoredFFN:
-    """The FFN without the zero biases that GPTQ writers add to modules without biases: loaders skip them."""
-    if (
-        spec.bias
-        or not item.shows["bias"]
-        or not item.formats
-        or not all(form.startswith("gptq") for form in item.formats)
-    ):
-        return item
-    biases = params_of(replace(spec, bias=True)) - params_of(spec)
-    note = "biases stored with GPTQ's matrices are left out: the model has none"
-    agreement.notes += [] if note in agreement.notes else [note]
-    agreement.params -= biases
-    return replace(item, shows={**item.shows, "bias": False}, params=item.params - biases)
+    comparison.not_counted += not_counted({**left, **others})
+    return comparison.blocks()
 
 
 def misfit(item: StoredFFN, spec: FFNSpec, at: str) -> Disagreement:
@@ -344,12 +341,6 @@ def params_of(spec: FFNSpec) -> int:
     return cost(steps(spec)).params
 
 
-def _config_name(model: Model, name: str, spec: FFNSpec) -> str:
-    """The config's name for one of our names; without a field the value follows from model_type."""
-    label = model.names.get(f"moe.{name}" if spec.moe else name) or model.names.get(name)
-    return label or (name if name == IN_ALL else f"{name} (by model_type {model.model_type})")
-
-
 def _evidence(model: Model, spec: FFNSpec, item: StoredFFN, tensor: str) -> Iterator[str]:
     gated, bias = item.shows.get("gated"), item.shows["bias"]
     if gated is not None:
@@ -360,21 +351,6 @@ def _evidence(model: Model, spec: FFNSpec, item: StoredFFN, tensor: str) -> Iter
             yield f"gatedness: the tensors override {family}"
     if bias != spec.bias:
         yield f"bias: {'present' if bias else 'absent'} in the file, unlike the config"
-
-
-def _corrected(model: Model, agreement: ConfigAgreement) -> TensorBlocks:
-    """The model's groups with the tensors' specs, regrouped only if they changed anything."""
-    groups: list[Group] = []
-    for group in model.groups:
-        if group.stack in agreement.specs:
-            specs = {index: agreement.specs[group.stack][index] for index in group.layers}
-            groups += grouped(group.stack, specs, group.runs, group.per_layer)
-    whole = agreement.whole and agreement.complete and agreement.params > 0
-    stored = StoredSize(agreement.params, agreement.stored_bytes, tuple(agreement.formats)) if whole else None
-    return TensorBlocks(
-        tuple(groups), agreement.spots, stored, tuple(agreement.differences.values()), tuple(agreement.evidence),
-        tuple(agreement.notes), tuple(agreement.not_counted),
-    )  # fmt: skip
 
 
 def not_counted(left: Layers, why: str = "they are in no layer of the model") -> list[NotCounted]:
@@ -391,38 +367,30 @@ def not_counted(left: Layers, why: str = "they are in no layer of the model") ->
 _PADDED_TO = (8, 16, 32, 64, 128, 256, 512)  # what tables are rounded up to, for the matrix units
 
 
-@dataclass(frozen=True)
-class NonFFNAgreement:
-    """The parameters outside the FFNs by config and tensors together, and notes about them.
-
-    `not_counted` are the modules of other towers.
-    """
-
-    non_ffn: NonFFN | None
-    differences: tuple[Disagreement, ...] = ()
-    evidence: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    not_counted: tuple[NotCounted, ...] = ()
-
-
-def non_ffn_agreement(model: Model, items: Mapping[str, Item], layers: Layers) -> NonFFNAgreement:
-    """The parameters of a complete checkpoint outside the FFNs, and every difference from its config."""
-    measured, config = measure(model, items, layers), model.non_ffn
-    towers = tuple(
-        NotCounted(f"module {shown(module)}", OTHER_TOWERS, params) for module, params in measured.left_out.items()
-    )
-    if config is None:
-        return NonFFNAgreement(measured.record(None), evidence=tuple(_non_ffn_evidence(measured)), not_counted=towers)
-    differences = [d for stack in config.layers for d in _attention(config, measured, stack)]
+def with_non_ffn(resolved: Resolved, tensors: RecognisedTensors) -> Resolved:
+    """Add the parameters of a complete checkpoint outside the FFNs, and every difference from its config."""
+    model, config = resolved.model, resolved.model.non_ffn
+    measured = measure(model, tensors.items, tensors.layers)
+    left_out = measured.left_out.items()
+    towers = [NotCounted(f"module {shown(module)}", OTHER_TOWERS, params) for module, params in left_out]
+    differences: list[Disagreement] = []
     notes: list[str] = []
     table = measured.embedding
-    if table and config.vocabulary and not measured.left_out:
+    if config is not None:
+        differences = [d for stack in config.layers for d in _attention(config, measured, stack)]
+    if config is not None and table and config.vocabulary and not left_out:
         if _is_padded(config.vocabulary, table.rows):
             rows = f"the embedding has {table.rows:,} rows, padded"
             notes.append(f"{config.names['vocabulary']} is {config.vocabulary:,}; {rows}")
-        else:
-            differences += _vocabulary(config, table)
-    return NonFFNAgreement(measured.record(config), tuple(differences), (), tuple(notes), towers)
+        elif table.rows != config.vocabulary:
+            numbers = f"{config.vocabulary:,}", f"{table.rows:,}"
+            differences.append(Disagreement("vocabulary", config.names["vocabulary"], *numbers, table.tensor))
+    return replace(
+        resolved.without(*towers).noted(*notes),
+        model=replace(model, non_ffn=measured.record(config)),
+        evidence=(*resolved.evidence, *(_non_ffn_evidence(measured) if config is None else ())),
+        differences=(*resolved.differences, *differences),
+    )
 
 
 def _non_ffn_evidence(measured: MeasuredNonFFN) -> Iterator[str]:
@@ -455,9 +423,3 @@ def _attention(config: NonFFN, measured: MeasuredNonFFN, stack: str) -> Iterator
 def _is_padded(vocabulary: int, rows: int) -> bool:
     """Whether a table has the rows of the vocabulary, rounded up to a multiple."""
     return rows > vocabulary and any(rows == -(-vocabulary // to) * to for to in _PADDED_TO)
-
-
-def _vocabulary(config: NonFFN, table: Embedding) -> Iterator[Disagreement]:
-    if table.rows != config.vocabulary:
-        numbers = f"{config.vocabulary:,}", f"{table.rows:,}"
-        yield Disagreement("vocabulary", config.names["vocabulary"], *numbers, table.tensor)
