@@ -80,11 +80,11 @@ def search(text: str) -> list[str]:
     """
     word = _letters(text)
     spelled = {name for alias, name in _aliases().items() if word in _letters(alias)}
-    return [name for name in names() if name in spelled or _is_from(name, word)]
 
+    def is_from(name: str) -> bool:
+        return word == str(year(name)) or (bool(word) and _letters(organisation(name)).startswith(word))
 
-def _is_from(name: str, word: str) -> bool:
-    return word == str(year(name)) or (bool(word) and _letters(organisation(name)).startswith(word))
+    return [name for name in names() if name in spelled or is_from(name)]
 
 
 def starting_with(text: str) -> list[str]:
@@ -117,13 +117,10 @@ def nearest(text: str) -> list[str]:
 
 
 def _newest_first(near: list[str]) -> list[str]:
-    return sorted(near, key=_generation, reverse=True)  # stable: within a generation the catalog's order
-
-
-def _generation(name: str) -> float:
-    """3.1 of `llama-3.1-8b`, 2 of `gpt2-xl`; 0 where the name has only a size."""
-    match = re.search(r"(?<![\d.])(\d+(?:\.\d+)?)(?![\d.]*[bmx])", name)
-    return float(match[1]) if match else 0.0
+    """By generation: 3.1 of `llama-3.1-8b`, 2 of `gpt2-xl`; 0 where the name has only a size."""
+    found = {name: re.search(r"(?<![\d.])(\d+(?:\.\d+)?)(?![\d.]*[bmx])", name) for name in near}
+    generations = {name: float(match[1]) if match else 0.0 for name, match in found.items()}
+    return sorted(near, key=generations.__getitem__, reverse=True)  # stable: the catalog's order within a generation
 
 
 def aliases(name: str) -> list[str]:

@@ -75,8 +75,11 @@ def resolve(text: str) -> Resolved:
         raise FFNError(f"source {shown(text)}: {error.strerror}") from None
     if text and exists:
         return _from_path(path, text)
-    if _HUB_NAME.fullmatch(text) and (folder := _cached(text)):
-        return _from_path(folder, text).noted(f"{text} is the model in the local Hub cache")
+    if _HUB_NAME.fullmatch(text):
+        from ffncli.models.files.hub import cached
+
+        if folder := cached(text):
+            return _from_path(folder, text).noted(f"{text} is the model in the local Hub cache")
     if looks_like_path and text:
         raise FFNError(f"{shown_path(path)} does not exist", _path_hint(text))
     raise FFNError(f"unknown model {shown(text)}", _name_hint(text))
@@ -102,20 +105,12 @@ def _hub_address(text: str) -> str:
 
 def _path_hint(text: str) -> str:
     name = text.rpartition("/")[2]
+    on_hub = _HUB_NAME.fullmatch(text)
     if catalog.find(name):
-        return f"the catalog has '{name}'" + (
-            f"; hf://{text} reads it from the Hub" if _HUB_NAME.fullmatch(text) else ""
-        )
-    if _HUB_NAME.fullmatch(text):
+        return f"the catalog has '{name}'" + (f"; hf://{text} reads it from the Hub" if on_hub else "")
+    if on_hub:
         return f"for the model on the Hub: hf://{text}"
     return "give a model directory, a config.json, a .safetensors, .gguf or .pt file"
-
-
-def _cached(text: str) -> Path | None:
-    """The snapshot of `org/name` in the local Hub cache, without any network."""
-    from ffncli.models.files.hub import cached
-
-    return cached(text)
 
 
 def _from_hub(text: str) -> Resolved:

@@ -18,7 +18,7 @@ def layers_of(shapes: Shapes, d_model: int | None = None, **counts: int) -> Laye
     for name, shape in shapes.items():
         count = counts.get("experts", E) if "#" in name else 1
         items[name] = Item(shape, prod(shape), 4 * prod(shape) * count, count, "F32")
-    return recognise(items, d_model)
+    return recognise(items, d_model)[0]
 
 
 def one(shapes: Shapes, d_model: int | None = None, prefix: str = "model.layers") -> StoredFFN:

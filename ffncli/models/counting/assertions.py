@@ -25,15 +25,8 @@ _WORDS = {"true": True, "yes": True, "false": False, "no": False, "null": None, 
 _NUMBER = re.compile(
     r"([-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:e[-+]?\d{1,3})?) ?([kmbt]|[kmgt]b|%)?", re.IGNORECASE
 )
-_UNITS: Mapping[str, int | Fraction] = {
-    "": 1,
-    "K": 10**3,
-    "M": 10**6,
-    "B": 10**9,
-    "G": 10**9,
-    "T": 10**12,
-    "%": Fraction(1, 100),
-}
+_UNITS: dict[str, int | Fraction] = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+_UNITS["%"] = Fraction(1, 100)
 
 
 @dataclass(frozen=True)
@@ -246,9 +239,4 @@ def key_of(name: str) -> str | None:
 
 
 _KEYS = {text.lower(): key for key, labels in LABELS.items() for text in (key, *labels)}
-
-
-_KEYS |= {
-    "ffn bits per weight": "ffn_bits_per_weight",
-    "bits per weight": "bits_per_weight",
-}  # shorter, as one may type them
+_KEYS |= {"ffn bits per weight": "ffn_bits_per_weight", "bits per weight": "bits_per_weight"}  # as one may type them

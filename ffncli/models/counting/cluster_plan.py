@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from typing import Annotated, Any
 
 from ffncli.block.dtypes import DType, activation_dtype, storage
@@ -242,12 +243,9 @@ def would_fit(planners: Sequence[Planner], cluster: Accelerators, tokens: Sequen
     if cluster.memory_bytes is None:
         return None
     splits = {ranks for planner in planners for ranks in planner.splits() if ranks.world_size <= _MOST_DEVICES}
-    for _, alike in groupby(sorted(splits, key=_devices), key=_devices):
+    devices = attrgetter("world_size")
+    for _, alike in groupby(sorted(splits, key=devices), key=devices):
         rows = [planner.row(cluster, ranks, n) for ranks in alike for planner in planners for n in tokens]
         if best := cheapest(rows):
             return best
     return None
-
-
-def _devices(ranks: Ranks) -> int:
-    return ranks.world_size

@@ -14,7 +14,7 @@ from typing import Any
 from ffncli.block import dtypes
 from ffncli.block.cost import Cost, cost
 from ffncli.block.dtypes import DType, weight_bytes
-from ffncli.block.steps import Axis, Norm, Step, of_norm, parameters, walk
+from ffncli.block.steps import Norm, Step, of_norm, parameters, walk
 from ffncli.errors import option
 from ffncli.models.config.non_ffn import RESTS
 from ffncli.models.model import MORE_TOKENS, Group, Model, NotCounted, Resolved, StoredSize
@@ -191,6 +191,16 @@ _OF_MAIN = (
 )  # fmt: skip
 
 
+_OF_STORED = (
+    "ffn_params_stored",
+    "ffn_stored_bytes",
+    "ffn_bits_per_weight",
+    "stored_params",
+    "stored_bytes",
+    "bits_per_weight",
+)
+
+
 def _group(model: Model, group: Group, one: Cost) -> GroupCount:
     moe, flops = group.spec.moe, _flops(model, one)
     layer = model.non_ffn.layer(group.stack, group.layers) if model.non_ffn else None
@@ -266,16 +276,12 @@ def _whole(model: Model, ffn_total: int, ffn_active: int | None) -> dict[str, An
 
 def _stored(stored: StoredSize | None) -> dict[str, Any]:
     """The keys for the checkpoint's headers; bits per weight are stored bits over logical parameters."""
-    return {
-        "ffn_params_stored": stored.params if stored else None,
-        "ffn_stored_bytes": stored.bytes if stored else None,
-        "ffn_bits_per_weight": 8 * stored.bytes / stored.params if stored else None,
-        "stored_params": stored.file_params if stored else None,
-        "stored_bytes": stored.file_bytes if stored else None,
-        "bits_per_weight": 8 * stored.file_bytes / stored.file_params
-        if stored and stored.file_params and stored.file_bytes is not None
-        else None,
-    }
+    if stored is None:
+        return dict.fromkeys(_OF_STORED)
+    file_params, file_bytes = stored.file_params, stored.file_bytes
+    bits = 8 * file_bytes / file_params if file_params and file_bytes is not None else None
+    ffn_bits = 8 * stored.bytes / stored.params
+    return dict(zip(_OF_STORED, (stored.params, stored.bytes, ffn_bits, file_params, file_bytes, bits), strict=True))
 
 
 def tensors(steps: Sequence[Step]) -> tuple[TensorCount, ...]:
@@ -285,12 +291,9 @@ def tensors(steps: Sequence[Step]) -> tuple[TensorCount, ...]:
     for name, axes in parameters(steps).items():
         norm = norms.get(name.rpartition(".")[0])
         shared = isinstance(norm, Norm) and norm.shared
-        out.append(TensorCount(name, _sizes(axes), prod(_sizes(axes)), norm is not None, shared))
+        shape = tuple(axis.size for axis in axes)
+        out.append(TensorCount(name, shape, prod(shape), norm is not None, shared))
     return tuple(out)
-
-
-def _sizes(axes: tuple[Axis, ...]) -> tuple[int, ...]:
-    return tuple(axis.size for axis in axes)
 
 
 def not_counted(resolved: Resolved) -> tuple[NotCounted, ...]:
@@ -328,15 +331,11 @@ def storage_of(resolved: Resolved, dtype: str | None = None) -> DType:
         return dtypes.dtype("fp32")
     known = dtypes.find_storage(resolved.model.dtype)
     if resolved.stored is None or (known is not None and known.computable):
-        return known or _nearest_dtype(resolved.model.dtype)
+        # the plain format behind a file's packed one (fp8-block128, gptq-4bit)
+        return known or dtypes.find_storage(resolved.model.dtype.partition("-")[0]) or dtypes.dtype("bf16")
     mean = Fraction(resolved.stored.bytes, resolved.stored.params)
     name = known.name if known else resolved.model.dtype
     return DType(name, 0, block=_block(resolved), other_bytes=2, flat=True, mean=mean)
-
-
-def _nearest_dtype(name: str) -> DType:
-    """The plain format behind a file's packed one (fp8-block128, gptq-4bit); bf16 if there is none."""
-    return dtypes.find_storage(name.partition("-")[0]) or dtypes.dtype("bf16")
 
 
 def _block(resolved: Resolved) -> int:
@@ -344,11 +343,8 @@ def _block(resolved: Resolved) -> int:
     known = dtypes.find_storage(resolved.model.dtype or "")
     if known is not None and known.block > 1:
         return known.block
-    sizes = [
-        *_numbers(resolved.quantization or {}, "group_size"),
-        *_numbers(resolved.quantization or {}, "weight_block_size"),
-    ]
-    return max([1, *sizes])
+    names = ("group_size", "weight_block_size")
+    return max([1, *(size for name in names for size in _numbers(resolved.quantization, name))])
 
 
 def _numbers(values: Any, name: str) -> list[int]:

@@ -229,17 +229,10 @@ def figures(
     needed = counts[0].model_weight_bytes or counts[0].weight_bytes
     typed = [] if ridge is None else [(ridge, "")]
     of_devices = [(flops_per_byte, one.name) for one in devices if (flops_per_byte := ridge_of(one, weights))]
-    return CostReport(
-        counts,
-        costs,
-        over,
-        tuple(
-            _ridge(model, weights, number, Ranks(ranks or 1, ep or 1), name) for number, name in (*typed, *of_devices)
-        ),
-        tuple(floor for device in devices for floor in device_floors(device, costs, weights, needed)),
-        tuple(device.name for device in devices),
-        sent,
-    )
+    grid = Ranks(ranks or 1, ep or 1)
+    ridges = tuple(_ridge(model, weights, number, grid, name) for number, name in (*typed, *of_devices))
+    floors = tuple(floor for device in devices for floor in device_floors(device, costs, weights, needed))
+    return CostReport(counts, costs, over, ridges, floors, tuple(device.name for device in devices), sent)
 
 
 def _ridge(model: Model, weights: DType, flops_per_byte: float, grid: Ranks, device: str) -> Ridge:

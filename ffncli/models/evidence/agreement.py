@@ -41,7 +41,7 @@ from ffncli.models.tensors import layout
 from ffncli.models.tensors.ffns import Item, looked_for
 from ffncli.models.tensors.matching import Spotted, block_tensors, blocks, items_of, pairs, prefixes, side_by_side
 from ffncli.models.tensors.non_ffn import MeasuredNonFFN, measure
-from ffncli.models.tensors.recognise import Layers, StoredFFN, recognise_all
+from ffncli.models.tensors.recognise import Layers, StoredFFN, recognise
 from ffncli.models.tensors.slices import EXPERT_NORMS
 
 _MOST_LOOKS = 16  # each goes through all names once
@@ -122,7 +122,7 @@ def recognised(
     items: Mapping[str, Item], d_model: int | None, where: str, absent: str = "", needed: bool = True
 ) -> RecognisedTensors:
     """The FFNs among some tensors. Raises FFNError if one is `needed` and there is none."""
-    layers, others = recognise_all(items, d_model, where)
+    layers, others = recognise(items, d_model, where)
     if needed and not layers:
         raise FFNError(f"{where}: no FFN among {len(items):,} tensor names", f"looked for {looked_for()}")
     return RecognisedTensors(where, items, layers, others, absent)

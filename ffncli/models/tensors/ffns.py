@@ -112,9 +112,9 @@ def ffn_locations(items: Mapping[str, Item], projections: Sequence[Projections])
     rows = next((i.shape[0] for name, i in items.items() if _ROUTER.search(name) and i.shape), 0)
     counts = {p: _expert_count(items, p, rows) for p in projections if not p.is_shared}
     first = next((p for p, experts in counts.items() if experts), None)
-    if first is None:  # without routed experts, an FFN called shared is an ordinary one
-        counts |= dict.fromkeys((p for p in projections if p.is_shared), 0)
     shared = [p for p in projections if p.is_shared]
+    if first is None:  # without routed experts, an FFN called shared is an ordinary one
+        counts |= dict.fromkeys(shared, 0)
     return [FFNLocation(p, shared if p is first else (), experts) for p, experts in counts.items()]
 
 
@@ -140,13 +140,9 @@ def _fits(items: Mapping[str, Item], p: Projections) -> bool:
     if not up.params or not down.params:
         return True  # only their names decide
     matrices = all(item.shape is None or len(item.shape) > 1 for item in (up, down))
-    up_size, down_size = (_of_one(item) for item in (up, down))
+    # if all experts share one tensor, of one of them
+    up_size, down_size = (i.params // i.shape[0] if i.shape and _is_stack(i.shape) else i.params for i in (up, down))
     return matrices and up_size in (down_size, *([] if p.naming.gate else [2 * down_size]))
-
-
-def _of_one(item: Item) -> int:
-    """How many numbers one expert's matrix has, if all experts share one tensor."""
-    return item.params // item.shape[0] if item.shape and _is_stack(item.shape) else item.params
 
 
 def _is_stack(shape: tuple[int, ...]) -> bool:

@@ -49,8 +49,12 @@ def read_weights(
     listed = [item for item in located if item.is_table]
     located = tuple(item for item in located if not item.is_table)
     for item in located:
+        expected = item.stored_shape()
         for expert, name in enumerate(item.names):
-            tensors[name] = _fitting(tensors.get(name) or stored(checkpoint, name, quantization), name, item)
+            tensor = tensors.get(name) or stored(checkpoint, name, quantization)
+            if squeezed(tensor.shape) != squeezed(expected):
+                raise wrong_shape(tensor.place.path, name, tensor.shape, item)
+            tensors[name] = tensor if tensor.shape == expected else shaped(tensor, expected)
             wanted[name].append((item, expert))
     out = {
         item.parameter: torch.empty([axis.size for axis in item.axes], dtype=dtype, device=device) for item in located
@@ -70,17 +74,6 @@ def _table(checkpoint: Checkpoint, item: Located) -> Tensor:
     if tuple(place.info.shape) != item.stored_shape():
         raise wrong_shape(place.path, name, place.info.shape, item)
     return integers(checkpoint, name)
-
-
-def _fitting(tensor: StoredTensor, name: str, item: Located) -> StoredTensor:
-    """The tensor in the shape that its parameter needs.
-
-    Raises FFNError if it has another, ignoring axes of size one.
-    """
-    expected = item.stored_shape()
-    if squeezed(tensor.shape) != squeezed(expected):
-        raise wrong_shape(tensor.place.path, name, tensor.shape, item)
-    return tensor if tensor.shape == expected else shaped(tensor, expected)
 
 
 def values(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | None = None) -> Tensor:

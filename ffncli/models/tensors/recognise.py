@@ -90,18 +90,11 @@ class StoredFFN:
 Layers = Mapping[str, Mapping[int, tuple[StoredFFN, ...]]]  # prefix → layer → its FFNs
 
 
-def recognise(items: Mapping[str, Item], d_model: int | None = None, where: str = "") -> Layers:
-    """Every FFN of the text model in a checkpoint. `d_model` decides a matrix's orientation if the file does not.
-
-    Raises FFNError, naming `where`, for a layer with impossibly many FFNs.
-    """
-    return recognise_all(items, d_model, where)[0]
-
-
-def recognise_all(items: Mapping[str, Item], d_model: int | None, where: str) -> tuple[Layers, Layers]:
+def recognise(items: Mapping[str, Item], d_model: int | None = None, where: str = "") -> tuple[Layers, Layers]:
     """(The FFNs of the text model, those of other text). Towers that are not text (vision, audio) are in neither.
 
-    Raises FFNError as `recognise`.
+    `d_model` decides a matrix's orientation if the file does not. Raises FFNError, naming `where`, for a layer with
+    impossibly many FFNs.
     """
     cache: dict[tuple[tuple[str, Item], ...], tuple[StoredFFN, ...]] = {}
     out: dict[str, dict[int, tuple[StoredFFN, ...]]] = {}

@@ -22,7 +22,7 @@ from ffncli.models.model import Layer, Resolved
 from ffncli.models.tensors import layout
 from ffncli.models.tensors.layout import Located
 from ffncli.models.tensors.matching import items_of, layer_tensors, spots
-from ffncli.models.tensors.recognise import recognise_all
+from ffncli.models.tensors.recognise import recognise
 from ffncli.models.tensors.slices import arrangement, norm_modules
 
 
@@ -100,7 +100,7 @@ def live_parameters(module: nn.Module, resolved: Resolved, layer: Layer) -> tupl
     shapes = [tuple(t.shape) for t in tensors.values()]
     columns = Columns([*tensors], kinds, shapes, [t.nbytes for t in tensors.values()])
     items = items_of(Inventory(where, *collect([columns])), None)
-    ffns, _ = recognise_all(items, layer.spec.d_model, where)
+    ffns, _ = recognise(items, layer.spec.d_model, where)
     under = spots(resolved, ffns)
     spot = under.get((layer.stack, layer.index))
     if spot is None:

@@ -308,7 +308,7 @@ def ffn_layers(module: nn.Module) -> Mapping[int, str]:
         for name, p in module.named_parameters()
         if not nn.parameter.is_lazy(p)
     }
-    ffns = recognise(items)
+    ffns = recognise(items)[0]
     if BARE in ffns and any(isinstance(part, nn.MultiheadAttention) for part in module.modules()):
         return {0: _owner(ffns[BARE][0][0].tensor)}
     stacks = {

@@ -124,7 +124,7 @@ def saved(name: str) -> Resolved:
 def measured(found: Resolved, inventory: Inventory) -> MeasuredNonFFN:
     """What the tensors alone say."""
     items = items_of(inventory, found.quantization)
-    return measure(found.model, items, recognise(items, found.model.main.spec.d_model))
+    return measure(found.model, items, recognise(items, found.model.main.spec.d_model)[0])
 
 
 @statement

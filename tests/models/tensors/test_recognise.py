@@ -139,11 +139,11 @@ def test_no_ffn(shapes: Shapes):
 
 def test_tensors_whose_file_is_not_here_are_known_by_name():
     items = {f"l.0.{name}": Item(None, 0, 0) for name in dense(NAMINGS[0])}
-    ((found,),) = recognise(items, D)["l"].values()
+    ((found,),) = recognise(items, D)[0]["l"].values()
     assert (found.shows["gated"], found.whole, found.shows["d_model"], found.params) == (True, False, D, 0)
     assert "d_ff" not in found.shows
     plain = {f"l.0.mlp.{name}.weight": Item(None, 0, 0) for name in ("fc1", "fc2")}
-    ((found,),) = recognise(plain, D)["l"].values()
+    ((found,),) = recognise(plain, D)[0]["l"].values()
     assert "gated" not in found.shows  # one matrix may hold both: only its shape would tell
 
 
@@ -280,7 +280,7 @@ def test_a_matrix_that_some_experts_lack_is_named():
     shapes = {f"mlp.experts.#.{name}_proj.weight": (F, D) for name in ("gate", "up")}
     items = {f"l.0.{name}": Item(shape, F * D, 4 * F * D * E, E, "F32") for name, shape in shapes.items()}
     items["l.0.mlp.experts.#.down_proj.weight"] = Item((D, F), F * D, 4 * F * D * (E - 1), E - 1, "F32")
-    ((found,),) = recognise(items)["l"].values()
+    ((found,),) = recognise(items)[0]["l"].values()
     assert (found.uneven, found.experts, found.misfit) == (f"down_proj for {E - 1} of {E} experts", E, ())
 
 

@@ -62,7 +62,7 @@ def _by_headers(folder: Path) -> int:
     """FFN parameters by the tensors' names and shapes alone: no config is read."""
     checkpoint = open_checkpoint(folder)
     assert checkpoint is not None
-    layers = recognise(items_of(take_inventory(checkpoint), None))
+    layers = recognise(items_of(take_inventory(checkpoint), None))[0]
     return sum(found.params for seen in layers.values() for founds in seen.values() for found in founds)
 
 
