@@ -87,7 +87,7 @@ class Output:
         if self.format == "csv":
             return _csv(answer.rows)
         if self.format == "md":
-            return _markdown(answer.parts, encoding)
+            return markdown(answer.parts, encoding)
         return _plain(answer.parts, encoding, painted if color else unpainted)
 
 
@@ -199,12 +199,8 @@ def _plain_table(table: Table, paint: Paint) -> list[str]:
     return title + [paint(line, "bold" if at in bold else "") for at, line in lines]
 
 
-def markdown(parts: Sequence[Part]) -> str:
-    """Parts as Markdown, for callers that must know its length."""
-    return _markdown(parts, "utf-8")
-
-
-def _markdown(parts: Sequence[Part], encoding: str) -> str:
+def markdown(parts: Sequence[Part], encoding: str = "utf-8") -> str:
+    """Parts as Markdown."""
     out: list[str] = []
     for part in parts:
         match part:
@@ -222,7 +218,7 @@ def _markdown(parts: Sequence[Part], encoding: str) -> str:
                 out += ["", "```text", *_plain_plot(part, encoding), "```", ""]
             case Fold():
                 out += ["", "<details>", f"<summary>{_html(part.summary)}</summary>", ""]
-                out += [_markdown(part.parts, encoding), "</details>", ""]
+                out += [markdown(part.parts, encoding), "</details>", ""]
     text = "\n".join(out).strip("\n") + "\n"
     return re.sub(r"\n{3,}", "\n\n", text)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -94,10 +94,7 @@ class Table:
 
     def right_aligned(self) -> list[bool]:
         """Per column, whether it holds any number."""
-        return [any(map(_is_number, column)) for column in self._columns()]
-
-    def _columns(self) -> Iterable[list[Cell]]:
-        return ([row[i] for row in self.rows] for i in range(len(self.columns)))
+        return [any(_is_number(row[i]) for row in self.rows) for i in range(len(self.columns))]
 
 
 Part: TypeAlias = Table | Excerpt | Heading | HeatMap | Line | Plot | Fold

@@ -16,16 +16,13 @@ _UNLIMITED = 1 << 60  # v1 says "no limit" as the largest multiple of a page
 
 def cpu_quota(root: Path = ROOT) -> float | None:
     """How many CPUs' worth of time the group may use; None if unlimited."""
-    quotas = []
-    for folder in _unified(root):
-        quota, _, period = text(folder / "cpu.max").partition(" ")
-        if quota.isdigit() and period.isdigit() and int(period):
-            quotas.append(int(quota) / int(period))
-    for folder in _legacy(root, "cpu"):
-        quota, period = text(folder / "cpu.cfs_quota_us"), text(folder / "cpu.cfs_period_us")
-        if quota.isdigit() and period.isdigit() and int(period):  # -1: no quota
-            quotas.append(int(quota) / int(period))
-    return min(quotas, default=None)
+    quotas = [
+        *(text(folder / "cpu.max").partition(" ")[::2] for folder in _unified(root)),
+        *((text(f / "cpu.cfs_quota_us"), text(f / "cpu.cfs_period_us")) for f in _legacy(root, "cpu")),
+    ]
+    # v2 writes `max` for no quota, v1 -1
+    known = [(int(q), int(p)) for q, p in quotas if q.isdigit() and p.isdigit()]
+    return min((quota / period for quota, period in known if period), default=None)
 
 
 def memory_left(root: Path = ROOT) -> int | None:

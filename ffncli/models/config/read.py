@@ -31,7 +31,7 @@ from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, Fields, read_obje
 from ffncli.models.model import OTHER_TOWERS, Group, Model, NotCounted, Resolved, grouped, ranges
 
 MOST_LAYERS = 10_000  # the deepest known model has 126
-TOWERS = (
+TOWERS = [
     "text_config",
     "thinker_config",
     "llm_config",
@@ -43,7 +43,7 @@ TOWERS = (
     "generator",
     "vlm_config",
     "esmc_config",
-)
+]
 PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_num_layers"  # multi-token prediction
 _TOWERS_APART = NotCounted("other towers", OTHER_TOWERS)
 _QUANTIZATION = ("quantization_config", "compression_config")  # the second is from before compressed-tensors 0.7

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import re
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.files.strict_json import Fields
@@ -72,7 +73,9 @@ def read_gguf(path: Path) -> GGUFFile:
     files = [_read_file(shard, formats) for shard in paths]
     metadata = files[0].metadata if len(files) == 1 else _joined_metadata(path, files)
     tensors = tuple(tensor for file in files for tensor in file.tensors)
-    _check_unique(tensors, shown_path(path))
+    twice = [name for name, times in Counter(tensor.name for tensor in tensors).items() if times > 1]
+    if twice:
+        raise FFNError(f"{shown_path(path)}: tensor {shown(twice[0], 120)} is duplicated")
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or not re.fullmatch(r"[A-Za-z0-9_.\-]{1,64}", architecture):
         raise FFNError(
@@ -112,36 +115,23 @@ def _joined_metadata(path: Path, files: list[GGUFFile]) -> Mapping[str, Any]:
     return files[0].metadata
 
 
-def _check_unique(tensors: tuple[GGUFTensor, ...], where: str) -> None:
-    names: set[str] = set()
-    for tensor in tensors:
-        if tensor.name in names:
-            raise FFNError(f"{where}: tensor {shown(tensor.name, 120)} is duplicated")
-        names.add(tensor.name)
-
-
 # --- one file ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _GGMLFormat:
-    """A tensor format: `values` numbers of a row take `bytes` bytes."""
-
-    name: str
-    values: int
-    bytes: int
+# GGML's tensor formats by their number: the name, and how many values of a row take how many bytes.
+_Formats: TypeAlias = Mapping[int, tuple[str, int, int]]
 
 
-def _formats() -> dict[int, _GGMLFormat]:
-    """GGML's tensor formats by their number, from the library."""
+def _formats() -> _Formats:
+    """GGML's tensor formats, from the library."""
     try:
         from gguf.constants import GGML_QUANT_SIZES
     except ImportError:
         raise FFNError("GGUF files need the gguf library", extra_command("models"), ExitCode.ENVIRONMENT) from None
-    return {int(kind): _GGMLFormat(kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
+    return {int(kind): (kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
 
 
-def _read_file(path: Path, formats: Mapping[int, _GGMLFormat]) -> GGUFFile:
+def _read_file(path: Path, formats: _Formats) -> GGUFFile:
     where = shown_path(path)
     try:
         with open_to_read(path) as file:
@@ -217,7 +207,7 @@ class _Cursor:
             raise FFNError(f"{self.where}: the name of a {kind}, {shown(raw)}, is not UTF-8 text") from None
 
 
-def _parsed(cursor: _Cursor, formats: Mapping[int, _GGMLFormat]) -> GGUFFile:
+def _parsed(cursor: _Cursor, formats: _Formats) -> GGUFFile:
     tensor_count, key_count = _counts(cursor)
     metadata: dict[str, Any] = {}
     keys: set[str] = set()
@@ -284,7 +274,7 @@ def _array(cursor: _Cursor, key: str) -> Any:
 # --- tensors ----------------------------------------------------------------------------------------------------------
 
 
-def _tensors(cursor: _Cursor, count: int, alignment: Any, formats: Mapping[int, _GGMLFormat]) -> list[GGUFTensor]:
+def _tensors(cursor: _Cursor, count: int, alignment: Any, formats: _Formats) -> list[GGUFTensor]:
     """The tensors, which must be contiguous in the data except for alignment, as ggml requires."""
     where = cursor.where
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
@@ -303,7 +293,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: Any, formats: Mapping[int, 
     return [replace(tensor, path=cursor.path, start=start + offset) for tensor, offset in tensors]
 
 
-def _tensor(cursor: _Cursor, formats: Mapping[int, _GGMLFormat]) -> tuple[GGUFTensor, int]:
+def _tensor(cursor: _Cursor, formats: _Formats) -> tuple[GGUFTensor, int]:
     """One tensor and where its data should start."""
     name = cursor.name("tensor")
     label = f"{cursor.where}: tensor {shown(name, 120)}"
@@ -316,14 +306,12 @@ def _tensor(cursor: _Cursor, formats: Mapping[int, _GGMLFormat]) -> tuple[GGUFTe
         raise FFNError(
             f"{label} has the unknown format {code}", "a newer gguf library may support it: pip install -U gguf"
         )
-    form, params = formats[code], prod(sizes)
+    (form, values, size), params, row = formats[code], prod(sizes), sizes[0] if sizes else 1
     if params >= 2**63:
         raise FFNError(f"{label} has the shape {shown(list(reversed(sizes)))}, more than any file holds")
-    if (sizes[0] if sizes else 1) % form.values:
-        raise FFNError(
-            f"{label}: rows of {sizes[0] if sizes else 1} are not whole blocks of {form.values}, as {form.name} needs"
-        )
-    return GGUFTensor(name, tuple(reversed(sizes)), form.name, params, params // form.values * form.bytes), offset
+    if row % values:
+        raise FFNError(f"{label}: rows of {row} are not whole blocks of {values}, as {form} needs")
+    return GGUFTensor(name, tuple(reversed(sizes)), form, params, params // values * size), offset
 
 
 def _aligned(at: int, alignment: int) -> int:
@@ -372,8 +360,11 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, row in _CONFIG.items():
         names = f"{file.architecture}.{row.key}|{row.key}"
-        if isinstance(fields.get(names, None), list) and row.per_layer:
-            out[name] = _per_layer(fields, names, row.low)
+        values = fields.get(names, None)
+        if isinstance(values, list) and row.per_layer:
+            if any(type(value) is not int or not row.low <= value <= MAX_SIZE for value in values):
+                raise fields.wrong(names, values, f"whole numbers from {row.low} to {MAX_SIZE}, one per layer")
+            out[name] = tuple(values)
         elif (value := fields.integer(names, None, row.low)) is not None:
             out[name] = value
     embedding = next((t for t in file.tensors if t.name == "token_embd.weight" and len(t.shape) == 2), None)
@@ -381,13 +372,6 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
         out["vocab"] = embedding.shape[0]
     _check_layers(out, fields, file.architecture)
     return out
-
-
-def _per_layer(fields: Fields, names: str, low: int) -> tuple[int, ...]:
-    values = fields.get(names)
-    if any(type(value) is not int or not low <= value <= MAX_SIZE for value in values):
-        raise fields.wrong(names, values, f"whole numbers from {low} to {MAX_SIZE}, one per layer")
-    return tuple(values)
 
 
 def _check_layers(config: Mapping[str, Any], fields: Fields, architecture: str) -> None:

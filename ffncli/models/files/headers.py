@@ -79,7 +79,8 @@ def read_columns(path: Path) -> Columns:
             check_length(length, total, where)
             raw = file.read(length)
     except OSError as error:
-        raise FFNError(f"cannot read {where}: {error.strerror or error}", _missing(path)) from None
+        hint = "" if os.path.exists(path) else "the file does not exist; is the download complete?"
+        raise FFNError(f"cannot read {where}: {error.strerror or error}", hint) from None
     return parse_header(raw, total - 8 - length, where)
 
 
@@ -94,10 +95,6 @@ def check_length(length: int, total: int, where: str) -> None:
 def parse_header(raw: bytes, size: int, where: str) -> Columns:
     """A header's JSON, checked against the `size` bytes of data that follow it."""
     return _quick_columns(raw, size) or _careful_columns(raw, size, where)
-
-
-def _missing(path: Path) -> str:
-    return "" if os.path.exists(path) else "the file does not exist; is the download complete?"
 
 
 # --- the quick path ---------------------------------------------------------------------------------------------------

@@ -74,10 +74,6 @@ class _Mismatch(Exception):
         super().__init__(why)
         self.why, self.path = why, path
 
-    def inside(self, place: str) -> _Mismatch:
-        """The same, one level further out."""
-        return _Mismatch(self.why, place + self.path)
-
 
 def record_of(kind: Any, value: Any, where: str, hint: str = "") -> Any:
     """`value`, as JSON has it, as a `kind`: a dataclass, or any annotation made of them.
@@ -210,4 +206,4 @@ def _at(place: str, check: Check, value: Any) -> Any:
     try:
         return check(value)
     except _Mismatch as error:
-        raise error.inside(place) from None
+        raise _Mismatch(error.why, place + error.path) from None
