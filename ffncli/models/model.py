@@ -1,6 +1,4 @@
-"""Model: what a source describes, its layers in groups of equal steps, and its parameters outside the FFN blocks
-(attention, norms, embeddings, head); Resolved: a Model and how it is known, and whether it can be run.
-"""
+"""Model: what a source describes. Resolved: a Model, how it is known, and whether it can be run."""
 
 from __future__ import annotations
 
@@ -25,8 +23,8 @@ if TYPE_CHECKING:
 class Group:
     """Layers of one stack (`encoder`, `decoder`, or `block` for bare dimensions) that share one spec.
 
-    `runs` is how often each of them runs in one forward pass (ALBERT stores one layer and runs it twelve times).
-    `layers` number FFN blocks; where a layer has several, `per_layer` says how many.
+    `layers` number FFN blocks, of which each layer has `per_layer`. `runs` is how often each runs in one forward pass
+    (ALBERT stores one layer and runs it twelve times).
     """
 
     stack: str
@@ -37,29 +35,29 @@ class Group:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The block as assignments."""
+        """Return the block as assignments."""
         return steps(self.spec)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: `decoder.3`, with its spec; one FFN block of it where it has several, numbered through its stack."""
+    """One FFN block, `decoder.3`, with its spec. Blocks are numbered through their stack: a layer may have several."""
 
     stack: str
     index: int
     spec: FFNSpec
 
 
-IN_ALL = "parameters per layer"  # what differs where no width does
-UNEVEN = "tensors per expert"  # not all experts have all matrices
+IN_ALL = "parameters per layer"  # the counts differ though all widths agree
+UNEVEN = "tensors per expert"  # some experts lack a matrix
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A field's value in a config, and by the tensors; `where` names a tensor.
+    """A field whose value in a config differs from the tensors'; `where` names a tensor.
 
-    `name` is ours for what differs, `field` the config's; `stack` and `index` are the first block's, `layers` says how
-    many layers differ in this way. `teller` names the side compared with, for example a GGUF file's metadata.
+    `name` is our name for it, `field` the config's. `stack` and `index` are the first such block's, `layers` counts
+    the layers that differ in this way. `teller` names the config's side: in a GGUF file, its metadata.
     """
 
     name: str
@@ -79,7 +77,7 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class NotCounted:
-    """A part of a model that is in none of its numbers: what it is, why, and its parameters, None if unknown."""
+    """A part of a model that we do not count: what it is, why not, and its parameters (None if unknown)."""
 
     what: str
     why: str
@@ -92,7 +90,7 @@ class NotCounted:
 
 @dataclass(frozen=True)
 class Spot:
-    """Where a block's tensors are: the prefix of its stack, its layer's number there, and which FFN of that layer."""
+    """Where a block's tensors are: the prefix of its stack, the layer's number there, the FFN's number in the layer."""
 
     prefix: str
     layer: int
@@ -103,7 +101,7 @@ class Spot:
 class StoredSize:
     """The FFNs of a checkpoint by its headers: logical parameters, bytes in the file, formats.
 
-    `file_params` and `file_bytes` are those of everything in its files; None where a file is missing.
+    `file_params` and `file_bytes` count everything in its files; None if a file is missing.
     """
 
     params: int
@@ -115,13 +113,12 @@ class StoredSize:
 
 @dataclass(frozen=True)
 class Model:
-    """What a model is. `bare`: one block, no layers. `dtype` is the stored one where known,
-    `non_ffn_dtype` that of all but the FFNs where it is known to be another.
+    """What a model is: its layers in groups of equal steps, and its parameters outside the FFN blocks.
 
-    `names` are the config's names of our fields, `extra_layers` how many layers it has beyond its count
-    (multi-token prediction), `tied` its tie_word_embeddings. `non_ffn` are the parameters outside the FFN blocks, None
-    where unknown. `unknown` names fields of its specs that the source does not give (`activation`, `top_k`) and that
-    hold a placeholder; `refused` is why its blocks are counted but cannot be run.
+    `bare`: one block, no layers. `dtype` is the stored format if known, `non_ffn_dtype` the format outside the FFNs if
+    it differs. `names` maps our fields to the config's, `extra_layers` counts layers beyond the config's count
+    (multi-token prediction), `tied` is tie_word_embeddings. `unknown` names fields of the specs (`activation`, `top_k`)
+    that hold a placeholder, as the source does not give them; `refused` says why blocks that we count cannot be run.
     """
 
     name: str
@@ -139,20 +136,20 @@ class Model:
 
     @property
     def main(self) -> Group:
-        """The group with most layers, ties to the first: what "per layer" means for the model."""
+        """Return the group with most layers (the first of several): what "per layer" means for the model."""
         return max(self.groups, key=lambda group: len(group.layers))
 
     @property
     def layer_count(self) -> int | None:
-        """FFN blocks, encoder and decoder together; None for bare dimensions."""
+        """Count the FFN blocks of all stacks; None for bare dimensions."""
         return None if self.bare else sum(len(group.layers) for group in self.groups)
 
     def per_layer(self, stack: str) -> int:
-        """How many FFN blocks each layer of a stack has."""
+        """Count the FFN blocks in each layer of a stack."""
         return next(group.per_layer for group in self.groups if group.stack == stack)
 
     def layer(self, text: int | str | None) -> Layer:
-        """The layer for `3` or `decoder.3` (None: the first one). Raises FFNError if there is no such layer."""
+        """Return the layer that `3` or `decoder.3` names; the first one for None."""
         counts: dict[str, list[int]] = {}
         for group in self.groups:
             counts[group.stack] = sorted([*counts.get(group.stack, []), *group.layers])
@@ -177,7 +174,7 @@ class Model:
         raise FFNError(f"{option('layer')} {text or 0} is out of range", f"{self.name} has {layers}")
 
     def with_specs(self, change: Sequence[FFNSpec]) -> Model:
-        """The same layers with other specs, one per group."""
+        """Give each group another spec."""
         return replace(self, groups=tuple(replace(g, spec=s) for g, s in zip(self.groups, change, strict=True)))
 
 
@@ -186,9 +183,9 @@ class Example:
     """What a built-in block brings with it: weights as nested lists ({}: drawn), the input's name and shape.
 
     `dropped` lists, per dropout step, the (token, unit) pairs that its mask drops at the probability `dropout`. A
-    random input is multiplied by `scale`, then `given` puts single numbers into it, by (token, unit). `block` are its
-    steps if the model's spec cannot express them, `vocab` the width of a final layer that follows (0: none), `aliases`
-    the text's names of ours. `fixed`: the text gives the whole input, so no option may choose another.
+    random input is multiplied by `scale`, then `given` sets single numbers, by (token, unit). `block` holds its steps
+    if the spec cannot express them, `vocab` is the width of a final layer that follows (0: none), `aliases` are the
+    text's names for ours. `fixed`: the text gives the whole input, so no option may choose another.
     """
 
     weights: dict[str, Any]
@@ -206,15 +203,14 @@ class Example:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A model and how it is known. `source` is what was typed, `location` where weights may be, `checkpoint` the stored
-    tensors, if any, `weights` the canonical tensors of a module in memory by stack and layer, in its dtype.
+    """A model and how it is known.
 
-    `evidence` says, in order, what decided gatedness and widths; `notes` are for the user. `differences` are those
-    between config and tensors, `stored` is the size of the tensors; None where no headers were read. `from_tensors`:
-    its blocks were read from the tensors, so there is nothing to compare them with. `quantization` is the config's
-    quantization_config. `spots` say, by stack and index, where the tensors of each block are. `not_counted` are
-    parts of the model that are in no number here (`counting.not_counted` adds those that follow from the model).
-    `example` is what a built-in block brings with it.
+    `source` is what was typed, `location` where weights may be, `checkpoint` the stored tensors, `weights` a module's
+    canonical tensors in memory, by stack and layer. `evidence` says what decided gatedness and widths; `notes` are for
+    the user. `differences` are between config and tensors, `stored` is the tensors' size (None if no headers were
+    read). `from_tensors`: the blocks were read from the tensors, so nothing is left to compare. `quantization` is the
+    config's quantization_config. `spots` locates each block's tensors by stack and index. `not_counted` are parts that
+    the source shows (`counting.not_counted` adds those that follow from the model).
     """
 
     model: Model
@@ -234,18 +230,16 @@ class Resolved:
     example: Example | None = field(default=None, compare=False, repr=False)
 
     def block(self, layer: Layer) -> tuple[Step, ...]:
-        """A layer's block as assignments, without any requested final layer: an example may have steps of its own."""
+        """Return a layer's block as assignments, without any requested final layer; an example may have its own."""
         return steps(layer.spec) if self.example is None or self.example.block is None else self.example.block
 
     def noted(self, *notes: str) -> Resolved:
-        """The same model with more notes for its user."""
+        """Add notes for the user."""
         return replace(self, notes=(*self.notes, *notes))
 
     def without(self, *parts: NotCounted) -> Resolved:
-        """The same model with parts that are in no number, each of which is noted.
-
-        They take the place of parts that were left out for the same reason: a config says less of them than tensors.
-        """
+        """Add parts that are not counted, and note each."""
+        # they replace parts left out for the same reason: a config says less of these than the tensors do
         reasons = {part.why for part in parts}
         kept = [part for part in self.not_counted if part.why not in reasons]
         gone = {_left_out(part) for part in self.not_counted} - {_left_out(part) for part in kept}
@@ -261,12 +255,12 @@ _UNKNOWN = {"norm": "norms and residuals", "activation": "the activation", "top_
 
 
 def unknown_note(unknown: Collection[str]) -> str:
-    """What is unknown of a model's blocks (`Model.unknown`), in words."""
+    """Say in words what is unknown of a model's blocks (`Model.unknown`)."""
     return "not known here, so not counted: " + ", ".join(_UNKNOWN[name] for name in _UNKNOWN if name in unknown)
 
 
 def _layers(stack: str, layers: Sequence[int]) -> str:
-    """`decoder layers 0 to 31`, or those that have an FFN: `decoder layers 1, 3, 6, ..., 51`."""
+    """`decoder layers 0 to 31`, or only those with an FFN: `decoder layers 1, 3, 6, ..., 51`."""
     if len(layers) == layers[-1] + 1:
         return f"{stack} layers 0 to {layers[-1]}"
     shown_ones = [*map(str, layers)] if len(layers) < 5 else [*map(str, layers[:3]), "...", str(layers[-1])]
@@ -274,12 +268,12 @@ def _layers(stack: str, layers: Sequence[int]) -> str:
 
 
 def block_model(spec: FFNSpec, source: str, name: str | None = None, notes: tuple[str, ...] = ()) -> Resolved:
-    """A bare block: dimensions, no layers."""
+    """Make a bare block: dimensions, no layers."""
     return Resolved(Model(name or source, (Group("block", (0,), spec),), bare=True), source, notes=notes)
 
 
 def grouped(stack: str, specs: Mapping[int, FFNSpec], runs: int = 1, per_layer: int = 1) -> list[Group]:
-    """Block number → spec, as groups of blocks with equal specs, in order of first appearance."""
+    """Group blocks (number → spec) with equal specs, in order of first appearance."""
     alike: dict[FFNSpec, list[int]] = {}
     for index, spec in specs.items():
         alike.setdefault(spec, []).append(index)
@@ -287,7 +281,7 @@ def grouped(stack: str, specs: Mapping[int, FFNSpec], runs: int = 1, per_layer: 
 
 
 def ranges(layers: tuple[int, ...]) -> str:
-    """`layer 4`, `layers 0-2, 5`, `layers 0-46 by 2`."""
+    """Write layer numbers: `layer 4`, `layers 0-2, 5`, `layers 0-46 by 2`."""
     step = layers[1] - layers[0] if len(layers) > 3 else 1
     if step > 1 and layers == tuple(range(layers[0], layers[-1] + 1, step)):
         return f"layers {layers[0]}-{layers[-1]} by {step}"
@@ -300,15 +294,15 @@ def ranges(layers: tuple[int, ...]) -> str:
     return ("layer " if len(layers) == 1 else "layers ") + ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in out)
 
 
-# Why a part of a model is in none of its numbers (`NotCounted`), where config and tensors both may say so.
+# Reasons of a NotCounted that config and tensors may both give.
 OTHER_TOWERS = "the numbers are the text model's"
 MORE_TOKENS = "multi-token prediction, which a forward pass does without"
 
 
 @dataclass(frozen=True)
 class LayerParams:
-    """One layer without its FFN: parameters of its attention or other mixer (cross-attention included), of all its
-    norms, also those that only the FFN uses, and of what else it has (residual streams, its part of embeddings).
+    """The parameters of one layer without its FFN: attention or another mixer (cross-attention included), all norms
+    (the FFN's too), and the rest (residual streams, its part of embeddings).
     """
 
     attention: int
@@ -317,22 +311,22 @@ class LayerParams:
 
     @property
     def params(self) -> int:
-        """All of them."""
+        """Add them up."""
         return self.attention + self.norms + self.other
 
     def ffn_share(self, ffn_params: int) -> float:
-        """The FFN's share of the whole layer, by parameters."""
+        """Return the FFN's share of the whole layer, by parameters."""
         return ffn_params / (ffn_params + self.params)
 
 
 @dataclass(frozen=True)
 class NonFFN:
-    """What a model has outside its FFN blocks. `layers`: stack → FFN block → its layer, for those that are known.
+    """What a model has outside its FFN blocks. `layers`: stack → FFN block → its layer, for the known ones.
 
-    `parts`: (stack, what) → parameters, "" for what is in no stack (embeddings, an untied head); None where the total
-    is unknown. `lookup` of them are only looked up and not multiplied: tables, and the input embedding unless it is
-    tied to a head; None in doubt. `vocabulary` is the config's, 0 if it has none; `names` are the config's names for
-    `vocabulary` and `attention`, for messages.
+    `parts`: (stack, what) → parameters, "" for what is in no stack (embeddings, an untied head); None if the total is
+    unknown. `lookup` counts parameters that are looked up and not multiplied: tables, and the input embedding unless it
+    is tied to a head; None in doubt. `vocabulary` is 0 if the config has none; `names` are the config's names for
+    `vocabulary` and `attention`.
     """
 
     layers: Mapping[str, Mapping[int, LayerParams]]
@@ -342,14 +336,14 @@ class NonFFN:
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def layer(self, stack: str, blocks: Iterable[int]) -> LayerParams | None:
-        """What the layers of these blocks have, if all are known and have the same."""
+        """Return what the layers of these blocks have, if all are known and equal."""
         layers = self.layers.get(stack, {})
         alike = {(layer.attention, layer.norms, layer.other) if (layer := layers.get(i)) else None for i in blocks}
         one = alike.pop() if len(alike) == 1 else None
         return LayerParams(*one) if one else None
 
     def params(self, stacks: Collection[str]) -> int | None:
-        """All parameters of a model of these stacks; None where they are not known."""
+        """Count all parameters of a model of these stacks; None if unknown."""
         if self.parts is None:
             return None
         return sum(params for (stack, _), params in self.parts.items() if not stack or stack in stacks)
@@ -359,7 +353,7 @@ _HINT = "give a directory with config.json and safetensors, or a GGUF file"
 
 
 def require_runnable(resolved: Resolved) -> None:
-    """Raises FFNError if the source does not fully describe the model's blocks; an option may add what is missing."""
+    """Refuse a source that does not fully describe the model's blocks; an option may add what is missing."""
     if resolved.model.refused:
         raise FFNError(f"{shown(resolved.source)} cannot be run: {resolved.model.refused}", "`ffn params` counts it")
     options = {"activation": option("activation", "silu"), "top_k": option("top_k", 2)}
@@ -372,7 +366,7 @@ def require_runnable(resolved: Resolved) -> None:
 
 
 def is_runnable(resolved: Resolved) -> bool:
-    """Whether transformers can load it, so that it can run a prompt."""
+    """Tell whether transformers can load it, so that it can run a prompt."""
     try:
         folder_of(resolved, option("prompt"))
     except FFNError:
@@ -381,9 +375,9 @@ def is_runnable(resolved: Resolved) -> bool:
 
 
 def folder_of(resolved: Resolved, reader: str) -> Path:
-    """The directory, or the GGUF file, that transformers can load, for the option `reader`.
+    """Return the directory, or the GGUF file, that transformers loads for the option `reader`.
 
-    Raises FFNError if the source is not one: a known model's dimensions, pickled weights, headers only.
+    A known model's dimensions, pickled weights and fetched headers are refused.
     """
     from ffncli.models.files.checkpoint import PICKLED
 
@@ -416,12 +410,12 @@ def folder_of(resolved: Resolved, reader: str) -> Path:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether what transformers loads is a GGUF file, not a directory."""
+    """Tell a GGUF file from a directory."""
     return path.suffix == ".gguf" and not path.is_dir()
 
 
 def loaded_parameters(checkpoint: Checkpoint, last_layer: int) -> int:
-    """How many parameters of a GGUF file are loaded to run its layers up to the last one: no later layer, no head."""
+    """Count the parameters of a GGUF file that running its layers up to the last one loads: no later layer, no head."""
     total = 0
     for name in checkpoint.files:
         layer = re.match(r"blk\.(\d+)\.", name)
