@@ -1,6 +1,6 @@
-"""A model → the record that `ffn params` and `ffn models` show: parameters, FLOPs and bytes, per layer and in total.
+"""Count a model for `ffn params` and `ffn models`: parameters, FLOPs and bytes, per layer and in total.
 
-Weights count in the requested format, else in that of the files, else in fp32.
+Weights count in the requested format, else as stored, else in fp32.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ from ffncli.show.text import plural
 
 @dataclass(frozen=True)
 class TensorCount:
-    """One parameter tensor: its canonical name, torch's shape, the number of values.
-
-    `norm` tensors are counted separately, `shared` ones (a norm that the attention reads too) not at all.
-    """
+    """One parameter tensor. `norm` tensors are counted separately, `shared` ones (the attention reads them too) not."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,11 +34,11 @@ class TensorCount:
 
 @dataclass(frozen=True)
 class GroupCount:
-    """Layers with equal steps. All `*_per_layer` are parameters, all `*_per_token` FLOPs of one layer, forward.
+    """Layers with equal steps: parameters per layer, forward FLOPs per token and layer.
 
-    `latent` is the width that the routed experts read and write where it is not d_model, else 0.
-    `attention_params_per_layer` and `layer_norm_params_per_layer` (every norm of the layer) are None if the family's
-    attention is not known; `ffn_share_of_layer` is the FFN's share of all three.
+    `latent` is the width that the routed experts read and write, 0 if that is d_model. `layer_norm_params_per_layer`
+    has every norm of the layer; it and the attention are None for an unknown family. `ffn_share_of_layer` is the FFN's
+    share of all three.
     """
 
     stack: str
@@ -68,13 +65,11 @@ class GroupCount:
 class ModelCount:
     """One row of `ffn params`. Totals are over all layers (over the one block for bare dimensions).
 
-    None is "not known": activation, norms and top_k if only tensor names could be read, the whole model if
-    its family's attention is not known, the stored sizes if no headers were read. `*_flops_total` are the forward
-    FLOPs of all layers on `tokens` tokens. `weight_bytes` are the FFN's in `dtype`: as stored, scales included, where
-    that is a packed format of the file; `model_weight_bytes` are those of the whole model, None where a packed format
-    leaves open how the rest is stored. `ffn_params_stored` is the same count as `ffn_params_total`, made from the
-    tensors' shapes alone; `differences` say where the config and the tensors disagree; `not_counted` are the
-    parts of the model that are in none of these numbers.
+    None means unknown: activation, norms and top_k if only tensor names were read, the whole model if its family's
+    attention is unknown, stored sizes if no headers were read. `*_flops_total` are forward, on `tokens` tokens.
+    `weight_bytes` are the FFN's in `dtype`, in a packed format as stored, scales included; `model_weight_bytes` are
+    None if a packed format leaves open how the rest is stored. `ffn_params_stored` is `ffn_params_total` again, from
+    the tensors' shapes alone; `differences` are those between config and tensors.
     """
 
     name: str
@@ -124,7 +119,7 @@ class ModelCount:
 
     @property
     def has_experts(self) -> bool:
-        """Whether any layer is MoE; the main ones may not be (in Llama 4 every second one is)."""
+        """Tell whether any layer is MoE; the main ones may not be (in Llama 4 every second one is)."""
         return any(group.experts for group in self.groups)
 
     def __repr__(self) -> str:
@@ -140,9 +135,9 @@ class ModelCount:
 
 
 def count(resolved: Resolved, dtype: str | None = None, tokens: int = 1) -> ModelCount:
-    """Count a model. `dtype` sets the format of weight_bytes (default: the stored one, else fp32).
+    """Count a model, its weight_bytes in `dtype` (default: the stored format, else fp32).
 
-    Raises FFNError for an unknown `dtype`, and for one whose block size does not divide the rows.
+    A `dtype` whose block size does not divide the rows is refused.
     """
     model = resolved.model
     groups = [(group, cost(group.steps)) for group in model.groups]
@@ -227,14 +222,14 @@ def _group(model: Model, group: Group, one: Cost) -> GroupCount:
 
 
 def _flops(model: Model, one: Cost) -> tuple[int | None, int | None]:
-    """(matmul, elementwise) FLOPs; None if an input to the count is unknown."""
+    """(matmul, elementwise) FLOPs; None if the count needs an unknown."""
     if "top_k" in model.unknown:
         return None, None
     return one.matmul_flops, None if "norm" in model.unknown else one.elementwise_flops
 
 
 def _weights(resolved: Resolved, dtype: str | None) -> tuple[str, int]:
-    """(the format's name, the FFN's bytes in it): the files' own bytes if the format is theirs."""
+    """(the format's name, the FFN's bytes in it); the files' own bytes if the format is theirs."""
     row = storage_of(resolved, dtype)
     if dtype is None and resolved.stored and not row.computable:
         return row.name, resolved.stored.bytes
@@ -242,9 +237,8 @@ def _weights(resolved: Resolved, dtype: str | None) -> tuple[str, int]:
 
 
 def _model_bytes(resolved: Resolved, dtype: str | None, ffn_total: int) -> int | None:
-    """All of the model's weights: as in the files, else in one plain format.
-
-    None if parameters outside the FFNs are not known, or if a packed format leaves open how they are stored.
+    """Bytes of the whole model, as in the files, else in one plain format; None if we do not know what or how much the
+    rest is.
     """
     if dtype is None and resolved.stored:
         return resolved.stored.file_bytes
@@ -257,10 +251,8 @@ def _model_bytes(resolved: Resolved, dtype: str | None, ffn_total: int) -> int |
 
 
 def _whole(model: Model, ffn_total: int, ffn_active: int | None) -> dict[str, Any]:
-    """The keys for the whole model, the FFN and everything outside it; None for each that is not known.
-
-    Active: without the experts that a token does not choose. `..._no_embedding` leaves out parameters that are looked
-    up and not multiplied.
+    """The keys for the whole model, None if unknown. Active parameters exclude the experts that a token does not
+    choose; `..._no_embedding` also excludes those that are looked up and not multiplied.
     """
     rest = model.non_ffn.params({group.stack for group in model.groups}) if model.non_ffn else None
     lookup = model.non_ffn.lookup if model.non_ffn else None
@@ -285,7 +277,7 @@ def _stored(stored: StoredSize | None) -> dict[str, Any]:
 
 
 def tensors(steps: Sequence[Step]) -> tuple[TensorCount, ...]:
-    """Every parameter tensor of a block, in step order."""
+    """List every parameter tensor of a block, in step order."""
     norms = {step.output: step.op for _, step in walk(steps) if of_norm(step)}
     out = []
     for name, axes in parameters(steps).items():
@@ -297,7 +289,7 @@ def tensors(steps: Sequence[Step]) -> tuple[TensorCount, ...]:
 
 
 def not_counted(resolved: Resolved) -> tuple[NotCounted, ...]:
-    """The parts of a model that no number of its count holds; none for a bare block."""
+    """List the parts of a model that we do not count."""
     model, out = resolved.model, [*resolved.not_counted]
     if resolved.model.bare:
         return tuple(out)
@@ -321,10 +313,7 @@ def _why(resolved: Resolved) -> str:
 
 
 def storage_of(resolved: Resolved, dtype: str | None = None) -> DType:
-    """The format of a model's weights: `dtype` if given, else as stored, packed formats by the mean of their file.
-
-    Raises FFNError for an unknown `dtype`.
-    """
+    """Return the format of a model's weights: `dtype` if given, else the stored one (packed: the mean of its file)."""
     if dtype is not None:
         return dtypes.storage(dtype, option("dtype"))
     if resolved.model.dtype is None:
@@ -339,7 +328,7 @@ def storage_of(resolved: Resolved, dtype: str | None = None) -> DType:
 
 
 def _block(resolved: Resolved) -> int:
-    """How many weights of a row share a scale, so that a slice of d_ff has to be a whole number of them."""
+    """How many weights of a row share a scale: a slice of d_ff must be a multiple of it."""
     known = dtypes.find_storage(resolved.model.dtype or "")
     if known is not None and known.block > 1:
         return known.block

@@ -46,9 +46,9 @@ KEYS = (
 
 @dataclass(frozen=True)
 class Ridge:
-    """From how many tokens on the FFNs do `flops_per_byte`, as every step moves its own and at best; None for never.
+    """The smallest number of tokens at which the FFNs reach `flops_per_byte`, unfused and fused; None if none does.
 
-    `device` is whose ridge it is; empty for a number that was typed.
+    `device` is empty for a number that was typed.
     """
 
     flops_per_byte: float
@@ -59,10 +59,9 @@ class Ridge:
 
 @dataclass(frozen=True)
 class CostReport:
-    """One source. `costs` has a record for each number of tokens; none if the number of active experts is unknown.
-
-    `counts` are the counts for each number of tokens, the first of which is the row's. `ridges` are those of the typed
-    number or of each device, where it has one, and `floors` has a record for each device and number of tokens.
+    """The figures of one source. `counts` and `costs` have a record for each number of tokens; `costs` is empty if the
+    number of active experts is unknown. `ridges` belong to the typed number or to each device that has one; `floors`
+    has a record for each device and number of tokens.
     """
 
     counts: tuple[ModelCount, ...]
@@ -75,11 +74,11 @@ class CostReport:
 
     @property
     def count(self) -> ModelCount:
-        """The row: for the first number of tokens."""
+        """Return the row's count: that of the first number of tokens."""
         return self.counts[0]
 
     def row(self) -> dict[str, Any]:
-        """As JSON has it: counts and costs, and where they were requested the split, the ridge and the floors."""
+        """Build the JSON: counts and costs; split, ridge and floors if requested."""
         more: dict[str, Any] = {"costs": [asdict(cost) for cost in self.costs]}
         more |= {"tensor_parallel": asdict(self.split)} if self.split else {}
         more |= {"expert_parallel": asdict(self.exchange)} if self.exchange else {}
@@ -90,7 +89,7 @@ class CostReport:
         return {**asdict(self.count), **more}
 
     def lines(self) -> list[dict[str, Any]]:
-        """As CSV has it: one line for each number of tokens and device."""
+        """Build the CSV: one line for each number of tokens and device."""
         fixed = {name: getattr(self.split, name) for name in _OF_SPLIT} if self.split else {}
         if self.exchange:
             fixed |= {column: getattr(self.exchange, name) for column, name in _OF_EXCHANGE.items()}
@@ -111,15 +110,15 @@ class CostReport:
         return {name: getattr(ridge, name) if ridge else None for name in _OF_RIDGE}
 
     def _floor(self, device: str, tokens: int) -> dict[str, Any]:
-        """The columns of a device's floor; null but for its name where nothing says how many experts work."""
+        """The columns of a device's floor; all but its name are null if the number of active experts is unknown."""
         floor = next((one for one in self.floors if (one.device, one.tokens) == (device, tokens)), None)
         return {name: getattr(floor, name) if floor else None for name in _OF_FLOOR} | {"device": device}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureQuestion(Options):
-    """What is requested besides the counts: a split over ranks, ridges, formats (by default the stored one), and
-    numbers of tokens, by default 1."""
+    """What to report besides the counts: a split over ranks, ridges, formats (default: as stored), numbers of tokens
+    (default: 1)."""
 
     tp: TensorParallel = None
     ep: ExpertParallel = None
@@ -151,17 +150,17 @@ class FigureQuestion(Options):
 
     @property
     def token_counts(self) -> tuple[int, ...]:
-        """The numbers of tokens; () if none was given."""
+        """Return the numbers of tokens; () if none was given."""
         return token_counts(self.tokens, self.batch, self.seq_len)
 
     @property
     def formats(self) -> tuple[str | None, ...]:
-        """The names of the formats; None is the stored one."""
+        """Return the names of the formats; None is the stored one."""
         return tuple(storage(name, option("dtype")).name for name in listed(self.dtype)) or (None,)
 
     @property
     def flops_per_byte(self) -> float | None:
-        """The ridge that was given as a number. Raises FFNError for several, and for one that is not above 0."""
+        """Return the ridge that was given as a number: a single one, above 0."""
         words = [word for word in self._ridges if _is_number(word)]
         if words and len(self._ridges) > 1:
             what = f"{option('ridge')} takes one number of FLOPs per byte, or names of devices"
@@ -173,7 +172,7 @@ class FigureQuestion(Options):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices whose ridges were requested. Raises FFNError for an unknown one."""
+        """Return the devices whose ridges were requested."""
         words = [word for word in self._ridges if not _is_number(word)] if self._ridges != ("list",) else []
         return tuple({one.name: one for one in (named(word, option("ridge")) for word in words)}.values())
 
@@ -182,7 +181,7 @@ class FigureQuestion(Options):
         return listed(cast("tuple[str, ...] | None", self.ridge))
 
     def reports(self, models: Sequence[Resolved]) -> list[CostReport]:
-        """Every model's figures in each format; errors name the model if there are several."""
+        """Compute every model's figures in each format; errors name the model if there are several."""
         reports = []
         for resolved in models:
             try:
@@ -192,13 +191,13 @@ class FigureQuestion(Options):
         return reports
 
     def report(self, model: Resolved, format: str | None = None, tokens: int | None = None) -> CostReport:
-        """One model's figures in one format, for other `tokens` where they are given."""
+        """Compute one model's figures in one format; `tokens` overrides the question's."""
         numbers = (tokens,) if tokens else self.token_counts or (1,)
         return figures(model, format, numbers, self.tp, self.flops_per_byte, self.devices, self.ep)
 
 
 def _is_number(word: str) -> bool:
-    """Whether a word is meant as a number; an empty one is not a name either."""
+    """Tell whether a word is meant as a number; an empty one is not a name either."""
     try:
         float(word)
     except ValueError:
@@ -210,11 +209,10 @@ def figures(
     resolved: Resolved, dtype: str | None = None, tokens: tuple[int, ...] = (1,), ranks: int | None = None,
     ridge: float | None = None, devices: Sequence[Device] = (), ep: int | None = None,
 ) -> CostReport:  # fmt: skip
-    """The figures of a source, its weights in `dtype` (None: as stored, else fp32), over `ranks` ranks.
+    """Compute the figures of a source, its weights in `dtype` (None: as stored, else fp32), over ranks × `ep` ranks.
 
-    `ep` times as many share the experts of mixtures. `ridge` is FLOPs per byte; `devices` have ridges of their own, and
-    time floors. Raises FFNError for a dtype whose blocks do not fit, and for ranks that d_ff or the experts do not
-    divide over, with the nearest that would do.
+    `ridge` is FLOPs per byte; `devices` have ridges and time floors of their own. A dtype whose blocks do not fit is
+    refused, and ranks that d_ff or the experts do not divide over.
     """
     model, weights = resolved.model, storage_of(resolved, dtype)
     known = "top_k" not in model.unknown  # else the number of active experts is unknown
@@ -236,7 +234,7 @@ def figures(
 
 
 def _ridge(model: Model, weights: DType, flops_per_byte: float, grid: Ranks, device: str) -> Ridge:
-    """The ridge; never reached where nothing says how many experts work."""
+    """The ridge; unreached if the number of active experts is unknown."""
     if "top_k" in model.unknown:
         return Ridge(flops_per_byte, None, None, device)
     plain, fused = (ridge_tokens(model, weights, flops_per_byte, grid.tp, fused, grid.ep) for fused in (False, True))

@@ -1,7 +1,6 @@
 """Gated and plain blocks of equal size: a gated block has three matrices for a plain one's two, so d_ff × 2/3.
 
-The rule is Shazeer's (2020, arXiv:2002.05202); Llama's code does the same and rounds up to a multiple of 256.
-An IsoUnit is what a gated unit costs in a block with as many parameters as a plain one.
+The rule is Shazeer's (2020, arXiv:2002.05202); Llama's code also rounds up to a multiple of 256.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from ffncli.models.model import Resolved
 
 @dataclass(frozen=True)
 class IsoParams:
-    """A block and its counterpart. Parameters are the FFN's own, biases and router included, without norms.
-
-    `difference` is gated - plain, `difference_percent` the same in percent of the plain block's parameters.
+    """A block and its counterpart. Parameters include biases and router, not norms; `difference` is gated - plain, and
+    `difference_percent` is relative to the plain block.
     """
 
     multiple_of: int
@@ -34,10 +32,10 @@ class IsoParams:
 
 
 def counterpart(spec: FFNSpec, multiple_of: int = 1) -> FFNSpec:
-    """The gated block for a plain one, the plain block for a gated one; all else equal, including biases.
+    """Return the gated block for a plain one, the plain block for a gated one; all else equal, including biases.
 
-    d_ff is the nearest whole number to 2/3 (or 3/2) of the given one, rounded up to a multiple of `multiple_of`; so is
-    the width of the shared experts if it differs. Raises FFNError for an invalid multiple.
+    d_ff (and the shared experts' width if it differs) is the nearest whole number to 2/3 or 3/2 of the given one,
+    rounded up to a multiple of `multiple_of`.
     """
     size(option("multiple_of"), multiple_of)
     moe = spec.moe
@@ -48,10 +46,7 @@ def counterpart(spec: FFNSpec, multiple_of: int = 1) -> FFNSpec:
 
 
 def counterparts(resolved: Resolved, multiple_of: int = 1) -> Resolved:
-    """The model with the counterpart of every layer, without anything known about its weights.
-
-    Raises FFNError as `counterpart`.
-    """
+    """Return the model with the counterpart of every layer; nothing is known about its weights."""
     model, kind = resolved.model, "plain" if resolved.model.main.spec.gated else "gated"
     other = model.with_specs([counterpart(group.spec, multiple_of) for group in model.groups])
     other = replace(other, name=f"{model.name} ({kind})")
@@ -59,7 +54,7 @@ def counterparts(resolved: Resolved, multiple_of: int = 1) -> Resolved:
 
 
 def iso_params(spec: FFNSpec, multiple_of: int = 1) -> IsoParams:
-    """Both blocks' widths and sizes, from either of them. Raises FFNError as `counterpart`."""
+    """Compare a block with its counterpart, from either of them."""
     other = counterpart(spec, multiple_of)
     plain, gated = (other, spec) if spec.gated else (spec, other)
     few, many = cost(steps(plain)).params, cost(steps(gated)).params
@@ -75,10 +70,10 @@ def _scaled(d_ff: int, gated: bool, multiple_of: int) -> int:
 
 @dataclass(frozen=True)
 class IsoUnit:
-    """A plain block and the gated one with its parameters; the work of both between their projections, per token.
+    """A plain block and a gated one of equal size, neither with biases: the work between their projections, per token.
 
-    FLOPs are `cost`'s, 1 per element of an activation or a product; operations are those of `analysis.operations`. The
-    plain block has the gate's function, limits included. Neither has biases.
+    FLOPs are `cost`'s (1 per element of an activation or a product), operations those of `analysis.operations`. The
+    plain block has the gate's function, limits included.
     """
 
     d_model: int
@@ -90,7 +85,7 @@ class IsoUnit:
 
 
 def iso_unit(unit: GatedUnit, d_model: int, d_ff: int, multiple_of: int = 1) -> IsoUnit:
-    """For a plain block d_model × d_ff. Raises FFNError for invalid sizes."""
+    """Compare a gated unit with a plain block d_model × d_ff."""
     plain = replace(unit.spec(d_model, d_ff), gated=False)
     widths = iso_params(plain, multiple_of)
     alone = counted(lambda x: value(unit.gate, x, COUNTING))

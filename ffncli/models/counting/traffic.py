@@ -1,5 +1,5 @@
-"""Model → the bytes that a forward pass of all its FFN blocks moves, and its arithmetic intensity, by tokens; the least
-time that an accelerator's data sheet allows them, and whether it holds the weights.
+"""Count the bytes that a forward pass of all FFN blocks moves, its arithmetic intensity by tokens, the least time that
+an accelerator's data sheet allows, and whether it holds the weights.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from ffncli.system.hardware import Device
 
 @dataclass(frozen=True)
 class TokenCost:
-    """All layers' FFNs (the one block of bare dimensions) on `tokens` tokens, forward, on one of `ranks` ranks.
+    """All layers' FFNs (the one block of bare dimensions) on `tokens` tokens, forward, on rank 0 of `ranks`.
 
-    `dtype` is the weights' format, `activation_dtype` the activations'. Bytes and FLOPs are rank 0's; expert-parallel
-    ranks enter so many tokens each. `*_fused` is the
-    least that any implementation moves: each block's input and output. `experts_touched` are the routed experts of a
-    main layer that are expected to be read; None without experts. Conventions: `block/traffic.py`.
+    Expert-parallel ranks enter that many tokens each. `*_fused` is the least that any implementation moves: each
+    block's input and output. `experts_touched` is the expected number of routed experts that a main layer reads; None
+    without experts. Conventions: `block/traffic.py`.
     """
 
     name: str
@@ -42,10 +41,9 @@ class TokenCost:
 def token_costs(
     model: Model, weights: DType, tokens: Sequence[int], ranks: int = 1, ep: int = 1
 ) -> tuple[TokenCost, ...]:
-    """One record for each number of tokens, over `ranks` tensor-parallel times `ep` expert-parallel ranks.
+    """Make a record for each number of tokens, over `ranks` tensor-parallel times `ep` expert-parallel ranks.
 
-    Raises FFNError if rows do not divide into the format's blocks, or widths over the ranks; call
-    `parallel.split` first, whose error says what would divide.
+    Call `parallel.split` first: if widths do not divide over the ranks, its error says what would.
     """
     moe = model.main.spec.moe
     out = []
@@ -71,7 +69,7 @@ def token_costs(
 
 
 def model_traffic(model: Model, weights: DType, tokens: int = 1, ranks: int = 1, ep: int = 1) -> Traffic:
-    """The traffic of rank 0 for all layers. Raises FFNError as `token_costs`."""
+    """Add up the traffic of rank 0 for all layers."""
     activations, grid = activation_dtype(weights), Ranks(ranks, ep)
     parts = (
         traffic(steps_of(group, 0, grid), weights, activations, tokens).times(len(group.layers) * group.runs)
@@ -83,14 +81,11 @@ def model_traffic(model: Model, weights: DType, tokens: int = 1, ranks: int = 1,
 def ridge_tokens(
     model: Model, weights: DType, flops_per_byte: float, ranks: int = 1, fused: bool = False, ep: int = 1
 ) -> int | None:
-    """The least number of tokens at which the FFNs reach this intensity, an accelerator's FLOPs per byte.
-
-    None where no number of tokens does. Raises FFNError as `token_costs`, and for a number that is not positive.
-    """
+    """Return the smallest number of tokens at which the FFNs reach this intensity; None if none does."""
     return tokens_at(flops_per_byte, lambda tokens: model_traffic(model, weights, tokens, ranks, ep), fused)
 
 
-# Formats whose products have tensor cores of their own; every other stored format is unpacked to the activations'.
+# Formats with tensor cores of their own; every other stored format is unpacked to the activations'.
 _RATES = {
     "fp8": "fp8", "fp8_e5m2": "fp8", "mxfp8": "fp8", "int8": "int8", "mxfp4": "fp4", "nvfp4": "fp4",
 }  # fmt: skip
@@ -100,11 +95,11 @@ _RATES = {
 class DeviceFloor:
     """All layers' FFNs (the one block of bare dimensions) on `tokens` tokens, forward, on one of `ranks` such devices.
 
-    `rate` is the format whose dense peak is used: the weights' where the device computes in it, else the activations'.
-    Traffic is the least that any implementation moves (`TokenCost.activation_bytes_fused`); time between devices is not
-    counted. All that follows from a rate is None where none is published. `approximate`: a value of the data sheet is
-    only good to 10 %. `needed_bytes` are the weights of the whole model, of the FFNs alone where the rest is not known;
-    `fits` compares them with the largest memory that the device is sold with. Both are None with several ranks.
+    `rate` is the format whose dense peak counts: the weights' if the device computes in it, else the activations'. If
+    no rate is published, what follows from it is None. Traffic is the least that any implementation moves; time between
+    devices is not counted. `approximate`: a value of the data sheet is only good to 10 %. `needed_bytes` are the whole
+    model's weights (the FFNs' if the rest is unknown); `fits` compares them with the largest memory on sale. Both are
+    None for several ranks.
     """
 
     device: str
@@ -127,13 +122,13 @@ class DeviceFloor:
 
 
 def rate_format(device: Device, weights: DType) -> str | None:
-    """The format whose peak is the device's best for products with these weights; None where none is published."""
+    """Return the format of the device's best published peak for products with these weights, if there is one."""
     formats = (_RATES.get(weights.name), activation_dtype(weights).name)
     return next((name for name in formats if name is not None and name in device.tflops), None)
 
 
 def ridge_of(device: Device, weights: DType) -> float | None:
-    """FLOPs per byte from which products with these weights are compute bound; None where no rate is published."""
+    """Return the FLOPs per byte from which products with these weights are compute bound; None without a rate."""
     peak = device.flops_per_s(rate_format(device, weights) or "")
     return None if peak is None else peak / device.bytes_per_s
 
@@ -141,7 +136,7 @@ def ridge_of(device: Device, weights: DType) -> float | None:
 def device_floors(
     device: Device, costs: Sequence[TokenCost], weights: DType, needed_bytes: int | None
 ) -> tuple[DeviceFloor, ...]:
-    """One record for each number of tokens; `needed_bytes` are all the weights that the device stores."""
+    """Make a record for each number of tokens; `needed_bytes` are all the weights that the device stores."""
     rate = rate_format(device, weights)
     peak, largest = device.flops_per_s(rate or ""), max(device.memory_gb, default=None)
     memory = None if largest is None else round(largest * 1e9)
@@ -174,8 +169,5 @@ def device_floors(
 
 
 def steps_of(group: Group, rank: int, ranks: Ranks) -> tuple[Step, ...]:
-    """The steps of that rank; under expert parallelism every rank has dense layers in full, for its own tokens.
-
-    Raises FFNError as `rank_steps`.
-    """
+    """Return a rank's steps; under expert parallelism every rank has dense layers in full, for its own tokens."""
     return rank_steps(group.steps, rank, ranks if group.spec.moe else Ranks(ranks.tp))
