@@ -1,4 +1,4 @@
-"""Conditions on the keys of a row, for CI: `ffn_params_total == 4328521728`. `ffn params --assert` checks them.
+"""Check conditions on the keys of a row, for CI: `ffn params --assert 'ffn_params_total == 4328521728'`.
 
 A key may also be given as its label on the pages of `ffn params`.
 """
@@ -31,7 +31,7 @@ _UNITS["%"] = Fraction(1, 100)
 
 @dataclass(frozen=True)
 class Assertion:
-    """One condition: `text` as typed, `operand` the value that the row's value is compared with."""
+    """One condition: `text` as typed, `operand` the value to compare the row's with."""
 
     text: str
     key: str
@@ -39,7 +39,7 @@ class Assertion:
     operand: Any
 
     def check(self, row: Mapping[str, Any], name: str) -> CheckedAssertion:
-        """Whether it holds for a row. Raises FFNError if the two are of different kinds."""
+        """Check it for a row; two values of different kinds cannot be compared."""
         actual = self._actual(row)
         return CheckedAssertion(name, self.text, self.key, self.operator, self.operand, actual, self._holds(actual))
 
@@ -58,7 +58,7 @@ class Assertion:
         return _OPERATORS[self.operator](actual, self.operand)
 
     def _actual(self, row: Mapping[str, Any]) -> Any:
-        """The row's value; for a list, its length. Raises FFNError for a key that only another option adds."""
+        """The row's value; for a list, its length. Some keys need another option."""
         if self.key not in row:
             of_device = self.key in _OF_DEVICE
             ridge = option("ridge") if self.key.startswith("ridge") else option("tp")
@@ -81,7 +81,7 @@ class CheckedAssertion:
     holds: bool
 
     def line(self, several: bool = False) -> str:
-        """`ok  d_ff == 3,072`, `FAILED  d_ff == 1 (actual 3072)`; `several` rows are distinguished by name."""
+        """Write `ok  d_ff == 3,072` or `FAILED  d_ff == 1 (actual 3072)`, with the row's name among `several`."""
         of = f"{self.name}: " if several else ""
         if not self.holds:
             return f"FAILED  {of}{self.failure()}"
@@ -90,26 +90,23 @@ class CheckedAssertion:
         return f"ok  {of}{self.text} (actual {_digits(self.actual)})"
 
     def failure(self, several: bool = False) -> str:
-        """`d_ff == 1 (actual 3072)`."""
+        """Write `d_ff == 1 (actual 3072)`."""
         return f"{self.text} (actual {_words(self.actual)}{f' in {shown(self.name)}' if several else ''})"
 
 
 def parse(texts: Sequence[str], keys: Sequence[str]) -> list[Assertion]:
-    """The conditions of all texts; one text may join several by `and`.
-
-    Raises FFNError for a text that is not a condition, and for a key that no row has.
-    """
+    """Parse the conditions of all texts; one text may join several by `and`."""
     return [_parse(text, keys) for joined in texts for text in _conditions(joined)]
 
 
 def check(assertions: Sequence[Assertion], rows: Sequence[Mapping[str, Any]]) -> list[CheckedAssertion]:
-    """Every condition on every row. Raises FFNError if a row's value and the operand are of different kinds."""
+    """Check every condition on every row."""
     named = zip(rows, _names(rows), strict=True)
     return [assertion.check(row, name) for row, name in named for assertion in assertions]
 
 
 def require(checked: Sequence[CheckedAssertion], several: bool = False) -> None:
-    """Raises FFNError, exit 1, naming every condition that does not hold, and the actual value."""
+    """Fail (exit 1), naming every condition that does not hold, and the actual value."""
     failed = [one.failure(several) for one in checked if not one.holds]
     if failed:
         raise FFNError(f"assertion failed: {'; '.join(failed)}", code=ExitCode.FAILED)
@@ -223,12 +220,12 @@ LABELS: Mapping[str, tuple[str, str]] = {
 
 
 def label(key: str) -> str:
-    """The label of a key on the page of one source."""
+    """Return the label of a key on the page of one source."""
     return LABELS[key][0]
 
 
 def key_of(name: str) -> str | None:
-    """The key of that name: the key itself, or its label on a page, with or without the addition there.
+    """Find the key for a name: the key itself, or its label on a page, with or without the addition there.
 
     `weight bytes (bf16)`, `parameters per MoE layer` and `matmul FLOPs, all layers, 1 token` mean
     `weight bytes`, `parameters per layer` and `matmul FLOPs`.

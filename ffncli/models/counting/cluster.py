@@ -1,20 +1,4 @@
-"""Accelerators of one kind as a plan sees them: how fast they compute and read, what they hold, what connects them.
-
-An all-reduce runs around a ring: 2 (n - 1) steps, each rank passing on one n-th part in each (Patarasuk and Yuan 2009),
-so that it takes 2 (n - 1) / n × bytes / bandwidth, plus what the steps and the call cost besides their bytes: the least
-of NCCL's protocols, of which some wait less and others send more (`hardware.protocols`), as NCCL chooses by the same
-model (src/graph/tuning.cc). A ring over several nodes crosses from node to node at as many places
-as it has ranks in a node (each uses its own network port), so that it runs at the slower of the link and those ports
-together. In an all-to-all every rank sends to all others at the same time. Of a link without a switch, ranks use the
-wires among them: of two, one.
-
-Rates may come from measurements: from the share of a common roofline that each measured block reached, for blocks that
-are like it. The roofline of a format has the fastest arithmetic and the fastest traffic of its measurements, counted as
-a plan counts them, kernel by kernel. The share that a new block is expected to reach: of each measured block, what it
-reached between its numbers of tokens (linear in octaves of FLOPs per byte of weights, which decide how a product is
-computed); of these, the mean, nearer sizes of the weights weighing more (what a cache holds). A mixture is like
-mixtures, whose experts run one after another, and a dense block like dense ones, where the file has any.
-"""
+"""Accelerators of one kind as a plan sees them: how fast they compute and read, what they hold, what connects them."""
 
 from __future__ import annotations
 
@@ -41,7 +25,7 @@ USABLE_MEMORY = 0.90  # vLLM's gpu_memory_utilization was 0.90 by default for ye
 
 @dataclass(frozen=True)
 class Rates:
-    """What some work may expect: FLOP/s in `format`, and B/s of memory."""
+    """The rates that some work may expect: FLOP/s in `format`, and B/s of memory."""
 
     format: str
     flops_per_s: float
@@ -49,19 +33,19 @@ class Rates:
 
     @property
     def ridge(self) -> float:
-        """FLOPs per byte at which arithmetic and memory take the same time."""
+        """Return the FLOPs per byte at which arithmetic and memory take the same time."""
         return self.flops_per_s / self.bytes_per_s
 
 
 class Speeds(Protocol):
-    """Where rates come from: a data sheet and what is usually reached of it, or a measurement."""
+    """A source of rates: a data sheet and its usual shares, or a measurement."""
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """The formats in which a rate is known."""
+        """List the formats with a known rate."""
 
     def rates(self, weights: DType, work: Traffic, mixture: bool = False) -> Rates | None:
-        """The rates of one block's products with these weights, of experts in a mixture; None where none is known."""
+        """Return the rates of one block's (or a mixture's) products with these weights; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +58,11 @@ class SheetSpeeds:
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Those of the data sheet."""
+        """List the data sheet's formats."""
         return tuple(self.device.tflops)
 
     def rates(self, weights: DType, work: Traffic, mixture: bool = False) -> Rates | None:
-        """The same shares for any work."""
+        """Take the same shares for any work."""
         name = rate_format(self.device, weights)
         peak = self.device.flops_per_s(name or "")
         if name is None or peak is None:
@@ -88,7 +72,7 @@ class SheetSpeeds:
 
 @dataclass(frozen=True)
 class Accelerators:
-    """As many of one kind as are needed. `memory_bytes` is what the weights of one may take."""
+    """Accelerators of one kind, as many as needed. `memory_bytes` is the room for weights on one."""
 
     device: str
     speeds: Speeds
@@ -98,7 +82,7 @@ class Accelerators:
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions(Options):
-    """What a plan takes for granted in place of a device's defaults; None: the default. Links by name."""
+    """Assumptions in place of a device's defaults (None). Links by name."""
 
     gemm_efficiency: Annotated[
         float | None,
@@ -153,10 +137,9 @@ class Assumptions(Options):
 
 @dataclass(frozen=True)
 class Assumed:
-    """What a plan took for granted of one device. Shares of peak, bandwidth, link and memory; links by name.
+    """The assumptions behind a plan for one device: shares of peak, bandwidth, link and memory; links by name.
 
-    The first two are None where measured rates are in their place.
-    `source` is that of the defaults; `changed` names the values that were given.
+    Measured rates replace the first two (None). `source` is the defaults', `changed` names the values that were given.
     """
 
     device: str
@@ -174,7 +157,7 @@ class Assumed:
 
 
 def assumed(device: Device, given: Assumptions, measured: bool = False) -> Assumed:
-    """The device's defaults with what was given in their place. Raises FFNError for an unknown link."""
+    """Fill in the device's defaults for what was not given."""
     gemm = device.gemm_efficiency if given.gemm_efficiency is None else given.gemm_efficiency
     memory = device.memory_efficiency if given.memory_efficiency is None else given.memory_efficiency
     defaults = planning_defaults()
@@ -198,7 +181,7 @@ def assumed(device: Device, given: Assumptions, measured: bool = False) -> Assum
 
 
 def cluster_of(device: Device, given: Assumed, measured: Speeds | None = None) -> Accelerators:
-    """The device's cluster under these assumptions, at measured speeds if they are given."""
+    """Build the device's cluster under these assumptions, at measured speeds if given."""
     known = {link.name: link for link in links()}
     largest = max(device.memory_gb, default=None)
     return Accelerators(
@@ -216,9 +199,9 @@ def cluster_of(device: Device, given: Assumed, measured: Speeds | None = None) -
 
 @dataclass(frozen=True)
 class Wires:
-    """`link` joins the `per_node` accelerators of a node, `network` the nodes, a port for each accelerator; None: none.
+    """`link` joins the `per_node` accelerators of a node, `network` the nodes, with a port for each accelerator.
 
-    `efficiency` is the share of their bandwidth that a collective of many bytes reaches.
+    `efficiency` is the share of their bandwidth that a large collective reaches.
     """
 
     link: Link | None
@@ -227,11 +210,11 @@ class Wires:
     efficiency: float
 
     def nodes(self, devices: int) -> int:
-        """How many nodes that many accelerators fill."""
+        """Count the nodes that so many accelerators fill."""
         return -(-devices // self.per_node)
 
     def names(self, devices: int) -> tuple[str, ...] | None:
-        """The links that so many ranks use; None if one of them is not known."""
+        """Name the links that so many ranks use; None if one is unknown."""
         used = ([self.link] if self.per_node > 1 and devices > 1 else []) + (
             [self.network] if self.nodes(devices) > 1 else []
         )
@@ -239,10 +222,15 @@ class Wires:
         return tuple(known) if len(known) == len(used) else None
 
     def all_reduce_s(self, size: float, ranks: int) -> float | None:
-        """Seconds to sum `size` bytes over ranks that stand next to each other; None without a known link."""
+        """Return the seconds to sum `size` bytes over adjacent ranks; None without a known link.
+
+        A ring takes 2 (n - 1) steps, each rank passing on one n-th part in each (Patarasuk and Yuan 2009).
+        """
         if ranks == 1 or not size:
             return 0.0
         here, nodes = min(ranks, self.per_node), self.nodes(ranks)
+        # a ring over nodes crosses between them at as many places as a node has ranks, each with its own network port:
+        # it runs at the slower of the link and those ports together
         crossing = 0 if nodes == 1 else min(2 * nodes, 2 * (ranks - 1))
         used = [
             (link, steps, ports)
@@ -254,9 +242,10 @@ class Wires:
         return self._fastest([(link, steps) for link, steps, _ in used], sent / min(rates)) if rates else None
 
     def all_to_all_s(self, size: float, ranks: int, apart: int = 1) -> float | None:
-        """Seconds until each rank has sent `size` bytes in equal parts to all ranks, itself included, `apart` apart.
+        """Return the seconds until each rank has sent `size` bytes in equal parts to all ranks, itself included.
 
-        Link and network work at the same time; a step of the slower one is added.
+        Ranks are `apart` apart, and all send at the same time. Link and network work in parallel; the slower one's step
+        is added.
         """
         if ranks == 1 or not size:
             return 0.0
@@ -271,7 +260,10 @@ class Wires:
         return self._fastest(used[-1:], max(times))
 
     def _fastest(self, steps: Sequence[tuple[Link | None, int]], bytes_s: float) -> float | None:
-        """Seconds by the fastest protocol; `bytes_s` is what the bytes take at full bandwidth."""
+        """Seconds by the fastest protocol; `bytes_s` is the bytes' time at full bandwidth.
+
+        NCCL's protocols trade waiting for bandwidth, and it chooses by this model too (src/graph/tuning.cc).
+        """
         times = []
         for protocol in protocols():
             waits = [protocol.step_us.get(link.kind) if link else None for link, _ in steps]
@@ -282,12 +274,12 @@ class Wires:
 
 
 NO_WIRES = Wires(None, None, per_node=1, efficiency=1.0)
-_CLOSE = 0.5  # octaves: as near as it matters
+_CLOSE = 0.5  # octaves: nearer sizes weigh no more
 
 
 @dataclass(frozen=True)
 class MeasuredBlock:
-    """One measurement: a block, forward, by the fastest of its kernels."""
+    """One measurement: a forward pass of a block by its fastest kernel."""
 
     label: str
     spec: FFNSpec
@@ -298,19 +290,19 @@ class MeasuredBlock:
 
     @cached_property
     def kernels(self) -> tuple[Traffic, ...]:
-        """Its work, as a plan counts it."""
+        """List its kernels' work, as a plan counts it."""
         kind = self.weights
         return tuple(one.work for one in launches(steps(self.spec), kind, activation_dtype(kind), self.tokens))
 
     @property
     def work(self) -> Traffic:
-        """All of it."""
+        """Add up its kernels' work."""
         return sum(self.kernels, Traffic())
 
 
 @dataclass(frozen=True)
 class ShareAt:
-    """A measurement: FLOPs per byte of weights and bytes of weights, in octaves, and the share of the roofline, too."""
+    """A measurement in octaves: FLOPs per byte of weights, bytes of weights, share of the roofline."""
 
     reuse: float
     size: float
@@ -319,17 +311,20 @@ class ShareAt:
 
 @dataclass(frozen=True)
 class MeasuredSpeeds:
-    """The rates of one device, by what was measured on it."""
+    """The rates of one device by measurements: shares of a roofline with the fastest arithmetic and traffic among them.
+
+    A mixture is compared with mixtures, whose experts run one after another, and a dense block with dense ones.
+    """
 
     blocks: tuple[MeasuredBlock, ...]
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Those that were measured."""
+        """List the measured formats."""
         return tuple(dict.fromkeys(block.weights.name for block in self.blocks))
 
     def rates(self, weights: DType, work: Traffic, mixture: bool = False) -> Rates | None:
-        """The roofline's rates times the share that the measured blocks most like it reached in this format."""
+        """Return the roofline's rates times the share that the most similar measured blocks reached in this format."""
         fitting = [block for block in self.blocks if block.weights == weights]
         if not fitting:
             return None
@@ -343,13 +338,13 @@ class MeasuredSpeeds:
         return Rates(weights.name, flops * share, moved * share)
 
     def without(self, left_out: MeasuredBlock) -> MeasuredSpeeds:
-        """The same without one block and its other numbers of tokens, for a prediction of a block not seen."""
+        """Leave out a block, with all its numbers of tokens, to predict it unseen."""
         return MeasuredSpeeds(tuple(block for block in self.blocks if block.label != left_out.label))
 
 
 @dataclass(frozen=True)
 class PredictedRow:
-    """A measured block, and its time as predicted from the others; None if there are none."""
+    """A measured block, and its time as predicted from the other blocks, if there are any."""
 
     device: str
     block: str
@@ -362,7 +357,7 @@ class PredictedRow:
 
 
 def predictions(speeds: Mapping[str, MeasuredSpeeds]) -> Iterator[PredictedRow]:
-    """Every measured block, predicted from the blocks that have other dimensions."""
+    """Predict every measured block from the blocks that have other dimensions."""
     for device, one in speeds.items():
         for block in one.blocks:
             predicted = predicted_s(one.without(block), block)
@@ -373,7 +368,7 @@ def predictions(speeds: Mapping[str, MeasuredSpeeds]) -> Iterator[PredictedRow]:
 
 
 def predicted_s(speeds: MeasuredSpeeds, block: MeasuredBlock) -> float | None:
-    """The block's time at these rates; None where nothing was measured in its format."""
+    """Predict the block's time at these rates; None if its format was not measured."""
     rates = speeds.rates(block.weights, block.work, block.spec.moe is not None)
     if rates is None:
         return None
@@ -402,15 +397,15 @@ def _place(work: Traffic) -> tuple[float, float]:
 
 
 def _expected(curves: Sequence[Sequence[ShareAt]], reuse: float, size: float) -> float:
-    """The mean of what each curve has at this reuse; of logarithms, as a share is a ratio."""
+    """The expected share: each curve's at this reuse; nearer sizes of the weights weigh more (what a cache holds)."""
     points = [_between(curve, reuse) for curve in curves]
     near = [1 / ((point.size - size) ** 2 + _CLOSE**2) for point in points]
     mean = sum(weight * point.share for weight, point in zip(near, points, strict=True)) / sum(near)
-    return float(2**mean)
+    return float(2**mean)  # shares are ratios, so the mean is of their logarithms
 
 
 def _between(curve: Sequence[ShareAt], reuse: float) -> ShareAt:
-    """The point of a curve at this reuse; beyond its ends, the end."""
+    """The point of a curve at this reuse, linear in octaves; beyond its ends, the end."""
     after = next((n for n, point in enumerate(curve) if point.reuse >= reuse), len(curve))
     low, high = curve[max(after - 1, 0)], curve[min(after, len(curve) - 1)]
     part = (reuse - low.reuse) / (high.reuse - low.reuse) if high.reuse > low.reuse else 0.0

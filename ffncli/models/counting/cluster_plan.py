@@ -1,4 +1,4 @@
-"""A model over kinds of accelerators, splits, formats and numbers of tokens, and the cheapest split that fits."""
+"""Plan a model over accelerators, splits, formats and numbers of tokens, and find the cheapest split that fits."""
 
 from __future__ import annotations
 
@@ -44,12 +44,11 @@ _cluster = partial(Opt, group="Accelerators")
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """`rows` by device, format, split and tokens; `assumed` has one record a device.
+    """`rows` by device, format, split and tokens; `assumed` has one record for each device.
 
     `cheapest` has a row for each device on which the model fits: of the splits that fit with every number of tokens,
-    that on fewest devices, of these the fastest, with the first number of tokens. `would_fit` has the same of all
-    splits in powers of two, up to 1,024 devices, for each device on which no requested split fits. `whole`: what
-    fits is the whole model, not its FFNs alone.
+    the fastest on the fewest devices, with the first number of tokens. If no requested split fits a device, `would_fit`
+    has the cheapest one among powers of two, up to 1,024 devices. `whole`: the whole model must fit, not only its FFNs.
     """
 
     name: str
@@ -63,8 +62,8 @@ class ClusterPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanQuestion(Assumptions):
-    """What to plan on which accelerators, by default an H100: every split, number of tokens and format of the weights
-    (by default the stored one). `source` is the model, which whoever asks loads."""
+    """What to plan on which accelerators (default: H100): every split, number of tokens and format of the weights
+    (default: as stored). `source` is the model, which the caller loads."""
 
     source: Any = field(default=None, kw_only=False)
     device: Annotated[
@@ -114,37 +113,35 @@ class PlanQuestion(Assumptions):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The accelerators, each once. Raises FFNError for an unknown one."""
+        """Return the accelerators, each once."""
         names = listed(self.device)
         words = [name for name in names if name.lower() != CPU] if names != ("list",) else []
         return tuple({one.name: one for one in (named(word, option("device")) for word in words)}.values())
 
     @property
     def cpu(self) -> bool:
-        """Whether the CPU of the measurements is among the devices."""
+        """Tell whether the CPU of the measurements is among the devices."""
         return any(name.lower() == CPU for name in listed(self.device))
 
     @property
     def token_counts(self) -> tuple[int, ...]:
-        """The numbers of tokens, each once."""
+        """Return the numbers of tokens, each once."""
         return tuple(dict.fromkeys(token_counts(self.tokens, self.batch, self.seq_len) or (1, 4096)))
 
     @property
     def formats(self) -> tuple[str | None, ...]:
-        """The names of the formats, each once; None is the stored one."""
+        """Return the names of the formats, each once; None is the stored one."""
         names = dict.fromkeys(storage(name, option("dtype")).name for name in listed(self.dtype))
         return tuple(names) or (None,)
 
     @property
     def splits(self) -> tuple[Ranks, ...]:
-        """Every tp with every ep, fewest devices first."""
+        """Combine every tp with every ep, fewest devices first."""
         grid = {Ranks(tp, ep) for tp in listed(self.tp) for ep in listed(self.ep)}
         return tuple(sorted(grid, key=lambda ranks: (ranks.world_size, ranks.ep)))
 
     def planners(self, resolved: Resolved) -> list[Planner]:
-        """One for each format. Raises FFNError for a format that is unknown or does not fit the weights' rows, and for
-        a skew of a model without experts.
-        """
+        """Make a planner for each format; a format that does not fit the weights' rows is refused."""
         if "top_k" in resolved.model.unknown:
             raise FFNError(
                 f"{resolved.model.name} does not say its top_k, so its work is not known", f"pass {option('top_k', 2)}"
@@ -160,9 +157,9 @@ class PlanQuestion(Assumptions):
 
 
 def other_bytes(counted: ModelCount, weights: DType) -> int | None:
-    """The bytes of a model's weights outside its FFNs; None where their number is not known.
+    """Return the bytes of a model's weights outside its FFNs; None if their number is unknown.
 
-    Where a packed format leaves open how they are stored: in the activations' format, more than they can take.
+    If a packed format leaves open how they are stored, we assume the activations' format: an upper bound.
     """
     if counted.model_weight_bytes is not None:
         return counted.model_weight_bytes - counted.weight_bytes
@@ -172,10 +169,10 @@ def other_bytes(counted: ModelCount, weights: DType) -> int | None:
 
 
 def plan_model(resolved: Resolved, question: PlanQuestion, speeds: Mapping[str, Speeds] | None = None) -> ClusterPlan:
-    """The plan of one model; `speeds` are measured ones by device, in place of a data sheet's.
+    """Plan one model; `speeds` are measured ones by device, in place of a data sheet's.
 
-    Raises FFNError for an unknown format, skew or link, for a CPU without measured speeds or measured speeds of no such
-    device, and if no combination has figures, with the first reason.
+    A CPU needs measured speeds, and measured speeds need their device. If no combination has figures, the error gives
+    the first reason.
     """
     planners, speeds = question.planners(resolved), speeds or {}
     if question.device is None:
@@ -205,7 +202,7 @@ def planned(
     question: PlanQuestion,
     taken: tuple[Assumed, ...] = (),
 ) -> ClusterPlan:
-    """The plan on these clusters."""
+    """Plan on these clusters."""
     tokens = question.token_counts
     rows = tuple(
         planner.row(cluster, ranks, number)
@@ -230,7 +227,7 @@ def planned(
 
 
 def cheapest(rows: Sequence[PlanRow]) -> PlanRow | None:
-    """Of one device's rows; None where nothing fits or it is not known what does."""
+    """Choose among one device's rows; None if none is known to fit."""
     splits: dict[tuple[str, int, int], list[PlanRow]] = {}
     for row in rows:
         splits.setdefault((row.dtype, row.tp, row.ep), []).append(row)
@@ -239,7 +236,7 @@ def cheapest(rows: Sequence[PlanRow]) -> PlanRow | None:
 
 
 def would_fit(planners: Sequence[Planner], cluster: Accelerators, tokens: Sequence[int]) -> PlanRow | None:
-    """The cheapest split in powers of two, up to 1,024 devices; None where none fits or the memory is not known."""
+    """Find the cheapest split in powers of two, up to 1,024 devices; None if none is known to fit."""
     if cluster.memory_bytes is None:
         return None
     splits = {ranks for planner in planners for ranks in planner.splits() if ranks.world_size <= _MOST_DEVICES}

@@ -1,8 +1,8 @@
 """How many tokens each expert of a mixture gets, and how many experts get any: by the skew of the router's choices.
 
 `uniform`: every expert is equally likely. `zipf:S`: a token's top_k experts are drawn one after the other, without
-replacement, with chances in proportion to r^-S for the expert of popularity rank r, as `ffn bench --routing zipf:S`
-draws them. Tokens choose independently of each other.
+replacement, with chances in proportion to r^-S for popularity rank r, as `ffn bench --routing zipf:S` draws them.
+Tokens choose independently.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _POINTS = 400  # of an integral over such a number
 
 
 def zipf_exponent(text: str) -> float | None:
-    """The S of `zipf:S`; None for another text."""
+    """Read the S of `zipf:S`; None for another text."""
     match = _ZIPF.fullmatch(text)
     return float(match[1]) if match and float(match[1]) <= MOST_EXPONENT else None
 
 
 def skew_text(option: str, text: str) -> str:
-    """`uniform` or `zipf:S`, S as short as possible. Raises FFNError for anything else."""
+    """Normalise a skew: `uniform` or `zipf:S`, S as short as possible."""
     if text == UNIFORM:
         return text
     if (exponent := zipf_exponent(text)) is not None:
@@ -43,12 +43,11 @@ def skew_text(option: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class ExpertSpread:
-    """The routed experts of one layer on `tokens` tokens.
+    """Expected loads of one layer's routed experts.
 
-    `per_expert` is the mean of tokens per expert, `busiest` the expected tokens of the expert that gets most. `touched`
-    are the experts expected to get any. Of `ranks` ranks that have `experts / ranks` each, the busiest one's tokens are
-    expected to be `imbalance` times the mean, and the most that one has of touched experts `touched_rank`; where the
-    experts differ in popularity, the most popular ones are on one rank.
+    `per_expert` is the mean number of tokens per expert, `busiest` the maximum. `touched` experts get any tokens. With
+    `experts / ranks` experts on each rank, the busiest rank gets `imbalance` times the mean, and `touched_rank` is the
+    most touched experts on one rank; if popularity differs, the most popular experts share a rank.
     """
 
     per_expert: float
@@ -60,7 +59,7 @@ class ExpertSpread:
 
 @cache
 def expert_load(experts: int, top_k: int, tokens: int, ranks: int = 1, skew: str = UNIFORM) -> ExpertSpread:
-    """The load by the skew `uniform` or `zipf:S`; `ranks` divides `experts`."""
+    """Compute the load by the skew `uniform` or `zipf:S`; `ranks` divides `experts`."""
     chances = _chances(experts, top_k, zipf_exponent(skew) or 0.0)
     reached = [_reached(p, tokens) for p in chances]
     each, mean = experts // ranks, tokens * top_k / experts
@@ -73,24 +72,21 @@ def expert_load(experts: int, top_k: int, tokens: int, ranks: int = 1, skew: str
 
 
 def _by_rank(chances: Sequence[float], each: int, times: int = 1) -> list[tuple[float, float]]:
-    """(mean, variance) of how often something with these chances happens, for every `each` of them together."""
+    """(mean, variance) of how often events with these chances happen, for every `each` of them together."""
     parts = [chances[at : at + each] for at in range(0, len(chances), each)]
     return [(times * sum(part), times * sum(p * (1 - p) for p in part)) for part in parts]
 
 
 def _chances(experts: int, top_k: int, exponent: float) -> list[float]:
-    """The chance of each expert, most popular first, to be among the top_k of a token; their sum is top_k.
-
-    A draw without replacement is a race of exponential clocks with the experts' weights as rates (Efraimidis and
-    Spirakis 2006): the first top_k to ring. For one expert that is its share of the weights; for more, each clock's
-    chance to ring until the time at which top_k have rung on average (accurate to a few percent with 8 experts, better
-    with more).
-    """
+    """Each expert's chance, most popular first, to be among a token's top_k; they add up to top_k."""
     if exponent == 0 or top_k == experts:
         return [top_k / experts] * experts
     weights = [exp(-exponent * log(rank)) for rank in range(1, experts + 1)]
     if top_k == 1:
         return [weight / sum(weights) for weight in weights]
+    # A draw without replacement is a race of exponential clocks with the experts' weights as rates: the first top_k to
+    # ring (Efraimidis and Spirakis 2006). We take each clock's chance to ring by the time at which top_k have rung on
+    # average: accurate to a few percent with 8 experts, better with more.
     low, high = 0.0, 1.0
     while -sum(expm1(-weight * high) for weight in weights) < top_k:
         high *= 2
@@ -101,21 +97,18 @@ def _chances(experts: int, top_k: int, exponent: float) -> list[float]:
 
 
 def _reached(chance: float, tokens: int) -> float:
-    """The chance that any of the tokens chooses an expert which each does with this chance."""
+    """The chance that any of the tokens chooses an expert, if each does with this chance."""
     return 1.0 if chance >= 1 else -expm1(tokens * log1p(-chance))
 
 
 def _largest(counts: Sequence[tuple[float, float]], most: int, least: float) -> float:
-    """The expected largest of some counts from 0 to `most`, by their (mean, variance); at least `least`.
-
-    They are taken as independent; the mean of a count is the sum of its chances to be above m, for all m from 0: for
-    the largest, 1 - Π P(count ≤ m).
-    """
+    """The expected largest of some counts from 0 to `most`, by their (mean, variance); at least `least`."""
     if max(variance for _, variance in counts) < 1e-9:
         return max(least, *(mean for mean, _ in counts))
     times = Counter(counts)
     if most <= _EXACT_TOKENS:
         tables = [(_binomial_below(mean, most), n) for (mean, _), n in times.items()]
+        # a mean is the sum of the chances to exceed m; for the largest of independent counts, 1 - Π P(count ≤ m)
         expected = sum(1 - prod(below[m] ** n for below, n in tables) for m in range(most))
         return max(least, min(1.0, sum(mean for mean, _ in counts)), expected)
     return max(least, min(_largest_normal(times), float(most)))
@@ -136,7 +129,8 @@ def _binomial_below(mean: float, most: int) -> list[float]:
 
 
 def _largest_normal(counts: Mapping[tuple[float, float], int]) -> float:
-    """The same of normally distributed counts → how many of them: an integral where the product is not 0 or 1."""
+    """The same for normally distributed counts ((mean, variance) → how many): an integral where the product is not 0
+    or 1."""
     known = {(mean, sqrt(variance)): n for (mean, variance), n in counts.items()}
     low = max(0.0, *(mean - 8 * deviation for mean, deviation in known))
     high = max(mean + 8 * deviation for mean, deviation in known)

@@ -39,9 +39,9 @@ from ffncli.show.text import plural
 class Slice:
     """One parameter tensor and one rank's part of it, with torch's shapes.
 
-    `place` says how it is split: `column` (outputs), `row` (inputs), `copied` in full to every rank, or on `rank 0` of
-    the tensor-parallel ranks alone; `experts` where each rank has whole ones, `experts, column` where it has a part of
-    each of these. `params` and `bytes` are for one rank that has it.
+    `place` says how it is split: `column` (outputs), `row` (inputs), `copied` to every rank, on `rank 0` of the
+    tensor-parallel ranks alone, `experts` (whole ones on each rank) or `experts, column` (a part of each of those).
+    `params` and `bytes` are for one rank that has it.
     """
 
     name: str
@@ -54,10 +54,10 @@ class Slice:
 
 @dataclass(frozen=True)
 class GroupSplit:
-    """Layers with equal steps. Parameters (without norms) and bytes are of one layer on rank 0 and on any other rank.
+    """Layers with equal steps: parameters (without norms) and bytes of one layer on rank 0 and on any other rank.
 
-    `d_ff` and `shared_d_ff` are one rank's part (0 without shared experts). `all_reduces` counts the reductions of one
-    layer and `reduced_bytes` their size, per token. The other bytes are sent by one rank for them.
+    `d_ff` and `shared_d_ff` are one rank's part. `all_reduces` counts the reductions of one layer, `reduced_bytes` is
+    their size per token; the other bytes are what one rank sends for them.
     """
 
     stack: str
@@ -79,9 +79,8 @@ class GroupSplit:
 class Split:
     """A model over `ranks` tensor-parallel ranks, times `expert_ranks` for its experts.
 
-    `*_per_token` is sent by one rank for one layer of the main group. `*_total` is over all layers: parameters and
-    weight bytes of a rank, and bytes that one rank sends for `tokens` tokens. `whole_params_total` is the parameters
-    that one device would hold. Without tensor parallelism all ranks are alike.
+    One rank sends `*_per_token` for one layer of the main group. `*_total` is over all layers: parameters and weight
+    bytes of a rank, and what it sends for `tokens` tokens. One device would hold `whole_params_total`.
     """
 
     name: str
@@ -105,10 +104,9 @@ class Split:
 
 
 def split(model: Model, ranks: int, weights: DType, tokens: int = 1, ep: int = 1) -> Split:
-    """The model over `ranks` tensor-parallel times `ep` expert-parallel ranks, its weights in this format.
+    """Split the model over `ranks` tensor-parallel times `ep` expert-parallel ranks, its weights in this format.
 
-    Raises FFNError if a width does not divide, with the nearest numbers of ranks that would do, for a norm
-    over d_ff, and if the format does not fit the whole tensors.
+    Widths that do not divide, a norm over d_ff, and a format that does not fit the whole tensors are refused.
     """
     check_ranks(model, Ranks(ranks, ep), weights)
     groups = tuple(_group(group, Ranks(ranks, ep), weights) for group in model.groups)
@@ -143,9 +141,10 @@ def split(model: Model, ranks: int, weights: DType, tokens: int = 1, ep: int = 1
 
 
 def rank_counts(model: Model, weights: DType) -> tuple[int, ...]:
-    """Every number of ranks over which all widths divide into whole blocks, ascending; always 1 in a plain format.
+    """List every number of ranks over which all widths divide into whole blocks, ascending.
 
-    Empty if not even the whole d_ff is a number of blocks.
+    A slice of down is cut along its rows, so each rank's part of d_ff must be a whole number of the format's blocks.
+    Empty if not even the whole d_ff is.
     """
     if any(group.spec.sub_norm for group in model.groups):
         return (1,)
@@ -177,7 +176,7 @@ def _check_widths(model: Model, ranks: int, weights: DType) -> None:
 
 
 def ring_all_reduce_bytes(size: int, ranks: int) -> float:
-    """The bytes that each rank sends to sum `size` bytes over a ring, mean over ranks: 2 (n - 1) / n × size.
+    """Count the bytes that each rank sends to sum `size` bytes over a ring, mean over ranks: 2 (n - 1) / n × size.
 
     A reduce-scatter and an all-gather, n - 1 rounds each, every rank passing on one n-th part per round (Patarasuk and
     Yuan 2009).
@@ -192,7 +191,7 @@ def _each(size: int, ranks: int) -> float:
 
 
 def all_gather_bytes(size: int, ranks: int) -> int:
-    """The bytes that each rank sends to give its `size` bytes to every other rank: (n - 1) × size."""
+    """Count the bytes that each rank sends to give its `size` bytes to every other rank: (n - 1) × size."""
     return (ranks - 1) * size
 
 
@@ -220,7 +219,7 @@ def _group(group: Group, grid: Ranks, weights: DType) -> GroupSplit:
 def slices(
     whole: Sequence[Step], first: Sequence[Step], other: Sequence[Step], dtype: DType, grid: Ranks
 ) -> tuple[Slice, ...]:
-    """Every parameter's slice, by the steps of the first and the last tensor-parallel rank."""
+    """List every parameter's slice, by the steps of the first and the last tensor-parallel rank."""
     parts, elsewhere = parameters(first), parameters(other)
     out = []
     for name, axes in parameters(whole).items():
@@ -243,7 +242,7 @@ def _place(axes: tuple[Axis, ...]) -> str:
 
 
 def reduced_bytes(steps: tuple[Step, ...], activations: DType) -> list[int]:
-    """The bytes of each tensor that one token's pass reduces over ranks; in experts, of all that it chose together."""
+    """Count the bytes of each tensor that one token's pass reduces over ranks; its chosen experts count together."""
     known = shapes(steps, input_shapes(steps, (1,)))
     top_k = {step.output: step.op.top_k for step in steps if isinstance(step.op, Route)}
     out = []
@@ -256,7 +255,7 @@ def reduced_bytes(steps: tuple[Step, ...], activations: DType) -> list[int]:
 
 
 def _widths(model: Model) -> list[tuple[str, int]]:
-    """Every width that a split cuts, with its name in errors."""
+    """The widths that a split cuts, with their names in errors."""
     specs = [group.spec for group in model.groups]
     return [("d_ff", spec.d_ff) for spec in specs] + [
         ("shared d_ff", spec.shared_width) for spec in specs if spec.shared_width
@@ -265,7 +264,7 @@ def _widths(model: Model) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class GroupExchange:
-    """Layers with equal steps. `experts` are one rank's; the bytes are sent by one rank per token that it enters."""
+    """Layers with equal steps. `experts` are one rank's; it sends the bytes per token that it enters."""
 
     stack: str
     layers: tuple[int, ...]
@@ -279,9 +278,9 @@ class GroupExchange:
 class ExpertExchange:
     """A model's mixtures over `ranks` expert-parallel ranks, each of which enters `tokens` tokens.
 
-    `experts`, `top_k` and the bytes `*_per_token` are of one layer with experts, of the commonest kind; `layers` counts
-    such layers of any kind. `tokens_per_expert` is the mean. Bytes are sent by one rank, `*_total` in all layers for
-    all tokens, in `activation_dtype`. `all_to_alls` are those of one layer.
+    `experts`, `top_k`, `all_to_alls` and the bytes `*_per_token` are those of one layer of the commonest kind with
+    experts; `layers` counts all kinds. `tokens_per_expert` is a mean. One rank sends the bytes, `*_total` in all layers
+    for all its tokens, in `activation_dtype`.
     """
 
     name: str
@@ -301,10 +300,7 @@ class ExpertExchange:
 
 
 def exchange(model: Model, ranks: int, weights: DType, tokens: int = 1) -> ExpertExchange:
-    """What is sent between the ranks of the model's experts.
-
-    Raises FFNError if the experts do not divide, or if nothing says how many of them a token chooses.
-    """
+    """Count what the ranks of the model's experts send to each other; its top_k must be known."""
     _check_experts(model, ranks)
     if "top_k" in model.unknown:
         raise FFNError(f"{model.name} does not say its top_k, so its all-to-alls are not known", "pass --top-k 2")
@@ -331,7 +327,7 @@ def exchange(model: Model, ranks: int, weights: DType, tokens: int = 1) -> Exper
 
 
 def expert_rank_counts(model: Model) -> tuple[int, ...]:
-    """Every number of ranks that divides the experts of all mixtures, ascending; 1 alone without any."""
+    """List every number of ranks that divides the experts of all mixtures, ascending; only 1 without mixtures."""
     return divisors(gcd(*(group.spec.moe.experts for group in model.groups if group.spec.moe)) or 1)
 
 
@@ -348,7 +344,7 @@ def _check_experts(model: Model, ranks: int) -> None:
 
 
 def exchanged(steps: Sequence[Step]) -> tuple[int, int]:
-    """(values that a token sends to its experts, values that it gets back), wherever those are."""
+    """Count the values that a token sends to its experts, and those that it gets back, wherever the experts are."""
     known, taken = shapes(steps, input_shapes(steps, (1,))), experts_per_token(steps)
     routed = [step for step in steps if isinstance(step.op, Experts) and not step.op.always]
     sent = sum(taken[step.output] * known[step.inputs[0]][-1] for step in routed)
@@ -356,7 +352,7 @@ def exchanged(steps: Sequence[Step]) -> tuple[int, int]:
 
 
 def all_to_all_bytes(size: int, ranks: int) -> float:
-    """The bytes that a rank sends of `size` bytes of rows, each equally likely for any rank: (n - 1) / n × size."""
+    """Count what a rank sends of `size` bytes of rows, each equally likely for any rank: (n - 1) / n × size."""
     return _each((ranks - 1) * size, ranks)
 
 

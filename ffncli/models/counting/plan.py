@@ -1,9 +1,9 @@
-"""How long a model's FFNs take on accelerators that share them, what binds them, and whether they fit: no measurement.
+"""Predict how long a model's FFNs take on accelerators that share them, what binds them, and whether they fit.
 
 A layer runs as kernels one after another (`launches` in `block/traffic.py`). Each takes the longer of its arithmetic
-and its memory traffic, by the roofline (`block/traffic.py`) of one rank's part at the rates that a cluster may expect;
-collectives wait for that and add to it. Under expert parallelism (ep) the tokens are split over the ep groups of ranks
-too; a layer waits for the rank with most work.
+and its memory traffic, by the roofline of one rank's part at the rates that a cluster may expect; collectives come on
+top. Under expert parallelism (ep) the tokens are split over the ep groups of ranks too, and a layer waits for the rank
+with most work.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ Resource = Literal["compute", "memory", "link"]
 class PlanRow:
     """All layers' FFNs (the one block of bare dimensions), forward, on `tokens` tokens, over tp × ep devices.
 
-    `compute_s` and `memory_s` are those of one rank, `link_s` its collectives'; `time_s` is the sum over layers of the
-    longer of the first two, and `link_s`; `balanced_time_s` is what it would be with the experts' tokens spread evenly
-    over ranks. `bound` is the resource that takes most of that. `efficiency` is the share of
-    the speed of tp × ep devices without communication that each work as fast as one does alone. Bytes are those of the
-    rank that has most: `needed_bytes` are its weights (of the whole model where those are known, split over tp alike)
-    and the activations of one layer, all intermediates kept; `memory_bytes` is what they may take. `experts_read` are
-    the experts of a layer that a rank is expected to read, `busiest_expert_tokens` the expected most of one expert.
-    `refused` is why there is no figure; then all are None.
+    `compute_s`, `memory_s` and `link_s` (collectives) are one rank's; `time_s` adds, over kernels, the longer of the
+    first two, and `link_s`. `balanced_time_s` spreads the experts' tokens evenly over ranks. `bound` is the resource
+    that takes most of the time. `efficiency` is the speed-up over one device, divided by the devices. Bytes are the
+    fullest rank's: `needed_bytes` are its weights (of the whole model if known, split over tp alike) and one layer's
+    activations, all intermediates kept; `memory_bytes` is the room for them. `experts_read` is the expected number of
+    experts that a rank reads in a layer, `busiest_expert_tokens` the expected maximum of an expert's tokens. `refused`
+    says why there are no figures; then all are None.
     """
 
     device: str
@@ -83,7 +82,7 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Collectives:
-    """Of one layer, on one rank: how many, the bytes that enter them, and those that the rings send."""
+    """One layer's collectives on one rank: how many, the bytes that enter them, and those that the rings send."""
 
     all_reduces: int
     all_reduce_bytes: int
@@ -103,36 +102,36 @@ class Load:
 
     @property
     def work(self) -> Traffic:
-        """All kernels together."""
+        """Add up the kernels."""
         return sum(self.kernels, Traffic())
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one layer on one rank: of its kernels, and of its collectives, which wait for them."""
+    """Seconds of one layer on one rank: its kernels, and its collectives, which wait for them."""
 
     kernels: tuple[TimeFloor, ...]
     link_s: float
 
     @property
     def compute_s(self) -> float:
-        """All arithmetic."""
+        """Add up the arithmetic."""
         return sum(kernel.compute_s for kernel in self.kernels)
 
     @property
     def memory_s(self) -> float:
-        """All traffic."""
+        """Add up the traffic."""
         return sum(kernel.memory_s for kernel in self.kernels)
 
     @property
     def seconds(self) -> float:
-        """The layer's time."""
+        """Return the layer's time."""
         return sum(kernel.seconds for kernel in self.kernels) + self.link_s
 
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans one model in one format of its weights; `other_bytes` are those of everything outside the FFNs."""
+    """Plan one model in one format of its weights; `other_bytes` are all weights outside the FFNs."""
 
     model: Model
     weights: DType
@@ -140,12 +139,12 @@ class Planner:
     skew: str = UNIFORM
 
     def splits(self) -> list[Ranks]:
-        """Every possible split in powers of two, which heads and nodes divide into too."""
+        """List every possible split in powers of two, which heads and nodes divide into too."""
         tp, ep = rank_counts(self.model, self.weights), expert_rank_counts(self.model)
         return [Ranks(t, e) for t in tp for e in ep if t.bit_count() == e.bit_count() == 1]
 
     def row(self, cluster: Accelerators, ranks: Ranks, tokens: int) -> PlanRow:
-        """The figures of one split; a row without them where the model cannot be split so, or no rate is known."""
+        """Compute one split; a row without figures if the model cannot be split so, or no rate is known."""
         row = PlanRow(cluster.device, self.weights.name, ranks.tp, ranks.ep, ranks.world_size, tokens)
         try:
             check_ranks(self.model, ranks, self.weights)
@@ -186,7 +185,7 @@ class Planner:
         return sum(self._times(cluster, load, ranks).seconds * n for load, n in loads)
 
     def _with_experts(self, row: PlanRow, ranks: Ranks) -> PlanRow:
-        """Of the mixture that most layers have."""
+        """Add the load of the mixture that most layers have."""
         mixtures = sorted((g for g in self.model.groups if g.spec.moe), key=lambda group: -len(group.layers))
         spread = self._spread(mixtures[0], ranks, row.tokens) if mixtures else None
         if spread is None:
@@ -216,10 +215,10 @@ class Planner:
         )
 
     def _load(self, group: Group, ranks: Ranks, tokens: int, even: bool = False) -> Load:
-        """One layer's part of the rank that has most; `even`: if all ranks' experts got as many tokens."""
+        """One layer's part of the busiest rank; `even`: as if every rank's experts got as many tokens."""
         steps, entered = steps_of(group, 0, ranks), -(-tokens // ranks.ep)
         activations, spread = activation_dtype(self.weights), self._spread(group, ranks, tokens)
-        touched, share = None, 1.0  # of the expert work of `entered` tokens: all tokens' over the ranks, unevenly
+        touched, share = None, 1.0  # the rank's expert work, relative to that of the tokens it entered
         if spread:
             touched = spread.touched / ranks.ep if even else spread.touched_rank
             share = tokens / (ranks.ep * entered) * (1.0 if even else spread.imbalance)
@@ -234,7 +233,7 @@ class Planner:
         )
 
     def collectives(self, group: Group, ranks: Ranks, tokens: int) -> Collectives:
-        """Those of one layer of the group, the experts' tokens spread evenly."""
+        """Count one layer's collectives, the experts' tokens spread evenly."""
         load = self._load(group, ranks, tokens, even=True)
         rings = sum(ring_all_reduce_bytes(size, ranks.tp) for size in load.reduced)
         return Collectives(len(load.reduced), sum(load.reduced), rings, len(load.exchanged), sum(load.exchanged))
@@ -267,7 +266,7 @@ class Planner:
 
 
 def _bound(layers: Sequence[tuple[Times, int]]) -> Resource:
-    """The resource that takes most of the time; a kernel's is that of arithmetic and memory which takes longer."""
+    """The resource that takes most of the time, by each kernel's slower one."""
     shares: dict[Resource, float] = {"compute": 0.0, "memory": 0.0, "link": 0.0}
     for times, n in layers:
         for kernel in times.kernels:

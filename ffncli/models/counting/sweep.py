@@ -1,4 +1,4 @@
-"""`--sweep d_ff=1x,2x,4x` → one block or model for every combination of the values requested."""
+"""`--sweep d_ff=1x,2x,4x`: one block or model for every combination of the requested values."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ _CHOICES: Mapping[str, Any] = {"norm": NormKind, "norm_position": NormPosition}
 
 @dataclass(frozen=True)
 class Point:
-    """One combination. `values` holds each swept dimension as it was typed, in the order of the sweeps.
-
-    `tokens` is None where they are not swept.
-    """
+    """One combination: each swept dimension as it was typed, in the order of the sweeps."""
 
     values: tuple[tuple[str, str], ...]
     dimensions: Dimensions
@@ -37,16 +34,15 @@ class Point:
 
     @property
     def label(self) -> str:
-        """`d_ff=4x activation=gelu`."""
+        """Write `d_ff=4x activation=gelu`."""
         return " ".join(f"{name}={text}" for name, text in self.values)
 
 
 def points(sweeps: Sequence[str]) -> tuple[Point, ...]:
-    """Every combination of the sweeps' values, the last sweep fastest.
+    """List every combination of the sweeps' values, the last sweep fastest; at most MAX_ROWS.
 
     A sweep is `NAME=VALUE,...`, each value in the form that the dimension's option takes (yes or no for a flag) or, for
-    whole numbers, a range `FROM:TO:STEP` that includes TO if a step lands on it. Raises FFNError for an unknown
-    dimension, one swept twice, a value that it cannot have, and more than MAX_ROWS combinations.
+    whole numbers, a range `FROM:TO:STEP` that includes TO if a step lands on it.
     """
     parsed: dict[str, list[str]] = {}
     for text in sweeps:
@@ -65,10 +61,9 @@ Load: TypeAlias = Callable[[str | None, Dimensions | None], Resolved]
 def swept(
     source: str | None, options: Dimensions, points: Sequence[Point], load: Load = load
 ) -> Iterator[tuple[Point, Resolved]]:
-    """Each point with its model: SOURCE under the dimension options `options`, under the point's own.
+    """Yield each point with its model: SOURCE changed by the dimension options, then by the point's.
 
-    The source is read once, through `load`. Raises FFNError, naming the point, if a combination does not describe a
-    block.
+    The source is read once, through `load`. Errors name the point.
     """
     change = _changer(source, load)
     for point in points:
