@@ -118,8 +118,8 @@ def nearest(text: str) -> list[str]:
 
 def _newest_first(near: list[str]) -> list[str]:
     """By generation: 3.1 of `llama-3.1-8b`, 2 of `gpt2-xl`; 0 where the name has only a size."""
-    found = {name: re.search(r"(?<![\d.])(\d+(?:\.\d+)?)(?![\d.]*[bmx])", name) for name in near}
-    generations = {name: float(match[1]) if match else 0.0 for name, match in found.items()}
+    numbers = {name: re.search(r"(?<![\d.])(\d+(?:\.\d+)?)(?![\d.]*[bmx])", name) for name in near}
+    generations = {name: float(match[1]) if match else 0.0 for name, match in numbers.items()}
     return sorted(near, key=generations.__getitem__, reverse=True)  # stable: the catalog's order within a generation
 
 
