@@ -1,10 +1,8 @@
-"""Where FFNs are in a layer, by names and shapes: matrices of one naming, with their shared experts and routers.
+"""Locate FFNs in a layer by names and shapes: matrices of one naming (NAMINGS), with their shared experts and routers.
 
-An FFNLocation is one FFN: its matrices, or its experts', and those of its shared experts. The other tensors (a router,
-a correction, a gate for the shared experts) are recognised by name.
-
-NAMINGS are the names of FFN matrices. Their shapes show which axis is d_model, which is d_ff, and which of them do not
-fit. A matrix may have either orientation: torch's [out, in], or a convolution's [in, out].
+Shapes show which axis is d_model, which is d_ff, and which matrices do not fit. A matrix may have either orientation:
+torch's [out, in], or a convolution's [in, out]. The other tensors (a router, a correction, a gate for the shared
+experts) are recognised by name.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _LATENT = re.compile(r"(?:^|\.)(?:fc1_latent_proj|routed_expert_down_proj|pre_ex
 _WIDENED = re.compile(r"(?:^|\.)(?:fc2_latent_proj|routed_expert_up_proj|post_expert_proj)\.weight$")
 _MIXED_BIAS = re.compile(r"(?:^|\.)mlp\.bias$")  # JetMoE's
 _ONE_EXPERT = re.compile(r"(?:^|\.)experts\.(?:expert_)?\d+\.")  # one that differs from the others
-_CORRECTION = re.compile(  # of a gate, the bias is one in DeepSeek's files and Inkling's
+_CORRECTION = re.compile(  # in DeepSeek's files and Inkling's it is called the gate's bias
     r"correction_bias$|expert_bias$|balancing_biases$|router_bias$|exp_probs_b\.bias$|(?:^|\.)(?:ffn|mlp)\.gate\.bias$"
 )
 _FACTOR = re.compile(r"(?:^|\.)global_scale$")  # one learned number for the whole FFN (Inkling)
@@ -51,33 +49,33 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class Projections:
-    """The matrices of one FFN, or of one FFN's experts: where they are in the layer and how they are named there."""
+    """The matrices of one FFN, or of its experts: where they are in the layer, and how they are named there."""
 
     parent: str
     naming: Naming
     suffix: str  # ".weight", or "" for a parameter without a module
 
     def name(self, leaf: str) -> str:
-        """The tensor of a matrix that the naming calls `leaf`."""
+        """Name the tensor of the matrix that the naming calls `leaf`."""
         return self.parent + leaf + self.suffix
 
     def bias(self, leaf: str) -> str:
-        """The name of its bias."""
+        """Name its bias."""
         return self.parent + leaf + (".bias" if self.suffix else "_bias")
 
     def matrices(self, items: Mapping[str, Item]) -> dict[str, Item]:
-        """Gate, up and down, in this order."""
+        """Return gate, up and down, in this order."""
         return {self.name(leaf): items[self.name(leaf)] for leaf in self.naming.names}
 
     @property
     def is_shared(self) -> bool:
-        """Whether these belong to shared experts, by their names."""
+        """Tell shared experts by their names."""
         return bool(_SHARED.search(self.parent) or _SHARED.search(self.naming.down))
 
 
 @dataclass(frozen=True)
 class FFNLocation:
-    """One FFN of a layer: its matrices, those of its shared experts, the number of experts (0: dense)."""
+    """One FFN of a layer: its matrices, its shared experts' matrices, the number of experts (0: dense)."""
 
     projections: Projections
     shared: Sequence[Projections]
@@ -85,12 +83,12 @@ class FFNLocation:
 
     @property
     def all(self) -> tuple[Projections, ...]:
-        """Its matrices, then those of the shared experts."""
+        """Return its matrices, then the shared experts'."""
         return (self.projections, *self.shared)
 
     @property
     def roots(self) -> set[str]:
-        """The modules that belong to this FFN alone, if it has any."""
+        """Name the modules that belong to this FFN alone."""
         out = {p.parent for p in self.all}
         if self.experts and (at := re.search(r"(?:^|\.)experts\.", self.projections.parent)):
             out.add(self.projections.parent[: at.start() + (self.projections.parent[at.start()] == ".")])
@@ -98,17 +96,17 @@ class FFNLocation:
 
 
 def is_norm(name: str) -> bool:
-    """Whether a tensor has a norm's name."""
+    """Tell whether a tensor has a norm's name."""
     return bool(_NORM.search(name))
 
 
 def role(name: str) -> str:
-    """The role of a tensor other than gate, up and down, by its name: a key of _ROLES; else empty."""
+    """Return the role of a tensor besides gate, up and down, by its name: a key of _ROLES, or an empty text."""
     return next((kind for kind, pattern in _ROLES.items() if pattern.search(name)), "")
 
 
 def ffn_locations(items: Mapping[str, Item], projections: Sequence[Projections]) -> list[FFNLocation]:
-    """The FFNs that these projections form. Shared experts belong to the first routed experts."""
+    """Form FFNs of these projections. Shared experts belong to the first routed experts."""
     rows = next((i.shape[0] for name, i in items.items() if _ROUTER.search(name) and i.shape), 0)
     counts = {p: _expert_count(items, p, rows) for p in projections if not p.is_shared}
     first = next((p for p, experts in counts.items() if experts), None)
@@ -119,7 +117,7 @@ def ffn_locations(items: Mapping[str, Item], projections: Sequence[Projections])
 
 
 def projections(items: Mapping[str, Item]) -> Iterator[Projections]:
-    """The best naming (with most matrices) at every place that has a down projection."""
+    """Find the best naming (with most matrices) at every place that has a down projection."""
     for name in items:
         suffix = ".weight" if name.endswith(".weight") else ""
         stem = name.removesuffix(suffix)
@@ -151,7 +149,7 @@ def _is_stack(shape: tuple[int, ...]) -> bool:
 
 
 def _expert_count(items: Mapping[str, Item], p: Projections, rows: int) -> int:
-    """How many experts the matrices belong to; 0 for an FFN without experts. `rows` are the router's."""
+    """The number of experts that the matrices belong to (0: dense); the router has `rows` rows."""
     down = items[p.name(p.naming.down)]
     if "experts.#." in p.parent:
         return max(item.count for item in p.matrices(items).values())
@@ -163,11 +161,7 @@ def _expert_count(items: Mapping[str, Item], p: Projections, rows: int) -> int:
 
 
 def members(items: Mapping[str, Item], locations: Sequence[FFNLocation]) -> list[dict[str, Item]]:
-    """The tensors of each FFN except norms: its matrices, everything else in its modules, its experts' router.
-
-    A name belongs to the innermost module, so nothing counts twice. In sorted order all names in a module follow it, so
-    that one walk is enough: the time is linear in the number of names.
-    """
+    """Collect each FFN's tensors except norms: its matrices, everything else in its modules, its experts' router."""
     owner: dict[str, int] = {}
     roots: dict[str, int] = {}
     for number, location in enumerate(locations):
@@ -178,6 +172,7 @@ def members(items: Mapping[str, Item], locations: Sequence[FFNLocation]) -> list
     moe = next((number for number, location in enumerate(locations) if location.experts), None)
     out: list[dict[str, Item]] = [{} for _ in locations]
     inside: list[str] = []
+    # sorted, all names in a module follow it: one walk gives each name to its innermost module, and none counts twice
     for name in sorted({*items, *roots}):
         while inside and not name.startswith(inside[-1]):
             inside.pop()
@@ -191,7 +186,7 @@ def members(items: Mapping[str, Item], locations: Sequence[FFNLocation]) -> list
 
 @dataclass(frozen=True)
 class Naming:
-    """The names that one kind of FFN gives its matrices; `up` may contain the gate too if `gate` is empty."""
+    """The names of one kind of FFN's matrices; without a `gate`, `up` may contain it too."""
 
     up: str
     down: str
@@ -199,12 +194,12 @@ class Naming:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names."""
+        """List the names."""
         return (self.gate, self.up, self.down) if self.gate else (self.up, self.down)
 
 
 def last(name: str) -> str:
-    """The last component of a dotted name."""
+    """Return the last component of a dotted name."""
     return name.rpartition(".")[2]
 
 
@@ -259,7 +254,7 @@ BY_LAST = {leaf: [(d, n) for d, n in _BY_DOWN.items() if last(d) == leaf] for le
 
 
 def looked_for() -> str:
-    """The first names of the table, for the error that no FFN is recognised."""
+    """Name the table's first rows, for the error that no FFN is recognised."""
     return ", ".join("/".join(naming.names) for naming in NAMINGS[:6]) + ", ..."
 
 
@@ -268,10 +263,8 @@ Misfit: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # matrices, name an
 
 @dataclass(frozen=True)
 class Item:
-    """One tensor of a layer, or `count` identical ones: logical shape (None if only the size is known), values
-    in one, bytes of all.
-
-    `params` 0: the tensor is named in an index, and its file is missing.
+    """One tensor of a layer, or `count` identical ones: logical shape (None if only the size is known), values of one,
+    bytes of all. `params` 0: an index names it, and its file is missing.
     """
 
     shape: tuple[int, ...] | None
@@ -289,16 +282,16 @@ class Hints:
     hint: int | None
 
     def d_model(self) -> int | None:
-        """The hint, else the length that most norms have."""
+        """Return the hint, else the length of most norms."""
         return self.hint or max(self.norms, key=self.norms.__getitem__, default=None)
 
 
 def widths(
     up: Item, down: Item, parts: int, hints: Hints, bias: Item | None = None, experts: int = 0
 ) -> tuple[int | None, int | None]:
-    """(d_model, d_ff) of up [parts·d_ff, d_model] and down [d_model, d_ff], or of both transposed.
+    """Return (d_model, d_ff) of up [parts·d_ff, d_model] and down [d_model, d_ff], or of both transposed.
 
-    If both fit, up's bias decides, else the layer's norms, else the hint. None: nothing decides.
+    If both fit, up's bias decides, else the layer's norms, else the hint; None if nothing does.
     """
     a, b = matrix(up), matrix(down)
     if a is None or b is None:
@@ -318,7 +311,7 @@ def widths(
 
 
 def matrix(item: Item) -> tuple[int, int] | None:
-    """The last two axes of a matrix or of a stack of them; a width-1 convolution's last axis does not count."""
+    """Return the last two axes of a matrix or of a stack of them; a width-1 convolution's last axis does not count."""
     if item.shape is None:
         return None
     shape = item.shape[:-1] if len(item.shape) == 3 and item.shape[-1] == 1 else item.shape
@@ -326,9 +319,9 @@ def matrix(item: Item) -> tuple[int, int] | None:
 
 
 def unlike(matrices: Mapping[str, Item], d_ff: int | None) -> Misfit:
-    """The matrices (gate, up, down; or up, down), name and shape, that do not fit one another; none if all do.
+    """Find the matrices among gate, up and down that do not fit one another; a missing shape fits everything.
 
-    `d_ff` is None if up and down agree on none. Missing shapes fit everything.
+    `d_ff` is None if up and down agree on none.
     """
     shapes = [(name, item.shape) for name, item in matrices.items() if item.shape]
     if len(shapes) < len(matrices):

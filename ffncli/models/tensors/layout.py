@@ -1,11 +1,8 @@
-"""Where every parameter of a block is among the tensors of a file, or of a model in memory, and its canonical view.
-
-`slices` describes how a layer's tensors are read; here their names are looked up, and a missing tensor, or one of
-another shape than its parameter needs, is reported.
+"""Locate a block's parameters among the tensors of a file, or of a model in memory; report missing and misshapen ones.
 
 A file could be misread: `misreadings` are all other ways of reading its tensors that fit their shapes equally well.
-Each has a descriptive name ("gate and up swapped") and gives the place where each parameter would be. Nothing here
-reads a value; `run/verify/checks/layouts.py` computes what each would change.
+Each has a descriptive name ("gate and up swapped") and says where each parameter would be. Nothing here reads a value;
+`run/verify/checks/layouts.py` computes what each would change.
 """
 
 from __future__ import annotations
@@ -33,9 +30,8 @@ _TABLE = ".tid2eid"  # the experts of each token id, in DeepSeek-V4
 
 @dataclass(frozen=True)
 class Located:
-    """One located canonical parameter: `names` are the full tensor names (one, or one per expert).
-
-    Names are logical: a packed matrix's name has no endings of its pieces.
+    """One located canonical parameter: `names` are the full tensor names (one, or one per expert), without the endings
+    of a packed matrix's pieces.
     """
 
     parameter: str
@@ -45,16 +41,16 @@ class Located:
 
     @property
     def is_table(self) -> bool:
-        """Whether it holds integers: a table of token ids, not a parameter."""
+        """Tell a table of token ids, which holds integers, from a parameter."""
         return self.axes[0].name == "vocab" and self.parameter == "route.lookup"
 
     @property
     def output_axis(self) -> int:
-        """Which axis, counted from the end, the parts of a stored tensor share: rows of a matrix, a bias's only one."""
+        """Return the axis, counted from the end, that the parts of a stored tensor share."""
         return -1 if len(self.axes) == 1 or self.parameter.endswith(".bias") else -2
 
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape of each tensor on disk."""
+        """Return the shape of each tensor on disk."""
         shape = [axis.size for axis in (self.axes[1:] if self.slice.per_expert else self.axes)]
         shape[self.output_axis] *= self.slice.parts
         if self.slice.transposed:
@@ -65,10 +61,7 @@ class Located:
 
 
 def locate(layer: LayerTensors, spec: FFNSpec) -> tuple[Located, ...]:
-    """Where every parameter of `spec` is; norms whose tensors are not known are left out.
-
-    Raises FFNError naming the first missing tensor.
-    """
+    """Locate every parameter of `spec`, except norms of unknown names; the first missing tensor is an error."""
     block = steps(spec)
     norms, parts = _norms(block), _slices(layer, spec)
     if not parts.keys() - norms:
@@ -89,7 +82,7 @@ def locate(layer: LayerTensors, spec: FFNSpec) -> tuple[Located, ...]:
 
 
 def _tables(layer: LayerTensors, block: tuple[Step, ...]) -> Iterator[Located]:
-    """Where the block's tables of integers are: by name alone, since no count knows them."""
+    """Locate the block's tables of integers by name alone, since no count knows them."""
     for table, axes in tables(block).items():
         name = next((n for n in layer.stored if n.startswith(layer.stem) and n.endswith(_TABLE)), None)
         if name is None:
@@ -98,7 +91,7 @@ def _tables(layer: LayerTensors, block: tuple[Step, ...]) -> Iterator[Located]:
 
 
 def torn(layer: LayerTensors, spec: FFNSpec) -> bool:
-    """Whether some of the FFN's tensors exist, so that an absent one is missing rather than another model's."""
+    """Tell whether some of the FFN's tensors exist, so that an absent one is missing rather than another model's."""
     norms = _norms(steps(spec))
     tensors = [part.tensor for name, part in _slices(layer, spec).items() if name not in norms]
     return any(_full(layer, tensor).replace("{e}", "0") in layer.stored for tensor in tensors)
@@ -109,7 +102,7 @@ def _norms(block: tuple[Step, ...]) -> set[str]:
 
 
 def _slices(layer: LayerTensors, spec: FFNSpec) -> dict[str, StoredSlice]:
-    """The layer's slices; any that it lacks as in another layer of its stack."""
+    """The layer's slices; those that it lacks are as in another layer of its stack."""
     parts = slices(layer, spec)
     if parameters(steps(spec)).keys() <= parts.keys():
         return parts
@@ -118,11 +111,11 @@ def _slices(layer: LayerTensors, spec: FFNSpec) -> dict[str, StoredSlice]:
 
 
 def _located(layer: LayerTensors, parameter: str, axes: tuple[Axis, ...], part: StoredSlice) -> Located:
-    """Raises FFNError if the tensor, or one expert's tensor, is missing; a packed one has other names."""
     full = _full(layer, part.tensor)
     names = tuple(full.replace("{e}", str(e)) for e in range(axes[0].size if part.per_expert else 1))
     first = next((name for name in names if name not in layer.stored), None)
     item = layer.items.get(_inside(part.tensor))
+    # the stored tensors of a packed matrix have other names, so that its item counts in their place
     if first is not None and (item is None or item.count < len(names) or any(name in layer.stored for name in names)):
         raise FFNError(f"{layer.where}: tensor {shown(first, 120)} is missing", f"it is needed for {parameter}")
     return Located(parameter, axes, part, names)
@@ -143,9 +136,8 @@ def _full(layer: LayerTensors, tensor: str) -> str:
 
 
 def check_shapes(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
-    """Raises FFNError if a stored shape contradicts the config's widths; missing shards are skipped.
-
-    Tensors of packed formats are skipped too: their shapes differ from the matrices'.
+    """Refuse a stored shape that contradicts the config's widths. Missing shards are skipped, and packed formats, whose
+    tensors have other shapes than the matrices.
     """
     for item in located:
         expected = item.stored_shape()
@@ -158,19 +150,19 @@ def check_shapes(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
 
 
 def squeezed(shape: Iterable[int]) -> list[int]:
-    """A shape without its axes of size one: a correction may be [1, experts], a convolution [out, in, 1]."""
+    """Drop axes of size one: a correction may be [1, experts], a convolution [out, in, 1]."""
     return [size for size in shape if size != 1]
 
 
 def wrong_shape(path: Path, name: str, shape: tuple[int, ...], item: Located) -> FFNError:
-    """The error for a tensor that does not have the shape that its parameter needs."""
+    """Make the error for a tensor whose shape its parameter cannot have."""
     sizes = ", ".join(f"{axis.name} = {axis.size}" for axis in item.axes)
     expected = f"{list(item.stored_shape())} ({sizes})"
     return FFNError(f"{shown_path(path)}: tensor {shown(name, 120)} has shape {list(shape)}, expected {expected}")
 
 
 def canonical(stored: Tensor, item: Located) -> Tensor:
-    """The canonical view of a stored tensor: orientation first, then this parameter's share of the output axis."""
+    """View a stored tensor as its parameter: orientation first, then the parameter's share of the output axis."""
     part = item.slice
     shape = item.stored_shape()
     if stored.dim() == len(shape) == 3 and stored.shape[0] > shape[0]:
@@ -199,9 +191,8 @@ _Change = Callable[[Readings], Readings | None]  # None if it does not apply
 
 @dataclass(frozen=True)
 class Misreading:
-    """`name` continues "read with"; `located` is where the parameters would be.
-
-    For the `exchanged` parameters the experts axis is confused with that axis.
+    """`name` continues "read with"; `located` is where the parameters would be. `exchanged` parameters confuse the
+    experts axis with another.
     """
 
     name: str
@@ -210,14 +201,14 @@ class Misreading:
 
 
 def misreadings(located: Sequence[Located]) -> list[Misreading]:
-    """Each single mistake that the shapes allow, one at a time."""
+    """List each single mistake that the shapes allow."""
     items = tuple(located)
     single = [Misreading(name, changed) for name, change in _changes(items) if (changed := change(items)) is not None]
     return [*single, *_experts_elsewhere(items)]
 
 
 def mixed_misreadings(located: Sequence[Located]) -> Iterator[Misreading]:
-    """The single mistakes first, then every two and three of them together."""
+    """Yield the single mistakes, then every two and three of them together."""
     items = tuple(located)
     yield from misreadings(items)
     changes = list(_changes(items))
@@ -233,7 +224,7 @@ def mixed_misreadings(located: Sequence[Located]) -> Iterator[Misreading]:
 
 
 def _changes(items: Readings) -> Iterator[tuple[str, _Change]]:
-    """Every mistake by name. Their effects must not depend on the order in which they are applied."""
+    """Every mistake by name. Combinations are unordered, so no effect may depend on the order of application."""
     for prefix in ("", "shared."):
         where = f" in the {prefix.rstrip('.')} experts" if prefix else ""
         for one, two in (("gate", "up"), ("up", "down"), ("gate", "down")):
@@ -254,7 +245,7 @@ def _changes(items: Readings) -> Iterator[tuple[str, _Change]]:
 
 
 def _swapped(items: Readings, one: str, two: str) -> Readings | None:
-    """Each read in place of the other, if their matrices have the same size."""
+    """Read each in place of the other, if their matrices have the same size."""
     by, other = {item.parameter: item for item in items}, {one: two, two: one}
     out = []
     for item in items:
@@ -268,7 +259,7 @@ def _swapped(items: Readings, one: str, two: str) -> Readings | None:
 
 
 def _regrouped(items: Readings, interleaved: bool, only: bool | None = None) -> Readings | None:
-    """Interleaved rows read as halves, or halves as interleaved rows; `only` in the shared experts, or the others."""
+    """Read interleaved rows as halves, or halves as interleaved rows; `only` in the shared experts, or the others."""
 
     def fused(item: Located) -> bool:
         shared = item.parameter.startswith("shared.")
@@ -282,7 +273,7 @@ def _regrouped(items: Readings, interleaved: bool, only: bool | None = None) -> 
 
 
 def _turned(item: Located) -> Located | None:
-    """A matrix read the other way round, if its shape stays the same."""
+    """Read a matrix the other way round, if its shape stays the same."""
     if item.parameter.endswith(".bias") or len(item.axes) < 2 or item.slice.stacked:
         return None
     turned = replace(item, slice=replace(item.slice, transposed=not item.slice.transposed))
@@ -295,7 +286,7 @@ def _transposed(items: Readings, names: Sequence[str]) -> Readings | None:
 
 
 def _sorted_as_text(items: Readings, written: bool) -> Readings | None:
-    """experts.10 before experts.2, as a text sort orders them; `written`: sorted when written, so the inverse."""
+    """Put experts.10 before experts.2, as a text sort does; `written`: sorted when written, so the inverse."""
 
     def sort(names: tuple[str, ...]) -> tuple[str, ...]:
         order = sorted(names)
@@ -306,7 +297,7 @@ def _sorted_as_text(items: Readings, written: bool) -> Readings | None:
 
 
 def _experts_elsewhere(items: Readings) -> Iterator[Misreading]:
-    """Tensors of all experts in which another axis is as long as the experts axis."""
+    """Confuse the experts axis with another of the same length, in tensors of all experts."""
     together = [item for item in items if item.axes[0].name == "experts" and len(item.axes) == 3]
     together = [item for item in together if not item.slice.per_expert and not item.slice.stacked]
     for width in ("d_model", "d_ff", "latent"):

@@ -1,8 +1,8 @@
-"""The parameters of a checkpoint outside its FFNs, by names and shapes alone: attention, norms, embeddings, head.
+"""Count a checkpoint's parameters outside its FFNs, by names and shapes alone: attention, norms, embeddings, head.
 
-A layer has three parts: its FFN (`recognise`), its norms, and the tensors in a module of attention or of another
-sequence mixer. A layer with anything else is left out. Norms of queries, keys and latents belong to the attention
-(`config.non_ffn`), those of the residual stream to the layer.
+A layer has three parts: its FFN (`recognise`), its norms, and the tensors in a module of attention or another token
+mixer. A layer with anything else is left out. Norms of queries, keys and latents belong to the attention
+(`config.non_ffn`), norms of the residual stream to the layer.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ffncli.models.tensors.recognise import Layers, StoredFFN, is_parameter, of_
 
 @dataclass(frozen=True)
 class MeasuredLayer(LayerParams):
-    """One layer by its tensors. `table` are the parameters of T5's relative positions, not in `attention`; `matrices`
-    those of the attention's matrices alone; `packed`: some of it is quantized. `tensor` names one of its keys, else
-    another of it.
+    """One layer by its tensors. `table` counts T5's relative positions, which are not in `attention`; `matrices` counts
+    the attention's matrices alone; `packed`: some of it is quantized. `tensor` names one of its tensors, a key's if
+    possible.
     """
 
     table: int = 0
@@ -33,7 +33,7 @@ class MeasuredLayer(LayerParams):
 
 @dataclass(frozen=True)
 class Embedding:
-    """The table that tokens are looked up in: its name and its shape, [rows, params / rows]."""
+    """The table of token embeddings, [rows, params / rows]."""
 
     tensor: str
     rows: int
@@ -42,10 +42,8 @@ class Embedding:
 
 @dataclass(frozen=True)
 class MeasuredNonFFN:
-    """What the tensors hold outside the FFNs, each of the `layers` as its tensors show it.
-
-    `params` are all of the text model, None in doubt; `lookup` as in `NonFFN`. `left_out`: module → its parameters, for
-    other towers.
+    """The tensors outside the FFNs. `params` counts the whole text model, None in doubt; `lookup` is as in `NonFFN`.
+    `left_out`: module → its parameters, for other towers.
     """
 
     layers: Mapping[str, Mapping[int, MeasuredLayer]]
@@ -55,7 +53,7 @@ class MeasuredNonFFN:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
     def record(self, config: NonFFN | None) -> NonFFN:
-        """The parameters as stored (a base model has no head); what the tensors leave open is taken from the config."""
+        """Take the parameters as stored (a base model has no head), and from the config what the tensors leave open."""
         base = config or NonFFN(self.layers)
         return base if self.params is None else replace(base, parts={("", "all"): self.params}, lookup=self.lookup)
 
@@ -92,9 +90,9 @@ _TEXT_ROOT = re.compile(r"^(?:.*?\.)??(?:language_model|text_model)\.")
 
 
 def measure(model: Model, items: Mapping[str, Item], layers: Layers) -> MeasuredNonFFN:
-    """The parameters outside the FFNs of a whole checkpoint: none of its files may be missing.
+    """Count the parameters outside the FFNs of a checkpoint, none of whose files is missing.
 
-    `layers` are the FFNs that `recognise` found among `items`, `model` is the model of its config.
+    `layers` are the FFNs that `recognise` found among `items`, `model` is its config's.
     """
     stored = {name: item for name, item in items.items() if not _is_buffer(name, item)}
     ours = prefixes(model, layers)
@@ -134,7 +132,7 @@ def _by_layer(items: Mapping[str, Item], wanted: set[str]) -> dict[str, dict[int
 
 
 def _blocks(model: Model, stack: str, by_layer: Mapping[int, tuple[StoredFFN, ...]]) -> dict[int, int]:
-    """FFN block of a stack → the layer that holds it, by their numbers, else one after the other."""
+    """FFN block of a stack → its layer, by their numbers, else one after the other."""
     blocks = sorted(i for group in model.groups if group.stack == stack for i in group.layers)
     per_layer = model.per_layer(stack)
     numbered = {block: block // per_layer for block in blocks}
@@ -205,7 +203,7 @@ def _sum(items: Iterable[Item]) -> int:
 def _text_model(
     items: Mapping[str, Item], layers: Layers, counted: set[tuple[str, int]]
 ) -> tuple[dict[str, Item] | None, dict[str, int]]:
-    """(the text model's tensors, module left out → its parameters); None if names do not distinguish it.
+    """(the text model's tensors, module left out → its parameters); None if names do not tell.
 
     Layers beyond the config's (multi-token prediction) and other towers are left out.
     """
@@ -233,7 +231,7 @@ def _text_model(
 
 
 def _total(model: Model, text: Mapping[str, Item], layers: Layers, counted: set[tuple[str, int]]) -> int | None:
-    """Every parameter of the text model outside its FFNs, tied ones once; None if that is unclear."""
+    """All parameters of the text model outside its FFNs, tied ones once; None in doubt."""
     ffn = sum(item.params for prefix, layer in counted for item in layers[prefix][layer])
     if ffn != sum(cost(group.steps).params * len(group.layers) for group in model.groups):
         return None  # shared or left out in the file

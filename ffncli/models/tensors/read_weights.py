@@ -1,7 +1,7 @@
-"""One layer's weights in canonical form: only their bytes are read, each once, a few MB at a time.
+"""Read one layer's weights in canonical form: only their bytes, each once, a few MB at a time.
 
 A stored tensor arrives in blocks of rows (`dequantize.py`). Each block is copied straight into the canonical
-parameters: gate and up of a fused matrix are filled together, so that it is read once.
+parameters; gate and up of a fused matrix are filled together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_BLOCK = 1 << 20  # values: 4 MB as float32, which stay in a processor's cache between being read and being converted
+_BLOCK = 1 << 20  # values: 4 MB as float32 stay in a processor's cache between being read and being converted
 _MOST_WORKERS = 4  # one thread each: torch's own threads synchronise after every block
 _WORTH_WORKERS = 64 << 20  # bytes
 _Work: TypeAlias = "list[tuple[StoredTensor, tuple[int, int, int], list[_Destination]]]"
@@ -37,10 +37,10 @@ def read_weights(
     device: str = "cpu",
     quantization: Mapping[str, Any] | None = None,
 ) -> dict[str, Tensor]:
-    """The located parameters in canonical form, contiguous, in `dtype` on `device`; no other tensor is touched.
+    """Read the located parameters in canonical form, contiguous, in `dtype` on `device`; no other tensor is touched.
 
-    Packed ones are dequantized; `quantization` is the config's quantization_config. Raises FFNError if a tensor is
-    missing, has another shape, is packed in a way that is not unpacked here, or is cut short.
+    Packed ones are dequantized; `quantization` is the config's quantization_config. A tensor that is missing, has
+    another shape, is packed in an unsupported way, or is cut short is an error.
     """
     import torch
 
@@ -68,7 +68,7 @@ def read_weights(
 
 
 def _table(checkpoint: Checkpoint, item: Located) -> Tensor:
-    """A table of integers. Raises FFNError if it has another shape, or holds something else."""
+    """A table of integers, in its parameter's shape."""
     (name,) = item.names
     place = checkpoint.place(name)
     if tuple(place.info.shape) != item.stored_shape():
@@ -77,10 +77,7 @@ def _table(checkpoint: Checkpoint, item: Located) -> Tensor:
 
 
 def values(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | None = None) -> Tensor:
-    """One whole tensor by its logical name, in its logical shape: as stored, or float32 if it is dequantized.
-
-    Raises FFNError as `read_weights` does.
-    """
+    """Read one whole tensor by its logical name, in its logical shape: as stored, or float32 if it is dequantized."""
     import torch
 
     tensor = stored(checkpoint, name, quantization)
@@ -90,7 +87,7 @@ def values(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | 
 
 
 def _matrices(item: Located) -> tuple[int, int, int]:
-    """The shape in which a parameter is stored as (matrices, rows, columns); a vector is one row."""
+    """A parameter's stored shape as (matrices, rows, columns); a vector is one row."""
     shape = (1, 1, *item.stored_shape())
     if item.slice.stacked:
         return item.axes[0].size, shape[-2] // item.axes[0].size, shape[-1]
@@ -148,9 +145,8 @@ def _read_pieces(pieces: Iterator[_Rows], lock: Lock, stop: Event) -> None:
 
 @dataclass(frozen=True)
 class _Destination:
-    """A canonical parameter in the layout of the stored tensor: [matrices, rows, columns], without the other parts.
-
-    `by_rows`: the parts share the rows, not the columns.
+    """A canonical parameter in the layout of the stored tensor, [matrices, rows, columns], without the other parts,
+    with which it shares the rows (`by_rows`) or the columns.
     """
 
     place: Tensor
@@ -172,7 +168,7 @@ class _Destination:
         place[start : start + len(block)].copy_(block)
 
     def _rows_of_part(self, start: int, block: Tensor) -> tuple[Tensor, int]:
-        """(This parameter's rows among the stored ones from `start` on, the first of them counted in the parameter)."""
+        """(this parameter's rows among the stored ones from `start` on, the first one's number in the parameter)."""
         piece, height = self.item.slice, self.place.shape[1]
         if piece.interleaved:
             first = (piece.part - start) % piece.parts

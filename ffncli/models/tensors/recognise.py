@@ -1,9 +1,9 @@
-"""FFNs recognised by their tensors' names and shapes alone, for any model_type.
+"""Recognise FFNs by their tensors' names and shapes alone, for any model_type.
 
-Families name their layers in many ways, but the matrices of an FFN in only a few, listed in NAMINGS. Two matrices that
-match one of its rows and fit each other are an FFN: up maps d_model to d_ff and down maps it back. Twice d_ff in the
-first one means that gate and up are stored together. This is a second opinion: from a config it takes only d_model, and
-only if nothing in the file shows a matrix's orientation.
+Families name their layers in many ways, but the matrices of an FFN in only a few (NAMINGS). Two matrices that match one
+of its rows and fit each other are an FFN: up maps d_model to d_ff, down maps it back. Twice d_ff in the first one means
+that gate and up are stored together. This is a second opinion: from a config it takes only d_model, and only if nothing
+in the file shows a matrix's orientation.
 """
 
 from __future__ import annotations
@@ -60,14 +60,13 @@ _LEARNED = {frozenset(row.learned): name for name, row in activations.TABLE.item
 class StoredFFN:
     """One FFN by its tensors. `shows` is as much of its spec as they show: fields of FFNSpec and MoE by name.
 
-    Without a shape, d_model and d_ff are not in it, and `gated` is not if the file that would show it is missing;
-    `activation` is in it if the function's learned parameters are. `shared_d_ff` is the width of all shared experts,
-    0 without any; `shared_experts` is their number, if the router has rows for them.
+    It lacks d_model and d_ff without a shape, and `gated` if the file that would show it is missing; it has
+    `activation` if the function's learned parameters are stored. `shared_d_ff` is the width of all shared experts (0:
+    none); `shared_experts` is their number, if the router has rows for them.
 
-    `params` counts the FFN without norms, `bytes` is its size in the file; `whole` is False if any of its files is
-    missing. `tensor` decided gatedness. `loose` names tensors inside the FFN that fit no role but are counted.
-    `misfit` are matrices, name and shape, that do not fit one another. `uneven` says which matrix some experts lack;
-    empty if none does.
+    `params` counts the FFN without norms, `bytes` is its size in the file; `whole`: none of its files is missing.
+    `tensor` decided gatedness. `loose` names tensors inside the FFN that fit no role but are counted. `misfit` are
+    matrices, name and shape, that do not fit one another. `uneven` says which matrix some experts lack.
     """
 
     tensor: str
@@ -83,7 +82,7 @@ class StoredFFN:
 
     @property
     def experts(self) -> int:
-        """How many routed experts it has; 0: it is dense."""
+        """Return the number of routed experts; 0 if it is dense."""
         return int(self.shows["experts"])
 
 
@@ -91,10 +90,9 @@ Layers = Mapping[str, Mapping[int, tuple[StoredFFN, ...]]]  # prefix → layer �
 
 
 def recognise(items: Mapping[str, Item], d_model: int | None = None, where: str = "") -> tuple[Layers, Layers]:
-    """(The FFNs of the text model, those of other text). Towers that are not text (vision, audio) are in neither.
+    """Return (the FFNs of the text model, those of other text); other towers (vision, audio) are in neither.
 
-    `d_model` decides a matrix's orientation if the file does not. Raises FFNError, naming `where`, for a layer with
-    impossibly many FFNs.
+    `d_model` decides a matrix's orientation if the file does not; `where` names the file in errors.
     """
     cache: dict[tuple[tuple[str, Item], ...], tuple[StoredFFN, ...]] = {}
     out: dict[str, dict[int, tuple[StoredFFN, ...]]] = {}
@@ -110,7 +108,7 @@ def recognise(items: Mapping[str, Item], d_model: int | None = None, where: str 
 
 
 def layer_numbers(names: Iterable[str]) -> Mapping[str, set[int]]:
-    """Prefix → the numbers of all layers under it, with or without an FFN."""
+    """Collect the numbers of all layers under each prefix, with or without an FFN."""
     out: dict[str, set[int]] = {}
     for name in names:
         if match := _LAYER.search(name):
@@ -140,7 +138,7 @@ def _in_layer(name: str, start: int) -> str:
 
 
 def stem_of(prefix: str, layer: int) -> str:
-    """What the names of one layer begin with."""
+    """Return the beginning of one layer's names."""
     if prefix == BARE:
         return ""
     if _ONLY_LAYER.search(f"{prefix}.mlp."):
@@ -149,7 +147,7 @@ def stem_of(prefix: str, layer: int) -> str:
 
 
 def inside(names: Iterable[str], stem: str) -> dict[str, str]:
-    """The names inside one layer, as `recognise` cuts them → the full names."""
+    """Map the names inside one layer, as `recognise` cuts them, to the full names."""
     out: dict[str, str] = {}
     for name in names:
         if name.startswith(stem):
@@ -159,9 +157,9 @@ def inside(names: Iterable[str], stem: str) -> dict[str, str]:
 
 
 def _text(prefixes: Iterable[str], senses: Collection[str]) -> tuple[set[str], set[str]]:
-    """(Prefixes of the text model, of other text): those with text names, else those without other names, else all.
+    """(prefixes of the text model, of other text): those with text names, else those without other names, else all.
 
-    What begins as one of `senses` is an encoder of images or sound.
+    A prefix that begins as one of `senses` is an encoder of images or sound.
     """
     every = set(prefixes)
     plain = {p for p in every if not _NOT_TEXT.search(p) and not p.startswith(tuple(senses))}
@@ -256,14 +254,14 @@ def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[s
 
 
 def _shared_rows(items: Mapping[str, Item], location: FFNLocation, rows: int) -> int:
-    """How many shared experts the router has `rows` for: as many as are stacked, after those of the others."""
+    """The number of shared experts that the router has `rows` for: as many as are stacked, after the routed ones."""
     stacks = [items[p.name(p.naming.down)].shape or () for p in location.shared]
     several = sum(shape[0] for shape in stacks if len(shape) == 3)
     return several if several and rows == location.experts + several else 0
 
 
 def _learned(members: Mapping[str, Item], names: Iterable[str]) -> tuple[str | None, set[str]]:
-    """(The activation, its tensors) that has its learned scalars among these names: xielu's `act_fn.alpha_p`, ..."""
+    """(the activation, its tensors) whose learned scalars are among these names: xielu's `act_fn.alpha_p`, ..."""
     leaves: dict[str, set[str]] = {}
     for name in names:
         parent, _, leaf = name.rpartition(".")
@@ -288,7 +286,7 @@ def _uneven(p: Projections, matrices: Mapping[str, Item], members: Mapping[str, 
 
 
 def _shared_width(items: Mapping[str, Item], q: Projections, d_model: int | None) -> int | None:
-    """d_ff of shared experts, all together; None if their shapes do not show it."""
+    """d_ff of all shared experts together; None if their shapes do not show it."""
     up, down = items[q.name(q.naming.up)], items[q.name(q.naming.down)]
     parts = 2 if not q.naming.gate and up.params == 2 * down.params else 1
     several = down.shape[0] if down.shape and len(down.shape) == 3 else 1
@@ -306,7 +304,7 @@ def _norm_widths(items: Mapping[str, Item]) -> Counter[int]:
 
 
 def placed(name: str) -> tuple[str, int, str] | None:
-    """(prefix, layer, the name inside the layer) as `recognise` cuts it; None for a tensor outside all layers."""
+    """Cut a name as `recognise` does: (prefix, layer, the name inside the layer); None for one outside all layers."""
     match = _LAYER.search(name) or _ONLY_LAYER.search(name)
     if match is None:
         return None
@@ -314,10 +312,10 @@ def placed(name: str) -> tuple[str, int, str] | None:
 
 
 def is_parameter(name: str) -> bool:
-    """Whether a tensor of an FFN is a parameter of it, not an adapter or a constant."""
+    """Tell an FFN's parameter from an adapter or a constant."""
     return not _NOT_PARAMETER.search(name)
 
 
 def of_other_tower(name: str) -> bool:
-    """Whether a name refers to images, sound or their tokens."""
+    """Tell whether a name refers to images, sound or their tokens."""
     return bool(_NOT_TEXT.search(name) or _OTHER_TOKENS.search(name))

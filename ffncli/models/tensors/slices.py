@@ -1,6 +1,5 @@
-"""How the tensors of one layer are read: names and shapes → the slice of every canonical parameter.
+"""Decide how one layer's tensors are read: names and shapes → the slice of every canonical parameter.
 
-The matrices are those of `recognise`. A StoredSlice says where one canonical parameter is, and how it is stored.
 Canonical is torch's `[out, in]`; a file's matrix may be transposed (GPT-2's Conv1D), hold gate and up concatenated
 (Phi-3) or interleaved (gpt-oss), be one tensor per expert, one for all, or all experts' rows in one matrix. What names
 and shapes do not show (which half is first, how squares are stored, which norm) is in an Arrangement, family by family;
@@ -32,13 +31,12 @@ from ffncli.models.tensors.ffns import (
 
 @dataclass(frozen=True)
 class StoredSlice:
-    """`tensor` is relative to the layer; `{e}` stands for every expert.
+    """Where one canonical parameter is: `tensor` is relative to the layer, `{e}` stands for every expert.
 
-    The stored matrix holds `parts` parameters along its output axis, of which this is number `part`, either
-    concatenated or `interleaved`; `transposed` means stored as `[in, out]`; `stacked`: the experts' matrices are
-    stacked in a single one; `rows`: a vector is the first of so many rows. `format` is how the tensor is stored (`F32`,
-    `gptq-4bit`); `evidence` is why it is read this way, `assumed` a usual property that neither the file nor its family
-    confirms.
+    The stored matrix holds `parts` parameters along its output axis, concatenated or `interleaved`; this one is number
+    `part`. `transposed`: stored as `[in, out]`. `stacked`: all experts' matrices are rows of a single one. `rows`: a
+    vector is the first of that many rows. `format` is the stored one (`F32`, `gptq-4bit`), `evidence` the reason for
+    this reading, `assumed` a usual property that neither the file nor its family confirms.
     """
 
     tensor: str
@@ -54,12 +52,12 @@ class StoredSlice:
 
     @property
     def per_expert(self) -> bool:
-        """One tensor per expert, to be stacked."""
+        """Tell whether each expert has its own tensor."""
         return "{e}" in self.tensor
 
     @property
     def words(self) -> str:
-        """The layout in words."""
+        """Describe the layout in words."""
         how = [] if self.parts == 1 else ["interleaved" if self.interleaved else "concatenated"]
         how = [f"{h} {self.part + 1} of {self.parts}" for h in how]
         how += ["experts one below the other"] if self.stacked else []
@@ -71,11 +69,11 @@ class StoredSlice:
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """The tensors in which one layer's parameters are looked up, for FFN `number` of that layer.
+    """The tensors among which one layer's parameters are looked up, for FFN `number` of that layer.
 
-    `items` are the layer's by their names inside it, `#` for an expert's number, `full` their full names; `../` starts
-    the name of one outside the layer (XLM's norms). `stored` are all names of the file `where`; `alike` returns a
-    layer of the same stack, for tensors that this one lacks. `family` is the model_type, "" without one.
+    `items` are the layer's tensors by their names inside it, `#` for an expert's number, `full` their full names; `../`
+    starts the name of one outside the layer (XLM's norms). `stored` are all names of the file `where`; `alike` returns
+    another layer of the stack, for tensors that this one lacks. `family` is the model_type, if there is one.
     """
 
     stem: str
@@ -88,19 +86,19 @@ class LayerTensors:
     alike: Callable[[], LayerTensors | None] = lambda: None
 
     def spelled(self, tensor: str) -> str:
-        """The name with `{e}` for an expert's number, as this file writes it: `experts.3`, or `experts.expert_3`."""
+        """Write `{e}` for an expert's number as this file does: `experts.3`, or `experts.expert_3`."""
         full = self.stem + tensor
         plain = full.replace("#", "0") in self.stored or full.replace("#", "expert_0") not in self.stored
         return tensor.replace("#", "{e}" if plain else "expert_{e}")
 
     def slice(self, tensor: str, how: StoredSlice, evidence: str, assumed: str = "") -> StoredSlice:
-        """One of the layer's tensors, read as `how` says."""
+        """Read one of the layer's tensors as `how` says."""
         form = self.items[tensor].format
         return replace(how, tensor=self.spelled(tensor), format=form, evidence=evidence, assumed=assumed)
 
 
 def slices(layer: LayerTensors, spec: FFNSpec) -> dict[str, StoredSlice]:
-    """Canonical parameter → its slice, for one FFN of a layer; empty if the layer has no such FFN."""
+    """Find the slice of every canonical parameter of one FFN; empty if the layer has no such FFN."""
     items = layer.items
     locations = ffn_locations(items, [*projections(items)])
     kind = [n for n, location in enumerate(locations) if bool(location.experts) == bool(spec.moe)]
@@ -153,7 +151,7 @@ def _matrices(
 
 @dataclass(frozen=True)
 class Orientation:
-    """How up (and gate) and down are stored: transposed, or experts stacked; why, and what was assumed."""
+    """How up (with gate) and down are stored: transposed, or experts stacked; why, and what was assumed."""
 
     turned: bool = False
     down_turned: bool = False
@@ -163,7 +161,7 @@ class Orientation:
 
 
 def _orientation(up: Item, down: Item, parts: int, spec: FFNSpec, rules: Arrangement) -> Orientation:
-    """From both shapes together; if both orientations fit, the family's, else nn.Linear's."""
+    """By both shapes together; if both orientations fit, the family's, else nn.Linear's."""
     d_model = (spec.moe.latent if spec.moe else None) or spec.d_model
     width, experts = parts * spec.d_ff, spec.moe.experts if spec.moe else 0
     a, b = matrix(up), matrix(down)
@@ -238,7 +236,7 @@ def _norms(layer: LayerTensors, location: FFNLocation, spec: FFNSpec, rules: Arr
 
 
 def _norm(items: Mapping[str, Item], stem: str, step: str, op: Op) -> dict[str, StoredSlice]:
-    """Weight and bias of one norm's module, those that the op needs; older files call them gamma and beta."""
+    """Weight and bias of one norm's module, as the op needs them; older files call them gamma and beta."""
     out: dict[str, StoredSlice] = {}
     for parameter, endings in (("weight", ("weight", "gamma", "scale")), ("bias", ("bias", "beta"))):
         tensor = next((t for e in endings if (t := f"{stem}.{e}") in items), None)
@@ -261,11 +259,9 @@ class Order:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A family's row: `transposed` matrices are `[in, out]` where shapes fit both ways, `interleaved` gate and up
-    in one matrix, `up_first` the up projection in its first half. `norms` are modules by step, tried before the usual
-    ones.
-
-    In their names `../` is the parent of the layers' prefix, `{i}` the layer's number, `{n}` the FFN's in its layer.
+    """A family's row: matrices are `transposed` if shapes fit both ways, gate and up `interleaved` in one matrix, or
+    the up projection first. `norms` are modules by step, tried before the usual ones; in their names `../` is the
+    parent of the layers' prefix, `{i}` the layer's number, `{n}` the FFN's in its layer.
     """
 
     family: str = ""
@@ -275,7 +271,7 @@ class Arrangement:
     norms: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def order(self, naming: Naming, biased_experts: bool = False) -> Order:
-        """How the two are arranged in the matrix of `naming`; `biased_experts`: it holds all experts and has a bias."""
+        """Arrange gate and up in the matrix of `naming`; `biased_experts`: it holds all experts and has a bias."""
         if self.interleaved or naming.up in _INTERLEAVED:
             return Order(True, True, f"gate and up by turns, as {self.family or naming.up} has them")
         if naming.up in _INKLING:
@@ -297,7 +293,7 @@ _GATE_FIRST = {"gate_up_proj", "ffn_up"}  # as the names say; the same in llama.
 _UP_FIRST = {"up_gate_proj", "ff_proj", "fc1.proj"}  # GTE, Molmo, CLVP
 _INKLING = {"w13_weight", "shared_w13_weight", "w13_dn"}
 _INTERLEAVED = {"mlp1_weight"}  # OpenAI's own gpt-oss files
-# The usual names of the norms around an FFN, those that say most first.
+# The usual names of the norms around an FFN, the most specific first.
 _PRE = (
     "pre_feedforward_layernorm", "pre_mlp_layernorm", "pre_mlp_norm", "post_sa_norm", "final_layernorm",
     "pre_ff_layernorm", "feedforward_layernorm", "feedforward_layer_norm", "ff_norm", "ffn_layer_norm",
@@ -316,7 +312,7 @@ _POST = (
 _SHARED = ("input_layernorm", "ln_1")  # a parallel block's, which the attention reads too
 _SUB = ("ffn_sub_norm", "ffn_layernorm")
 _ROUTER = ("gate.router_mlp.norm",)
-# Norms among the experts; one by such a name is part of the block, whatever the config says.
+# Norms among the experts: a tensor of such a name is part of the block, whatever the config says.
 EXPERT_NORMS: Mapping[str, Sequence[str]] = {
     "latent_norm": ("pre_expert_norm",), "expert_norm": ("post_expert_norm",), "mixed_norm": ("routed_expert_norm",),
 }  # fmt: skip
@@ -343,21 +339,21 @@ _ROWS: Mapping[str, Arrangement] = {
 
 
 def arrangement(model_type: str) -> Arrangement:
-    """The row of a family; without a row, the usual arrangement under its name; nameless for an unknown family."""
+    """Return a family's row; without one, the usual arrangement under its name (nameless for an unknown family)."""
     if row := _row(model_type):
         return row
     return Arrangement(model_type if family_of(model_type) is not None else "")
 
 
 def norm_modules(step: str, spec: FFNSpec, rules: Arrangement) -> Sequence[str]:
-    """The names that a norm's module may have, the likeliest first."""
+    """List the names that a norm's module may have, the likeliest first."""
     pre = _SHARED if spec.shared_norm else _PRE
     usual = {"norm": pre, "post_norm": _POST, "sub_norm": _SUB, "router_norm": _ROUTER, **EXPERT_NORMS}
     return (*rules.norms.get(step, ()), *usual.get(step, ()))
 
 
 def outside(model_type: str) -> Sequence[str]:
-    """The norms of a family that lie outside of its layers, `../` for the parent of the layers' prefix."""
+    """List the norms of a family that lie outside its layers, `../` for the parent of the layers' prefix."""
     row = _row(model_type)
     return [name for names in (row.norms.values() if row else ()) for name in names if name.startswith("../")]
 
