@@ -1,8 +1,7 @@
 """A checkpoint on disk: which file has which tensor, and at what offset; `tensors/read_weights.py` reads values.
 
-Of a file that torch.save wrote (`.pt`, `.pth`, `.bin`) torch reads the pickle with `weights_only=True`, without any
-fallback, and without its tensors' values: only names, shapes and the places of the bytes in the file, which are then
-read as those of a safetensors file.
+torch unpickles a file of torch.save (`.pt`, `.pth`, `.bin`) with `weights_only=True`, without any fallback and without
+the tensors' values: it gives names, shapes and offsets, from which bytes are read as in a safetensors file.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class ByteLocation(NamedTuple):
 
 @dataclass
 class Checkpoint:
-    """The tensors of a file or directory: which file has which name. Headers are read on first use.
+    """The tensors of a file or directory: name → file. Headers are read on first use.
 
     `remote`: only the headers were fetched. `gguf`: the tensors' dtypes are GGML's formats.
     """
@@ -56,7 +55,7 @@ class Checkpoint:
     _starts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def path(self, name: str) -> Path:
-        """The file that has a tensor. Raises FFNError if it was not fetched."""
+        """Return the file that has a tensor; not for a `remote` checkpoint."""
         if self.remote:
             raise FFNError(
                 f"{self.where}: only headers are fetched, not weights", "download the model and give its path"
@@ -64,7 +63,7 @@ class Checkpoint:
         return self.folder / self.files[name]
 
     def info(self, name: str) -> TensorInfo:
-        """A tensor's dtype and shape. Raises FFNError if the index names it but its file lacks it."""
+        """Return a tensor's dtype and shape, from the file in which the index promises it."""
         file = self.files[name]
         if file not in self._headers:
             columns = self._columns.get(file) or _columns_of(self.folder / file)
@@ -79,18 +78,18 @@ class Checkpoint:
 
     @cached_property
     def sorted_names(self) -> list[str]:
-        """All names, sorted, so that those with a common prefix are adjacent."""
+        """Sort all names, so that those with a common prefix are adjacent."""
         return sorted(self.files)
 
     def place(self, name: str) -> ByteLocation:
-        """The location of a tensor's bytes. Raises FFNError if it was not fetched, or is not in its file."""
+        """Locate a tensor's bytes."""
         path, info = self.path(name), self.info(name)
         return ByteLocation(path, self._starts[self.files[name]][name], info)
 
     def shards(self) -> Iterator[tuple[str, Columns | None]]:
-        """Every file with its header, one at a time to save memory; None for a missing file.
+        """Yield every file with its header (None if the file is missing), one at a time to save memory.
 
-        Raises FFNError if a file lacks a tensor that the index names.
+        A file that lacks a tensor that the index promises is an error.
         """
         promised: dict[str, list[str]] = defaultdict(list)
         for name, file in self.files.items():
@@ -111,14 +110,11 @@ def _not_there(path: Path, name: str) -> FFNError:
 
 
 def _columns_of(path: Path) -> Columns:
-    """A file's tensors, by its suffix."""
-    if path.suffix in PICKLED:
-        return read_pickled(path)
-    return read_columns(path)
+    return read_pickled(path) if path.suffix in PICKLED else read_columns(path)
 
 
 def open_checkpoint(location: Path) -> Checkpoint | None:
-    """The tensors at a directory, a file or an index; None for a directory without any safetensors."""
+    """Open the tensors of a directory, a file or an index; None for a directory without safetensors."""
     if location.is_file():
         return _indexed(location) if location.suffix == ".json" else _together(location, [location])
     if (location / INDEX).exists():
@@ -136,12 +132,12 @@ def _together(where: Path, paths: list[Path]) -> Checkpoint:
 
 
 def remote_checkpoint(where: str, columns: dict[str, Columns]) -> Checkpoint:
-    """Headers that were fetched: file name → columns."""
+    """Make a checkpoint of fetched headers: file name → columns."""
     return Checkpoint(where, Path(), _named_once(columns, where), True, columns)
 
 
 def _named_once(columns: Mapping[str, Columns], where: str) -> dict[str, str]:
-    """Tensor → file. Raises FFNError for a tensor in two files."""
+    """Tensor → file; no tensor may be in two files."""
     files: dict[str, str] = {}
     for file, header in columns.items():
         for name in header.names:
@@ -152,7 +148,7 @@ def _named_once(columns: Mapping[str, Columns], where: str) -> dict[str, str]:
 
 
 def _indexed(path: Path) -> Checkpoint:
-    """A sharded checkpoint. Shard names must be plain file names: a path outside the directory is refused."""
+    """A sharded checkpoint."""
     where = shown_path(path)
     files = parse_index(path, MOST_HEADER_BYTES)
     if {*map(type, files.values())} != {str}:
@@ -164,7 +160,7 @@ def _indexed(path: Path) -> Checkpoint:
 
 
 def check_shard_name(shard: str, where: str) -> None:
-    """FFNError for a shard name that is not a plain file name."""
+    """Refuse a shard name that is not a plain file name: it could lead out of the directory."""
     if not re.fullmatch(r"[\w\-.+=@ ]+", shard) or shard.startswith("."):
         raise FFNError(f"{where}: shard name {shown(shard)} leaves the directory", "it must be a plain file name")
 
@@ -178,10 +174,10 @@ _RESAVE = "save it again with torch.save(model.state_dict(), FILE), or as safete
 
 
 def read_pickled(path: Path) -> Columns:
-    """The tensors of a file that torch.save wrote: a dictionary of tensors, itself or under `state_dict` or the like.
+    """Read the header of a file of torch.save: a dictionary of tensors, itself or under `state_dict` or the like.
 
-    Raises FFNError for a file of an old format or with compressed parts, for one that holds anything but tensors and
-    plain values, and for tensors that do not lie in the file as they are.
+    Old formats, compressed parts, anything but tensors and plain values, and tensors whose bytes are not contiguous in
+    the file are refused.
     """
     where = shown_path(path)
     with open_to_read(path) as file:
@@ -208,7 +204,7 @@ def read_pickled(path: Path) -> Columns:
 
 
 def _unpickled(path: Path, where: str) -> Any:
-    """What the file holds, its tensors without values."""
+    """The file's content, its tensors without values."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -222,7 +218,7 @@ def _unpickled(path: Path, where: str) -> Any:
 
 
 def _tensors(value: Any, where: str) -> Mapping[str, Tensor]:
-    """The dictionary of tensors: `value` itself, or the value of one of its usual keys."""
+    """The dictionary of tensors: `value` itself, or under one of its usual keys."""
     import torch
 
     for candidate in (value, *(value.get(key) for key in _INSIDE)) if isinstance(value, Mapping) else ():
@@ -234,6 +230,6 @@ def _tensors(value: Any, where: str) -> Mapping[str, Tensor]:
 
 
 def _start(tensor: Tensor) -> int | None:
-    """The byte of the file where the tensor begins."""
+    """The tensor's first byte in the file."""
     start = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
     return None if start is None else int(start) + int(tensor.storage_offset()) * tensor.element_size()

@@ -1,10 +1,10 @@
-"""safetensors headers: which tensors a file claims to hold, without reading any, and without torch.
+"""Read safetensors headers: the tensors that a file claims to hold, without reading any, and without torch.
 
 Our own reader, because opening a file through the library imports numpy or torch. It refuses everything that the
-library refuses, and duplicate keys too. It has two paths: a header in the usual layout is cut into columns and checked
-as a whole, in C; any other is read entry by entry, which gives a precise error. Every header that the quick path
-accepts, the careful path accepts too, with the same result. For the 92,000 tensors of DeepSeek-V3's 163 files the quick
-path takes 108 ms, as long as json.loads alone, and the careful one 560 ms.
+library refuses, and duplicate keys too. A header in the usual layout is cut into columns and checked as a whole, in C;
+any other is read entry by entry, which gives a precise error. The careful path accepts every header that the quick one
+accepts, with the same result. For the 92,000 tensors of DeepSeek-V3's 163 files the quick path takes 108 ms, as long as
+json.loads alone, and the careful one 560 ms.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ class Columns(NamedTuple):
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Name → dtype and shape of every tensor in a safetensors file, without reading any data. Errors: read_columns."""
+    """Read the dtype and shape of every tensor in a safetensors file, by name."""
     return named(read_columns(path))
 
 
 def named(columns: Columns) -> dict[str, TensorInfo]:
-    """The same data as entries by name."""
+    """Turn columns into entries by name."""
     infos = map(TensorInfo, columns.dtypes, columns.shapes, columns.bytes)
     return dict(zip(columns.names, infos, strict=True))
 
 
 def read_columns(path: Path) -> Columns:
-    """The header of a safetensors file.
+    """Read the header of a safetensors file.
 
-    Raises FFNError, naming the file and what is wrong, for everything that safetensors itself refuses: a header past
-    the end of the file, bytes that no tensor or two tensors claim, a shape that does not fit its bytes.
+    Everything that safetensors refuses is an error: a header past the end of the file, bytes that no tensor or two
+    tensors claim, a shape that does not fit its bytes.
     """
     where = shown_path(path)
     try:
@@ -85,7 +85,7 @@ def read_columns(path: Path) -> Columns:
 
 
 def check_length(length: int, total: int, where: str) -> None:
-    """FFNError if a header of `length` bytes does not fit into a file of `total` bytes."""
+    """Refuse a header of `length` bytes that does not fit into a file of `total` bytes."""
     if total < 8 or length > total - 8:
         raise FFNError(f"{where} is truncated or not a safetensors file: {total} bytes, header of {length}")
     if length > MOST_HEADER_BYTES:
@@ -93,7 +93,7 @@ def check_length(length: int, total: int, where: str) -> None:
 
 
 def parse_header(raw: bytes, size: int, where: str) -> Columns:
-    """A header's JSON, checked against the `size` bytes of data that follow it."""
+    """Check a header's JSON against the `size` bytes of data that follow it."""
     return _quick_columns(raw, size) or _careful_columns(raw, size, where)
 
 
@@ -105,14 +105,12 @@ _METADATA = '{"__metadata__":'
 
 
 def _quick_columns(raw: bytes, size: int) -> Columns | None:
-    """The columns of a header as safetensors and json.dumps write it, its tensors in the order of their bytes.
-
-    Each tensor has ten quotation marks there, so splitting at them gives the columns. Then the header is rebuilt from
-    these: only exactly the same text is accepted; for any other the result is None. json.loads and a check of every
-    column took a third longer.
+    """The columns of a header as safetensors and json.dumps write it, its tensors in the order of their bytes; None for
+    any other. json.loads and a check of every column took a third longer.
     """
     try:
         text = _without_metadata(raw.rstrip(b" ").decode("utf-8"))
+        # each tensor has ten quotation marks, so splitting at them gives the columns
         fields = text.split('"')
         space = fields[2][1:-1]
         names, dtypes, written = fields[1::10], fields[5::10], fields[8::10]
@@ -122,6 +120,7 @@ def _quick_columns(raw: bytes, size: int) -> Columns | None:
     except (FFNError, IndexError, KeyError, RecursionError, ValueError):
         return None
     cuts = [0, *accumulate(lengths)]
+    # the header, rebuilt from its columns, must be the same text: so nothing else can hide in it
     if (
         "\\" in text
         or space not in ("", " ")
@@ -135,7 +134,7 @@ def _quick_columns(raw: bytes, size: int) -> Columns | None:
 
 
 def _are_text(names: list[str]) -> bool:
-    """Whether none of these, which hold no quotation mark and no backslash, has a control character."""
+    """Whether these names, which have no quotation mark or backslash, have no control character either."""
     try:
         json.loads('["' + '","'.join(names) + '"]')  # its scanner finds them twice as fast as str.isprintable
     except ValueError:
@@ -144,7 +143,7 @@ def _are_text(names: list[str]) -> bool:
 
 
 def _without_metadata(text: str) -> str:
-    """The header without its first entry, if that is metadata. Raises FFNError or ValueError for invalid metadata."""
+    """The header without its first entry, if that is (valid) metadata."""
     if not text.startswith(_METADATA):
         return text
     _, end = json.JSONDecoder().raw_decode(text, len(_METADATA) + (text[len(_METADATA)] == " "))
@@ -155,7 +154,7 @@ def _without_metadata(text: str) -> str:
 
 
 def _sizes(shape: str, space: str) -> tuple[int, ...]:
-    """`:[2,3],` → (2, 3). Raises ValueError for anything else, and for a zero, which the careful path checks."""
+    """`:[2,3],` → (2, 3); ValueError for anything else, and for a zero, which the careful path checks."""
     inner = shape[2 + len(space) : -2 - len(space)]
     if shape != f":{space}[{inner}],{space}" or not _SIZES.fullmatch(inner):
         raise ValueError
@@ -180,7 +179,7 @@ def _written(names: list[str], dtypes: list[str], shapes: list[str], cuts: list[
 
 
 def _careful_columns(raw: bytes, size: int, where: str) -> Columns:
-    """Entry by entry; raises FFNError for the first that is wrong."""
+    """The columns entry by entry, with an error for the first that is wrong."""
     header = parse_object(raw, f"{where}: header")
     _check_metadata(header.pop("__metadata__", {}), where)
     spans = [(name, *_entry(name, entry, where)) for name, entry in header.items()]
@@ -196,7 +195,7 @@ def _check_metadata(metadata: Any, where: str) -> None:
 
 
 def _entry(name: str, entry: Any, where: str) -> tuple[TensorInfo, int, int]:
-    """A header entry checked: (info, start, end)."""
+    """Check a header entry: (info, start, end)."""
     label = f"{where}: tensor {shown(name, 120)}"
     if not isinstance(entry, dict):
         raise FFNError(f"{label} has no description")
@@ -237,7 +236,7 @@ def _counts(value: Any) -> bool:
 
 
 def _check_coverage(spans: list[tuple[str, TensorInfo, int, int]], size: int, where: str) -> None:
-    """The tensors cover the data exactly once, in some order."""
+    """Check that the tensors cover the data exactly once, in any order."""
     at = 0
     for name, _, start, end in sorted(spans, key=lambda span: span[2:]):
         if start != at:

@@ -1,15 +1,9 @@
-"""`hf://org/name[@revision]` → config.json and safetensors headers: from the local Hub cache, or over the network.
+"""Fetch config.json and safetensors headers of `hf://org/name[@revision]`, from the local Hub cache or the network.
 
-A cached snapshot with weights needs no request. A snapshot without weights (only a config, fetched by another program)
-is completed from the network at the same commit, or used as it is without a network: the answer must not depend on what
-happens to be cached. Weights are never fetched.
-
-A request brings a small file into the local cache, or an exact byte range of another file. Endpoint, token, session and
-cache are huggingface_hub's. Ranges are requested here, through its session, because `get_safetensors_metadata` always
-takes the first 100 kB, keeps the whole answer of a server that ignores ranges, stops at headers of 25 MB and keeps no
-raw header, so that duplicate keys could not be refused.
-
-Every answer has a limit in bytes and in time, a request is repeated at most once, and all errors are one line.
+A cached snapshot with weights needs no request. One without weights (only a config, fetched by another program) is
+completed from the network at the same commit, or used as it is without a network: the answer must not depend on what
+happens to be cached. Weights are never fetched. Endpoint, token, session and cache are huggingface_hub's. Every answer
+has a limit in bytes and in time, a request is repeated at most once, and all errors are one line.
 """
 
 from __future__ import annotations
@@ -40,7 +34,7 @@ CONFIG = "config.json"
 MOST_SHARDS = 2_000  # the longest known list is below 300
 MOST_BYTES = 4 * MOST_HEADER_BYTES  # all headers of a model together; 90,000 tensors need 11 MB
 _SINGLE = "model.safetensors"
-# Names that git allows for a branch or tag, which are also safe inside the cache's folder.
+# Names that git allows for a branch or tag and that are safe inside the cache's folder.
 _REVISION = re.compile(r"(?![-/.])(?!.*(\.\.|//|/\.|@\{))[^ ~^:?*\[\\]{1,250}(?<![/.])")
 
 
@@ -57,8 +51,8 @@ class RemoteHeader:
 class HubModel:
     """A model on the Hub. `revision` is the commit if known.
 
-    `folder`: a cached snapshot, to be read like any other directory. Otherwise: `config` on disk, and the headers of
-    `shards` (none if the model has no safetensors). `note` tells the user the origin.
+    Either `folder` is a cached snapshot, to be read like any directory; or `config` is on disk, and `shards` are the
+    headers (none without safetensors). `note` tells the user the origin.
     """
 
     repo: str
@@ -70,10 +64,10 @@ class HubModel:
 
 
 def open_hub(text: str) -> HubModel:
-    """The model at `hf://org/name[@revision]`.
+    """Open the model at `hf://org/name[@revision]`.
 
-    Raises FFNError: code 2 for an invalid id, for what the Hub refuses (401, 403, 404) and for a file that is not
-    what it claims; 3 for a missing library, and for a Hub that is offline, unreachable, slow, or fails (5xx).
+    Errors have code 2 for an invalid id, a refusal of the Hub (401, 403, 404) and a file that is not what it claims;
+    3 for a missing library, and for a Hub that is offline, unreachable, slow, or fails (5xx).
     """
     repo, revision = parse(text)
     folder = _snapshot(repo, revision)
@@ -94,7 +88,7 @@ def open_hub(text: str) -> HubModel:
 
 
 def cached(repo: str) -> Path | None:
-    """The snapshot folder of `org/name[@revision]` in the local Hub cache, if it has a config; no request, no error."""
+    """Find the snapshot of `org/name[@revision]` in the local Hub cache, if it has a config; no request, no error."""
     try:
         return _snapshot(*parse(PREFIX + repo))
     except FFNError:
@@ -102,10 +96,7 @@ def cached(repo: str) -> Path | None:
 
 
 def parse(text: str) -> tuple[str, str]:
-    """(`org/name`, revision) of `hf://org/name[@revision]`; the revision is `main` by default.
-
-    Raises FFNError for names that the Hub does not allow.
-    """
+    """Split `hf://org/name[@revision]` into (`org/name`, revision), by default `main`."""
     utils = library().utils
     repo, at, revision = text.removeprefix(PREFIX).partition("@")
     try:
@@ -142,10 +133,7 @@ def _cached_file(repo: str, name: str, revision: str) -> Path | None:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Whether there is a file to read tensors from.
-
-    Files of a snapshot are links into `blobs`, and a link may be broken.
-    """
+    # files of a snapshot are links into `blobs`, and a link may be broken
     return any(path.exists() for path in folder.glob("*.safetensors"))
 
 
@@ -153,7 +141,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _fetched(hub: Requests, revision: str, kept: HubModel | None) -> HubModel:
-    """Config, index and headers, all of one commit: the cached config's, or the one that `revision` means now."""
+    """Config, index and headers of one commit: the cached config's, or the one that `revision` means now."""
     config = kept.config if kept else hub.download(CONFIG, revision, MOST_CONFIG_BYTES)
     if config is None:
         raise FFNError(f"{hub.label()} has no {CONFIG} (404)", "give a model in transformers' format")
@@ -212,7 +200,7 @@ _R = TypeVar("_R")
 
 
 def library() -> Any:
-    """huggingface_hub. Raises FFNError if it is not installed, or cannot use its environment variables."""
+    """Import huggingface_hub, which must be installed and able to use its environment variables."""
     try:
         import huggingface_hub.constants
         import huggingface_hub.utils
@@ -237,14 +225,14 @@ def _address(endpoint: str) -> str:
 
 
 def one_line(error: object) -> str:
-    """The first line of a library's message, shortened, without terminal control characters."""
+    """Shorten a library's message to its first line, without terminal control characters."""
     line = next(iter(str(error).splitlines()), "") or type(error).__name__
     return UNSAFE.sub("?", line)[:120]
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """huggingface_hub without progress bars, warnings, retry lines, and the request that its telemetry makes."""
+    """Silence huggingface_hub: no progress bars, warnings, retry lines, and no request of its telemetry."""
     constants, utils, logger = library().constants, library().utils, logging.getLogger("huggingface_hub")
     level, telemetry, no_bars = logger.level, constants.HF_HUB_DISABLE_TELEMETRY, utils.are_progress_bars_disabled()
     with warnings.catch_warnings():
@@ -276,7 +264,7 @@ class _BrokenResponse(Exception):
 
 
 class Requests:
-    """The requests for one model. Raises FFNError: code 2 if the Hub refuses, 3 if the Hub cannot be used."""
+    """The requests for one model. Errors have code 2 if the Hub refuses, 3 if it cannot be used."""
 
     def __init__(self, repo: str) -> None:
         hub = library()
@@ -298,22 +286,19 @@ class Requests:
         self.broken = (_BrokenResponse, self.http.ReadError, self.http.WriteError, self.http.RemoteProtocolError)
 
     def label(self, name: str = "") -> str:
-        """The name of the model, or of a file of it, in errors."""
+        """Name the model, or one of its files, in errors."""
         return f"hf://{self.repo}" + (f"/{name}" if name else "")
 
     # --- files --------------------------------------------------------------------------------------------------------
 
     def download(self, name: str, revision: str, most: int) -> Path | None:
-        """A small file of the model, in the local cache; None if the model has no file of that name.
-
-        Its size and permission are checked first: the library alone would keep trying for 23 seconds.
-        """
+        """Bring a small file of the model into the local cache; None if the model has no file of that name."""
         return self.together(lambda file: self._to_cache(file, revision, most), [name])[0]
 
     def _to_cache(self, name: str, revision: str, most: int) -> Path | None:
         from huggingface_hub import hf_hub_download
 
-        head = self.ask("HEAD", name, revision)
+        head = self.ask("HEAD", name, revision)  # first: without permission the library keeps trying for 23 seconds
         if head.status == 404:
             return None
         if (head.size or 0) > most:
@@ -333,7 +318,7 @@ class Requests:
 
     @contextmanager
     def _few_attempts(self, name: str) -> Iterator[None]:
-        """The library's own requests, cut short before it repeats them for a minute."""
+        """Cut the library's own requests short before it repeats them for a minute."""
         counts: Counter[tuple[str, str]] = Counter()
 
         def count(request: Any) -> None:
@@ -351,10 +336,10 @@ class Requests:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def ask(self, method: str, name: str, revision: str, span: tuple[int, int] = (0, 0)) -> HubResponse:
-        """HEAD: whether the model has this file, and its size; GET: its bytes from `span[0]` to before `span[1]`.
+        """Ask if the model has this file, and its size (HEAD), or for its bytes `span[0]` to before `span[1]` (GET).
 
-        A missing file (404) is an answer, as is a range past the end (416). Repeated once if the server fails or
-        breaks off.
+        A missing file (404) is an answer, as is a range past the end (416). A request is repeated once if the server
+        fails or breaks off.
         """
         from huggingface_hub import hf_hub_url
 
@@ -391,7 +376,11 @@ class Requests:
         return HubResponse(200, size=metadata.size)
 
     def _range(self, url: str, span: tuple[int, int]) -> HubResponse:
-        """Some bytes of a file, and the size of the whole; the body of any other answer is not read."""
+        """Some bytes of a file, and the size of the whole; the body of any other answer is not read.
+
+        Not by `get_safetensors_metadata`, which always takes the first 100 kB, keeps the whole answer of a server that
+        ignores ranges, stops at headers of 25 MB and keeps no raw header, so that duplicate keys could not be refused.
+        """
         headers = self.headers | {"Range": f"bytes={span[0]}-{span[1] - 1}"}
         with self.session.stream("GET", url, headers=headers, timeout=self.timeout, follow_redirects=True) as response:
             status = response.status_code
@@ -417,10 +406,7 @@ class Requests:
         return bytes(body)
 
     def together(self, task: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
-        """`task` of every item, several at a time. The first error, the time limit or Ctrl-C ends it.
-
-        Uses daemon threads: a thread pool would delay the end of the program.
-        """
+        """Run `task` on every item, several at a time, until the first error, the time limit or Ctrl-C."""
         todo: SimpleQueue[tuple[int, _T]] = SimpleQueue()
         done: SimpleQueue[tuple[int, _R | None, BaseException | None]] = SimpleQueue()
         for pair in enumerate(items):
@@ -438,7 +424,7 @@ class Requests:
                     done.put((at, None, error))
 
         for _ in range(min(AT_ONCE, len(items))):
-            Thread(target=work, daemon=True).start()
+            Thread(target=work, daemon=True).start()  # a thread pool would delay the end of the program
         results: dict[int, Any] = {}
         try:
             for _ in items:
@@ -467,7 +453,7 @@ class Requests:
         return FFNError(f"{self.host} answers {status} for {self.label(name)}", hint, ExitCode.ENVIRONMENT)
 
     def _unreachable(self, error: Exception) -> FFNError:
-        """A request without an answer. One that cannot be sent is not quoted: its headers may hold the token."""
+        """The error for a request without an answer. One that cannot be sent is not quoted: it may hold the token."""
         code = ExitCode.ENVIRONMENT
         if isinstance(error, self.http.TimeoutException):
             hint = "HF_HUB_DOWNLOAD_TIMEOUT sets how many seconds to wait"

@@ -1,11 +1,11 @@
-"""Inventory: all tensors of a checkpoint by name, shape and bytes, small even for 90,000 of them.
+"""List all tensors of a checkpoint by name, shape and bytes; small even for 90,000 of them.
 
 Tensors that differ only in their expert's number are one entry, `…experts.#.up_proj.weight`, with a count; headers are
-read one after the other. Memory grows with the number of layers. Experts of image tokens are entries of their own.
+read one after the other. So memory grows with the number of layers.
 
-ERNIE 4.5 VL's files number them in a list with the text's: they are the second half of each list. A second router,
-`gate.weight_1`, marks such a layer. transformers has the image tokens' experts in a module of their own, `vision_moe`;
-here their names get the same module, which sets them apart from the text's.
+ERNIE 4.5 VL's files number the experts for image tokens in one list with the text's, as the second half. A second
+router, `gate.weight_1`, marks such a layer. As in transformers, these experts get a module `vision_moe` here, so that
+they are entries of their own.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ UNSEEN = TensorInfo("", (), 0)
 
 @dataclass(frozen=True)
 class Inventory:
-    """`tensors` describes one tensor of each entry, `counts` says how many there are.
+    """`tensors` describes one tensor of each entry, `counts` is how many there are.
 
-    `missing` files are in the index but not on disk; a tensor that only they have has no dtype, shape or bytes.
+    `missing` files are in the index but not on disk; their tensors have no dtype, shape or bytes.
     """
 
     where: str
@@ -42,7 +42,7 @@ class Inventory:
 
 
 def take_inventory(checkpoint: Checkpoint) -> Inventory:
-    """Read every header of a checkpoint, once. Raises FFNError for a header that is wrong."""
+    """Read every header of a checkpoint, once."""
     missing: list[str] = []
     files = 0
 
@@ -68,9 +68,9 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
 def collect(
     headers: Iterable[Columns], of_images: Mapping[str, int] | None = None
 ) -> tuple[dict[str, TensorInfo], dict[str, int]]:
-    """The entries of some headers: (name with `#` for an expert's number → one tensor, name → how many).
+    """Collect the entries of some headers: (name with `#` for an expert's number → one tensor, name → how many).
 
-    `of_images`: where experts of image tokens start, from the names of the whole checkpoint.
+    `of_images`: module → the first expert for image tokens (`first_numbers` of the whole checkpoint).
     """
     entries: dict[str, list[Any]] = {}
     with _no_garbage_collection():
@@ -90,12 +90,12 @@ def collect(
 
 
 def shared_name(name: str) -> str:
-    """The name with `#` in the place of its expert's number."""
+    """Write `#` for the expert's number in a name."""
     return _EXPERT.sub("experts.#.", name)
 
 
 def _shared_names(names: Sequence[str]) -> Iterable[str]:
-    """Every name with `#` in the place of its expert's number, in one pass over all of them."""
+    """`shared_name` of every name, in one pass over all of them."""
     if not names:
         return ()
     text = "\n".join(names)
@@ -123,7 +123,7 @@ _NUMBERED = re.compile(r"(.*?\.)experts\.(\d+)\.", re.DOTALL)
 
 
 def first_numbers(names: Iterable[str]) -> Mapping[str, int]:
-    """Module with two routers → the number of its first expert for images; empty for any other checkpoint."""
+    """Find, for each module with two routers, the number of its first expert for images."""
     every = [*names]
     experts: dict[str, set[int]] = {n.removesuffix(ROUTER): set() for n in every if n.endswith(_ITS_END)}
     for match in map(_NUMBERED.match, every) if experts else ():
@@ -133,7 +133,7 @@ def first_numbers(names: Iterable[str]) -> Mapping[str, int]:
 
 
 def set_apart(names: Sequence[str], first: Mapping[str, int]) -> Sequence[str]:
-    """The names, with `vision_moe` in those of experts for images."""
+    """Put `vision_moe` into the names of experts for images."""
     return [_renamed(name, first) for name in names] if first else names
 
 
@@ -145,7 +145,7 @@ def _renamed(name: str, first: Mapping[str, int]) -> str:
 
 
 def corrections(name: str, stored: Iterable[str], shape: tuple[int, ...]) -> str:
-    """What a tensor with a row for text and one for images is called for images; empty for any other tensor."""
+    """Name, for images, a tensor with a row for text and one for images; empty for any other tensor."""
     module = name.removesuffix(_CORRECTIONS)
     both = module != name and module + ROUTER in stored and len(shape) == 2 and shape[0] == 2
     return f"{module}{MODULE}{_CORRECTIONS}" if both else ""

@@ -1,8 +1,8 @@
-"""Records from JSON: a frozen dataclass is the schema of what a file may hold, read from its annotations.
+"""Make records from JSON: the annotations of a frozen dataclass are the schema of what a file may hold.
 
-Types, choices and ranges are checked for every value, at any depth, so a field that is added is checked from the start.
-No library: msgspec and pydantic would be one more package for what `typing` already describes, and pydantic takes
-longer to load than a whole `ffn params`.
+Types, choices and ranges are checked for every value at any depth, so an added field is checked from the start. msgspec
+and pydantic would be one more package for what `typing` already describes, and pydantic takes longer to load than a
+whole `ffn params`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from ffncli.errors import FFNError, shown
 
-_MOST = 10**40  # of whole numbers: the FLOPs of the largest block have 30 digits
-Check = Callable[[Any], Any]  # a value as JSON has it → as the field has it; raises _Mismatch
+_MOST = 10**40  # the FLOPs of the largest block have 30 digits
+Check = Callable[[Any], Any]  # JSON's value → the field's; raises _Mismatch
 
 
 @dataclass(frozen=True)
 class Range:
-    """The values a number may have, as in `Annotated[int, Range(1, 1000)]`; with `above` it must be above `low`."""
+    """The range of a number, as in `Annotated[int, Range(1, 1000)]`; `above` excludes `low`."""
 
     low: float = 0
     high: float = math.inf
     above: bool = False
 
     def check(self, value: Any) -> Any:
-        """The value. Raises _Mismatch outside the range."""
+        """Return a value in the range; others are a _Mismatch."""
         if value < self.low or value > self.high or (self.above and value == self.low):
             most = "" if self.high == math.inf else f" and at most {self.high:g}"
             raise _Mismatch(f" must be {'above' if self.above else 'at least'} {self.low:g}{most}, got {shown(value)}")
@@ -39,12 +39,12 @@ class Range:
 
 @dataclass(frozen=True)
 class OneOf:
-    """The words a text may be, where an empty text may also mean that nothing is known."""
+    """The words that a text may be; an empty one may mean that nothing is known."""
 
     words: tuple[str, ...]
 
     def check(self, value: Any) -> Any:
-        """The value. Raises _Mismatch for another word."""
+        """Return one of the words; others are a _Mismatch."""
         if value not in self.words:
             raise _Mismatch(f" must be one of {', '.join(filter(None, self.words))}, got {shown(value)}")
         return value
@@ -57,7 +57,7 @@ class Form:
     pattern: str
 
     def check(self, value: Any) -> Any:
-        """The value. Raises _Mismatch for a text of another form."""
+        """Return a matching text; others are a _Mismatch."""
         if not re.fullmatch(self.pattern, value):
             raise _Mismatch(f" is not of the form it should have, got {shown(value)}")
         return value
@@ -76,9 +76,9 @@ class _Mismatch(Exception):
 
 
 def record_of(kind: Any, value: Any, where: str, hint: str = "") -> Any:
-    """`value`, as JSON has it, as a `kind`: a dataclass, or any annotation made of them.
+    """Make a `kind`, a dataclass or any annotation made of them, of a JSON value.
 
-    Raises FFNError with `where`, the path of the field (`outcomes[3].status`) and what it must be.
+    Errors give `where`, the path of the field (`outcomes[3].status`) and what it must be.
     """
     try:
         return checker(kind)(value)
@@ -90,7 +90,7 @@ def record_of(kind: Any, value: Any, where: str, hint: str = "") -> Any:
 
 @cache
 def checker(kind: Any) -> Check:
-    """The check of an annotation; TypeError for one that no record has used so far."""
+    """Make the check of an annotation; TypeError for a kind that no record has used so far."""
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
         return lambda value: value
@@ -113,7 +113,7 @@ def checker(kind: Any) -> Check:
 
 
 def hints_of(kind: Any) -> dict[str, Any]:
-    """Field → annotation, with what limits it."""
+    """Return a record's annotations by field, with their limits."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in fields(kind)}
 

@@ -23,7 +23,7 @@ class _Refused(Exception):
 
 
 def read_object(path: Path, most_bytes: int, constants: bool = False) -> dict[str, Any]:
-    """The JSON object in `path`. Raises FFNError, naming the file, for anything else or over `most_bytes`.
+    """Read the JSON object in `path`, of at most `most_bytes`.
 
     `constants` allows NaN and Infinity, which Python writes into configs (Mamba-2's time_step_limit).
     """
@@ -31,7 +31,7 @@ def read_object(path: Path, most_bytes: int, constants: bool = False) -> dict[st
 
 
 def parse_index(path: Path, most_bytes: int) -> dict[str, Any]:
-    """The weight_map of a safetensors index: tensor name → shard. Raises FFNError if there is none."""
+    """Read the weight_map of a safetensors index: tensor name → shard."""
     shards = read_object(path, most_bytes).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise FFNError(f"{shown_path(path)}: weight_map is missing", "it should map tensor names to shard files")
@@ -50,7 +50,7 @@ def _bytes(path: Path, most_bytes: int) -> bytes:
 
 
 def parse_object(raw: bytes, where: str, constants: bool = False) -> dict[str, Any]:
-    """The JSON object in `raw`; `where` names it in errors. Duplicate keys, NaN (unless `constants`) and deep
+    """Parse the JSON object in `raw`; `where` names it in errors. Duplicate keys, NaN (unless `constants`) and deep
     nesting are refused.
     """
     if not raw.strip():
@@ -106,8 +106,8 @@ REQUIRED: Any = object()  # no default: the field is required
 class Fields:
     """A config's values, read strictly: every error names the file, the field and the value.
 
-    A name may list spellings (`hidden_size|n_embed`), the first one present counts; it may reach into a nested object
-    (`ffn_config.ffn_hidden_size`). `looked_up` collects the names that were read, those in nested objects too.
+    A name may list spellings (`hidden_size|n_embed`), of which the first one present counts; it may reach into a nested
+    object (`ffn_config.ffn_hidden_size`). `looked_up` collects the names that were read, nested ones too.
     """
 
     values: Mapping[str, Any]
@@ -116,7 +116,7 @@ class Fields:
     prefix: str = ""
 
     def inside(self, name: str) -> Fields:
-        """The nested config of that name (`` is this one). Raises FFNError if it is missing or not an object."""
+        """Return the nested config of that name (`` is this one), which must be an object."""
         if not name:
             return self
         inner = self.get(name, kind="an object")
@@ -125,10 +125,7 @@ class Fields:
         return Fields(inner, f"{self.where}: {name}", self.looked_up, f"{self.prefix}{name}.")
 
     def get(self, names: str, default: Any = REQUIRED, kind: str = "a value") -> Any:
-        """The value, or `default` if it is absent or null; FFNError if there is no default.
-
-        Other spellings that are present with the same value count as looked up too.
-        """
+        """Return the value, or `default` if it is absent or null; other spellings of that value count as read too."""
         for name in names.split("|"):
             if (value := self._value(name)) is not None:
                 same = [other for other in names.split("|") if self.values.get(other) == value]
@@ -150,48 +147,48 @@ class Fields:
     @overload
     def integer(self, names: str, default: None, low: int = 1, high: int = MAX_SIZE) -> int | None: ...
     def integer(self, names: str, default: Any = REQUIRED, low: int = 1, high: int = MAX_SIZE) -> int | None:
-        """A whole number from `low` to `high`, or `default`."""
+        """Return a whole number from `low` to `high`, or `default`."""
         value = self.get(names, default, "a whole number")
         return value if value is default else size(f"{self.where}: {self.name(names)}", value, high, low)
 
     def number(self, names: str, default: float) -> float:
-        """A finite number."""
+        """Return a finite number."""
         value = self.get(names, default)
         if type(value) not in (int, float) or not abs(value) < 1e30:
             raise self.wrong(names, value, "a number")
         return float(value)
 
     def flag(self, names: str, default: bool) -> bool:
-        """true or false."""
+        """Return true or false."""
         value = self.get(names, default)
         if type(value) is not bool:
             raise self.wrong(names, value, "true or false")
         return value
 
     def text(self, names: str, default: Any = REQUIRED) -> str:
-        """A string."""
+        """Return a string."""
         value = self.get(names, default, "a string")
         if type(value) is not str:
             raise self.wrong(names, value, "a string")
         return value
 
     def integers(self, names: str) -> tuple[int, ...]:
-        """A list of layer numbers; absent is empty."""
+        """Return a list of whole numbers; empty if absent."""
         value = self.get(names, [])
         if type(value) is not list or any(type(v) is not int for v in value):
             raise self.wrong(names, value, "a list of whole numbers")
         return tuple(value)
 
     def pass_over(self, *names: str) -> None:
-        """These fields do not count here: another one decides."""
+        """Mark fields as read that do not count here: another one decides."""
         self.looked_up.update(self.prefix + name for name in names)
 
     def name(self, names: str) -> str:
-        """The spelling that the config uses, else the first."""
+        """Return the spelling that the config uses, else the first."""
         return next((n for n in names.split("|") if self._value(n) is not None), names.split("|")[0])
 
     def _value(self, name: str) -> Any:
-        """The value of a name, else of the path that its dots describe; None if there is neither."""
+        """The value of a name, else of the path that its dots describe, else None."""
         self.looked_up.add(self.prefix + name)
         if name in self.values or "." not in name:
             return self.values.get(name)
@@ -201,5 +198,5 @@ class Fields:
         return value
 
     def wrong(self, names: str, value: object, wanted: str) -> FFNError:
-        """The error for an impossible value."""
+        """Make the error for an impossible value."""
         return FFNError(f"{self.where}: {self.name(names)} must be {wanted}, got {shown(value)}")
