@@ -1,11 +1,9 @@
-"""Stored tensors as rows of plain floats: what packs each format's matrices; other formats are refused by name.
+"""Read stored tensors as rows of plain floats; unsupported formats are refused by name.
 
 A tensor is identified by its logical name, the name it would have unpacked: `X.weight` for FP8 values and their scales,
 `X` for MXFP4's `X_blocks` and `X_scales`. Nothing is read before its rows are requested. Values are computed in
-float32, as the formats define them.
-
-Here are values of 8 bits in place under scales (FP8, MXFP8, int8) and floats of 4 and 6 bits under scales: MXFP4, MXFP6
-(OCP Microscaling Formats 1.0) and NVFP4. Packed integers are in `integers.py`.
+float32, as the formats define them: 8 bits in place under scales (FP8, MXFP8, int8), floats of 4 and 6 bits under
+scales (MXFP4 and MXFP6 of OCP Microscaling Formats 1.0, NVFP4). Packed integers are in `integers.py`.
 """
 
 from __future__ import annotations
@@ -43,10 +41,10 @@ _HINT = "ffn params counts it; to trace it, save it dequantized, or give an FP8,
 
 
 def in_place(packed: Packed) -> StoredTensor:
-    """(value - zero) × scale; one scale per tensor, row or block. `logical` has checked that the shapes fit.
+    """Read (value - zero) × scale, with a scale per tensor, row or block. `logical` has checked that the shapes fit.
 
-    DeepSeek-V3 calls the factor weight_scale_inv, compressed-tensors weight_scale, which alone has zeros: int8, in the
-    shape of the scales.
+    DeepSeek-V3 calls the factor weight_scale_inv, compressed-tensors weight_scale; only the latter has zeros, int8 in
+    the shape of the scales.
     """
     anchor = packed.means.anchor
     place, name = packed.place(anchor), scale_name(anchor, packed.tensors)
@@ -58,7 +56,7 @@ def in_place(packed: Packed) -> StoredTensor:
     read = rows_of(place, shape)
 
     def decode(files: OpenFiles, start: int, stop: int) -> Tensor:
-        factors = scale.of(files, start, stop)  # first: it is read into the same buffer
+        factors = scale.of(files, start, stop)  # before the values, which are read into the same buffer
         zeros = None if zero is None else zero.spread(zero.of(files, start, stop), scale.columns)
         values = read(files, start, stop).view(dtype).float()
         return scale.times(values if zeros is None else values.sub_(zeros), factors)
@@ -67,7 +65,7 @@ def in_place(packed: Packed) -> StoredTensor:
 
 
 def mxfp4(packed: Packed) -> StoredTensor:
-    """Two E2M1 values a byte, the low one first, a power of two per 32 of a row.
+    """Read two E2M1 values a byte, the low one first, and a power of two for each 32 of a row.
 
     gpt-oss's `X_blocks` [experts, out, in / 32, 16] are [experts, out, in]; its bfloat16 checkpoints, and the blocks as
     transformers unpacks them, are the transpose.
@@ -76,15 +74,14 @@ def mxfp4(packed: Packed) -> StoredTensor:
 
 
 def mxfp6(packed: Packed) -> StoredTensor:
-    """Four E2M3 values in three bytes, the first in the lowest bits, a power of two per 32 of a row."""
+    """Read four E2M3 values in three bytes, the first in the lowest bits, and a power of two for each 32 of a row."""
     return _small(packed, _fp6, 32, POWERS)
 
 
 def nvfp4(packed: Packed) -> StoredTensor:
-    """Two E2M1 values a byte, an E4M3 scale for 16 of a row, and a float for the tensor or for each expert.
+    """Read two E2M1 values a byte, an E4M3 scale for each 16 of a row, and a float for the tensor or for each expert.
 
-    ModelOpt's `weight_scale_2` multiplies the scales, compressed-tensors' `weight_global_scale` divides them; as there,
-    the result is rounded to float32 before it multiplies a value.
+    ModelOpt's `weight_scale_2` multiplies the scales, compressed-tensors' `weight_global_scale` divides them.
     """
     base = packed.base
     name = packed.first(base + "_scale_2", base + "_weight_scale_2", base + "_global_scale") or base + "_scale_2"
@@ -96,6 +93,7 @@ def nvfp4(packed: Packed) -> StoredTensor:
     def combine(files: OpenFiles, scales: Tensor, matrix: int) -> Tensor:
         whole = numbers(files.read(place.path, place.start, place.info.bytes), place, name)
         one = whole[matrix if len(whole) > 1 else 0]
+        # rounded to float32 before it multiplies a value, as in both libraries
         return scales / one if name.endswith("_global_scale") else scales * one
 
     return _small(packed, _fp4, 16, ("F8_E4M3",), combine)
@@ -105,16 +103,16 @@ _READERS: Mapping[str, Callable[[Packed], StoredTensor]] = {  # by the first wor
     "fp8": in_place, "mxfp8": in_place, "mxfp4": mxfp4, "mxfp6": mxfp6, "nvfp4": nvfp4, "gptq": gptq, "awq": awq,
     "compressed": lambda packed: compressed(packed) if packed.means.bits else in_place(packed),
 }  # fmt: skip
-# What changes the inputs of a packed matrix, by the ending of its name in the module or next to it.
+# Endings of tensors, in the module or next to it, that change the inputs of a packed matrix.
 _OF_INPUTS = (".pre_quant_scale", "._act_pre_scale")
 _OF_ACTIVATIONS = ("act.scales", "gelu_impl.scales")
 
 
 def stored(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | None = None) -> StoredTensor:
-    """The tensor of a logical name; `quantization` is the config's quantization_config.
+    """Find the tensor of a logical name; `quantization` is the config's quantization_config.
 
-    Raises FFNError for a tensor that is missing, is packed in an unsupported way, lacks its scales, or has pieces that
-    do not fit each other; and (exit 3) for a format that this torch or gguf library does not have.
+    A tensor that is missing, is packed in an unsupported way, lacks its scales, or has pieces that do not fit each
+    other is an error (exit 2), and so is a format that this torch or gguf library lacks (exit 3).
     """
     if name in checkpoint.files:
         info, scaled = checkpoint.info(name), checkpoint.gguf and gguf_scale(name, checkpoint.files) is not None
@@ -133,14 +131,14 @@ def stored(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | 
 
 
 def shaped(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
-    """The same tensor with its axes of size one elsewhere; packed rows do not change."""
+    """Move a tensor's axes of size one; packed rows do not change."""
     if tensor.place.info.dtype in PLAIN and tensor.shape[-1:] != shape[-1:]:
         return _plain(tensor.place, shape)
     return replace(tensor, shape=shape)
 
 
 def _packed(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | None) -> Packed:
-    """The packed tensor of that logical name. FFNError if its dtype alone does not say what its values are."""
+    """The packed tensor of that logical name; a dtype alone may not tell what its values are."""
     tensors = {piece: checkpoint.info(piece) for piece in _possible_pieces(checkpoint, name)}
     means = logical(tensors, quantization, checkpoint.where).get(name)
     if means is None:
@@ -154,7 +152,7 @@ def _packed(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] |
 
 
 def _check_inputs(packed: Packed, name: str) -> None:
-    """FFNError if the quantizer changes the inputs too: the unpacked weights alone would compute something else."""
+    """Refuse a quantizer that changes the inputs too: the unpacked weights alone would compute something else."""
     checkpoint, module = packed.checkpoint, name.removesuffix(".weight")
     around = module.rpartition(".")[0]
     names = (*(module + ending for ending in _OF_INPUTS), *(f"{around}.{ending}" for ending in _OF_ACTIVATIONS))
@@ -190,7 +188,7 @@ def _plain(place: ByteLocation, shape: tuple[int, ...]) -> StoredTensor:
 
 
 def integers(checkpoint: Checkpoint, name: str) -> Tensor:
-    """A whole tensor of integers, as int64. Raises FFNError for one of another dtype."""
+    """Read a whole tensor of integers, as int64."""
     import torch
 
     place = checkpoint.place(name)
@@ -206,7 +204,7 @@ def integers(checkpoint: Checkpoint, name: str) -> Tensor:
 
 
 def _gguf(checkpoint: Checkpoint, name: str) -> StoredTensor:
-    """A row's blocks, decoded by the gguf library, times the scale that llama.cpp multiplies the product by."""
+    """A row's blocks, decoded by the gguf library, times the scale by which llama.cpp multiplies the product."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -231,7 +229,7 @@ def _gguf(checkpoint: Checkpoint, name: str) -> StoredTensor:
 
 
 def _gguf_scale(checkpoint: Checkpoint, name: str, matrices: int) -> Callable[[OpenFiles, int], Tensor | None]:
-    """A matrix → its scale, one float or one for each expert (NVFP4, BitNet); None without."""
+    """A matrix → its scale (NVFP4, BitNet), one for all or one for each expert; None without."""
     scale = gguf_scale(name, checkpoint.files)
     if scale is None:
         return lambda files, matrix: None
@@ -261,14 +259,14 @@ def _zeros(packed: Packed, scales: str, shape: tuple[int, ...], stated: Any) -> 
 
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # E2M1
 _FP6 = [m / 8 for m in range(8)] + [(1 + m / 8) * 2.0**e for e in range(3) for m in range(8)]  # E2M3, its positive half
-_Combine = Callable[[OpenFiles, "Tensor", int], "Tensor"]  # (scales of some rows, their matrix) → what multiplies them
+_Combine = Callable[[OpenFiles, "Tensor", int], "Tensor"]  # (files, scales of some rows, their matrix) → the factors
 
 
 def _small(
     packed: Packed, unpack: Callable[[Tensor], Tensor], size: int, dtypes: tuple[str, ...],
     combine: _Combine = lambda files, scales, matrix: scales,
 ) -> StoredTensor:  # fmt: skip
-    """Values under a scale for `size` adjacent ones, along rows, or along columns where the matrix is transposed."""
+    """Values with a scale for each `size` adjacent ones, along rows, or along columns if the matrix is transposed."""
     place, shape, name = packed.place(packed.means.anchor), packed.shape, _scales(packed)
     scales = packed.place(name)
     if scales.info.dtype not in dtypes:

@@ -1,4 +1,4 @@
-"""GGUF files: metadata and tensors from the header alone, in the form that a config reader and a counter need.
+"""Read GGUF files: metadata and tensors, from the header alone.
 
 The `gguf` library lists the tensor formats and the sizes of their blocks. The header is read by checked code of our
 own: `GGUFReader` makes two arrays a token (9 s, 700 MB for Llama 3), and 45 bytes that promise 2^40 numbers hang it.
@@ -33,7 +33,7 @@ _LEAST_TENSOR, _LEAST_KEY = 24, 13  # bytes of the shortest tensor info, of the 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-_LEFT_OUT: Any = object()  # a value that is not needed here: a vocabulary, a very long text
+_LEFT_OUT: Any = object()  # a value that we do not need: a vocabulary, a very long text
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,7 @@ class GGUFFile:
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """Metadata and tensors of a GGUF file; of the whole set where `path` is one shard of several.
-
-    Raises FFNError (exit 2) for a malformed file or a set with a missing shard, and (exit 3)
-    if the `gguf` library is not installed.
-    """
+    """Read metadata and tensors of a GGUF file, or of all shards if `path` is one."""
     formats = _formats()
     paths = _shards(path)
     files = [_read_file(shard, formats) for shard in paths]
@@ -103,7 +99,7 @@ def _shards(path: Path) -> list[Path]:
 
 
 def _joined_metadata(path: Path, files: list[GGUFFile]) -> Mapping[str, Any]:
-    """The first shard's metadata, which describe the model. Raises FFNError if the shards are not one set."""
+    """The first shard's metadata, which describe the model; the shards must be one set."""
     for number, file in enumerate(files):
         for key, expected in (("split.no", number), ("split.count", len(files))):
             if file.metadata.get(key, expected) != expected:
@@ -152,17 +148,17 @@ class _Cursor:
     where: str
     path: Path
     at: int = 0
-    data: bytearray = field(default_factory=bytearray)  # read so far: of a map, a file cut short ends the process
+    data: bytearray = field(default_factory=bytearray)  # not a memory map: a file cut short would end the process
 
     def step(self, count: int) -> int:
-        """Advance by `count` bytes. Returns where they start."""
+        """Advance by `count` bytes, and return where they start."""
         if self.at + count > len(self.data):
             self.load(self.at + count)
         self.at += count
         return self.at - count
 
     def load(self, end: int) -> None:
-        """Read on, up to byte `end` at least. Raises FFNError if the file, or what a header may take, ends there."""
+        """Read on, up to byte `end` at least, unless the file, or the most that a header may take, ends before."""
         limit = min(self.size, MOST_HEADER_BYTES)
         if end > limit < self.size:
             raise FFNError(f"{self.where}: a header of more than {MOST_HEADER_BYTES:,} bytes is not supported")
@@ -175,16 +171,16 @@ class _Cursor:
             raise FFNError(f"{self.where} is truncated: its header does not end within its {self.size} bytes")
 
     def numbers(self, code: str, count: int = 1) -> tuple[Any, ...]:
-        """`count` numbers by struct's code, little-endian."""
+        """Read `count` numbers by struct's code, little-endian."""
         start = self.step(count * struct.calcsize(f"<{code}"))
         return struct.unpack_from(f"<{count}{code}", self.data, start)
 
     def number(self, code: str) -> Any:
-        """One number."""
+        """Read one number."""
         return self.numbers(code)[0]
 
     def text(self) -> bytes:
-        """A text: its length, then its bytes."""
+        """Read a text: its length, then its bytes."""
         start = self.step(self.number("Q"))
         return bytes(self.data[start : self.at])
 
@@ -199,7 +195,7 @@ class _Cursor:
         self.step(at - self.at)
 
     def name(self, kind: str) -> str:
-        """A text that must be UTF-8: a key, a tensor's name."""
+        """Read a text that must be UTF-8: a key, a tensor's name."""
         raw = self.text()
         try:
             return raw.decode("utf-8")
@@ -224,7 +220,7 @@ def _parsed(cursor: _Cursor, formats: _Formats) -> GGUFFile:
 
 
 def _counts(cursor: _Cursor) -> tuple[int, int]:
-    """The numbers of tensors and metadata keys that the file promises; refused if they cannot fit."""
+    """The numbers of tensors and metadata keys that the file promises, if they can fit."""
     where, size = cursor.where, cursor.size
     start = bytes(cursor.data[cursor.step(min(4, size)) : 4])
     if start != b"GGUF"[:size]:
@@ -294,7 +290,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: Any, formats: _Formats) -> 
 
 
 def _tensor(cursor: _Cursor, formats: _Formats) -> tuple[GGUFTensor, int]:
-    """One tensor and where its data should start."""
+    """One tensor, and where its data should start."""
     name = cursor.name("tensor")
     label = f"{cursor.where}: tensor {shown(name, 120)}"
     dims = cursor.number("I")
@@ -323,7 +319,7 @@ def _aligned(at: int, alignment: int) -> int:
 
 @dataclass(frozen=True)
 class _Key:
-    """A metadata key without its architecture prefix, its least value, and whether it may be one value per layer."""
+    """A metadata key without its architecture prefix, its least value, and whether it may have a value per layer."""
 
     key: str
     low: int = 1
@@ -349,12 +345,10 @@ _CONFIG = {
 
 
 def gguf_config(file: GGUFFile) -> dict[str, Any]:
-    """The model's shape in the metadata, by our names; only keys that are present.
+    """Read the model's shape from the metadata, by our names (`_CONFIG`); only keys that are present.
 
-    d_model, d_ff, layers, experts, top_k, expert_d_ff, shared_experts, shared_d_ff, leading_dense, heads, kv_heads,
-    head_dim, value_dim, vocab: whole numbers; d_ff, heads and kv_heads may be a tuple with one per layer. A key may
-    have its architecture's prefix or, as some writers leave it, none; 0 counts as absent. Raises FFNError for anything
-    else.
+    All are whole numbers; d_ff, heads and kv_heads may be a tuple with one per layer. A key may have its architecture's
+    prefix or, from some writers, none.
     """
     fields = Fields(file.metadata, file.where)
     out: dict[str, Any] = {}
@@ -375,7 +369,7 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def _check_layers(config: Mapping[str, Any], fields: Fields, architecture: str) -> None:
-    """FFNError if a list with one value per layer does not have as many values as there are layers."""
+    """Refuse a list with one value per layer that has another length."""
     layers = config.get("layers")
     for name, value in config.items():
         if isinstance(value, tuple) and layers is not None and len(value) != layers:

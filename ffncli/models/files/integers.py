@@ -1,7 +1,6 @@
-"""Integers of 2 to 8 bits in int32 words under scales: GPTQ, AWQ and compressed-tensors, as rows of float32.
+"""Unpack integers of 2 to 8 bits in int32 words under scales (GPTQ, AWQ, compressed-tensors) to rows of float32.
 
-A value is (integer - zero) × scale, and a group of inputs shares zero and scale. The product is exact in float32 for
-scales of 16 bits: rounding it to their dtype gives what the formats' libraries compute in that dtype.
+A value is (integer - zero) × scale, and a group of inputs shares zero and scale.
 """
 
 from __future__ import annotations
@@ -17,23 +16,21 @@ from ffncli.models.files.rows import OpenFiles, Packed, ScaleGrid, StoredTensor,
 if TYPE_CHECKING:
     from torch import Tensor
 
-_AWQ_ORDER = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}  # which of a word's integers each of its columns is
+_AWQ_ORDER = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}  # column of a word → the integer's place in it
 _LESS_ONE = ("gptq", "auto_round:auto_gptq", "auto_round:gptq")  # formats that store zero - 1
 
-# Of rows [start, stop) of one matrix, [..., out, in]: its zeros, [stop - start, groups]; an int if all are equal.
+# (files, matrix, start, stop) → the zeros of these rows of a matrix [out, in], [stop - start, groups]; an int if equal.
 _Zeros: TypeAlias = "Callable[[OpenFiles, int, int, int], Tensor | int]"
-_Group: TypeAlias = "Callable[[OpenFiles, int], Tensor | int]"  # of a matrix's inputs: which, or how many share one
+_Group: TypeAlias = "Callable[[OpenFiles, int], Tensor | int]"  # a matrix → each input's group, or how many share one
 
 
 def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
-    """int32 words [n, words] → their first `count` integers, [n, count], the first one in the lowest bits.
-
-    Integers are adjacent, across the ends of words too; in the words that compressed-tensors wrote before, none crosses
-    an end (3 bits: ten integers a word), which needs more of them.
-    """
+    """Unpack the first `count` integers of int32 words [n, words] to [n, count], the first one in the lowest bits."""
     import torch
 
     mask = (1 << bits) - 1
+    # integers are adjacent, across the ends of words too; in older words of compressed-tensors none crosses an end
+    # (3 bits: ten integers a word), and there are more words than adjacent integers need
     if 32 % bits == 0 or words.shape[1] > -(-count * bits // 32):
         shifts = torch.arange(0, 32 - bits + 1, bits, dtype=torch.int32)
         return ((words.unsqueeze(-1) >> shifts) & mask).flatten(1)[:, :count]
@@ -44,7 +41,8 @@ def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
 
 def _scaled(values: Tensor, zeros: Tensor | int, scales: Tensor, group: Tensor | int) -> Tensor:
     """(integer - zero) × scale in float32; `group` is how many adjacent inputs share a column of `zeros` and `scales`,
-    or the column of each input."""
+    or each input's column."""
+    # exact in float32 for scales of 16 bits: rounded to their dtype, it is what the formats' libraries compute
     if isinstance(group, int):
         one = zeros if isinstance(zeros, int) else zeros.unsqueeze(-1)
         return (values.reshape(len(values), -1, group) - one).float().mul_(scales.unsqueeze(-1)).flatten(1)
@@ -55,8 +53,8 @@ def _scaled(values: Tensor, zeros: Tensor | int, scales: Tensor, group: Tensor |
 
 
 def compressed(packed: Packed) -> StoredTensor:
-    """Words along each row, [..., out, in·bits/32], under scales [..., out, groups] or fewer; zeros [..., out·bits/32,
-    groups] are packed along the columns. 2^(bits - 1) is added to integers and zeros, which cancels out."""
+    """Read words along each row, [..., out, in·bits/32], under scales [..., out, groups] or fewer; zeros [...,
+    out·bits/32, groups] are packed along the columns. Integers and zeros have 2^(bits - 1) added, which cancels out."""
     bits, shape, name = packed.means.bits, packed.shape, packed.base + "_scale"
     place = packed.place(packed.means.anchor)
     grid = ScaleGrid(_floats(packed, name), name, shape)
@@ -77,7 +75,7 @@ def compressed(packed: Packed) -> StoredTensor:
 
 
 def _check_stated_shape(packed: Packed) -> None:
-    """FFNError if `weight_shape`, whose values are the shape, has others than the headers show."""
+    """Compare `weight_shape`, whose values are the shape, with what the headers show."""
     import torch
 
     name = packed.base + "_shape"
@@ -94,7 +92,7 @@ def _check_stated_shape(packed: Packed) -> None:
 
 
 def _compressed_zeros(packed: Packed, groups: int) -> _Zeros:
-    """The zeros, all 2^(bits - 1) of a symmetric quantizer. FFNError if they are missing or have other sizes."""
+    """The zeros; all 2^(bits - 1) for a symmetric quantizer."""
     import torch
 
     name, bits, shape = packed.base + "_zero_point", packed.means.bits, packed.shape
@@ -124,8 +122,8 @@ def _asymmetric(packed: Packed) -> bool:
 
 
 def gptq(packed: Packed) -> StoredTensor:
-    """`qweight` [..., in·bits/32, out]: words along the inputs; `scales` [..., groups, out]; `qzeros` [..., groups,
-    out·bits/32], words along the outputs; `g_idx` [in], the group of each input if these were sorted."""
+    """Read `qweight` [..., in·bits/32, out], words along the inputs; `scales` [..., groups, out]; `qzeros` [...,
+    groups, out·bits/32], words along the outputs; `g_idx` [in], each input's group if they were sorted."""
     import torch
 
     bits, shape, stem = packed.means.bits, packed.shape, packed.means.anchor.removesuffix("qweight")
@@ -144,8 +142,8 @@ def gptq(packed: Packed) -> StoredTensor:
 
 
 def awq(packed: Packed) -> StoredTensor:
-    """`qweight` [..., in, out·bits/32] and `qzeros` [..., groups, out·bits/32]: words along the outputs, their integers
-    in an order of their own; `scales` [..., groups, out]."""
+    """Read `qweight` [..., in, out·bits/32] and `qzeros` [..., groups, out·bits/32], words along the outputs with
+    integers in AWQ's order; `scales` [..., groups, out]."""
     bits, shape, stem = packed.means.bits, packed.shape, packed.means.anchor.removesuffix("qweight")
     if bits not in _AWQ_ORDER:
         raise packed.wrong(packed.means.anchor, f"is packed as {packed.means.format}, whose order is not known")
@@ -178,7 +176,7 @@ def _in_order(place: ByteLocation, matrix: int, files: OpenFiles, start: int, st
 
 
 def _check_version(packed: Packed) -> None:
-    """FFNError for AWQ's other arrangements (`gemv`, `marlin`): their tensors have the same names."""
+    """Refuse AWQ's other arrangements (`gemv`, `marlin`), whose tensors have the same names."""
     for field in ("version", "checkpoint_format"):
         stated = packed.config.text(field, "gemm")
         if packed.config.text("quant_method", "awq") == "awq" and stated.lower() != "gemm":
@@ -189,8 +187,7 @@ def _check_version(packed: Packed) -> None:
 def _gptq_zeros(packed: Packed, stem: str, groups: int) -> _Zeros:
     """The zeros. Formats before gptq_v2 store zero - 1, subtracted from whole words.
 
-    Where the config says `sym`, all are 2^(bits - 1): some writers name the wrong one of the two formats. Raises
-    FFNError if they are missing, have other sizes, or are of an unknown format.
+    With `sym` in the config, all are 2^(bits - 1) in one of the two formats: some writers name the wrong one.
     """
     import torch
 
@@ -221,7 +218,7 @@ def _gptq_zeros(packed: Packed, stem: str, groups: int) -> _Zeros:
 
 
 def _ones(bits: int) -> Tensor:
-    """1 in each of 32 adjacent integers: int32 words [bits]."""
+    """32 adjacent ones, as int32 words [bits]."""
     import torch
 
     whole = sum(1 << bits * at for at in range(32))
@@ -229,7 +226,7 @@ def _ones(bits: int) -> Tensor:
 
 
 def _groups(packed: Packed, stem: str) -> tuple[ByteLocation, _Group]:
-    """(the scales, the group of each input). FFNError if groups cannot be told from the tensors and the config."""
+    """(the scales, the group of each input), by the tensors and the config."""
     scales, shape, stated = _floats(packed, stem + "scales"), packed.shape, packed.config.values.get("group_size")
     groups, inputs = scales.info.shape[-2], shape[-1]
     if scales.info.shape != (*shape[:-2], groups, shape[-2]):
@@ -250,7 +247,7 @@ def _groups(packed: Packed, stem: str) -> tuple[ByteLocation, _Group]:
 
 
 def _group_of(packed: Packed, name: str, groups: int, size: int) -> _Group:
-    """A matrix → the group of each of its inputs: of `size` adjacent ones, unless the tensor `name` states others."""
+    """A matrix → the group of each input: `size` adjacent ones share one, unless the tensor `name` says otherwise."""
     import torch
 
     inputs = packed.shape[-1]
@@ -277,7 +274,7 @@ def _group_of(packed: Packed, name: str, groups: int, size: int) -> _Group:
 
 
 def _floats(packed: Packed, name: str) -> ByteLocation:
-    """A tensor of plain floats, none of whose axes is empty."""
+    """A tensor of plain floats without empty axes."""
     place = packed.place(name)
     if place.info.dtype not in PLAIN or 0 in place.info.shape:
         raise packed.wrong(name, f"holds scales as {place.info.dtype} {shown(list(place.info.shape))}")
@@ -294,5 +291,5 @@ def _words(packed: Packed, name: str, shape: tuple[int, ...]) -> ByteLocation:
 
 
 def _whole_words(start: int, stop: int, bits: int, most: int) -> tuple[int, int]:
-    """The words that integers [start, stop) are in, from a multiple of 32 integers on, where a word begins."""
+    """The words that hold integers [start, stop), from a multiple of 32 integers on, where a word begins."""
     return start // 32 * bits, min(-(-stop * bits // 32), most)

@@ -25,11 +25,11 @@ _KNOWN = "gptq, awq, fp8, mxfp8, mxfp4, nvfp4, bitsandbytes, compressed-tensors"
 
 @dataclass(frozen=True)
 class LogicalTensor:
-    """One logical tensor: torch's shape ([out, in]; None if only the number of values is known), parameters,
-    bytes of all its pieces in the file, format (`gptq-4bit`, `fp8-block128`; a plain tensor's dtype code).
+    """One logical tensor: torch's shape ([out, in]; None if only the number of values is known), parameters, bytes of
+    all its pieces in the file, format (`gptq-4bit`, `fp8-block128`; a plain tensor's dtype code).
 
-    `anchor` is the stored tensor that represents it: the packed values, or the plain tensor itself; `bits` is the width
-    of a packed integer. `pieces` are the other stored tensors that belong to it.
+    `anchor` is the stored tensor that represents it: the packed values, or the plain tensor itself; `pieces` are the
+    other stored tensors that belong to it. `bits` is the width of a packed integer.
     """
 
     shape: Shape | None
@@ -45,12 +45,11 @@ class LogicalTensor:
 def logical(
     tensors: Mapping[str, TensorInfo], quantization: Mapping[str, Any] | None, where: str
 ) -> dict[str, LogicalTensor]:
-    """Stored tensors → logical tensors, in the same order.
+    """Turn stored tensors into logical tensors, in the same order.
 
     A packed matrix becomes one entry `X.weight` (`X` if experts share a parameter without that ending), at the place
     of its packed values. All pieces of a matrix must be passed together; other parts of the checkpoint may be left out.
-    `where` names the checkpoint in errors. Raises FFNError naming the tensor if shapes contradict each other or the
-    config, or if values are packed in an unknown way.
+    `where` names the checkpoint in errors: shapes that contradict each other or the config, unknown packings.
     """
     config = Fields(quantization or {}, where)
     packed: dict[str, LogicalTensor] = {}
@@ -79,9 +78,8 @@ def logical(
 
 
 def _check_plain(name: str, info: TensorInfo, quantization: Mapping[str, Any] | None, where: str) -> None:
-    """Unexplained integers in a quantized checkpoint are packed in an unknown way: counting them would be wrong.
-
-    Masks that GPT-2 and GPT-NeoX store as `bias` are not weights.
+    """Refuse unexplained integers in a quantized checkpoint: they are packed in an unknown way, and counting them would
+    be wrong. Masks that GPT-2 and GPT-NeoX store as `bias` are not weights.
     """
     if info.dtype == "U8" and len(info.shape) > 2 and name.endswith(("_blocks", ".blocks")):
         scales = f"{where}: tensor {shown(name[:-6] + 'scales', 120)} is missing"
@@ -100,7 +98,7 @@ PACKED_DTYPES = {"U8", "I8", "I16", "U16", "I32", "U32"}
 _GPTQ_BITS = (2, 3, 4, 5, 6, 7, 8)
 _GGML = re.compile(r"(I|T|)Q\d.*|(MX|NV)FP4")
 _MICROSCALED = {8: ("nvfp4", 16), 16: ("mxfp4", 32), 24: ("mxfp6", 32)}  # bytes that share a scale: (format, values)
-_WEIGHT_PIECES = (  # of `X.weight` as `X.weight_scale`, of an experts' `X` as `X_scale`
+_WEIGHT_PIECES = (  # `X.weight_scale` of `X.weight`, `X_scale` of the experts' `X`
     "_scale_inv _scale _scale_2 _global_scale _zero_point _g_idx _shape _input_scale _input_scale_2 _activation_scale "
     "_weight_scale _weight_scale_2"
 )
@@ -120,30 +118,30 @@ class Anchor:
     config: Fields
 
     def pieces(self, base: str, endings: str) -> tuple[str, ...]:
-        """The existing tensors among `base` + ending."""
+        """List the existing tensors among `base` + ending."""
         return tuple(name for ending in endings.split() if (name := base + ending) in self.tensors)
 
     def packs(
         self, name: str, shape: Shape | None, form: str, pieces: tuple[str, ...], bits: int = 0, params: int = 0
     ) -> LogicalTensor:
-        """The matrix that these values and the other `pieces` are; `params` are those of an unknown shape."""
+        """Make the matrix of these values and the other `pieces`; `params` counts the values of an unknown shape."""
         stored = self.info.bytes + sum(self.tensors[piece].bytes for piece in pieces)
         number = params if shape is None else prod(shape)
         return LogicalTensor(shape, number, stored, form, name, self.name, bits, pieces)
 
     def wrong(self, what: str) -> FFNError:
-        """The error for shapes that contradict each other, or the config."""
+        """Make the error for shapes that contradict each other, or the config."""
         kind = f"{self.info.dtype} {shown(list(self.info.shape))}"
         return FFNError(f"{self.config.where}: tensor {shown(self.name, 120)} ({kind}) {what}")
 
     def matrix(self) -> tuple[int, int]:
-        """The last two sizes, both at least 1. FFNError for anything else."""
+        """Return the last two sizes, both at least 1."""
         if len(self.info.shape) < 2 or min(self.info.shape) < 1:
             raise self.wrong("is not a matrix of packed values")
         return self.info.shape[-2], self.info.shape[-1]
 
     def piece(self, name: str, rank: int) -> TensorInfo | None:
-        """A required piece with this many axes (at least one), none of them empty."""
+        """Find a piece; if it exists, it has this many axes (at least one), none of them empty."""
         info = self.tensors.get(name)
         if info is not None and (len(info.shape) != rank or min(info.shape) < 1):
             raise self.wrong(f"cannot go with {shown(name, 120)} of shape {shown(list(info.shape))}")
@@ -192,10 +190,7 @@ def _gptq_inputs(anchor: Anchor, stem: str, outputs: int) -> int | None:
 
 
 def _bits(anchor: Anchor, words: int, values: int | None, method: str) -> int:
-    """Bits per value: from `words` int32 that hold `values`, else the config's. FFNError if these two differ.
-
-    `dynamic` (GPTQModel) and `extra_config` (AutoRound) set bits per module, so only shapes count then.
-    """
+    """Bits per value: from `words` int32 that hold `values`, else the config's; the two must agree."""
     stated: int | None = anchor.config.integer("bits|w_bit", None, 1, 32)
     if values is None:
         if stated not in _GPTQ_BITS:
@@ -204,6 +199,7 @@ def _bits(anchor: Anchor, words: int, values: int | None, method: str) -> int:
     bits, rest = divmod(32 * words, values)
     if rest or bits not in _GPTQ_BITS:
         raise anchor.wrong(f"cannot hold {values} values in {words} words along that axis")
+    # GPTQModel and AutoRound may set bits for single modules, and then only shapes count
     per_module = any(anchor.config.values.get(key) for key in ("dynamic", "extra_config"))
     if stated not in (None, bits) and not per_module:
         raise anchor.wrong(f"has {bits}-bit values, quantization_config says bits {stated} ({method})")
@@ -219,7 +215,7 @@ def _values(anchor: Anchor, words: int, bits: int) -> int:
 
 
 def _check_groups(anchor: Anchor, name: str, groups: int, inputs: int) -> None:
-    """Checks that groups are runs of equally many inputs, the last perhaps shorter."""
+    """Check that groups are runs of equally many inputs, the last perhaps shorter."""
     size = -(-inputs // groups)
     if groups > inputs or -(-inputs // size) != groups:
         raise anchor.wrong(f"has {inputs} inputs, {shown(name, 120)} has {groups} groups")
@@ -229,8 +225,8 @@ def _check_groups(anchor: Anchor, name: str, groups: int, inputs: int) -> None:
 
 
 def scale_name(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:
-    """The scales of `name`: DeepSeek-V3's `weight_scale_inv`, the usual `weight_scale`, DeepSeek-V4's `scale`,
-    Mistral-Large-4's `qscale_weight`; of ModelOpt's experts in one parameter `X_weight_scale`."""
+    """Name the scales of a tensor: DeepSeek-V3's `weight_scale_inv`, the usual `weight_scale`, DeepSeek-V4's `scale`,
+    Mistral-Large-4's `qscale_weight`; `X_weight_scale` for ModelOpt's experts in one parameter."""
     names = [name + "_scale_inv", name + "_scale", name + "_weight_scale"]
     if name.endswith(".weight"):
         names += [name.removesuffix("weight") + "scale", name.removesuffix("weight") + "qscale_weight"]
@@ -267,8 +263,7 @@ def _int8(anchor: Anchor) -> LogicalTensor:
 def _blocks(anchor: Anchor) -> str:
     """The ending of the format's name, by what shares a scale: empty for tensors and channels, `-block128` for blocks.
 
-    Along each axis there is one scale per equal block, the last perhaps shorter. Raises
-    FFNError for other scales, or for blocks that differ from the config's weight_block_size.
+    Along each axis there is one scale per equal block, the last perhaps shorter, as in the config's weight_block_size.
     """
     name = scale_name(anchor.name, anchor.tensors) or ""
     shape, scales = anchor.info.shape, anchor.tensors[name].shape
@@ -340,15 +335,12 @@ def _packed(anchor: Anchor) -> LogicalTensor:
 
 
 def _row(words: int, groups: int | None, bits: int, size: int | None) -> int:
-    """How many values of that many bits a row of int32 words holds, 0 for a contradiction.
-
-    Groups give it exactly. Without groups, the last word counts as full: the exact width is in weight_shape's values,
-    which no header has. Writers before dense packing left the spare bits of each word empty (3 bits: ten values a
-    word).
-    """
+    """How many values of that many bits a row of int32 words holds, 0 for a contradiction."""
     if groups is None or size is None:
+        # the last word counts as full: the exact width is in weight_shape's values, which no header has
         return 32 * words // bits if groups in (None, 1) else 0
     values = groups * size
+    # writers before dense packing left the spare bits of each word empty (3 bits: ten values a word)
     return values if words in (-(-values * bits // 32), -(-values // (32 // bits))) else 0
 
 
@@ -433,7 +425,7 @@ def _torchao(anchor: Anchor) -> LogicalTensor:
 
 
 def gguf_scale(name: str, tensors: Collection[str]) -> str | None:
-    """The scale of a GGUF file's `X.weight`: `X.scale`, by which llama.cpp multiplies its product; None without."""
+    """Name the scale of a GGUF file's `X.weight`, `X.scale`, by which llama.cpp multiplies its product."""
     stem = name.removesuffix("weight")
     names = (stem + "scale", name + ".scale") if stem != name else ()
     return next((one for one in names if one in tensors), None)
@@ -453,7 +445,7 @@ _BY_SCALE = {**dict.fromkeys(_FLOAT8, _float8), "I8": _int8, "U8": _uint8}
 
 
 def reader(name: str, info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Callable[[Anchor], LogicalTensor] | None:
-    """How the tensor's packed values are read, None for a plain tensor or a piece of another."""
+    """Choose the reader of the tensor's packed values; None for a plain tensor or a piece of another."""
     if name + ".absmax" in tensors:  # first: bitsandbytes may store its bytes as any dtype
         return _bitsandbytes_4bit
     if _GGML.fullmatch(info.dtype):

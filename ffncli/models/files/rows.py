@@ -1,5 +1,5 @@
-"""Rows of a tensor in a file: its bytes, only the requested ones, by positional reads into one buffer; the numbers of a
-grid over it, and what unpacks them.
+"""Read rows of a tensor in a file: only the requested bytes, by positional reads into one buffer; and a grid of numbers
+(scales, zeros) over its matrices.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FLOAT8 = {
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
-POWERS = ("F8_E8M0", "U8")  # exponents alone, with or without a dtype of their own
+POWERS = ("F8_E8M0", "U8")  # bare exponents, with or without a dtype of their own
 
 
 class OpenFiles:
@@ -51,10 +51,8 @@ class OpenFiles:
         self._open.clear()
 
     def read(self, path: Path, start: int, count: int, times: int = 1, pitch: int = 0) -> Tensor:
-        """`count` bytes from byte `start` on, as uint8; so many `times`, `pitch` bytes apart. The next read overwrites
-        them.
-
-        Raises FFNError if the file ends too early (exit 2) or cannot be read (exit 3).
+        """Read `count` bytes from byte `start` on, as uint8, so many `times`, `pitch` bytes apart. The next read
+        overwrites them.
         """
         import torch
 
@@ -92,10 +90,10 @@ Decode = Callable[[OpenFiles, int, int], "Tensor"]
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor that can be read: its logical shape, and `decode`, which returns the values of some of its rows.
+    """A tensor to read: its logical shape, and `decode(files, start, stop)`, which returns some of its rows.
 
-    Rows are those of the whole tensor, [..., columns] seen as one matrix. `decode(files, start, stop)` returns plain
-    floats [stop - start, columns], valid until the next read; all rows must be of one matrix of the last two axes.
+    Rows are those of [..., columns] seen as one matrix. They are plain floats [stop - start, columns], valid until the
+    next read, and must be of one matrix of the last two axes.
     """
 
     place: ByteLocation
@@ -105,7 +103,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed matrix: what it is, the stored tensors among which its pieces are, the config's quantization_config."""
+    """A packed matrix, the stored tensors among which its pieces are, and the config's quantization_config."""
 
     checkpoint: Checkpoint
     means: LogicalTensor
@@ -114,28 +112,28 @@ class Packed:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The logical shape. Formats that do not show theirs are not unpacked."""
+        """Return the logical shape; formats that do not show it are not unpacked."""
         assert self.means.shape is not None
         return self.means.shape
 
     @property
     def base(self) -> str:
-        """The name that the names of its pieces extend."""
+        """Return the name that its pieces' names extend."""
         return self.means.anchor.removesuffix("_packed")
 
     def place(self, name: str) -> ByteLocation:
-        """A piece's bytes. FFNError if the piece is missing."""
+        """Locate a required piece's bytes."""
         if name not in self.tensors:
             what = f"{shown_path(self.checkpoint.path(self.means.anchor))}: tensor {shown(name, 120)} is missing"
             raise FFNError(what, f"{shown(self.means.anchor, 120)} cannot be read without it")
         return self.checkpoint.place(name)
 
     def first(self, *names: str) -> str | None:
-        """The first of these tensors that is there."""
+        """Return the first of these tensors that exists."""
         return next((name for name in names if name in self.tensors), None)
 
     def wrong(self, name: str, what: str, hint: str = "") -> FFNError:
-        """The error for a piece that cannot be."""
+        """Make the error for an impossible piece."""
         return FFNError(f"{shown_path(self.checkpoint.path(name))}: tensor {shown(name, 120)} {what}", hint)
 
 
@@ -143,7 +141,7 @@ class Packed:
 
 
 def torch_dtype(place: ByteLocation, name: str) -> Any:
-    """torch's dtype of that name; FFNError if this torch has none."""
+    """Return torch's dtype of that name, which an older torch may lack."""
     import torch
 
     dtype = getattr(torch, name, None)
@@ -156,7 +154,7 @@ def torch_dtype(place: ByteLocation, name: str) -> Any:
 
 
 def rows_of(place: ByteLocation, shape: tuple[int, ...]) -> Decode:
-    """A reader of raw rows: uint8 [stop - start, bytes of a row], where the tensor's bytes are the rows of `shape`."""
+    """Make a reader of raw rows, uint8 [stop - start, bytes of a row], of a tensor whose bytes are rows of `shape`."""
     total = prod(shape[:-1])
     width = place.info.bytes // total if total else 0
 
@@ -168,7 +166,7 @@ def rows_of(place: ByteLocation, shape: tuple[int, ...]) -> Decode:
 
 
 def columns_of(place: ByteLocation, matrix: int, files: OpenFiles, start: int, stop: int) -> Tensor:
-    """Some columns of one of the tensor's matrices, all their rows: uint8 [rows, bytes]."""
+    """Read some columns of one of the tensor's matrices, in all rows: uint8 [rows, bytes]."""
     rows, columns = place.info.shape[-2:]
     item = place.info.bytes // max(1, prod(place.info.shape))
     at = place.start + (matrix * rows * columns + start) * item
@@ -178,14 +176,14 @@ def columns_of(place: ByteLocation, matrix: int, files: OpenFiles, start: int, s
 
 @cache
 def powers() -> Tensor:
-    """E8M0: byte b is 2^(b - 127), and 255 is NaN (OCP Microscaling Formats 1.0, 5.4.1). Exact in float32."""
+    """Tabulate E8M0: byte b is 2^(b - 127), exact in float32, and 255 is NaN (OCP Microscaling Formats 1.0, 5.4.1)."""
     import torch
 
     return torch.tensor([ldexp(1.0, byte - 127) for byte in range(255)] + [nan], dtype=torch.float32)
 
 
 def numbers(raw: Tensor, place: ByteLocation, name: str) -> Tensor:
-    """Scales or zeros as float32: plain floats, FP8, powers of two (E8M0), int8. Raises FFNError for other dtypes."""
+    """Convert scales or zeros to float32: plain floats, FP8, powers of two (E8M0), int8."""
     import torch
 
     kind = place.info.dtype
@@ -204,9 +202,9 @@ def numbers(raw: Tensor, place: ByteLocation, name: str) -> Tensor:
 
 
 class ScaleGrid:
-    """A number for each block of a tensor's matrices: scales, zeros. `blocks` is how many rows and columns share one.
+    """A number (a scale, a zero) for each block of a tensor's matrices; so many rows and columns (`blocks`) share one.
 
-    `stated` is the config's weight_block_size. Raises FFNError if the numbers do not divide the matrices into blocks.
+    `stated` is the config's weight_block_size.
     """
 
     def __init__(self, place: ByteLocation, name: str, shape: tuple[int, ...], stated: Any = None) -> None:
@@ -230,7 +228,7 @@ class ScaleGrid:
         return FFNError(f"{label}: scales of shape {list(self.place.info.shape)} {what}")
 
     def of(self, files: OpenFiles, start: int, stop: int) -> Tensor:
-        """The numbers of some rows: float32 [stop - start, numbers in a row]."""
+        """Read the numbers of some rows: float32 [stop - start, numbers in a row]."""
         import torch
 
         matrix, first = divmod(start, self.height)
@@ -242,14 +240,14 @@ class ScaleGrid:
         return scales[torch.arange(first, first + stop - start) // self.blocks[0] - low]
 
     def times(self, values: Tensor, factors: Tensor) -> Tensor:
-        """`values` [rows, columns], each multiplied in place by the factor of its block, by `factors` from `of`."""
+        """Multiply `values` [rows, columns] in place, each by its block's factor; `factors` are from `of`."""
         if values.shape[1] == self.blocks[1] * self.counts[1]:
             values.view(*factors.shape, -1).mul_(factors.unsqueeze(-1))
             return values
         return values.mul_(self.spread(factors, values.shape[1]))
 
     def spread(self, scales: Tensor, columns: int) -> Tensor:
-        """`scales` from `of`, one for each column."""
+        """Repeat `scales` from `of` for each column."""
         return scales.repeat_interleave(self.blocks[1], 1)[:, :columns]
 
 
@@ -266,7 +264,7 @@ MOST_AT_ONCE = 16 << 20  # bytes: Ctrl-C takes effect between two reads
 
 
 def named_tensor(path: Path, name: str) -> Tensor:
-    """One tensor of a .safetensors file, by the library. Raises FFNError, naming the file, if it cannot be read."""
+    """Read one tensor of a .safetensors file through the library."""
     from safetensors import SafetensorError, safe_open
 
     opened: Callable[..., Any] = safe_open
