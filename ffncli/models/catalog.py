@@ -24,10 +24,8 @@ _NOT_RELEASED = "dtype: fp32, since no released weights are known"
 
 @cache
 def _sections() -> tuple[str, dict[str, str]]:
-    """The text before the first model, and each model's text by its name.
-
-    Rows are parsed one by one, when needed: all of them take 40 ms, a quarter of `ffn params gpt2`.
-    """
+    """The text before the first model, and each model's text by its name."""
+    # rows are parsed one by one, when needed: all of them take 40 ms, a quarter of `ffn params gpt2`
     text = files("ffncli.models").joinpath("catalog.toml").read_text("utf-8")
     headers = list(_HEADER.finditer(text))
     ends = [*(header.start() for header in headers[1:]), len(text)]
@@ -48,7 +46,8 @@ def _sources() -> dict[str, str]:
 
 @cache
 def _aliases() -> dict[str, str]:
-    """Every spelling of every model → its canonical name. A list of plain names is JSON too, which is read faster."""
+    """Every spelling of every model → its canonical name."""
+    # a list of plain names is JSON too, which is read faster than TOML
     lines = {name: _ALIASES.search(text) for name, text in _sections()[1].items()}
     also = {name: json.loads(line[1]) if line else [] for name, line in lines.items()}
     return {spelling: name for name, others in also.items() for spelling in (name, *others)}
@@ -65,18 +64,18 @@ def _spelling(name: str) -> str:
 
 
 def names() -> list[str]:
-    """Canonical names, in the catalog's order."""
+    """List the canonical names, in the catalog's order."""
     return list(_sections()[1])
 
 
 def spellings() -> list[str]:
-    """Every name that `find` accepts."""
+    """List every name that `find` accepts."""
     return list(_aliases())
 
 
 def search(text: str) -> list[str]:
-    """Canonical names of models with `text` in one of their spellings, ignoring hyphens and points; of that year; or of
-    an organisation whose name starts with it.
+    """Find models by a part of a spelling (hyphens and points are ignored), their year, or the beginning of their
+    organisation's name.
     """
     word = _letters(text)
     spelled = {name for alias, name in _aliases().items() if word in _letters(alias)}
@@ -88,17 +87,17 @@ def search(text: str) -> list[str]:
 
 
 def starting_with(text: str) -> list[str]:
-    """The same for models with a spelling that starts with `text`."""
+    """Find models with a spelling that starts with `text`."""
     word = _letters(text)
     matches = (name for alias, name in _aliases().items() if word and _letters(alias).startswith(word))
     return list(dict.fromkeys(matches))
 
 
 def nearest(text: str) -> list[str]:
-    """Canonical names that `text` may mean, the best first: those that begin so, else with as much of it as any of its
-    family does (an unknown generation), else those of the family it resembles.
+    """Guess the canonical names that `text` may mean, the best first: those that begin so, else with as much of it as
+    any of its family does (an unknown generation), else those of the family that it resembles.
 
-    Among equals the latest generation comes first. Empty where nothing is near; a family is the letters in front.
+    The latest generation comes first. A family is the letters in front of a name.
     """
     from difflib import get_close_matches  # only an error needs it
 
@@ -124,22 +123,22 @@ def _newest_first(near: list[str]) -> list[str]:
 
 
 def aliases(name: str) -> list[str]:
-    """The other names of a model."""
+    """List the other names of a model."""
     return list(_row(name).get("aliases", ()))
 
 
 def config(name: str) -> dict[str, Any]:
-    """A row's config.json fields; empty for a model that has no config.json."""
+    """Return a row's config.json fields; empty for a model without a config.json."""
     return dict(_row(name).get("config", {}))
 
 
 def organisation(name: str) -> str:
-    """Who made a model."""
+    """Name a model's maker."""
     return str(_row(name)["organisation"])
 
 
 def year(name: str) -> int:
-    """The year of a model's first release."""
+    """Return the year of a model's first release."""
     return int(_row(name)["year"])
 
 
@@ -148,7 +147,7 @@ def _letters(text: str) -> str:
 
 
 def find(name: str) -> Resolved | None:
-    """The model of that name, in any case, with _ for - or without the hyphen before a number; or None."""
+    """Find the model of that name, in any case, with _ for - or without the hyphen before a number."""
     canonical = _canonical().get(_spelling(name))
     if canonical is None:
         return None

@@ -22,7 +22,7 @@ _SIZE = number_or_text("a whole number or text such as '4x'")
 
 @dataclass(frozen=True, kw_only=True)
 class Dimensions(Options):
-    """The dimension options; None where one is not set. d_ff is a number or a multiple of d_model (`4x`)."""
+    """The dimension options; None if not set. d_ff is a number or a multiple of d_model (`4x`)."""
 
     d_model: Annotated[
         int | str | None,
@@ -89,25 +89,25 @@ class Dimensions(Options):
     ] = None  # fmt: skip
 
     def any_set(self) -> bool:
-        """Whether any option is set."""
+        """Tell whether any option is set."""
         return any(getattr(self, f.name) is not None for f in fields(Dimensions))
 
     @property
     def dimensions(self) -> Dimensions:
-        """The dimension options alone, of a question that has others too."""
+        """Extract the dimension options from a question that has others too."""
         return Dimensions(**{f.name: getattr(self, f.name) for f in fields(Dimensions)})
 
 
 def merged(first: Dimensions, over: Dimensions) -> Dimensions:
-    """`first`, overridden by the options that `over` sets."""
+    """Override `first` by the options that `over` sets."""
     changes = {f.name: value for f in fields(Dimensions) if (value := getattr(over, f.name)) is not None}
     return replace(first, **changes)
 
 
 def from_dimensions(options: Dimensions, source: str | None = None) -> Resolved:
-    """A block from dimensions alone; by default relu, plain, with bias, d_ff = 4x, no norm.
+    """Make a block from dimensions alone; by default relu, plain, with bias, d_ff = 4x, no norm.
 
-    `source` is the inline text they came from, if any; without one, a note lists the defaults.
+    `source` is the inline text that they came from; without one, a note lists the defaults.
     """
     if options.d_model is None:
         raise FFNError(
@@ -132,12 +132,11 @@ def from_dimensions(options: Dimensions, source: str | None = None) -> Resolved:
 
 
 def with_dimensions(resolved: Resolved, options: Dimensions) -> Resolved:
-    """The model with its specs overridden by the options that are set.
+    """Override the model's specs by the options that are set, except a user's module, whose code decides.
 
     In a mix of dense and MoE layers, `d_ff` and the MoE options apply to the kind of most layers (the model's
     "per layer" numbers); the other layers keep their values, and a note says so. `top_k` without `experts` applies to
-    the model's experts. A field that an option sets is no longer unknown. Raises FFNError for a user's module: its code
-    decides what it computes.
+    the model's experts. A field that an option sets is no longer unknown.
     """
     if not options.any_set():
         return resolved
@@ -176,7 +175,7 @@ def _changed(spec: FFNSpec, options: Dimensions) -> FFNSpec:
 
 
 def _choices(options: Dimensions, default_activation: str | None) -> dict[str, Any]:
-    """The keyword arguments of FFNSpec for everything but the sizes; only the options that are set."""
+    """The set options as keyword arguments of FFNSpec, without the sizes."""
     flags = {name: getattr(options, name) for name in ("bias", "residual", "dropout")}
     out: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     name = options.activation if options.activation is not None else default_activation
@@ -227,14 +226,14 @@ def _moe(options: Dimensions, routing: MoE | None) -> MoE | None:
 
 
 def whole(name: str, text: int | str, high: int = MAX_SIZE) -> int:
-    """A size from text: `4096`. Raises FFNError unless it is a whole number from 1 to `high`."""
+    """Read a size from text, `4096`: a whole number from 1 to `high`."""
     if re.fullmatch(r"[-+]?[0-9]{1,4000}", str(text).strip()):
         return size(name, int(text), high)
     raise FFNError(f"{name} must be a whole number, got {shown(text)}")
 
 
 def width(name: str, text: int | str, d_model: int) -> int:
-    """d_ff from `2048` or, as a multiple of d_model, `4x` or `2.6875x`, which must give a whole number."""
+    """Read d_ff from `2048` or, as a multiple of d_model, `4x` or `2.6875x`, which must give a whole number."""
     match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)x", str(text).strip())
     if not match:
         return whole(name, text)
@@ -245,7 +244,7 @@ def width(name: str, text: int | str, d_model: int) -> int:
 
 
 def leading_axes(tokens: int | None, batch: int | None, seq_len: int | None) -> tuple[int, ...] | None:
-    """An input's axes before d_model; None if no option sets them. Raises FFNError if two options do."""
+    """Return an input's axes before d_model; None if no option sets them. Two options must not."""
     if batch is None and seq_len is None:
         return None if tokens is None else (tokens,)
     if tokens is not None:
@@ -256,7 +255,7 @@ def leading_axes(tokens: int | None, batch: int | None, seq_len: int | None) -> 
 
 
 def token_counts(tokens: int | Sequence[int] | None, batch: int | None, seq_len: int | None) -> tuple[int, ...]:
-    """The numbers of tokens, of a list or of one batch; () if no option sets them. Raises FFNError if two do."""
+    """Return the numbers of tokens, of a list or of one batch; () if no option sets them. Two options must not."""
     if batch is None and seq_len is None:
         return listed(tokens)
     return (prod(leading_axes(None if tokens is None else 1, batch, seq_len) or ()),)

@@ -1,7 +1,7 @@
 """Small blocks that come with the package, numbers and all: the blocks of the founding texts, and a demo.
 
-What a text specifies is here (dimensions, some numbers of an input, a whole set of weights); anything else is
-drawn when the block runs, and `evidence` says so.
+What a text specifies is here (dimensions, some numbers of an input, a whole set of weights); the rest is drawn when the
+block runs, and `evidence` says so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DIMENSIONS_ALONE = "the text gives dimensions alone"
 
 
 def notebook() -> Resolved:
-    """The 4 → 8 → 4 ReLU block with dropout 0.1 that a notebook prints step by step."""
+    """Build the 4 → 8 → 4 ReLU block with dropout 0.1 that a notebook prints step by step."""
     data = json.loads(files("ffncli.models").joinpath("notebook.json").read_text("utf-8"))
     spec = FFNSpec(data["d_model"], data["d_ff"], data["activation"], dropout=data["dropout"])
     dropped = {step: [(token, unit) for token, unit in pairs] for step, pairs in data["dropped"].items()}
@@ -67,7 +67,7 @@ EXAMPLES: Mapping[str, Callable[[], Resolved]] = {
 
 
 def find(name: str) -> Resolved:
-    """The example of that name. Raises FFNError with the nearest names if there is none."""
+    """Find the example of that name."""
     key = name.strip().lower()
     if key not in EXAMPLES:
         known = ", ".join(EXAMPLES)
@@ -79,14 +79,14 @@ def find(name: str) -> Resolved:
 
 
 def final_layer_alone(d_model: int, vocab: int, bias: bool) -> Resolved:
-    """`logits = x · W + b` and its softmax, with weights and input to be drawn at random."""
+    """Build `logits = x · W + b` and its softmax, with weights and input to be drawn at random."""
     model = block_model(FFNSpec(d_model, d_model, bias=bias), "", f"the final layer, {d_model} → {vocab:,}")
     example = Example({}, "randn", (4, d_model), block=final_layer("x", d_model, vocab, bias))
     return replace(model, example=example)
 
 
 def demo(options: Dimensions) -> Resolved:
-    """The small block that `ffn trace` runs without a source: 4 → 8 → 4 with ReLU, changed by the options.
+    """Build the small block that `ffn trace` runs without a source: 4 → 8 → 4 with ReLU, changed by the options.
 
     Its input is two tokens of the numbers 0 to 7, so that a reader can follow the sums.
     """

@@ -1,4 +1,4 @@
-"""One string from the user → the model it means, and how that is known."""
+"""Resolve one string from the user to the model that it means."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ffncli.models.dimensions import Dimensions, from_dimensions, merged, with_d
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, Fields, read_object
 from ffncli.models.model import Resolved
 
-# What only files need is imported in the functions that read them: a catalog name does without (10 ms of 180).
+# Readers of files are imported in the functions that need them: a catalog name does without (10 ms of 180).
 if TYPE_CHECKING:
     from ffncli.models.files.checkpoint import Checkpoint
 
@@ -32,9 +32,9 @@ _SUFFIXES = (".json", ".safetensors", ".gguf", ".pt", ".pth", ".bin")
 
 
 def load(source: str | None = None, dimensions: Dimensions | None = None) -> Resolved:
-    """The model for a SOURCE and dimension options: resolved, corrected by its tensor names, then overridden.
+    """Load the model for a SOURCE: resolve it, correct it by its tensors, then override it by the dimension options.
 
-    Without a source the options alone make a block. Raises FFNError if the source does not describe an FFN block.
+    Without a source the options alone make a block.
     """
     options = dimensions or Dimensions()
     if source is None:
@@ -50,15 +50,12 @@ def load(source: str | None = None, dimensions: Dimensions | None = None) -> Res
 
 
 def is_user_module(source: str) -> bool:
-    """Whether SOURCE means a module in a Python file: `my.py`, `dir/my.py:FeedForward`; `run` loads those."""
+    """Tell whether SOURCE means a module in a Python file: `my.py`, `dir/my.py:FeedForward`; `run` loads those."""
     return re.fullmatch(r".*\.py(:[^:/\\]*)?", source, re.DOTALL) is not None and "\0" not in source
 
 
 def resolve(text: str) -> Resolved:
-    """The model that SOURCE means, if it is not an inline block: a path, a catalog name, a directory of that name.
-
-    Raises FFNError with the nearest known names if there is no such model.
-    """
+    """Find the model that SOURCE means, if it is not an inline block: on the Hub, in the catalog, at a path."""
     if text[:5].lower() == "hf://":
         return _from_hub("hf://" + text[5:])
     if re.match(r"https?:", text, re.IGNORECASE):
@@ -96,7 +93,7 @@ def _name_hint(text: str) -> str:
 
 
 def _hub_address(text: str) -> str:
-    """`hf://org/name@revision` for the address of a model's page on the Hub. Raises FFNError for any other address."""
+    """`hf://org/name@revision` for the address of a model's page on the Hub."""
     match = _HUB_PAGE.fullmatch(text)
     if match is None:
         raise FFNError(f"{shown(text)} is not a model's page on the Hub", "write it as hf://org/name")
@@ -171,7 +168,7 @@ def _from_tensors(checkpoint: Checkpoint, tower: Fields | None, text: str, unkno
 
 
 def _described(config: Path, checkpoint: Checkpoint | None, text: str, location: Path | None = None) -> Resolved:
-    """The model of a config and the tensors next to it; from the tensors alone where no row describes it."""
+    """The model of a config and the tensors next to it; of the tensors alone if no row describes it."""
     if not config.exists():
         if checkpoint is None:
             raise FFNError(f"{shown_path(config)} is missing", "it holds the widths; or give a file with tensors")

@@ -1,10 +1,8 @@
-"""A model from its config, checked against its checkpoint's tensors, which confirm, override or contradict it.
+"""Check a config's model against its checkpoint's tensors, which confirm, override or contradict it.
 
-Blocks are compared one by one: the widths according to each, and the fields that disagree. Of the parameters outside
-the FFNs (attention of every layer, the vocabulary) only what a family's row in `config.non_ffn` describes is compared,
-and only if the tensors leave no doubt (`non_ffn.measure`): a layer with adapters, or with several FFNs, is skipped. A
-multimodal model's vocabulary is not compared, because its image or sound tokens may have rows that its text_config does
-not count.
+Blocks are compared one by one. Outside the FFNs we compare the attention of every layer and the vocabulary, if the
+family has a row in `config.non_ffn` and the tensors leave no doubt (`non_ffn.measure`): a layer with adapters, or with
+several FFNs, is skipped.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ _MOST_LOOKS = 16  # each goes through all names once
 
 
 def with_evidence(resolved: Resolved) -> Resolved:
-    """The model according to its tensors, if it has any, with the differences from its config."""
+    """Correct the model by its tensors, if it has any, and list the differences from its config."""
     checkpoint = resolved.checkpoint
     if checkpoint is None:
         return _config_alone(resolved)
@@ -61,13 +59,13 @@ def with_evidence(resolved: Resolved) -> Resolved:
 
 
 def _may_be_the_files(difference: Disagreement) -> bool:
-    """Whether a tensor that is missing or of a wrong shape would look like this."""
+    """Whether a missing or misshapen tensor would look like this."""
     none = (difference.name, difference.tensors) == ("experts", "0")
     return none or difference.name in ("layers", "gated", "bias", IN_ALL, UNEVEN)
 
 
 def _config_alone(resolved: Resolved) -> Resolved:
-    """The model with a note that there are no tensors to compare with."""
+    """The model, with a note that there are no tensors to compare with."""
     if resolved.location is None or resolved.source.endswith(".json"):  # the source is the config itself
         return resolved
     pickled = any(any(resolved.location.glob(pattern)) for pattern in ("*.bin", "*.pt", "*.pth"))
@@ -76,7 +74,7 @@ def _config_alone(resolved: Resolved) -> Resolved:
 
 
 def _require_all(resolved: Resolved, checkpoint: Checkpoint, difference: Disagreement) -> None:
-    """Raises FFNError if the file is at fault: a block differs because a tensor is missing or has another shape."""
+    """Refuse a file that is at fault: a block differs because a tensor is missing or has another shape."""
     alike = [g.spec for g in resolved.model.groups if g.stack == difference.stack]
     spec = next(g.spec for g in resolved.model.groups if g.stack == difference.stack and difference.index in g.layers)
     name = difference.name
@@ -91,7 +89,7 @@ def _require_all(resolved: Resolved, checkpoint: Checkpoint, difference: Disagre
 
 
 def with_inventory(resolved: Resolved, inventory: Inventory) -> Resolved:
-    """As `with_evidence`, for tensors already listed. Raises FFNError if none of them belongs to an FFN."""
+    """Like `with_evidence`, for tensors already listed."""
     items, complete = items_of(inventory, resolved.quantization), not inventory.missing
     tensors = recognised(items, resolved.model.main.spec.d_model, inventory.where, absent_files(inventory), complete)
     if tensors.layers:
@@ -106,10 +104,7 @@ NOT_WHOLE = "every expert needs all of its matrices; is the file complete?"
 
 @dataclass(frozen=True)
 class RecognisedTensors:
-    """A checkpoint's logical tensors, and the FFNs among them.
-
-    `others` are FFNs of other text models, `absent` names missing files (empty: none).
-    """
+    """A checkpoint's logical tensors, the FFNs among them, and FFNs of other text models; `absent` names missing files."""
 
     where: str
     items: Mapping[str, Item]
@@ -121,7 +116,7 @@ class RecognisedTensors:
 def recognised(
     items: Mapping[str, Item], d_model: int | None, where: str, absent: str = "", needed: bool = True
 ) -> RecognisedTensors:
-    """The FFNs among some tensors. Raises FFNError if one is `needed` and there is none."""
+    """Recognise the FFNs among some tensors; by default one is `needed`."""
     layers, others = recognise(items, d_model, where)
     if needed and not layers:
         raise FFNError(f"{where}: no FFN among {len(items):,} tensor names", f"looked for {looked_for()}")
@@ -129,7 +124,7 @@ def recognised(
 
 
 def absent_files(inventory: Inventory) -> str:
-    """The missing files of an index, in words; empty if none is missing."""
+    """Name the missing files of an index; empty if none is missing."""
     absent = inventory.missing
     return f"{len(absent)} of {inventory.files} files are not here ({absent[0]})" if absent else ""
 
@@ -137,7 +132,7 @@ def absent_files(inventory: Inventory) -> str:
 def with_tensors(
     resolved: Resolved, blocks: TensorBlocks, tensors: RecognisedTensors, outside: bool = True
 ) -> Resolved:
-    """The model with these blocks, with its stored sizes and, if `outside`, with the parameters outside the FFNs."""
+    """Give the model these blocks, its stored sizes and, if `outside`, the parameters outside the FFNs."""
     model, stored = replace(resolved.model, groups=blocks.groups), blocks.stored
     if stored:
         row = dtypes.find(stored.formats[0])
@@ -156,23 +151,20 @@ def with_tensors(
     return with_non_ffn(resolved, tensors) if outside else resolved
 
 
-# The fields of a spec, and of its MoE, that tensors can show.
+# Fields of a spec, and of its MoE, that tensors can show.
 _OF_SPEC = ("d_model", "d_ff", "gated", "bias", "activation", "learned_scale")
 _OF_MOE = (
     "experts", "latent", *EXPERT_NORMS, "mixed_bias", "router_bias", "correction", "shared_gate", "shared_routed",
     "shared_experts", "router_width", "router_carries", "skip_experts",
 )  # fmt: skip
 _DENSE = MoE(experts=0, top_k=0)
-_BY_TENSORS = ("gated", "bias")  # the tensors decide these; a block with any other difference cannot run
+_BY_TENSORS = ("gated", "bias")  # here the tensors decide; a block with any other difference cannot run
 _MOST_NOTES = 3
 
 
 @dataclass(frozen=True)
 class TensorBlocks:
-    """A model's FFN blocks according to its tensors: where each is, their total size, and notes.
-
-    `stored` is None unless all of them are here.
-    """
+    """A model's FFN blocks according to its tensors: where each is, their total size (None unless all are here), notes."""
 
     groups: tuple[Group, ...]
     spots: Mapping[tuple[str, int], Spot]
@@ -307,7 +299,7 @@ class BlockComparison:
 
 
 def agree(model: Model, layers: Layers, others: Layers, where: str, complete: bool = True) -> TensorBlocks:
-    """The blocks of a model according to its tensors, with every difference from its config.
+    """Read the blocks of a model off its tensors, with every difference from its config.
 
     `others` are FFNs that belong to no layer of the model; they are noted. `where` names the checkpoint.
     """
@@ -327,7 +319,7 @@ def agree(model: Model, layers: Layers, others: Layers, where: str, complete: bo
 
 
 def misfit(item: StoredFFN, spec: FFNSpec, at: str) -> Disagreement:
-    """The difference for matrices that do not fit together: the first of an unexpected width, else the last."""
+    """Report matrices that do not fit together: the first of an unexpected width, else the last."""
     widths = [{spec.d_model, parts * d_ff} for d_ff in (spec.d_ff, spec.shared_width) for parts in (1, 2)]
     wrong = [(name, shape) for name, shape in item.misfit if {*shape[-2:]} not in widths]
     name, shape = (wrong or item.misfit[-1:])[0]
@@ -337,7 +329,7 @@ def misfit(item: StoredFFN, spec: FFNSpec, at: str) -> Disagreement:
 
 @cache
 def params_of(spec: FFNSpec) -> int:
-    """Parameters of a block; cached, because most layers of a model are the same."""
+    """Count a block's parameters; cached, because most layers of a model are the same."""
     return cost(steps(spec)).params
 
 
@@ -354,7 +346,7 @@ def _evidence(model: Model, spec: FFNSpec, item: StoredFFN, tensor: str) -> Iter
 
 
 def not_counted(left: Layers, why: str = "they are in no layer of the model") -> list[NotCounted]:
-    """FFNs that are in no layer of the model: those under each prefix, or all of them and the first few."""
+    """List the FFNs that are in no layer of the model, prefix by prefix; many prefixes become one entry."""
     params = {
         prefix: sum(item.params for items in by_layer.values() for item in items) for prefix, by_layer in left.items()
     }
@@ -378,6 +370,7 @@ def with_non_ffn(resolved: Resolved, tensors: RecognisedTensors) -> Resolved:
     table = measured.embedding
     if config is not None:
         differences = [d for stack in config.layers for d in _attention(config, measured, stack)]
+    # a multimodal model's image or sound tokens may have rows that its text_config does not count
     if config is not None and table and config.vocabulary and not left_out:
         if _is_padded(config.vocabulary, table.rows):
             rows = f"the embedding has {table.rows:,} rows, padded"
@@ -402,15 +395,13 @@ def _non_ffn_evidence(measured: MeasuredNonFFN) -> Iterator[str]:
 
 
 def _attention(config: NonFFN, measured: MeasuredNonFFN, stack: str) -> Iterator[Disagreement]:
-    """One difference for all layers of a stack whose attention differs from the config's.
-
-    Writers of quantized files give each module a bias, all zeros if the model has none, so these may have more.
-    """
+    """One difference for all layers of a stack whose attention differs from the config's."""
     by_config = {i: layer.attention for i, layer in config.layers[stack].items()}
     other = {
         i: layer
         for i, layer in measured.layers.get(stack, {}).items()
         if by_config[i] not in (layer.attention, layer.attention + layer.table)
+        # writers of quantized files give each module a bias, all zeros if the model has none
         and not (layer.packed and layer.matrices <= by_config[i] <= layer.attention)
     }
     if other:

@@ -1,6 +1,6 @@
-"""Models that no family's row describes: blocks from the tensors, plus what a config adds under the usual names.
+"""Read models that no family's row describes: blocks from the tensors, and what a config adds under the usual names.
 
-These are checkpoints of an unknown model_type or without a config.json, and every GGUF file, whose metadata give the
+These are checkpoints of an unknown model_type or without a config.json, and GGUF files. GGUF's metadata give the
 widths, but neither gatedness nor activation, norm or routing: llama.cpp's code fixes these by the architecture's name.
 If that is a known family under another name, the metadata become that family's config fields and its row supplies the
 rest; anything that the tensors do not confirm stays unknown.
@@ -33,7 +33,7 @@ from ffncli.models.evidence.agreement import (
     with_tensors,
 )
 from ffncli.models.files.checkpoint import Checkpoint
-from ffncli.models.files.gguf import GGUFFile, gguf_config
+from ffncli.models.files.gguf import CONFIG_KEYS, GGUFFile, gguf_config
 from ffncli.models.files.headers import TensorInfo
 from ffncli.models.files.inventory import take_inventory
 from ffncli.models.files.packing import logical
@@ -49,20 +49,18 @@ _FIELDS = {
     "d_model": _D_MODEL, "layers": "num_hidden_layers|n_layer|n_layers|num_layers", "experts": EXPERTS,
     "width": "intermediate_size|ffn_dim|d_ff|n_inner|ffn_hidden_size",
 }  # fmt: skip
-_KEYS = {"d_model": "embedding_length", "layers": "block_count", "experts": "expert_count",
-         "d_ff": "feed_forward_length", "expert_d_ff": "expert_feed_forward_length"}  # fmt: skip
+
 _LIMITS = re.compile(r"swiglu_clamp|activation_situ")  # in keys of GGUF: llama.cpp's names of a gated unit's limits
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """What is known besides the tensors: from a config's usual field names, or a GGUF file's metadata.
+    """What a config's usual fields, or a GGUF file's metadata, say besides the tensors.
 
-    `checks` are what the tensors are compared with: our name → (the name in the metadata, the value); `width` is a
-    dense d_ff that may mean gate and up together, or one of them. `extra_layers` may be stored in addition to the
-    stated number. A config of an unknown model_type is not `binding`: its fields may mean other things, so a difference
-    is only noted. `model` has the norms and the routing, used if the blocks match it. `refused` is why its blocks
-    cannot be run.
+    `checks` are compared with the tensors: our name → (the name in the metadata, the value); `width` is a dense d_ff
+    that may mean gate and up together, or one of them. `extra_layers` may be stored beyond the stated number. A config
+    of an unknown model_type is not `binding`: its fields may mean other things, so a difference is only noted. `model`
+    has the norms and the routing, used if the blocks match it. `refused` says why its blocks cannot be run.
     """
 
     d_model: int | None = None
@@ -80,17 +78,12 @@ class Metadata:
 
 
 def from_tensors(checkpoint: Checkpoint, config: Fields | None, source: str, name: str, unknown: str = "") -> Resolved:
-    """The model whose tensors these are; `config` is that of a model_type without a row, or None.
-
-    `unknown` are the fields that the row of its model_type does not know, in words.
-
-    Raises FFNError, with the names searched for, if no FFN is recognised, and naming the file if a required one is
-    missing.
+    """Read a model from its tensors; the `config`, if any, has no row for its model_type, or `unknown` fields (in
+    words) that the row does not know.
     """
     inventory = take_inventory(checkpoint)
-    metadata = (
-        _from_config(config, unknown) if config else Metadata(evidence=("no config.json: everything from the tensors",))
-    )
+    alone = Metadata(evidence=("no config.json: everything from the tensors",))
+    metadata = _from_config(config, unknown) if config else alone
     quantization = quantization_of(config) if config else None
     items, absent = items_of(inventory, quantization), absent_files(inventory)
     tensors = recognised(items, metadata.d_model, inventory.where, absent)
@@ -99,7 +92,7 @@ def from_tensors(checkpoint: Checkpoint, config: Fields | None, source: str, nam
 
 
 def from_gguf(file: GGUFFile, source: str) -> Resolved:
-    """The model in a GGUF file. A contradiction between metadata and tensors is a difference, as with a config."""
+    """Read the model in a GGUF file; metadata that contradict the tensors are a difference, as with a config."""
     stored = {t.name: TensorInfo(t.format, t.shape, t.bytes) for t in file.tensors}
     items = {n: Item(m.shape, m.params, m.bytes, 1, m.format) for n, m in logical(stored, None, file.where).items()}
     path = Path(source).absolute()
@@ -129,12 +122,11 @@ def _from_config(config: Fields, unknown: str) -> Metadata:
 
 
 def _unread(fields: str, where: str) -> tuple[str, tuple[str, ...]]:
-    """(why the blocks cannot be run, the notes) where nothing reads fields of arithmetic, given in words."""
+    """(why the blocks cannot be run, the notes), for fields of arithmetic (in words) that nothing reads."""
     if not fields:
         return "", ()
-    return f"{where} that may change what its FFN computes ({fields})", (
-        f"not read, and may change what its FFN computes: {fields}",
-    )
+    note = f"not read, and may change what its FFN computes: {fields}"
+    return f"{where} that may change what its FFN computes ({fields})", (note,)
 
 
 def _positive(config: Fields, names: str) -> int | None:
@@ -143,14 +135,17 @@ def _positive(config: Fields, names: str) -> int | None:
 
 
 def _from_metadata(file: GGUFFile) -> Metadata:
-    """The Metadata of a GGUF file. Its architecture, apart from hyphens and underscores, names the family."""
+    """The metadata of a GGUF file. Its architecture, apart from hyphens and underscores, names the family."""
     config = gguf_config(file)
     family = family_of(BY_TYPE.get(file.architecture) or file.architecture.replace("moe", "_moe"))
     act = family.default_activation if family and family.default_activation is not REQUIRED else None
     moe = "expert_d_ff" in config
     keys = {"d_model": "d_model", "layers": "layers", "experts": "experts", "d_ff": "expert_d_ff" if moe else "d_ff"}
-    checks = {ours: (f"{file.architecture}.{_KEYS[theirs]}", config[theirs]) for ours, theirs in keys.items()
-              if theirs in config}  # fmt: skip
+    checks = {
+        ours: (f"{file.architecture}.{CONFIG_KEYS[theirs].key}", config[theirs])
+        for ours, theirs in keys.items()
+        if theirs in config
+    }
     evidence = [f"GGUF of architecture {file.architecture}: widths, gate and biases from the tensors"]
     evidence += [f"activation: {act}, from the family {file.architecture}; GGUF does not store it"] if act else []
     canonical = activations.CANONICAL.get(act) if act else None
@@ -179,7 +174,7 @@ def _from_metadata(file: GGUFFile) -> Metadata:
 def _resolved(
     tensors: RecognisedTensors, metadata: Metadata, source: str, name: str, checkpoint: Checkpoint
 ) -> Resolved:
-    """A checkpoint with absent files can be read only if it has all tensors of its FFNs."""
+    """The model, if no absent file has tensors of its FFNs."""
     layers, where = tensors.layers, tensors.where
     ffns = [ffn for numbered in layers.values() for several in numbered.values() for ffn in several]
     if tensors.absent and not all(ffn.whole for ffn in ffns):
@@ -202,13 +197,13 @@ def _resolved(
         model, source, evidence=evidence, notes=metadata.notes, from_tensors=True, checkpoint=checkpoint
     )
     blocks = _blocks(model, tensors, metadata, ffns)
-    # Parameters outside the FFNs can be counted only for a single plain stack.
+    # only a single plain stack shows for sure which other tensors are the text model's
     plain = not tensors.absent and len(layers) == 1 and not blocks.differences
     return with_tensors(resolved, blocks, tensors, outside=plain)
 
 
 def _blocks(model: Model, tensors: RecognisedTensors, metadata: Metadata, ffns: Sequence[StoredFFN]) -> TensorBlocks:
-    """The blocks of a model read from its tensors, with the differences from its metadata."""
+    """The blocks of a model that was read from its tensors, with the differences from its metadata."""
     layers = tensors.layers
     prefix, numbered = next(iter(layers.items()))
     layer, first = min(numbered.items(), key=lambda item: item[0])
@@ -264,7 +259,7 @@ def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
 
 
 def _uncounted(layers: Layers, metadata: Metadata) -> list[Disagreement]:
-    """Parameters that an FFN's tensors have but its block does not, and which would not be counted."""
+    """Parameters that an FFN's tensors have and its block lacks, so that they would not be counted."""
     out: dict[tuple[str, str, str], Disagreement] = {}
     for prefix, by_layer in layers.items():
         for layer, ffns in by_layer.items():
@@ -289,7 +284,7 @@ def _unlike(ffn: StoredFFN, spec: FFNSpec, at: str) -> Iterator[Disagreement]:
 def _differences(
     groups: Sequence[Group], layers: Layers, items: Mapping[str, Item], metadata: Metadata, tensor: str
 ) -> Iterator[Disagreement]:
-    """The differences of the config or the metadata from the tensors."""
+    """The differences between the config or the metadata and the tensors."""
     main = max(groups, key=lambda group: len(group.layers)).spec
     most = max((g for g in groups if g.spec.moe), key=lambda group: len(group.layers), default=None)
     experts = most.spec if most else None
@@ -325,7 +320,7 @@ _RENORMALISED = {"qwen3moe": True}  # fixed in llama.cpp's code, absent from the
 
 
 def checkpoint_of(file: GGUFFile) -> Checkpoint:
-    """The tensors as a checkpoint, whose dtypes are GGML's formats and whose shapes are torch's."""
+    """Make a checkpoint of a file's tensors: dtypes are GGML's formats, shapes are torch's."""
     folder = file.tensors[0].path.parent if file.tensors else Path()
     files = {tensor.name: tensor.path.name for tensor in file.tensors}
     headers: dict[str, dict[str, TensorInfo]] = {}
@@ -338,7 +333,7 @@ def checkpoint_of(file: GGUFFile) -> Checkpoint:
 
 
 def described(file: GGUFFile) -> Model | None:
-    """The model by its metadata alone, read as its family's config; None if they do not describe one."""
+    """Read the model from its metadata alone, as its family's config; None if they do not describe one."""
     config = gguf_config(file)
     model_type = _FAMILIES.get(file.architecture)
     if model_type == "llama" and config.get("experts"):
@@ -364,7 +359,7 @@ def described(file: GGUFFile) -> Model | None:
 
 
 def confirmed(groups: Sequence[Group], model: Model | None) -> list[Group] | None:
-    """Groups that the tensors show, with the norms and the routing of `model`; None if a layer contradicts it."""
+    """Give the tensors' groups the norms and the routing of `model`; None if a layer contradicts it."""
     if model is None:
         return None
     by_layer = {layer: group.spec for group in model.groups for layer in group.layers}
@@ -378,7 +373,7 @@ def confirmed(groups: Sequence[Group], model: Model | None) -> list[Group] | Non
 
 
 def _sizes(config: Mapping[str, Any], file: GGUFFile) -> dict[str, Any]:
-    """Widths and experts under the usual config names, only the present ones."""
+    """Widths and experts that are present, under the usual config names."""
     experts = config.get("experts")
     names = {
         "hidden_size": "d_model", "intermediate_size": "d_ff", "num_hidden_layers": "layers",
@@ -398,7 +393,7 @@ def _sizes(config: Mapping[str, Any], file: GGUFFile) -> dict[str, Any]:
 
 
 def _epsilon(file: GGUFFile) -> float | None:
-    """The norm's epsilon, which llama.cpp stores as a float32: the shortest decimal that rounds to it."""
+    """The norm's epsilon; llama.cpp stores a float32, so the shortest decimal that rounds to it."""
     fields = Fields(file.metadata, file.where)
     for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
         value = fields.get(f"{file.architecture}.attention.{name}", None)
@@ -408,7 +403,7 @@ def _epsilon(file: GGUFFile) -> float | None:
 
 
 def _agreed(stored: FFNSpec, spec: FFNSpec | None) -> FFNSpec | None:
-    """`spec` if the tensors confirm it, else None. Converters add the 1 of Gemma's norms to their weights."""
+    """`spec` if the tensors confirm it, else None."""
     if spec is None or (stored.moe is None) != (spec.moe is None):
         return None
     same = (stored.d_model, stored.d_ff, stored.gated, stored.bias) == (spec.d_model, spec.d_ff, spec.gated, spec.bias)
@@ -417,4 +412,5 @@ def _agreed(stored: FFNSpec, spec: FFNSpec | None) -> FFNSpec | None:
         same = same and bool(stored.moe.shared_experts) == bool(spec.moe.shared_experts)
     if not same:
         return None
+    # converters add the 1 of Gemma's norms to the weights
     return replace(spec, norm_weight="plain") if spec.norm_weight == "one_plus" else spec

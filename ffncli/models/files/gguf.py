@@ -326,7 +326,7 @@ class _Key:
     per_layer: bool = False
 
 
-_CONFIG = {
+CONFIG_KEYS = {
     "d_model": _Key("embedding_length"),
     "d_ff": _Key("feed_forward_length", 0, True),
     "layers": _Key("block_count"),
@@ -345,14 +345,14 @@ _CONFIG = {
 
 
 def gguf_config(file: GGUFFile) -> dict[str, Any]:
-    """Read the model's shape from the metadata, by our names (`_CONFIG`); only keys that are present.
+    """Read the model's shape from the metadata, by our names (`CONFIG_KEYS`); only keys that are present.
 
     All are whole numbers; d_ff, heads and kv_heads may be a tuple with one per layer. A key may have its architecture's
     prefix or, from some writers, none.
     """
     fields = Fields(file.metadata, file.where)
     out: dict[str, Any] = {}
-    for name, row in _CONFIG.items():
+    for name, row in CONFIG_KEYS.items():
         names = f"{file.architecture}.{row.key}|{row.key}"
         values = fields.get(names, None)
         if isinstance(values, list) and row.per_layer:
@@ -374,4 +374,4 @@ def _check_layers(config: Mapping[str, Any], fields: Fields, architecture: str) 
     for name, value in config.items():
         if isinstance(value, tuple) and layers is not None and len(value) != layers:
             wanted = f"one number for each of the {layers} layers"
-            raise fields.wrong(f"{architecture}.{_CONFIG[name].key}|{_CONFIG[name].key}", list(value), wanted)
+            raise fields.wrong(f"{architecture}.{CONFIG_KEYS[name].key}|{CONFIG_KEYS[name].key}", list(value), wanted)
