@@ -104,7 +104,7 @@ NOT_WHOLE = "every expert needs all of its matrices; is the file complete?"
 
 @dataclass(frozen=True)
 class RecognisedTensors:
-    """A checkpoint's logical tensors, the FFNs among them, and FFNs of other text models; `absent` names missing files."""
+    """A checkpoint's logical tensors, its FFNs and those of other text models; `absent` names missing files."""
 
     where: str
     items: Mapping[str, Item]
@@ -164,7 +164,7 @@ _MOST_NOTES = 3
 
 @dataclass(frozen=True)
 class TensorBlocks:
-    """A model's FFN blocks according to its tensors: where each is, their total size (None unless all are here), notes."""
+    """A model's FFN blocks by its tensors: where each is, their size (None unless all are here), notes."""
 
     groups: tuple[Group, ...]
     spots: Mapping[tuple[str, int], Spot]
