@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from ffncli.bench.judge.compare import ResultComparison, Rules
 from ffncli.bench.judge.compare import compare as compare_rows
-from ffncli.bench.judge.comparison_records import ResultComparison, Rules
 from ffncli.bench.results.csv_file import is_results, read_rows
 from ffncli.block.activations import known_names
 from ffncli.errors import FFNError, option, shown

@@ -22,7 +22,7 @@ from ffncli.bench.launch import WORKER, Worker, worker
 from ffncli.bench.rank_launches import RankLaunches
 from ffncli.bench.records import Case, Doing, Job, Outcome, Stage, Status, TimedUnit, not_captured
 from ffncli.bench.request.grid import BenchRequest
-from ffncli.bench.request.parts import GridPart
+from ffncli.bench.request.machines import GridPart
 from ffncli.bench.results import journal as journals
 from ffncli.bench.results.grid_file import grid_bytes, whole_grid
 from ffncli.bench.results.journal import Journal, changed, locked, require_same, sha256, software

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ffncli.bench.judge.compare import compare
-from ffncli.bench.judge.comparison_records import CASE_COLUMNS, ComparedRow, Rules
+from ffncli.bench.judge.compare import CASE_COLUMNS, ComparedRow, Rules, compare
 from ffncli.bench.results.csv_file import parse_rounds, read_rows
 from ffncli.bench.results.row import ASKED, ResultRow, columns, name_of
 from ffncli.errors import FFNError

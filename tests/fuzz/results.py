@@ -17,7 +17,7 @@ from ffncli.bench.activity import RunningCode
 from ffncli.bench.judge.summary import summarise
 from ffncli.bench.records import Job, Method
 from ffncli.bench.request.grid import BenchRequest, Grid, cases
-from ffncli.bench.request.parts import GridPart
+from ffncli.bench.request.machines import GridPart
 from ffncli.bench.results.csv_file import HEADER, row_lines
 from ffncli.bench.results.journal import ResultFiles, begin
 from ffncli.kernels.choice import choices

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ffncli.bench.launchers.slot import Answered, Begun, Lost, Refusal, SlotEvent, Slots, task_of, units_of
 from ffncli.bench.records import Case, Method, Outcome, TimedUnit
-from ffncli.bench.request.cluster import LauncherChoice, SlotSize, slot_size
+from ffncli.bench.request.machines import LauncherChoice, SlotSize, slot_size
 from ffncli.bench.results.journal import Journal, require_unit_of
 from ffncli.bench.suite import Result
 from ffncli.errors import ExitCode, FFNError, clean

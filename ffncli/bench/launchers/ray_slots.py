@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from ffncli.bench.launchers.slot import Answered, Begun, Lost, Refusal, SlotEvent
-from ffncli.bench.request.cluster import LauncherChoice, SlotSize
+from ffncli.bench.request.machines import LauncherChoice, SlotSize
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.system.packages import require_extra
 

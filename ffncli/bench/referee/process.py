@@ -25,7 +25,7 @@ from typing import Any, NoReturn, get_type_hints
 
 import torch
 
-from ffncli.bench.machine.math_mode import set_math_mode
+from ffncli.bench.machine.machine import set_math_mode
 from ffncli.bench.records import Case, Job
 from ffncli.bench.referee.problem import QUESTIONS, CallSample, Inputs, Problem, Referee, seed_of, weight_bytes
 from ffncli.bench.referee.rulings import Rulings

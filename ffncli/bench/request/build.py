@@ -9,10 +9,9 @@ from typing import Any
 
 from ffncli.bench.machine.devices import default_device, require_gpu
 from ffncli.bench.records import BLOCK, MODEL, Case, Method
-from ffncli.bench.request.certificate import named_certificates
-from ffncli.bench.request.cluster import LauncherChoice, require_any_gpu
 from ffncli.bench.request.grid import BenchRequest, Grid, cases, load_block
-from ffncli.bench.request.kernels import ChosenKernels, choose_kernels, require_arguments
+from ffncli.bench.request.kernels import ChosenKernels, choose_kernels, named_certificates, require_arguments
+from ffncli.bench.request.machines import LauncherChoice, require_any_gpu
 from ffncli.bench.request.options import CONFLICTS, require_compatible
 from ffncli.errors import FFNError, option, shown
 from ffncli.kernels import AUTO

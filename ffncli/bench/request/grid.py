@@ -11,9 +11,9 @@ from functools import partial
 from typing import Annotated, Any, TypeAlias, get_args
 
 from ffncli.bench.records import BLOCK, MODEL, Above, Cache, Case, Method, Pass, model_with
-from ffncli.bench.request.certificate import NamedCertificate
-from ffncli.bench.request.cluster import LauncherChoice
 from ffncli.bench.request.data import TEXT, check_input, check_routing, digest, is_file, routing_note, routing_text
+from ffncli.bench.request.kernels import NamedCertificate
+from ffncli.bench.request.machines import LauncherChoice
 from ffncli.block.activations import unit_name
 from ffncli.block.dtypes import dtype
 from ffncli.block.shard import Ranks

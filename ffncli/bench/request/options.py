@@ -9,8 +9,7 @@ from functools import partial
 from typing import Annotated, Any, get_args
 
 from ffncli.bench.records import FIRST_CALL, LEAST_MEMORY, MODEL, Calibrate, Launch, Method
-from ffncli.bench.request.cluster import MOST_SLOTS, LauncherChoice, cluster_of
-from ffncli.bench.request.parts import PART, GridPart
+from ffncli.bench.request.machines import MOST_SLOTS, PART, GridPart, LauncherChoice, cluster_of
 from ffncli.models.dimensions import Dimensions
 from ffncli.options.accept import (
     NATURAL,

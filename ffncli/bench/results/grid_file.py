@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
-from ffncli.bench.request.parts import MOST_PARTS, GridPart, dealt, part_of
+from ffncli.bench.request.machines import MOST_PARTS, GridPart, dealt, part_of
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.files.json_records import Range, record_of
 from ffncli.models.files.strict_json import parse_object

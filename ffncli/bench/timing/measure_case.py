@@ -15,8 +15,7 @@ from ffncli.bench.judge.memory_need import explained, holders
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
 from ffncli.bench.machine.devices import GpuProbe, gpu_probe, neighbours
-from ffncli.bench.machine.machine import KernelMemory, release
-from ffncli.bench.machine.math_mode import set_math_mode
+from ffncli.bench.machine.machine import KernelMemory, release, set_math_mode
 from ffncli.bench.records import BLOCK, GEMM, TWIN, Case, Job, Launched, Outcome, Roof, TimedUnit
 from ffncli.bench.referee.prescribed_routing import ExpertLoad
 from ffncli.bench.referee.problem import Problem, seed_of

@@ -15,8 +15,8 @@ from ffncli.bench.benchmark import BenchQuestion
 from ffncli.bench.rank_launches import followed, led
 from ffncli.bench.records import Method
 from ffncli.bench.request.build import build_request, require_resumable
-from ffncli.bench.request.cluster import LauncherChoice
 from ffncli.bench.request.grid import BenchRequest
+from ffncli.bench.request.machines import GridPart, LauncherChoice
 from ffncli.bench.request.options import (
     KernelOptions,
     LauncherOptions,
@@ -27,7 +27,6 @@ from ffncli.bench.request.options import (
     certificate_files,
     require_compatible,
 )
-from ffncli.bench.request.parts import GridPart
 from ffncli.bench.results.journal import Journal
 from ffncli.bench.results.row import ResultRow
 from ffncli.block.shard import Ranks

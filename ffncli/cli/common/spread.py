@@ -131,7 +131,7 @@ _LISTS: dict[str, tuple[str, str, Callable[[Any], Iterable[str]]]] = {
     "norms": ("ffncli.block.recipe", "NormKind", get_args),
     "norm_positions": ("ffncli.block.recipe", "NormPosition", get_args),
     "suites": ("ffncli.bench.request.suite", "SUITES", list),
-    "launchers": ("ffncli.bench.request.cluster", "LauncherName", get_args),
+    "launchers": ("ffncli.bench.request.machines", "LauncherName", get_args),
     "formats": ("ffncli.show.output", "Format", get_args),
     "colors": ("ffncli.show.color", "COLORS", list),
 }

@@ -9,8 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from ffncli.bench.judge.compare import change
-from ffncli.bench.judge.comparison_records import CASE_COLUMNS, CONVENTIONS, ComparedRow, ResultComparison
+from ffncli.bench.judge.compare import CASE_COLUMNS, CONVENTIONS, ComparedRow, ResultComparison, change
 from ffncli.bench.results.row import name_of
 from ffncli.errors import clean
 from ffncli.show.output import markdown

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ffncli
-from ffncli.bench.judge.compare import compare
-from ffncli.bench.judge.comparison_records import ResultComparison, Rules
+from ffncli.bench.judge.compare import ResultComparison, Rules, compare
 from ffncli.bench.judge.environment_match import match
 from ffncli.bench.judge.gate import gate
 from ffncli.bench.judge.statistics import welch

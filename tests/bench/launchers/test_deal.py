@@ -16,8 +16,8 @@ from ffncli.bench.judge.gate import failure
 from ffncli.bench.launchers.deal import MOST_TRIES, Dealt, run_in_slots
 from ffncli.bench.launchers.slot import Answered, Begun, Lost, Refusal, SlotEvent, measured, task_of, units_of
 from ffncli.bench.records import Job
-from ffncli.bench.request.cluster import LauncherChoice, slot_size
 from ffncli.bench.request.grid import BenchRequest, from_json
+from ffncli.bench.request.machines import LauncherChoice, slot_size
 from ffncli.bench.results.csv_file import read_rows
 from ffncli.bench.results.journal import ResultFiles, sha256
 from ffncli.bench.suite import new_run, resumed

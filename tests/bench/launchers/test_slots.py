@@ -16,7 +16,7 @@ from ffncli.bench.launchers import ray_slots
 from ffncli.bench.launchers.ray_slots import RaySlots
 from ffncli.bench.launchers.slot import Answered, Begun, Lost, Refusal, SlotEvent, measured
 from ffncli.bench.launchers.slurm_slots import SlurmSlots, parameters
-from ffncli.bench.request.cluster import LauncherChoice, SlotSize
+from ffncli.bench.request.machines import LauncherChoice, SlotSize
 from ffncli.errors import FFNError
 
 KNOWN = {"partition", "account", "time", "gpus_per_node", "gres", "exclusive", "setup", "mem"}

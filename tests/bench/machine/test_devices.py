@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from ffncli.bench.machine import devices
-from ffncli.bench.machine.machine import KernelMemory, free_memory, release
-from ffncli.bench.machine.math_mode import MODES, math_mode, set_math_mode
+from ffncli.bench.machine.machine import MODES, KernelMemory, free_memory, math_mode, release, set_math_mode
 from ffncli.bench.records import Case
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.correctness import computing

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from ffncli.bench.request.grid import Grid, cases
+from ffncli.bench.request.machines import GridPart, dealt, grid_part, part_of
 from ffncli.bench.request.options import KernelOptions
-from ffncli.bench.request.parts import GridPart, dealt, grid_part, part_of
 from ffncli.errors import FFNError
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from ffncli import merge, read_results
 from ffncli.bench.records import BLOCK, STEP
-from ffncli.bench.request.parts import GridPart
+from ffncli.bench.request.machines import GridPart
 from ffncli.bench.results.csv_file import HEADER, ROUNDS_HEADER, read_rows, row_lines
 from ffncli.bench.results.grid_file import WholeGrid, grid_bytes, parse_grid
 from ffncli.bench.results.journal import ResultFiles

@@ -15,8 +15,7 @@ from xml.etree.ElementTree import tostring
 import pytest
 import torch
 
-from ffncli.bench.judge.compare import compare
-from ffncli.bench.judge.comparison_records import CASE_COLUMNS, Rules
+from ffncli.bench.judge.compare import CASE_COLUMNS, Rules, compare
 from ffncli.bench.judge.curves import speed_sweeps
 from ffncli.bench.judge.environment_match import match
 from ffncli.bench.judge.summary import case_columns, summarise

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from ffncli.bench.machine.devices import GpuProbe, gpu_probe
-from ffncli.bench.machine.machine import KernelMemory, llc_bytes
-from ffncli.bench.machine.math_mode import set_math_mode
+from ffncli.bench.machine.machine import KernelMemory, llc_bytes, set_math_mode
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Method
 from ffncli.bench.timing.clock import CpuClock
 from ffncli.bench.timing.gpu.cuda_clock import CudaClock, GpuCounters, clock_for

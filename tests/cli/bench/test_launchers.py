@@ -12,7 +12,7 @@ import pytest
 from ffncli.bench.launchers import deal
 from ffncli.bench.launchers.deal import Dealt
 from ffncli.bench.launchers.slot import Lost, SlotEvent, Slots
-from ffncli.bench.request.cluster import LauncherChoice, cluster_of
+from ffncli.bench.request.machines import LauncherChoice, cluster_of
 from ffncli.bench.results.csv_file import read_rows
 from ffncli.bench.suite import new_run
 from ffncli.cli.bench.page import longer_command

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ffncli.bench.judge.compare import compare
-from ffncli.bench.judge.comparison_records import ComparedRow, Rules
+from ffncli.bench.judge.compare import ComparedRow, Rules, compare
 from ffncli.bench.results.row import ResultRow, name_of
 from ffncli.cli.compare.results_page import LONGEST_COMMENT, change, words
 from ffncli.show.text import width
