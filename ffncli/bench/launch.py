@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ffncli.bench import activity
-from ffncli.bench.activity import Activity, RunningCode
+from ffncli.bench.activity import Activity
 from ffncli.bench.records import CaseReport, Job
 from ffncli.errors import FFNError
 from ffncli.models.files.json_records import record_of
@@ -118,10 +118,6 @@ class Worker:
             message = str(error)
         return message if isinstance(message, tuple) else (message,)
 
-    def running(self) -> RunningCode:
-        """The kernel whose code it runs."""
-        return self.activity.read()
-
     def memory(self, shared_once: bool = False) -> int | None:
         """Bytes that it uses, with all that it started, as `used_memory` counts; None where the system does not say."""
         return used_memory(self.process.pid, shared_once=shared_once)
@@ -132,12 +128,13 @@ class Worker:
         return exit_code(self.process) if has_ended(self.process, _PATIENCE) else None
 
     def report(self, case: str) -> CaseReport | None:
-        """What its referee found in that case; None if the referee has ended, or says nothing in time."""
+        """What its referee found in that case, by `report_on`."""
         return report_on(self.reports, case)
 
 
 def report_on(reports: Connection, case: str) -> CaseReport | None:
-    """The report on that case that comes over the line of a referee; those on other cases are passed over."""
+    """The report on that case that comes over the line of a referee; those on other cases are passed over. None if the
+    referee has ended, or says nothing in time."""
     with suppress(EOFError, OSError, ValueError, RecursionError, FFNError):
         while reports.poll(_REPORT):
             raw = json.loads(reports.recv_bytes(_LONGEST))

@@ -83,21 +83,19 @@ class RankLaunches:
         """This rank's worker has ended: so do the others."""
         self.store.shared.set(f"over/{self.number}", "1")
 
-    def words(self) -> dict[int, tuple[str, str]]:
-        """How the other ranks' workers ended, by rank, as (kernel, words); of those that say so in a moment."""
-        until, others = time.monotonic() + _REPORTING, self.place.world_size - 1
-        while len(endings := self.words_now()) < others and time.monotonic() < until:
-            time.sleep(_LOOK / 4)
-        return endings
-
-    def words_now(self) -> dict[int, tuple[str, str]]:
-        """The same, of those that have said so already."""
+    def endings(self, wait: bool = False) -> dict[int, tuple[str, str]]:
+        """Return how the other ranks' workers ended, by rank, as (kernel, words), of those that have said so; `wait` a
+        moment for the rest."""
         endings: dict[int, tuple[str, str]] = {}
-        for rank in range(1, self.place.world_size):
-            if self.store.shared.check([f"word/{self.number}/{rank}"]):
+        until, left = time.monotonic() + _REPORTING, [*range(1, self.place.world_size)]
+        while True:
+            for rank in [rank for rank in left if self.store.shared.check([f"word/{self.number}/{rank}"])]:
                 kernel, words = json.loads(self.store.shared.get(f"word/{self.number}/{rank}"))
                 endings[rank] = str(kernel), clean(str(words))[:_LONGEST_WORD]
-        return endings
+                left.remove(rank)
+            if not (wait and left and time.monotonic() < until):
+                return endings
+            time.sleep(_LOOK / 4)
 
     def end(self, code: int) -> None:
         """There are no more launches: the other ranks end with that exit code. A store that no agent keeps stays open
@@ -135,23 +133,17 @@ def followed(place: Place, command: Sequence[str] = WORKER) -> int:
     """
     from ffncli.run.ranks.store import STORE_ERRORS, absent, open_store
 
-    store = open_store(place, _MEETING)
+    store, number = open_store(place, _MEETING), 0
     try:
-        return _follow(place, store, command)
+        while "end" not in (message := _message(store, number)):
+            launch: _Launch = record_of(_Launch, message.get("launch"), "a launch of rank 0")
+            ended = _followed(launch, place, store, number, command)
+            store.shared.set(f"word/{number}/{place.rank}", json.dumps(ended))
+            number += 1
+        store.shared.set(f"left/{place.rank}", "1")
+        return record_of(int, message["end"], "the end of the run")  # type: ignore[no-any-return]
     except STORE_ERRORS as error:
         raise absent([0], "ended before the others") from error
-
-
-def _follow(place: Place, store: RankStore, command: Sequence[str]) -> int:
-    number = 0
-    while True:
-        message = _message(store, number)
-        if "end" in message:
-            store.shared.set(f"left/{place.rank}", "1")
-            return record_of(int, message["end"], "the end of the run")  # type: ignore[no-any-return]
-        launch: _Launch = record_of(_Launch, message.get("launch"), "a launch of rank 0")
-        store.shared.set(f"word/{number}/{place.rank}", json.dumps(_followed(launch, place, store, number, command)))
-        number += 1
 
 
 def _message(store: RankStore, number: int) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Nothing here imports torch: the workers do.
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +41,6 @@ _LINE_OVER = (
 )
 _ITSELF = ": a kernel's code ended its process"  # a worker ends with exit code 0 when all is finished, else never
 _LONGEST_NOTE = 300  # characters that a worker may add to a note
-Gone = dict[tuple[str, str], Outcome]  # (case, kernel) → the outcome of a kernel that ended its worker there
 
 
 class RunProgress:
@@ -111,7 +109,8 @@ class _Run:
         self.journal, self.progress, self.command, self.now, self.launches = journal, progress, command, now, launches
         self.request = journal.request
         self.before = _environments(journal)
-        self.gone = _gone(journal)
+        # (case, kernel) → the outcome of a kernel that ended its worker there
+        self.gone = {(u.case, o.kernel): o for u in journal.finished_units for o in u.outcomes if o.ended_worker}
         self.plain: dict[str, str] = {}  # case → why it cannot be replayed from CUDA graphs
         self.most_memory = memory_limit(self.request.method)
         self.printed = PrintedBytes()
@@ -128,7 +127,8 @@ class _Run:
         """
         request = self.request
         out = tuple((case, outcome) for (case, _), outcome in self.gone.items())
-        self.plain = {**_plain(self.journal), **self.plain}
+        earlier = {unit.case: unit.plain_because for unit in self.journal.finished_units if unit.plain_because}
+        self.plain = {**earlier, **self.plain}  # all of a case's processes launch alike
         chosen = tuple((case, name, kernel) for (case, name), kernel in _chosen(self.journal).items())
         plain = tuple(self.plain.items())
         job = Job(process, todo, request.kernels, request.baseline, request.method, out, plain, chosen)
@@ -144,9 +144,10 @@ class _Run:
                 elif excess := self._excess(look=message is None):
                     self._lost(self.stage, excess)
                     return
-            code, culprit = self.busy.ended(), self._culprit
+            code, running = self.busy.ended(), self.busy.activity.read().kernel
         if self.stage is not None:
-            outcome = ended_worker(culprit, _status(code), f"{ending(code)}{_ITSELF if code == 0 else ''}")
+            culprit, status = self.stage.kernel or running, "oom" if code == KILLED else "failed"
+            outcome = ended_worker(culprit, cast(Status, status), f"{ending(code)}{_ITSELF if code == 0 else ''}")
             self._lost(self.stage, Excess(culprit, outcome, (self.stage.case,)))
         elif not self.finished:
             raise _failed(f"a worker could not start ({ending(code)})")
@@ -179,11 +180,6 @@ class _Run:
     @property
     def _timing(self) -> bool:
         return self.stage is not None and self.stage.doing == "timing"
-
-    @property
-    def _culprit(self) -> str:
-        """The kernel that is being worked on; empty if that is none, or nobody knows."""
-        return self.stage.kernel or self.busy.running().kernel if self.stage is not None else ""
 
     def _hear(self, message: tuple[Any, ...] | None) -> bool:
         """Take in a message; True if the worker's work is over. Raises FFNError if it cannot work here."""
@@ -243,7 +239,7 @@ class _Run:
         memory = self.busy.memory() if look or not self._timing else None
         if memory is not None and memory > (self.limits.most_memory or memory):
             memory = self.busy.memory(shared_once=True)
-        excess = self.limits.excess(self.stage, now, self.since, self.busy.running(), memory)
+        excess = self.limits.excess(self.stage, now, self.since, self.busy.activity.read(), memory)
         if excess is None:
             self.progress.at(self.stage, now - self.since)
         return excess
@@ -251,8 +247,9 @@ class _Run:
     def _lost(self, stage: Stage, excess: Excess) -> None:
         """A kernel has ended the worker: it is not run again in these cases. If none is to blame, the case is over."""
         kernel = excess.kernel
-        if self.launches is not None:
-            raise _rank_lost(stage, excess)
+        if self.launches is not None:  # over ranks nobody knows whose fault it is: no kernel is blamed, the run ends
+            what = f"{stage.doing} {kernel}".strip()
+            raise FFNError(f"{excess.outcome.note}, on rank 0 while {what}", code=ExitCode.ENVIRONMENT)
         if not kernel or (stage.case.key, kernel) in self.gone:
             unit = _dead(self.journal, self.process, stage.case, kernel or None, excess.outcome)
             self.journal.add(unit, died=True)
@@ -282,7 +279,7 @@ class _Run:
     def _heard_from_others(self, launches: RankLaunches, error: FFNError) -> bool:
         """Rank 0's worker ended because of another: True if a kernel broke there. Raises the error, and what that rank
         says of it."""
-        words = launches.words()
+        words = launches.endings(wait=True)
         for rank, (kernel, why) in words.items():
             if self.stage is not None and kernel in self.request.names:
                 self._broke(kernel, f"saw it raise on rank {rank}: {why}")
@@ -292,15 +289,9 @@ class _Run:
 
     def _require_others(self) -> None:
         """Raises FFNError if a worker of another rank has ended before all have met: this one waits for it in vain."""
-        for rank, (_, why) in self.launches.words_now().items() if self.launches else ():
+        for rank, (_, why) in self.launches.endings().items() if self.launches else ():
             if why:
                 raise FFNError(f"rank {rank}: {why}", code=ExitCode.ENVIRONMENT)
-
-
-def _rank_lost(stage: Stage, excess: Excess) -> FFNError:
-    """Where a worker of several ranks is lost, nobody knows whose fault it is: no kernel is blamed, the run ends."""
-    what = f"{stage.doing} {excess.kernel}".strip()
-    return FFNError(f"{excess.outcome.note}, on rank 0 while {what}", code=ExitCode.ENVIRONMENT)
 
 
 def _failed(text: str) -> FFNError:
@@ -310,26 +301,9 @@ def _failed(text: str) -> FFNError:
 # --- a worker's death -------------------------------------------------------------------------------------------------
 
 
-def _gone(journal: Journal) -> Gone:
-    """Kernels that have ended a worker, according to the finished units."""
-    units = (kept.unit for by_process in journal.units.values() for kept in by_process.values())
-    return {(u.case, o.kernel): o for u in units for o in u.outcomes if o.ended_worker}
-
-
 def _chosen(journal: Journal) -> dict[tuple[str, str], str]:
     """(case, name of a kernel that is auto) → the kernel that it stands for, in all processes of a run."""
-    units = (kept.unit for by_process in journal.units.values() for kept in by_process.values())
-    return {(u.case, outcome.kernel): outcome.chosen for u in units for outcome in u.outcomes if outcome.chosen}
-
-
-def _plain(journal: Journal) -> dict[str, str]:
-    """Cases that an earlier process could not replay, and why: all of a case's processes launch alike."""
-    units = (kept.unit for by_process in journal.units.values() for kept in by_process.values())
-    return {unit.case: unit.plain_because for unit in units if unit.plain_because}
-
-
-def _status(code: int | None) -> Status:
-    return "oom" if code == KILLED else "failed"
+    return {(u.case, o.kernel): o.chosen for u in journal.finished_units for o in u.outcomes if o.chosen}
 
 
 def _dead(journal: Journal, process: int, case: Case, kernel: str | None, outcome: Outcome) -> TimedUnit:
@@ -348,8 +322,8 @@ def _dead(journal: Journal, process: int, case: Case, kernel: str | None, outcom
 def _environments(journal: Journal) -> dict[tuple[str, int], Mapping[str, str]]:
     """The environments of the finished units, by device and threads."""
     cases = {case.key: case for case in journal.request.cases}
-    kept = itertools.chain.from_iterable(units.values() for units in journal.units.values())
-    return {(c.device, c.threads): k.unit.environment for k in kept if (c := cases[k.unit.case]) and k.unit.environment}
+    units = [unit for unit in journal.finished_units if unit.environment]
+    return {(cases[unit.case].device, cases[unit.case].threads): unit.environment for unit in units}
 
 
 # --- where results go -------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ffncli.bench.doctor import doctor
 from ffncli.bench.doctor.doctor import DoctorCheck
+from ffncli.bench.timing.modes import auto_choice
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.spread import spread
 from ffncli.cli.common.summaries import csv_table, in_json
@@ -81,7 +82,7 @@ def command(*, options: DoctorOptions, show: OutputOptions) -> None:
         name = "seconds" if options.seconds is not None else "threads"
         raise FFNError(f"{option(name)} contradicts {option('no_noise')}", "it is an option of the noise test")
     if options.clear_cache:
-        count = doctor.clear_choices()
+        count = auto_choice.clear()
         output.note(f"{count} {plural('choice', count)} of auto removed")
     checks = list(doctor.checks())
     lacking = doctor.lacking(checks)
@@ -89,7 +90,7 @@ def command(*, options: DoctorOptions, show: OutputOptions) -> None:
     if not options.no_noise and not lacking:
         noise = _noise(options.seconds or _SECONDS, options.threads or host.default_threads(), output)
         checks.append(doctor.noise_check(noise))
-    output.show(answer(checks, noise, doctor.choices()))
+    output.show(answer(checks, noise, auto_choice.choices()))
     if lacking:
         raise failure(lacking)
 

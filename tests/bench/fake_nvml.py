@@ -1,6 +1,10 @@
 """A stand-in for pynvml: one GPU whose figures a test sets; `refuses` names what this card does not support."""
 
+import time
 from types import SimpleNamespace
+
+from ffncli.bench.machine.devices import GpuProbe
+from ffncli.system.gpu import open_gpu
 
 
 class FakeNvml:
@@ -81,3 +85,9 @@ class FakeNvml:
 
     def nvmlDeviceGetPowerManagementDefaultLimit(self, handle):
         return self._answer("default limit", self.default_limit)
+
+
+def probe_of(uuid, nvml=None, now=time.perf_counter):
+    """(the GPU with that uuid, read through `nvml` or pynvml; the reason if there is none)."""
+    gpu, why = open_gpu(uuid, nvml)
+    return (GpuProbe(gpu, now), why) if gpu else (None, why)

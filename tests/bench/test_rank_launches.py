@@ -157,13 +157,13 @@ def test_what_ends_another_rank_before_all_have_met_is_said_at_once(store, tmp_p
 def test_a_kernel_that_another_rank_saw_raise_is_left_out_of_the_next_launch(store):
     store.shared.set("word/0/1", '["packed", "ValueError: out of luck"]')
     launches = RankLaunches(FIRST, request(), store, 0)
-    assert launches.words() == {1: ("packed", "ValueError: out of luck")}
+    assert launches.endings(wait=True) == {1: ("packed", "ValueError: out of luck")}
 
 
 def test_ranks_that_say_nothing_are_not_waited_for_long(store, monkeypatch):
     monkeypatch.setattr(rank_launches, "_REPORTING", 0.1)
     start = time.monotonic()
-    assert RankLaunches(FIRST, request(), store, 0).words() == {}
+    assert RankLaunches(FIRST, request(), store, 0).endings(wait=True) == {}
     assert time.monotonic() - start < 5
 
 

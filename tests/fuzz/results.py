@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from ffncli.bench import suite
-from ffncli.bench.activity import RunningCode
+from ffncli.bench.activity import Activity
 from ffncli.bench.judge.summary import summarise
 from ffncli.bench.records import Job, Method
 from ffncli.bench.request.grid import BenchRequest, Grid, cases
@@ -147,7 +147,7 @@ def no_workers() -> Iterator[None]:
                 self.messages += [("began", case.key), ("unit", fake_worker.unit(case, job))]
             self.made = [message for message in self.messages if message[0] == "unit"]
             self.messages.append(("finished",))
-            self.printed = PrintedBytes()
+            self.printed, self.activity = PrintedBytes(), Activity()
 
         def receive(self, patience: float) -> Any:
             return self.messages.pop(0)
@@ -157,9 +157,6 @@ def no_workers() -> Iterator[None]:
 
         def ended(self) -> int:
             return 0
-
-        def running(self) -> RunningCode:
-            return RunningCode()
 
         def memory(self) -> None:
             return None

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ffncli.bench.records import Method
 from ffncli.bench.timing.modes import auto_choice
-from ffncli.bench.timing.modes.auto_choice import AutoChoice
 from ffncli.errors import shown_path
 from ffncli.show.text import percent, plural
 from ffncli.system import hardware, host
@@ -79,18 +78,8 @@ def checks() -> Iterator[DoctorCheck]:
     yield from (_extra(name) for name in EXTRAS)
     yield from _quiet(ROOT)
     yield _results(Path.cwd())
-    count = len(choices())
+    count = len(auto_choice.choices())
     yield DoctorCheck("auto", f"{count} {plural('choice', count)} in {shown_path(auto_choice.folder())}")
-
-
-def clear_choices() -> int:
-    """Forget what auto has chosen; how many choices there were. Raises FFNError (exit 3) if that fails."""
-    return auto_choice.clear()
-
-
-def choices() -> list[tuple[str, AutoChoice]]:
-    """(a case, the kernel that auto has chosen for it on this machine)."""
-    return auto_choice.choices()
 
 
 # --- software ---------------------------------------------------------------------------------------------------------
@@ -154,9 +143,8 @@ def _extra(name: str) -> DoctorCheck:
     if missing:
         return DoctorCheck(f"extra {name}", f"{', '.join(missing)} missing", "missing", install)
     shown = ", ".join(f"{package} {have}" for package, have in versions.items())
-    return DoctorCheck(
-        f"extra {name}", shown, "note" if old else "ok", f"{', '.join(old)} old: {install}" if old else ""
-    )
+    advice = f"{', '.join(old)} old: {install}" if old else ""
+    return DoctorCheck(f"extra {name}", shown, "note" if old else "ok", advice)
 
 
 # --- the processor ----------------------------------------------------------------------------------------------------
@@ -221,10 +209,8 @@ def _memory(root: Path) -> Iterator[DoctorCheck]:
         yield DoctorCheck("memory", "unknown", "note")
         return
     value = f"{size_text(free)} free" + (f" of {size_text(total)}" if total else "")
-    low = free < 2 * _GIB
-    yield DoctorCheck(
-        "memory", value, "note" if low else "ok", "cold-weights needs room for 3 caches of weights" if low else ""
-    )
+    advice = "cold-weights needs room for 3 caches of weights" if free < 2 * _GIB else ""
+    yield DoctorCheck("memory", value, "note" if advice else "ok", advice)
 
 
 # --- libraries, compiler ----------------------------------------------------------------------------------------------
@@ -255,9 +241,8 @@ def _compiler() -> DoctorCheck:
         return DoctorCheck("c++ compiler", f"{compiler} does not run", "bad", "try another one in CXX")
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.exists():
-        return DoctorCheck(
-            "c++ compiler", f"{banner}, no Python.h", "note", "torch.compile may need it: install python3-dev"
-        )
+        advice = "torch.compile may need it: install python3-dev"
+        return DoctorCheck("c++ compiler", f"{banner}, no Python.h", "note", advice)
     return DoctorCheck("c++ compiler", banner)
 
 
@@ -287,12 +272,8 @@ def _quiet(root: Path, load: Callable[[], float | None] = host.load) -> Iterator
         yield DoctorCheck("steal", f"{100 * stolen:.2g} % since boot", "note" if much else "ok", advice)
     if governor := host.governor(root):
         steady = governor == "performance"
-        advice = (
-            ""
-            if steady
-            else "the clock changes with the load; for a steady one: sudo cpupower frequency-set -g performance"
-        )
-        yield DoctorCheck("governor", governor, "ok" if steady else "note", advice)
+        advice = "the clock changes with the load; for a steady one: sudo cpupower frequency-set -g performance"
+        yield DoctorCheck("governor", governor, "ok" if steady else "note", "" if steady else advice)
 
 
 def _results(here: Path) -> DoctorCheck:
@@ -326,26 +307,21 @@ def noise_check(noise: Noise | None) -> DoctorCheck:
 
 def gpu_checks() -> Iterator[DoctorCheck]:
     """Rows for every GPU that torch counts; one row if there is none, or none that can be used."""
-    torch = _torch()
-    if torch is None:
+    try:
+        import torch
+    except Exception:  # its own row shows it
         return
     count = torch.cuda.device_count()
     if not count:
-        yield _unusable(torch)
+        problem = problem_of(0, torch) if has_driver() else None
+        built: CheckStatus = "bad" if torch.version.cuda or getattr(torch.version, "hip", None) else "missing"
+        yield DoctorCheck("gpu", problem.message, built, problem.hint) if problem else DoctorCheck("gpu", "none")
         return
     from ffncli.bench.machine import machine
 
     for index in range(count):
         yield from _of_gpu(index, torch)
     yield DoctorCheck("driver", machine.driver("cuda:0") or "unknown")
-
-
-def _unusable(torch: Any) -> DoctorCheck:
-    problem = problem_of(0, torch)
-    if problem is None or not has_driver():
-        return DoctorCheck("gpu", "none")
-    status: CheckStatus = "bad" if torch.version.cuda or getattr(torch.version, "hip", None) else "missing"
-    return DoctorCheck("gpu", problem.message, status, problem.hint)
 
 
 def _of_gpu(index: int, torch: Any) -> Iterator[DoctorCheck]:
@@ -404,14 +380,6 @@ def _modes(index: int, state: GpuState) -> Iterator[DoctorCheck]:
         modes.append("a MIG instance: clocks and power are the whole card's")
     if modes:
         yield DoctorCheck(f"gpu {index} modes", ", ".join(modes), "note" if advice else "ok", "; ".join(advice))
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except Exception:  # its own row shows it
-        return None
-    return torch
 
 
 def size_text(count: int) -> str:

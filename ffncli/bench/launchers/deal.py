@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ffncli.bench.launchers.slot import Answered, Begun, Lost, Refusal, SlotEvent, Slots, task_of, units_of
-from ffncli.bench.records import Case, Method, Outcome, TimedUnit
+from ffncli.bench.launchers.slot import SlotEvent, Slots, task_of, units_of
+from ffncli.bench.records import Case, Outcome, TimedUnit
 from ffncli.bench.request.machines import LauncherChoice, SlotSize, slot_size
 from ffncli.bench.results.journal import Journal, require_unit_of
 from ffncli.bench.suite import Result
@@ -45,7 +45,9 @@ def run_on_cluster(journal: Journal, tell: Callable[[Dealt], None] = lambda deal
     if all(journal.complete(case.key) for case in request.cases):
         return _finished(journal)
     logs = journal.files.csv.with_suffix(f".{request.cluster.launcher}")
-    with open_slots(request.cluster, slot_size(request.cases), longest(request.method), logs) as slots:
+    # Three times what a case is expected to take, as a first call may compile.
+    seconds = 3 * (request.method.max_time + request.method.processes * _START)
+    with open_slots(request.cluster, slot_size(request.cases), seconds, logs) as slots:
         return run_in_slots(journal, slots, tell)
 
 
@@ -67,11 +69,6 @@ def open_slots(cluster: LauncherChoice, size: SlotSize, seconds: float, logs: Pa
             yield jobs
 
 
-def longest(method: Method) -> float:
-    """The seconds that a slot may take for a case: three times what is expected, as a first call may compile."""
-    return 3 * (method.max_time + method.processes * _START)
-
-
 def run_in_slots(journal: Journal, slots: Slots, tell: Callable[[Dealt], None] = lambda dealt: None) -> Result:
     """Deal every unfinished case; the rows in the order of the cases.
 
@@ -80,7 +77,8 @@ def run_in_slots(journal: Journal, slots: Slots, tell: Callable[[Dealt], None] =
     todo = deque(case for case in journal.request.cases if not journal.complete(case.key))
     dealing = _Dealing(journal, tell, {case.key: case for case in todo}, todo)
     dealing.report()
-    while dealing.goes_on:
+    # After a refusal, only the cases that already run are waited for.
+    while dealing.places if dealing.refusal is not None else dealing.todo or dealing.submitted:
         while dealing.todo and slots.free and dealing.refusal is None:
             case = dealing.todo.popleft()
             dealing.submitted.add(case.key)
@@ -115,27 +113,21 @@ class _Dealing:
     losses: Counter[str] = field(default_factory=Counter)
     refusal: FFNError | None = None
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether there is work; after a refusal, only the cases that already run are waited for."""
-        return bool(self.places) if self.refusal is not None else bool(self.todo or self.submitted)
-
     def take(self, event: SlotEvent) -> None:
         """Take in one event; one of a case that no slot has any more is passed over."""
         if event.case not in self.submitted:
             return
-        match event:
-            case Begun(case, place):
-                self.places[case] = place
-            case Answered(case, place, answer):
-                self._over(case)
-                self._answered(case, place, answer)
-            case Lost(case, place, why):
-                self._over(case)
-                self._lost(case, place, _shortened(why))
-            case Refusal(case, place, why):
-                self._over(case)
-                self._refused(FFNError(f"{clean(place)}: {_shortened(why)}", code=ExitCode.ENVIRONMENT))
+        if event.kind == "begun":
+            self.places[event.case] = event.place
+            return
+        self.submitted.discard(event.case)
+        self.places.pop(event.case, None)
+        if event.kind == "answered":
+            self._answered(event.case, event.place, event.text)
+        elif event.kind == "lost":
+            self._lost(event.case, event.place, _shortened(event.text))
+        else:
+            self._refused(FFNError(f"{clean(event.place)}: {_shortened(event.text)}", code=ExitCode.ENVIRONMENT))
 
     def report(self, news: str = "") -> None:
         """Tell how far the run is."""
@@ -143,10 +135,6 @@ class _Dealing:
         finished = sum(self.journal.complete(case.key) for case in cases)
         running = {place: self.cases[key] for key, place in self.places.items()}
         self.tell(Dealt(finished, len(cases), running, news))
-
-    def _over(self, case: str) -> None:
-        self.submitted.discard(case)
-        self.places.pop(case, None)
 
     def _answered(self, key: str, place: str, answer: str) -> None:
         """Store a case, unless the answer is a refusal, or does not belong to the case."""
@@ -175,21 +163,17 @@ class _Dealing:
             self.todo.append(self.cases[key])
             self.report(f"{news}; it will be run again")
             return
+        case, request = self.cases[key], self.journal.request
         note = f"lost {self.losses[key]} times with its machine; the last: {why}"
-        self.journal.add(_lost_unit(self.journal, self.cases[key], note), died=True)
+        outcomes = tuple(Outcome(name, "failed", note) for name in request.names)
+        environment = {**self.journal.software, "device": case.device}  # not which machines tried
+        unit = TimedUnit(0, key, request.baseline, case.cache, outcomes, (), environment=environment)
+        self.journal.add(unit, died=True)
         self.report(f"{news}; it will not be run again")
 
     def _refused(self, error: FFNError) -> None:
         self.refusal = self.refusal or error
         self.report(f"{error.message}; no more cases are dealt")
-
-
-def _lost_unit(journal: Journal, case: Case, why: str) -> TimedUnit:
-    """The unit of a case that no machine could finish; which ones tried is not in its environment."""
-    request = journal.request
-    outcomes = tuple(Outcome(name, "failed", why) for name in request.names)
-    environment = {**journal.software, "device": case.device}
-    return TimedUnit(0, case.key, request.baseline, case.cache, outcomes, (), environment=environment)
 
 
 def _shortened(text: str) -> str:

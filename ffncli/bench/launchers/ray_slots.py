@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ffncli.bench.launchers.slot import Answered, Begun, Lost, Refusal, SlotEvent
+from ffncli.bench.launchers.slot import SlotEvent
 from ffncli.bench.request.machines import LauncherChoice, SlotSize
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.system.packages import require_extra
@@ -125,7 +125,7 @@ class RaySlots:
         """Give a case to a waiting actor."""
         actor = self._idle.pop()
         self._busy[actor.handle.measure.remote(task)] = (actor, case)
-        self._start_events.append(Begun(case, actor.place))
+        self._start_events.append(SlotEvent("begun", case, actor.place))
 
     def events(self, patience: float) -> Sequence[SlotEvent]:
         """What the actors answered, and which of them are gone."""
@@ -145,7 +145,7 @@ class RaySlots:
 
     def require_room(self) -> None:
         """Raises FFNError (exit 3) if no machine of the cluster has room for a single slot."""
-        if any(self._room(node) for node in self._nodes()):
+        if any(self._rooms().values()):
             return
         what = f"{self.size.gpus} GPU and " if self.size.gpus else ""
         why = f"no machine of the Ray cluster has {what}{self.size.cores} CPUs"
@@ -157,12 +157,13 @@ class RaySlots:
             answer = self.ray.get(reference)
         except self.ray.exceptions.RayTaskError as error:
             self.ray.kill(actor.handle)
-            return Refusal(case, actor.place, _last_line(error))
+            return SlotEvent("refused", case, actor.place, _last_line(error))
         except self.ray.exceptions.RayError as error:
             self.ray.kill(actor.handle)
-            return Lost(case, actor.place, f"its machine or its process has ended ({type(error).__name__})")
+            why = f"its machine or its process has ended ({type(error).__name__})"
+            return SlotEvent("lost", case, actor.place, why)
         self._idle.append(actor)
-        return Answered(case, actor.place, str(answer))
+        return SlotEvent("answered", case, actor.place, str(answer))
 
     def _welcome(self, reference: Any, actor: _Actor) -> None:
         """A new actor is there. Raises FFNError (exit 3) if several in a row could not start."""
@@ -184,25 +185,20 @@ class RaySlots:
             return
         self._counted = time.monotonic()
         actors = [*self._starting.values(), *self._idle, *(actor for actor, _ in self._busy.values())]
-        for node, number in (self._wanted() - Counter(actor.node for actor in actors)).items():
+        wanted = self._rooms() if self.count is None else Counter({"": self.count})  # without an id: on any machine
+        for node, number in (wanted - Counter(actor.node for actor in actors)).items():
             for _ in range(number):
                 self._start(node)
 
-    def _wanted(self) -> Counter[str]:
-        """How many actors each machine should have, by its id; under the empty id those that may be anywhere."""
-        if self.count is not None:
-            return Counter({"": self.count})
-        return Counter({node["NodeID"]: self._room(node) for node in self._nodes()})
-
-    def _nodes(self) -> list[dict[str, Any]]:
-        return [node for node in self.ray.nodes() if node["Alive"]]
-
-    def _room(self, node: dict[str, Any]) -> int:
-        """How many slots a machine has: one for each GPU; without GPUs one, as two would share its memory's speed."""
-        resources = node["Resources"]
-        if resources.get("CPU", 0) < self.size.cores:
-            return 0
-        return int(resources.get("GPU", 0) // self.size.gpus) if self.size.gpus else 1
+    def _rooms(self) -> Counter[str]:
+        """How many slots each machine has room for, by its id: one for each GPU; without GPUs one, as two would share
+        its memory's speed."""
+        rooms: Counter[str] = Counter()
+        for node in self.ray.nodes():
+            resources = node["Resources"]
+            if node["Alive"] and resources.get("CPU", 0) >= self.size.cores:
+                rooms[node["NodeID"]] = int(resources.get("GPU", 0) // self.size.gpus) if self.size.gpus else 1
+        return rooms
 
     def _start(self, node: str) -> None:
         where = self.on_node(node) if node else "SPREAD"

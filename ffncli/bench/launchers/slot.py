@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol
 
 from ffncli.bench.launch import WORKER
 from ffncli.bench.machine.devices import require_gpu
@@ -111,41 +111,18 @@ def _require_files(request: BenchRequest) -> None:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A slot measures that case now. `place` is the machine, with the slot or the job there: `node7, slot 2`."""
+class SlotEvent:
+    """What happened to a case in a slot. `place` is the machine, with the slot or the job there: `node7, slot 2`.
 
+    `begun`: the slot measures it now. `answered`: `text` is the answer, which `units_of` reads. `lost`: the machine
+    failed, or the job was ended, as `text` says. `refused`: the slot could not even begin, for the reason in `text`,
+    which another try does not remove.
+    """
+
+    kind: Literal["begun", "answered", "lost", "refused"]
     case: str
     place: str
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A slot has sent its answer, which `slot.units_of` reads."""
-
-    case: str
-    place: str
-    answer: str
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A slot is gone with its case: its machine failed, or its job was ended."""
-
-    case: str
-    place: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A slot could not even begin, for a reason that another try does not remove."""
-
-    case: str
-    place: str
-    why: str
-
-
-SlotEvent: TypeAlias = Begun | Answered | Lost | Refusal
+    text: str = ""
 
 
 class Slots(Protocol):

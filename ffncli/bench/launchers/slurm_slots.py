@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ffncli.bench.launchers.slot import Answered, Begun, Lost, Refusal, SlotEvent, measured
+from ffncli.bench.launchers.slot import SlotEvent, measured
 from ffncli.bench.request.machines import LauncherChoice, SlotSize
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.system.packages import require_extra
@@ -121,7 +121,7 @@ class SlurmSlots:
             over = job.done()
             if case not in self._started and (over or job.state.upper() == "RUNNING"):
                 self._started.add(case)
-                yield Begun(case, _place(job))
+                yield SlotEvent("begun", case, _place(job))
             if over:
                 del self._jobs[case]
                 self._started.discard(case)
@@ -137,13 +137,14 @@ def _ended(case: str, job: Any) -> SlotEvent:
 
     place = _place(job)
     try:
-        return Answered(case, place, str(job.result()))
+        return SlotEvent("answered", case, place, str(job.result()))
     except FailedJobError as error:  # the job's Python raised: its traceback, then where the logs are
         trace = str(error).split("-" * 22)
         lines = (trace[1] if len(trace) > 2 else trace[0]).strip().splitlines()
-        return Refusal(case, place, f"{lines[-1] if lines else 'failed'} (logs: {job.paths.folder})")
+        why = f"{lines[-1] if lines else 'failed'} (logs: {job.paths.folder})"
+        return SlotEvent("refused", case, place, why)
     except UncompletedJobError:
-        return Lost(case, place, f"its job ended ({job.state}); logs: {job.paths.folder}")
+        return SlotEvent("lost", case, place, f"its job ended ({job.state}); logs: {job.paths.folder}")
 
 
 def _place(job: Any) -> str:

@@ -100,10 +100,10 @@ class SystemCounters:
         self._stat = Path("/proc/stat") if Path("/proc/stat").exists() else None
         self._stat_read = self._slow_read = -1.0
         self._stat_every = _RARELY
-        self._ticks: tuple[int | None, int | None] = (None, None)
+        self._ticks: tuple[int, int] | None = None
         self._stolen: float | None = None  # used for every block until it is read again
         self._slow: tuple[float | None, float | None] = (None, None)
-        self._rated = _rated()
+        self._rated = _fastest_clock("base_frequency")
         self._waiting = _Waiting(_launches if launching else None)
 
     def read(self) -> Snapshot:
@@ -114,7 +114,9 @@ class SystemCounters:
             self._stolen, self._ticks, self._stat_read = _share_stolen(self._ticks, ticks), ticks, now
             self._stat_every = max(_RARELY, 50 * (time.monotonic() - now))  # with hundreds of cores, milliseconds
         if now - self._slow_read >= _SELDOM:
-            self._slow, self._slow_read = (_load_above_cores(), _clock_share(self._rated)), now
+            fastest = _fastest_clock("scaling_cur_freq") if self._rated else None
+            share = fastest / self._rated if fastest and self._rated else None
+            self._slow, self._slow_read = (_load_above_cores(), share), now
             self._waiting.look_for_threads()
         load, clock = self._slow
         throttled = _throttled(self._throttle) if self._throttle else None
@@ -126,9 +128,7 @@ class SystemCounters:
         faults = use.ru_minflt + use.ru_majflt
         return Snapshot(use.ru_nivcsw, faults, cpu, throttled, self._stolen, load, clock, waited)
 
-    def flags(self, before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
-        """Like the function `flags`."""
-        return flags(before, after, seconds, threads)
+    flags = staticmethod(flags)
 
 
 class _Waiting:
@@ -201,25 +201,21 @@ def _throttled(path: Path) -> int | None:
     return None
 
 
-def _ticks(path: Path) -> tuple[int | None, int | None]:
+def _ticks(path: Path) -> tuple[int, int] | None:
     """Stolen and busy ticks (stolen among them) of all processors: user nice system idle iowait irq softirq steal."""
     try:
         with path.open() as file:
             counts = [int(field) for field in file.readline().split()[1:9]]
     except (OSError, ValueError):
-        return None, None
-    if len(counts) < 8:
-        return None, None
-    return counts[7], sum(counts) - counts[3] - counts[4]
-
-
-def _share_stolen(before: tuple[int | None, int | None], after: tuple[int | None, int | None]) -> float | None:
-    """The stolen share of the busy ticks between two readings; None if either is unknown, or no tick has passed."""
-    if None in before or None in after:
         return None
-    (steal, busy), (steal_now, busy_now) = before, after
-    assert steal is not None and busy is not None and steal_now is not None and busy_now is not None  # noqa: PT018
-    return (steal_now - steal) / (busy_now - busy) if busy_now > busy else None
+    return (counts[7], sum(counts) - counts[3] - counts[4]) if len(counts) == 8 else None
+
+
+def _share_stolen(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
+    """The stolen share of the busy ticks between two readings; None if either is unknown, or no tick has passed."""
+    if before is None or after is None or after[1] <= before[1]:
+        return None
+    return (after[0] - before[0]) / (after[1] - before[1])
 
 
 def _load_above_cores() -> float | None:
@@ -231,21 +227,9 @@ def _load_above_cores() -> float | None:
     return load if load > (os.cpu_count() or 1) + 0.5 else None
 
 
-def _clock_files(name: str) -> list[Path]:
-    """The files of that name for the processors that this process may use; 8 at most."""
+def _fastest_clock(name: str) -> int | None:
+    """The largest number in the files of that name, in kHz, for the processors that this process may use (8 at most:
+    the others may be idle); None where the system does not report it."""
     cores = sorted(os.sched_getaffinity(0))[:8] if hasattr(os, "sched_getaffinity") else []
-    return [Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/{name}") for core in cores]
-
-
-def _rated() -> float | None:
-    """The processor's nominal clock, in kHz; None where the system does not report it."""
-    clocks = [int(text) for path in _clock_files("base_frequency") if (text := _text(path).strip()).isdigit()]
-    return float(max(clocks)) if clocks else None
-
-
-def _clock_share(rated: float | None) -> float | None:
-    """The clock of the fastest usable processor over the rated one: the others may be idle."""
-    if not rated:
-        return None
-    clocks = [int(text) for path in _clock_files("scaling_cur_freq") if (text := _text(path).strip()).isdigit()]
-    return max(clocks) / rated if clocks else None
+    texts = (_text(Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/{name}")).strip() for core in cores)
+    return max((int(text) for text in texts if text.isdigit()), default=None)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from ffncli.bench.machine.counters import CLOCK
 from ffncli.errors import FFNError
@@ -165,15 +164,9 @@ class GpuProbe:
         return None
 
 
-def probe_of(uuid: str, nvml: Any = None, now: Callable[[], float] = time.perf_counter) -> tuple[GpuProbe | None, str]:
-    """(the GPU with torch's uuid; the reason if there is none). `nvml` is pynvml or a stand-in."""
-    gpu, why = open_gpu(uuid, nvml)
-    return (GpuProbe(gpu, now), why) if gpu else (None, why)
-
-
 @cache
 def gpu_probe(device: str) -> tuple[GpuProbe | None, str]:
-    """`probe_of` of the GPU that torch calls `cuda` or `cuda:1`; opened once in a process."""
+    """(the GPU that torch calls `cuda` or `cuda:1`; the reason if it cannot be read), opened once in a process."""
     gpu, why = gpu_handles(device)
     return (GpuProbe(gpu), why) if gpu else (None, why)
 

@@ -210,8 +210,8 @@ def math_mode(device: str = "cpu") -> str:
     words = [f"fp32={torch.get_float32_matmul_precision()}"]
     if device.startswith("cuda"):
         words += [
-            f"tf32={_on(matmul.allow_tf32)}",
-            f"conv_tf32={_on(torch.backends.cudnn.allow_tf32)}",
+            f"tf32={'on' if matmul.allow_tf32 else 'off'}",
+            f"conv_tf32={'on' if torch.backends.cudnn.allow_tf32 else 'off'}",
             f"bf16_reduction={_sums(matmul.allow_bf16_reduced_precision_reduction)}",
             f"fp16_reduction={_sums(matmul.allow_fp16_reduced_precision_reduction)}",
             f"blas={str(torch.backends.cuda.preferred_blas_library()).rpartition('.')[2].lower()}",
@@ -220,10 +220,6 @@ def math_mode(device: str = "cpu") -> str:
         words += [f"{word}={''.join(value.split())}" for word, value in overrides.items() if value]
     smallest = torch.tensor(torch.finfo(torch.float32).tiny) / 2  # torch does not report whether subnormals are flushed
     return " ".join([*words, f"subnormals={'kept' if smallest.item() else 'flushed'}"])
-
-
-def _on(flag: bool) -> str:
-    return "on" if flag else "off"
 
 
 def _sums(reduced: object) -> str:

@@ -65,13 +65,14 @@ def build_request(
         require_gpu(devices, method.sustained)
     if method.in_model:
         chosen = replace(chosen, kernels=_of_model(chosen, wanted or ()), baseline=MODEL, notes=())
-    notes = (*chosen.notes, *about)
     require_arguments(chosen, points)
+    data = [pair for case in points for pair in ((case.routing, case.routing_sha256), (case.input, case.input_sha256))]
+    files = {**chosen.files, **{os.path.abspath(name): sha256 for name, sha256 in data if sha256}}
     request = BenchRequest(
-        points, chosen.kernels, chosen.baseline, method, fail_if_slower, strict, asked or {},
-        {**chosen.files, **_data_files(points)}, os.getcwd(), named_certificates(certificates, chosen, points), cluster,
+        points, chosen.kernels, chosen.baseline, method, fail_if_slower, strict, asked or {}, files, os.getcwd(),
+        named_certificates(certificates, chosen, points), cluster,
     )  # fmt: skip
-    return request, notes
+    return request, (*chosen.notes, *about)
 
 
 def _of(grid: Grid, devices: Sequence[str], method: Method) -> dict[str, Any]:
@@ -93,12 +94,6 @@ def _of_model(chosen: ChosenKernels, texts: Sequence[str]) -> tuple[KernelChoice
     if slow := next((choice for choice in kernels if choice.factor is not None), None):
         raise FFNError(f"{option('in_model')}: {shown(slow.text)} can only be timed by itself", "leave it out")
     return kernels
-
-
-def _data_files(points: Sequence[Case]) -> dict[str, str]:
-    """The files of routings and inputs, absolute, with their sha256."""
-    names = [pair for case in points for pair in ((case.routing, case.routing_sha256), (case.input, case.input_sha256))]
-    return {os.path.abspath(name): sha256 for name, sha256 in names if sha256}
 
 
 def require_resumable(request: BenchRequest, more: Mapping[str, Any]) -> None:

@@ -256,12 +256,9 @@ def label(resolved: Resolved, overrides: Dimensions) -> str:
         unit = unit_name(spec.activation, spec.limits) if spec.gated else None
         base = f"{spec.d_model}x{spec.d_ff}:{unit or spec.activation}" + ("+gated" if spec.gated and not unit else "")
         names = replace(overrides, d_model=None, d_ff=None, activation=None, gated=None)
-    more = [f"{name}={_value(value)}" for name, value in asdict(names).items() if value is not None]
+    given = {name: value for name, value in asdict(names).items() if value is not None}
+    more = (f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in given.items())
     return "+".join((base, *more))
-
-
-def _value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _blocks(grid: Grid) -> list[tuple[str | None, Dimensions]]:

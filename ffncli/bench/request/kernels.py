@@ -60,7 +60,9 @@ def choose_kernels(
         why = "TRITON_INTERPRET is set: Triton kernels would run as Python, and their times mean nothing"
         raise FFNError(why, "unset it; `ffn verify` can use it", ExitCode.ENVIRONMENT)
     over_ranks, whole_experts = ranks.world_size > 1, ranks.ep == 1
-    by_default, left_out = (computing(names, *_kinds(specs)) for names in (BY_DEFAULT, ONLY_NAMED))
+    dense = not specs or any(not spec.moe for spec in specs)  # without a spec both kinds are possible
+    mixture = not specs or any(spec.moe for spec in specs)
+    by_default, left_out = (computing(names, dense, mixture) for names in (BY_DEFAULT, ONLY_NAMED))
     default = ((*(("eager",) if whole_experts else ()), *OVER_RANKS)) if over_ranks else by_default
     files: dict[str, str] = {}
     functions: list[tuple[str, ast.FunctionDef]] = []
@@ -83,24 +85,16 @@ def choose_kernels(
     if baseline is None:
         baseline = "eager" if "eager" in labels else labels[0]
     if baseline not in labels:
-        base = _named(_baseline(baseline, labels), files, functions)
+        try:
+            choice = parse(baseline)
+        except FFNError:
+            hint = did_you_mean(baseline, [*labels, *BUILT_IN], f"measured: {', '.join(labels)}")
+            raise FFNError(f"{option('baseline')}: there is no kernel {shown(baseline)}", hint) from None
+        base = _named(choice, files, functions)
         kernels = kernels if base in kernels else (base, *kernels)
         baseline = base.label
         require_unlike([kernel.label for kernel in kernels])
     return ChosenKernels(kernels, baseline, files, notes, tuple(functions))
-
-
-def _kinds(specs: Sequence[FFNSpec]) -> tuple[bool, bool]:
-    """(whether any block is dense, whether any is a mixture); both are possible where none is known."""
-    return not specs or any(not spec.moe for spec in specs), not specs or any(spec.moe for spec in specs)
-
-
-def _baseline(text: str, labels: Sequence[str]) -> KernelChoice:
-    try:
-        return parse(text)
-    except FFNError:
-        hint = did_you_mean(text, [*labels, *BUILT_IN], f"measured: {', '.join(labels)}")
-        raise FFNError(f"{option('baseline')}: there is no kernel {shown(text)}", hint) from None
 
 
 def _named(choice: KernelChoice, files: dict[str, str], functions: list[tuple[str, ast.FunctionDef]]) -> KernelChoice:
@@ -213,20 +207,14 @@ def require_arguments(chosen: ChosenKernels, cases: Sequence[Case]) -> None:
     """Raises FFNError (exit 2) for a function that no case can call. What only running the file shows comes later."""
     specs = dict.fromkeys(case.spec for case in cases)
     for where, function in chosen.functions:
-        required = _required(function.args)
+        arguments, places = function.args, [*function.args.posonlyargs, *function.args.args]
+        required = [one.arg for one in places[1 : max(1, len(places) - len(arguments.defaults))]]  # the first is x
+        keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        required += [one.arg for one, default in keywords if default is None]
         refusals = [missing_weight(required, kernel_steps(steps(spec))) for spec in specs]
         if refusals and (first := refusals[0]) and all(refusals):
             why, hint = first
             raise FFNError(f"{where}: {function.name}({ast.unparse(function.args)}) {why}", hint)
-
-
-def _required(arguments: ast.arguments) -> list[str]:
-    """The names of the arguments without a default, but for the first, which is x."""
-    places = [*arguments.posonlyargs, *arguments.args]
-    names = [one.arg for one in places[1 : max(1, len(places) - len(arguments.defaults))]]
-    return names + [
-        one.arg for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None
-    ]
 
 
 # --- certificates of kernels ------------------------------------------------------------------------------------------

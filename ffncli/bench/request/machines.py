@@ -99,22 +99,18 @@ def cluster_of(launcher: str | None, slots: int | None, options: Sequence[str]) 
     if launcher not in known:
         near = did_you_mean(launcher, list(known), f"use one of {', '.join(known)}")
         raise FFNError(f"{option('launcher')}: unknown value {shown(launcher)}", near)
-    pairs = dict(_pair(text) for text in options)
+    pairs: dict[str, str] = {}
+    for pair in options:
+        key, equals, value = pair.partition("=")
+        if not (key.strip() and equals):
+            why = f"{option('launcher_option')}: {shown(pair)} is not KEY=VALUE"
+            raise FFNError(why, f"as in {option('launcher_option', 'partition=gpu')}")
+        pairs[key.strip().removeprefix("--").replace("-", "_")] = value.strip()
     if launcher == "ray" and (unknown := [key for key in pairs if key not in RAY_OPTIONS]):
         why = f"{option('launcher_option')}: ray has no option {shown(unknown[0])}"
         sizes = f"{option('slots')} and {option('threads')} say what a slot reserves"
         raise FFNError(why, f"its options are {', '.join(RAY_OPTIONS)}; {sizes}")
     return LauncherChoice("ray" if launcher == "ray" else "slurm", slots, pairs)
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not (key.strip() and equals):
-        raise FFNError(
-            f"{option('launcher_option')}: {shown(text)} is not KEY=VALUE",
-            f"as in {option('launcher_option', 'partition=gpu')}",
-        )
-    return key.strip().removeprefix("--").replace("-", "_"), value.strip()
 
 
 def require_any_gpu(devices: Sequence[str]) -> None:

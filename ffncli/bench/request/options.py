@@ -297,13 +297,9 @@ class LauncherOptions(Options):
 
 
 def certificate_files(certificate: FilePath | Iterable[FilePath] | None) -> tuple[str, ...]:
-    """The files of certificates, of which a shell's text may list several."""
-    texts = listed(certificate)
-    return tuple(
-        name.strip()
-        for text in texts
-        for name in ([text] if os.path.isfile(os.path.expanduser(text)) else text.split(","))
-    )
+    """The files of certificates: a shell's text may list several, with commas."""
+    texts = [[text] if os.path.isfile(os.path.expanduser(text)) else text.split(",") for text in listed(certificate)]
+    return tuple(name.strip() for names in texts for name in names)
 
 
 # --- which contradict or need each other ------------------------------------------------------------------------------

@@ -133,11 +133,16 @@ class Journal:
         return sum(len(kept) for kept in self.units.values())
 
     @property
+    def finished_units(self) -> Iterator[TimedUnit]:
+        """Yield the finished units, without their blocks."""
+        return (kept.unit for by_process in self.units.values() for kept in by_process.values())
+
+    @property
     def spent(self) -> dict[str, float]:
         """Seconds of all units together, by purpose."""
         total: dict[str, float] = {}
-        for kept in (kept for mine in self.units.values() for kept in mine.values()):
-            for name, seconds in kept.unit.spent.items():
+        for unit in self.finished_units:
+            for name, seconds in unit.spent.items():
                 total[name] = total.get(name, 0.0) + seconds
         return total
 
@@ -172,14 +177,10 @@ class Journal:
             self.died.add(case)
         elif len(mine) < self.request.method.processes:
             return ()
-        rows = self.summarise(
-            self._cases[case], [self._whole(mine[p]) for p in sorted(mine)], self.request.method, self.run
-        )
+        request, units = self.request, [self._whole(mine[p]) for p in sorted(mine)]
         rows = tuple(
-            replace(
-                row, suite=self.request.suite, certificate=self.request.certificate_of(row.kernel, self._cases[case])
-            )
-            for row in rows
+            replace(row, suite=request.suite, certificate=request.certificate_of(row.kernel, self._cases[case]))
+            for row in self.summarise(self._cases[case], units, request.method, self.run)
         )
         self.rows.extend(rows)
         return rows
@@ -365,13 +366,8 @@ def locked(path: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     files = ResultFiles(path)
-    for one in (
-        files.csv,
-        files.rounds,
-        files.journal,
-        files.grid,
-        files.lock,
-    ):  # before the lock, which would make directories
+    # Before the lock is taken, which would make directories.
+    for one in (files.csv, files.rounds, files.journal, files.grid, files.lock):
         check_writable(str(one), True, "--save")
         if one.exists() and not one.is_file():
             raise FFNError(f"cannot write {shown_path(one)}: it is not a file", code=ExitCode.ENVIRONMENT)
@@ -447,6 +443,7 @@ def require_unit_of(request: BenchRequest, case: Case | None, unit: TimedUnit, w
     """Raises FFNError, with `where` it comes from, for a unit that the run cannot have; `case`: that of its key."""
     kernels = [outcome.kernel for outcome in unit.outcomes]
     named = {*kernels} == {*request.names} or request.method.by_step
+    experts = case.spec.moe.experts if case and case.spec.moe else 0
     wrong = {
         "its case is none of the run's": case is None or case.key != unit.case,
         "its process is none of the run's": unit.process >= request.method.processes,
@@ -455,16 +452,10 @@ def require_unit_of(request: BenchRequest, case: Case | None, unit: TimedUnit, w
         "its blocks are those of another unit": any(
             (block.process, block.case) != (unit.process, unit.case) for block in unit.blocks
         ),
-        "its tokens per expert are not those of its experts": not _counts_experts(case, unit),
+        "its tokens per expert are not those of its experts": len(unit.tokens_per_expert) not in (0, experts),
     }
     if why := next((words for words, is_so in wrong.items() if is_so), ""):
         raise FFNError(f"{where} is damaged: {why}", hint)
-
-
-def _counts_experts(case: Case | None, unit: TimedUnit) -> bool:
-    """Whether there is a number for each expert of the case, or none."""
-    moe = case.spec.moe if case else None
-    return len(unit.tokens_per_expert) in (0, moe.experts if moe else 0)
 
 
 # --- the conditions of a run: machine and versions, the same until it ends --------------------------------------------

@@ -8,7 +8,7 @@ refused by name. The merged files are written completely or not at all, and can 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,14 +89,6 @@ class Merged:
 
 
 @dataclass(frozen=True)
-class _CaseRows:
-    """All rows of a case from one run, and the input that they are taken from."""
-
-    rows: tuple[ResultRow, ...]
-    source: _ResultInput
-
-
-@dataclass(frozen=True)
 class _ResultInput:
     """One input as it was read. `unfinished_request` is set for a run that has not ended."""
 
@@ -166,13 +158,17 @@ def merged(question: MergeQuestion) -> Merged:
         more = "other cases are" if missing else "cases are"  # those of unfinished runs are known
         notes.append(f"no file is a part of a grid: nothing shows whether {more} missing")
     order = chosen if grid is None else [case.key for case in grid.request.cases if case.key in chosen]
-    rows = tuple(row for case in order for row in chosen[case].rows)
+    rows = tuple(row for case in order for row in chosen[case])
     with locked(files.csv):
         for one in (files.csv, files.rounds, files.grid):
             check_writable(str(one), question.force, option("out"))
         notes += _write(files, rows, sources, grid)
-    inputs = tuple(_merged_file(source, chosen) for source in sources)
-    return Merged(files.csv, files.rounds, rows, inputs, missing, grid, tuple(notes))
+    inputs = []
+    for source in sources:
+        cases = {row.case for row in source.rows} & chosen.keys()
+        hosts = tuple(dict.fromkeys(row.host for row in source.rows if row.host))
+        inputs.append(MergedFile(source.name, hosts, len(cases), source.unfinished_request is not None))
+    return Merged(files.csv, files.rounds, rows, tuple(inputs), missing, grid, tuple(notes))
 
 
 merge = call(MergeQuestion, merged, "merge")
@@ -252,9 +248,10 @@ def _mismatches(sources: Sequence[_ResultInput], allowed: bool) -> Iterator[str]
 # --- choosing ---------------------------------------------------------------------------------------------------------
 
 
-def _chosen(sources: Sequence[_ResultInput], grid: WholeGrid | None) -> dict[str, _CaseRows]:
+def _chosen(sources: Sequence[_ResultInput], grid: WholeGrid | None) -> dict[str, tuple[ResultRow, ...]]:
     """Case → its rows, each from one run. Raises FFNError for two different results of a case, and for damaged ones."""
-    chosen: dict[str, _CaseRows] = {}
+    chosen: dict[str, tuple[ResultRow, ...]] = {}
+    names: dict[str, str] = {}  # case → the input that its rows are taken from
     keys = {case.key for case in grid.request.cases} if grid else set()
     for source in sources:
         request = grid.request if grid else source.unfinished_request
@@ -265,10 +262,10 @@ def _chosen(sources: Sequence[_ResultInput], grid: WholeGrid | None) -> dict[str
                 if source.unfinished_request:  # its last lines are not written yet
                     continue
                 raise FFNError(f"{source.name}: {why} in the case {shown(case, 120)}", _DAMAGED)
-            before = chosen.setdefault(case, _CaseRows(rows, source))
-            if before.rows != rows:
-                names = " and ".join(dict.fromkeys((before.source.name, source.name)))
-                why = f"two different results of the case {shown(case, 120)} are in {names}"
+            name = names.setdefault(case, source.name)
+            if chosen.setdefault(case, rows) != rows:
+                files = " and ".join(dict.fromkeys((name, source.name)))
+                why = f"two different results of the case {shown(case, 120)} are in {files}"
                 raise FFNError(why, "leave one of them out")
     return chosen
 
@@ -296,9 +293,7 @@ def _step_fault(names: Sequence[str], case: Case, ran: bool) -> str:
     return "" if len({*names}) == len(names) else "a step is there twice"
 
 
-def _missing(
-    sources: Sequence[_ResultInput], grid: WholeGrid | None, chosen: Mapping[str, _CaseRows]
-) -> Iterator[MissingCase]:
+def _missing(sources: Sequence[_ResultInput], grid: WholeGrid | None, chosen: Container[str]) -> Iterator[MissingCase]:
     """The cases without a result, in the order of the grid; without a grid, those of unfinished runs."""
     unfinished_cases = {
         case.key: source for source in sources if source.unfinished_request for case in source.unfinished_request.cases
@@ -308,12 +303,6 @@ def _missing(
         if case not in chosen:
             part = parts.get(case)
             yield MissingCase(case, str(part or ""), unfinished_cases[case].name if case in unfinished_cases else "")
-
-
-def _merged_file(source: _ResultInput, chosen: Mapping[str, _CaseRows]) -> MergedFile:
-    cases = {row.case for row in source.rows} & chosen.keys()
-    hosts = tuple(dict.fromkeys(row.host for row in source.rows if row.host))
-    return MergedFile(source.name, hosts, len(cases), source.unfinished_request is not None)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 
 from ffncli.bench.judge.gate import failure
 from ffncli.bench.launchers.deal import MOST_TRIES, Dealt, run_in_slots
-from ffncli.bench.launchers.slot import Answered, Begun, Lost, Refusal, SlotEvent, measured, task_of, units_of
+from ffncli.bench.launchers.slot import SlotEvent, measured, task_of, units_of
 from ffncli.bench.records import Job
 from ffncli.bench.request.grid import BenchRequest, from_json
 from ffncli.bench.request.machines import LauncherChoice, slot_size
@@ -50,7 +50,7 @@ Behave = Callable[[str, int, str, str], SlotEvent]  # (case, its how manieth try
 
 
 def well(case: str, attempt: int, task: str, place: str) -> SlotEvent:
-    return Answered(case, place, answer(task, place))
+    return SlotEvent("answered", case, place, answer(task, place))
 
 
 class FakeSlots:
@@ -70,7 +70,7 @@ class FakeSlots:
         assert self.free > 0
         self.tries[case] += 1
         self.running.append((case, task))
-        self.begun.append(Begun(case, self.place(case)))
+        self.begun.append(SlotEvent("begun", case, self.place(case)))
 
     def place(self, case: str) -> str:
         return f"node{sum(self.tries.values()) % 3}"
@@ -112,7 +112,7 @@ def test_every_case_is_of_one_machine(tmp_path: Path):
 def test_a_lost_case_is_run_again(tmp_path: Path):
     def behave(case: str, attempt: int, task: str, place: str) -> SlotEvent:
         if "3 tokens" in case and attempt < MOST_TRIES:
-            return Lost(case, place, "its machine\nhas ended \x1b[2J")
+            return SlotEvent("lost", case, place, "its machine\nhas ended \x1b[2J")
         return well(case, attempt, task, place)
 
     asked, slots, seen = over_machines(), FakeSlots(behave), list[Dealt]()
@@ -128,7 +128,7 @@ def test_a_lost_case_is_run_again(tmp_path: Path):
 
 def test_a_case_that_loses_every_machine_is_failed_and_the_rest_goes_on(tmp_path: Path):
     def behave(case: str, attempt: int, task: str, place: str) -> SlotEvent:
-        return Lost(case, place, "gone") if "3 tokens" in case else well(case, attempt, task, place)
+        return SlotEvent("lost", case, place, "gone") if "3 tokens" in case else well(case, attempt, task, place)
 
     asked, slots = over_machines(), FakeSlots(behave)
     with new_run(tmp_path / "a.csv", asked) as journal:
@@ -146,7 +146,7 @@ def test_a_refusal_ends_the_run_when_the_others_are_finished_and_it_is_resumed(t
     def behave(case: str, attempt: int, task: str, place: str) -> SlotEvent:
         if "1 tokens" in case:
             refusal = answer(task, place, units=[], refusal="/k.py is missing", hint="share it", code=3)
-            return Answered(case, place, refusal)
+            return SlotEvent("answered", case, place, refusal)
         return well(case, attempt, task, place)
 
     asked, path, slots = over_machines(), tmp_path / "a.csv", FakeSlots(behave, at_once=False)
@@ -236,7 +236,7 @@ def test_an_answer_is_checked_like_a_file(tmp_path: Path, change: Callable[[dict
     def behave(case: str, attempt: int, task: str, place: str) -> SlotEvent:
         entry = json.loads(answer(task, place))
         change(entry)
-        return Answered(case, place, json.dumps(entry))
+        return SlotEvent("answered", case, place, json.dumps(entry))
 
     with pytest.raises(FFNError) as error, new_run(tmp_path / "a.csv", over_machines((1,))) as journal:
         run_in_slots(journal, FakeSlots(behave))
@@ -246,7 +246,9 @@ def test_an_answer_is_checked_like_a_file(tmp_path: Path, change: Callable[[dict
 
 
 def test_what_is_not_an_answer_and_what_a_launcher_raises_name_the_place(tmp_path: Path):
-    for number, event in enumerate((Answered("", "", "[1, 2"), Refusal("", "", "ModuleNotFoundError: ffncli"))):
+    for number, event in enumerate(
+        (SlotEvent("answered", "", "", "[1, 2"), SlotEvent("refused", "", "", "ModuleNotFoundError: ffncli"))
+    ):
 
         def behave(case: str, attempt: int, task: str, place: str, event: Any = event) -> SlotEvent:
             return replace(event, case=case, place=place)
@@ -262,7 +264,7 @@ def test_a_case_that_comes_back_twice_counts_once(tmp_path: Path):
     class Late(FakeSlots):
         def events(self, patience: float) -> Sequence[SlotEvent]:
             events = super().events(patience)
-            return [*events, *[one for one in events if isinstance(one, Answered)]]
+            return [*events, *[one for one in events if one.kind == "answered"]]
 
     with new_run(tmp_path / "a.csv", over_machines()) as journal:
         assert len(run_in_slots(journal, Late()).rows) == 10

@@ -14,7 +14,7 @@ import pytest
 
 from ffncli.bench.launchers import ray_slots
 from ffncli.bench.launchers.ray_slots import RaySlots
-from ffncli.bench.launchers.slot import Answered, Begun, Lost, Refusal, SlotEvent, measured
+from ffncli.bench.launchers.slot import SlotEvent, measured
 from ffncli.bench.launchers.slurm_slots import SlurmSlots, parameters
 from ffncli.bench.request.machines import LauncherChoice, SlotSize
 from ffncli.errors import FFNError
@@ -82,7 +82,7 @@ def test_jobs_begin_and_end():
     one, two, three = executor.jobs
     assert slots.events(0.0) == []
     one.state = "RUNNING"
-    assert slots.events(0.0) == [Begun("case 1", "node7, job 1")]
+    assert slots.events(0.0) == [SlotEvent("begun", "case 1", "node7, job 1")]
     assert slots.events(0.0) == []
     one.end = "answer"
     two.state, two.end = (
@@ -93,11 +93,11 @@ def test_jobs_begin_and_end():
     )
     three.state, three.end = "NODE_FAIL", UncompletedJobError("no output")
     assert slots.events(0.0) == [
-        Answered("case 1", "node7, job 1", "answer"),
-        Begun("case 2", "node7, job 2"),
-        Refusal("case 2", "node7, job 2", "ModuleNotFoundError: ffncli (logs: /logs)"),
-        Begun("case 3", "node7, job 3"),
-        Lost("case 3", "node7, job 3", "its job ended (NODE_FAIL); logs: /logs"),
+        SlotEvent("answered", "case 1", "node7, job 1", "answer"),
+        SlotEvent("begun", "case 2", "node7, job 2"),
+        SlotEvent("refused", "case 2", "node7, job 2", "ModuleNotFoundError: ffncli (logs: /logs)"),
+        SlotEvent("begun", "case 3", "node7, job 3"),
+        SlotEvent("lost", "case 3", "node7, job 3", "its job ended (NODE_FAIL); logs: /logs"),
     ]
     assert slots.free == 3
 
@@ -110,7 +110,7 @@ def test_a_job_is_begun_again_after_a_loss_and_what_is_left_is_ended():
     slots.events(0.0)
     slots.submit("case 1", "task")
     executor.jobs[1].state = "RUNNING"
-    assert slots.events(0.0) == [Begun("case 1", "node7, job 2")]
+    assert slots.events(0.0) == [SlotEvent("begun", "case 1", "node7, job 2")]
     slots.cancel()
     assert [job.cancelled for job in executor.jobs] == [False, True]
 
@@ -266,7 +266,10 @@ def test_an_answer_makes_its_actor_free_again():
     slots.submit("case 1", "task 1")
     assert slots.free == 0
     place = "host-a, slot 1"
-    assert until_free(slots, 1) == [Begun("case 1", place), Answered("case 1", place, "answer to task 1")]
+    assert until_free(slots, 1) == [
+        SlotEvent("begun", "case 1", place),
+        SlotEvent("answered", "case 1", place, "answer to task 1"),
+    ]
 
 
 def test_a_machine_that_is_gone_loses_its_case_and_one_that_comes_has_a_slot():
@@ -277,10 +280,10 @@ def test_a_machine_that_is_gone_loses_its_case_and_one_that_comes_has_a_slot():
     ray.machines = {"b": {"CPU": 1}}
     events = until_free(slots, 1)
     why = "its machine or its process has ended (ActorDiedError)"
-    assert [one for one in events if not isinstance(one, Begun)] == [Lost("case 1", "host-a, slot 1", why)]
+    assert [one for one in events if one.kind != "begun"] == [SlotEvent("lost", "case 1", "host-a, slot 1", why)]
     assert len(ray.killed) == 1
     slots.submit("case 1", "task 1")
-    assert until_free(slots, 1)[-1] == Answered("case 1", "host-b, slot 2", "answer to task 1")
+    assert until_free(slots, 1)[-1] == SlotEvent("answered", "case 1", "host-b, slot 2", "answer to task 1")
 
 
 def test_an_actor_that_raises_refuses():
@@ -289,7 +292,7 @@ def test_an_actor_that_raises_refuses():
     slots.submit("case 1", "raises")
     events = [*slots.events(0.0), *slots.events(0.0)]
     why = "ModuleNotFoundError: No module named 'ffncli'"
-    assert [one for one in events if isinstance(one, Refusal)] == [Refusal("case 1", "host-a, slot 1", why)]
+    assert [one for one in events if one.kind == "refused"] == [SlotEvent("refused", "case 1", "host-a, slot 1", why)]
 
 
 def test_slots_that_never_start_are_an_error():

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from ffncli.bench.machine import devices
-from ffncli.bench.machine.devices import IDLE, POWER_CAP, SETTING, Sample, clock_flags, probe_of
+from ffncli.bench.machine.devices import IDLE, POWER_CAP, SETTING, Sample, clock_flags
 from ffncli.system.gpu import NEEDS
-from tests.bench.fake_nvml import FakeNvml
+from tests.bench.fake_nvml import FakeNvml, probe_of
 
 
 def test_a_reading():

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from ffncli.bench.machine import counters as host_counters
 from ffncli.bench.machine.counters import Snapshot
-from ffncli.bench.machine.devices import probe_of
 from ffncli.bench.timing.gpu.cuda_clock import CudaClock, GpuCounters, GpuSnapshot
 from tests.bench.fake_cuda import FakeCuda
-from tests.bench.fake_nvml import FakeNvml
+from tests.bench.fake_nvml import FakeNvml, probe_of
 
 
 class Preempted:

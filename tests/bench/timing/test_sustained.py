@@ -6,12 +6,11 @@ from statistics import fmean
 import pytest
 
 from ffncli.bench.activity import SIZE
-from ffncli.bench.machine.devices import probe_of
 from ffncli.bench.records import TimedBlock
 from ffncli.bench.timing.modes.sustained import Turns, note, sustained, sustained_remarks
 from ffncli.bench.timing.reporter import REPORTER
 from ffncli.bench.timing.rounds import Arm
-from tests.bench.fake_nvml import FakeNvml
+from tests.bench.fake_nvml import FakeNvml, probe_of
 
 
 class Sinking:

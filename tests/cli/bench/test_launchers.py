@@ -11,7 +11,7 @@ import pytest
 
 from ffncli.bench.launchers import deal
 from ffncli.bench.launchers.deal import Dealt
-from ffncli.bench.launchers.slot import Lost, SlotEvent, Slots
+from ffncli.bench.launchers.slot import SlotEvent, Slots
 from ffncli.bench.request.machines import LauncherChoice, cluster_of
 from ffncli.bench.results.csv_file import read_rows
 from ffncli.bench.suite import new_run
@@ -70,7 +70,11 @@ def test_a_loss_is_news_and_an_interrupted_run_goes_on_where_it_ended(bench: Any
     def behave(case: str, attempt: int, task: str, place: str) -> SlotEvent:
         if "3 tokens" in case:
             raise KeyboardInterrupt
-        return Lost(case, place, "gone") if "1 tokens" in case and attempt == 1 else well(case, attempt, task, place)
+        return (
+            SlotEvent("lost", case, place, "gone")
+            if "1 tokens" in case and attempt == 1
+            else well(case, attempt, task, place)
+        )
 
     bench.slots = FakeSlots(behave)
     code, _, err = bench(*WORDS, "-n", "1,2,3", *RAY)
