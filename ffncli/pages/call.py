@@ -81,7 +81,10 @@ def write_report(question: ReportQuestion) -> Report:
     check_writable(str(target), question.force, option("output"))
     sections: tuple[str, ...] = ()
     if target.suffix.lower() == ".json":
-        text = _events(chosen)
+        if len(chosen) > 1 or _kind(chosen[0]) != "results":
+            what = "a trace of events is made of one result of ffn bench --by-step"
+            raise FFNError(f"{option('output')} of .json: {what}")
+        text = json.dumps(_timeline(read_rows(chosen[0])), allow_nan=False)
     else:
         parts = _parts(chosen)
         names = ", ".join(path.name for path in chosen)
@@ -95,13 +98,6 @@ def write_report(question: ReportQuestion) -> Report:
 
 
 report = call(ReportQuestion, write_report, "report")
-
-
-def _events(paths: list[Path]) -> str:
-    """A result of --by-step as a trace of events."""
-    if len(paths) > 1 or _kind(paths[0]) != "results":
-        raise FFNError(f"{option('output')} of .json: a trace of events is made of one result of ffn bench --by-step")
-    return json.dumps(_timeline(read_rows(paths[0])), allow_nan=False)
 
 
 def _parts(paths: list[Path]) -> list[PageParts]:

@@ -28,9 +28,11 @@ _Rows = Sequence[Mapping[str, Any]]
 def document_parts(path: Path, name: str) -> PageParts:
     """The section of one JSON answer. Raises FFNError for any other JSON."""
     values = read_object(path, _MOST_BYTES)
-    if (layers := _layer_rows(values)) is not None:
+    command, rows, corpus = values.get("command"), values.get("rows"), values.get("corpus")
+    layers: Any = (corpus if command == "trace" and isinstance(corpus, Mapping) else values).get("layers")
+    wanted = isinstance(layers, list) and layers and all(isinstance(row, dict) and "layer" in row for row in layers)
+    if wanted and command in ("trace", "experts"):
         return _layer_parts(path, name, layers, values.get("model"))
-    command, rows = values.get("command"), values.get("rows")
     if command not in _TITLES or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         what = (
             f"the JSON of ffn {command}" if isinstance(command, str) and command.isalpha() else "not an answer of ffn"
@@ -86,18 +88,15 @@ def _cell(value: Any) -> Any:
 # --- over the layers --------------------------------------------------------------------------------------------------
 
 
-def _layer_rows(values: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-    """The rows of an answer about layers; None for any other answer."""
-    corpus = values.get("corpus")
-    inside = corpus if values.get("command") == "trace" and isinstance(corpus, Mapping) else values
-    rows = inside.get("layers")
-    wanted = isinstance(rows, list) and rows and all(isinstance(row, dict) and "layer" in row for row in rows)
-    return rows if wanted and values.get("command") in ("trace", "experts") else None
-
-
 def _layer_parts(path: Path, name: str, rows: _Rows, model: object) -> PageParts:
     """The section of an answer about layers: charts over their numbers, the load of experts, a table."""
-    drawn = [_with_shares(row) for row in rows]
+    drawn = []
+    for row in rows:  # with the figures of its routing, and the share of its units that are dead
+        routing, units, dead = row.get("routing"), row.get("units"), row.get("dead_units")
+        more = {**routing} if isinstance(routing, Mapping) else {}
+        if units and dead is not None and _is_number(units) and _is_number(dead):
+            more["dead_share"] = dead / units
+        drawn.append({**row, **more})
     children: list[Child] = []
     for title, up, keys in _FRAMES:
         if series := _series(drawn, keys):
@@ -112,14 +111,6 @@ def _layer_parts(path: Path, name: str, rows: _Rows, model: object) -> PageParts
     label = model.get("name") if isinstance(model, Mapping) else None
     title = f"{label or path.name}: {len(rows)} layers"
     return PageParts((Section(f"{name}-section", title, tuple(children)),), data)
-
-
-def _with_shares(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row with the share of its units that are dead, and with the figures of its routing."""
-    routing = row.get("routing")
-    out = {**row, **(routing if isinstance(routing, Mapping) else {})}
-    units, dead = row.get("units"), row.get("dead_units")
-    return out | ({"dead_share": dead / units} if _is_number(units) and _is_number(dead) and units else {})
 
 
 def _series(rows: _Rows, keys: Iterable[str]) -> list[ChartLine]:

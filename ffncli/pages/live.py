@@ -34,7 +34,8 @@ def live_block(saved: Saved) -> dict[str, Any]:
     _require_small(saved.weight_count, "weights", MOST_WEIGHTS, _AGAIN)
     _require_computable(saved)
     weights = {name: saved.weight(name).double() for name in saved.weights}
-    inputs = {step.name: _matrix(saved.tensor(step.name)) for step in saved.steps if step.op == "input"}
+    entered = {step.name: saved.tensor(step.name) for step in saved.steps if step.op == "input"}
+    inputs = {name: tensor.reshape(-1, tensor.shape[-1]).double() for name, tensor in entered.items()}
     for name, tensor in {**weights, **inputs}.items():
         if not bool(torch.isfinite(tensor).all()):
             raise FFNError(f"{_PAGE} needs finite numbers; {name} has others", _AGAIN)
@@ -42,10 +43,14 @@ def live_block(saved: Saved) -> dict[str, Any]:
     tokens = max(len(rows) for rows in inputs.values())
     values = tokens * sum(step["width"] for step in steps)
     _require_small(values, "values", _MOST_VALUES, f"use fewer tokens, or {_AGAIN}")
+    read = {}  # by the names under which the steps read them: `gate.weight[3]` is the third expert's
+    for key in dict.fromkeys(name for step in steps for name in step["weights"].values()):
+        name, _, expert = key.partition("[")
+        read[key] = (weights[name] if not expert else weights[name][int(expert.removesuffix("]"))]).tolist()
     return {
         "steps": steps,
         "functions": _FUNCTIONS,
-        "weights": {name: tensor.tolist() for name, tensor in _by_reader(steps, weights)},
+        "weights": read,
         "inputs": {name: rows.tolist() for name, rows in inputs.items()},
     }
 
@@ -154,14 +159,3 @@ def _entry_names(saved: Saved, route: str, width: int) -> list[str]:
         for e, entry in enumerate(step.entries(width)):
             names[entry] = f"{'shared ' if step.always else ''}expert {e}"
     return names
-
-
-def _by_reader(steps: list[_Step], weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The weights by the names under which the steps read them: `gate.weight[3]` is the third expert's."""
-    for key in dict.fromkeys(name for step in steps for name in step["weights"].values()):
-        name, _, expert = key.partition("[")
-        yield key, weights[name] if not expert else weights[name][int(expert.removesuffix("]"))]
-
-
-def _matrix(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1, tensor.shape[-1]).double()

@@ -32,7 +32,8 @@ def origins(saved: Saved, step: SavedStep, tensors: Mapping[str, Tensor], grid: 
     present = [one for one in inputs if one is not None]
     if step.op == "linear":
         weight = _weight(saved, step)
-        return {} if weight is None else _products(present[0], weight, step, x, grid) | {"weight": _symbol(step)}
+        symbol = step.formula.partition(" · ")[2].partition(" ")[0]  # W1 of `x · W1 + b1`
+        return {} if weight is None else _products(present[0], weight, step, x, grid) | {"weight": symbol}
     if step.op == "experts":
         return _mixed(saved, step, tensors, grid)
     if any(one.shape != x.shape for one in present) or grid[0] * grid[1] > _MOST_CELLS:
@@ -131,11 +132,6 @@ def _largest(
     for at, k, some, left in zip(places, best.tolist(), values.tolist(), rest, strict=True):
         out.append([*at, *(number for pair in zip(k, map(_short, some), strict=True) for number in pair), _short(left)])
     return {"origins": out}
-
-
-def _symbol(step: SavedStep) -> str:
-    """W1 of `x · W1 + b1`."""
-    return step.formula.partition(" · ")[2].partition(" ")[0]
 
 
 def _short(value: float) -> float | None:

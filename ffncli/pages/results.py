@@ -36,7 +36,9 @@ def results_parts(path: Path, name: str) -> PageParts:
     if not rows:
         raise FFNError(f"{path} has no rows")
     labels = _labels(rows)
-    data: dict[str, Any] = {f"{name}-table": _table(rows), f"{name}-csv": {"name": path.name, "text": _text(path)}}
+    with open_to_read(path) as file:
+        text = file.read().decode("utf-8-sig")
+    data: dict[str, Any] = {f"{name}-table": _table(rows), f"{name}-csv": {"name": path.name, "text": text}}
     sections = [
         Section(f"{name}-ratios", f"{path.name}: ratios", _ratios(rows, labels)),
         *_optional(f"{name}-times", "Time against tokens", _times(rows)),
@@ -48,8 +50,10 @@ def results_parts(path: Path, name: str) -> PageParts:
         data[f"{name}-rounds"], note = rounds
         place = element("div", data_rounds=f"{name}-rounds")
         sections.append(Section(f"{name}-rounds", "Rounds", (element("p", note, class_="muted"), place)))
+    button = element("button", f"Download {path.name}", type="button", data_download=f"{name}-csv")
+    download = element("div", button, class_="tools")
     sections += [
-        Section(f"{name}-table", "All rows", (element("div", data_table=f"{name}-table"), _download(name, path))),
+        Section(f"{name}-table", "All rows", (element("div", data_table=f"{name}-table"), download)),
         Section(f"{name}-machine", "The machine", (_machine(rows),)),
         Section(f"{name}-reading", "How to read this", _HOW_TO_READ),
     ]
@@ -153,9 +157,7 @@ def _roofline(rows: Sequence[ResultRow]) -> list[Child]:
             bandwidth, peak = roof
             ends = [min(across) / 2, peak / bandwidth, max(*across, 2 * peak / bandwidth)]
             points = [(x, min(peak, bandwidth * x)) for x in ends]
-            series.append(
-                ChartLine(f"roof of {dtype}, {threads} thread{'s' if str(threads) != '1' else ''}", points, dashed=True)
-            )
+            series.append(ChartLine(f"roof of {dtype}, {threads} {plural('thread', threads)}", points, dashed=True))
     return [lines(series, "FLOPs per byte that no cache holds", "GFLOP/s")]
 
 
@@ -221,16 +223,6 @@ def _table(rows: Sequence[ResultRow]) -> dict[str, Any]:
     ]
     names = [name_of(name) for name in shown]
     return {"columns": names, "rows": [[getattr(row, name) for name in shown] for row in rows]}
-
-
-def _download(name: str, path: Path) -> Child:
-    button = element("button", f"Download {path.name}", type="button", data_download=f"{name}-csv")
-    return element("div", button, class_="tools")
-
-
-def _text(path: Path) -> str:
-    with open_to_read(path) as file:
-        return file.read().decode("utf-8-sig")
 
 
 def _machine(rows: Sequence[ResultRow]) -> Child:

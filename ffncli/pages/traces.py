@@ -102,13 +102,8 @@ def _figures(x: Tensor) -> str:
     finite = x[x.isfinite()]
     text = f"{x.shape[0]} × {x.shape[1]}"
     if finite.numel():
-        ends = (
-            ("min", finite.min()),
-            ("max", finite.max()),
-            ("mean", finite.mean()),
-            ("std", finite.std(correction=0)),
-        )
-        text += ", " + ", ".join(f"{name} {number_text(float(value), 4)}" for name, value in ends)
+        ends = {"min": finite.min(), "max": finite.max(), "mean": finite.mean(), "std": finite.std(correction=0)}
+        text += "".join(f", {name} {number_text(float(value), 4)}" for name, value in ends.items())
     odd = {"NaN": int(x.isnan().sum()), "infinite": int(x.isinf().sum()), "zero": int((x == 0).sum())}
     return text + "".join(f", {count:,} {name}" for name, count in odd.items() if count)
 
@@ -126,7 +121,8 @@ def heat_data(name: str, x: Tensor) -> dict[str, Any]:
         "most": _digits(float(finite.abs().max())) if finite.numel() else 0, "each": values_of_a_cell(x, cells),
     }  # fmt: skip
     if out["each"] > 1:
-        out["means"] = [[_finite(float(cell.mean())) for cell in line] for line in cells]
+        means = [[float(cell.mean()) for cell in line] for line in cells]
+        out["means"] = [[_digits(mean) if math.isfinite(mean) else None for mean in line] for line in means]
     return out
 
 
@@ -143,7 +139,3 @@ def _tokens(count: int) -> list[str]:
 
 def _digits(value: float) -> float:
     return float(f"{value:.4g}")
-
-
-def _finite(value: float) -> float | None:
-    return _digits(value) if math.isfinite(value) else None

@@ -3,13 +3,13 @@ threads, and where a block's time goes by its steps. Pure: rows to records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
 from ffncli.bench.judge.environment_match import block_of
-from ffncli.bench.judge.statistics import exp_or_inf, mean_ratio, welch
+from ffncli.bench.judge.statistics import mean_ratio, welch
 from ffncli.bench.records import BLOCK, STEP, Case
 from ffncli.bench.results.row import ASKED, BLOCK_COLUMNS, ResultRow, columns
 from ffncli.block.cost import step_costs
@@ -59,8 +59,9 @@ class SpeedSweep:
 def speed_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:
     """The sweeps of a result, in its order; none where no size has two values, or nothing was timed."""
     timed = [row for row in rows if row.status == "ok" and row.ratio]
-    axis = _axis({name: [getattr(row, name) for row in timed] for name in SIZES})
-    if axis is None:
+    counts = {name: len({getattr(row, name) for row in timed} - {None}) for name in SIZES}
+    axis = max(SIZES, key=lambda name: counts[name])
+    if counts[axis] < 2:
         return ()
     several = () if _are_of_one_grid(timed) else ("run_id",)
     others = (*several, *BLOCK_COLUMNS, *ASKED, "baseline")
@@ -75,7 +76,10 @@ def speed_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:
     for values, group in groups.items():
         if len({getattr(row, axis) for row in group}) > 1:
             where = ", ".join(_value(name, value) for name, value in zip(varying, values, strict=True))
-            sweeps.append(SpeedSweep(axis, group[0].baseline, _block(axis, group), where, tuple(_curves(axis, group))))
+            base = group[0].baseline
+            kernels = sorted(dict.fromkeys(row.kernel for row in group), key=lambda name: name != base)
+            curves = tuple(_curve(axis, kernel, group) for kernel in kernels)
+            sweeps.append(SpeedSweep(axis, base, _block(axis, group), where, curves))
     return tuple(sweeps)
 
 
@@ -85,13 +89,6 @@ def require_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:
     if not sweeps:
         raise FFNError(_NO_SWEEP, "measure one with ffn bench --tokens 1,16,256 --save FILE.csv")
     return sweeps
-
-
-def _axis(sizes: Mapping[str, Sequence[int | None]]) -> str | None:
-    """The size with most values; None where all have one."""
-    counts = {name: len({value for value in sizes[name] if value is not None}) for name in SIZES}
-    axis = max(SIZES, key=lambda name: counts[name])
-    return axis if counts[axis] > 1 else None
 
 
 def _are_of_one_grid(rows: Sequence[ResultRow]) -> bool:
@@ -109,19 +106,14 @@ def _decided_by(axis: str, name: str, rows: Sequence[ResultRow]) -> bool:
     return all(len(some) == 1 for some in values.values())
 
 
-def _curves(axis: str, rows: Sequence[ResultRow]) -> Iterator[SpeedCurve]:
-    """Every kernel's curve, the baseline's first."""
-    baseline = rows[0].baseline
-    for kernel in sorted(dict.fromkeys(row.kernel for row in rows), key=lambda name: name != baseline):
-        points = sorted((_point(axis, row) for row in rows if row.kernel == kernel), key=lambda point: point.size)
-        yield SpeedCurve(kernel, tuple(points))
-
-
-def _point(axis: str, row: ResultRow) -> SpeedPoint:
-    """The ratio is of times; its reciprocal, ends exchanged, is of speeds."""
-    assert row.ratio is not None  # of a timed row
-    low, high = (1 / end if end else None for end in (row.ratio_high, row.ratio_low))
-    return SpeedPoint(getattr(row, axis), 1 / row.ratio, low, high, row.verdict)
+def _curve(axis: str, kernel: str, rows: Sequence[ResultRow]) -> SpeedCurve:
+    """A kernel's curve. The ratio is of times; its reciprocal, ends exchanged, is of speeds."""
+    points = []
+    for row in rows:
+        if row.kernel == kernel and row.ratio:
+            low, high = (1 / end if end else None for end in (row.ratio_high, row.ratio_low))
+            points.append(SpeedPoint(getattr(row, axis), 1 / row.ratio, low, high, row.verdict))
+    return SpeedCurve(kernel, tuple(sorted(points, key=lambda point: point.size)))
 
 
 def _block(axis: str, rows: Sequence[ResultRow]) -> str:
@@ -174,7 +166,7 @@ def thread_scaling(cases: Sequence[Case], rows: Sequence[ResultRow]) -> tuple[Th
             if speed_up is None:
                 continue
             shift = welch(after, before)
-            interval = shift.log_ratio.map(exp_or_inf) if shift else None
+            interval = shift.ratio() if shift else None
             scalings.append(
                 ThreadScaling(
                     case.key, kernel, fewest.threads, case.threads, speed_up,

@@ -68,17 +68,12 @@ def mismatches(pairs: Iterable[RowPair]) -> tuple[EnvironmentMismatch, ...]:
     counts: dict[tuple[str, str, str], int] = {}
     for pair in pairs:
         for field in COMPARED:
-            sides = [sorted({_recorded(row, field) for row in rows}) for rows in (pair.base, pair.new)]
+            values = ([getattr(row, field) for row in rows] for rows in (pair.base, pair.new))
+            sides = [sorted({f"{v:g}" if isinstance(v, float) else str(v or "") for v in side}) for side in values]
             if len({*sides[0], *sides[1]}) > 1:
                 texts = [" and ".join(value or "unknown" for value in side) for side in sides]
                 counts[field, texts[0], texts[1]] = counts.get((field, texts[0], texts[1]), 0) + 1
     return tuple(EnvironmentMismatch(*key, rows) for key, rows in counts.items())
-
-
-def _recorded(row: ResultRow, field: str) -> str:
-    """A field as text; empty if it was not recorded."""
-    value = getattr(row, field)
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def environment(pairs: Iterable[RowPair]) -> str:

@@ -102,22 +102,16 @@ class WorkerLimits:
         if memory is None or self.most_memory is None:
             return None
         grown, self.memory = memory - self.memory, memory
-        self._grown(self.running.kernel or stage.kernel, grown)
+        running = self.running.kernel or stage.kernel  # what grew counts for it; what is freed, for the largest
+        if grown < 0 and self.growth.get(running, 0) <= 0:
+            running = max(self.growth, key=lambda name: self.growth[name], default=running)
+        self.growth[running] = max(0, self.growth.get(running, 0) + grown)
         self.hurried = memory > self.most_memory / 2 and grown > _GROWING * self.most_memory
         kernel = max((name for name in self.growth if name), key=lambda name: self.growth[name], default="")
         if memory <= self.most_memory or self.growth.get(kernel, 0) < _BLAMED * self.most_memory:
             return None  # what is ours, such as references, asks beforehand how much is free
         why = f"used more than {bytes_text(self.most_memory)} of memory (--memory-limit allows more)"
         return _excess(kernel, "oom", why, self.cases if stage.doing == "loading" else (stage.case,))
-
-    def _grown(self, kernel: str, size: int) -> None:
-        """Count memory for the kernel whose code ran; what is freed, for the one that took most."""
-        if size < 0 and self.growth.get(kernel, 0) <= 0:
-            kernel = max(self.growth, key=lambda name: self.growth[name], default=kernel)
-        if (total := self.growth.get(kernel, 0) + size) > 0:
-            self.growth[kernel] = total
-        else:
-            self.growth.pop(kernel, None)
 
 
 def ended_worker(kernel: str, status: Status, why: str) -> Outcome:

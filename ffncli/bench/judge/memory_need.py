@@ -43,16 +43,12 @@ def memory_need(case: Case, copies: int) -> MemoryNeed:
     weights, activations = needed.weight_bytes(width), needed.activation_bytes(width)
     if case.passes == "forward":
         return MemoryNeed(weights, copies, activations)
-    return MemoryNeed(weights, copies, 2 * activations, weights + needed.weight_bytes(_WIDE) + _widened(case))
-
-
-def _widened(case: Case) -> int:
-    """Bytes of the weights that a backward reference has in float64 at once."""
-    return _WIDE * sum(
+    in_float64 = _WIDE * sum(
         prod(axis.size for axis in axes) // (step.op.experts.size if isinstance(step.op, Experts) else 1)
         for step in steps_of(case.spec)
         for axes in step.parameters().values()
     )
+    return MemoryNeed(weights, copies, 2 * activations, weights + needed.weight_bytes(_WIDE) + in_float64)
 
 
 def memory_text(case: Case, arms: int, each: int, free: int | None) -> str:

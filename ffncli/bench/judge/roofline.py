@@ -23,7 +23,6 @@ from math import prod
 from ffncli.bench.records import Case, Roof
 from ffncli.block.cost import cost
 from ffncli.block.dtypes import dtype
-from ffncli.block.recipe import steps
 from ffncli.block.recipe import steps as steps_of
 from ffncli.block.shard import rank_steps
 from ffncli.block.steps import (
@@ -112,7 +111,7 @@ def figures(
     sheet = Roof(known.flops_per_s(case.dtype, tf32), known.bytes_per_s) if known else Roof()
     least = least_time(work, case.cache, roof, llc)
     at_best = least_time(work, case.cache, sheet, llc)
-    judged, moved = least or at_best, work.from_memory(case.cache, llc)
+    judged, best, moved = least or at_best, roof if least else sheet, work.from_memory(case.cache, llc)
     rate = None if not time_s else 1 / time_s
     return RooflineFigures(
         flops=work.flops,
@@ -126,7 +125,7 @@ def figures(
         else None,
         bound=judged.bound if judged else "",
         flops_per_byte=work.flops / moved if moved else None,
-        ridge_flops_per_byte=_ridge(roof if least else sheet),
+        ridge_flops_per_byte=best.flops_per_s / best.bytes_per_s if best.flops_per_s and best.bytes_per_s else None,
     )
 
 
@@ -137,14 +136,9 @@ def least_time(work: Work, cache: str, roof: Roof, llc: int) -> TimeFloor | None
     return time_floor(work.flops, work.from_memory(cache, llc), roof.flops_per_s, roof.bytes_per_s)
 
 
-def _ridge(roof: Roof) -> float | None:
-    """FLOPs per byte at which arithmetic and memory take the same time."""
-    return roof.flops_per_s / roof.bytes_per_s if roof.flops_per_s and roof.bytes_per_s else None
-
-
 def work_of(case: Case, experts_touched: float | None = None) -> Work:
     """The FLOPs and bytes of the case, by the conventions above."""
-    kind, body = dtype(case.dtype), ffn_steps(steps(case.spec))
+    kind, body = dtype(case.dtype), ffn_steps(steps_of(case.spec))
     moved = traffic(body, kind, kind, case.tokens, experts_touched)
     weights, flops = moved.weight_bytes_read, cost(body, case.tokens).matmul_flops
     inputs = sum(prod(shape) for shape in input_shapes(body, (case.tokens,)).values()) * kind.block_bytes
@@ -168,7 +162,7 @@ def fusable_bytes(case: Case) -> int:
     either way. Forward+backward: backward needs gate and up, so only reading them is saved, and in backward the
     gradient of the down projection's input, written and read.
     """
-    body = ffn_steps(steps(case.spec))
+    body = ffn_steps(steps_of(case.spec))
     entering, leaving = _between(body, input_shapes(body, (case.tokens,)))
     numbers = 2 * entering if case.passes == "forward" else entering + 2 * leaving
     return numbers * dtype(case.dtype).block_bytes

@@ -11,6 +11,7 @@ from functools import cache
 from itertools import pairwise
 from math import exp, fsum, inf, isinf, lgamma, log, log1p, pi, sqrt
 
+CONFIDENCE = 0.95  # of an interval
 SCALE = 1.4826  # a MAD times this estimates the standard deviation of normal values: 1 / Φ⁻¹(3/4)
 SPIKE = 5.0  # scaled MADs from the median
 DIFFER = 0.05  # level of the test for deciding that placements differ
@@ -205,12 +206,12 @@ def standard_error(values: Sequence[float]) -> float:
     return deviation(values) / sqrt(len(values)) * widening(autocorrelation(values))
 
 
-def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """The mean of independent values with its two-sided interval (df = n − 1), widened if neighbours correlate."""
+def t_interval(values: Sequence[float]) -> Interval:
+    """The mean of independent values with its two-sided 95 % interval (df = n − 1), widened if neighbours correlate."""
     centre, error = mean(values), standard_error(values)
     if isinf(error):
         return Interval(centre, -inf, inf)
-    half = t_quantile((1 + level) / 2, len(values) - 1) * error
+    half = t_quantile(0.5 + CONFIDENCE / 2, len(values) - 1) * error
     return Interval(centre, centre - half, centre + half)
 
 
@@ -249,9 +250,6 @@ def log_or_inf(ratio: float) -> float:
 
 
 # --- Welch's interval -------------------------------------------------------------------------------------------------
-
-
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)

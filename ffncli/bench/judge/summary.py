@@ -234,6 +234,7 @@ def _with_figures(row: ResultRow, stored: _CaseUnits, time_s: float | None) -> R
 def _with_time(row: ResultRow, stored: _CaseUnits, time: Means) -> ResultRow:
     seconds = time.interval.map(exp_or_inf)
     blocks = stored.blocks(row.kernel)
+    launching = [value / block.inner for block in blocks for value in warnings.figures([block], HOST_SECONDS)]
     return replace(
         row,
         placements=time.placements,
@@ -244,7 +245,7 @@ def _with_time(row: ResultRow, stored: _CaseUnits, time: Means) -> ResultRow:
         time_high_s=finite(seconds.high),
         process_times_s=tuple(exp(v) for v in time.of_processes.values()),
         page_faults_per_call=_faults(blocks),
-        launch_s=_launch_seconds(blocks),
+        launch_s=median(launching) if launching else None,
         **_apart(stored, row.kernel, seconds.value),
     )
 
@@ -288,7 +289,10 @@ def _with_ratio(row: ResultRow, stored: _CaseUnits, notes: list[str]) -> tuple[R
             verdict=_verdict(stored, ratio, blocks),
             process_ratios=tuple(exp(v) for v in ratio.of_processes.values()),
         )
-        notes = [*notes, *_differing_faults(row.page_faults_per_call, _faults(stored.blocks(stored.baseline)))]
+        mine, base = row.page_faults_per_call or 0.0, _faults(stored.blocks(stored.baseline)) or 0.0
+        if abs(mine - base) >= _FAULTS and max(mine, base) >= 2 * min(mine, base):
+            text = f"{mine:.0f} page faults a call, the baseline {base:.0f}: part of the ratio is memory being mapped"
+            notes = [*notes, text]
     order: list[str] = list(Code)
     return replace(row, warnings=tuple(sorted(warned, key=lambda warning: order.index(warning.code)))), notes
 
@@ -305,20 +309,6 @@ def _faults(blocks: Sequence[TimedBlock]) -> float | None:
     """Page faults of a call; None if nothing was timed."""
     calls = sum(block.inner for block in blocks)
     return sum(warnings.figures(blocks, "faults")) / calls if calls else None
-
-
-def _launch_seconds(blocks: Sequence[TimedBlock]) -> float | None:
-    """The host's seconds of launching one call on a GPU, the median over the blocks; None if it was not counted."""
-    seconds = [value / block.inner for block in blocks for value in warnings.figures([block], HOST_SECONDS)]
-    return median(seconds) if seconds else None
-
-
-def _differing_faults(kernel: float | None, baseline: float | None) -> list[str]:
-    if kernel is None or baseline is None or abs(kernel - baseline) < _FAULTS:
-        return []
-    if max(kernel, baseline) < 2 * min(kernel, baseline):
-        return []
-    return [f"{kernel:.0f} page faults a call, the baseline {baseline:.0f}: part of the ratio is memory being mapped"]
 
 
 def _worst(values: Iterable[float | None]) -> float | None:

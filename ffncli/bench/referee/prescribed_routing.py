@@ -195,7 +195,12 @@ def _draw_of(case: Case, op: Route) -> Draw:
     if exponent is None:
         is_text, experts = case.routing == TEXT, op.experts.size
         rows = _best(op, word_keys(experts)) if is_text else traced_routes(case.routing, experts, op.top_k)
-        return lambda tokens, generator: _rows(rows, tokens, generator)
+
+        def draw(tokens: int, generator: torch.Generator) -> Tensor:
+            """Return the routes themselves for as many tokens, else some of them."""
+            return rows if tokens == len(rows) else rows[torch.randint(len(rows), (tokens,), generator=generator)]
+
+        return draw
     ranks = list(range(1, op.experts.size + 1))
     Random(f"popularity {case.label} {case.routing}").shuffle(ranks)  # the same in every process: rows can be averaged
     popularity = -exponent * torch.tensor(ranks, dtype=torch.float64).log()
@@ -234,13 +239,6 @@ def _best(op: Route, keys: Tensor) -> Tensor:
     return _marked(keys.topk(op.top_k, -1).indices, op.experts.size)
 
 
-def _rows(routes: Tensor, tokens: int, generator: torch.Generator) -> Tensor:
-    """The routes themselves for as many tokens; else some of them."""
-    if tokens == len(routes):
-        return routes
-    return routes[torch.randint(len(routes), (tokens,), generator=generator)]
-
-
 def _marked(indices: Tensor, size: int) -> Tensor:
     """Booleans [tokens, size], true at the indices [tokens, k]."""
     return torch.zeros(len(indices), size, dtype=torch.bool).scatter(-1, indices, True)
@@ -267,9 +265,9 @@ def words() -> tuple[str, ...]:
 def word_keys(experts: int) -> Tensor:
     """A number for each word of the text and each expert, float64 [words, experts]: the experts with the largest are
     the word's."""
-    rows = {word: [_key(word, expert) for expert in range(experts)] for word in dict.fromkeys(words())}
+
+    def key(word: str, expert: int) -> int:
+        return int.from_bytes(hashlib.sha256(f"{word} {expert}".encode()).digest()[:_BYTES])
+
+    rows = {word: [key(word, expert) for expert in range(experts)] for word in dict.fromkeys(words())}
     return torch.tensor([rows[word] for word in words()], dtype=torch.float64)
-
-
-def _key(word: str, expert: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{word} {expert}".encode()).digest()[:_BYTES])

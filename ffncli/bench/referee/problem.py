@@ -477,14 +477,10 @@ def error_of(tensor: Tensor, reference: Tensor, floor: float) -> Error:
     wide = reference.to(tensor.device)
     length = float(wide.norm()) * (scale / largest if largest else 0.0) or 1.0
     rel = float((tensor.double() - wide).norm()) / length
-    return Error(share, rel, _subnormal(tensor))
+    small = tensor.abs()
+    return Error(share, rel, int(((small > 0) & (small < torch.finfo(tensor.dtype).tiny)).sum()))
 
 
 def size(tensor: Tensor) -> float:
     """max|b|."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0
-
-
-def _subnormal(tensor: Tensor) -> int:
-    small = tensor.abs()
-    return int(((small > 0) & (small < torch.finfo(tensor.dtype).tiny)).sum())

@@ -125,7 +125,8 @@ class Arms:
         if self.chain:
             self.chain.place(self._copies)
         REPORTER.rests()
-        self._start_clocks()
+        self.problem.rules.clock_started()
+        self._placed_at = monotonic_seconds()
         return self._arms({})
 
     def captured(self, inner: Mapping[str, int]) -> list[Arm]:
@@ -154,53 +155,30 @@ class Arms:
 
     def _arms(self, calls: Mapping[str, int]) -> list[Arm]:
         """All arms; `calls` that their replays make."""
-        arms = [self._fresh_arm(fresh) for fresh in self._fresh]
-        if self.chain:
-            arms.append(self._chain_arm(self.chain))
+        flush, every_call = self.flush, self.launching is None  # else other inputs before a block alone: on a GPU
+        arms = [
+            Arm(
+                fresh.placed.name,
+                fresh.placed.call,
+                in_turn(fresh.before_call, flush) if every_call else flush,
+                flushes=flush is not None,
+                before_block=partial(fresh.before_block, every_call=every_call),
+                after_block=fresh.after_block,
+            )
+            for fresh in self._fresh
+        ]
+        if chain := self.chain:  # its first input is written before every call as a kernel's is
+            before = in_turn(partial(self.source.write, chain.entry), flush) if every_call else flush
+            arms.append(Arm(GEMM, chain.call, before, flushes=flush is not None))
         arms = [replace(arm, calls=calls.get(arm.name, 1)) for arm in arms]
         more = self._more(self)
         self.by_name = {arm.name: arm for arm in (*arms, *more)}
         return [*arms, anchor_of(self.problem.case.device, self._draw), *more]
 
-    def _fresh_arm(self, fresh: FreshInputs) -> Arm:
-        """A kernel's arm: other inputs before every call, on a GPU before every block."""
-        placed, flush, every_call = fresh.placed, self.flush, self.launching is None
-        return Arm(
-            placed.name,
-            placed.call,
-            in_turn(fresh.before_call, flush) if every_call else flush,
-            flushes=flush is not None,
-            before_block=partial(fresh.before_block, every_call=every_call),
-            after_block=fresh.after_block,
-        )
-
-    def _chain_arm(self, chain: Chain) -> Arm:
-        """The bare products: their first input is written before every call as a kernel's is."""
-        flush, every_call = self.flush, self.launching is None
-        before = in_turn(partial(self.source.write, chain.entry), flush) if every_call else flush
-        return Arm(GEMM, chain.call, before, flushes=flush is not None)
-
     @property
     def load(self) -> ExpertLoad:
         """Where the tokens of all calls went, if a routing is prescribed."""
         return self.source.load if isinstance(self.source, RoutedSource) else ExpertLoad()
-
-    def _start_clocks(self) -> None:
-        self.problem.rules.clock_started()
-        self._placed_at = monotonic_seconds()
-
-    def _compare_clocks(self) -> None:
-        """Where the referee's clock says otherwise, no time of a user's kernel can be believed."""
-        if remark := self.problem.rules.clock_stopped(monotonic_seconds() - self._placed_at):
-            self._rule_on_users(Ruling(remark, WrongCode.PATCHED_CLOCK))
-
-    def _require_weights_in_place(self) -> None:
-        """Where the weights of a kernel of ours were moved, a user's kernel did that to make it slower."""
-        ours = [one for one in (*self.kernels, *filter(None, [self.twin])) if not one.built.kernel.origin]
-        moved = next((placed.name for placed in ours if placed.moved()), None)
-        if moved:
-            text = f"the weights of {moved} were moved in memory while it was timed"
-            self._rule_on_users(Ruling(text, WrongCode.PATCHED_FFN))
 
     def _rule_on_users(self, ruling: Ruling) -> None:
         for placed in self.kernels:
@@ -218,8 +196,12 @@ class Arms:
 
     def inspect(self) -> None:
         """Have judged what was answered in the blocks since the last time, and whether weights changed."""
-        self._compare_clocks()
-        self._require_weights_in_place()
+        if remark := self.problem.rules.clock_stopped(monotonic_seconds() - self._placed_at):
+            self._rule_on_users(Ruling(remark, WrongCode.PATCHED_CLOCK))  # none of their times can be believed
+        ours = [one for one in (*self.kernels, *filter(None, [self.twin])) if not one.built.kernel.origin]
+        if moved := next((placed.name for placed in ours if placed.moved()), None):  # to make it slower
+            text = f"the weights of {moved} were moved in memory while it was timed"
+            self._rule_on_users(Ruling(text, WrongCode.PATCHED_FFN))
         rulings = self.problem.rules.timed()
         for fresh in self._fresh:
             placed = fresh.placed

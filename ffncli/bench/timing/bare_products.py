@@ -61,7 +61,7 @@ class Chain:
                 self.products.append(Product(f"{step.output}.weight", expert, entering, buffers[step.output]))
                 continue
             if isinstance(step.op, Experts):
-                self._experts(step.op, buffers[step.inputs[0]])
+                self._experts(step.op, entering)
             buffers[step.output] = entering  # an elementwise step is not a product; its output is as wide as its input
 
     def _experts(self, op: Experts, entering: int) -> None:
@@ -86,7 +86,10 @@ class Chain:
         near, far = self._arenas
         if not self._filled:
             self._filled = [torch.randn(shape, device=device).to(problem.dtype) for shape in self._shapes]
-        written = [torch.empty(shape, dtype=problem.dtype, device=device) for shape in self._gradients()]
+        gradients: list[tuple[int, int]] = []  # in a backward pass, two for each product: as x, and as W
+        for p in reversed(self.products) if problem.backward else ():
+            gradients += [self._shapes[p.x], (self._shapes[p.y][1], self._shapes[p.x][1])]
+        written = [torch.empty(shape, dtype=problem.dtype, device=device) for shape in gradients]
         (buffers,) = near.place([(*self._filled, *written)])
         names = list(dict.fromkeys(product.weight for product in self.products))
         matrices = tuple(problem.weights[name] for name in names)
@@ -112,13 +115,6 @@ class Chain:
     def replay(self, replays: Sequence[Thunk]) -> None:
         """Make each call from now on use the next of these."""
         self.call = replaying(replays)
-
-    def _gradients(self) -> list[tuple[int, int]]:
-        """Shapes of the outputs of a backward pass, two for each product: as x, and as W."""
-        if not self._problem.backward:
-            return []
-        pairs = [(self._shapes[p.x], (self._shapes[p.y][1], self._shapes[p.x][1])) for p in reversed(self.products)]
-        return [shape for pair in pairs for shape in pair]
 
     def _thunks(self, weights: Mapping[str, Tensor], buffers: Params) -> list[Thunk]:
         made = [_mm(buffers[p.x], _matrix(weights, p).T, buffers[p.y]) for p in self.products]

@@ -8,7 +8,6 @@ writes to.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -107,13 +106,11 @@ def form_of(out: object, problem: Problem) -> Ruling:
 
 def untouched(placed: PlacedKernel) -> Ruling:
     """Whether its weights are what they were; of a user's kernel by the values of the first copy too."""
-    if placed.changed() or (placed.built.kernel.origin and not _equal(placed.copies[0], placed.built.params)):
+    pairs = zip(placed.copies[0], placed.built.params, strict=True)
+    kept = not placed.built.kernel.origin or all(torch.equal(_plain(a), _plain(b)) for a, b in pairs)
+    if placed.changed() or not kept:
         return Ruling("changes its weights", WrongCode.CHANGED_WEIGHTS)
     return Ruling()
-
-
-def _equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    return all(torch.equal(_plain(a), _plain(b)) for a, b in zip(some, others, strict=True))
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -34,12 +34,9 @@ from ffncli.bench.timing.modes.sustained import sustained_remarks
 from ffncli.bench.timing.outcomes import (
     BrokenArm,
     after_breaking,
-    all_spent,
     first_cause,
-    no_ratios,
     noted,
     require_device,
-    right,
     verdict_of,
 )
 from ffncli.bench.timing.placed_kernel import PlacedKernel, arm_sizes, build_kernel, shared_weights, touched_least
@@ -200,7 +197,9 @@ class CaseKernels:
     def note_baseline(self) -> None:
         """Note that without a baseline there is no ratio."""
         if self.baseline and self.baseline not in self.placed and self.placed:
-            self.notes.append(no_ratios(self.baseline, self.outcomes.get(self.baseline)))
+            outcome = self.outcomes.get(self.baseline)
+            reason = f"{outcome.status}: {outcome.note}" if outcome else "not among the kernels"
+            self.notes.append(f"no ratios: the baseline {self.baseline} is {reason}")
 
 
 @dataclass(frozen=True)
@@ -236,6 +235,11 @@ def _answer(rig: Rig, kernels: CaseKernels, timed: Timed | None, roof: Roof, fre
     case, job, mode = rig.case, rig.job, kernels.mode
     load, copies = timed.load if timed else ExpertLoad(), mode.copies
     arms = holders(job.kernels, copies, rig.referee is not None)
+    around, measuring = rig.spent, dict(timed.measured.spent) if timed else {}
+    spent = measuring | {on: around.get(on, 0.0) + measuring.get(on, 0.0) for on in ("start", "verify", "warm_up")}
+    # Outputs are verified while arms are placed, too: those seconds are counted already.
+    spent["placing"] = max(0.0, measuring.get("placing", 0.0) - around.get("inside", 0.0))
+    spent["rest"] = measuring.get("rest", 0.0) + around.get("roof", 0.0)
     return TimedUnit(
         process=job.process,
         case=case.key,
@@ -246,7 +250,7 @@ def _answer(rig: Rig, kernels: CaseKernels, timed: Timed | None, roof: Roof, fre
         roof=roof,
         environment=machine.environment(case.device),
         notes=tuple(dict.fromkeys(note for note in (*kernels.notes, load.note, *rig.inspector.notes) if note)),
-        spent=all_spent(rig.spent, timed.measured.spent if timed else {}),
+        spent=spent,
         launch=timed.launch if timed else "",
         tokens_per_expert=load.tokens_per_expert,
         experts_touched=load.touched,
@@ -325,7 +329,8 @@ def _verify_kernel(
     finally:
         REPORTER.rests()
     cached = f"torch.compile's cache was {how}" if (how := compile_cache().since(cache_before)) else ""
-    outcome = right(name, kernel, error, compile_s, peak, choice)
+    note, chosen = (choice.note, choice.kernel) if choice else ("", "")
+    outcome = Outcome(name, "ok", note, error.largest, error.rel, compile_s, peak, kernel.computes, chosen)
     outcomes[name] = noted(outcome, kernel.origin, cached, error.remark)
     kernels.placed[name] = placed
 

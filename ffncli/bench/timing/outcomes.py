@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 
 from ffncli.bench.records import Outcome, Status
 from ffncli.bench.timing.clock import Clock
-from ffncli.bench.timing.modes.auto_choice import AutoChoice
-from ffncli.bench.verdict import Error, WrongResult, ruled
+from ffncli.bench.verdict import WrongResult, ruled
 from ffncli.errors import FFNError
-from ffncli.kernels.kernel import Kernel
 
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", "Unable to allocate")
 
@@ -73,33 +70,9 @@ def after_breaking(before: Outcome, raised: BaseException) -> Outcome:
     return replace(before, status=status, note=note)
 
 
-def right(
-    name: str, kernel: Kernel, error: Error, compile_s: float | None, peak: int | None, choice: AutoChoice | None
-) -> Outcome:
-    """The outcome of a kernel that was right before it was timed; `choice` if it is `auto`."""
-    note, chosen = (choice.note, choice.kernel) if choice else ("", "")
-    return Outcome(name, "ok", note, error.largest, error.rel, compile_s, peak, kernel.computes, chosen)
-
-
-def all_spent(around: Mapping[str, float], measuring: Mapping[str, float]) -> dict[str, float]:
-    """The seconds of a unit, of what is around measuring and of measuring itself. Outputs are verified during placing
-    too, which are the seconds `inside`."""
-    spent = {name: around.get(name, 0.0) + measuring.get(name, 0.0) for name in ("start", "verify", "warm_up")}
-    spent |= {name: seconds for name, seconds in measuring.items() if name not in spent}
-    spent["placing"] = max(0.0, spent.get("placing", 0.0) - around.get("inside", 0.0))
-    spent["rest"] = spent.get("rest", 0.0) + around.get("roof", 0.0)
-    return spent
-
-
 def noted(before: Outcome, *remarks: str) -> Outcome:
     """The outcome with these remarks, empty ones left out, at the end of its note."""
     return replace(before, note="; ".join(filter(None, (before.note, *remarks))))
-
-
-def no_ratios(baseline: str, outcome: Outcome | None) -> str:
-    """The note that without that baseline there is no ratio."""
-    reason = f"{outcome.status}: {outcome.note}" if outcome else "not among the kernels"
-    return f"no ratios: the baseline {baseline} is {reason}"
 
 
 def verdict_of(error: BaseException) -> tuple[Status, str]:

@@ -331,20 +331,16 @@ def shared_weights(problem: Problem, kernels: Iterable[object], llc: int, free: 
     """
     case, weights = problem.case, nbytes(tuple(problem.weights.values()))
     running = [kernel for kernel in kernels if isinstance(kernel, Kernel) and not refusal(kernel, problem)]
-    need = (sum(_most_copies(kernel, problem.dtype) for kernel in running) + _OURS) * weights
+    copies = _OURS
+    for kernel in running:
+        # At once, besides the drawn weights: a copy at its place, what the kernel makes of it, and what it made when it
+        # was built. A user's kernel also keeps what it was given to prepare.
+        forms = kernel.forms(problem.dtype)
+        copies += 1 + (forms if kernel.per_weights else 2 * forms) + bool(kernel.origin)
+    need = copies * weights
     if free is None or need <= free:
         return None
     return sharing(case.cache, weights, touched(problem), llc, need, free)
-
-
-def _most_copies(kernel: Kernel, dtype: torch.dtype) -> int:
-    """Copies of the weights that an arm may have at once, besides the drawn ones.
-
-    A copy at its place, what the kernel makes of it, and what it made when it was built. A user's kernel also keeps
-    what it was given to prepare.
-    """
-    forms = kernel.forms(dtype)
-    return 1 + (forms if kernel.per_weights else 2 * forms) + bool(kernel.origin)
 
 
 def touched_least(problem: Problem, kernels: Sequence[PlacedKernel]) -> int:

@@ -212,7 +212,8 @@ class _Measurement:
         plan, began = self.plan, self.clock.now()
         random = Random(f"{plan.seed} {self.process} {self.case}")
         placement, longest, reached = 0, 0.0, False
-        while not self._enough(placement, longest, began):
+        # Another placement, unless it would exceed the budget; the least number is made in any case.
+        while placement < plan.placements or self.clock.now() - began + longest <= plan.budget:
             started = self.clock.now()
             with self._spending("placing"):
                 arms = {arm.name: arm for arm in place(placement)}
@@ -231,7 +232,7 @@ class _Measurement:
             del arms  # before the next placement allocates memory
             placement += 1
             longest = max(longest, self.clock.now() - started)
-            reached = self._reached()
+            reached = all(half_width(p, plan.processes) <= plan.target for p in self.log_ratios.values())
             if reached and placement >= plan.placements:
                 break
         total = self.clock.now() - began
@@ -250,15 +251,6 @@ class _Measurement:
             if now != [value for placement in before for value in placement]:
                 return kernel
         return ""
-
-    def _enough(self, placement: int, longest: float, began: float) -> bool:
-        """Whether another placement would exceed the budget."""
-        if placement < self.plan.placements:
-            return False
-        return self.clock.now() - began + longest > self.plan.budget
-
-    def _reached(self) -> bool:
-        return all(half_width(p, self.plan.processes) <= self.plan.target for p in self.log_ratios.values())
 
     @contextmanager
     def _spending(self, on: str) -> Iterator[None]:
@@ -319,7 +311,10 @@ class _Measurement:
         number, wanted, first = 0, plan.rounds, self.clock.now()
         while number < wanted:
             due = [name for name in next(order) if number % _SELDOM.get(name, 1) == 0]
-            times = self._round(placement, number, arms, due)
+            times = {}
+            for position, name in enumerate(due):
+                self.blocks.append(self._block(placement, number, position, arms[name]))
+                times[name] = max(self.blocks[-1].per_call, LEAST_TIME)
             for kernel, log_ratios in self.log_ratios.items():
                 if kernel in times and plan.baseline in times:
                     log_ratios[-1].append(log(times[kernel] / times[plan.baseline]))
@@ -338,15 +333,6 @@ class _Measurement:
         balanced = ceil(placed * (1 - _PLACING) / _PLACING / one_round)
         affordable = int((plan.budget / plan.placements - placed) / one_round)
         return max(plan.rounds, min(max(2 * plan.rounds, balanced), affordable))
-
-    def _round(self, placement: int, number: int, arms: Mapping[str, Arm], order: Sequence[str]) -> dict[str, float]:
-        """Time every arm of `order` once; returns the seconds per call of each."""
-        times = {}
-        for position, name in enumerate(order):
-            block = self._block(placement, number, position, arms[name])
-            self.blocks.append(block)
-            times[name] = max(block.per_call, LEAST_TIME)
-        return times
 
     def _block(self, placement: int, number: int, position: int, arm: Arm) -> TimedBlock:
         inner = self.inner[arm.name]

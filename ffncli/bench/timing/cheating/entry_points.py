@@ -92,10 +92,15 @@ class EntryPoints:
     def __init__(self) -> None:
         for kernel in BUILT_IN:
             built_in(kernel)  # which imports it
-        self._namespaces = [(name, space, dict(vars(space))) for name, space in _namespaces()]
+        unlike: dict[int, tuple[str, Namespace]] = {}
+        for name, space in _namespaces():
+            unlike.setdefault(id(space), (name, space))
+        self._namespaces = [(name, space, dict(vars(space))) for name, space in unlike.values()]
         self._modules = {name: module for name, module in sys.modules.items() if _watched(name)}
-        functions = {id(f): f for _, _, before in self._namespaces for f in before.values() if _has_code(f)}
-        self._functions = [(f, *_code_of(f)) for f in functions.values()]
+        values = {id(value): value for _, _, before in self._namespaces for value in before.values()}
+        self._functions: list[tuple[Any, Any, Any, Any]] = [
+            (value, *_code_of(value)) for value in values.values() if isinstance(value, FunctionType)
+        ]
         self._kernels = {name: (kernel, dict(vars(kernel))) for name, kernel in REGISTERED.items()}
         self._operators = _operators()
         self._settings = settings()
@@ -112,7 +117,7 @@ class EntryPoints:
         known = {id(f) for f, *_ in self._functions}
         while todo:
             one = todo.pop()
-            if not _has_code(one) or id(one) in known:
+            if not isinstance(one, FunctionType) or id(one) in known:
                 continue
             known.add(id(one))
             self._functions.append((one, *_code_of(one)))
@@ -120,14 +125,32 @@ class EntryPoints:
 
     def changes(self) -> list[Change]:
         """Everything that is not as it was."""
-        return [
-            *self._changed_settings(),  # first: they may have changed attributes
-            *self._replaced_modules(),
-            *self._replaced_attributes(),
-            *self._replaced_code(),
-            *self._replaced_kernels(),
-            *self._replaced_operators(),
-        ]
+        return list(self._changes())
+
+    def _changes(self) -> Iterator[Change]:
+        for setting, value in zip(self._settings, self._values, strict=True):  # first: they may change attributes
+            if setting.read() != value:
+                yield Change(setting.code, f"{setting.name} changed")
+        for name, module in self._modules.items():
+            if (now := sys.modules.get(name)) is not module:
+                yield Change(_code(name, ""), f"{name} was replaced", now)
+        for name, space, attributes in self._namespaces:
+            for key, value in _different(name, space, attributes):
+                what = "was hidden" if value is _MISSING else "was replaced"
+                yield Change(_code(name, key), f"{name}.{key} {what}", vars(space).get(key))
+        for function, *code in self._functions:
+            if any(a is not b for a, b in zip(_code_of(function), code, strict=True)):
+                name = f"{function.__module__}.{function.__qualname__}"
+                yield Change(_code(function.__module__ or "", ""), f"the code of {name} was replaced", function)
+        for name, (kernel, fields) in self._kernels.items():
+            registered = REGISTERED.get(name)
+            if registered is not kernel or any(vars(kernel)[key] is not value for key, value in fields.items()):
+                text = f"the kernel {name} was replaced"
+                yield Change(WrongCode.PATCHED_FFN, text, getattr(registered, "build", None))
+        operators = _operators()
+        for name, dispatched in self._operators.items():
+            if operators[name] != dispatched:
+                yield Change(WrongCode.PATCHED_TORCH, f"the operator aten::{name} was replaced")
 
     def restore(self) -> None:
         """Put everything back as far as Python can; `changes` then says what is left."""
@@ -146,40 +169,6 @@ class EntryPoints:
         for setting, before in zip(self._settings, self._values, strict=True):
             if setting.write is not None and setting.read() != before:
                 setting.write(before)
-
-    def _replaced_modules(self) -> Iterator[Change]:
-        for name, module in self._modules.items():
-            if (now := sys.modules.get(name)) is not module:
-                yield Change(_code(name, ""), f"{name} was replaced", now)
-
-    def _replaced_attributes(self) -> Iterator[Change]:
-        for name, space, before in self._namespaces:
-            for key, value in _different(name, space, before):
-                what = "was hidden" if value is _MISSING else "was replaced"
-                yield Change(_code(name, key), f"{name}.{key} {what}", vars(space).get(key))
-
-    def _replaced_code(self) -> Iterator[Change]:
-        for function, *before in self._functions:
-            if any(a is not b for a, b in zip(_code_of(function), before, strict=True)):
-                name = f"{function.__module__}.{function.__qualname__}"
-                yield Change(_code(function.__module__ or "", ""), f"the code of {name} was replaced", function)
-
-    def _replaced_kernels(self) -> Iterator[Change]:
-        for name, (kernel, fields) in self._kernels.items():
-            now = REGISTERED.get(name)
-            if now is not kernel or any(vars(kernel)[key] is not value for key, value in fields.items()):
-                yield Change(WrongCode.PATCHED_FFN, f"the kernel {name} was replaced", getattr(now, "build", None))
-
-    def _replaced_operators(self) -> Iterator[Change]:
-        now = _operators()
-        for name, before in self._operators.items():
-            if now[name] != before:
-                yield Change(WrongCode.PATCHED_TORCH, f"the operator aten::{name} was replaced")
-
-    def _changed_settings(self) -> Iterator[Change]:
-        for setting, before in zip(self._settings, self._values, strict=True):
-            if setting.read() != before:
-                yield Change(setting.code, f"{setting.name} changed")
 
 
 def files_of(changes: Sequence[Change]) -> set[str]:
@@ -204,15 +193,7 @@ def _watched(name: str) -> bool:
 
 
 def _namespaces() -> Iterator[tuple[str, Namespace]]:
-    """Every module and class that is compared, once, with its name."""
-    known: set[int] = set()
-    for name, space in _candidates():
-        if id(space) not in known:
-            known.add(id(space))
-            yield name, space
-
-
-def _candidates() -> Iterator[tuple[str, Namespace]]:
+    """Yield every module and class that is compared, with its name; some under several."""
     yield "time", time
     for space in _LIBRARY:
         yield (space.__name__ if isinstance(space, ModuleType) else f"{space.__module__}.{space.__qualname__}"), space
@@ -241,15 +222,13 @@ def _different(name: str, space: Namespace, before: Mapping[str, object]) -> Ite
     now = vars(space)
     for key, value in before.items():
         current = now.get(key, _MISSING)
-        if current is not value and (_is_code(value) or _is_code(current)) and not _free(f"{name}.{key}", current):
-            yield key, value
+        if current is not value and (_is_code(value) or _is_code(current)):
+            place = f"{name}.{key}"
+            if place not in _FREE and getattr(current, "__module__", None) != _BY_TORCH.get(place, _MISSING):
+                yield key, value
     for key in list(now.keys() - before.keys()):
         if _hides(space, key):
             yield key, _MISSING
-
-
-def _free(name: str, value: object) -> bool:
-    return name in _FREE or (name in _BY_TORCH and getattr(value, "__module__", None) == _BY_TORCH[name])
 
 
 def _is_code(value: object) -> bool:
@@ -260,12 +239,9 @@ def _is_code(value: object) -> bool:
 def _hides(space: Namespace, key: str) -> bool:
     """Whether a new attribute stands in front of another: of a class what it inherits, of our modules a built-in."""
     if isinstance(space, type):
-        return not key.startswith("__abstract") and key not in ("__doc__", "__module__") and _inherited(space, key)
+        inherited = any(key in vars(base) for base in space.__mro__[1:])
+        return inherited and not key.startswith("__abstract") and key not in ("__doc__", "__module__")
     return space.__name__.partition(".")[0] == _PACKAGE and key in vars(builtins) and not key.startswith("__")
-
-
-def _inherited(space: type, key: str) -> bool:
-    return any(key in vars(base) for base in space.__mro__[1:])
 
 
 def _put(space: Namespace, key: str, value: object) -> None:
@@ -276,10 +252,6 @@ def _put(space: Namespace, key: str, value: object) -> None:
             setattr(space, key, value)
     except (AttributeError, TypeError):  # what cannot be set was not set by a file either
         return
-
-
-def _has_code(value: object) -> bool:
-    return isinstance(value, FunctionType)
 
 
 def _code_of(function: Any) -> tuple[object, object, object]:
@@ -318,13 +290,8 @@ def _operators() -> dict[str, tuple[str, ...]]:
 def _forget_libraries() -> None:
     """Take back what files registered for torch's own operators."""
     for thing in gc.get_objects():
-        if isinstance(thing, torch.library.Library) and thing.ns == "aten" and _of_a_file(thing):
-            thing._destroy()  # type: ignore[no-untyped-call]
-
-
-def _of_a_file(library: Any) -> bool:
-    """Whether a library was not made by torch itself: those have a dispatch key, and registrations of hundreds."""
-    return len(library._op_impls) < 50
+        if isinstance(thing, torch.library.Library) and thing.ns == "aten" and len(thing._op_impls) < 50:
+            thing._destroy()  # type: ignore[no-untyped-call]  # torch's own have registrations of hundreds
 
 
 # --- settings of the process that all kernels share -------------------------------------------------------------------
@@ -332,7 +299,10 @@ def _of_a_file(library: Any) -> bool:
 
 _VARIABLES = ("OMP_", "GOMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "MALLOC_", "ATEN_", "LD_")
 _SUMS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction", "allow_fp16_accumulation")
-_SIGNALS = ("SIGALRM", "SIGVTALRM", "SIGPROF", "SIGUSR1", "SIGUSR2")
+_SIGNALS = [
+    getattr(signal, name) for name in ("SIGALRM", "SIGVTALRM", "SIGPROF", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
+]
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF) if hasattr(signal, "getitimer") else ()
 
 
 @dataclass(frozen=True)
@@ -367,7 +337,8 @@ def settings() -> list[Setting]:
         Setting("autocast", changed, lambda: torch.is_autocast_enabled("cpu"),
                  lambda on: torch.set_autocast_enabled("cpu", on)),
         Setting("anomaly mode", changed, torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-        Setting("the treatment of subnormal numbers", changed, _subnormals_kept,
+        Setting("the treatment of subnormal numbers", changed,
+                 lambda: bool((torch.full((1,), 2.0**-1040, dtype=torch.float64) * 0.5).item()),
                  lambda kept: torch.set_flush_denormal(not kept)),
         Setting("the modes for torch's functions", WrongCode.PATCHED_TORCH, _modes, _leave_modes),
         Setting("hooks on every nn.Module", WrongCode.PATCHED_TORCH, _hooks, _unhook),
@@ -390,13 +361,8 @@ def _gpu_arithmetic() -> tuple[object, ...]:
     """torch's flags, which can be read and set without a GPU too. Those of products in TF32 belong to the precision
     of float32 products."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    return (
-        cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark, cudnn.deterministic, *_sums(matmul),
-    )  # fmt: skip
-
-
-def _sums(matmul: Any) -> tuple[object, ...]:
-    return tuple(getattr(matmul, name) for name in _SUMS if hasattr(matmul, name))
+    sums = (getattr(matmul, name) for name in _SUMS if hasattr(matmul, name))
+    return cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark, cudnn.deterministic, *sums
 
 
 def _set_gpu_arithmetic(before: tuple[Any, ...]) -> None:
@@ -415,10 +381,6 @@ def _stream() -> object:
 def _set_stream(before: Any) -> None:
     if before is not None:
         torch.cuda.set_stream(before)
-
-
-def _subnormals_kept() -> bool:
-    return bool((torch.full((1,), 2.0**-1040, dtype=torch.float64) * 0.5).item())
 
 
 def _modes() -> tuple[int, int]:
@@ -486,24 +448,20 @@ def _set_collector(before: tuple[tuple[int, int, int], int]) -> None:
 
 
 def _handlers() -> list[object]:
-    return [signal.getsignal(getattr(signal, name)) for name in _SIGNALS if hasattr(signal, name)]
+    return list(map(signal.getsignal, _SIGNALS))
 
 
 def _set_handlers(before: list[Any]) -> None:
-    for name, handler in zip([name for name in _SIGNALS if hasattr(signal, name)], before, strict=True):
-        signal.signal(getattr(signal, name), handler)
+    for number, handler in zip(_SIGNALS, before, strict=True):
+        signal.signal(number, handler)
 
 
 def _timers() -> tuple[bool, ...]:
     """Which timers run; their remaining time is not a setting."""
-    if not hasattr(signal, "getitimer"):
-        return ()
-    kinds = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-    return tuple(signal.getitimer(kind) != (0.0, 0.0) for kind in kinds)
+    return tuple(signal.getitimer(kind) != (0.0, 0.0) for kind in _TIMERS)
 
 
 def _stop_timers(before: tuple[bool, ...]) -> None:
-    kinds = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-    for kind, ran in zip(kinds, before, strict=True):
+    for kind, ran in zip(_TIMERS, before, strict=True):
         if not ran:
             signal.setitimer(kind, 0)

@@ -157,16 +157,11 @@ _POISON, _POISONED = 7.125, 64  # what memory is filled with, and how many block
 _MOMENT = 0.002  # s
 
 
-def _few_bits(error: Error) -> bool:
-    """Whether an error looks like rounding: small, and as large for all values."""
-    return 0 < error.rel < _FEW_BITS and error.largest < _EVEN * error.rel
-
-
 def cause(placed: PlacedKernel, problem: Problem, source: Source, error: Error) -> WrongCode:
     """The code of what made an answer wrong; WRONG_WHEN_TIMED where that does not show."""
     if problem.backward:
         return WrongCode.WRONG_WHEN_TIMED
-    if _few_bits(error):
+    if 0 < error.rel < _FEW_BITS and error.largest < _EVEN * error.rel:  # as rounding is: small, alike for all values
         return WrongCode.LOWER_PRECISION
     with computing(problem.backward):
         return _Calls(placed, problem, source).cause()
@@ -190,9 +185,9 @@ class _Calls:
         if not self._right(x):
             if self._right(x, counted=True):
                 return WrongCode.REPLAY_BY_VERSION
-            if self._all_right([x.detach() for _ in range(_ROW)]):
+            if all(map(self._right_once, [x.detach() for _ in range(_ROW)])):
                 return WrongCode.REPLAY_BY_ID
-            if self._all_right([x.clone() for _ in range(_ROW)]):
+            if all(map(self._right_once, [x.clone() for _ in range(_ROW)])):
                 return WrongCode.REPLAY_BY_ADDRESS
         return WrongCode.REPLAY_BY_PHASE if self._repeats() else WrongCode.WRONG_WHEN_TIMED
 
@@ -219,10 +214,6 @@ class _Calls:
         elif x.data_ptr() != self._placed.x.data_ptr():
             x.copy_(self._placed.entry[0])
         return self._is_right(x, self._answer(x))
-
-    def _all_right(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether it is right on each of these, which it has not had."""
-        return all(self._right_once(x) for x in tensors)
 
     def _is_right(self, x: Tensor, out: Tensor) -> bool:
         rows = slice(0, 2)
@@ -277,19 +268,14 @@ class _Calls:
         return any(int((self._answer() == _POISON).sum()) > 1 for _ in range(_ROW))
 
     def _repeats(self) -> bool:
-        """Whether two calls in a row on unlike inputs have one answer."""
+        """Whether any token of an answer is that of the answer before, which was to another input."""
         answers = []
         for _ in range(_CALLS):
             self._write()
             answers.append(self._answer().clone())
-        return _any_equal(answers)
+        return any(bool(((a == b) & (a != 0)).all(-1).any()) for a, b in pairwise(answers))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
     """Bit by bit: memory that nobody has written to may hold NaN."""
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
-
-
-def _any_equal(answers: Sequence[Tensor]) -> bool:
-    """Whether any token of an answer is that of the answer before."""
-    return any(bool(((a == b) & (a != 0)).all(-1).any()) for a, b in pairwise(answers))

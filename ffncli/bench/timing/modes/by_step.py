@@ -80,8 +80,10 @@ def _inside(step: Step, op: Experts, weights: Weights, tensors: Weights, copy: C
 
 
 def _function(step: Step) -> Callable[[Weights, Sequence[Tensor]], Tensor]:
-    """One step other than Experts as a function of (its parameters by the last part of their names, its inputs)."""
+    """One step as a function of (its parameters by the last part of their names, for Experts the whole; its inputs)."""
     op = step.op
+    if isinstance(op, Experts):
+        return lambda params, x: run((step,), params, dict(zip(step.inputs, x, strict=True)))
     if isinstance(op, Activation):
         call = activation(op)
         return lambda params, x: call(x[0], params)
@@ -94,10 +96,9 @@ def _in_turn(steps: Sequence[Step], weights: Weights, entry: str, x: Tensor) -> 
     for step in steps:
         full = {name: weights[name] for name in step.parameters()}
         if isinstance(step.op, Experts):
-            parts.append((step, partial(_experts, step), full))
+            parts.append((step, _function(step), full))
         else:
-            params = {name.rpartition(".")[2]: tensor for name, tensor in full.items()}
-            parts.append((step, _function(step), params))
+            parts.append((step, _function(step), {name.rpartition(".")[2]: tensor for name, tensor in full.items()}))
     last_use = {name: step.output for step in steps for name in step.inputs}
 
     def call() -> Tensor:
@@ -110,10 +111,6 @@ def _in_turn(steps: Sequence[Step], weights: Weights, entry: str, x: Tensor) -> 
         return tensors[steps[-1].output]
 
     return call
-
-
-def _experts(step: Step, weights: Weights, x: Sequence[Tensor]) -> Tensor:
-    return run((step,), weights, dict(zip(step.inputs, x, strict=True)))
 
 
 def _every(calls: Sequence[Callable[[], Tensor]]) -> Tensor:

@@ -119,7 +119,7 @@ def split_kernels(
     with suppress(Skipped):
         part = part_of(whole, channel)
     narrow = replace(case.spec, d_ff=case.spec.d_ff // channel.group.ranks.tp)
-    spec = narrow if _same(kernel_steps(steps_of(narrow)), part) else case.spec
+    spec = narrow if _without_bias(kernel_steps(steps_of(narrow))) == _without_bias(part) else case.spec
     plain = [choice for choice in choices if choice.kernel != DTENSOR]
     loaded = kernels_by_label(plain, part, spec, gone, replaced)
     reasons = channel.all({name: one.note for name, one in loaded.items() if isinstance(one, Outcome)})
@@ -134,10 +134,6 @@ def split_kernels(
         else:
             out[name] = Outcome(name, "failed", failed) if failed else SplitKernel(one, channel)
     return out
-
-
-def _same(some: Sequence[Step], others: Sequence[Step]) -> bool:
-    return _without_bias(some) == _without_bias(others)
 
 
 def in_step(channel: RankChannel, act: Callable[[], Result]) -> Result:
@@ -233,22 +229,18 @@ class DTensorKernel(KernelOverRanks):
 
     def _call(self, block: ParallelBlock, reduce: Callable[[Tensor], Tensor]) -> Computes:
         def compute(x: Tensor, params: Params) -> Tensor:
-            if params is not self._params:
-                self._use(block, params)
+            if params is not self._params:  # those that an arm has placed are this rank's weights from now on
+                for parameter, tensor in zip(block.parts.parameters(), params, strict=True):
+                    if isinstance(parameter, DTensor):
+                        parameter._local_tensor = tensor
+                    else:
+                        parameter.data = tensor
+                self._params = params
             block.reduce = reduce
             out: Tensor = block(x)
             return out
 
         return compute
-
-    def _use(self, block: ParallelBlock, params: Params) -> None:
-        """Read these tensors, which an arm has placed, as this rank's weights."""
-        for parameter, tensor in zip(block.parts.parameters(), params, strict=True):
-            if isinstance(parameter, DTensor):
-                parameter._local_tensor = tensor
-            else:
-                parameter.data = tensor
-        self._params = params
 
 
 def _local(parameter: Tensor) -> Tensor:

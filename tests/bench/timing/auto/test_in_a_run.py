@@ -67,7 +67,7 @@ def test_all_processes_of_a_run_have_the_first_ones_choice(races):
     auto = unit.outcomes[1]
     assert (auto.chosen, auto.note, races) == ("conv1x1", "", [])
 
-    journal = SimpleNamespace(units={0: {CASE.key: SimpleNamespace(unit=unit)}})
+    journal = SimpleNamespace(finished_units=[unit])
     assert suite._chosen(journal) == {(CASE.key, "auto"): "conv1x1"}
 
 
