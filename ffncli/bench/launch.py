@@ -61,13 +61,9 @@ def environment(
     variables = dict(os.environ if given is None else given)
     for name in _UNSET:
         variables.pop(name, None)
-    ours = _OPENMP | _OPENBLAS | ({} if gpu else _BINDING)
+    ours = _OPENMP | _OPENBLAS | (_LAUNCH_QUEUES if gpu else _BINDING) | (_ALLOCATOR if allocator == "fixed" else {})
     variables |= {name: variables.get(name) or value for name, value in ours.items()}
     variables |= dict.fromkeys(_THREADS, str(threads))
-    if gpu:
-        variables |= {name: variables.get(name) or value for name, value in _LAUNCH_QUEUES.items()}
-    if allocator == "fixed":
-        variables |= {name: variables.get(name) or value for name, value in _ALLOCATOR.items()}
     variables.setdefault("PYTHONHASHSEED", "0")  # the order of sets, so of imports and allocations
     return variables
 

@@ -52,7 +52,6 @@ class _Launch:
     request: Any
 
     def job(self) -> Job:
-        """The job of that worker."""
         request = from_json(self.request)
         cases = tuple(case for case in request.cases if case.key in self.cases)
         gone = tuple((one.case, one.outcome) for one in self.gone)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from ffncli.bench.records import Method
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import BenchRequest, Grid
 from ffncli.bench.request.options import require_compatible
-from ffncli.bench.results.row import ResultRow
 from ffncli.bench.suite import RunProgress, new_run, run
 from ffncli.errors import ExitCode, FFNError
 from ffncli.options.accept import listed
@@ -75,11 +73,8 @@ def selftest(request: BenchRequest, progress: RunProgress | None = None) -> Self
     if bad := next((row for row in rows if row.status != "ok"), None):
         code = ExitCode.FAILED if bad.status == "wrong" else ExitCode.ENVIRONMENT
         raise FFNError(f"selftest: {bad.kernel} is {bad.status}: {bad.note}", code=code)
-    return _judged(rows, request.fail_if_slower or ALLOWED, request.method)
-
-
-def _judged(rows: Sequence[ResultRow], allowed: float, method: Method) -> SelfTest:
-    judged = gate(rows, allowed, method)
+    allowed = request.fail_if_slower or ALLOWED
+    judged = gate(rows, allowed, request.method)
     flagged = {(j.row.case, j.row.kernel) for j in judged.slower}
     known = []
     for row in rows:

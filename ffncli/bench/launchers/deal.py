@@ -130,7 +130,6 @@ class _Dealing:
             self._refused(FFNError(f"{clean(event.place)}: {_shortened(event.text)}", code=ExitCode.ENVIRONMENT))
 
     def report(self, news: str = "") -> None:
-        """Tell how far the run is."""
         cases = self.journal.request.cases
         finished = sum(self.journal.complete(case.key) for case in cases)
         running = {place: self.cases[key] for key, place in self.places.items()}

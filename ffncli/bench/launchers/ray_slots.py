@@ -27,7 +27,6 @@ class _SlotOnRay:
     """The actor. ffncli is loaded on its machine, where the class is looked up by its name."""
 
     def host(self) -> str:
-        """The machine's name."""
         import platform
 
         return platform.node()

@@ -131,12 +131,9 @@ class Slots(Protocol):
     @property
     def free(self) -> int:
         """How many cases can be submitted now."""
-        ...
 
     def submit(self, case: str, task: str) -> None:
         """Measure that case, whose task is `slot.task_of`."""
-        ...
 
     def events(self, patience: float) -> Sequence[SlotEvent]:
         """The events since the last call; waits so many seconds for the first."""
-        ...

@@ -60,7 +60,12 @@ def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tu
     is the share of threads × wall in which threads were busy.
     """
     labels = []
-    if _preempted(before, after, seconds):
+    switches = after.preemptions - before.preemptions
+    if before.waited is None or after.waited is None:
+        preempted = switches * SLICE >= seconds
+    else:
+        preempted = after.waited - before.waited > WAITED * seconds
+    if switches > 0 and preempted:
         labels.append("preempted")
     if before.throttled is not None and after.throttled is not None and after.throttled > before.throttled:
         labels.append("throttled")
@@ -77,15 +82,6 @@ def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tu
     if after.clock is not None and after.clock < CLOCK:
         labels.append(f"clock={after.clock:.2f}")
     return tuple(labels)
-
-
-def _preempted(before: Snapshot, after: Snapshot, seconds: float) -> bool:
-    switches = after.preemptions - before.preemptions
-    if switches <= 0:
-        return False
-    if before.waited is None or after.waited is None:
-        return switches * SLICE >= seconds
-    return after.waited - before.waited > WAITED * seconds
 
 
 class SystemCounters:
@@ -144,7 +140,6 @@ class _Waiting:
         self._waited: dict[str, float] = {}
 
     def look_for_threads(self) -> None:
-        """Open the files of new threads."""
         folder = Path("/proc/self/task")
         try:
             for thread in set(os.listdir(folder)) - set(self._waited):
@@ -156,7 +151,6 @@ class _Waiting:
             return
 
     def read(self) -> float | None:
-        """The seconds that all threads have waited."""
         for thread, file in list(self._files.items()):
             try:
                 self._waited[thread] = int(os.pread(file.fileno(), 100, 0).split()[1]) * 1e-9

@@ -111,7 +111,6 @@ class _Judged:
 
     @cached_property
     def cases(self) -> dict[str, Case]:
-        """The cases of the track by their keys."""
         return {case.key: case for case in self.suite.cases(self.track)}
 
     @cached_property
@@ -120,7 +119,6 @@ class _Judged:
         return tuple(row for row in self.rows if row.status == "ok" and row.case in self.cases)
 
     def of(self, case: str) -> tuple[ResultRow, ...]:
-        """The rows of a case."""
         return tuple(row for row in self.rows if row.case == case)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from functools import cache
 from multiprocessing.connection import Connection
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -21,6 +20,7 @@ from ffncli.bench.referee.problem import CallSample, Inputs
 from ffncli.bench.verdict import Error, Ruling, WrongCode
 
 _RECORDS = {kind.__name__: kind for kind in (Inputs, CallSample, Ruling, Error)}
+_HINTS = {name: get_type_hints(kind) for name, kind in _RECORDS.items()}
 _DTYPES = {str(d): d for d in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64)}
 _LONGEST_HEAD = 1 << 24  # bytes; more is nothing that we have sent
 Fill = Callable[[memoryview], object]  # writes a tensor's bytes into its memory
@@ -103,16 +103,11 @@ def _value(plain: Any, fill: Fill) -> Any:
     values = {key: _value(one, fill) for key, one in content.items()}
     if name == "mapping":
         return values
-    kind, hints = _RECORDS[name], _hints(name)
+    kind, hints = _RECORDS[name], _HINTS[name]
     if values.get("code") is not None and kind is Ruling:
         values["code"] = WrongCode(values["code"])
     require_fitting(values.values(), [hints[key] for key in values])
     return kind(**values)
-
-
-@cache
-def _hints(name: str) -> dict[str, Any]:
-    return get_type_hints(_RECORDS[name])
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -15,7 +15,7 @@ from ffncli.bench.request.machines import LauncherChoice, require_any_gpu
 from ffncli.bench.request.options import CONFLICTS, require_compatible
 from ffncli.errors import FFNError, option, shown
 from ffncli.kernels import AUTO
-from ffncli.kernels.choice import KernelChoice, choices
+from ffncli.kernels.choice import choices
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import folder_of
 from ffncli.options.accept import listed
@@ -63,8 +63,11 @@ def build_request(
     check(CONFLICTS, {"calibrate": method.calibrate, "kernel": tuple(kernel.kernel for kernel in chosen.kernels)})
     if cluster is None:
         require_gpu(devices, method.sustained)
-    if method.in_model:
-        chosen = replace(chosen, kernels=_of_model(chosen, wanted or ()), baseline=MODEL, notes=())
+    if method.in_model:  # the kernels that were named, without a baseline that was put before them
+        kernels_of_model = chosen.kernels[len(chosen.kernels) - len(choices(wanted or ())) :]
+        if slow := next((choice for choice in kernels_of_model if choice.factor is not None), None):
+            raise FFNError(f"{option('in_model')}: {shown(slow.text)} can only be timed by itself", "leave it out")
+        chosen = replace(chosen, kernels=kernels_of_model, baseline=MODEL, notes=())
     require_arguments(chosen, points)
     data = [pair for case in points for pair in ((case.routing, case.routing_sha256), (case.input, case.input_sha256))]
     files = {**chosen.files, **{os.path.abspath(name): sha256 for name, sha256 in data if sha256}}
@@ -83,17 +86,6 @@ def _of(grid: Grid, devices: Sequence[str], method: Method) -> dict[str, Any]:
         **{name: getattr(method, name) for name in names},
         **{name: value for name, value in vars(grid.ranks).items() if value > 1},
     }
-
-
-def _of_model(chosen: ChosenKernels, texts: Sequence[str]) -> tuple[KernelChoice, ...]:
-    """The kernels of a model: those that were named, without a baseline that was put before them.
-
-    Raises FFNError for one that can only be timed by itself.
-    """
-    kernels = chosen.kernels[len(chosen.kernels) - len(choices(texts)) :]
-    if slow := next((choice for choice in kernels if choice.factor is not None), None):
-        raise FFNError(f"{option('in_model')}: {shown(slow.text)} can only be timed by itself", "leave it out")
-    return kernels
 
 
 def require_resumable(request: BenchRequest, more: Mapping[str, Any]) -> None:

@@ -260,7 +260,11 @@ def named_certificates(
             raise FFNError(f"{shown_path(path)} is of {label}, which is not measured", hint)
         for choice in kernels:
             _require_same(path, certificate, choice, chosen)
-        named = _certified(path, certificate, block)
+        dtype, device, activation = certificate.get("dtype"), certificate.get("device"), block.get("activation")
+        if not (isinstance(dtype, str) and isinstance(device, str) and activation in activations.TABLE):
+            raise FFNError(f"{shown_path(path)} does not say what it certifies", "ffn verify --referee writes it")
+        digest, experts = hashlib.sha256(path.read_bytes()).hexdigest(), bool(block.get("experts"))
+        named = NamedCertificate(digest, dtype, device, activation, block.get("gated") is True, experts)
         if not any(named.covers(case) for case in cases):
             of = f"{named.dtype}, {named.activation}{', gated' if named.gated else ''}, on {named.device}"
             raise FFNError(f"{shown_path(path)} is for {of}: no case is of that", "certify the kernel for this block")
@@ -289,12 +293,3 @@ def _require_same(path: Path, certificate: Mapping[str, Any], choice: KernelChoi
     if choice.file is None and version != __version__:
         why = f"{shown_path(path)} certifies {choice.kernel} of ffn {shown(version)}, this is {__version__}"
         raise FFNError(why, "certify it again: ffn verify --referee")
-
-
-def _certified(path: Path, certificate: Mapping[str, Any], block: Mapping[str, Any]) -> NamedCertificate:
-    """What it holds for. Raises FFNError if it does not say."""
-    dtype, device, activation = certificate.get("dtype"), certificate.get("device"), block.get("activation")
-    if not (isinstance(dtype, str) and isinstance(device, str) and activation in activations.TABLE):
-        raise FFNError(f"{shown_path(path)} does not say what it certifies", "ffn verify --referee writes it")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return NamedCertificate(digest, dtype, device, activation, block.get("gated") is True, bool(block.get("experts")))

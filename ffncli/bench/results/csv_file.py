@@ -288,10 +288,8 @@ def _element(where: str, column: str, text: str, kind: Any) -> Any:
         if text not in ("true", "false"):
             raise FFNError(f"{where}: {column} must be true or false, got {shown(text)}")
         return text == "true"
-    return text if kind is str else _number(where, column, text, kind)
-
-
-def _number(where: str, column: str, text: str, kind: Any) -> Any:
+    if kind is str:
+        return text
     try:
         value = kind(text) if kind is float or _WHOLE.fullmatch(text) else math.nan
     except ValueError:

@@ -145,13 +145,11 @@ class ResultRow:
     warnings: tuple[BenchWarning, ...] = figure(())
     note: str = figure("")
     # Added after the first fixed list. `ffn compare` needs these for each process, so that this file is enough.
-    process_times_s: tuple[Share, ...] = figure(
-        (), recomputed=True
-    )  # one per process (statistics.centre), of the kernel
+    # One per process (statistics.centre), of the kernel.
+    process_times_s: tuple[Share, ...] = figure((), recomputed=True)
     process_anchors_s: tuple[Share, ...] = figure((), recomputed=True)  # of the machine anchor, among the same rounds
-    process_ratios: tuple[Share, ...] = figure(
-        (), recomputed=True
-    )  # exp of each process's value of the paired log ratio
+    # The exp of each process's value of the paired log ratio.
+    process_ratios: tuple[Share, ...] = figure((), recomputed=True)
     openmp: str = of_environment()  # OMP_PROC_BIND, OMP_PLACES, OMP_WAIT_POLICY as set in the workers
     allocator: str = of_environment()
     case: str = of_case("", "name")  # Case.key

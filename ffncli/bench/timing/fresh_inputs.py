@@ -69,8 +69,8 @@ class Reservoir:
         torch.add(window(shape, strides, drawn(places)), window(shape, strides, drawn(places)), out=x)
 
     def write_gradient(self, g: Tensor) -> None:
-        """The same of g."""
-        self.write(g)
+        """Other numbers into g, random whatever x is."""
+        Reservoir.write(self, g)
 
 
 class FileSource(Reservoir):
@@ -83,10 +83,6 @@ class FileSource(Reservoir):
     def write(self, x: Tensor) -> None:
         """Other rows, or the same at another scale."""
         x.copy_(self._file.drawn(len(x), fresh_generator()))
-
-    def write_gradient(self, g: Tensor) -> None:
-        """Other numbers into g."""
-        super().write(g)
 
 
 class RoutedSource:

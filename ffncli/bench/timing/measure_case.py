@@ -223,7 +223,6 @@ def apply_settings(case: Case, job: Job) -> None:
 
 
 def _problem(rig: Rig, baseline: str) -> Problem:
-    """The case as tensors, with its referee."""
     problem = Problem.of(rig.case, seed_of(rig.case, rig.job), rig.referee)
     problem = problem if rig.referee else refereed(problem, baseline, rig.job.method.math_mode)
     _ = problem.first
@@ -469,7 +468,6 @@ def _measure(rig: Rig, kernels: CaseKernels, problem: Problem, arms: Arms) -> Me
 
 
 def _by_step(rig: Rig, kernels: CaseKernels, problem: Problem) -> Timed | None:
-    """Time the block's steps, each alone."""
     case = rig.case
     REPORTER.stage("timing")
     llc, room = rig.ranks.llc_and_room(case, rig.job)

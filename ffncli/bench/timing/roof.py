@@ -131,9 +131,8 @@ def _numbers(count: int, device: str) -> torch.Tensor:
 def _best_of(call: Callable[[], object], clock: Clock, seconds: float) -> float:
     """The least time of one call among blocks that take about `seconds` together; at least three blocks."""
     first = clock.time(call, 1)
-    inner = (
-        max(1, round(1e-3 / first)) if first > 0 else 1
-    )  # blocks of a millisecond: the clock's overhead is negligible
+    # Blocks of a millisecond: the clock's overhead is negligible.
+    inner = max(1, round(1e-3 / first)) if first > 0 else 1
     best, end, count = first, clock.now() + seconds, 0
     while count < 2 or (clock.now() < end and count < 100):
         best = min(best, clock.time(call, inner) / inner)

@@ -35,15 +35,16 @@ _side: dict[int, Any] = {}  # one stream for all captures on a GPU: cuBLAS keeps
 
 
 class NotCaptured(Exception):
-    """Why a call cannot be a graph, in words for a note; `arm` names it, if known."""
+    """Why a call cannot be a graph, in words for a note."""
+
+
+class SpoiledCapture(NotCaptured):
+    """The capture itself failed. torch's allocator may believe that it goes on: this process must not measure more.
+    `arm` names the call, if known."""
 
     def __init__(self, why: str, arm: str = "") -> None:
         super().__init__(why)
         self.arm = arm
-
-
-class SpoiledCapture(NotCaptured):
-    """The capture itself failed. torch's allocator may believe that it goes on: this process must not measure more."""
 
 
 class Capturable(Protocol):
@@ -98,7 +99,10 @@ def captured(
     """
     graphs = -(-len(copies) // calls)
     order = repeated(copies, graphs * calls)
-    side = _side_stream(cuda)
+    device = cuda.current_device()
+    if device not in _side:
+        _side[device] = cuda.Stream()
+    side = _side[device]
     side.wait_stream(cuda.current_stream())
     with cuda.stream(side):
         _warm_up(call, copies[0], cuda)
@@ -150,42 +154,29 @@ class Launching:
         if self.launch == "plain":
             return {}
         calls = {name: calls_of_graph(inner[name]) for name in arms}
-        try:
-            replays = {
-                name: self._replays(name, arm, calls[name], (judged or {}).get(name)) for name, arm in arms.items()
-            }
-        except SpoiledCapture:
-            raise
-        except NotCaptured as reason:
-            if self._asked == "graphs":
-                raise BrokenArm(reason.arm) from Skipped(not_captured(str(reason)))
-            if self._captured_before:  # a measurement by graphs cannot go on with plain calls
-                raise BrokenArm(reason.arm) from reason
-            self.launch, self.plain_because = "plain", f"{reason.arm} {not_captured(str(reason))}"
-            return {}
+        replays = {}
+        for name, arm in arms.items():
+            try:
+                replays[name] = captured(arm.on_copy, arm.copies, calls[name], self._cuda, (judged or {}).get(name))
+            except SpoiledCapture as reason:
+                raise SpoiledCapture(str(reason), name) from reason
+            except NotCaptured as reason:
+                if self._asked == "graphs":
+                    raise BrokenArm(name) from Skipped(not_captured(str(reason)))
+                if self._captured_before:  # a measurement by graphs cannot go on with plain calls
+                    raise BrokenArm(name) from reason
+                self.launch, self.plain_because = "plain", f"{name} {not_captured(str(reason))}"
+                return {}
         self._captured_before = True
         for name, arm in arms.items():
             arm.replay(replays[name])
         return calls
-
-    def _replays(self, name: str, arm: Capturable, calls: int, judged: Callable[[Any], object] | None) -> list[Call]:
-        try:
-            return captured(arm.on_copy, arm.copies, calls, self._cuda, judged)
-        except NotCaptured as reason:
-            raise type(reason)(str(reason), name) from reason
 
 
 def replaying(replays: Sequence[Call]) -> Call:
     """One call that makes these in turn."""
     turn = cycle(replays)
     return lambda: next(turn)()
-
-
-def _side_stream(cuda: Cuda) -> Any:
-    device = cuda.current_device()
-    if device not in _side:
-        _side[device] = cuda.Stream()
-    return _side[device]
 
 
 def _warm_up(call: Callable[[Copy], object], copy: Copy, cuda: Cuda) -> None:

@@ -59,7 +59,8 @@ def measure_model(case: Case, job: Job, clock: Clock | None = None, start: float
         try:
             run = _TimedModel(case, job, clock, resolved, loaded)
         except FFNError as error:  # more tokens than it has positions
-            failed = (Outcome(name, *verdict_of(error)) for name in (MODEL, *_names(job)))
+            names = (MODEL, *(model_with(choice.label) for choice in job.kernels))
+            failed = (Outcome(name, *verdict_of(error)) for name in names)
             return TimedUnit(job.process, case.key, MODEL, "warm", tuple(failed), ())
         with demanding(loaded):
             run.check()
@@ -72,10 +73,6 @@ def measure_model(case: Case, job: Job, clock: Clock | None = None, start: float
         blocks=measured.blocks, environment=machine.environment(case.device), notes=run.notes, spent=spent,
         launch="plain" if case.device.startswith("cuda") else "",
     )  # fmt: skip
-
-
-def _names(job: Job) -> list[str]:
-    return [model_with(choice.label) for choice in job.kernels]
 
 
 @lru_cache(maxsize=1)
@@ -169,7 +166,11 @@ class _TimedModel:
                 cause = broken.__cause__ or broken
                 if broken.name not in self.replaced:
                     raise cause from None
-                self.outcomes[broken.name] = replace(self.outcomes[broken.name], **_failed(cause))
+                status, note = verdict_of(cause)
+                before = self.outcomes[broken.name]
+                self.outcomes[broken.name] = replace(
+                    before, status=status, note=note, error_max=None, logits_error=None
+                )
                 del self.replaced[broken.name]
 
     def _call(self, name: str) -> Any:
@@ -211,12 +212,6 @@ def _note(replaced: Replaced) -> str:
     if copied := sum(ffn.copied_bytes for ffn in replaced.ffns):
         words.append(f"{bytes_text(copied)} of weights copied")
     return "; ".join(words)
-
-
-def _failed(error: BaseException) -> dict[str, Any]:
-    """The columns of an outcome that this error ends."""
-    status, note = verdict_of(error)
-    return {"status": status, "note": note, "error_max": None, "logits_error": None}
 
 
 def _ruled(error: Exception) -> Exception:

@@ -146,11 +146,9 @@ class _RankCounters:
         self._counters = counters
 
     def read(self) -> Snapshot:
-        """The counts now."""
         return self._counters.read()
 
     def flags(self, before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
-        """What happened in a block, but for `preempted`."""
         return tuple(flag for flag in self._counters.flags(before, after, seconds, 0) if flag != "preempted")
 
 

@@ -70,31 +70,25 @@ class SplitKernel(KernelOverRanks):
         return self.kernel.prepare(program, weights_of(weights, steps, program, self.channel))
 
     def _build(self, steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-        self.alone = self.kernel.build(part_of(steps, self.channel), device, dtype)
+        alone = self.alone = self.kernel.build(part_of(steps, self.channel), device, dtype)
         over = self.channel.group.mesh["tp"].get_group()
 
-        def compute(x: Tensor, params: Params) -> Tensor:
-            out = (self._checked_part(x, params) if self.careful else self._part(x, params)).contiguous()
-            dist.all_reduce(out, group=over)
-            return out
-
-        return compute
-
-    def _part(self, x: Tensor, params: Params) -> Tensor:
-        assert self.alone is not None
-        return self.alone(x, params)
-
-    def _checked_part(self, x: Tensor, params: Params) -> Tensor:
-        """This rank's part of the sum, once every rank has one that can be summed."""
-
-        def part() -> Tensor:
-            out = self._part(x, params)
+        def checked(x: Tensor, params: Params) -> Tensor:
+            assert self.alone is not None
+            out = self.alone(x, params)
             if not isinstance(out, Tensor) or out.shape != x.shape or out.dtype != x.dtype:
                 form = f"{out.dtype} {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
                 raise TypeError(f"returns {form.removeprefix('torch.')}, expected {x.dtype} {list(x.shape)}")
             return out
 
-        return in_step(self.channel, part)
+        def compute(x: Tensor, params: Params) -> Tensor:
+            # While `careful`, no rank sums before every rank has a part that can be summed.
+            part = in_step(self.channel, lambda: checked(x, params)) if self.careful else alone(x, params)
+            out = part.contiguous()
+            dist.all_reduce(out, group=over)
+            return out
+
+        return compute
 
     def _prepared(self, steps: Steps, weights: Mapping[str, Tensor]) -> Params:
         return in_step(self.channel, lambda: self._prepare(steps, weights))
