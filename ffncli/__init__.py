@@ -26,7 +26,7 @@ _WHERE = {
     "corpus": ("ffncli.run.corpus.call", "corpus"),
     "cost": ("ffncli.block.cost", "cost"),
     "count": ("ffncli.run.user.load", "count"),
-    "experts": ("ffncli.run.experts.call", "experts"),
+    "experts": ("ffncli.run.corpus.call", "experts"),
     "explain": ("ffncli.run.topics.call", "explain"),
     "export": ("ffncli.run.export.call", "export"),
     "kernel": ("ffncli.bench.in_model", "kernel"),
@@ -86,8 +86,7 @@ if TYPE_CHECKING:
     from ffncli.kernels import kernel_names
     from ffncli.pages.call import report
     from ffncli.run.approximate.call import approximate
-    from ffncli.run.corpus.call import corpus
-    from ffncli.run.experts.call import experts
+    from ffncli.run.corpus.call import corpus, experts
     from ffncli.run.export.call import export
     from ffncli.run.topics.call import explain
     from ffncli.run.trace.call import survey, trace

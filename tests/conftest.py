@@ -34,7 +34,7 @@ MARKED = {  # every test in these folders has the mark
     "architectures": ("architectures", "models/config"),
     "browser": ("browser",),
     "cheats": ("cheats",),
-    "models": ("cli/experts", "run/corpus", "run/experts", "run/in_model", "run/pretrained", "run/what_if"),
+    "models": ("cli/experts", "run/corpus", "run/in_model", "run/pretrained"),
     "ranks": ("ranks",),
 }
 assert all((TESTS / folder).is_dir() for folders in MARKED.values() for folder in folders), "a folder has moved"

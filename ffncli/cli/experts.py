@@ -13,14 +13,14 @@ from ffncli.errors import FFNError, option
 from ffncli.options import conflicts
 from ffncli.options.accept import TEXTS
 from ffncli.options.opt import INPUT, Opt, Options
-from ffncli.run.experts.call import experts_for
-from ffncli.run.experts.question import ExpertsQuestion
+from ffncli.run.corpus.call import experts_for
+from ffncli.run.corpus.question import ExpertsQuestion
 from ffncli.show.color import progress
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.text import in_percent, plural
 
 if TYPE_CHECKING:
-    from ffncli.run.experts.run import ExpertFigures, ExpertsSurvey, LayerExperts
+    from ffncli.run.corpus.experts import ExpertFigures, ExpertsSurvey, LayerExperts
 
 
 _MOST_EXPERTS, _MOST_PAIRS, _MOST_CACHES = 8, 3, 6

@@ -31,7 +31,7 @@ from tests.oracles.architectures.families import MIXTURES as ROUTED
 from tests.oracles.architectures.multimodal import REMOTE, TOWERS
 from tests.oracles.architectures.tiny import statement, tiny
 
-# ZAYA's, whose router has a second input, has a file of its own: tests/run/engine/test_router_mlp.py.
+# ZAYA's, whose router has a second input, has tests of its own: tests/run/engine/test_ways_to_route.py.
 ROUTED_TOWERS = ("deepseek_ocr2_text", "glm4v_moe_text", "glm5_next_text", "mistral4", "mistral_large4_text",
                  "qwen3_omni_moe_text", "qwen3_vl_moe_text", "step3p5", "unlimited_ocr_text")  # fmt: skip
 NAMES = [*(n for n, case in ROUTED.items() if not case.reason and n != "zaya"), "aria_text", "bailing_hybrid",

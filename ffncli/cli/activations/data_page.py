@@ -14,9 +14,8 @@ from ffncli.show.parts import Answer, Heading, Line, Part, Table, cell_text
 from ffncli.show.text import bars, percent, plural
 
 if TYPE_CHECKING:
-    from ffncli.run.activations.on_data import ActivationData, LayerData
+    from ffncli.run.activations.on_data import ActivationData, ActivationInput, ActivationOutput, LayerData
     from ffncli.run.activations.question import DataQuestion
-    from ffncli.run.activations.swap_statistics import ActivationInput, ActivationOutput
     from ffncli.run.measure.statistics import Distribution
 
 CONVENTIONS = {

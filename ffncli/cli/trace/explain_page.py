@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from ffncli.run.engine.prepare import Token
     from ffncli.run.engine.trace import Trace
     from ffncli.run.explain.explain import Explanation
+    from ffncli.run.pretrained.what_if import PredictionChange
     from ffncli.run.trace.session import Session
-    from ffncli.run.what_if.prediction import PredictionChange
 
 
 _COLUMNS = ("input", "x", "weight [out,in]", "as W [in,out]", "w", "x · w")

@@ -1,4 +1,4 @@
-"""`ffncli.corpus`: what `ffn trace --prompts` does, as a call with the fields of its question."""
+"""`ffncli.corpus` and `ffncli.experts`: `ffn trace --prompts` and `ffn experts` as calls."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.errors import FFNError, option
 from ffncli.options.opt import call
-from ffncli.run.corpus.question import CorpusQuestion, check_files, reading_model
+from ffncli.run.corpus.question import CorpusQuestion, ExpertsQuestion, check_files, mixture, reading_model
 from ffncli.run.engine.threads import set_threads, sleep_while_waiting
 from ffncli.run.ranks.environment import torchrun
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:
+    from ffncli.run.corpus.experts import ExpertsSurvey
     from ffncli.run.corpus.results import CorpusSurvey
 
 
@@ -43,3 +44,25 @@ def corpus_for(
 
 
 corpus = call(CorpusQuestion, corpus_for, "corpus")
+
+
+@package_errors()
+def experts_for(
+    question: ExpertsQuestion,
+    note: Callable[[str], None] = lambda text: None,
+    advance: Callable[[int], Any] = lambda size: None,
+) -> ExpertsSurvey:
+    """Check a question about experts, then run it. `note` gets every remark at once, `advance` the bytes of the corpus
+    that have been read since its last call.
+
+    Raises FFNError for what cannot be, and (exit 3) without torch.
+    """
+    with sleep_while_waiting():
+        reading = mixture(question)
+    set_threads(question.threads)
+    from ffncli.run.corpus.experts import experts_of
+
+    return experts_of(question, reading, note, advance)
+
+
+experts = call(ExpertsQuestion, experts_for, "experts")

@@ -1,10 +1,10 @@
-"""What is asked of a corpus, and what is found out about it before torch is loaded: its model and layers."""
+"""Questions about a corpus and about the experts of a mixture that reads it: options, model, layers. No torch."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +13,10 @@ from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Layer, Resolved, folder_of
 from ffncli.options import shared
 from ffncli.options.accept import ABOVE_ZERO, COUNT, PATH, TEXT, Accepts, several, text, whole
-from ffncli.options.opt import INPUT, Opt, Options
+from ffncli.options.opt import INPUT, SOURCE, Opt, Options
 from ffncli.run.pretrained.prompt import layers_of
 from ffncli.run.user.load import load
-from ffncli.run.user.options import ModelSource
+from ffncli.run.user.options import MODEL, ModelSource, Source
 from ffncli.system.files import check_writable
 from ffncli.system.packages import require_extra
 
@@ -156,3 +156,67 @@ def check_files(question: CorpusQuestion) -> None:
         check_writable(str(path), question.force, option("save"))
     if question.resume is not None:
         check_writable(str(question.resume_path), True, option("resume"))
+
+
+ABLATE_TEXTS = 4
+SUFFIX = ".safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsQuestion(ReadingQuestion):
+    """Run a mixture on many texts and return how its experts are used and what each is worth, as `ffn experts` does.
+
+    `source` is a model's directory or GGUF file; `prompts` is a file's name or a list of texts, as in `ffncli.corpus`.
+    `layers` has a record for each layer with experts: the load of each, pairs that are chosen together, how many had
+    been chosen after so many tokens, and the hit rate of a cache of n experts; `frame()` has a row for each expert.
+    `ablate_texts` texts (4) are read once more without each expert, for what it is worth to the predictions; 0 leaves
+    that out. `save_routes` writes the routes of the one `layer` for `ffn bench --routing`. Raises FFNError for whatever
+    the command line refuses, and for an argument of another type, naming the accepted.
+    """
+
+    source: Annotated[
+        Source | None, Opt(metavar="SOURCE", accepts=MODEL, help="Directory or GGUF file of a mixture of experts.")
+    ] = field(default=None, kw_only=False)
+    layer: Annotated[
+        int | str | None,
+        Opt(
+            "-l", "--layer", metavar="N", accepts=shared.LAYER, group=SOURCE, daily=True,
+            help="One layer, counted from 0. [default: all]",
+        ),
+    ] = None  # fmt: skip
+    ablate_texts: Annotated[
+        int,
+        Opt(
+            "--ablate-texts", metavar="N", accepts=whole(0, 1_000_000), group="What to measure",
+            help="Texts to run again without each expert; 0 skips this.",
+        ),
+    ] = ABLATE_TEXTS  # fmt: skip
+    save_routes: Annotated[
+        shared.Path | None,
+        Opt(
+            "--save-routes", metavar="FILE", accepts=PATH,
+            help="Write the routes of the --layer to FILE.safetensors, for ffn bench --routing.",
+        ),
+    ] = None  # fmt: skip
+
+    @property
+    def routes_path(self) -> Path | None:
+        """The file for the routes."""
+        return None if self.save_routes is None else Path(os.path.expanduser(self.save_routes))
+
+
+def mixture(question: ExpertsQuestion) -> ReadingModel:
+    """The model of a question about experts, with its layers that have some. Raises FFNError if none has."""
+    if (path := question.routes_path) is not None:
+        if path.suffix != SUFFIX:
+            raise FFNError(f"{option('save_routes', question.save_routes)}: the name must end in {SUFFIX}")
+        if question.layer in (None, "all"):
+            hint = f"give one {option('layer')}: a benchmark is of one block"
+            raise FFNError(f"{option('save_routes')} needs one layer", hint)
+        check_writable(str(path), question.force, option("save_routes"))
+    reading = reading_model(question)
+    layers = tuple(layer for layer in reading.layers if layer.spec.moe)
+    if not layers:
+        where = "this layer of " if question.layer not in (None, "all") else ""
+        raise FFNError(f"{where}{reading.model.model.name} has no experts", "ffn trace --prompts shows a dense model")
+    return replace(reading, layers=layers)

@@ -25,8 +25,7 @@ from ffncli.block.steps import (
 from ffncli.block.value import unit_steps
 from ffncli.errors import FFNError
 from ffncli.run.engine.execute import EVAL, Event, Mode, execute
-from ffncli.run.measure.statistics import NotFinite, statistics, where_not_finite
-from ffncli.run.measure.units import Units, unit_statistics
+from ffncli.run.measure.statistics import NotFinite, Units, statistics, unit_statistics, where_not_finite
 from ffncli.show.tensors import edges
 
 _NOTHING = Cost()

@@ -8,8 +8,7 @@ from ffncli.block.activations import CANONICAL, LIMITED, TABLE
 from ffncli.block.analysis.gated import UNITS
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.run.topics import blocks
-from ffncli.run.topics.functions import activation_topic, function_topic, unit_topic
-from ffncli.run.topics.topic import Topic, TopicLine
+from ffncli.run.topics.topic import Topic, TopicLine, activation_topic, function_topic, unit_topic
 
 # topic → (the function that explains it, a one-line definition, other names)
 _Builder = Callable[[TopicLine], Topic]

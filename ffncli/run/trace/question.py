@@ -23,10 +23,10 @@ from ffncli.options.accept import whole as whole_from
 from ffncli.options.conflicts import Conflict
 from ffncli.options.opt import COMPUTE, OUTPUT, SOURCE, Opt
 from ffncli.run.corpus.question import TABLES
+from ffncli.run.engine.changes import Change, changes_of
 from ffncli.run.pretrained.prompt import Prompt, prompt_of
 from ffncli.run.user.load import load
 from ffncli.run.user.options import Input, ModelSource
-from ffncli.run.what_if.changes import Change, changes_of
 from ffncli.system.files import TENSOR_SUFFIXES, check_writable
 from ffncli.system.packages import require_extra
 

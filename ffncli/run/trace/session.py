@@ -34,11 +34,10 @@ if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
 
     from ffncli.run.explain.explain import Explanation
+    from ffncli.run.pretrained.what_if import PredictionChange, StepChange
     from ffncli.run.ranks.one_process import RankTrace
     from ffncli.run.texts.fact import Fact
     from ffncli.run.trace.unembed import PromotedTokens, PromotingUnits
-    from ffncli.run.what_if.prediction import PredictionChange
-    from ffncli.run.what_if.step_changes import StepChange
 
 
 _MOST_LINES = 8  # of a session's repr
@@ -368,12 +367,12 @@ def _what_if(question: Question, subject: TraceSubject, prepared: Prepared) -> d
     """The steps next to those of the changed block, and the model's prediction where it has one."""
     if not subject.changes:
         return {}
-    from ffncli.run.what_if.step_changes import step_changes
+    from ffncli.run.pretrained.what_if import step_changes
 
     changes = step_changes(prepared.steps, prepared.weights, prepared.inputs, subject.changes)
     prediction = None
     if subject.prompt is not None:
-        from ffncli.run.what_if.prediction import prediction_change
+        from ffncli.run.pretrained.what_if import prediction_change
 
         top = question.top_tokens or TOP_TOKENS
         prediction = prediction_change(

@@ -18,8 +18,7 @@ from ffncli.run.engine.execute import EVAL, execute
 from ffncli.run.engine.inputs import InputSource
 from ffncli.run.engine.prepare import Token, prepare
 from ffncli.run.measure.gap import Agreement, agreement
-from ffncli.run.measure.statistics import NotFinite, statistics, where_not_finite
-from ffncli.run.measure.units import unit_statistics
+from ffncli.run.measure.statistics import NotFinite, statistics, unit_statistics, where_not_finite
 from ffncli.run.pretrained.capture import prepared, run_model
 from ffncli.run.pretrained.loading import loading_notes
 from ffncli.run.pretrained.prompt import Prompt, layers_of, reached

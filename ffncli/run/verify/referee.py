@@ -12,12 +12,11 @@ from ffncli.kernels.choice import KernelChoice
 from ffncli.models.model import Resolved
 from ffncli.run.engine.prepare import block_summary, device_of, prepare
 from ffncli.run.user.hosted import KernelFailure, TimeLimits, hosted
-from ffncli.run.verify.certificate import Certificate, environment, file_digest, first_reason, now_utc
 from ffncli.run.verify.checks import judged
 from ffncli.run.verify.checks.case import CheckedBlock, CheckRow
-from ffncli.run.verify.checks.trial import KernelTrial, dtype_name
+from ffncli.run.verify.checks.judged import KernelTrial, dtype_name
 from ffncli.run.verify.question import REFEREE_STATEMENTS
-from ffncli.run.verify.verify import Verdict
+from ffncli.run.verify.verify import Certificate, Verdict, environment, file_digest, first_reason, now_utc
 
 # The last two have the host load the kernel for another block.
 REFEREE_CHECKS: Mapping[str, Callable[[KernelTrial], Iterator[CheckRow]]] = {

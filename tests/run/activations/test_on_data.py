@@ -13,9 +13,8 @@ from torch import Tensor
 from ffncli.errors import FFNError
 from ffncli.models.source import load
 from ffncli.run.activations import on_data as entering_module
-from ffncli.run.activations import swap_statistics as swaps_module
-from ffncli.run.activations.on_data import ActivationData, activations_on_data
-from ffncli.run.activations.swap_statistics import ActivationInput, ActivationOutput
+from ffncli.run.activations import on_data as on_data_module
+from ffncli.run.activations.on_data import ActivationData, ActivationInput, ActivationOutput, activations_on_data
 from ffncli.run.pretrained.prompt import Prompt
 from tests.oracles.activations import ORACLES
 from tests.oracles.prompted import ACTS, PROMPT, Recorder, built, ffn_input, made, run
@@ -193,7 +192,7 @@ def test_what_is_not_finite_is_said_and_left_out(tmp_path: Path) -> None:
 def test_in_pieces_it_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = activations(name, "decoder", 1)
     monkeypatch.setattr(entering_module, "_CHUNK", 2)  # a token at a time
-    monkeypatch.setattr(swaps_module, "_BLOCK", 2)
+    monkeypatch.setattr(on_data_module, "_BLOCK", 2)
     for entered, again in zip(whole, activations(name, "decoder", 1), strict=True):
         assert entered.input.histogram == again.input.histogram
         assert entered.input.excess_kurtosis == pytest.approx(again.input.excess_kurtosis, abs=1e-4)

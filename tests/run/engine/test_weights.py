@@ -12,6 +12,7 @@ from ffncli.errors import FFNError
 from ffncli.models.source import load
 from ffncli.run.engine import inputs as inputs_module
 from ffncli.run.engine import weights
+from ffncli.run.engine.execute import halves_by_turns, turns_as_halves
 from ffncli.run.engine.prepare import prepare
 from ffncli.run.engine.weights import random_weights, require_memory
 from tests.oracles.checkpoints import LLAMA, folder, tensors
@@ -102,3 +103,21 @@ def test_a_file_of_more_tokens_than_fit_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(inputs_module, "require_memory", lambda size, *_: asked.append(size))
     prepare(load("4x8:relu"), input=str(tmp_path / "x.csv"))
     assert asked[-1] == 50 * (2 * 8 + 3 * 4) * 4
+
+
+FIRST, SECOND = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0])
+
+
+def test_rows_written_out() -> None:
+    assert [t.tolist() for t in halves_by_turns(FIRST, SECOND)] == [[0, 2, 4], [1, 3, 5]]
+    assert [t.tolist() for t in turns_as_halves(FIRST, SECOND)] == [[0, 3, 1], [4, 2, 5]]
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_one_undoes_the_other_along_any_axis(axis: int) -> None:
+    pair = tuple(torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(n)) for n in (0, 1))
+    made = turns_as_halves(*pair, axis)
+    assert made[0].shape == pair[0].shape
+    assert not torch.equal(made[0], pair[0])
+    for found, was in zip(halves_by_turns(*made, axis), pair, strict=True):
+        assert torch.equal(found, was)

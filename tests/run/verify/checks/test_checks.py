@@ -10,15 +10,22 @@ import torch
 from torch.nn import functional
 
 from ffncli.block.activations import TABLE, hard_limits
-from ffncli.block.recipe import FFNSpec, MoE
+from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import Activation, Add, Linear
 from ffncli.errors import FFNError
+from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.examples import notebook
-from ffncli.models.model import block_model
+from ffncli.models.model import Layer, block_model
 from ffncli.run.engine import execute as executing
+from ffncli.run.engine.execute import run
+from ffncli.run.engine.reference import in_float64, output_and_experts, same_experts
+from ffncli.run.engine.weights import random_weights
+from ffncli.run.measure.gap import tolerance_for
 from ffncli.run.verify import verify as verify_module
 from ffncli.run.verify.checks import implementations, properties
+from ffncli.run.verify.checks.case import CheckedBlock, Judge, errors, not_finite
 from ffncli.run.verify.verify import CHECKS, Verdict, check_names, verify_layer
+from tests.bench.fake_memory import FakeMemory
 
 SPECS = {
     "plain": FFNSpec(16, 24, "gelu", dropout=0.2, norm="layernorm", residual=True),
@@ -372,3 +379,111 @@ def test_large_blocks_get_few_tokens(monkeypatch):
     assert verified(SPECS["gated"], "finite").ready.inputs["x"].shape == (4, 16)
     monkeypatch.setattr(verify_module, "_LARGE", 10**9)
     assert verified(SPECS["gated"], "finite").ready.inputs["x"].shape == (16, 16)
+
+
+JUDGE = Judge("module", 1e-6, torch.float32)
+
+
+def test_one_ulp_is_one():
+    b = torch.tensor([1.0, -6.0, 0.25])
+    a = torch.nextafter(b, torch.full_like(b, 100.0))
+    largest, relative, ulps = errors(a, b, torch.float32)
+    assert (largest, ulps) == (4 * 2.0**-23, 1.0)  # at -6, where the numbers are 4 times as far apart as at 1
+    assert relative == largest / 6
+
+
+def test_errors_where_the_reference_is_zero():
+    zero = torch.zeros(3)
+    assert errors(zero, zero, torch.float32) == (0.0, 0.0, 0.0)
+    assert errors(zero + 0.5, zero, torch.float32) == (0.5, None, None)
+    assert errors(torch.zeros(0), torch.zeros(0), torch.float32) == (0.0, 0.0, 0.0)
+
+
+def test_equal_passes_within_the_tolerance_alone():
+    one = torch.ones(2)
+    assert JUDGE.equal("a", one + 9e-7, one).passed is True
+    assert JUDGE.equal("a", one + 2e-6, one).passed is False
+    assert JUDGE.equal("a", one, torch.zeros(2)).passed is False
+    assert JUDGE.equal("a", torch.zeros(2), torch.zeros(2)).passed is True
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_what_is_not_finite_never_passes(wrong):
+    """Two NaN are no agreement, and no comparison with one is ever true."""
+    bad, good = torch.tensor([1.0, wrong]), torch.ones(2)
+    found = JUDGE.equal("a", bad, good)
+    assert (found.passed, found.max_error) == (False, None)
+    assert found.note == f"its output has 1 {'NaN' if math.isnan(wrong) else 'Inf'}"
+    assert JUDGE.equal("a", good, bad).note.startswith("the reference has 1 ")
+    assert JUDGE.equal("a", bad, bad).passed is False
+    assert not_finite(torch.tensor([math.nan, math.inf, -math.inf])) == "1 NaN and 2 Inf"
+
+
+def test_another_shape_fails():
+    assert JUDGE.equal("a", torch.ones(2), torch.ones(3)).note == "shape [2], expected [3]"
+
+
+def test_tolerances():
+    eps = 2.0**-23
+    assert tolerance_for(torch.float32, 256) == 4 * eps * 17
+    assert tolerance_for(torch.float64, 256) == 4 * 2.0**-52 * 17
+    assert tolerance_for(torch.float64, 256, torch.float32) == 4 * (eps + 2.0**-52 * 16)
+    assert tolerance_for(torch.bfloat16, 256) == 4 * (2.0**-7 + eps * 16)  # it sums in float32
+
+
+SHARED = [
+    FFNSpec(8, 12, "gelu"),
+    FFNSpec(8, 12, "swiglu", moe=MoE(16, 2, 1)),
+    FFNSpec(8, 12, "swiglu", moe=MoE(4, 4, identity_experts=3)),
+]
+
+
+@pytest.mark.parametrize("spec", SHARED, ids=["dense", "experts", "identity experts"])
+def test_in_float64_is_the_reference_in_float64(spec):
+    block = kernel_steps(steps(spec))
+    generator = torch.Generator().manual_seed(0)
+    weights = random_weights(block, generator)
+    x = torch.randn(5, 8, generator=generator)
+    found, went = in_float64(block, weights, {"x": x})
+    doubled = {name: tensor.double() for name, tensor in weights.items()}
+    assert torch.equal(found, run(block, doubled, {"x": x.double()}))
+    theirs = output_and_experts(block, doubled, {"x": x.double()})[1]
+    assert (went is None) == (theirs is None)
+    assert went is None or torch.equal(went, theirs)
+
+
+def test_in_float64_widens_one_expert_at_a_time():
+    """All used experts of DeepSeek-V3's layer in float64 would be 90 GB, of Mixtral's 11 GB."""
+    d_model, d_ff, tokens = 64, 256, 4
+    block = kernel_steps(steps(FFNSpec(d_model, d_ff, "swiglu", moe=MoE(16, 4))))
+    weights = random_weights(block, torch.Generator().manual_seed(0))
+    x = torch.randn(tokens, d_model, generator=torch.Generator().manual_seed(1))
+    with FakeMemory() as memory:
+        in_float64(block, weights, {"x": x})
+    expert = 8 * 3 * d_model * d_ff
+    assert expert < memory.peak < 1.3 * expert
+    assert memory.largest == 8 * d_model * d_ff
+
+
+def case(spec: FFNSpec, dtype: torch.dtype) -> CheckedBlock:
+    layer = Layer("block", 0, spec)
+    return CheckedBlock(block_model(spec, "t"), layer, steps(spec), {}, {}, dtype)
+
+
+def test_a_router_in_float32_limits_what_float64_can_agree_to():
+    mixed = case(SHARED[1], torch.float64)
+    assert mixed.judge("kernels").tolerance == tolerance_for(torch.float64, 12, torch.float32)
+    assert mixed.judge("collapse", torch.float64).tolerance == tolerance_for(torch.float64, 12)  # one expert alone
+    assert case(SHARED[0], torch.float64).judge("kernels").tolerance == tolerance_for(torch.float64, 12)
+    own = case(FFNSpec(8, 12, "swiglu", moe=MoE(4, 2, score_dtype="input")), torch.float64)
+    assert own.judge("kernels").tolerance == tolerance_for(torch.float64, 12)
+
+
+def test_tokens_that_went_to_the_same_experts():
+    a = torch.tensor([[True, False], [True, False], [False, True]])
+    b = torch.tensor([[True, False], [False, True], [False, True]])
+    same, note = same_experts(a, b, 3)
+    assert same.tolist() == [True, False, True]
+    assert note == "1 of 3 tokens left out: rounding sent them to other experts"
+    assert same_experts(None, b, 2)[0].tolist() == [True, True]
+    assert same_experts(a, a, 3)[1] == ""

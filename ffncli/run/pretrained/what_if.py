@@ -1,8 +1,8 @@
-"""What a change of one layer's FFN does to the whole model's prediction: the logits with it next to those without."""
+"""What a change of one layer's FFN does: to each step of the block, and to the whole model's prediction."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,17 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from ffncli.block.recipe import steps
-from ffncli.block.steps import ffn_span, ffn_steps, id_inputs
+from ffncli.block.steps import Step, ffn_span, ffn_steps, id_inputs
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Layer, Resolved, folder_of
-from ffncli.run.engine.execute import run
+from ffncli.run.engine.changes import Change, WeightChange, changed
+from ffncli.run.engine.execute import EVAL, execute, run
 from ffncli.run.engine.locate import LiveFFN, live_ffn, live_weights
 from ffncli.run.engine.prepare import device_of, dtype_of
+from ffncli.run.measure.statistics import unravel
 from ffncli.run.pretrained.capture import ForwardInput, first_tensor, forward_arguments
 from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
 from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.pretrained.tokens import token_text, tokenizer_of, tokens_of
-from ffncli.run.what_if.changes import Change, WeightChange, changed
 
 
 @dataclass(frozen=True)
@@ -174,4 +175,46 @@ def _compared(old: Tensor, new: Tensor, position: int, top: int, tokenizer: Any)
     return PredictionChange(
         position, float((new - old).abs().max()), max(0.0, divergence), bool(old.argmax() != new.argmax()),
         tuple(tokens),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StepChange:
+    """A step with and without the change: `changed` of its `values` differ, most at `at`, where `old` becomes `new`.
+
+    `difference` = new - old; `relative` is ‖new − old‖ / ‖old‖, None where the old values are all 0.
+    """
+
+    name: str
+    values: int
+    changed: int
+    at: tuple[int, ...] | None
+    old: float | None
+    new: float | None
+    difference: float
+    relative: float | None
+
+
+def step_changes(
+    steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], changes: Sequence[Change]
+) -> tuple[StepChange, ...]:
+    """The steps of a block in order, outside its experts, each next to itself after the changes."""
+    new_steps, new_weights = changed(steps, weights, changes)
+    with torch.no_grad():
+        old = (event for event in execute(steps, weights, inputs, EVAL) if event.expert is None)
+        new = (event for event in execute(new_steps, new_weights, inputs, EVAL) if event.expert is None)
+        return tuple(_step_change(a.name, a.tensor, b.tensor) for a, b in zip(old, new, strict=True))
+
+
+def _step_change(name: str, old: Tensor, new: Tensor) -> StepChange:
+    differ = ~((old == new) | (old.isnan() & new.isnan()))
+    count = int(differ.sum())
+    if not count:
+        return StepChange(name, old.numel(), 0, None, None, None, 0.0, 0.0)
+    gap = (new.double() - old.double()).masked_fill(~differ, 0.0)
+    at = unravel(int(gap.abs().nan_to_num(torch.inf, torch.inf).argmax()), old.shape)
+    size = float(old.double().norm())
+    return StepChange(
+        name, old.numel(), count, at, float(old[at]), float(new[at]), float(gap[at]),
+        float(gap.norm()) / size if size else None,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from torch.nn import functional
 
 import ffncli
 from ffncli.errors import FFNError
-from tests.oracles.prompted import PROMPT, ids, made
+from ffncli.run.pretrained.what_if import PredictionChange
+from tests.oracles.prompted import DENSE, PROMPT, SINGLE, ids, in_double, made
 
 
 def by_name(session: Any) -> dict[str, Any]:
@@ -129,13 +131,22 @@ def test_experts_have_their_own_weights() -> None:
 # --- the whole model --------------------------------------------------------------------------------------------------
 
 
-def in_double(name: str) -> Any:
+def as_loaded(name: str) -> Any:
     """The model in float64 as transformers loads it."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(made(name).path, dtype=torch.float64).eval()
     model.set_experts_implementation("eager")
     return model
+
+
+def assert_from_old_to_new(change: PredictionChange, old: Tensor, new: Tensor, within: float) -> None:
+    """Logits are equal bit by bit, the divergence as far as their dtype allows."""
+    assert {t.id: t.old_logit for t in change.tokens} == dict(enumerate(old.tolist()))
+    assert {t.id: t.new_logit for t in change.tokens} == dict(enumerate(new.tolist()))
+    assert change.logit_change == float((new - old).abs().max()) > 0
+    expected = functional.kl_div(new.log_softmax(-1), old.log_softmax(-1), log_target=True, reduction="sum")
+    assert change.divergence == pytest.approx(float(expected), abs=within)
 
 
 def zeroed_unit(model: Any) -> None:
@@ -162,27 +173,22 @@ def zeroed_conv(model: Any) -> None:
 )  # fmt: skip
 def test_the_prediction_is_that_of_the_model_with_zeros(name: str, part: str, by_hand: Callable[[Any], None]) -> None:
     """Bitwise in float64: the same module with the same numbers."""
-    model = in_double(name)
+    model = as_loaded(name)
     session = ffncli.trace(made(name).path, prompt=PROMPT, layer=1, dtype="fp64", ablate=part, top_tokens=60)
     with torch.no_grad():
         old = model(ids()).logits[0, -1]
         by_hand(model)
         new = model(ids()).logits[0, -1]
-    change = session.prediction
-    assert change is not None
-    assert {t.id: t.old_logit for t in change.tokens} == dict(enumerate(old.tolist()))
-    assert {t.id: t.new_logit for t in change.tokens} == dict(enumerate(new.tolist()))
-    assert change.logit_change == float((new - old).abs().max())
-    expected = functional.kl_div(new.log_softmax(-1), old.log_softmax(-1), log_target=True, reduction="sum")
-    assert change.divergence == pytest.approx(float(expected), abs=1e-12)
-    assert change.position == 3
-    assert change.argmax_changed == bool(old.argmax() != new.argmax())
+    assert session.prediction is not None
+    assert_from_old_to_new(session.prediction, old, new, 1e-12)
+    assert session.prediction.position == 3
+    assert session.prediction.argmax_changed == bool(old.argmax() != new.argmax())
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_the_prediction_without_a_gate(name: str) -> None:
     """transformers' activation, made to give 1."""
-    model = in_double(name)
+    model = as_loaded(name)
     session = ffncli.trace(made(name).path, prompt=PROMPT, layer=0, dtype="fp64", ablate="gate", top_tokens=60)
 
     class One(nn.Module):
@@ -203,3 +209,51 @@ def test_the_model_is_not_needed_without_a_prompt() -> None:
     session = ffncli.trace(made("llama").path, layer=1, ablate="unit:3")
     assert session.prediction is None
     assert by_name(session)["down"].changed
+
+
+UNITS = range(4, 12)  # several, since a relu may be 0 for one
+_CLASSES = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM")
+
+
+def with_head(name: str) -> Any:
+    """The model with its head as transformers loads it, in float64 where its code allows that."""
+    import transformers
+
+    path, model = in_double(name)
+    kind = next(kind for kind in _CLASSES if type(model.config) in getattr(transformers, kind)._model_mapping)
+    if type(model) is getattr(transformers, kind)._model_mapping[type(model.config)]:
+        return deepcopy(model)  # it has the head and the dtype already: units are set to 0 in the copy
+    dtype = torch.float32 if name in SINGLE else torch.float64
+    return getattr(transformers, kind).from_pretrained(path, dtype=dtype).eval()
+
+
+def zeroed(model: Any, name: str, layer: int) -> None:
+    """The units write nothing: by hand, in the module that they enter."""
+    at = DENSE[name][0].format(i=layer)
+    down = dict(model.named_modules()).get(at) or model.base_model.get_submodule(at)
+    columns = down.weight if type(down).__name__ == "Conv1D" else down.weight.T  # [d_ff, d_model]
+    columns[UNITS.start : UNITS.stop] = 0
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_ablated_units_in_30_families(name: str) -> None:
+    """The prediction is bitwise that of transformers' model with columns of zeros."""
+    model, layer = with_head(name), 0 if name.startswith("t5") else 1
+    dtype = "fp32" if name in SINGLE else "fp64"
+    where = f"encoder.{layer}" if name.startswith("t5") else layer
+    units = [f"unit:{unit}" for unit in UNITS]
+    change = ffncli.trace(
+        in_double(name)[0],
+        prompt=PROMPT,
+        layer=where,
+        dtype=dtype,
+        ablate=units,
+        top_tokens=1000,
+    ).prediction
+    given = {"input_ids": ids()} | ({"decoder_input_ids": torch.tensor([[0]])} if name.startswith("t5") else {})
+    with torch.no_grad():
+        old = model(**given).logits[0, -1]
+        zeroed(model, name, layer)
+        new = model(**given).logits[0, -1]
+    assert change is not None
+    assert_from_old_to_new(change, old.double(), new.double(), 1e-9)

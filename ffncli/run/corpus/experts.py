@@ -17,19 +17,18 @@ from ffncli.block.steps import ffn_steps
 from ffncli.errors import FFNError, option, spelled
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.corpus.listen import Receiver, Tokenized, batch_of, tokenized
-from ffncli.run.corpus.question import ReadingModel, ReadingQuestion
+from ffncli.run.corpus.question import ExpertsQuestion, ReadingModel, ReadingQuestion
 from ffncli.run.corpus.run import CorpusReader
 from ffncli.run.corpus.sums import Progress
 from ffncli.run.corpus.texts import opened
+from ffncli.run.engine.changes import changes_of
 from ffncli.run.engine.locate import live_ffn
 from ffncli.run.engine.prepare import device_of, dtype_of
 from ffncli.run.engine.trace import Trace, input_record
-from ffncli.run.experts.question import ExpertsQuestion
 from ffncli.run.pretrained.capture import batch_arguments, model_files
 from ffncli.run.pretrained.loading import Pretrained, demanding, load, loading_notes, offline
+from ffncli.run.pretrained.what_if import changed_model
 from ffncli.run.saved.saved import save
-from ffncli.run.what_if.changes import changes_of
-from ffncli.run.what_if.prediction import changed_model
 from ffncli.show.text import plural
 from ffncli.system.packages import package_errors
 

@@ -1,1 +1,0 @@
-"""A block with a change: a weight of another value, or without a unit, an expert or its gate."""
