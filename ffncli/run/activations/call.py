@@ -21,7 +21,7 @@ _NEEDED = {"activation": "its activation", "top_k": "how many experts a token go
 
 
 def activations_of(question: DataQuestion, others: Sequence[str] = (), dtype: str | None = None) -> ActivationData:
-    """The inputs of the activations of a model's layer (`all`: of every layer), and the outputs of `others` for them.
+    """Collect the inputs of the activations of a model's layer (`all`: of every layer), and the outputs of `others`.
 
     `others` are canonical names. A source that lacks something required to run it is refused before torch is loaded.
     """
@@ -44,7 +44,7 @@ def activations_of(question: DataQuestion, others: Sequence[str] = (), dtype: st
 
 
 def _model(source: str, seed: int) -> Resolved:
-    """The model of a source that describes itself fully. Raises FFNError if an option would be needed."""
+    """Load a source that describes itself fully; refuse one that would need an option."""
     try:
         resolved = load(source, None, seed)
     except FFNError as error:

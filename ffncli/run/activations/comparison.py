@@ -52,7 +52,8 @@ class Comparison:
 
 
 def compared(question: FunctionsQuestion, device: str = "cpu") -> Comparison:
-    """Everything that the question asks of its functions and units; torch computes rounding errors, on `device`."""
+    """Compute everything that the question asks of its functions and units; torch computes rounding errors, on
+    `device`."""
     functions, units = question.chosen_names()
     std, unit, reference = question.std, question.unit, question.reference()
     claims = [claim(pair) for pair in question.expect]
@@ -91,7 +92,7 @@ def compared(question: FunctionsQuestion, device: str = "cpu") -> Comparison:
 
 
 def _rounding(question: FunctionsQuestion, names: Sequence[str], device: str) -> tuple[RoundingError, ...]:
-    """Torch's rounding errors in the formats; none unless they are requested."""
+    """Compute torch's rounding errors in the formats; none unless they are requested."""
     if not question.rounding:
         return ()
     set_threads()

@@ -62,10 +62,10 @@ def activations_on_data(
     input: InputSource | None = None, leading: tuple[int, ...] | None = None, dtype: str | None = None,
     device: str = "cpu", seed: int | None = None,
 ) -> ActivationData:  # fmt: skip
-    """The inputs of the activations of a layer (`all`: of every layer) and the outputs of `others` for them.
+    """Collect the inputs of the activations of a layer (`all`: of every layer) and the outputs of `others` for them.
 
-    With a prompt the model runs once, and each layer is processed as soon as it has run; else every layer gets the
-    same input, as `prepare` takes it. `others` are canonical names.
+    With a prompt the model runs once, and each layer is processed as soon as it has run; without one every layer gets
+    the same input, as `prepare` takes it. `others` are canonical names.
     """
     layers = layers_of(resolved) if layer == "all" else [resolved.model.layer(layer)]
     if prompt is None:
@@ -93,7 +93,7 @@ def activations_on_data(
 
 
 def _ffn_input(ready: Prepared) -> Tensor:
-    """The FFN's input: the block's input, or the output of the steps before the FFN."""
+    """Return the FFN's input: the block's input, or the output of the steps before the FFN."""
     start, _ = ffn_span(ready.steps)
     if start in ready.inputs:
         return ready.inputs[start]
@@ -104,9 +104,9 @@ def _ffn_input(ready: Prepared) -> Tensor:
 
 
 def look(ready: Prepared, enters: Tensor, others: Sequence[str]) -> LayerData:
-    """Run one layer's FFN on `enters` [..., d_model], some tokens at a time, with its own activation and with `others`.
+    """Run one layer's FFN on `enters` [..., d_model] a few tokens at a time, with its own activation and with `others`.
 
-    No tensor as wide as d_ff is kept. Raises FFNError if no token reaches an activation.
+    No tensor as wide as d_ff is kept. A layer that no token reaches is refused.
     """
     steps, layer, flat = ffn_steps(ready.steps), ready.layer, enters.reshape(-1, enters.shape[-1])
     start, _ = ffn_span(steps)
@@ -128,7 +128,7 @@ def look(ready: Prepared, enters: Tensor, others: Sequence[str]) -> LayerData:
 
 
 def _chunks(flat: Tensor, steps: Sequence[Step]) -> Iterator[Tensor]:
-    """Some tokens at a time, by the width of d_ff."""
+    """Yield a few tokens at a time, fewer the wider d_ff is."""
     widest = max(axis.size for axes in parameters(steps).values() for axis in axes if axis.name == "d_ff")
     size = max(1, _CHUNK // widest)
     for at in range(0, flat.shape[0], size):
@@ -136,7 +136,7 @@ def _chunks(flat: Tensor, steps: Sequence[Step]) -> Iterator[Tensor]:
 
 
 def _most(steps: Sequence[Step], tokens: int) -> Mapping[str, int]:
-    """The most rows that an activation can receive: a token may go to several experts."""
+    """Return the most rows that an activation can receive: a token may go to several experts."""
     most = {"": tokens}
     for step in steps:
         if isinstance(step.op, Experts):
@@ -154,7 +154,7 @@ Watch = Callable[[str, Step, int | None, Tensor, Sequence[Tensor]], None]
 
 
 def is_act(step: Step) -> bool:
-    """Whether a step is the block's own activation, not a clip of up or a score of the router or the mix."""
+    """Return whether a step is the block's own activation, not a clip of up, a router's score or the mix."""
     return isinstance(step.op, Activation) and step.output.rpartition(".")[2] == "act"
 
 
@@ -162,7 +162,7 @@ def run_variants(
     steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], names: Sequence[str],
     watch: Watch, place: tuple[str, int | None] = ("", None),
 ) -> list[Tensor]:  # fmt: skip
-    """The last step's output with each activation of `names` in place of the block's own, in eval mode.
+    """Return the last step's output with each activation of `names` in place of the block's own, in eval mode.
 
     `inputs` are flat, [tokens, d_model]. The block's own activation keeps its learned parameters, others have their
     initial values. `watch` is called for every activation as it runs; `place` is the prefix of its name, and its
@@ -192,7 +192,7 @@ def run_variants(
 
 
 def _instead(op: Activation, name: str, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The output for x of the activation of that name in place of `op`, with its limits and its plus.
+    """Return the output for x of the activation of that name in place of `op`, with its limits and its plus.
 
     A soft cap is left out with a function that has no linear factor.
     """
@@ -294,7 +294,7 @@ class _Differences:
 
     @property
     def relative(self) -> float | None:
-        """‖y - y₀‖ / ‖y₀‖; None if y₀ is 0 throughout and y is not, or if nothing was finite."""
+        """Return ‖y - y₀‖ / ‖y₀‖; None if y₀ is 0 throughout and y is not, or if nothing was finite."""
         if not self.reference:
             return None if self.apart or not self.any else 0.0
         ratio = sqrt(self.apart) / sqrt(self.reference)
@@ -325,7 +325,6 @@ class _OutputStatistics:
             self.at = z.flatten()[int((apart.abs() == self.largest).nonzero()[0])].item()
 
     def made(self, name: str, bound: float, change: float | None) -> ActivationOutput:
-        """The record."""
         t = self.moments
         dead, near = (sum(int((loud <= b).sum()) for loud in self.loudest.values()) for b in (0.0, bound))
         mean, variance = (t.mean, t.variance) if t.finite else (None, None)
@@ -384,7 +383,7 @@ class SwapStatistics:
             self.changes[name].add(out.double(), reference)
 
     def inputs(self) -> tuple[ActivationInput, ...]:
-        """The record of every place."""
+        """Return the record of every place."""
         records = []
         for place in self.places.values():
             bound = near_zero(place.dtype)

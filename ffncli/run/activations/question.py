@@ -33,10 +33,10 @@ Points: TypeAlias = str | float | Sequence[float]
 
 
 def points(value: Any) -> tuple[float, ...]:
-    """The numbers of a comma-separated list, of a range A:B:STEP with both ends, or of several of these, in order.
+    """Read numbers from a comma-separated list, a range A:B:STEP with both ends, or several of these, in order.
 
-    A range is counted in decimal, so that steps of 0.1 hit 0.3. Raises FFNError for anything but finite numbers, for an
-    empty range or one without a step, and for more than MOST points.
+    A range is counted in decimal, so that steps of 0.1 hit 0.3. Refused: a number that is not finite, an empty range or
+    one without a step, and more than MOST points.
     """
     out: list[float] = []
     members = value if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
@@ -64,7 +64,7 @@ def _range(text: str, most: int) -> list[float]:
 
 
 def _number(text: str) -> Fraction:
-    """A number of at most FARTHEST, exactly as written."""
+    """Read a number of at most FARTHEST, exactly as written."""
     try:
         value = float(text)
     except ValueError:
@@ -192,7 +192,8 @@ class FunctionsQuestion(Options):
     ] = False
 
     def chosen_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Canonical names of functions, and of gated units: the named ones, all functions, or those in use."""
+        """Return the canonical names of functions and of gated units: the named ones, all functions, or those in
+        use."""
         return (tuple(TABLE), ()) if self.everything else split(self.names or IN_USE)
 
     @property
@@ -201,12 +202,12 @@ class FunctionsQuestion(Options):
         return gated_name(self.against or "")
 
     def reference(self) -> str | None:
-        """The canonical name of the reference if it is a function."""
+        """Return the canonical name of the reference if it is a function."""
         function = None if self.against is None else resolve(self.against, option("against"))[0]
         return None if self.unit else function
 
     def formats(self) -> tuple[NumberFormat, ...]:
-        """The formats to round to."""
+        """Return the formats to round to."""
         return formats(DEFAULT_FORMATS if self.dtype is None else str(self.dtype))
 
 
@@ -264,7 +265,7 @@ CONFLICTS = (
 
 
 def require_same_kind(question: FunctionsQuestion, with_source: bool) -> None:
-    """Refuse what is requested of functions for gated units, and the other way round.
+    """Refuse options for functions on gated units, and the other way round.
 
     With a source the dtype is that of the model's run.
     """

@@ -52,7 +52,7 @@ class RoundingError:
 def rounding_errors(
     names: Sequence[str], formats: Sequence[str], std: float = 1.0, device: str = "cpu"
 ) -> list[RoundingError]:
-    """One record for each activation (canonical name), way and dtype (fp16, bf16, fp32), in this order.
+    """Return a record for each activation (canonical name), way and dtype (fp16, bf16, fp32), in this order.
 
     Each is computed for all numbers in one tensor; for a handful of them torch may round differently.
     """
@@ -66,7 +66,7 @@ def _ways(name: str) -> tuple[str, ...]:
 
 @cache
 def numbers(dtype: str) -> Tensor:
-    """Every finite number of a 16-bit dtype, in order; for fp32, one in _STRIDE."""
+    """Return every finite number of a 16-bit dtype, in order; for fp32, one in _STRIDE."""
     form = _torch(dtype)
     if form == torch.float32:
         above = torch.arange(0, 0x7F800000, _STRIDE, dtype=torch.int32).view(form)
@@ -91,7 +91,8 @@ def _measured(name: str, dtype: str, way: str, std: float, device: str) -> Round
 
 
 def _judged(name: str, dtype: str, way: str, std: float, x: Tensor, computed: Tensor, exact: Tensor) -> RoundingError:
-    """The `computed` value at each x against the `exact` one; an infinity from correct rounding is not an error."""
+    """Compare the `computed` value at each x with the `exact` one; an infinity from correct rounding is not an
+    error."""
     largest = torch.finfo(_torch(dtype)).max
     overflow = exact.abs() >= largest + 0.5 * ulp(largest, _torch(dtype))
     right = overflow & computed.isinf() & (computed.sign() == exact.sign())
@@ -112,13 +113,14 @@ def _judged(name: str, dtype: str, way: str, std: float, x: Tensor, computed: Te
 
 
 def _first(sizes: Tensor, x: Tensor) -> int:
-    """The index of the largest size; if several, the one with x nearest to 0."""
+    """Return the index of the largest size; if several, the one with x nearest to 0."""
     among = (sizes == sizes.max()).nonzero().flatten()
     return int(among[x[among].abs().argmin()])
 
 
 def _mass(x: Tensor, std: float) -> Tensor:
-    """For each of `x`, which is in order and symmetric, the probability that it is the one nearest to N(0, std²)."""
+    """Return for each of `x` (in order, symmetric) the probability that it is the one nearest to a draw of N(0,
+    std²)."""
     beyond = torch.special.ndtr(-(x[1:] + x[:-1])[len(x) // 2 :] / (2.0 * std))
     beyond = torch.cat([beyond, beyond.new_zeros(1)])
     cells = beyond[:-1] - beyond[1:]

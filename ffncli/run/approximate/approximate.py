@@ -27,10 +27,10 @@ _OVERFITS = 1.1  # times the least held-out error
 
 @dataclass(frozen=True)
 class FitRow:
-    """The figures of one block, over its seeds. `None` where every seed diverged.
+    """The figures of one block, over its seeds. `None` if every seed diverged.
 
-    `activation` names the unit (`swiglu` if it is gated by `function` silu). `rmse`, `median_rmse` and `max_error`
-    (at the input `worst`) are errors against the target itself, at points other than the samples; `train_rmse` is the
+    `activation` names the unit (`swiglu` if it is gated by `function` silu). `rmse`, `median_rmse` and `max_error` (at
+    the input `worst`) are errors against the target itself, at points other than the samples; `train_rmse` is the
     median over the samples, their noise included, `held_out_rmse` with noise is `median_rmse` again. `floor` is the
     rmse of the best straight line. Errors of a block are of its best seed unless they are medians.
     """
@@ -98,7 +98,8 @@ class _TrainingData:
 
 
 def fits(question: FitQuestion, cases: Iterable[FitCase], tick: Advance = lambda steps: None) -> Iterator[Fit]:
-    """A Fit for each case in order, as soon as it is done; `tick` is called with the number of training steps done.
+    """Yield a Fit for each case in order, as soon as it is done; `tick` is called with the number of training steps
+    done.
 
     Uses one thread, so that the figures depend only on the question's seeds, target, width and samples.
     """
@@ -161,7 +162,7 @@ def _judged(
     data: _TrainingData,
     seed_fits: Sequence[tuple[float, int, Tensor, float, Weights]],
 ) -> Fit:
-    """The row of one block: its best seed, and medians over all that did not diverge."""
+    """Return the row of one block: its best seed, and medians over all that did not diverge."""
     spec, name = case.spec, case.target.name
     columns = (name, case.name, spec.activation, bool(spec.gated), spec.d_ff, case.d_ff_plain, case.params)
     diverged = question.seeds - len(seed_fits)
@@ -199,7 +200,7 @@ def _data(question: FitQuestion, target: Target) -> _TrainingData:
 
 
 def _samples(question: FitQuestion, target: Target, domain: Domain, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """The training samples of one seed: x [samples, inputs] and y [samples, 1]."""
+    """Return the training samples of one seed: x [samples, inputs] and y [samples, 1]."""
     low, high = domain
     if not question.noise:
         x = low + (high - low) * _evenly(count, target.inputs)
@@ -225,7 +226,7 @@ def _evenly(count: int, inputs: int) -> Tensor:
 
 
 def _grid(domain: Domain, inputs: int) -> Tensor:
-    """The middles of equal cells of the domain, [points, inputs]."""
+    """Return the middles of equal cells of the domain, [points, inputs]."""
     low, high = domain
     count = EVALUATED[inputs]
     line = low + (high - low) * (torch.arange(count, dtype=torch.float64) + 0.5) / count
@@ -238,7 +239,7 @@ def _values(target: Target, x: Tensor) -> Tensor:
 
 
 def _floor(x: Tensor, y: Tensor) -> float:
-    """The rmse of the best straight line: slope cov(x, y) / var(x) along each input, on a grid the best fit."""
+    """Return the rmse of the best straight line: slope cov(x, y) / var(x) along each input, on a grid the best fit."""
     off, rise = x - x.mean(0), y - y.mean()
     slope = (off * rise).sum(0) / off.square().sum(0)
     return _rms(rise - off @ slope.unsqueeze(1))
@@ -249,7 +250,7 @@ def _rms(error: Tensor) -> float:
 
 
 def _mixed(seed: int, width: int) -> int:
-    """A generator's seed for this seed and width: no two pairs share it."""
+    """Return a generator's seed for this seed and width: no two pairs share it."""
     return seed * (1 << 13) + width
 
 
@@ -300,7 +301,7 @@ def drawn(steps: Sequence[Step], seed: int) -> Weights:
 def train(
     steps: Sequence[Step], start: Sequence[Weights], x: Tensor, y: Tensor, count: int, tick: Advance
 ) -> list[Weights]:
-    """Each seed's weights after `count` steps of Adam on its own samples; the seeds are independent.
+    """Return each seed's weights after `count` steps of Adam on its own samples; the seeds are independent.
 
     x [seeds, samples, inputs] has about unit variance, y [seeds, samples, 1]. In float32: its rounding
     error is far below the training error. Where it overflows, that seed's weights end as NaN or Inf.
@@ -329,7 +330,8 @@ def train(
 
 
 def _rate(at: int, count: int) -> float:
-    """The learning rate as a share of its largest: it rises over a twentieth of the steps, then falls as a cosine."""
+    """Return the learning rate as a share of its largest: it rises over a twentieth of the steps, then falls as a
+    cosine."""
     rise = max(1, count // 20)
     if at < rise:
         return (at + 1) / rise
@@ -337,7 +339,7 @@ def _rate(at: int, count: int) -> float:
 
 
 def unscaled(steps: Sequence[Step], weights: Weights, middle: float, scale: float) -> Weights:
-    """The weights of the block that reads x, from those of the block that reads (x - middle) / scale."""
+    """Return the weights of the block that reads x, from those of the block that reads (x - middle) / scale."""
     out = dict(weights)
     for step in steps:
         if isinstance(step.op, Linear) and step.inputs == ("x",):
@@ -348,7 +350,7 @@ def unscaled(steps: Sequence[Step], weights: Weights, middle: float, scale: floa
 
 
 def refitted(steps: Sequence[Step], weights: Weights, x: Tensor, y: Tensor) -> Weights:
-    """The weights, the last step's by least squares on x [samples, inputs] and y [samples, 1]."""
+    """Return the weights, the last step's by least squares on x [samples, inputs] and y [samples, 1]."""
     last = steps[-1]
     tensors = {event.name: event.tensor for event in execute(steps[:-1], _weights_of(steps[:-1], weights), {"x": x})}
     hidden = tensors[last.inputs[0]]
@@ -364,12 +366,12 @@ def _weights_of(steps: Sequence[Step], weights: Weights) -> Weights:
 
 
 def finite(weights: Mapping[str, Tensor]) -> bool:
-    """Whether no weight is NaN or Inf."""
+    """Return whether no weight is NaN or Inf."""
     return all(bool(tensor.isfinite().all()) for tensor in weights.values())
 
 
 def _together(steps: Sequence[Step], weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The block on [seeds, samples, inputs], every weight with a leading axis of seeds.
+    """Return the block on [seeds, samples, inputs], every weight with a leading axis of seeds.
 
     `execute` has no such axis, and under vmap it takes twice as long, which dominates in blocks this small.
     The trained block is measured through `execute`.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @package_errors()
 def fitted(question: FitQuestion) -> tuple[Fit, ...]:
-    """Every block of the question, trained."""
+    """Return every block of the question, trained."""
     planned = cases(question)
     set_threads()
     from ffncli.run.approximate.approximate import fits

@@ -54,7 +54,7 @@ TARGETS: dict[str, Target] = {target.name: target for target in _TARGETS}
 
 
 def find(name: str) -> Target:
-    """The target of that name; an unknown one is refused with the nearest names."""
+    """Return the target of that name; an unknown one is refused with the nearest names."""
     key = name.strip().lower()
     if key not in TARGETS:
         raise FFNError(
@@ -205,11 +205,11 @@ class FitQuestion(Options):
             raise FFNError(f"{option('samples')} must be at least 2", "one point does not show the shape of a function")
 
     def samples_of(self, target: Target) -> int:
-        """How many samples a block is trained on."""
+        """Return how many samples a block is trained on."""
         return self.samples or (NOISY_SAMPLES if self.noise else SAMPLES[target.inputs])
 
     def domain_of(self, target: Target) -> Domain:
-        """The domain of its inputs."""
+        """Return the domain of its inputs."""
         assert not isinstance(self.domain, str)  # the record has made numbers of it
         return self.domain or target.domain
 
@@ -234,14 +234,14 @@ class FitCase:
 
 
 def one_value(spec: FFNSpec) -> tuple[Step, ...]:
-    """The steps of a block whose down projection leads to one value instead of d_model."""
+    """Return the steps of a block whose down projection leads to one value instead of d_model."""
     *body, last = steps(spec)
     assert isinstance(last.op, Linear)
     return (*body, replace(last, op=replace(last.op, out=Axis("one", 1))))
 
 
 def cases(question: FitQuestion) -> tuple[FitCase, ...]:
-    """All blocks to train, by target, activation, width; too many are refused."""
+    """Return all blocks to train, by target, activation, width; too many are refused."""
     targets = [find(name) for name in dict.fromkeys(listed(question.targets))]
     names = [activations.gated_name(name) or activations.resolve(name)[0] for name in listed(question.activations)]
     names, widths = list(dict.fromkeys(names)), question.widths
@@ -294,7 +294,7 @@ def _params(spec: FFNSpec) -> int:
 
 
 def _gated(plain: FFNSpec) -> FFNSpec:
-    """The gated block whose parameters are nearest to the plain one's; the narrower where two are as near.
+    """Return the gated block whose parameters are nearest to the plain one's; the narrower where two are as near.
 
     Shazeer's 2/3 (`models/counting/iso_params.py`) leaves out biases, which are a third of the parameters in blocks
     with one input.

@@ -24,10 +24,7 @@ def corpus_for(
     advance: Callable[[int], Any] = lambda size: None,
 ) -> CorpusSurvey:
     """Check a question about a corpus, then run it. `note` gets every remark at once, `advance` the bytes of the corpus
-    that have been read since its last call.
-
-    Raises FFNError for what cannot be, and (exit 3) without torch.
-    """
+    that have been read since its last call."""
     if torchrun() is not None:
         raise FFNError(f"{option('prompts')} runs in one process", "start it without torchrun")
     with sleep_while_waiting():
@@ -52,11 +49,7 @@ def experts_for(
     note: Callable[[str], None] = lambda text: None,
     advance: Callable[[int], Any] = lambda size: None,
 ) -> ExpertsSurvey:
-    """Check a question about experts, then run it. `note` gets every remark at once, `advance` the bytes of the corpus
-    that have been read since its last call.
-
-    Raises FFNError for what cannot be, and (exit 3) without torch.
-    """
+    """Check a question about experts, then run it, as `corpus_for` does."""
     with sleep_while_waiting():
         reading = mixture(question)
     set_threads(question.threads)

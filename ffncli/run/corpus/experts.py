@@ -40,12 +40,11 @@ if TYPE_CHECKING:
 class ExpertFigures:
     """One expert of a layer over the corpus.
 
-    It was chosen for `tokens` tokens, which is `share` of all choices and `times_even` as many as with an even spread.
-    `mean_weight` is its router's weight where it was chosen. Without it, the FFN's output for these tokens would change
-    by `output_change` of its norm in the mean. `divergence` is the mean Kullback-Leibler divergence of the next token's
-    distribution without the expert from that with it, in nats, over the texts that were read again, and
-    `argmax_changed` the share of their tokens for which another token becomes the likeliest; None where it was not
-    measured.
+    It was chosen for `tokens` tokens: `share` of all choices, `times_even` as many as with an even spread.
+    `mean_weight` is its router weight when chosen. Removing it would change the FFN's output for these tokens by
+    `output_change` of the output's norm, on average. `divergence` is the mean Kullback-Leibler divergence, in nats, of
+    the next-token distribution without the expert from that with it, over the texts that were read again;
+    `argmax_changed` is the share of their tokens whose likeliest next token changes; None if not measured.
     """
 
     stack: str
@@ -72,7 +71,7 @@ class ExpertPair:
 
 @dataclass(frozen=True)
 class Coverage:
-    """After `tokens` tokens so many `experts` had been chosen at least once."""
+    """The number of distinct `experts` that the first `tokens` tokens have chosen."""
 
     tokens: int
     experts: int
@@ -80,11 +79,11 @@ class Coverage:
 
 @dataclass(frozen=True)
 class LayerExperts:
-    """The experts of one layer: the load of all (as `routing` of a trace has it), each one, the pairs most often chosen
+    """The experts of one layer: the load of all (as in a trace's `routing`), each one, the pairs most often chosen
     together, and how soon an expert is used again.
 
-    `hit_rates[n - 1]` is the share of choices that a cache of n experts would serve, if it drops the expert chosen
-    longest ago; the first choice of an expert never hits.
+    `hit_rates[n - 1]` is the share of choices that a cache of n experts serves, if it evicts the expert chosen longest
+    ago; the first choice of an expert never hits.
     """
 
     stack: str
@@ -108,7 +107,7 @@ class LayerExperts:
 class ExpertsSurvey:
     """The experts of every layer of a mixture over a corpus: `layers`; `frame()` has a row for each expert.
 
-    `texts` and `tokens` were read; `ablated_texts` of them also without each expert, `ablated_tokens` in all.
+    `texts` and `tokens` were read; `ablated_texts` were also read without each expert, `ablated_tokens` in all.
     """
 
     model: Resolved
@@ -124,10 +123,7 @@ class ExpertsSurvey:
 
     @package_errors()
     def frame(self) -> DataFrame:
-        """A row for each expert of each layer, as a pandas DataFrame with the fields of `ExpertFigures`.
-
-        Raises FFNError (exit 3) without pandas.
-        """
+        """Return a row for each expert of each layer, as a pandas DataFrame with the fields of `ExpertFigures`."""
         import pandas
 
         return pandas.DataFrame([asdict(expert) for layer in self.layers for expert in layer.experts])
@@ -139,7 +135,7 @@ _MOST_PAIRS = 10
 @dataclass(frozen=True)
 class ExpertWorth:
     """Over the tokens of the texts: the mean divergence of the prediction without the expert, in nats, and the share of
-    tokens for which another token becomes the likeliest."""
+    tokens whose likeliest next token changes."""
 
     divergence: float
     argmax_changed: float
@@ -151,11 +147,8 @@ Worths = Mapping[tuple[Layer, int], ExpertWorth]
 def experts_of(
     question: ExpertsQuestion, reading: ReadingModel, note: Callable[[str], None], advance: Callable[[int], Any]
 ) -> ExpertsSurvey:
-    """What a question about experts asks. `note` gets every remark at once, `advance` the bytes of the corpus that have
-    been read since its last call.
-
-    Raises FFNError for everything that keeps the model from running, and for a corpus without a text.
-    """
+    """Answer a question about experts. `note` gets every remark at once, `advance` the bytes of the corpus that have
+    been read since its last call."""
     model, layers, notes = reading.model, reading.layers, list[str]()
 
     def remark(text: str) -> None:
@@ -189,8 +182,10 @@ def _ablated(
     question: ExpertsQuestion, reader: CorpusReader, sums: Mapping[Layer, RouteSums], transformers: Any,
     remark: Callable[[str], None],
 ) -> tuple[list[Tokenized], Worths]:  # fmt: skip
-    """(the first texts, what each expert that was chosen is worth on them); nothing if none were requested, or the
-    model has no head."""
+    """Return (the first texts, the effect on their predictions of each expert that was chosen).
+
+    Both are empty if no texts were requested, or the model has no head.
+    """
     first = [*islice(reader.corpus, question.ablate_texts)]
     if not first:
         return [], {}
@@ -242,7 +237,7 @@ def _expert(layer: Layer, sums: RouteSums, expert: int, choices: int, worths: Wo
 
 
 def _pairs(sums: RouteSums) -> tuple[ExpertPair, ...]:
-    """The pairs that are chosen together most often."""
+    """Return the pairs that are chosen together most often."""
     upper = torch.triu(sums.pairs, 1).flatten()
     counts, order = upper.topk(min(_MOST_PAIRS, upper.numel()))
     out = []
@@ -258,12 +253,12 @@ MOST_ROUTES = 1 << 20  # tokens whose routes are kept for a file
 
 
 class RouteSums(Receiver):
-    """Receives a layer's routes. `distances[d]` counts the choices of an expert since whose last choice d others were
-    chosen; `first` counts those that were an expert's first. A token's experts are chosen one after the other, the
-    heaviest first; texts follow each other in the order of the corpus.
+    """Receives a layer's routes. `distances[d]` counts choices of an expert with d others chosen since its last choice;
+    `first` counts an expert's first choices. A token's experts count one after the other, the heaviest first; texts
+    follow each other in the order of the corpus.
 
-    `coverage` are pairs of a number of tokens, 1, 2, 4, ... and the last, and how many experts had been chosen by then.
-    `change` sums for each expert the norm of what it adds to a token's output over that of the output.
+    `coverage` pairs a number of tokens (1, 2, 4, ... and the last) with the number of experts chosen by then. `change`
+    sums for each expert the norm of what it adds to a token's output over the norm of that output.
     """
 
     def __init__(self, experts: int, keep: bool) -> None:
@@ -297,7 +292,7 @@ class RouteSums(Receiver):
             self._token(row[:count])
 
     def _token(self, experts: Tensor) -> None:
-        """One token's experts, the heaviest first."""
+        """Count one token's experts, the heaviest first."""
         last = self._last[experts]
         since = (self._last[None] > last[:, None]).sum(1)
         since += torch.tril(last[None] < last[:, None], -1).sum(1)  # those of this token that came before
@@ -312,28 +307,28 @@ class RouteSums(Receiver):
 
     @property
     def covered(self) -> int:
-        """How many experts have been chosen."""
+        """The number of experts that have been chosen."""
         return int((self._last >= 0).sum())
 
     def written(self, expert: int, tokens: Tensor, values: Tensor) -> None:
-        """What an expert adds, until the whole output is known."""
+        """Keep what an expert adds until the whole output is known."""
         self._norms.append((expert, tokens, torch.linalg.vector_norm(values.double(), dim=-1)))
 
     def left(self, output: Tensor) -> None:
-        """The output of the batch's tokens."""
+        """Add each expert's share of the output of the batch's tokens."""
         whole = torch.linalg.vector_norm(output.double(), dim=-1).clamp_min(1e-300)
         for expert, tokens, norm in self._norms:
             self.change[expert] += float((norm / whole[tokens]).sum())
         self._norms.clear()
 
     def hit_rates(self) -> list[float]:
-        """For caches of 1, 2, ... experts that drop the one chosen longest ago: the share of choices found there."""
+        """Return the share of choices found in caches of 1, 2, ... experts that evict the one chosen longest ago."""
         choices = int(self.chosen.sum())
         return [hits / choices for hits in self.distances.cumsum(0).tolist()] if choices else []
 
 
 def head_model(transformers: Any, question: ReadingQuestion, path: Any, config: Any) -> Pretrained:
-    """The whole model with its language-model head, its experts computed one by one. Raises FFNError without a head."""
+    """Load the whole model with its language-model head, its experts computed one by one; refuse one without a head."""
     dtype, device = dtype_of(question.dtype), device_of(question.device)
     return load(transformers, path, config, dtype, device, lambda module, lean: None, with_head=True)
 
@@ -342,7 +337,7 @@ def expert_worths(
     loaded: Pretrained, model: Resolved, device: str, texts: Sequence[Tokenized],
     used: Mapping[Layer, Sequence[int]],
 ) -> dict[tuple[Layer, int], ExpertWorth]:  # fmt: skip
-    """The worth of each used expert, on texts that run alone."""
+    """Measure the worth of each used expert, on texts that run alone."""
     out: dict[tuple[Layer, int], ExpertWorth] = {}
     before = [*_predictions(loaded, texts, device)]
     for layer, experts in used.items():
@@ -356,7 +351,7 @@ def expert_worths(
 
 
 def _predictions(loaded: Pretrained, texts: Sequence[Tokenized], device: str) -> Iterator[Tensor]:
-    """Log probabilities [tokens, vocabulary] of each text, in float64."""
+    """Yield the log probabilities [tokens, vocabulary] of each text, in float64."""
     for text in texts:
         batch = batch_of([text], 0, device)
         with torch.no_grad(), demanding(loaded):
@@ -376,7 +371,7 @@ def _worth(before: Sequence[Tensor], after: Iterator[Tensor]) -> ExpertWorth:
 
 
 def save_routes(path: Path, layer: Layer, routes: Tensor) -> str:
-    """Write a router's weights [tokens, experts]; returns a note. Raises FFNError (exit 3) if that fails."""
+    """Write a router's weights [tokens, experts]; return a note."""
     result = Trace("route", "route", (input_record("route", routes),), {"route": routes})
     about = {"name": f"routes of {layer.stack} layer {layer.index}", "stack": layer.stack, "layer": layer.index}
     save(path, ffn_steps(steps(layer.spec)), result, about, {})

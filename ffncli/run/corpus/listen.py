@@ -1,4 +1,4 @@
-"""Texts in batches through a model, and what is heard of each FFN while a batch runs."""
+"""Texts in batches through a model, with hooks on every FFN while a batch runs."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Batch:
     numbers: tuple[int, ...]
 
     def tokens_of(self, tensor: Tensor) -> Tensor:
-        """The rows [tokens, width] of a tensor [texts, length, width], whose length may be padded further, or of
-        [texts · length, width]. Raises FFNError if its rows are not those of the tokens."""
+        """Return the rows [tokens, width] of a tensor [texts, length, width], whose length may be padded further, or of
+        [texts · length, width]."""
         texts, length = self.ids.shape
         if tensor.dim() == 3 and tensor.shape[0] == texts and tensor.shape[1] >= length:
             tensor = tensor[:, :length]
@@ -75,7 +75,7 @@ class Batch:
 
 
 def batch_of(texts: Sequence[Tokenized], padding: int, device: str) -> Batch:
-    """These texts as one batch, padded with the token `padding`."""
+    """Make one batch of these texts, padded with the token `padding`."""
     lengths = tuple(len(text.ids) for text in texts)
     longest = max(lengths)
     ids = torch.tensor([[*text.ids, *[padding] * (longest - len(text.ids))] for text in texts], device=device)
@@ -89,8 +89,8 @@ def batch_of(texts: Sequence[Tokenized], padding: int, device: str) -> Batch:
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """At most so many `texts` and (padded) `tokens` in a batch, and `length` tokens of a text (None: any). Texts that
-    are `in_order` are not sorted."""
+    """The most `texts` and (padded) `tokens` of a batch, and the most tokens of a text, `length` (None: any). Texts
+    that are `in_order` are not sorted."""
 
     texts: int
     tokens: int
@@ -99,18 +99,14 @@ class BatchLimits:
 
 
 def windows(texts: Iterable[Text], tokenizer: Any, limits: BatchLimits) -> Iterator[tuple[list[Tokenized], Text]]:
-    """Some batches' texts at a time, in order, as token ids, with the last of them.
-
-    Raises FFNError for a text that the tokenizer cannot read.
-    """
+    """Yield the tokenized texts of a few batches at a time, in order, with the last text of each window."""
     waiting = iter(texts)
     while window := list(islice(waiting, _WINDOW * limits.texts)):
         yield tokenized(window, tokenizer, limits.length), window[-1]
 
 
 def tokenized(texts: Sequence[Text], tokenizer: Any, length: int | None) -> list[Tokenized]:
-    """The texts' token ids, with the special ones that the tokenizer puts around a text. One of more than `length` is
-    cut to it; one without tokens is left out."""
+    """Tokenize the texts, special tokens included; cut one that exceeds `length`, drop one without tokens."""
     try:
         every = tokenizer([text.text for text in texts])["input_ids"]
         long = [at for at, ids in enumerate(every) if length is not None and len(ids) > length]
@@ -129,7 +125,7 @@ def tokenized(texts: Sequence[Text], tokenizer: Any, length: int | None) -> list
 
 
 def batches(window: Sequence[Tokenized], limits: BatchLimits) -> Iterator[list[Tokenized]]:
-    """The texts of a window by length, the longest first, as many at a time as the limits allow."""
+    """Yield the texts of a window in batches, the longest first, as many at a time as the limits allow."""
     batch: list[Tokenized] = []
     for text in window if limits.in_order else sorted(window, key=lambda text: -len(text.ids)):
         longest = max(len(one.ids) for one in (*batch, text))
@@ -142,32 +138,31 @@ def batches(window: Sequence[Tokenized], limits: BatchLimits) -> Iterator[list[T
 
 
 class Receiver:
-    """Takes what a layer's FFN does with the tokens of a batch; the rows of a tensor are the tokens at `places`. Each
-    method is for those who need it."""
+    """Callbacks for one layer's FFN; override what you need. The rows of a tensor are the tokens at `places`."""
 
     def entering(self, x: Tensor, places: Tensor) -> None:
-        """What enters the FFN [tokens, d_model]."""
+        """Receive the FFN's input [tokens, d_model]."""
 
     def units(self, of: UnitGroup, values: Tensor, active: Tensor, places: Tensor) -> None:
-        """The hidden units [tokens, d_ff] that a down projection reads, and the output of their activation."""
+        """Receive the inputs [tokens, d_ff] of a down projection, and the output of their activation."""
 
     def route(self, weights: Tensor, places: Tensor) -> None:
-        """A router's weights [tokens, experts], zero for experts that are not chosen."""
+        """Receive a router's weights [tokens, experts], zero for experts that are not chosen."""
 
     def written(self, expert: int, tokens: Tensor, values: Tensor) -> None:
-        """What an expert adds to the output of these tokens (rows of the batch) [tokens, d_model]."""
+        """Receive what an expert adds to the output of these tokens (rows of the batch) [tokens, d_model]."""
 
     def left(self, output: Tensor) -> None:
-        """What leaves a mixture [tokens, d_model]."""
+        """Receive the output of a mixture [tokens, d_model]."""
 
     def leaving(self, stream: Tensor, batch: Batch) -> None:
-        """The residual stream after the layer [texts, length, d_model], with padding."""
+        """Receive the residual stream after the layer [texts, length, d_model], with padding."""
 
 
 @dataclass(frozen=True)
 class UnitPlaces:
-    """The modules that show a dense FFN's units: they enter `down`; its activation `act` reads what leaves `gate`
-    (None: what enters `down` is its output)."""
+    """The modules that expose a dense FFN's units: the units enter `down`; the activation `act` reads the output of
+    `gate` (None: the input of `down` is the activation's output)."""
 
     down: str
     gate: str | None
@@ -175,7 +170,8 @@ class UnitPlaces:
 
 
 def unit_places(block: Sequence[Step], owners: Mapping[str, str]) -> UnitPlaces | None:
-    """Those of an FFN whose parameters are in the modules `owners`; None where only its steps show its units."""
+    """Return the modules that expose the FFN's units, or None if we must run its steps; `owners` has each parameter's
+    module."""
     if any(isinstance(step.op, (Experts, Route)) for step in block) or "down.weight" not in owners:
         return None
     by_name = {step.output: step for step in block}
@@ -206,7 +202,7 @@ class Listener:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """With the hooks in place."""
+        """Keep the hooks in place."""
         with ExitStack() as stack:
             stack.enter_context(demanding(self.loaded))
             stack.enter_context(torch.no_grad())
@@ -216,7 +212,7 @@ class Listener:
             yield
 
     def run(self, batch: Batch) -> None:
-        """One forward pass, up to the last layer that is listened to. Raises FFNError if transformers cannot."""
+        """Run one forward pass, up to the last layer with hooks."""
         self.batch = batch
         for layer in self.layers:
             layer.begin()
@@ -235,13 +231,13 @@ class Listener:
             layer.end()
 
     def left(self) -> None:
-        """A layer has run: the rest of the pass is not needed after the last."""
+        """Stop the forward pass once the last layer has run."""
         if all(layer.done for layer in self.layers):
             raise _AllLeft
 
 
 class _LayerHooks:
-    """The hooks of one layer. Of a layer that runs several times in a pass the first time counts."""
+    """The hooks of one layer. If it runs several times in a pass, the first time counts."""
 
     def __init__(self, listener: Listener, layer: Layer, ffn: LiveFFN, receiver: Receiver) -> None:
         self.listener, self.layer, self.ffn, self.receiver = listener, layer, ffn, receiver
@@ -254,13 +250,12 @@ class _LayerHooks:
         self.begin()
 
     def begin(self) -> None:
-        """Before a pass."""
         self.entered = self.shown = self.done = False
         self.gate: Tensor | None = None
         self.x: Tensor | None = None
 
     def hooks(self) -> list[Any]:
-        """Put the hooks in place; returns their handles."""
+        """Put the hooks in place; return their handles."""
         find = self.listener.loaded.module.get_submodule
         handles = [find(self.ffn.enters).register_forward_pre_hook(self._ours(self._enter), with_kwargs=True)]
         if self.places is not None:
@@ -271,7 +266,7 @@ class _LayerHooks:
         return handles
 
     def _ours(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """A hook during which an error is ours, not of transformers."""
+        """Wrap a hook, so that an error in it counts as ours, not as one of transformers."""
 
         def called(*args: Any) -> None:
             self.listener.busy = True
@@ -301,7 +296,7 @@ class _LayerHooks:
             self.gate = output
 
     def _show(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The units, on their way into the down projection."""
+        """Take the units on their way into the down projection."""
         assert self.places is not None
         if self.shown or (self.places.gate is not None and self.gate is None):
             return
@@ -311,7 +306,7 @@ class _LayerHooks:
         self.shown, self.certain, self.gate, self.x = True, True, None, None
 
     def _run_steps(self, x: Tensor) -> None:
-        """The units by our own steps."""
+        """Compute the units by our own steps."""
         batch, (start, end) = self._batch, ffn_span(self.block)
         weights = live_weights(self.listener.loaded.module, self._located)
         inputs = {start: x} | {name: batch.tokens_of(batch.ids[..., None]) for name in id_inputs(self.block)}
@@ -330,7 +325,7 @@ class _LayerHooks:
         self.shown = True
 
     def _written(self, event: Event, route: Tensor) -> None:
-        """The last step of an expert's program, times its weight."""
+        """Hand on the last step of an expert's program, times the expert's weight."""
         outer = event.name.partition(".")[0]
         experts = next(step.op for step in self.block if step.output == outer)
         assert isinstance(experts, Experts)
@@ -351,14 +346,14 @@ class _LayerHooks:
         self.listener.left()
 
     def end(self) -> None:
-        """After a pass: the units of a layer whose down projection was not called, by its steps from now on."""
+        """Finish a pass. If the down projection was not called, use the layer's steps from now on."""
         if self.entered and not self.shown and self.x is not None:
             self.places = None
             self._run_steps(self.x)
 
 
 def inputs_of(loaded: Pretrained, live: Mapping[Layer, LiveFFN], batch: Batch) -> list[Tensor]:
-    """What enters each layer's FFN in one pass [tokens, d_model], in the order in which they run."""
+    """Return the inputs of each layer's FFN in one pass [tokens, d_model], in the order in which they run."""
     inputs = _FFNInputs()
     listener = Listener(loaded, live, dict.fromkeys(live, inputs))
     with listener.listening():
@@ -367,8 +362,6 @@ def inputs_of(loaded: Pretrained, live: Mapping[Layer, LiveFFN], batch: Batch) -
 
 
 class _FFNInputs(Receiver):
-    """Keeps what enters the layers."""
-
     def __init__(self) -> None:
         self.seen: list[Tensor] = []
 

@@ -27,7 +27,7 @@ MANY = "Many prompts"
 
 
 def _prompts(value: Any) -> str | tuple[str, ...]:
-    """A file's name, or several texts."""
+    """Return a file's name, or several texts."""
     return text(value) if isinstance(value, str | os.PathLike) else several(TEXT, "").convert(value)
 
 
@@ -120,14 +120,14 @@ class CorpusQuestion(ReadingQuestion):
 
 @dataclass(frozen=True)
 class ReadingModel:
-    """The model that reads a corpus, and the layers that the question is about."""
+    """The model that reads a corpus, and the layers in question."""
 
     model: Resolved
     layers: tuple[Layer, ...]
 
 
 def reading_model(question: ReadingQuestion) -> ReadingModel:
-    """The model of a question about texts, located and read. Raises FFNError for what cannot be answered."""
+    """Load the model of a question about texts, and choose its layers."""
     if question.prompts is None:
         raise FFNError(f"{option('prompts')} is missing", "give a file's name, or texts")
     model = load(question.source, Dimensions())
@@ -145,7 +145,7 @@ def reading_model(question: ReadingQuestion) -> ReadingModel:
 
 
 def check_files(question: CorpusQuestion) -> None:
-    """Raises FFNError for files that cannot be written."""
+    """Refuse files that cannot be written."""
     path = question.save_path
     if path is not None:
         if path.suffix.lower() not in TABLES:
@@ -206,7 +206,7 @@ class ExpertsQuestion(ReadingQuestion):
 
 
 def mixture(question: ExpertsQuestion) -> ReadingModel:
-    """The model of a question about experts, with its layers that have some. Raises FFNError if none has."""
+    """Return the model of a question about experts with the layers that have experts; refuse one without any."""
     if (path := question.routes_path) is not None:
         if path.suffix != SUFFIX:
             raise FFNError(f"{option('save_routes', question.save_routes)}: the name must end in {SUFFIX}")

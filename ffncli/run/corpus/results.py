@@ -34,8 +34,7 @@ class TokenPlace:
 
 @dataclass(frozen=True)
 class Context:
-    """One of the tokens for which a unit is largest: `value` there, and the text around it with the token marked by
-    « and »."""
+    """One of a unit's largest values: `value`, and the text around it with the token marked by « and »."""
 
     value: float
     at: TokenPlace
@@ -44,11 +43,11 @@ class Context:
 
 @dataclass(frozen=True)
 class UnitFigures:
-    """A hidden unit over the tokens of the corpus (a routed expert's: over those routed to it).
+    """A hidden unit over the tokens of the corpus (a routed expert's: over the tokens routed to it).
 
-    `active_share` is the share of tokens for which the activation's output is above zero; `mean`, `min` and `max` are
-    of the value that the down projection reads, None without any token. `part` is "", "experts" or "shared". `top` are
-    its largest values, where they were requested.
+    `active_share` is the share of tokens with an activation above zero; `mean`, `min` and `max` are of the down
+    projection's input, None without any token. `part` is "", "experts" or "shared". `top` are its largest values, if
+    requested.
     """
 
     stack: str
@@ -68,8 +67,8 @@ class UnitFigures:
 
 @dataclass(frozen=True)
 class OutlierDimension:
-    """A dimension of what enters an FFN: the share of tokens for which it reaches the limit by size, and its largest
-    value by size with its place."""
+    """A dimension of an FFN's input: the share of tokens at which it is an outlier, and its value of largest magnitude
+    with its place."""
 
     dimension: int
     share: float
@@ -81,11 +80,11 @@ class OutlierDimension:
 class CorpusLayer:
     """One layer over the tokens of the corpus.
 
-    Of its `units` (of all experts) `dead_units` were never active, for any of the tokens they got; `unused_units`
-    belong to experts that got no token and count among the dead ones. `active_share` is the mean over the other units.
-    `min` and `max` are the extreme values of `units`' values. `not_finite` counts values that are NaN or infinite.
-    `top_units` have the largest maxima. `outliers` are the outlier dimensions of what enters the FFN; `massive` counts
-    the massive activations in what leaves the layer, `largest_massive` are the first of them by size.
+    Of its `units` (of all experts) no token activated `dead_units`; `unused_units` are the dead units of experts that
+    got no token. `active_share` is the mean over the other units. `min` and `max` are the extremes over all units.
+    `not_finite` counts values that are NaN or infinite. `top_units` have the largest maxima. `outliers` are the outlier
+    dimensions of the FFN's input; `massive` counts the massive activations in the layer's output, `largest_massive` are
+    the first of them by size.
     """
 
     stack: str
@@ -130,10 +129,10 @@ class CorpusSurvey:
 
     @package_errors()
     def frame(self) -> DataFrame:
-        """A row for each unit of each layer, as a pandas DataFrame with the fields of `UnitFigures`.
+        """Return a row for each unit of each layer, as a pandas DataFrame with the fields of `UnitFigures`.
 
         The places are columns `min_text`, `min_token`, `max_text`, `max_token`; the top contexts, if requested, are
-        lists in `top_values`, `top_texts`, `top_tokens`. Raises FFNError (exit 3) without pandas.
+        lists in `top_values`, `top_texts`, `top_tokens`.
         """
 
         return units_frame(self.sums)
@@ -153,7 +152,7 @@ _MOST_MASSIVE = 10
 
 @dataclass(frozen=True)
 class CorpusResults:
-    """A finished run over a corpus, and what turns its numbers of texts and tokens into text."""
+    """A finished run over a corpus, and what turns its text and token numbers into text."""
 
     question: CorpusQuestion
     model: Resolved
@@ -165,7 +164,7 @@ class CorpusResults:
 
 
 def survey_of(results: CorpusResults, notes: tuple[str, ...]) -> CorpusSurvey:
-    """The records of a run."""
+    """Make the records of a run."""
     question, progress, sums = results.question, results.progress, results.sums
     most = TOP_UNITS if question.top_units is None else question.top_units
     top = {layer: _top_units(one, most) for layer, one in sums.items()}
@@ -182,7 +181,7 @@ def survey_of(results: CorpusResults, notes: tuple[str, ...]) -> CorpusSurvey:
 
 
 def _top_units(sums: LayerSums, most: int) -> list[tuple[str, int]]:
-    """(part, column) of the units of a layer with the largest maxima."""
+    """Return (part, column) of the units of a layer with the largest maxima."""
     largest: list[tuple[float, str, int]] = []
     for part, columns in sums.parts.items():
         values, order = columns.high.topk(min(most, columns.high.numel()))
@@ -191,7 +190,7 @@ def _top_units(sums: LayerSums, most: int) -> list[tuple[str, int]]:
 
 
 def _extreme(sums: LayerSums, largest: bool) -> tuple[str, int] | None:
-    """(part, column) of the unit with the layer's largest, or smallest, value; None without any token."""
+    """Return (part, column) of the unit with the layer's largest, or smallest, value; None without any token."""
     ends = []
     for part, columns in sums.parts.items():
         at = int(columns.high.argmax() if largest else columns.low.argmin())
@@ -201,7 +200,7 @@ def _extreme(sums: LayerSums, largest: bool) -> tuple[str, int] | None:
 
 
 def _named_texts(sums: LayerSums, units: Sequence[tuple[str, int]]) -> Iterator[int]:
-    """The numbers of all texts that the layer's records name."""
+    """Yield the numbers of all texts that the layer's records name."""
     ends = [end for end in (_extreme(sums, True), _extreme(sums, False)) if end is not None]
     for part, at in [*units, *ends]:
         columns = sums.parts[part]
@@ -213,7 +212,7 @@ def _named_texts(sums: LayerSums, units: Sequence[tuple[str, int]]) -> Iterator[
 
 
 class _Places:
-    """Places in the corpus as records: the texts that are named are read and tokenized once more."""
+    """Places in the corpus as records; the texts that they name are read and tokenized once more."""
 
     def __init__(self, results: CorpusResults, numbers: Iterable[int]) -> None:
         self._tokenizer = results.tokenizer
@@ -222,13 +221,13 @@ class _Places:
         self._ids = {one.number: one.ids for one in again}
 
     def place(self, at: Tensor) -> TokenPlace:
-        """The place (text, token)."""
+        """Return the record of (text, token)."""
         text, token = at.tolist()
         ids = self._ids.get(text, ())
         return TokenPlace(text, token, token_text(self._tokenizer, ids[token]) if token < len(ids) else None)
 
     def context(self, value: float, at: Tensor) -> Context:
-        """The place with the tokens around it."""
+        """Return the value with the tokens around it."""
         place = self.place(at)
         ids = self._ids.get(place.text, ())[: place.token + 1 + _AFTER]
         start = max(0, place.token - _BEFORE)
@@ -278,7 +277,7 @@ def _row(layer: Layer, sums: LayerSums, top: Sequence[tuple[str, int]], places: 
 
 
 def unit_figures(layer: Layer, sums: LayerSums, unit: tuple[str, int], places: _Places) -> UnitFigures:
-    """The record of one unit of a layer: (part, column)."""
+    """Make the record of one unit of a layer: (part, column)."""
     part, at = unit
     columns = sums.parts[part]
     group, number = divmod(at, columns.columns)
@@ -307,7 +306,6 @@ def unit_name(unit: UnitFigures) -> str:
 
 
 def _outliers(inputs: Exceeding | None, places: _Places) -> tuple[OutlierDimension, ...]:
-    """The outlier dimensions, the largest first."""
     if inputs is None:
         return ()
     tokens = max(1, int(inputs.tokens))
@@ -322,7 +320,7 @@ def _outliers(inputs: Exceeding | None, places: _Places) -> tuple[OutlierDimensi
 
 @package_errors()
 def units_frame(sums: Mapping[Layer, LayerSums]) -> DataFrame:
-    """A row for each unit of each layer: see `CorpusSurvey.frame`. Raises FFNError (exit 3) without pandas."""
+    """Return a row for each unit of each layer: see `CorpusSurvey.frame`."""
     import pandas
 
     parts = [pandas.DataFrame(dict(_columns(layer, part, columns)))
@@ -331,7 +329,7 @@ def units_frame(sums: Mapping[Layer, LayerSums]) -> DataFrame:
 
 
 def _columns(layer: Layer, part: str, columns: UnitSums) -> Iterator[tuple[str, Any]]:
-    """The columns of a part of a layer; figures of units without a token are unknown."""
+    """Yield the columns of a part of a layer; figures of units without a token are unknown."""
     from pandas.arrays import FloatingArray, IntegerArray  # type: ignore[import-untyped]
 
     size, tokens = columns.high.numel(), columns.tokens.repeat_interleave(columns.columns)
@@ -371,7 +369,7 @@ def _columns(layer: Layer, part: str, columns: UnitSums) -> Iterator[tuple[str, 
 
 
 def save_table(frame: DataFrame, path: Path) -> None:
-    """Write the table as CSV, lists joined by `;`, or as Parquet. Raises FFNError (exit 3) if that fails."""
+    """Write the table as CSV, lists joined by `;`, or as Parquet."""
     if path.suffix.lower() == ".parquet":
         with written_whole(path) as file:
             frame.to_parquet(file, index=False, engine="pyarrow")

@@ -48,11 +48,8 @@ from ffncli.system.host import available_memory
 def corpus_of(
     question: CorpusQuestion, reading: ReadingModel, note: Callable[[str], None], advance: Callable[[int], Any]
 ) -> CorpusSurvey:
-    """What a question about a corpus asks. `note` gets every remark at once, `advance` the bytes of the corpus that
-    have been read since its last call.
-
-    Raises FFNError for everything that keeps the model from running, and for a corpus without a text.
-    """
+    """Answer a question about a corpus. `note` gets every remark at once, `advance` the bytes of the corpus that have
+    been read since its last call."""
     model, notes = reading.model, list[str]()
 
     def remark(text: str) -> None:
@@ -87,7 +84,7 @@ def corpus_of(
 
 
 def _require_room(question: CorpusQuestion, reading: ReadingModel) -> None:
-    """Raises FFNError (exit 3) if memory is too small for the figures of all units."""
+    """Refuse (exit 3) a corpus whose unit figures do not fit in memory."""
     top = question.top_contexts or 0
     units = sum(layer.spec.d_ff * (layer.spec.moe.experts if layer.spec.moe else 1) for layer in reading.layers)
     require_memory(units * (BYTES_OF_UNIT + top * BYTES_OF_VALUE), "the figures of all units", "keep fewer contexts")
@@ -99,10 +96,7 @@ _ALIKE = {8: 1e-6, 4: 1e-3, 2: 0.05}  # relative distance of a text alone and am
 
 
 class CorpusReader:
-    """A model's tokenizer, and after `load` the model with its FFNs.
-
-    Raises FFNError for a model without a tokenizer and a corpus without a text.
-    """
+    """A model's tokenizer and, after `load`, the model with its FFNs."""
 
     def __init__(
         self, question: ReadingQuestion, reading: ReadingModel, corpus: Corpus, transformers: Any, path: Path
@@ -119,8 +113,8 @@ class CorpusReader:
             raise FFNError(f"{option('prompts')}: {corpus.where} has no text")
 
     def load(self, remark: Callable[[str], None], in_order: bool = False) -> None:
-        """Load the model up to the last layer of the question, and see whether it computes a text alike in any batch:
-        if not, a remark, and texts run one by one. Texts that are not `in_order` run sorted by length."""
+        """Load the model up to the last layer in question. If it computes a text differently in a batch, remark on it
+        and run texts one by one. Texts that are not `in_order` run sorted by length."""
         self.loaded, self.live = load_up_to(
             self._transformers, self.reading.model, self.reading.layers, self.path, self.config, self._dtype,
             self.device,
@@ -135,8 +129,8 @@ class CorpusReader:
         self, receivers: Mapping[Layer, Receiver], progress: Progress, advance: Callable[[int], Any],
         save: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """Run all texts that are not done yet; `save` is called from time to time and at the end, `advance` with the
-        bytes of the corpus since its last call. Raises FFNError if no text has a token."""
+        """Run all texts that are not done yet. `save` is called from time to time and at the end, `advance` with the
+        bytes of the corpus since its last call."""
         listener, saved = Listener(self.loaded, self.live, receivers), time.monotonic()
         left = dropwhile(lambda text: text.number < progress.done, self.corpus)
         with listener.listening():
@@ -156,7 +150,7 @@ class CorpusReader:
         self, window: Sequence[Tokenized], end: int, listener: Listener, progress: Progress,
         advance: Callable[[int], Any],
     ) -> None:  # fmt: skip
-        """Run the texts of a window, whose last ends at this byte of the corpus."""
+        """Run the texts of a window whose last text ends at byte `end` of the corpus."""
         started, begin, read = time.monotonic(), progress.end, 0
         tokens = sum(len(text.ids) for text in window)
         for batch in batches(window, self.limits):
@@ -172,7 +166,7 @@ class CorpusReader:
         progress.cut += sum(text.cut for text in window)
 
     def _batch(self, texts: Sequence[Tokenized]) -> Batch:
-        """These texts on the model's device. Raises FFNError for a token that the model does not have."""
+        """Put these texts on the model's device; refuse a token that the model does not have."""
         for text in texts:
             if max(text.ids) >= self._known:
                 what = f"text {text.number}: token {max(text.ids)} is out of range"
@@ -180,7 +174,7 @@ class CorpusReader:
         return batch_of(texts, self._padding, self.device)
 
     def _batches_alike(self) -> bool:
-        """Whether the model computes the same for a text alone and for one that is padded next to a longer one."""
+        """Return whether a text gives the same alone and when it is padded next to a longer one."""
         window = next((some for some, _ in windows(self.corpus, self.tokenizer, self.limits) if some), [])
         short, long = (pick(window, key=lambda text: len(text.ids), default=None) for pick in (min, max))
         if short is None or long is None or short is long:
@@ -197,7 +191,7 @@ class CorpusReader:
 
 
 def _limits(question: ReadingQuestion, reading: ReadingModel, loaded: Pretrained, dtype: torch.dtype) -> BatchLimits:
-    """Of a batch: what was requested, what the model has positions for, and what memory has room for."""
+    """Return a batch's limits: what was requested, the model's positions, and the room in memory."""
     positions = context_length(loaded.module, loaded.config)
     length = min((n for n in (question.max_tokens, positions) if n is not None), default=None)
     spec = max((layer.spec for layer in reading.layers), key=lambda spec: spec.d_ff)
@@ -208,12 +202,12 @@ def _limits(question: ReadingQuestion, reading: ReadingModel, loaded: Pretrained
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
-    """‖a − b‖ / ‖b‖."""
+    """Return ‖a − b‖ / ‖b‖."""
     return float((a - b).double().norm() / b.double().norm().clamp_min(1e-300))
 
 
 def _padding(loaded: Pretrained, tokenizer: Any) -> int:
-    """The token that texts are padded with: RoBERTa numbers positions by it."""
+    """Return the token that pads texts: RoBERTa numbers positions by it."""
     for number in (getattr(loaded.config, "pad_token_id", None), getattr(tokenizer, "pad_token_id", None)):
         if isinstance(number, int) and number >= 0:
             return number

@@ -1,4 +1,4 @@
-"""The figures of a layer over a corpus, added up batch by batch, and the file that an interrupted run goes on from."""
+"""The figures of a layer over a corpus, summed batch by batch, and the file from which an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from ffncli.system.files import open_to_read, written_whole
 
 
 class LayerSums(Receiver):
-    """Receives what a layer does: `units` by part of the block, `inputs` the dimensions that enter it, `massive` of its
-    output. `top` values of every unit are kept; `limit` is that of an outlier dimension."""
+    """Receives what a layer does: `units` by part of the block, `inputs` for the dimensions of its input, `massive` for
+    its output. `top` values of every unit are kept; `limit` is the magnitude of an outlier."""
 
     def __init__(self, layer: Layer, top: int, limit: float) -> None:
         self.layer, self.top, self.limit = layer, top, limit
@@ -37,18 +37,18 @@ class LayerSums(Receiver):
         self.massive = Massive()
 
     def entering(self, x: Tensor, places: Tensor) -> None:
-        """What enters the FFN."""
+        """Count the outlier dimensions of the FFN's input."""
         self.inputs = self.inputs or Exceeding(x.shape[-1], self.limit, x.device)
         self.inputs.add(x, places)
 
     def units(self, of: UnitGroup, values: Tensor, active: Tensor, places: Tensor) -> None:
-        """A group's hidden units."""
+        """Add a group's hidden units."""
         if of.part not in self.parts:
             self.parts[of.part] = UnitSums(values.shape[-1], of.experts, self.top, values.device)
         self.parts[of.part].add(values, places, None if active is values else active, of.expert)
 
     def leaving(self, stream: Tensor, batch: Batch) -> None:
-        """The residual stream: text by text where any value of the batch is large enough."""
+        """Find massive activations text by text; skip batches without a large value."""
         if not bool((stream.abs().amax() > MASSIVE).item()):
             return
         rows = torch.split(batch.tokens_of(stream), list(batch.lengths))
@@ -56,7 +56,7 @@ class LayerSums(Receiver):
             self.massive.add(number, values)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors by name, the rest as JSON) of all figures so far."""
+        """Return (tensors by name, the rest as JSON) of all figures so far."""
         inputs = {} if self.inputs is None else self.inputs.state()
         tensors = {f"inputs.{name}": tensor for name, tensor in inputs.items()}
         for part, columns in self.parts.items():
@@ -64,7 +64,7 @@ class LayerSums(Receiver):
         return tensors, {"count": self.massive.count, "kept": [asdict(one) for one in self.massive.kept]}
 
     def restore(self, tensors: Mapping[str, Tensor], massive: MassiveFigures, device: str) -> None:
-        """Go on from such figures. Raises KeyError, ValueError or RuntimeError for tensors of something else."""
+        """Resume from such figures. Raise KeyError, ValueError or RuntimeError for tensors of something else."""
         if "inputs.count" in tensors:
             self.inputs = Exceeding(tensors["inputs.count"].numel(), self.limit, device)
             self.inputs.restore({name: tensors[f"inputs.{name}"] for name in self.inputs.state()})
@@ -81,14 +81,14 @@ BYTES_OF_UNIT, BYTES_OF_VALUE = 64, 24  # of figures; of each of a unit's larges
 
 
 class RunningFigures:
-    """Figures that are tensors, which an interrupted run can go on from."""
+    """Figures that are tensors, from which an interrupted run can resume."""
 
     def state(self) -> dict[str, Tensor]:
-        """All figures so far, by their names."""
+        """Return all figures so far, by their names."""
         return {name: value.cpu() for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from such figures. Raises KeyError or RuntimeError for those of something else."""
+        """Resume from such figures. Raise KeyError or RuntimeError for those of something else."""
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 value.copy_(state[name])
@@ -97,10 +97,9 @@ class RunningFigures:
 class UnitSums(RunningFigures):
     """Figures of the columns of tensors [tokens, columns], for `groups` of tensors: an expert's units are a group.
 
-    `high` and `low` are the extremes of each column, `high_at` and `low_at` [columns, 2] their places, a text's number
-    and a token's position in it; where several values are equal, one of them. `largest` [columns, top] are each
-    column's largest values in descending order, with their places in `largest_at`. Values that are not finite are
-    counted in `not_finite`, and are zero elsewhere.
+    `high` and `low` are the extremes of each column, `high_at` and `low_at` [columns, 2] their places (text number,
+    position); among equal values, any. `largest` [columns, top] are each column's largest values in descending order,
+    with their places in `largest_at`. `not_finite` counts values that are not finite; elsewhere these are zero.
     """
 
     def __init__(self, columns: int, groups: int = 1, top: int = 0, device: torch.device | str = "cpu") -> None:
@@ -118,7 +117,7 @@ class UnitSums(RunningFigures):
         self.largest_at = torch.full((size, top, 2), NOWHERE, device=device, dtype=torch.int64)
 
     def add(self, values: Tensor, places: Tensor, active: Tensor | None = None, group: int = 0) -> None:
-        """Add tokens [tokens, columns] of a group at `places` [tokens, 2]. A unit is active for a token where `active`,
+        """Add tokens [tokens, columns] of a group at `places` [tokens, 2]. A unit is active for a token if `active`,
         shaped as `values` (default: `values` themselves), is above zero."""
         self.tokens[group] += values.shape[0]
         part = slice(group * self.columns, (group + 1) * self.columns)
@@ -169,8 +168,8 @@ _MOST_KEPT = 100  # massive activations of a layer, the largest
 
 
 class Exceeding(RunningFigures):
-    """For each dimension of tensors [tokens, dimensions]: for how many `tokens` it is at least `limit` by size
-    (`count`), and its largest value by size with its place (`largest`, `largest_at` [dimensions, 2])."""
+    """For each dimension of tensors [tokens, dimensions]: the number of `tokens` with |x| ≥ `limit` (`count`), and the
+    value of largest magnitude with its place (`largest`, `largest_at` [dimensions, 2])."""
 
     def __init__(self, dimensions: int, limit: float, device: torch.device | str = "cpu") -> None:
         self.limit = limit
@@ -209,7 +208,7 @@ class Exceeding(RunningFigures):
 
 
 def in_many_layers(layers: Sequence[Exceeding]) -> tuple[int, ...]:
-    """The dimensions that are outliers in at least a quarter of the layers."""
+    """Return the dimensions that are outliers in at least a quarter of the layers."""
     counts: dict[int, int] = {}
     for layer in layers:
         for dimension in layer.outliers:
@@ -219,7 +218,7 @@ def in_many_layers(layers: Sequence[Exceeding]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class MassiveActivation:
-    """A value of the residual stream after a layer: `ratio` is its size over the `median` of its text's sizes."""
+    """A value of the residual stream after a layer: `ratio` is its size over the `median` size in its text."""
 
     text: int
     token: int
@@ -238,7 +237,7 @@ class MassiveFigures:
 
 
 class Massive:
-    """The massive activations of a layer's output: how many (`count`), and the largest ones (`kept`)."""
+    """The massive activations of a layer's output: their number (`count`), and the largest ones (`kept`)."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -264,8 +263,8 @@ _PIECE = 1 << 20
 
 @dataclass
 class Progress:
-    """What has been read: texts of the corpus (`done`; `texts` had tokens), tokens, texts that were `cut`, bytes, and
-    the seconds that the model ran."""
+    """How far a run has come: texts of the corpus (`done`; `texts` had tokens), tokens, texts that were `cut`, bytes,
+    and the seconds that the model ran."""
 
     done: Count = 0
     texts: Count = 0
@@ -277,7 +276,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class _SavedRun:
-    """What a file says of a run: what its figures depend on, how far it came, and each layer's massive activations."""
+    """The file of a run: what its figures depend on, how far it came, and each layer's massive activations."""
 
     run: Mapping[str, Any]
     progress: Progress
@@ -285,7 +284,7 @@ class _SavedRun:
 
 
 def identity(question: CorpusQuestion, reading: ReadingModel, corpus: Corpus) -> dict[str, Any]:
-    """What the figures of a run depend on: those of another are not gone on from."""
+    """Return what the figures of a run depend on: a run with another identity cannot resume from them."""
     checkpoint = reading.model.checkpoint
     return {
         "model": _fingerprint(checkpoint) if checkpoint else "",
@@ -299,7 +298,7 @@ def identity(question: CorpusQuestion, reading: ReadingModel, corpus: Corpus) ->
 
 
 def _fingerprint(checkpoint: Checkpoint) -> str:
-    """Of a model's files: their sizes, and the bytes at their ends, where a fine-tuned model differs too."""
+    """Identify a model's files by their sizes and the bytes at their ends, where a fine-tuned model differs too."""
     digest = hashlib.sha256()
     for name in sorted({*checkpoint.files.values()}):
         path = checkpoint.folder / name
@@ -313,7 +312,7 @@ def _fingerprint(checkpoint: Checkpoint) -> str:
 
 
 def save_progress(path: Path, about: Mapping[str, Any], progress: Progress, layers: Mapping[Layer, LayerSums]) -> None:
-    """Write everything that a run needs to go on, whole or not at all. Raises FFNError (exit 3) if that fails."""
+    """Write everything that a run needs to resume, whole or not at all."""
     tensors: dict[str, Tensor] = {}
     rest: dict[str, Any] = {}
     for layer, sums in layers.items():
@@ -326,7 +325,7 @@ def save_progress(path: Path, about: Mapping[str, Any], progress: Progress, laye
 
 
 def _difference(name: str, before: Any) -> str:
-    """What an earlier run had, in words: another model, other layers or another limit of outliers."""
+    """Say what an earlier run had: another model, other layers or another limit of outliers."""
     if name in ("model", "corpus"):
         return f"another {name}"
     if name == "layers":
@@ -335,9 +334,9 @@ def _difference(name: str, before: Any) -> str:
 
 
 def read_progress(path: Path, about: Mapping[str, Any], layers: Mapping[Layer, LayerSums], device: str) -> Progress:
-    """Where an interrupted run stopped, its figures restored; the beginning if there is no file.
+    """Return where an interrupted run stopped and restore its figures; start from the beginning if there is no file.
 
-    Raises FFNError for a file of another model, corpus or options, naming what differs, and for any other file.
+    A file of another model, corpus or options is refused with the difference.
     """
     if not path.exists():
         return Progress()

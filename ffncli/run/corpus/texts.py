@@ -1,4 +1,4 @@
-"""The texts of a corpus: a line each of a text file, an object each of a .jsonl file, standard input, or given ones."""
+"""The texts of a corpus: lines of a text file, objects of a .jsonl file, standard input, or a list."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _IN_MEMORY = 64 << 20  # bytes of standard input; the rest goes to a file
 
 @dataclass(frozen=True)
 class Text:
-    """A text of a corpus, with its `number` from 0 among the texts that are not empty, and the corpus's bytes up to its
-    end."""
+    """A text of a corpus: its `number` from 0 among the texts that are not empty, and the byte of the corpus where it
+    ends."""
 
     number: int
     text: str
@@ -33,7 +33,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts that can be read again from the start. `size` is in bytes, `sha256` is of all of them; `where` names them
+    """Texts that can be read again from the start. `size` is in bytes, `sha256` covers all of them; `where` names them
     in errors."""
 
     where: str
@@ -43,7 +43,7 @@ class Corpus:
     as_json: bool = False
 
     def __iter__(self) -> Iterator[Text]:
-        """The texts in order, without empty ones. Raises FFNError, with the line's number, for anything but a text."""
+        """Yield the texts in order, without empty ones; refuse a line that is not a text, with its number."""
         number = end = 0
         for at, line in enumerate(self.lines(), 1):
             end += len(line)
@@ -53,17 +53,17 @@ class Corpus:
                 number += 1
 
     def texts(self, numbers: Sequence[int]) -> dict[int, str]:
-        """The texts of these numbers, read once more."""
+        """Read the texts of these numbers once more."""
         wanted = frozenset(numbers)
         return {one.number: one.text for one in self if one.number in wanted}
 
 
 @contextmanager
 def opened(source: str | os.PathLike[str] | Sequence[str]) -> Iterator[Corpus]:
-    """The corpus of a file's name, of `-` (standard input), or of texts.
+    """Open the corpus of a file's name, of `-` (standard input), or of a list of texts.
 
-    A file ends in .jsonl for a JSON string, or an object with the key `text`, `prompt` or `content`, in each line; else
-    each line is a text. Raises FFNError for a file that cannot be read.
+    A .jsonl file has a JSON string, or an object with the key `text`, `prompt` or `content`, in each line; in any other
+    file each line is a text.
     """
     if not isinstance(source, (str, os.PathLike)):
         yield _given(source)
@@ -115,7 +115,7 @@ def _of_file(file: BinaryIO, where: str, as_json: bool) -> Corpus:
 
 
 def _text(line: bytes, where: str, as_json: bool) -> str:
-    """A line as a text. Raises FFNError, naming the line."""
+    """Return a line's text; refuse a line without one."""
     if len(line) > _MOST_BYTES:
         raise FFNError(f"{where}: a text of more than {_MOST_BYTES:,} bytes")
     try:

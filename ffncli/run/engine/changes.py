@@ -1,4 +1,4 @@
-"""What if a weight were another, or a unit, an expert or the gate were gone: a change of a block, from its text.
+"""A change of a block, from its text: a weight of another value, or no unit, expert or gate.
 
 W1[0,3]=5            a weight as formulas print it: W1 is [d_model, d_ff], W1 of expert 2 is experts.2.W1
 up.weight[3,0]=5     the same as torch has it, [out, in]
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WeightChange:
-    """Elements of the parameter `name` (canonical) at `index`, which become `value`; `text` as it was typed."""
+    """Elements of the parameter `name` (canonical) at `index` that become `value`; `text` as it was typed."""
 
     text: str
     name: str
@@ -32,7 +32,7 @@ class WeightChange:
     value: float
 
     def apply(self, weights: Mapping[str, Tensor]) -> None:
-        """Change them in place."""
+        """Change the weights in place."""
         import torch
 
         with torch.no_grad():
@@ -50,7 +50,7 @@ Change = WeightChange | NoGate
 
 
 def changes_of(steps: Sequence[Step], sets: Sequence[str], ablations: Sequence[str]) -> tuple[Change, ...]:
-    """The changes that these texts describe, for a block. Raises FFNError for one that it does not have."""
+    """Read the changes that these texts describe, for a block."""
     out: list[Change] = [_set(steps, text.strip()) for several in sets for text in _split(several)]
     for several in ablations:
         for text in several.split(","):
@@ -61,7 +61,7 @@ def changes_of(steps: Sequence[Step], sets: Sequence[str], ablations: Sequence[s
 def changed(
     steps: Sequence[Step], weights: Mapping[str, Tensor], changes: Sequence[Change]
 ) -> tuple[tuple[Step, ...], dict[str, Tensor]]:
-    """The block with these changes: tensors that change are copies."""
+    """Return the block with these changes; tensors that change are copies."""
     names = {change.name for change in changes if isinstance(change, WeightChange)}
     copies = {name: tensor.clone() if name in names else tensor for name, tensor in weights.items()}
     for change in changes:
@@ -74,7 +74,7 @@ def changed(
 
 
 def _split(text: str) -> list[str]:
-    """`W1[0,3]=5,W2[1,1]=0` → both: commas inside brackets do not separate."""
+    """Split `W1[0,3]=5,W2[1,1]=0`; commas inside brackets do not separate."""
     return re.split(r",(?![^\[]*\])", text)
 
 
@@ -119,8 +119,8 @@ def _set(steps: Sequence[Step], text: str) -> WeightChange:
 
 
 def _symbols(steps: Sequence[Step]) -> dict[str, tuple[str, tuple[int, ...], bool, bool]]:
-    """(canonical name, torch's shape, whether it prints transposed, whether every expert has one) by how a weight is
-    typed: `W1`, `b1`, `shared.W1`, `up.weight`."""
+    """Map each way to type a weight (`W1`, `b1`, `shared.W1`, `up.weight`) to (canonical name, torch's shape, whether
+    it prints transposed, whether every expert has one)."""
     out: dict[str, tuple[str, tuple[int, ...], bool, bool]] = {}
     for step in steps:
         inner = step.op.program if isinstance(step.op, Experts) else (step,)
@@ -144,7 +144,7 @@ def _experts(steps: Sequence[Step]) -> int | None:
 
 
 def _ablated(steps: Sequence[Step], text: str) -> Iterator[Change]:
-    """What `unit:358`, `unit:7:3`, `expert:5` or `gate` changes."""
+    """Yield the changes of `unit:358`, `unit:7:3`, `expert:5` or `gate`."""
     experts = _experts(steps)
     match = re.fullmatch(r"(unit|expert):([0-9]{1,9})(?::([0-9]{1,9}))?", text)
     if text == "gate":
@@ -173,7 +173,7 @@ def _ablated(steps: Sequence[Step], text: str) -> Iterator[Change]:
 
 
 def _silent(steps: Sequence[Step], text: str, at: tuple[int, ...]) -> Iterator[WeightChange]:
-    """An expert's down projection with its bias, which become 0."""
+    """Set an expert's down projection and its bias to 0."""
     for step in steps:
         if isinstance(step.op, Experts):
             last = step.op.program[-1]
@@ -191,7 +191,7 @@ def _below(text: str, number: int, count: int, what: str) -> int:
 
 
 def ungated(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The block with 1 in place of every gate's activation: a clip to 1 from both sides."""
+    """Return the block with 1 in place of every gate's activation: a clip to 1 from both sides."""
     read = {name for step in steps if isinstance(step.op, Multiply) for name in step.inputs}
     gates = read & set(unit_steps(steps))
     out = []

@@ -83,7 +83,7 @@ def execute(
 
     `inputs` maps each input of the block to a tensor [..., d_model]; `weights` are canonical, in the inputs' dtype.
     Inputs, and the tensors of the steps named in `keep` (None: all), are not changed after they are yielded; others may
-    be overwritten once the next event is requested. Raises FFNError for a weight that is missing or has another shape.
+    be overwritten once the next event is requested. A weight that is missing or has another shape is refused.
     """
     for name, axes in {**parameters(steps), **tables(steps)}.items():
         shape = tuple(weights[name].shape) if name in weights else None
@@ -118,7 +118,7 @@ def execute(
 def run(
     steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], mode: Mode = EVAL
 ) -> Tensor:
-    """Only the block's output."""
+    """Return only the block's output."""
     tensor = None
     for event in execute(steps, weights, inputs, mode):
         tensor = event.tensor
@@ -128,7 +128,7 @@ def run(
 
 @contextmanager
 def possible(step: Step, x: Tensor) -> Iterator[None]:
-    """Raises FFNError if torch cannot compute this step in this dtype on this device."""
+    """Refuse a step that torch cannot compute in this dtype on this device."""
     try:
         yield
     except NotImplementedError:  # torch: "…" not implemented for 'Half'
@@ -140,7 +140,7 @@ def possible(step: Step, x: Tensor) -> Iterator[None]:
 def _result(
     step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode, last: Sequence[Tensor]
 ) -> tuple[Tensor, bool]:
-    """The step's output, and whether no other name has the same tensor. Tensors of `last` may be overwritten."""
+    """Return the step's output, and whether no other name has the same tensor. Tensors of `last` may be overwritten."""
     if isinstance(step.op, _ELEMENTWISE) and all(tensor.is_contiguous() for tensor in x):
         shape = step.op.shape(*(tuple(tensor.shape) for tensor in x))
         for over in last:
@@ -151,10 +151,8 @@ def _result(
 
 
 def _overwrite(over: Tensor, step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode) -> Tensor:
-    """The step's output in the memory of an argument, a chunk at a time: no other tensor of that size is made.
-
-    Chunks begin at multiples of a vector's width: elsewhere torch computes some functions differently, off by an ulp.
-    """
+    """Compute the step in the memory of an argument, a chunk at a time, so that no other tensor of that size is
+    made."""
     alike = all(tensor.shape == over.shape for tensor in x) and not (isinstance(step.op, Add) and step.op.bias)
     width = 1 if alike else over.shape[-1]  # 1 wide: broadcast by rows
     parts = [tensor.reshape(-1, width if tensor.shape == over.shape else 1) for tensor in x]
@@ -167,7 +165,7 @@ def _overwrite(over: Tensor, step: Step, params: Mapping[str, Tensor], x: Sequen
 
 
 def apply(step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode = EVAL) -> Tensor:
-    """The output of one step other than Experts; `params` are its parameters by the last part of their names."""
+    """Return the output of a step other than Experts; `params` are its parameters by the last part of their names."""
     op: Op = step.op
     match op:
         case Linear():
@@ -195,7 +193,7 @@ def apply(step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: M
 
 
 def activation(op: Activation, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """min(f(clip(x)), most) + plus, with f's learned parameters in `params`."""
+    """Return min(f(clip(x)), most) + plus, with f's learned parameters in `params`."""
     if op.low is not None or op.high is not None:
         x = x.clamp(op.low, op.high)
     y: Tensor = function(op.function, params)(x) if op.soft_cap is None else unlimited(op, x, NAMESPACE)
@@ -205,7 +203,7 @@ def activation(op: Activation, params: Mapping[str, Tensor], x: Tensor) -> Tenso
 
 
 def norm(op: Norm, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """LayerNorm as in torch; RMSNorm x / √(mean(x²) + eps), in at least float32 (Zhang & Sennrich 2019)."""
+    """Compute LayerNorm as torch does; RMSNorm x / √(mean(x²) + eps), in at least float32 (Zhang & Sennrich 2019)."""
     weight = params.get("weight")
     if op.weigh == "input" and weight is not None:
         at_least = torch.promote_types(x.dtype, torch.float32)
@@ -236,9 +234,9 @@ def _dropout(name: str, op: Dropout, x: Tensor, mode: Mode) -> Tensor:
 
 
 def route(op: Route, params: Mapping[str, Tensor], logits: Tensor, ids: Tensor | None = None) -> Tensor:
-    """Weights [..., experts] for router logits [..., experts]; zero for experts that are not chosen.
+    """Return weights [..., experts] for router logits [..., experts]; zero for experts that are not chosen.
 
-    `params` are the correction, the factor and the table, where the op has them; `ids` [..., 1] are the tokens'.
+    `params` are the correction, the factor and the table, if the op has them; `ids` [..., 1] are the tokens'.
     """
     correction = params.get("correction")
     work = logits if op.score_dtype == "input" else logits.float()
@@ -274,7 +272,7 @@ def _scores(op: Route, logits: Tensor) -> Tensor:
 
 
 def one_by_one(op: Route, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(the experts chosen one after the other, the score of each among those left and close to it)."""
+    """Return (the experts chosen one after the other, each one's score among those left and close to it)."""
     chosen, values, left = [], [], logits
     for _ in range(op.top_k):
         best, expert = left.max(-1, keepdim=True)
@@ -286,7 +284,7 @@ def one_by_one(op: Route, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _within_groups(op: Route, choice: Tensor) -> Tensor:
-    """Scores with the experts outside the best `top_groups` groups excluded, or 0."""
+    """Return scores with the experts outside the best `top_groups` groups excluded, or 0."""
     if op.groups == 1 or op.top_groups == op.groups:
         return choice
     grouped = choice.reshape(*choice.shape[:-1], op.groups, choice.shape[-1] // op.groups)
@@ -333,7 +331,7 @@ class Received:
 
 
 def received(step: Step, op: Experts, x: Tensor, route: Tensor, weights: Mapping[str, Tensor]) -> Iterator[Received]:
-    """In order, the experts that receive any of the tokens x [tokens, d]; route is [tokens, experts]."""
+    """Yield, in order, the experts that receive any of the tokens x [tokens, d]; route is [tokens, experts]."""
     route = route[:, op.entries]
     for e in route.any(0).nonzero().flatten().tolist():
         tokens = route[:, e].nonzero().flatten()
@@ -346,7 +344,7 @@ def received(step: Step, op: Experts, x: Tensor, route: Tensor, weights: Mapping
 
 
 def unmixed(op: Experts, x: Tensor, route: Tensor) -> Tensor:
-    """The output [tokens, d] before any expert: zeros, plus the share of the identity experts."""
+    """Return the output [tokens, d] before any expert: zeros, plus the share of the identity experts."""
     out = torch.zeros(x.shape[0], op.shape(tuple(x.shape))[-1], dtype=x.dtype, device=x.device)
     if op.identity:
         out += x * route[:, -op.identity :].sum(-1, keepdim=True)
@@ -363,7 +361,7 @@ NAMESPACE = SimpleNamespace(**{name: getattr(torch, name) for name in vars(SCALA
 
 
 def function(name: str, learned: Mapping[str, Tensor] | None = None) -> Callable[[Tensor], Tensor]:
-    """f for tensors of any shape; `learned` has the row's learned parameters (one element each), if any."""
+    """Return f for tensors of any shape; `learned` has the row's learned parameters (one element each), if any."""
     row = TABLE[name]
     if row.native is not None:
         call, options = row.native
@@ -372,7 +370,7 @@ def function(name: str, learned: Mapping[str, Tensor] | None = None) -> Callable
 
 
 def slope(name: str, learned: Mapping[str, Tensor] | None = None) -> Callable[[Tensor], Tensor]:
-    """df/dx for tensors, from the row's own formula."""
+    """Return df/dx for tensors, from the row's own formula."""
     return partial(_call, TABLE[name].slope, with_learned(NAMESPACE, _numbers(learned)))
 
 
@@ -382,18 +380,18 @@ def _call(f: Callable[[Any, Any], Any], m: Any, x: Tensor) -> Tensor:
 
 
 def _numbers(learned: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """Parameters of one element as plain numbers, so that they broadcast without adding an axis."""
+    """Return parameters of one element as plain numbers, so that they broadcast without adding an axis."""
     return {name: value.reshape(()) for name, value in (learned or {}).items()}
 
 
 def halves_by_turns(first: Tensor, second: Tensor, axis: int = 0) -> tuple[Tensor, Tensor]:
-    """Two tensors concatenated along `axis`, read as alternating: [0, 1], [2, 3] → [0, 2], [1, 3]."""
+    """Concatenate two tensors along `axis` and read the result as alternating: [0, 1], [2, 3] → [0, 2], [1, 3]."""
     rows = torch.cat([first, second], axis).movedim(axis, 0)
     return rows[::2].movedim(0, axis).contiguous(), rows[1::2].movedim(0, axis).contiguous()
 
 
 def turns_as_halves(first: Tensor, second: Tensor, axis: int = 0) -> tuple[Tensor, Tensor]:
-    """Two tensors interleaved along `axis`, cut in the middle: [0, 2], [1, 3] → [0, 1], [2, 3]."""
+    """Interleave two tensors along `axis` and cut the result in the middle: [0, 2], [1, 3] → [0, 1], [2, 3]."""
     rows = torch.stack([first.movedim(axis, 0), second.movedim(axis, 0)], 1).flatten(0, 1)
     half = len(first.movedim(axis, 0))
     return rows[:half].movedim(0, axis).contiguous(), rows[half:].movedim(0, axis).contiguous()

@@ -35,10 +35,9 @@ def block_tensors(
     block: Sequence[Step], d_model: int, source: InputSource | None, leading: tuple[int, ...] | None,
     example: Example | None, generator: torch.Generator, dtype: torch.dtype, device: str,
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:  # fmt: skip
-    """(every input of a block by name, its own first; notes on those that other parts of a model compute).
+    """Return (every input of a block by name, its own first; notes on those that other parts of a model compute).
 
-    `source` None is the example's input, else a random one. Raises FFNError as `make_input`, and (exit 3) if memory is
-    too small.
+    `source` None is the example's input, else a random one.
     """
     example = example if source is None else None
     leading = leading or (example.shape[:-1] if example else None)
@@ -65,7 +64,8 @@ def block_tensors(
 
 
 def _require_working_memory(tokens: int, block: Sequence[Step], dtype: torch.dtype) -> None:
-    """FFNError if memory is too small for two of the widest intermediates at once and three tensors of d_model."""
+    """Refuse (exit 3) a block if memory is too small for two of its widest intermediates and three tensors of
+    d_model."""
     axis = feature_axis(block)
     widest = max(axis.size for axes in parameters(block).values() for axis in axes)
     size = tokens * (2 * widest + 3 * (axis.size if axis else widest)) * dtype.itemsize
@@ -75,9 +75,10 @@ def _require_working_memory(tokens: int, block: Sequence[Step], dtype: torch.dty
 def make_input(
     source: InputSource, leading: tuple[int, ...] | None, d_model: int, dtype: torch.dtype, generator: torch.Generator
 ) -> Tensor:
-    """The input [*leading, d_model] that `source` names or is; `leading` None takes a file's or an array's own shape.
+    """Return the input [*leading, d_model] that `source` names or is.
 
-    Raises FFNError for an unknown name, numbers that do not fill tokens of d_model, or a file without numbers.
+    `leading` None takes a file's or an array's own shape. An unknown name, numbers that do not fill tokens of d_model,
+    and a file without numbers are refused.
     """
     if isinstance(source, os.PathLike):
         source = os.fspath(source)
@@ -134,7 +135,8 @@ def _shaped(values: Tensor, leading: tuple[int, ...] | None, d_model: int) -> Te
 
 
 def _parse(text: str, where: str) -> Tensor:
-    """Numbers from JSON (nested lists, or an object with x or one list) or from text: commas, semicolons, white space.
+    """Read numbers from JSON (nested lists, or an object with x or one list) or from text with commas, semicolons or
+    white space.
 
     A line is a row; one number per line is a flat list. A byte order mark, and a first line without any number (a
     table's header), are skipped.
@@ -157,7 +159,7 @@ def _parse(text: str, where: str) -> Tensor:
 
 
 def _input_entry(value: object, where: str) -> object:
-    """The list itself, or an object's entry x, or its only entry."""
+    """Return the list itself, or an object's entry x, or its only entry."""
     if not isinstance(value, dict):
         return value
     if "x" not in value and len(value) != 1:
@@ -173,7 +175,7 @@ def _json(text: str, where: str) -> object:
 
 
 def _copied(values: Sequence[Any] | NDArray[Any] | Tensor) -> Tensor:
-    """A copy of a caller's values, which later changes of theirs do not reach. FFNError if they are not numbers."""
+    """Copy a caller's values, so that later changes do not reach the copy; refuse anything but numbers."""
     if isinstance(values, Tensor):
         if values.is_complex():
             raise FFNError("input holds complex numbers, not real ones")
@@ -187,7 +189,7 @@ def _copied(values: Sequence[Any] | NDArray[Any] | Tensor) -> Tensor:
 
 
 def _from_numpy(array: NDArray[Any], where: str) -> Tensor:
-    """The array as a tensor, float16 and float32 as they are: float64 would take twice the memory."""
+    """Return the array as a tensor, float16 and float32 unchanged: float64 would take twice the memory."""
     import numpy
 
     if array.dtype.kind not in "fiub":

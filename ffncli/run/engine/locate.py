@@ -1,7 +1,7 @@
 """Where a layer's FFN and its weights are in a transformers model in memory.
 
-Names in memory differ from those on disk (from transformers 5 on, experts share one parameter, and modules are
-renamed), so the FFN is recognised again, among the tensors in memory.
+Names in memory differ from those on disk (since transformers 5, experts share one parameter, and modules are renamed),
+so the FFN is recognised again, among the tensors in memory.
 """
 
 from __future__ import annotations
@@ -43,12 +43,11 @@ class LiveFFN:
 
 
 def live_ffn(module: nn.Module, resolved: Resolved, layer: Layer) -> LiveFFN:
-    """The modules at which a layer's ffn_input enters and its ffn_output leaves.
+    """Find the modules at which a layer's ffn_input enters and its ffn_output leaves.
 
-    A dense FFN starts at its first projection and ends at its down projection, with or without a module around
-    it, even if that module adds more (BLOOM's residual). Experts start and end at the module that also contains
-    their router; shared experts outside that module (Granite) end separately. Their input may be
-    flattened to [tokens, d_model]. Raises FFNError if no FFN of that layer is found.
+    A dense FFN starts at its first projection and ends at its down projection, with or without a module around it, even
+    if that module adds more (BLOOM's residual). Experts start and end at the module that also contains their router;
+    shared experts outside that module (Granite) end separately. Their input may be flattened to [tokens, d_model].
     """
     at, located = live_parameters(module, resolved, layer)
     owners = _owners(located)
@@ -65,7 +64,7 @@ def _owners(located: Iterable[Located]) -> dict[str, str]:
 def _boundary(
     owners: Mapping[str, str], norms: Mapping[str, str], at: str, layer: Layer
 ) -> tuple[str, tuple[str, ...]]:
-    """(the module where the FFN starts, the modules where it ends), by the owners of its parameters."""
+    """Return (the module where the FFN starts, the modules where it ends), by the owners of its parameters."""
     if layer.spec.moe is None and not layer.spec.learned_scale:
         return owners["gate.weight" if layer.spec.gated else "up.weight"], (owners["down.weight"],)
     shared = [name for parameter, name in owners.items() if parameter.startswith("shared")]
@@ -81,7 +80,7 @@ def _boundary(
 
 
 def _without_parameters(module: nn.Module, resolved: Resolved, layer: Layer, at: str) -> dict[str, str]:
-    """The norms without parameters (OLMo's), by the usual names of their modules."""
+    """Return the norms without parameters (OLMo's), by the usual names of their modules."""
     there, rules = {name for name, _ in module.named_modules()}, arrangement(resolved.model.model_type)
     out: dict[str, str] = {}
     for step in steps(layer.spec):
@@ -93,7 +92,7 @@ def _without_parameters(module: nn.Module, resolved: Resolved, layer: Layer, at:
 
 
 def live_parameters(module: nn.Module, resolved: Resolved, layer: Layer) -> tuple[str, tuple[Located, ...]]:
-    """(the layer's module, where its parameters are in the state_dict). Raises FFNError as `live_ffn`."""
+    """Return (the layer's module, where its parameters are in the state_dict)."""
     tensors = live_tensors(module)
     where = f"the model in memory ({type(module).__name__})"
     kinds = [str(t.dtype).removeprefix("torch.") for t in tensors.values()]
@@ -110,14 +109,14 @@ def live_parameters(module: nn.Module, resolved: Resolved, layer: Layer) -> tupl
 
 
 def live_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and stored buffers in the order of their names, as in files; a shared one (Zamba's) once."""
+    """Return parameters and stored buffers in the order of their names, as in files; a shared one (Zamba's) once."""
     kept = module.state_dict()
     tensors = dict((*module.named_parameters(), *module.named_buffers()))
     return {name: tensors[name].detach() for name in sorted(tensors) if name in kept}
 
 
 def live_weights(module: nn.Module, located: Iterable[Located]) -> dict[str, Tensor]:
-    """The canonical weights [out, in] of these parameters: views of the model's own tensors where they can be."""
+    """Return the canonical weights [out, in] of these parameters, as views of the model's own tensors if possible."""
     with torch.no_grad():
         return {item.parameter: _canonical(module, item) for item in located}
 
@@ -128,13 +127,13 @@ def _canonical(module: nn.Module, item: Located) -> Tensor:
 
 
 def tensor_at(module: nn.Module, name: str) -> Tensor:
-    """A parameter or buffer by its full name."""
+    """Return a parameter or buffer by its full name."""
     owner, _, leaf = name.rpartition(".")
     tensor: Tensor = getattr(module.get_submodule(owner), leaf)
     return tensor
 
 
 def common_module(modules: Iterable[str]) -> str:
-    """The innermost module that contains all of these."""
+    """Return the innermost module that contains all of these."""
     shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*(name.split(".") for name in modules), strict=False))
     return ".".join(parts[0] for parts in shared)

@@ -31,11 +31,11 @@ class Token:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything `trace` needs. `layer` is the chosen one; `origin` says where the weights come from.
+    """What `trace` needs. `layer` is the chosen one; `origin` says where the weights come from.
 
-    If a model was run to get the input, `tokens` are the selected tokens, one per row of the flattened input, and
-    `reference` is the output of the model's own FFN for them, shaped as ffn_output, and `stream` [tokens, d_model] the
-    residual stream after the layer.
+    If a model was run to get the input, `tokens` are the selected tokens, one per row of the flattened input,
+    `reference` is the output of the model's own FFN for them, shaped as ffn_output, and `stream` [tokens, d_model] is
+    the residual stream after the layer.
     """
 
     layer: Layer
@@ -62,11 +62,10 @@ def prepare(
     train: bool | None = None,
     vocab: int | None = None,
 ) -> Prepared:
-    """A layer of a model, ready to run. None is the default: an example's input and mask, else 4 tokens, fp32, eval.
+    """Prepare a layer of a model to run. None is the default: an example's input and mask, else 4 tokens, fp32, eval.
 
-    Weights are drawn first, then inputs, from one generator seeded with `seed` (0): so torch users can reproduce them.
-    `vocab` adds a final layer of that width with random weights. Raises FFNError for an impossible layer, dtype, device
-    or input.
+    Weights are drawn first, then inputs, from one generator seeded with `seed` (0), so that torch users can reproduce
+    them. `vocab` adds a final layer of that width with random weights.
     """
     layer = layer if isinstance(layer, Layer) else resolved.model.layer(layer)
     example, computed, device = resolved.example, dtype_of(dtype), device_of(device)
@@ -90,7 +89,7 @@ def prepare(
 
 
 def _masks(resolved: Resolved, layer: Layer, block: tuple[Step, ...], first: Tensor) -> dict[str, Tensor]:
-    """The example's own dropout masks, if weights, probability and input are the example's too."""
+    """Return the example's own dropout masks, if weights, probability and input are the example's too."""
     example = resolved.example
     if example is None or tuple(first.shape) != example.shape or not fits(example, block):
         return {}
@@ -105,13 +104,13 @@ def _masks(resolved: Resolved, layer: Layer, block: tuple[Step, ...], first: Ten
 
 
 def dtype_of(text: str | None) -> torch.dtype:
-    """torch's dtype of a name (None: fp32). Raises FFNError for an unknown name."""
+    """Return torch's dtype of a name (None: fp32)."""
     torch_dtype: torch.dtype = getattr(torch, dtypes.dtype("fp32" if text is None else text).torch)
     return torch_dtype
 
 
 def device_of(text: str) -> str:
-    """`cpu`, `cuda` or `cuda:1`, now the current device. Raises FFNError (exit 3) if torch cannot compute there."""
+    """Make `cpu`, `cuda` or `cuda:1` the current device; refuse (exit 3) one on which torch cannot compute."""
     return use_device(text, torch)
 
 
@@ -142,7 +141,7 @@ class BlockSummary:
 
 
 def block_summary(resolved: Resolved, ready: Prepared, device: str) -> BlockSummary:
-    """The summary of a layer that is ready to run on a device."""
+    """Summarise a layer that is ready to run on a device."""
     spec = ready.layer.spec
     alone, moe = ready.steps[0].output == "logits", spec.moe  # alone: a final layer without any block
     return BlockSummary(
@@ -172,7 +171,7 @@ def block_summary(resolved: Resolved, ready: Prepared, device: str) -> BlockSumm
 
 
 def _evidence(model: Resolved, layer: Layer) -> tuple[str, ...]:
-    """The evidence, which cites a tensor of the first layer of its kind, with this layer's tensors substituted."""
+    """Return the evidence, with the tensor that it cites replaced by this layer's."""
     spot = model.spots.get((layer.stack, layer.index))
     if spot is None or model.checkpoint is None:
         return tuple(model.evidence)
@@ -187,7 +186,7 @@ def _evidence(model: Resolved, layer: Layer) -> tuple[str, ...]:
 
 
 def _mask(ready: Prepared) -> str | None:
-    """The origin of the masks of active dropouts; None if none is active."""
+    """Return the origin of the masks of active dropouts; None if none is active."""
     dropouts = [s.output for _, s in walk(ready.steps) if isinstance(s.op, Dropout)] if ready.mode.train else []
     if not dropouts:
         return None

@@ -19,7 +19,7 @@ Weights = Mapping[str, Tensor]
 def output_and_experts(
     steps: Sequence[Step], weights: Weights, inputs: Weights, mode: Mode = EVAL
 ) -> tuple[Tensor, Tensor | None]:
-    """(the output, which experts each token went to as booleans, or None in a dense block)."""
+    """Return (the output, the experts of each token as booleans, or None in a dense block)."""
     experts, tensor = None, None
     for event in execute(steps, weights, inputs, mode):
         tensor = event.tensor
@@ -30,7 +30,7 @@ def output_and_experts(
 
 
 def in_float64(steps: Sequence[Step], weights: Weights, inputs: Weights) -> tuple[Tensor, Tensor | None]:
-    """The same block in float64: the reference.
+    """Compute the reference: the same block in float64.
 
     One step's weights are widened at a time, of experts one expert's, so that memory stays bounded.
     """
@@ -44,7 +44,7 @@ def in_float64(steps: Sequence[Step], weights: Weights, inputs: Weights) -> tupl
 
 
 def events_in_float64(steps: Sequence[Step], weights: Weights, inputs: Weights) -> Iterator[Event]:
-    """The intermediates of `in_float64`, in the order of `execute`."""
+    """Yield the intermediates of `in_float64`, in the order of `execute`."""
     tensors = _in_float64(inputs)
     for step in steps:
         params = {name: weights[name] for name in (*step.parameters(), *step.tables())}
@@ -61,12 +61,12 @@ def events_in_float64(steps: Sequence[Step], weights: Weights, inputs: Weights) 
 
 
 def _in_float64(tensors: Weights) -> dict[str, Tensor]:
-    """Token ids and tables of integers stay what they are."""
+    """Widen a tensor; token ids and tables of integers stay as they are."""
     return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
 def _expert_by_expert(step: Step, op: Experts, x: Tensor, chosen: Tensor, weights: Weights) -> Iterator[Event]:
-    """The intermediates and the mixed output in float64, in the order and so with the bits of `execute`."""
+    """Yield the intermediates and the mixed output in float64, in the order and so with the bits of `execute`."""
     flat, share = x.flatten(0, -2), chosen.flatten(0, -2)
     out = unmixed(op, flat, share)
     (entry,) = block_inputs(op.program)
@@ -80,7 +80,7 @@ def _expert_by_expert(step: Step, op: Experts, x: Tensor, chosen: Tensor, weight
 
 
 def same_experts(a: Tensor | None, b: Tensor | None, tokens: int) -> tuple[Tensor, str]:
-    """(which tokens went to the same experts in two runs, a remark if some did not).
+    """Return (the tokens that went to the same experts in two runs, a remark if some did not).
 
     If two experts score nearly the same, rounding decides which is chosen, and then the whole output differs.
     """
@@ -92,13 +92,13 @@ def same_experts(a: Tensor | None, b: Tensor | None, tokens: int) -> tuple[Tenso
 
 
 def routing_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps up to the choice of experts; none in a dense block."""
+    """Return the steps up to the choice of experts; none in a dense block."""
     at = next((n for n, step in enumerate(steps) if isinstance(step.op, Route)), -1)
     return tuple(steps[: at + 1])
 
 
 def steady_tokens(steps: Sequence[Step], weights: Weights, inputs: Weights, dtype: torch.dtype) -> tuple[Tensor, str]:
-    """(which tokens go to the same experts regardless of rounding, a remark if some do not).
+    """Return (the tokens that go to the same experts regardless of rounding, a remark if some do not).
 
     The router runs in the dtype, in float64, and in float64 with every number perturbed by a few roundings.
     """
@@ -118,7 +118,7 @@ def steady_tokens(steps: Sequence[Step], weights: Weights, inputs: Weights, dtyp
 
 
 def _off(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:
-    """In float64, every number perturbed by a random share of itself, about `scale`; integers as they are."""
+    """Widen a tensor and perturb each number by a random share of itself, about `scale`; leave integers as they are."""
     if not tensor.is_floating_point():
         return tensor
     noise = torch.randn(tensor.shape, generator=generator, device=generator.device).to(tensor.device)
@@ -128,10 +128,12 @@ def _off(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:
 def gradients_in_float64(
     steps: Sequence[Step], weights: Weights, inputs: Weights, upstream: Tensor, of_weights: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """(the output, the gradients of the inputs and of the weights by name), in float64 from the same rounded numbers.
+    """Return (the output, the gradients of the inputs and of the weights by name), in float64 from the same rounded
+    numbers.
 
     `upstream` is the gradient of the output; tables of integers and token ids have none. All experts of a mixture in
-    float64 are four times their bf16, besides as much for their gradients; `of_weights` False leaves the latter out.
+    float64 take four times the memory of bf16, and their gradients as much again; `of_weights` False leaves the latter
+    out.
     """
     entering = _leaves(inputs)
     mixtures = {name for step in steps if isinstance(step.op, Experts) for name in step.parameters()}
@@ -171,7 +173,8 @@ def _leaves(tensors: Weights, differentiable: bool = True) -> dict[str, Tensor]:
 
 
 class _MixtureGradient(torch.autograd.Function):
-    """An Experts step. Its backward pass computes every expert again, and adds to `gradients` those of its weights."""
+    """An Experts step whose backward pass computes every expert again, and adds the gradients of its weights to
+    `gradients`."""
 
     @staticmethod
     def forward(

@@ -21,8 +21,8 @@ from ffncli.run.engine.execute import apply, mix, possible, received, unmixed
 class RankEvent:
     """A step on all ranks: its printed name, rank 0's step, and every rank's tensor, in the order of the ranks.
 
-    `parts` are what a collective combined: for an all-reduce every rank's summand, for experts that are split over
-    ranks the results [tokens, d] of each rank's experts for the tokens of all ranks.
+    `parts` are what a collective combined: every rank's summand for an all-reduce; for experts split over ranks the
+    results [tokens, d] of each rank's experts for the tokens of all ranks.
     """
 
     name: str
@@ -36,8 +36,7 @@ def execute_ranks(
 ) -> Iterator[RankEvent]:
     """Yield every step's output on all ranks, as `execute` does on one; in eval mode.
 
-    Expert-parallel ranks share the tokens (`tokens_of_rank`); their tensors are [tokens, d]. Raises FFNError as
-    `rank_steps` does.
+    Expert-parallel ranks share the tokens (`tokens_of_rank`); their tensors are [tokens, d].
     """
     programs = [rank_steps(steps, rank, ranks) for rank in range(ranks.world_size)]
     shares, entering = [], []
@@ -49,26 +48,26 @@ def execute_ranks(
 
 
 def summed(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], ranks: Ranks) -> Tensor:
-    """The block's output, of all tokens, as the ranks compute it together."""
+    """Return the block's output, of all tokens, as the ranks compute it together."""
     with torch.no_grad():
         *_, last = execute_ranks(steps, weights, inputs, ranks)
     return joined(last.tensors, ranks).reshape(*next(iter(inputs.values())).shape[:-1], -1)
 
 
 def tokens_of_rank(x: Tensor, place: int, ranks: int) -> Tensor:
-    """The tokens that an expert-parallel rank enters: of x [..., d] flattened, the first ranks one more if need be."""
+    """Return an expert-parallel rank's part of x [..., d], flattened; the first ranks get one token more if need be."""
     return x if ranks == 1 else x.flatten(0, -2).tensor_split(ranks)[place]
 
 
 def joined(tensors: Sequence[Tensor], ranks: Ranks) -> Tensor:
-    """The tokens of all expert-parallel ranks in their order, by the first tensor-parallel rank of each."""
+    """Join the tokens of all expert-parallel ranks in order, taking the first tensor-parallel rank of each."""
     return tensors[0] if ranks.ep == 1 else torch.cat(list(tensors[:: ranks.tp]))
 
 
 def share_of(
     weights: Mapping[str, Tensor], steps: Sequence[Step], program: Sequence[Step], rank: int, expert_rank: int = 0
 ) -> dict[str, Tensor]:
-    """One rank's weights: its part along every axis that became smaller, of the experts and of d_ff."""
+    """Return one rank's weights: its part along every axis that became smaller (experts, d_ff)."""
     whole, out = parameters(steps), {name: weights[name] for name in tables(program)}
     for name, axes in parameters(program).items():
         tensor = weights[name]
@@ -86,7 +85,7 @@ def _execute(
     inputs: Sequence[Mapping[str, Tensor]],
     ranks: Ranks,
 ) -> Iterator[RankEvent]:
-    """The same of programs with equal names, on each rank's own weights and inputs."""
+    """Run programs with equal names, on each rank's own weights and inputs."""
     last_use = {name: at for at, step in enumerate(programs[0]) for name in step.inputs}
     tensors = [dict(one) for one in inputs]
     for at, steps in enumerate(zip(*programs, strict=True)):
@@ -114,7 +113,7 @@ def _applied(step: Step, weights: Mapping[str, Tensor], arguments: Sequence[Tens
 
 
 def _all_reduced(parts: Sequence[Tensor], ranks: Ranks) -> list[Tensor]:
-    """On every rank the sum of its tensor-parallel group, in the order of the ranks."""
+    """Return on every rank the sum of its tensor-parallel group, in the order of the ranks."""
     out: list[Tensor] = []
     for start in range(0, len(parts), ranks.tp):
         out += [torch.stack(list(parts[start : start + ranks.tp])).sum(0)] * ranks.tp
@@ -124,7 +123,7 @@ def _all_reduced(parts: Sequence[Tensor], ranks: Ranks) -> list[Tensor]:
 def _experts(
     steps: Sequence[Step], arguments: Sequence[Sequence[Tensor]], weights: Sequence[Mapping[str, Tensor]], ranks: Ranks
 ) -> Generator[RankEvent, None, tuple[list[Tensor], tuple[Tensor, ...]]]:
-    """(every rank's mixed output for its own tokens, the results of its experts before they are combined, if so)."""
+    """Return (every rank's mixed output for its own tokens, the results of its experts before they are combined)."""
     flat = [(x.flatten(0, -2), route.flatten(0, -2)) for x, route in arguments]
     sizes = [len(x) for x, _ in flat[:: ranks.tp]]
     exchanged = isinstance(steps[0].op, Experts) and steps[0].op.ranks > 1
@@ -155,7 +154,7 @@ def _experts(
 def _group_results(
     steps: Sequence[Step], entering: Sequence[tuple[Tensor, Tensor]], weights: Sequence[Mapping[str, Tensor]]
 ) -> Generator[RankEvent, None, list[Tensor]]:
-    """The results of one group's experts for all rows, on each of its tensor-parallel ranks."""
+    """Return the results of one group's experts for all rows, on each of its tensor-parallel ranks."""
     ops = [step.op for step in steps if isinstance(step.op, Experts)]
     out = [unmixed(replace(op, identity=0), x, route) for op, (x, route) in zip(ops, entering, strict=True)]
     works = [received(*one) for one in zip(steps, ops, *zip(*entering, strict=True), weights, strict=True)]

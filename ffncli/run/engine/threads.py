@@ -15,10 +15,11 @@ _POLICY = "OMP_WAIT_POLICY"
 
 @contextmanager
 def sleep_while_waiting() -> Iterator[None]:
-    """If torch is first imported inside, its threads sleep while they wait: spinning takes four times as long on a
-    busy machine.
+    """Make torch's threads sleep while they wait, if torch is first imported inside: on a busy machine spinning takes
+    four times as long.
 
-    A user's OMP_WAIT_POLICY is kept. The variable is restored afterwards: processes started later do not inherit it.
+    A user's OMP_WAIT_POLICY is kept. The variable is restored afterwards, so that processes started later do not
+    inherit it.
     """
     ours = "torch" not in sys.modules and _POLICY not in os.environ
     if ours:
@@ -31,7 +32,7 @@ def sleep_while_waiting() -> Iterator[None]:
 
 
 def set_threads(count: int | None = None) -> None:
-    """Import torch, let its threads sleep while they wait, and compute with `count` of them; None: torch's number."""
+    """Import torch, let its threads sleep while they wait, and compute with `count` of them (None: torch's number)."""
     with sleep_while_waiting():
         import torch
 
@@ -42,7 +43,7 @@ def set_threads(count: int | None = None) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch computes in one thread inside; the number is restored afterwards, even after an error."""
+    """Let torch compute in one thread inside; restore the number afterwards, even after an error."""
     import torch
 
     before = torch.get_num_threads()

@@ -96,7 +96,7 @@ class Trace:
     tensors: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def step(self, name: str) -> StepRecord:
-        """The record of that name. Raises FFNError if there is none."""
+        """Return the record of that name."""
         for record in self.steps:
             if record.name == name:
                 return record
@@ -116,9 +116,9 @@ def trace(
     """Run `steps` on `inputs` ([..., d_model] each) and record every intermediate.
 
     `show` values per axis are kept (None: all). `inside` names the experts whose inner steps are recorded too (None:
-    all), `keep` the steps and inputs whose whole tensors stay, those inside experts by their printed names (None: all
-    that are recorded); others are freed or overwritten after their last use. `top_units` hidden units are recorded one
-    by one.
+    all). `keep` names the steps and inputs whose whole tensors stay, those inside experts by their printed names (None:
+    all that are recorded); others are freed or overwritten after their last use. `top_units` hidden units are recorded
+    one by one.
     """
     costs = step_costs(steps, {name: tuple(tensor.shape) for name, tensor in inputs.items()})
     look = _Look(show, top_units)
@@ -146,7 +146,7 @@ def trace(
 
 
 def input_record(name: str, tensor: Tensor) -> StepRecord:
-    """The record of a tensor [..., features] that no step computes here."""
+    """Record a tensor [..., features] that no step computes here."""
     return _record(name, tensor, _Look(8, 0))
 
 
@@ -159,7 +159,7 @@ class _Look:
 
 
 def _handed_on(event: Event, records: Sequence[StepRecord], steps: Sequence[Step], cost: Cost) -> StepRecord:
-    """The record of a step that returns its input: the input's record under another name, without reading values."""
+    """Record a step that returns its input, without reading the values again."""
     before = next(record for record in records if record.name == event.step.inputs[0])
     formula = right_hand_side(event.step, steps)
     return replace(
@@ -169,13 +169,14 @@ def _handed_on(event: Event, records: Sequence[StepRecord], steps: Sequence[Step
 
 
 def _with_drops(after: StepRecord, records: Sequence[StepRecord]) -> StepRecord:
-    """A dropout's record with the counts of dropped values, by comparison with its input."""
+    """Add the counts of dropped values to a dropout's record, by comparison with its input."""
     before = next(record for record in records if record.name == after.inputs[0])
     return replace(after, live=prod(before.shape) - before.zeros, dropped=after.zeros - before.zeros)
 
 
 def _inner(event: Event, steps: Sequence[Step], weights: Mapping[str, Tensor], look: _Look) -> StepRecord:
-    """A step inside an expert: its rows are the tokens routed there, its inputs have names in the whole block."""
+    """Describe a step inside an expert: its rows are the tokens routed there, its inputs have names in the whole
+    block."""
     outer, _, _ = event.name.rpartition(".")
     experts = next(s for s in steps if s.output == outer.split(".")[0])
     assert isinstance(experts.op, Experts)
@@ -193,7 +194,7 @@ def _inner(event: Event, steps: Sequence[Step], weights: Mapping[str, Tensor], l
 
 
 def _units(event: Event, program: Sequence[Step], weights: Mapping[str, Tensor], top: int) -> Units | None:
-    """Statistics of the step's hidden units over its tokens; None if it has none."""
+    """Return statistics of the step's hidden units over its tokens; None if it has none."""
     readers = unit_steps(program)
     if event.step.output not in readers or not event.tensor.numel():
         return None
@@ -220,7 +221,7 @@ def _record(
     cost: Cost = _NOTHING,
     units: Units | None = None,
 ) -> StepRecord:
-    """The record of one tensor; without a step it is an input of the block."""
+    """Record one tensor; without a step it is an input of the block."""
     index, values = excerpt(tensor, look.show)
     summary = statistics(tensor)
     return StepRecord(
@@ -252,7 +253,7 @@ def _parameters(step: Step, steps: Sequence[Step]) -> tuple[Parameter, ...]:
 
 
 def excerpt(tensor: Tensor, show: int | None) -> tuple[tuple[tuple[int, ...], ...], Any]:
-    """(indices per axis, nested lists of the values there): the first and last of every axis, `show` in all."""
+    """Return (indices per axis, nested lists of the values there): the first and last of every axis, `show` in all."""
     index = tuple(edges(size, size if show is None else show) for size in tensor.shape)
     if any(len(kept) < size for kept, size in zip(index, tensor.shape, strict=True)):
         axes = [torch.tensor(kept, dtype=torch.long, device=tensor.device) for kept in index]
@@ -261,7 +262,7 @@ def excerpt(tensor: Tensor, show: int | None) -> tuple[tuple[tuple[int, ...], ..
 
 
 def find_not_finite(result: Trace, weights: Mapping[str, Tensor]) -> tuple[NotFinite, ...]:
-    """Every input and weight with NaN or Inf, and the first step with any; empty if all values are finite."""
+    """Return every input and weight with NaN or Inf, and the first step with any."""
     not_finite = [NotFinite("input", r.name, r.nan, r.inf) for r in result.steps if r.op == "input" and r.nan + r.inf]
     not_finite += where_not_finite("weight", weights)
     first = next((r for r in result.steps if r.op != "input" and r.nan + r.inf), None)
@@ -272,8 +273,8 @@ def find_not_finite(result: Trace, weights: Mapping[str, Tensor]) -> tuple[NotFi
 
 @dataclass(frozen=True)
 class UnitGroup:
-    """Which of a layer's units: those of `expert` among `experts` routed ones, of the part `shared`, or of a dense FFN
-    (part "", one of 1)."""
+    """A group of a layer's units: those of `expert` among `experts` routed ones, of the part `shared`, or of a dense
+    FFN (part "", one of 1)."""
 
     part: str
     expert: int = 0
@@ -302,13 +303,13 @@ class UnitEvents:
 
     @property
     def groups(self) -> list[UnitGroup]:
-        """All of them, each expert's too."""
+        """Return all groups, each expert's too."""
         outer = dict.fromkeys(name.rpartition(".")[0] for name in unit_steps(self._block))
         routed = {name: _experts(step).experts.size for name, step in self._mixtures.items()}
         return [*map(UnitGroup, outer), *(UnitGroup(name, e, n) for name, n in routed.items() for e in range(n))]
 
     def of(self, event: Event) -> UnitEvent | None:
-        """The units that an event is; None for any other intermediate."""
+        """Return the units that an event is; None for any other intermediate."""
         owner, _, name = event.name.rpartition(".")
         op, program = event.step.op, self._program(owner)
         if isinstance(op, Activation) and op.function != "identity":
@@ -318,14 +319,14 @@ class UnitEvents:
         return UnitEvent(self._group(owner, event.expert), event.tensor, self._active[owner])
 
     def columns(self, group: UnitGroup, weights: Mapping[str, Tensor]) -> Tensor:
-        """The down projection of a group [written, d_ff]: a column is what its unit writes for an activation of 1."""
+        """Return a group's down projection [written, d_ff]: a column is what its unit writes for an activation of 1."""
         reader = next(name for name in self._program(group.part).values() if name)
         step = self._mixtures.get(group.part)
         inside = weights if step is None else _experts(step).of_one(weights, group.expert, step.prefix)
         return inside[f"{reader}.weight"]
 
     def _program(self, owner: str) -> Mapping[str, str | None]:
-        """The unit steps of the whole block, or of one expert's program, with the Linear that reads each."""
+        """Return the unit steps of the whole block, or of one expert's program, with the Linear that reads each."""
         if (step := self._mixtures.get(owner.partition(".")[0])) is not None:
             return unit_steps(_experts(step).program)
         readers = unit_steps(self._block)

@@ -55,7 +55,7 @@ class LayerWeights:
 def layer_weights(
     resolved: Resolved, layer: Layer, generator: torch.Generator, dtype: torch.dtype, device: str
 ) -> LayerWeights:
-    """A layer's weights: an example's, a module's, those of the model's files, or random ones."""
+    """Return a layer's weights: an example's, a module's, those of the model's files, or random ones."""
     block, example, notes = resolved.block(layer), resolved.example, tuple[str, ...]()
     if example and fits(example, block):
         exact = {name: torch.tensor(values, dtype=torch.float64) for name, values in example.weights.items()}
@@ -79,7 +79,7 @@ def layer_weights(
 
 
 def fits(example: Example, block: Sequence[Step]) -> bool:
-    """Whether the example's weights are exactly the block's parameters, shapes included."""
+    """Return whether the example's weights are exactly the block's parameters, shapes included."""
     shapes = {name: tuple(torch.tensor(values).shape) for name, values in example.weights.items()}
     return shapes == {name: tuple(axis.size for axis in axes) for name, axes in parameters(block).items()}
 
@@ -87,7 +87,7 @@ def fits(example: Example, block: Sequence[Step]) -> bool:
 def stored_layer(
     resolved: Resolved, layer: Layer, dtype: torch.dtype, device: str
 ) -> tuple[Mapping[str, Tensor], str, tuple[str, ...]] | None:
-    """(one layer's weights from the model's files, their origin, what was assumed about them); None without files."""
+    """Return (one layer's weights from the model's files, their origin, notes on assumptions); None without files."""
     located = located_weights(resolved, layer)
     if located is None or resolved.checkpoint is None:
         return None
@@ -107,7 +107,7 @@ def stored_layer(
 def steps_with_weights(
     block: tuple[Step, ...], weights: Mapping[str, Tensor]
 ) -> tuple[tuple[Step, ...], tuple[str, ...]]:
-    """(the steps that have weights, notes): the block, or its rest without the norms that have no weights.
+    """Return (the block without norms whose weights are missing, notes).
 
     Without the norm before the FFN only the FFN remains, because its input would be that norm's output.
     """
@@ -126,11 +126,11 @@ def steps_with_weights(
 def random_weights(
     steps: Sequence[Step], generator: torch.Generator, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> dict[str, Tensor]:
-    """Weights as nn.Linear, nn.LayerNorm and torch's other modules initialise theirs, in step order.
+    """Draw weights as nn.Linear, nn.LayerNorm and torch's other modules initialise theirs, in step order.
 
     With `torch.manual_seed(S)` and a generator of seed S, a module that declares the same Linears in the same order has
     the same tensors (experts one after the other, each with its own program's order). Drawn in float32 on the
-    generator's device, where each tensor is then cast. Raises FFNError (exit 3) if this machine's memory is too small.
+    generator's device, where each tensor is then cast.
     """
     if generator.device.type == "cpu":
         advice = "take a smaller block" + ("" if dtype.itemsize <= 2 else f" or {option('dtype', 'bf16')}")
@@ -140,7 +140,7 @@ def random_weights(
 
 
 def _tables(step: Step, generator: torch.Generator) -> dict[str, Tensor]:
-    """A route's table: for each token id, experts that follow each other, from a random one on."""
+    """Draw a route's table: for each token id, experts that follow each other, from a random one on."""
     if not isinstance(step.op, Route) or not step.op.lookup:
         return {}
     shape = (step.op.lookup.size, 1)
@@ -180,7 +180,7 @@ def _filled(shape: tuple[int, ...], value: float, dtype: torch.dtype, device: to
 
 
 def _linear(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:
-    """nn.Linear: weight Kaiming-uniform with a = √5, bias uniform, both within ±1/√fan_in."""
+    """Initialise as nn.Linear: weight Kaiming-uniform with a = √5, bias uniform, both within ±1/√fan_in."""
     tensor = torch.empty(shape, device=generator.device)
     if len(shape) == 2:
         torch.nn.init.kaiming_uniform_(tensor, a=math.sqrt(5), generator=generator)
@@ -190,10 +190,8 @@ def _linear(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> 
 
 
 def located_weights(resolved: Resolved, layer: Layer) -> tuple[layout.Located, ...] | None:
-    """Where one layer's parameters are in the model's files, without norms it does not describe; None without files.
-
-    Raises FFNError naming what is missing.
-    """
+    """Locate one layer's parameters in the model's files, without norms that these do not describe; None without
+    files."""
     checkpoint = resolved.checkpoint
     if checkpoint is None:
         return None
@@ -204,14 +202,14 @@ def located_weights(resolved: Resolved, layer: Layer) -> tuple[layout.Located, .
 
 
 def packed_formats(located: Sequence[layout.Located]) -> tuple[str, ...]:
-    """The packed formats among them (`fp8-block128`, `Q4_0`), in order; none for plain floats."""
+    """Return the packed formats of these tensors (`fp8-block128`, `Q4_0`), in order; none for plain floats."""
     return tuple(dict.fromkeys(item.slice.format for item in located if item.slice.format not in ("", *PLAIN)))
 
 
 def stored_weights(
     resolved: Resolved, layer: Layer, dtype: torch.dtype, device: str = "cpu"
 ) -> dict[str, Tensor] | None:
-    """One layer's weights from the model's files, without reading other tensors; None if the model has no files.
+    """Read one layer's weights from the model's files, and no other tensor; None if the model has no files.
 
     A norm whose tensors are unknown is left out.
     """
@@ -228,10 +226,7 @@ def read_located(
     device: str = "cpu",
     quantization: Mapping[str, Any] | None = None,
 ) -> dict[str, Tensor]:
-    """The same for tensors that are already located; `quantization` is the config's quantization_config.
-
-    Raises FFNError (exit 3) if memory is too small.
-    """
+    """Do as `stored_weights` for located tensors; `quantization` is the config's quantization_config."""
     require_memory(sum(math.prod(axis.size for axis in item.axes) for item in located) * dtype.itemsize)
     return read_weights(checkpoint, tuple(located), dtype, device, quantization)
 
@@ -242,7 +237,7 @@ def require_memory(
     advice: str = f"take a smaller block or {option('dtype', 'bf16')}",
     root: Path = ROOT,
 ) -> None:
-    """Raises FFNError (exit 3) if `size` bytes exceed this machine's free memory: better than the OOM killer.
+    """Refuse (exit 3) `size` bytes that exceed this machine's free memory: better than the OOM killer.
 
     `root` is the root of the file system with the memory figures.
     """

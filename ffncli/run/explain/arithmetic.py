@@ -91,7 +91,8 @@ class Derivation:
 
 
 def linear(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """Σ x[i] · W[out,i] + b[out], the `most` largest products by absolute value written out (NaN counts as largest)."""
+    """Explain Σ x[i] · W[out,i] + b[out], with the `most` largest products by absolute value (NaN counts as
+    largest)."""
     read, unit = scene.read(place, 0, index[:-1]), index[-1]
     parameter = scene.weight(place, "weight")
     assert parameter is not None
@@ -118,7 +119,7 @@ def linear(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) 
 
 
 def activation(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """The op with its slope (0 where a limit holds), and f(x)/x, the share that passes."""
+    """Explain the op with its slope (0 at a limit), and f(x)/x, the share that passes."""
     op = op_of(place, Activation)
     read = scene.read(place, 0, index[:-1])
     x = read.row[index[-1]]
@@ -152,7 +153,7 @@ def activation(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: i
 
 
 def multiply(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """The product of all inputs; one of a single feature multiplies all features of its token."""
+    """Explain the product of all inputs; an input of one feature multiplies all features of its token."""
     reads, factors = _elements(scene, place, index)
     origin = _largest_of(reads, factors, index)
     if factor := scene.weight(place, "factor"):
@@ -162,7 +163,7 @@ def multiply(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int
 
 
 def add(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """The sum of all inputs, the last one times the op's scale."""
+    """Explain the sum of all inputs, the last one times the op's scale."""
     reads, factors = _elements(scene, place, index)
     scale = op_of(place, Add).scale
     terms = [_product(factor) for factor in factors]
@@ -176,7 +177,8 @@ def add(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> 
 
 
 def norm(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """LayerNorm (x - mean) / √(variance + eps), RMSNorm x / √(mean(x²) + eps); then weight (or 1 + weight) and bias.
+    """Explain LayerNorm (x - mean) / √(variance + eps), RMSNorm x / √(mean(x²) + eps), then weight (or 1 + weight) and
+    bias.
 
     If the weight multiplies the input, x is that product.
     """
@@ -217,7 +219,7 @@ def norm(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) ->
 
 
 def dropout(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """x in eval mode; in training x / (1 - p) if it is kept, else 0. Without a mask, the result shows which."""
+    """Explain x in eval mode; in training x / (1 - p) if it is kept, else 0. Without a mask, the result shows which."""
     op = op_of(place, Dropout)
     read = scene.read(place, 0, index[:-1])
     x, origin = read.row[index[-1]].item(), origin_of(read, index[-1])
@@ -240,7 +242,8 @@ def dropout(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int)
 
 
 def experts(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """Σ route[e] · expert_e, one term per chosen expert; if the route weights the input, the outputs are summed."""
+    """Explain Σ route[e] · expert_e, one term per chosen expert; if the route weights the input, the outputs are
+    summed."""
     op = op_of(place, Experts)
     assert place.step is not None
     leading, feature = index[:-1], index[-1]
@@ -271,7 +274,7 @@ def experts(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int)
 
 
 def all_reduce(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """The sum over ranks: this rank's part, and the sum of the others."""
+    """Explain the sum over ranks: this rank's part, and the sum of the others."""
     read = scene.read(place, 0, index[:-1])
     part, total = read.row[index[-1]].item(), scene.tensors[place.name][index].double().item()
     quantities = (Quantity("of this rank", part, read.at(index[-1])), Quantity("of the other ranks", total - part))
@@ -282,7 +285,7 @@ def all_reduce(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: i
 
 
 def _elements(scene: Scene, place: TensorPlace, index: tuple[int, ...]) -> tuple[list[Read], list[Factor]]:
-    """The element of every input that meets this one; an input of one feature has only its first."""
+    """Return the element of every input that meets this one; an input of one feature has only its first."""
     assert place.step is not None
     reads = [scene.read(place, which, index[:-1]) for which in range(len(place.step.inputs))]
     features = [index[-1] if read.row.shape[0] > 1 else 0 for read in reads]
@@ -292,7 +295,7 @@ def _elements(scene: Scene, place: TensorPlace, index: tuple[int, ...]) -> tuple
 def _largest_of(
     reads: Sequence[Read], factors: Sequence[Factor], index: tuple[int, ...]
 ) -> tuple[str, tuple[int, ...]]:
-    """The input that contributes most, as (printed name, index)."""
+    """Return the input that contributes most, as (printed name, index)."""
     best = _largest(torch.tensor([factor.value for factor in factors], dtype=torch.float64))[0]
     return origin_of(reads[best], index[-1] if reads[best].row.shape[0] > 1 else 0)
 
@@ -307,12 +310,12 @@ def _largest(values: Tensor) -> list[int]:
 
 
 def origin_of(read: Read, feature: int) -> tuple[str, tuple[int, ...]]:
-    """The place of an operand, as (printed name, index)."""
+    """Return the place of an operand, as (printed name, index)."""
     return read.name.rpartition(" · ")[2], (*read.leading, feature)
 
 
 def _flat(index: tuple[int, ...], shape: Sequence[int]) -> int:
-    """The number of an element, counted in order."""
+    """Return the number of an element, counted in order."""
     flat = 0
     for at, size in zip(index, shape, strict=True):
         flat = flat * size + at
@@ -320,7 +323,7 @@ def _flat(index: tuple[int, ...], shape: Sequence[int]) -> int:
 
 
 def op_of(place: TensorPlace, kind: type[_Kind]) -> _Kind:
-    """The op of a place's step, of the expected class."""
+    """Return the op of a place's step, of the expected class."""
     assert place.step is not None
     assert isinstance(place.step.op, kind)
     return place.step.op

@@ -31,7 +31,8 @@ from ffncli.show.tensors import written
 
 
 def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """An expert's weight: its score over the sum of the chosen experts' scores (if renormalised), times the scale.
+    """Explain an expert's weight: its score over the sum of the chosen experts' scores (if renormalised), times the
+    scale.
 
     The choice is read from the result. `experts` lists the chosen ones by weight, and the requested expert; for a
     softmax over its whole axis, which chooses none, the `most` with the largest weights.
@@ -124,11 +125,10 @@ class Explanation:
 def explain(
     scene: Scene, name: str, index: tuple[int, ...], most: int = 8, depth: int = 1, option: str = "explain"
 ) -> list[Explanation]:
-    """How `name[index]` was computed, with its `most` largest terms; then its largest term's origin, `depth` steps
-    deep.
+    """Explain `name[index]` with its `most` largest terms; then its largest term's origin, `depth` steps deep.
 
-    `scene` must have the tensors that `scene.needed` names. Negative indices count from the end. Raises FFNError for an
-    unknown step and for an index that does not fit; messages begin with `option`.
+    `scene` must have the tensors that `scene.needed` names. Negative indices count from the end. Messages begin with
+    `option`.
     """
     place = find(scene.steps, name)
     at = checked(scene, place, index, option)
@@ -180,7 +180,7 @@ def _explanation(scene: Scene, place: TensorPlace, index: tuple[int, ...], made:
 
 
 def _scores(scene: Scene, place: TensorPlace, op: Route, logits: Tensor, chosen: list[int]) -> tuple[Tensor, Tensor]:
-    """(each expert's score, NaN if it has none; the values by which experts are chosen)."""
+    """Return (each expert's score, NaN if it has none; the values by which experts are chosen)."""
     correction = scene.weight(place, "correction")
     shift = torch.zeros_like(logits)
     if correction:
@@ -198,13 +198,13 @@ def _scores(scene: Scene, place: TensorPlace, op: Route, logits: Tensor, chosen:
 
 
 def _listed(ids: Read, expert: int, chosen: list[int]) -> list[str]:
-    """Where a table decides: whether it lists the expert."""
+    """Return whether a table that decides lists the expert."""
     return [f"{'' if expert in chosen else 'not '}chosen: the table's experts of token id {int(ids.row[0])} are "
             + ", ".join(map(str, sorted(chosen)))]  # fmt: skip
 
 
 def _notes(op: Route, expert: int, chosen: list[int], choice: Tensor) -> list[str]:
-    """Why the expert is chosen or not."""
+    """Say why the expert is chosen or not."""
     out = []
     if op.groups > 1 and op.top_groups < op.groups:
         best = choice.reshape(op.groups, -1).topk(min(op.group_best, choice.numel() // op.groups), -1).values.sum(-1)

@@ -29,7 +29,7 @@ class TensorPlace:
     expert: int | None = None
 
     def printed(self, name: str) -> str:
-        """The printed name of one of the step's inputs: within an expert, its step or the experts' input."""
+        """Return the printed name of one of the step's inputs: within an expert, its step or the experts' input."""
         if self.outer is None:
             return name
         inside = any(step.output == name for step in self.program)
@@ -59,7 +59,7 @@ class Scene:
     mode: Mode = EVAL
 
     def tokens(self, place: TensorPlace) -> list[int]:
-        """The flat indices of the tokens that a place's expert received, in the order of its rows."""
+        """Return the flat indices of the tokens that a place's expert received, in the order of its rows."""
         assert place.outer is not None
         assert place.expert is not None
         assert isinstance(place.outer.op, Experts)
@@ -82,7 +82,8 @@ class Scene:
         return Read(label, token, (x[token] * route[(*token, place.expert)]).double())
 
     def weight(self, place: TensorPlace, parameter: str) -> tuple[str, Tensor, tuple[int, ...], str] | None:
-        """(canonical name, values, index of the expert's share, symbol) of a step's parameter; None without one."""
+        """Return (canonical name, values, index of the expert's share, symbol) of a step's parameter; None without
+        one."""
         assert place.step is not None
         prefix = place.outer.prefix if place.outer else ""
         name = f"{prefix}{place.step.output}.{parameter}"
@@ -95,7 +96,7 @@ class Scene:
 
 
 def find(steps: Sequence[Step], name: str) -> TensorPlace:
-    """The place of a printed name. Raises FFNError, with the nearest names, if the block has no such step."""
+    """Return the place of a printed name; refuse one that the block does not have, with the nearest names."""
     names = [*block_inputs(steps), *(step.output for step in steps)]
     if name in names:
         return TensorPlace(name, next((step for step in steps if step.output == name), None), steps)
@@ -122,7 +123,7 @@ def _inner(output: str, name: str) -> re.Match[str] | None:
 
 
 def sources(place: TensorPlace) -> tuple[str, ...]:
-    """The printed names of all operands of a place's number."""
+    """Return the printed names of all operands of a place's number."""
     if place.step is None:
         return ()
     names = tuple(place.printed(name) for name in place.step.inputs)
@@ -135,7 +136,7 @@ def sources(place: TensorPlace) -> tuple[str, ...]:
 
 
 def needed(steps: Sequence[Step], names: Sequence[str], depth: int = 1) -> frozenset[str]:
-    """The tensors that must be kept to explain these steps, and their origins `depth` - 1 steps back."""
+    """Return the tensors that must be kept to explain these steps, and their origins `depth` - 1 steps back."""
     wanted, edge = {*names}, {*names}
     for _ in range(depth):
         edge = {source for name in edge for source in sources(find(steps, name))} - wanted
@@ -144,7 +145,7 @@ def needed(steps: Sequence[Step], names: Sequence[str], depth: int = 1) -> froze
 
 
 def checked(scene: Scene, place: TensorPlace, index: tuple[int, ...], option: str) -> tuple[int, ...]:
-    """The index with negatives counted from the end. Raises FFNError, with the shape, if it does not fit."""
+    """Return the index with negatives counted from the end; refuse one that does not fit, with the shape."""
     request = f"{option} {written(place.name, index)}"
     tensor = scene.tensors.get(place.name)
     if tensor is None:
@@ -153,7 +154,7 @@ def checked(scene: Scene, place: TensorPlace, index: tuple[int, ...], option: st
 
 
 def _rows(scene: Scene, place: TensorPlace) -> str:
-    """A description of the rows of an expert's tensor."""
+    """Return a description of the rows of an expert's tensor."""
     if place.outer is None:
         return ""
     tokens = ", ".join(map(str, scene.tokens(place)[:8]))
@@ -161,7 +162,7 @@ def _rows(scene: Scene, place: TensorPlace) -> str:
 
 
 def fitted(shape: tuple[int, ...], name: str, index: tuple[int, ...], request: str, rows: str = "") -> tuple[int, ...]:
-    """The index into `shape` with negatives counted from the end; FFNError if it does not fit."""
+    """Return the index into `shape` with negatives counted from the end."""
     has = f"{name} has shape {list(shape)}{rows}"
     if len(index) != len(shape):
         example = written(name, [0] * len(shape))

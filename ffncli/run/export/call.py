@@ -28,7 +28,7 @@ WHAT = "What to write"
 
 @dataclass(frozen=True)
 class ExportForm:
-    """One way to write a block: the suffix of its file, or none where it is a folder; whether it is text."""
+    """One way to write a block: the suffix of its file, or none if it is a folder; whether it is text."""
 
     suffix: str
     text: bool = True
@@ -45,7 +45,7 @@ FORMS: Mapping[str, ExportForm] = {
 
 @dataclass(frozen=True)
 class Export:
-    """A block in another form: path → contents of its files, of which all but `flashinfer-trace` have one."""
+    """A block in another form: path → contents of its files; all forms but `flashinfer-trace` have one file."""
 
     form: str
     problem: ExportProblem
@@ -54,17 +54,15 @@ class Export:
 
     @property
     def text(self) -> str:
-        """The file's text. Raises FFNError for a form of several files, or of bytes."""
+        """The file's text; a form of several files, or of bytes, has none."""
         contents = next(iter(self.files.values()))
         if len(self.files) > 1 or isinstance(contents, bytes):
             raise FFNError(f"{option('form', self.form)} is not a text", f"write it: {option('out', 'PATH')}")
         return contents
 
     def write(self, path: str | Path, force: bool = False) -> tuple[str, ...]:
-        """Write it to a file, or to a folder, and return the paths. Existing files are replaced only with `force`.
-
-        Raises FFNError for those, and if the system refuses (exit 3); a file is written whole or not at all.
-        """
+        """Write it to a file, or to a folder, and return the paths. Existing files are replaced only with `force`; a
+        file is written whole or not at all."""
         target = Path(path)
         folder = not FORMS[self.form].suffix
         paths = {target / name if folder else target: contents for name, contents in self.files.items()}
@@ -154,7 +152,7 @@ class ExportQuestion(Dimensions, LoadOptions):
 
 
 def exported(question: ExportQuestion) -> Export:
-    """The block in the form that the question names."""
+    """Return the block in the form that the question names."""
     form = require_form(question.form or "torch")
     part: Part = one_of(option("part"), question.part or FORMS[form].part, Part)
     if form != "onnx" and (question.seed is not None or question.large):
@@ -177,7 +175,7 @@ export = call(ExportQuestion, exported, "export")
 
 
 def require_form(form: str) -> str:
-    """The form, if there is one of that name, else FFNError."""
+    """Return the form of that name."""
     if form not in FORMS:
         hint = did_you_mean(form, [*FORMS], f"use {', '.join(FORMS)}")
         raise FFNError(f"{option('form')}: unknown form {shown(form)}", hint)
@@ -208,7 +206,7 @@ _WRITERS: Mapping[str, Callable[[ExportProblem], tuple[dict[str, str], tuple[str
 
 
 def _onnx(resolved: Resolved, problem: ExportProblem, question: ExportQuestion) -> Export:
-    """With the weights of the source, else with random ones."""
+    """Write the weights of the source, else random ones."""
     from ffncli.run.engine.prepare import prepare
     from ffncli.run.export.onnx_model import check_exportable, onnx_bytes
 

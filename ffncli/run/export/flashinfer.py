@@ -34,10 +34,8 @@ def run({arguments}):
 
 
 def trace_files(problem: ExportProblem) -> dict[str, str]:
-    """Path in the data set → the file's text.
-
-    Raises FFNError for a block whose inputs the arena cannot draw, and for a dtype that its schema does not have.
-    """
+    """Return path in the data set → the file's text; refuse inputs that the arena cannot draw, or a dtype that its
+    schema lacks."""
     if problem.dtype.name not in _DTYPES:
         why = f"{problem.dtype.name} is not a dtype of its schema"
         raise FFNError(f"{option('form', FORM)}: {why}", f"choose {' or '.join(_DTYPES)} as {option('dtype')}")
@@ -53,7 +51,7 @@ def trace_files(problem: ExportProblem) -> dict[str, str]:
 
 
 def notes(problem: ExportProblem) -> tuple[str, ...]:
-    """What a user of the arena has to know: its limits are absolute, and its weights are not a model's."""
+    """Tell a user of the arena that its limits are absolute, and that its weights are not a model's."""
     drawn = "the arena draws weights from N(0, 1) too, so that outputs are large"
     limit = f"its --atol 0.01 is too strict, {problem.tolerance:.2g} times the largest output is right"
     overflow = ["fp16 may overflow there, --dtype bf16 does not"] if problem.dtype.name == "fp16" else []
@@ -61,7 +59,7 @@ def notes(problem: ExportProblem) -> tuple[str, ...]:
 
 
 def definition(problem: ExportProblem, name: str, kind: str) -> dict[str, Any]:
-    """The Definition: every axis but `tokens` is constant, the inputs are x and the weights in step order."""
+    """Return the Definition: every axis but `tokens` is constant, the inputs are x and the weights in step order."""
     axes = _Axes(problem)
     inputs = {argument_: {"shape": shape, "dtype": problem.dtype.torch} for argument_, shape in axes.inputs().items()}
     output = {"shape": ["tokens", axes.name(_d_model(problem))], "dtype": problem.dtype.torch}
@@ -82,9 +80,10 @@ def definition(problem: ExportProblem, name: str, kind: str) -> dict[str, Any]:
 
 
 def reference(problem: ExportProblem) -> str:
-    """Source of `run(x, gate, up, down)`, which computes in float64 and rounds its output to the inputs' dtype.
+    """Return the source of `run(x, gate, up, down)`, which computes in float64 and rounds its output to the inputs'
+    dtype.
 
-    Of the experts' weights one expert's are widened at a time: all would take four times the memory of bf16.
+    One expert's weights are widened at a time: all would take four times the memory of bf16.
     """
     about = "One assignment for each step of the block."
     block = _IMPORTS + plain_functions(problem.steps, "block", about, "[e].double()")
@@ -107,7 +106,7 @@ class _Axes:
         self.sizes: dict[str, int] = {}
 
     def name(self, axis: Axis) -> str:
-        """The name of an axis in this definition."""
+        """Return the name of an axis in this definition."""
         name = axis.name if axis.name not in self.taken else f"{axis.name}_width"
         name = name if self.sizes.get(name, axis.size) == axis.size else f"{axis.name}_{axis.size}"
         self.sizes[name] = axis.size
@@ -144,7 +143,7 @@ def _tags(problem: ExportProblem) -> list[str]:
 
 
 def _workloads(problem: ExportProblem, name: str) -> Sequence[Mapping[str, Any]]:
-    """Each as a Trace without a solution, which is how the data set stores it."""
+    """Return each as a Trace without a solution, which is how the data set stores it."""
     names = list(_Axes(problem).inputs())
     return [
         {
@@ -162,7 +161,7 @@ def _workloads(problem: ExportProblem, name: str) -> Sequence[Mapping[str, Any]]
 
 
 def _solution(problem: ExportProblem, name: str) -> dict[str, Any]:
-    """The same steps in the inputs' dtype, one torch call each: what a kernel has to beat."""
+    """Return the same steps in the inputs' dtype, one torch call each: the time that a kernel has to beat."""
     source = _IMPORTS + plain_functions(problem.steps, "run", "One assignment for each step of the block.")
     return {
         "name": f"{name}_torch",
@@ -181,7 +180,7 @@ def _solution(problem: ExportProblem, name: str) -> dict[str, Any]:
 
 
 def _figures(problem: ExportProblem, name: str) -> dict[str, Any]:
-    """What the schemas have no field for."""
+    """Return the figures for which the schemas have no field."""
     return {
         "schema_version": 1,
         "written_by": f"ffn {__version__}",

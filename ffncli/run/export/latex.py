@@ -36,7 +36,7 @@ _UNICODE = {"×": r"$\times$", "·": r"$\cdot$", "−": "$-$", "√": r"$\surd$"
 
 
 def latex_text(problem: ExportProblem) -> str:
-    """An align* environment with one line for each step, those of an expert after them, then a table."""
+    """Return an align* environment with one line for each step, those of an expert after them, then a table."""
     rows: Any = ("T",), ("T_e",)  # shapes only pass them on
     blocks = [_aligned(problem.steps, problem.steps, input_shapes(problem.steps, rows[0]))]
     for step in problem.steps:
@@ -60,7 +60,7 @@ def escaped(text: str) -> str:
 
 
 def _functions(steps: Sequence[Step]) -> list[str]:
-    """The activation functions of a block, those of experts too."""
+    """Return the activation functions of a block, those of experts too."""
     names = [step.op.function for _, step in walk(steps) if isinstance(step.op, Activation)]
     return [name for name in dict.fromkeys(names) if name != "identity"]
 
@@ -80,7 +80,7 @@ def _space(shape: Shape) -> str:
 
 
 def _name(name: str) -> str:
-    """A step's name, upright: `\\mathrm{up}`; a letter or digit stays as it is."""
+    """Return a step's name, upright: `\\mathrm{up}`; a letter or digit stays as it is."""
     return name if len(name) == 1 else "\\mathrm{" + name.replace("_", "\\_") + "}"
 
 
@@ -193,7 +193,7 @@ def _experts(op: Experts, x: Sequence[str]) -> str:
 
 
 def _table(problem: ExportProblem) -> str:
-    """Parameters, and FLOPs and bytes for each number of tokens."""
+    """Return parameters, and FLOPs and bytes for each number of tokens."""
     figures = [(one.tokens, one.matmul_flops, one.elementwise_flops, one.bytes) for one in problem.workloads]
     rows = [f"  {' & '.join(map(_grouped, row))} \\\\" for row in figures]
     return "\n".join([

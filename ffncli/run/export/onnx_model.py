@@ -49,7 +49,7 @@ _SIGNS = {
 
 
 def check_exportable(problem: ExportProblem, large: bool) -> None:
-    """Raises FFNError for a mixture, for a file that is too large, and without onnx (exit 3)."""
+    """Refuse a mixture, a file that is too large, and (exit 3) a machine without onnx."""
     if any(isinstance(step.op, (Experts, Route)) for step in problem.steps):
         raise refused(FORM, problem, "is a mixture: which expert computes a token is not known before it runs")
     size = problem.params * problem.dtype.block_bytes
@@ -63,7 +63,7 @@ def check_exportable(problem: ExportProblem, large: bool) -> None:
 
 
 def onnx_bytes(problem: ExportProblem, weights: Mapping[str, Tensor], origin: str) -> bytes:
-    """The model's file. `weights` are canonical, in the problem's dtype; `origin` says where they come from."""
+    """Return the model's file. `weights` are canonical, in the problem's dtype; `origin` says where they come from."""
     onnx = import_module("onnx")
     graph = _Graph(onnx, problem)
     for step in problem.steps:
@@ -118,7 +118,7 @@ class _Graph:
         return output
 
     def number(self, value: float, element: int | None = None) -> str:
-        """A constant by its name."""
+        """Return a constant by its name."""
         element = self.element if element is None else element
         tensor = self.onnx.helper.make_tensor(f"constant_{len(self.constants)}", element, [], [value])
         return str(self.constants.setdefault((value, element), tensor).name)
@@ -146,7 +146,7 @@ class _Graph:
         self.node("Identity", [y], output)
 
     def _formula(self, term: FormulaTerm) -> str:
-        """The nodes of a formula; log1p and expm1 are written with what ONNX has."""
+        """Return the nodes of a formula; log1p and expm1 are written with what ONNX has."""
         if term.name == "leaf":
             return str(term.value)
         if term.name == "number":
@@ -190,7 +190,7 @@ class _Graph:
         return self.node("ReduceMean", [x, axes.name], keepdims=1)
 
     def model(self, weights: Mapping[str, Tensor]) -> Any:
-        """The model of all nodes, with the weights as initializers under our names."""
+        """Return the model of all nodes, with the weights as initializers under our names."""
         helper, steps = self.onnx.helper, self.problem.steps
         shapes = input_shapes(steps, ())
         inputs = [self._value(name, shapes[name][-1]) for name in block_inputs(steps)]

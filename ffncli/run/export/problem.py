@@ -1,4 +1,4 @@
-"""What an export is about: the block's steps, its workloads, how exact it must be. It needs no torch."""
+"""The subject of an export: the block's steps, its workloads, its tolerance. No torch."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def problem_of(
     resolved: Resolved, part: Part, layer: int | str | None = None, dtype_name: str | None = None,
     tokens: Sequence[int] = (), exact: tuple[Step, ...] | None = None,
 ) -> ExportProblem:  # fmt: skip
-    """The problem for one layer of a model; `exact` are its steps where its files do not describe all of them."""
+    """Describe one layer of a model; `exact` are its steps if its files do not describe all of them."""
     chosen = layer_of(resolved, layer)
     block = steps(chosen.spec) if exact is None else exact
     block = kernel_steps(block) if part == "ffn" else block
@@ -114,7 +114,7 @@ def problem_of(
 
 
 def layer_of(resolved: Resolved, text: int | str | None) -> Layer:
-    """The layer of that name, else the first of the kind that most layers are."""
+    """Return the layer of that name, else the first of the most frequent kind of layer."""
     if text is not None:
         return resolved.model.layer(text)
     group = resolved.model.main
@@ -122,7 +122,7 @@ def layer_of(resolved: Resolved, text: int | str | None) -> Layer:
 
 
 def _dtype(resolved: Resolved, name: str | None) -> DType:
-    """The requested dtype, else the one that the model was released or is stored in, else fp32."""
+    """Return the requested dtype, else the one that the model was released or is stored in, else fp32."""
     if name is not None:
         return dtype(name)
     stored = find_storage(resolved.model.dtype)
@@ -137,5 +137,5 @@ def _workload(block: tuple[Step, ...], kind: DType, tokens: int) -> Workload:
 
 
 def refused(form: str, problem: ExportProblem, why: str, instead: str = "torch") -> FFNError:
-    """The error for a block that a form cannot say: named, never approximated."""
+    """Return the error for a block that a form cannot express: named, never approximated."""
     return FFNError(f"{option('form', form)}: {shown(problem.name)} {why}", f"{option('form', instead)} writes it")

@@ -36,11 +36,11 @@ class Spelling:
     of_one: str = "[e]"
 
     def variable(self, name: str) -> str:
-        """The variable that has a step's output: `shared__gate` for shared.gate."""
+        """Return the variable that has a step's output: `shared__gate` for shared.gate."""
         return self.names.get(name, name.replace(".", "__"))
 
     def of(self, step: Step) -> dict[str, str]:
-        """A step's parameters by the last part of their names."""
+        """Return a step's parameters by the last part of their names."""
         names = (*step.parameters(), *step.tables())
         return {name.rpartition(".")[2]: self.parameters[name] for name in names if name in self.parameters}
 
@@ -90,7 +90,7 @@ def step_lines(step: Step, spelling: Spelling) -> list[str]:
 
 
 def _activation(op: Activation, out: str, x: str, params: Mapping[str, str]) -> list[str]:
-    """The clip, the function and the limit behind it, in one line if there is nothing to clip."""
+    """Return the clip, the function and the limit behind it, in one line if there is nothing to clip."""
     limits = ", ".join(f"{name}={v!r}" for name, v in (("min", op.low), ("max", op.high)) if v is not None)
     lines = [f"{out} = {x}.clamp({limits})"] if limits else []
     inner = out if limits else x
@@ -195,18 +195,19 @@ def _one_by_one(op: Route, work: str) -> list[str]:
 
 
 def expert_name(step: Step) -> str:
-    """What the function or method of one expert is called."""
+    """Return what the function or method of one expert is called."""
     return "expert" if not step.prefix else f"{step.prefix.rstrip('.')}_expert"
 
 
 def expert_arguments(step: Step) -> dict[str, str]:
-    """The parameters of one expert's program → their names as arguments of a plain function."""
+    """Return the parameters of one expert's program → their names as arguments of a plain function."""
     assert isinstance(step.op, Experts)
     return {name: argument for argument, name in by_argument(step.op.program).items()}
 
 
 def _experts(step: Step, op: Experts, out: str, x: Sequence[str], spelling: Spelling) -> list[str]:
-    """Every expert on the tokens that chose it. In a module the expert's number is passed on, else its weights."""
+    """Return every expert on the tokens that chose it. In a module the expert's number is passed on, else its
+    weights."""
     entries, size = op.entries, op.experts.size
     part = f"[:, -{size}:]" if op.always else f"[:, {entries.start}:{entries.stop}]"
     if spelling.modules:
@@ -234,13 +235,14 @@ def _experts(step: Step, op: Experts, out: str, x: Sequence[str], spelling: Spel
 
 
 def function_text(name: str, steps: Sequence[Step], spelling: Spelling, arguments: Sequence[str], doc: str) -> str:
-    """A plain function of the block's inputs and weights."""
+    """Return a plain function of the block's inputs and weights."""
     head = f"def {name}({', '.join([*map(spelling.variable, block_inputs(steps)), *arguments])}):"
     return "\n".join([head, f'    """{doc}"""', *(f"    {line}" for line in body_lines(steps, spelling))]) + "\n"
 
 
 def plain_functions(steps: Sequence[Step], name: str, doc: str, of_one: str = "[e]") -> str:
-    """The block as a function `name(x, gate, up, down)`, after a function for one expert where it has experts."""
+    """Return the block as a function `name(x, gate, up, down)`, after a function for one expert where it has
+    experts."""
     texts, spelling = [], replace(plain_spelling(steps), of_one=of_one)
     for step in steps:
         if isinstance(step.op, Experts):
@@ -308,12 +310,12 @@ class FormulaTerm:
 
 
 def term(value: Any) -> FormulaTerm:
-    """A term as it is; a number as a leaf."""
+    """Return a term as it is; a number as a leaf."""
     return value if isinstance(value, FormulaTerm) else FormulaTerm("number", value=float(value))
 
 
 def leaf(value: object) -> FormulaTerm:
-    """What a printer or a graph knows by this value: the input, or a learned parameter."""
+    """Return what a printer or a graph knows by this value: the input, or a learned parameter."""
     return FormulaTerm("leaf", value=value)
 
 
@@ -325,18 +327,18 @@ _NAMESPACE = SimpleNamespace(**{name: partial(_call, name) for name in vars(SCAL
 
 
 def formula_of(op: Activation, x: FormulaTerm, learned: Mapping[str, FormulaTerm]) -> FormulaTerm:
-    """What an activation computes without its limits, a soft cap included."""
+    """Return what an activation computes without its limits, a soft cap included."""
     out: FormulaTerm = unlimited(op, x, with_learned(_NAMESPACE, learned))
     return out
 
 
 def as_torch(node: FormulaTerm) -> str:
-    """The formula as an expression over torch; leaves print as they are."""
+    """Return the formula as an expression over torch; leaves print as they are."""
     return _printed(node)[0]
 
 
 def _printed(node: FormulaTerm) -> tuple[str, int]:
-    """(the text, how tightly it binds)."""
+    """Return (the text, how tightly it binds)."""
     if node.name == "leaf":
         text = str(node.value)
         return text, _ATOM

@@ -72,7 +72,7 @@ def drawn(fan_in, *shape):
 
 
 def torch_file(problem: ExportProblem) -> str:
-    """The file's text: it needs torch alone, and has no weights."""
+    """Return the file's text: it needs torch alone, and has no weights."""
     made = list(_initial_lines(problem.steps))
     holder = _HOLDER if any("Parameters(" in line for line in made) else ""
     body = [
@@ -125,7 +125,7 @@ def _constants(problem: ExportProblem) -> list[str]:
 
 
 def _wrapped(text: str) -> list[str]:
-    """A comment in lines of at most 110 characters."""
+    """Return a comment in lines of at most 110 characters."""
     return [f"# {line}" for line in textwrap.wrap(text, 108)]
 
 
@@ -137,7 +137,7 @@ def _shapes(problem: ExportProblem) -> str:
 
 
 def _inputs(problem: ExportProblem) -> str:
-    """A function that draws the block's inputs."""
+    """Return a function that draws the block's inputs."""
     ids, drawn = id_inputs(problem.steps), []
     for name, shape in input_shapes(problem.steps, ()).items():
         ids_text = f"torch.randint({ids.get(name)}, (tokens, 1))"
@@ -150,7 +150,7 @@ def _inputs(problem: ExportProblem) -> str:
 
 
 def _initial_lines(steps: Sequence[Step]) -> Iterator[str]:
-    """What __init__ makes, in step order: torch's layers where it has them, named as our weights are."""
+    """Yield what __init__ makes, in step order: torch's layers where it has them, named as our weights are."""
     made: set[str] = set()
     for step in steps:
         for name, value in _modules(step).items():
@@ -206,7 +206,7 @@ def _tensors(op: Op, stack: tuple[int, ...]) -> str:
 
 
 def _first(op: Op, name: str, shape: str) -> str:
-    """A parameter's first value, as ffn draws it."""
+    """Return a parameter's first value, as ffn draws it."""
     if isinstance(op, Linear):
         return f"drawn({op.into.size}, {shape})"
     if isinstance(op, Activation):

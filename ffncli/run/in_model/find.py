@@ -55,7 +55,7 @@ class FoundFFN:
 
 
 def chosen_layers(resolved: Resolved, wanted: int | str | Sequence[int | str] | None) -> list[Layer]:
-    """The layers meant by `layers`; all that have an FFN for None. Raises FFNError for one that is not there."""
+    """Return the layers meant by `layers`; all that have an FFN for None."""
     if wanted is None:
         return layers_of(resolved)
     several = [wanted] if isinstance(wanted, (int, str)) else [*wanted]
@@ -63,7 +63,7 @@ def chosen_layers(resolved: Resolved, wanted: int | str | Sequence[int | str] | 
 
 
 def find_ffn(model: nn.Module, resolved: Resolved, layer: Layer) -> FoundFFN:
-    """Where a layer's FFN is. Raises NotReplaced if no module, and no row of modules, computes it."""
+    """Locate a layer's FFN. Raise NotReplaced if no module, and no row of modules, computes it."""
     block = kernel_steps(steps(layer.spec))
     wanted = {**parameters(block), **tables(block)}
     try:
@@ -81,19 +81,20 @@ def find_ffn(model: nn.Module, resolved: Resolved, layer: Layer) -> FoundFFN:
 
 
 def row_of(model: nn.Module, ffn: FoundFFN) -> FoundFFN:
-    """The same FFN as the modules of up, activation and down, for one whose module computes more than it."""
+    """Return the same FFN as the modules of up, activation and down, for one whose module computes more than it."""
     owners = {item.parameter: item.names[0].rpartition(".")[0] for item in ffn.located}
     row = _row(model, ffn.block, owners, ffn.modules[0])
     return FoundFFN(ffn.layer, ffn.block, ffn.located, row)
 
 
 def kernel_weights(model: nn.Module, ffn: FoundFFN) -> dict[str, Tensor]:
-    """The canonical weights [out, in], contiguous: the model's own tensors where these are stored so, else copies."""
+    """Return the canonical weights [out, in], contiguous: the model's own tensors where these are stored so, else
+    copies."""
     return {name: tensor.contiguous() for name, tensor in live_weights(model, ffn.located).items()}
 
 
 def _row(model: nn.Module, block: Sequence[Step], owners: Mapping[str, str], at: str) -> tuple[str, ...]:
-    """The modules of a plain FFN that are called one after the other: up, the activation, a norm, down."""
+    """Return the modules of a plain FFN that are called one after the other: up, the activation, a norm, down."""
     shape = dense(block)
     if shape is None or shape.gated or shape.prefix:
         raise NotReplaced(f"no module of {at} computes its FFN and nothing else")
@@ -112,7 +113,7 @@ def _row(model: nn.Module, block: Sequence[Step], owners: Mapping[str, str], at:
 
 
 def computes(part: nn.Module, act: Activation, weights: Mapping[str, Tensor]) -> bool:
-    """Whether a module without submodules is that activation function."""
+    """Return whether a module without submodules is that activation function."""
     if next(part.children(), None) is not None or any(p.dim() > 1 for p in part.parameters()):
         return False
     ours = learned(weights, "")
@@ -130,7 +131,7 @@ def computes(part: nn.Module, act: Activation, weights: Mapping[str, Tensor]) ->
 
 
 def forward_replaced(part: nn.Module) -> bool:
-    """Whether something else than its class's method stands in the place of a module's forward.
+    """Return whether something other than its class's method stands in place of a module's forward.
 
     In a copy of a replaced model that method itself does, bound to the copied module.
     """
@@ -140,8 +141,7 @@ def forward_replaced(part: nn.Module) -> bool:
 
 
 def require_plain_forward(model: nn.Module, ffn: FoundFFN) -> None:
-    """Raises NotReplaced if someone has put something in the place of a module's forward already, or its weights
-    are not loaded."""
+    """Raise NotReplaced if something already stands in place of a module's forward, or its weights are not loaded."""
     for path in ffn.modules:
         for part in model.get_submodule(path).modules():
             if forward_replaced(part):
@@ -152,10 +152,9 @@ def require_plain_forward(model: nn.Module, ffn: FoundFFN) -> None:
 
 
 def load_whole(resolved: Resolved, dtype: torch.dtype, device: str) -> Pretrained:
-    """The model with all layers and its language-model head, if transformers has one for it.
+    """Load the model with all layers and its language-model head, if transformers has one for it.
 
-    Its experts are computed as transformers does by default. Raises FFNError for a source that transformers cannot
-    load, and for parameters that its files do not have.
+    Its experts are computed as transformers does by default. Parameters that its files do not have are refused.
     """
     path = folder_of(resolved, "--in-model")
     with offline() as transformers:
@@ -174,12 +173,12 @@ def load_whole(resolved: Resolved, dtype: torch.dtype, device: str) -> Pretraine
 
 
 def _keep(module: Any, lean: bool) -> None:
-    """Removes nothing from the model."""
+    """Remove nothing from the model."""
 
 
 def random_tokens(loaded: Pretrained, resolved: Resolved, count: int, seed: int) -> ForwardInput:
-    """The arguments of a forward pass on one sequence of random tokens. Raises FFNError if it is too long, or the model
-    takes no tokens."""
+    """Return the arguments of a forward pass on one sequence of random tokens; refuse one that is too long, or a model
+    without tokens."""
     try:
         vocab = int(loaded.module.get_input_embeddings().weight.shape[0])
     except (NotImplementedError, AttributeError):
@@ -190,7 +189,7 @@ def random_tokens(loaded: Pretrained, resolved: Resolved, count: int, seed: int)
 
 
 def answer_of(output: Any) -> Tensor:
-    """What a forward's output is compared by: the logits, or the last hidden state of a model without a head."""
+    """Return the output to compare: the logits, or the last hidden state of a model without a head."""
     for name in ("logits", "last_hidden_state"):
         if isinstance(tensor := getattr(output, name, None), Tensor):
             return tensor

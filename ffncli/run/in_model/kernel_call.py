@@ -49,7 +49,7 @@ class SharedKernel:
 
 
 def built(kernel: Kernel, block: Sequence[Step], device: str, dtype: torch.dtype) -> SharedKernel:
-    """The kernel, built for kernel steps. Raises FFNError with the reason where it cannot compute them."""
+    """Build the kernel for kernel steps; refuse steps that it cannot compute, with its reason."""
     inputs = block_inputs(block)
     several = f"this block takes {' and '.join(inputs)}" if len(inputs) > 1 else None
     if reason := several or kernel.refusal(block, device, dtype):
@@ -59,9 +59,9 @@ def built(kernel: Kernel, block: Sequence[Step], device: str, dtype: torch.dtype
 
 @dataclass(frozen=True)
 class KernelFunction:
-    """f(x): x [..., d_model] → a new tensor of the same shape, by one kernel, on weights that it was made with.
+    """f(x): x [..., d_model] → a new tensor of the same shape, by one kernel, on its own weights.
 
-    Gradients flow to x, if the kernel has any. Raises FFNError for an x of another width, dtype or device.
+    Gradients flow to x, if the kernel has any. An x of another width, dtype or device is refused.
     """
 
     built: SharedKernel
@@ -84,10 +84,10 @@ class KernelFunction:
 
 
 def kernel_function(choice: KernelChoice, block: Block, weights: Mapping[str, Tensor]) -> KernelFunction:
-    """f(x) for a block's canonical weights [out, in], which are prepared now and must not change while f is used.
+    """Make f(x) from a block's canonical weights [out, in], which must not change while f is used.
 
-    The block runs from ffn_input to ffn_output, without norms around it, as in eval mode. Raises FFNError for weights
-    that are missing, unknown, or of another shape, dtype or device, and for a kernel that cannot compute the block.
+    The block runs from ffn_input to ffn_output, without norms around it, as in eval mode. Weights that are missing,
+    unknown, or of another shape, dtype or device are refused.
     """
     whole = steps(block) if isinstance(block, FFNSpec) else tuple(block)
     inner = kernel_steps(whole)
@@ -102,7 +102,8 @@ def kernel_function(choice: KernelChoice, block: Block, weights: Mapping[str, Te
 
 
 def _checked(weights: Mapping[str, Tensor], whole: Sequence[Step], inner: Sequence[Step]) -> dict[str, Tensor]:
-    """The weights of the inner steps, contiguous and without gradients; norms of the whole block may be among them."""
+    """Return the weights of the inner steps, contiguous and without gradients; norms of the whole block may be among
+    them."""
     needed = {**parameters(inner), **tables(inner)}
     known = {**needed, **parameters(whole)}
     if unknown := next((name for name in weights if name not in known), None):
@@ -129,6 +130,6 @@ def _checked(weights: Mapping[str, Tensor], whole: Sequence[Step], inner: Sequen
 
 
 def dtype_text(dtype: torch.dtype) -> str:
-    """`bf16` as we write it; torch's own name for others."""
+    """Return `bf16` as we write it; torch's own name for others."""
     row = find(str(dtype))
     return row.name if row else str(dtype).removeprefix("torch.")

@@ -39,8 +39,8 @@ class ReplacedFFN:
     """One FFN that a kernel computes: its place in the model, and the kernel's name.
 
     `error` is max|a-b| / max|b| of the kernel against float64, the largest on the verified inputs, `model_error` that
-    of the model's own FFN, `tolerance` the limit of the kernel's. `copied_bytes` are those of the kernel's weights that
-    it does not share with the model.
+    of the model's own FFN, `tolerance` the kernel's limit. `copied_bytes` counts the kernel's weights that it does not
+    share with the model.
     """
 
     path: str
@@ -73,7 +73,8 @@ class Replaced:
 
     @property
     def calls(self) -> dict[str, int]:
-        """How many calls of the FFNs the kernels computed (`kernel`), and how many the model, by the reason."""
+        """Count the calls of the FFNs that the kernels computed (`kernel`), and those that the model computed, by the
+        reason."""
         total: Counter[str] = Counter()
         for swap in self._swaps:
             total += swap.calls
@@ -85,14 +86,14 @@ class Replaced:
         return any(swap.on for swap in self._swaps)
 
     def apply(self) -> None:
-        """Put the kernels in place again after `restore`. Raises FFNError as `restore` does."""
+        """Put the kernels in place again after `restore`."""
         for swap in self._swaps:
             swap.turn_on()
 
     def restore(self) -> None:
         """Give the model its own FFNs back; a second time it does nothing.
 
-        Raises FFNError if something else has replaced a forward since; the others are back then.
+        If something else has replaced a forward since, it is an error; the other FFNs are back then.
         """
         errors = []
         for swap in self._swaps:
@@ -132,10 +133,11 @@ def replace_ffns(
     tokens: Sequence[int] = TOKENS,
     layers: int | str | Sequence[int | str] | None = None,
 ) -> Replaced:
-    """Every FFN of the model by the kernel that `choose` names for its block, verified on so many random tokens.
+    """Replace every FFN of the model by the kernel that `choose` names for its block, verified on so many random
+    tokens.
 
-    All are verified before the first is replaced. Raises FFNError for a model of an unknown family, if no FFN can be
-    replaced, and (exit 1) if a kernel's output is not the block's.
+    All are verified before the first is replaced. Refused: a model of an unknown family, one without an FFN that can be
+    replaced, and (exit 1) a kernel whose output is not the block's.
     """
     resolved = described(model)
     work = _Replacing(model, resolved, choose, tuple(tokens))
@@ -197,7 +199,7 @@ class _Replacing:
         return ffn, swap, made
 
     def _by_modules(self, ffn: FoundFFN, cases: Sequence[_VerifiedInput]) -> tuple[FoundFFN, float]:
-        """(the FFN as modules that compute it and nothing else, their largest error). Raises NotReplaced."""
+        """Return (the FFN as modules that compute it and nothing else, their largest error). Raises NotReplaced."""
         try:
             return ffn, max(_module_error(self.model, ffn, case) for case in cases)
         except NotReplaced:
@@ -225,7 +227,7 @@ class _Replacing:
 
 
 class _VerifiedInput:
-    """An FFN's weights and one input, with the answer in float64, and how far rounding may move from it."""
+    """An FFN's weights and one input, with the answer in float64, and how far rounding may move it."""
 
     def __init__(self, block: Sequence[Step], weights: dict[str, Tensor], x: Tensor, spec: FFNSpec) -> None:
         self.block, self.x = block, x
@@ -238,9 +240,9 @@ class _VerifiedInput:
         self.tolerance = tolerance_for(x.dtype, width, torch.float32 if fixed else None)
 
     def error(self, out: object, whose: str) -> float:
-        """max|a-b| / max|b| over the tokens that go to the same experts regardless of rounding.
+        """Return max|a-b| / max|b| over the tokens that go to the same experts regardless of rounding.
 
-        Raises NotReplaced for what is not the block's output at all.
+        Raise NotReplaced for anything that is not the block's output.
         """
         if not isinstance(out, Tensor):
             raise NotReplaced(f"{whose} returns a {type(out).__name__}, not one tensor")
@@ -256,7 +258,8 @@ def _drawn(ffn: FoundFFN, count: int, like: Tensor) -> Tensor:
 
 
 def _module_error(model: nn.Module, ffn: FoundFFN, case: _VerifiedInput) -> float:
-    """The error of the model's own modules on the case's input. Raises NotReplaced if they do not compute the block."""
+    """Return the error of the model's own modules on the case's input. Raises NotReplaced if they do not compute the
+    block."""
     whose = f"{type(model.get_submodule(ffn.modules[0])).__name__} ({ffn.label})"
     out: object = case.x[None]
     try:
@@ -273,7 +276,7 @@ def _module_error(model: nn.Module, ffn: FoundFFN, case: _VerifiedInput) -> floa
 
 
 def _called(ffn: FoundFFN) -> list[str]:
-    """The modules in the order of their calls; of several that could be the activation, one."""
+    """Return the modules in the order of their calls; of several that could be the activation, one."""
     if len(ffn.modules) == 1:
         return [*ffn.modules]
     owners = {item.names[0].rpartition(".")[0] for item in ffn.located if not item.parameter.startswith("act.")}
@@ -282,7 +285,7 @@ def _called(ffn: FoundFFN) -> list[str]:
 
 
 def _kernel_error(case: _VerifiedInput, ready: SharedKernel, swap: FFNSwap, name: str) -> float:
-    """The kernel's error on the case's input. Raises FFNError (exit 1) if that is not the block's output."""
+    """Return the kernel's error on the case's input; raise FFNError (exit 1) if it is not the block's output."""
     where = f"{ready.kernel.name} on {swap.ffn.label}"
     params, x = swap.weights.now(), case.x.clone()
     assert params is not None  # they were prepared just now
@@ -303,14 +306,14 @@ def _kernel_error(case: _VerifiedInput, ready: SharedKernel, swap: FFNSwap, name
 
 
 def _limit(case: _VerifiedInput, ready: SharedKernel) -> float:
-    """The error that a kernel may have: that of the dtype, or of the fewer bits that it declares."""
+    """Return the error that a kernel may have: that of the dtype, or of the fewer bits that it declares."""
     computes = ready.kernel.computes
     return max(case.tolerance, declared_tolerance(computes)[0]) if computes else case.tolerance
 
 
 @contextmanager
 def _in_eval(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode and without autocast; every module's own mode is put back."""
+    """Put the model in eval mode and without autocast; restore every module's own mode."""
     modes = [(part, part.training) for part in model.modules()]
     kind = next((p.device.type for p in model.parameters() if not p.is_meta), "cpu")
     try:

@@ -1,4 +1,4 @@
-"""One FFN of a model, computed by a kernel; by the model itself wherever the results could differ."""
+"""A kernel in place of one FFN of a model; it falls back to the model if results could differ."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class FFNSwap:
     # --- a call -------------------------------------------------------------------------------------------------------
 
     def output(self, args: tuple[Any, ...], options: dict[str, Any]) -> Tensor | None:
-        """The kernel's output for a call with these arguments; None where the model must compute it."""
+        """Return the kernel's output for a call with these arguments; None if the model must compute it."""
         x = args[0] if len(args) == 1 and not options else None
         if torch.compiler.is_compiling():  # what is traced must be the model
             return None
@@ -94,7 +94,7 @@ class FFNSwap:
             return self.built(flat, params).view(x.shape)
 
     def _params(self) -> tuple[Params | None, str]:
-        """The kernel's weights as the model's are now, or why there are none."""
+        """Return the kernel's weights as the model's are now, or why there are none."""
         try:
             params = self.weights.now()
         except FFNError:
@@ -102,7 +102,7 @@ class FFNSwap:
         return params, "" if params is not None else self._elsewhere
 
     def _obstacle(self, x: Any) -> str:
-        """Why the model must compute this call itself; empty if nothing is in the way."""
+        """Return why the model must compute this call itself; empty if nothing is in the way."""
         if type(x) is not Tensor or x.numel() == 0:
             return "it was called with something else than one tensor"
         if any(part.training for part in self._inside):
@@ -121,7 +121,7 @@ class FFNSwap:
         return self._ready_for if self._tokens and x.numel() // x.shape[-1] not in self._tokens else ""
 
     def _obstacle_inside(self) -> str:
-        """The same among the modules inside: a hook there would not be called, and another module be left out."""
+        """Check the modules inside too: a hook there would not be called, and another module would be left out."""
         if any(tuple(now.values()) != before for now, before in self._children):
             return "its modules were replaced"
         whole = len(self._modules) == 1
@@ -182,7 +182,7 @@ class _Last(_InRow):
 
 
 def _link(model: nn.Module, path: str) -> tuple[dict[str, Any], str, nn.Module]:
-    """Where a module's parent has it: its dict of modules, the key there, the module."""
+    """Return the place of a module in its parent: the parent's dict of modules, the key there, the module."""
     owner, _, leaf = path.rpartition(".")
     home: dict[str, Any] = model.get_submodule(owner)._modules
     return home, leaf, model.get_submodule(path)
@@ -194,8 +194,8 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class _LiveTensor:
-    """A tensor of the model as it was when the weights were prepared; `seen` and `kept` are some of its values, now
-    and then, where a copy of it is in use."""
+    """A tensor of the model as it was when the weights were prepared; `seen` and `kept` are some of its values, now and
+    then, if a copy of it is in use."""
 
     home: MutableMapping[str, Any]
     leaf: str
@@ -228,7 +228,7 @@ class PreparedWeights:
         self.renew()
 
     def renew(self) -> None:
-        """Prepare them from the model's tensors as they are. Raises FFNError (exit 3) if memory is too small."""
+        """Prepare the kernel's weights from the model's tensors as they are."""
         tensors = [home[leaf] for home, leaf in self._places]
         if self._built.device == "cpu":
             needed = sum(t.nbytes for t in tensors) * max(1, self._built.kernel.forms(self._built.dtype))
@@ -249,11 +249,11 @@ class PreparedWeights:
         )
 
     def now(self) -> Params | None:
-        """The params of the tensors as they are, prepared again if these have changed; None if they have been moved to
-        another dtype or device, or have another shape: the kernel was verified for what they were.
+        """Return the params of the tensors as they are, prepared again if these have changed; None if they have been
+        moved to another dtype or device, or have another shape: the kernel was verified for what they were.
 
-        A write that torch does not count (through `.data`) is seen where the kernel has copies, on a CPU, by 8 values
-        of each tensor.
+        A write that torch does not count (through `.data`) is seen if the kernel has copies, on a CPU, by 8 values of
+        each tensor.
         """
         with self._lock:
             if self._sources and all(source.unchanged for source in self._sources):
@@ -266,7 +266,7 @@ class PreparedWeights:
 
 
 def _place(model: nn.Module, name: str) -> tuple[MutableMapping[str, Any], str]:
-    """The dict in which a module has a parameter or a buffer, and its key there."""
+    """Return the dict in which a module has a parameter or a buffer, and its key there."""
     owner, _, leaf = name.rpartition(".")
     part = model.get_submodule(owner)
     return (part._parameters if leaf in part._parameters else part._buffers), leaf
@@ -286,5 +286,5 @@ def _kind(tensor: Tensor | None) -> tuple[object, ...]:
 
 
 def _version(tensor: Tensor) -> int:
-    """How often torch has counted a write to it; it counts none where the tensor was made in inference mode."""
+    """Return torch's count of writes to a tensor; it counts none if the tensor was made in inference mode."""
     return 0 if tensor.is_inference() else tensor._version

@@ -58,7 +58,7 @@ class Agreement:
 
 
 def agreement(ours: Tensor, theirs: Tensor) -> Agreement:
-    """How far `ours` is from `theirs`, in units of the dtype of `ours`. FFNError if the shapes differ."""
+    """Return the distance of `ours` from `theirs`, in ulps of the dtype of `ours`; refuse different shapes."""
     if ours.shape != theirs.shape:
         raise FFNError(f"shapes {list(ours.shape)} and {list(theirs.shape)} cannot be compared")
     difference = gap(ours, theirs)
@@ -68,7 +68,7 @@ def agreement(ours: Tensor, theirs: Tensor) -> Agreement:
 
 
 def gap(a: Tensor, b: Tensor) -> Gap:
-    """Two tensors of the same shape, compared in float64."""
+    """Compare two tensors of the same shape in float64."""
     largest, at, there, size, unlike, first_unlike = 0.0, -1, 0.0, 0.0, 0, -1
     a_flat, b_flat = a.detach().flatten(), b.detach().flatten()
     for start in range(0, a_flat.numel(), _PIECE):
@@ -98,29 +98,30 @@ _OF_CHANCE = 3  # standard errors, about, of a root mean square over so many val
 
 
 def tolerance_for(dtype: torch.dtype, width: int, scores: torch.dtype | None = None) -> float:
-    """The relative error that rounding may cause; `scores` is the dtype of a router that does not use the block's."""
+    """Return the relative error that rounding may cause; `scores` is the router's dtype if it is not the block's."""
     eps = max(torch.finfo(dtype).eps, torch.finfo(scores).eps if scores else 0.0)
     sums = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
     return rounding_bound(eps, sums, width)
 
 
 def rms_tolerance(dtype: torch.dtype, rounding: float, values: int) -> float:
-    """The rms error that rounding may cause over so many values, relative to their own rms.
+    """Return the rms error that rounding may cause over so many values, relative to their own rms.
 
-    `rounding` is that of an execution that rounds every step's result to the dtype and sums in float32. A right kernel
-    may round ten times more: rounding a value anywhere in a binade has an rms of eps / √28, relative to theirs. Weights
-    in 8 bits, which move every product of a row by up to 1 / 254 of its largest weight, add more than that; their
-    largest error alone cannot be told from that of bf16.
+    `rounding` is the error of an execution that rounds every step's result to the dtype and sums in float32. A right
+    kernel may round ten times more: rounding a value anywhere in a binade has an rms of eps / √28, relative to the
+    values'. Weights in 8 bits, which move every product of a row by up to 1 / 254 of its largest weight, add more than
+    that; their largest error alone cannot be told from that of bf16.
     """
     more = _MORE_ROUNDINGS * torch.finfo(dtype).eps ** 2 / 28
     return math.sqrt(rounding**2 + more) * (1 + _OF_CHANCE / math.sqrt(max(1, values)))
 
 
 def declared_tolerance(computes: str) -> tuple[float, float]:
-    """(largest relative error, rms error) of a kernel that declares its format: `fp8`, or `fp8-rowwise` and the like.
+    """Return (largest relative error, rms error) for a kernel that declares its format: `fp8`, `fp8-rowwise` and the
+    like.
 
     The rms of one rounding is spacing / √28; of a dozen in a row it stays below the spacing, and the largest error
-    below 4 times that. Raises FFNError for a format that is not known.
+    below 4 times the spacing.
     """
     spacing = _SPACING.get(computes.partition("-")[0])
     if spacing is None:
@@ -130,7 +131,7 @@ def declared_tolerance(computes: str) -> tuple[float, float]:
 
 
 def ulp(value: float, dtype: torch.dtype) -> float:
-    """The distance from |value| to the next larger number of `dtype`; NaN if value is not finite.
+    """Return the distance from |value| to the next larger number of `dtype`; NaN if value is not finite.
 
     With p bits of significand it is 2^(e - p + 1) for a value in [2^e, 2^(e+1)) (Goldberg 1991), and the smallest
     subnormal number below the smallest normal one, at zero too.
@@ -143,26 +144,26 @@ def ulp(value: float, dtype: torch.dtype) -> float:
 
 
 def ulp_each(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """`ulp` of each of the finite float64 values, in float64."""
+    """Return the `ulp` of each of the finite float64 values, in float64."""
     limits = torch.finfo(dtype)
     _, exponents = torch.frexp(values.abs().clamp(min=limits.tiny))
     return torch.ldexp(torch.full_like(values, limits.eps), exponents - 1)
 
 
 def ulps(value: float, reference: float, dtype: torch.dtype) -> float:
-    """|value - reference| in units in the last place of the reference; 0 if they are the same, NaN or infinite."""
+    """Return |value - reference| in ulps of the reference; 0 if they are the same, NaN or infinite."""
     if value == reference or (math.isnan(value) and math.isnan(reference)):
         return 0.0
     return abs(value - reference) / ulp(reference, dtype)
 
 
 def narrower(a: torch.dtype, b: torch.dtype) -> torch.dtype:
-    """The coarser of two formats."""
+    """Return the coarser of two formats."""
     return a if torch.finfo(a).eps >= torch.finfo(b).eps else b
 
 
 def exact_sum(values: list[float]) -> float:
-    """The sum, rounded once (math.fsum); if that refuses infinities, a plain sum."""
+    """Return the sum, rounded once (math.fsum); a plain sum if that refuses infinities."""
     try:
         return math.fsum(values)
     except (OverflowError, ValueError):

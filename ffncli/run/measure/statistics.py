@@ -50,7 +50,7 @@ class Statistics:
 
 
 def statistics(tensor: Tensor) -> Statistics:
-    """The statistics of a tensor of any shape and floating type, in float64, infinite values counted as such."""
+    """Return the statistics of a tensor of any shape and floating type, in float64; infinities are counted."""
     flat = tensor.detach().reshape(-1)
     sums = _read(flat, _pivot(flat))
     if sums.low < sums.high:
@@ -67,14 +67,14 @@ def statistics(tensor: Tensor) -> Statistics:
 
 
 def _first_index(tensor: Tensor, flat: Tensor, value: float, chunk: int) -> tuple[int, ...]:
-    """The index of the first element equal to `value`, which is in that chunk of the flat tensor: only it is read."""
+    """Return the index of the first element equal to `value`, reading only its chunk of the flat tensor."""
     start = chunk * chunk_size(flat)
     piece = flat[start : start + chunk_size(flat)]
     return unravel(start + int((piece == value).byte().argmax()), tensor.shape)
 
 
 def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """The index of an element of a tensor from its number in the flattened tensor."""
+    """Return the index of an element of a tensor from its number in the flattened tensor."""
     out: list[int] = []
     for size in reversed(shape):
         flat, at = divmod(flat, size)
@@ -83,7 +83,7 @@ def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def not_finite(tensor: Tensor) -> tuple[int, int]:
-    """How many values are NaN, and how many infinite."""
+    """Return the number of NaNs, and of infinities."""
     counts = Counts()
     for piece in _chunks(tensor.detach().reshape(-1)):
         counts.add(piece)
@@ -91,7 +91,7 @@ def not_finite(tensor: Tensor) -> tuple[int, int]:
 
 
 def chunk_size(tensor: Tensor) -> int:
-    """How many values to process at once on this tensor's device."""
+    """Return the number of values to process at once on this tensor's device."""
     return _CHUNK_ON_GPU if tensor.is_cuda else _CHUNK
 
 
@@ -121,7 +121,7 @@ class Counts:
     inf: int = 0
 
     def add(self, piece: Tensor) -> tuple[Tensor, float, float]:
-        """Count values that are not finite, -Inf also as a negative; returns the finite values and their extremes.
+        """Count values that are not finite, -Inf also as a negative; return the finite values and their extremes.
 
         The caller counts zeros and finite negatives: the fastest method depends on its other work.
         """
@@ -144,7 +144,7 @@ class Counts:
 
     @property
     def extremes(self) -> tuple[tuple[float, int], tuple[float, int]]:
-        """(the minimum, its first chunk), (the maximum, its first chunk)."""
+        """Return (the minimum, its first chunk), (the maximum, its first chunk)."""
         return (self.low, self.low_chunk), (self.high, self.high_chunk)
 
 
@@ -162,27 +162,23 @@ class _Sums(Counts):
 
     @property
     def shifted_mean(self) -> float:
-        """The mean of scale · (x - pivot)."""
         return self.total / self.finite
 
     @property
     def spread(self) -> float:
-        """The standard deviation of scale · (x - pivot)."""
         return sqrt(max(self.squares / self.finite - self.shifted_mean**2, 0.0))
 
     @property
     def mean(self) -> float:
-        """The mean of x."""
         return min(max(self.pivot + self.shifted_mean / self.scale, self.low), self.high)
 
     @property
     def std(self) -> float:
-        """The standard deviation of x."""
         return self.spread / self.scale
 
 
 def _read(flat: Tensor, pivot: float, scale: float = 1.0) -> _Sums:
-    """One pass over all values."""
+    """Read all values once."""
     sums = _Sums(pivot=pivot, scale=scale)
     size = min(chunk_size(flat), flat.numel())
     wide = torch.empty(size, dtype=torch.float64, device=flat.device)
@@ -232,12 +228,12 @@ def _count(sums: _Sums, piece: Tensor, low: float, high: float, scratch: Tensor)
 
 
 def near_zero(dtype: torch.dtype) -> float:
-    """NEAR_ZERO as a value of this type: a value printed as 0.001 is near zero."""
+    """Return NEAR_ZERO as a value of this type: a value printed as 0.001 is near zero."""
     return torch.tensor(NEAR_ZERO, dtype=dtype).item()
 
 
 def _pivot(flat: Tensor) -> float:
-    """One of the tensor's values if they are far from zero compared with their spread, else zero.
+    """Return one of the tensor's values if they are far from zero compared with their spread, else zero.
 
     A sum of squares of x would lose every digit of their spread; a constant tensor has a std of exactly zero.
     """
@@ -250,16 +246,14 @@ def _pivot(flat: Tensor) -> float:
 
 
 def _histogram(flat: Tensor, width: int, low: float, high: float) -> tuple[tuple[int, ...], int]:
-    """(counts in equal bins from `low` to `high`, stride). In large tensors every stride-th value represents all.
-
-    Binning costs more than everything else together.
-    """
+    """Return (counts in equal bins from `low` to `high`, stride). In large tensors every stride-th value represents
+    all, because binning costs more than everything else together."""
     stride = stride_of(flat.numel(), width)
     return (histogram(flat[::stride], low, high) if low < high else ()), stride
 
 
 def stride_of(values: int, width: int) -> int:
-    """The stride at which that many values are binned: coprime to the rows' width, so that all columns are sampled."""
+    """Return the stride for binning `most` values: coprime to the rows' width, so that all columns are sampled."""
     stride = max(1, -(-values // _MOST_IN_HISTOGRAM))
     while stride > 1 and gcd(stride, width) > 1:
         stride += 1
@@ -267,7 +261,7 @@ def stride_of(values: int, width: int) -> int:
 
 
 def histogram(sample: Tensor, low: float, high: float) -> tuple[int, ...]:
-    """How many finite values of a flat tensor lie in each of BINS equal bins from `low` to `high`, both included."""
+    """Count the finite values of a flat tensor in each of BINS equal bins from `low` to `high`, both included."""
     sample = sample.double()
     sample = sample[sample.isfinite()]
     half = 1.0 if isfinite(high - low) else 0.5
@@ -382,7 +376,7 @@ class Sampler:
         self.moments.merge(wide, wide.abs(), near_zero(piece.dtype))
 
     def distribution(self) -> Distribution:
-        """The statistics of all pieces."""
+        """Return the statistics of all pieces."""
         t = self.moments
         counts = (t.negatives, t.zeros, t.near_zeros, t.nan, t.inf)
         sample = torch.cat(self.kept) if self.kept else torch.empty(0, dtype=torch.float64)
@@ -404,14 +398,14 @@ class Sampler:
 
 
 def _finite(value: float, *divisors: float) -> float | None:
-    """`value` divided by all of these, None if float64 overflows."""
+    """Return `value` divided by all of these, None if float64 overflows."""
     for divisor in divisors:
         value = value / divisor if divisor else inf
     return value if isfinite(value) else None
 
 
 def _distance(ordered: Tensor, mean: float, std: float) -> float | None:
-    """max |F - Φ| of sorted values, F their empirical cumulative distribution, which jumps at each of them."""
+    """Return max |F - Φ| of sorted values, F their empirical cumulative distribution, which jumps at each of them."""
     if not std:
         return None
     n = ordered.numel()
@@ -438,35 +432,35 @@ class NotFinite:
 
 
 def in_words(nan: int, inf: int) -> str:
-    """`3 NaN`, `1 NaN and 2 Inf`; empty if there is neither."""
+    """Return `3 NaN`, `1 NaN and 2 Inf`; empty if there is neither."""
     return " and ".join(f"{n:,} {what}" for n, what in ((nan, "NaN"), (inf, "Inf")) if n)
 
 
 def where_not_finite(kind: str, tensors: Mapping[str, Tensor]) -> list[NotFinite]:
-    """The tensors that have NaN or Inf, in order."""
+    """Return the tensors that have NaN or Inf, in order."""
     counts = [(name, *not_finite(tensor)) for name, tensor in tensors.items()]
     return [NotFinite(kind, name, nan, inf) for name, nan, inf in counts if nan + inf]
 
 
 def span(part: int, size: int, count: int) -> slice:
-    """The indices that cell `part` of `count` stands for, along an axis of `size`."""
+    """Return the indices that cell `part` of `count` stands for, along an axis of `size`."""
     start = part * size // count
     return slice(start, max(start + 1, (part + 1) * size // count))
 
 
 def cells_of(x: Tensor, most_rows: int, most_columns: int) -> list[list[Tensor]]:
-    """A matrix as cells of neighbouring values, at most so many rows and columns of them."""
+    """Divide a matrix into cells of neighbouring values, at most so many rows and columns of them."""
     rows, columns = min(x.shape[0], most_rows), min(x.shape[1], most_columns)
     return [[x[span(i, x.shape[0], rows), span(j, x.shape[1], columns)] for j in range(columns)] for i in range(rows)]
 
 
 def largest(cell: Tensor) -> float:
-    """The value of largest size, so that no outlier is lost; NaN if there is one, then infinity."""
+    """Return the value of largest size, so that no outlier is lost; NaN if there is one, then infinity."""
     return math.nan if bool(cell.isnan().any()) else float(cell.flatten()[cell.abs().argmax()])
 
 
 def values_of_a_cell(x: Tensor, cells: list[list[Tensor]]) -> int:
-    """How many values a cell stands for at most."""
+    """Return the most values that a cell stands for."""
     return math.ceil(x.shape[0] / len(cells)) * math.ceil(x.shape[1] / len(cells[0]))
 
 
@@ -514,7 +508,8 @@ class Units:
 
 
 def unit_statistics(tensor: Tensor, top: int = 0, down: Tensor | None = None) -> Units:
-    """The units of a tensor [..., d_ff]; `top` of them singly, with `down` [d_model, d_ff] also their `writes`."""
+    """Describe the units of a tensor [..., d_ff]; `top` of them singly, with `down` [d_model, d_ff] also their
+    `writes`."""
     rows = tensor.detach().reshape(-1, tensor.shape[-1])
     every = torch.arange(rows.shape[1], device=rows.device)
     near = _quiet(rows, every, NEAR_ZERO)
@@ -530,14 +525,14 @@ def unit_statistics(tensor: Tensor, top: int = 0, down: Tensor | None = None) ->
 
 
 def _blocks(rows: Tensor) -> Iterator[Tensor]:
-    """A few rows at a time, so that their copies stay in the cache."""
+    """Yield a few rows at a time, so that their copies stay in the cache."""
     size = max(1, chunk_size(rows) // max(1, rows.shape[1]))
     for start in range(0, rows.shape[0], size):
         yield rows[start : start + size]
 
 
 def _quiet(rows: Tensor, columns: Tensor, bound: float) -> Tensor:
-    """The `columns` with all values within `bound` of zero. Most are ruled out after a few rows."""
+    """Return the `columns` with all values within `bound` of zero. Most are ruled out after a few rows."""
     for block in _blocks(rows):
         if not columns.numel():
             break
@@ -550,7 +545,7 @@ def _quiet(rows: Tensor, columns: Tensor, bound: float) -> Tensor:
 
 
 def _sizes(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """(L2 norm, mean |x|) of every column, in float64."""
+    """Return (L2 norm, mean |x|) of every column, in float64."""
     squares = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     sums = torch.zeros_like(squares)
     for block in _blocks(rows):

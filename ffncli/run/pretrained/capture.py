@@ -54,7 +54,7 @@ class ForwardInput:
     notes: tuple[str, ...] = ()
 
     def of(self, stack: str) -> tuple[Token, ...]:
-        """The tokens that pass through a stack."""
+        """Return the tokens that pass through a stack."""
         return self.tokens.get(stack) or self.tokens[""]
 
 
@@ -62,9 +62,9 @@ def capture(
     resolved: Resolved, prompt: Prompt, layer: Layer | int | str | None = None, dtype: str | None = None,
     device: str = "cpu",
 ) -> Prepared:  # fmt: skip
-    """One layer's FFN, prepared to run on its actual input in the model, with the model's output for reference.
+    """Prepare one layer's FFN to run on its actual input in the model, with the model's output for reference.
 
-    Our weights are read from the files, not taken from the loaded model. Raises FFNError if the model cannot be run.
+    Our weights are read from the files, not taken from the loaded model.
     """
     layer = layer if isinstance(layer, Layer) else resolved.model.layer(layer)
     passes: list[tuple[tuple[Token, ...], Tensor, Tensor]] = []
@@ -79,7 +79,7 @@ def prepared(
     resolved: Resolved, layer: Layer, tokens: tuple[Token, ...], entering: Tensor, leaving: Tensor,
     notes: tuple[str, ...] = (), dtype: str | None = None, device: str = "cpu",
 ) -> Prepared:  # fmt: skip
-    """Our steps from ffn_input to ffn_output with the layer's weights, on a captured input [tokens, d_model]."""
+    """Return our steps from ffn_input to ffn_output with the layer's weights, on a captured input [tokens, d_model]."""
     block = steps(layer.spec)
     start, _ = ffn_span(block)
     stored_weights = stored_layer(resolved, layer, dtype_of(dtype), device)
@@ -96,11 +96,10 @@ def run_model(
     resolved: Resolved, layers: Sequence[Layer], prompt: Prompt, receive: Receiver,
     streams: dict[Layer, Tensor] | None = None, dtype: str | None = None, device: str = "cpu",
 ) -> tuple[str, ...]:  # fmt: skip
-    """Run the model once up to the last of `layers`; `receive` is called for each layer as soon as its FFN has run.
+    """Run the model once up to the last of `layers`; call `receive` for each layer as soon as its FFN has run.
 
     The arguments of `receive` are the layer, the selected tokens, ffn_input and ffn_output [tokens, d_model]. `streams`
-    gets the residual stream after each layer [tokens, d_model]. Returns notes on the run. Raises FFNError for
-    everything that keeps a model from running.
+    gets the residual stream after each layer [tokens, d_model]. Return notes on the run.
     """
     path = model_files(resolved, layers, prompt.option)
     computed, device = dtype_of(dtype), device_of(device)
@@ -118,10 +117,7 @@ def run_model(
 
 
 def model_files(resolved: Resolved, layers: Sequence[Layer], option: str) -> Path:
-    """The directory or file that transformers loads, for an `option` that needs it.
-
-    Raises FFNError for a model or layers that cannot be run on text.
-    """
+    """Return the directory or file that transformers loads; refuse a model or layers that cannot run on text."""
     require_runnable(resolved)
     if carried := next((layer for layer in layers if state_inputs(steps(layer.spec))), None):
         what = f"{carried.stack} layer {carried.index}: its router gets a state from the router in the layer before"
@@ -134,7 +130,7 @@ def model_files(resolved: Resolved, layers: Sequence[Layer], option: str) -> Pat
 
 
 def _require_readable(resolved: Resolved, layer: Layer) -> None:
-    """FFNError for weights in an unsupported format (GPTQ), by headers alone, before the model is loaded."""
+    """Refuse weights in an unsupported format (GPTQ), by headers alone, before the model is loaded."""
     assert resolved.checkpoint is not None  # folder_of requires it
     for item in located_weights(resolved, layer) or ():
         if item.is_table:
@@ -149,7 +145,7 @@ def load_up_to(
     transformers: Any, resolved: Resolved, layers: Sequence[Layer], path: Path, config: Any, dtype: torch.dtype,
     device: str,
 ) -> tuple[Pretrained, dict[Layer, LiveFFN]]:  # fmt: skip
-    """(the model up to the last of `layers`, where their FFNs are in it)."""
+    """Load (the model up to the last of `layers`, where their FFNs are in it)."""
     live: dict[Layer, LiveFFN] = {}
 
     def shrink(module: Any, lean: bool) -> None:
@@ -198,7 +194,7 @@ def cut(module: Any, layer: str, kept: int) -> None:
 def forward_arguments(
     loaded: Pretrained, tokens: tuple[Token, ...], tokenizer: Any, layers: Sequence[Layer]
 ) -> ForwardInput:
-    """The arguments of the model's forward. Raises FFNError for tokens without an embedding or position."""
+    """Return the arguments of the model's forward; refuse tokens without an embedding or position."""
     module, config = loaded.module, loaded.config
     ids = torch.tensor([[token.id for token in tokens]], device=module.device)
     known = known_tokens(module)
@@ -230,7 +226,7 @@ def forward_arguments(
 
 
 def stand_in(loaded: Pretrained, count: int) -> dict[str, Tensor]:
-    """Arguments for a forward pass of one token each in a batch of `count`, whose output is not used."""
+    """Return arguments for a forward pass of one token each in a batch of `count`, whose output is not used."""
     module, config = loaded.module, loaded.config
     ids = torch.zeros(count, 1, dtype=torch.long, device=module.device)
     takes = inspect.signature(module.forward).parameters
@@ -239,9 +235,8 @@ def stand_in(loaded: Pretrained, count: int) -> dict[str, Tensor]:
 
 
 def batch_arguments(loaded: Pretrained, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """The arguments of the model's forward for texts padded at the right: `ids` and `mask` [texts, length]. A decoder
-    with an encoder gets only its start token.
-    """
+    """Return the arguments of the model's forward for texts padded at the right: `ids` and `mask` [texts, length]. A
+    decoder with an encoder gets only its start token."""
     module, takes = loaded.module, inspect.signature(loaded.module.forward).parameters
     out = {"input_ids": ids} | ({"attention_mask": mask} if "attention_mask" in takes else {})
     if loaded.config.is_encoder_decoder:
@@ -251,21 +246,19 @@ def batch_arguments(loaded: Pretrained, ids: Tensor, mask: Tensor) -> dict[str, 
 
 
 def first_tensor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """The first tensor among a module's arguments."""
+    """Return the first tensor among a module's arguments."""
     tensor: Tensor = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor))
     return tensor
 
 
 def _codebooks(module: Any) -> int:
-    """How many tokens the decoder has at each position: Musicgen has several audio tokens."""
+    """Return the number of tokens that the decoder has at each position: Musicgen has several audio tokens."""
     return int(getattr(getattr(module, "decoder", None), "num_codebooks", 1))
 
 
 def _silence(module: Any, config: Any, count: int) -> Tensor:
-    """The input of Whisper's encoder, [count, mel bins, frames], as zeros.
-
-    FFNError for models that take other inputs.
-    """
+    """Return zeros as the input of Whisper's encoder, [count, mel bins, frames]; refuse models that take other
+    inputs."""
     if config.model_type != "whisper":
         raise FFNError(f"{config.model_type} takes {module.main_input_name}, not text")
     shape = (count, config.num_mel_bins, 2 * config.max_source_positions)
@@ -273,7 +266,7 @@ def _silence(module: Any, config: Any, count: int) -> Tensor:
 
 
 def _decoder_start(module: Any) -> int:
-    """The token that a decoder begins with: from either config, else beginning of sequence, else padding."""
+    """Return the token that a decoder begins with: from either config, else beginning of sequence, else padding."""
     places = (getattr(module, "generation_config", None), module.config)
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
     numbers = [getattr(place, name, None) for name in names for place in places]
@@ -291,9 +284,8 @@ def _listen(
     loaded: Pretrained, live: Mapping[Layer, LiveFFN], inputs: ForwardInput, prompt: Prompt, receive: Receiver,
     streams: dict[Layer, Tensor] | None,
 ) -> tuple[str, ...]:  # fmt: skip
-    """Run the forward pass with a hook on every requested layer, until the last of them has run; returns notes on those
-    that did not. FFNError if none did.
-    """
+    """Run the forward pass with a hook on every requested layer, until the last of them has run; return notes on layers
+    that did not run."""
     waiting, kind, ours = dict(live), loaded.config.model_type, False
     inside = {} if streams is None else dict(live)  # the layers that are not left yet
 
@@ -346,12 +338,12 @@ def _listen(
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """[batch 1, tokens, d_model] as [tokens, d_model]; some models have it flat already."""
+    """Return [batch 1, tokens, d_model] as [tokens, d_model]; some models have it flat already."""
     return tensor.reshape(-1, tensor.shape[-1])
 
 
 def _rows(tensor: Tensor, tokens: int, kind: str) -> Tensor:
-    """One row per token: a model may pad at the end (Longformer). FFNError if it pools them (Funnel)."""
+    """Return one row per token: a model may pad at the end (Longformer); one that pools tokens (Funnel) is refused."""
     if tensor.shape[0] < tokens:
         count = f"{tensor.shape[0]} rows enter this FFN for {tokens} tokens"
         raise FFNError(f"{kind}: {count}, so rows cannot be matched to tokens", "trace it without a prompt")
@@ -361,7 +353,7 @@ def _rows(tensor: Tensor, tokens: int, kind: str) -> Tensor:
 def _hook(
     module: Any, live: LiveFFN, layer: Layer, done: Callable[[Layer, Tensor, Tensor], None]
 ) -> Callable[[], None]:
-    """Hook one layer's first run; returns a function that removes the hooks."""
+    """Hook one layer's first run; return a function that removes the hooks."""
     entered: list[Tensor] = []
     left: dict[str, Tensor] = {}
 

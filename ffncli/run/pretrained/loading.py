@@ -49,7 +49,7 @@ class Pretrained:
 
 @contextmanager
 def offline() -> Iterator[Any]:
-    """transformers, quiet and without any network, regardless of the environment. FFNError if it is missing."""
+    """Yield transformers, quiet and without any network, regardless of the environment."""
     before = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when the Hub's client is imported
     try:
@@ -84,7 +84,8 @@ def _gguf_once() -> AbstractContextManager[Any]:
 
 
 def arguments_for(path: Path) -> dict[str, Any]:
-    """How transformers' `from_pretrained` is told to read a directory, or a GGUF file, from disk alone."""
+    """Return the arguments that make transformers' `from_pretrained` read a directory, or a GGUF file, from disk
+    alone."""
     disk = {"local_files_only": True, "trust_remote_code": False}
     if is_gguf(path):
         return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name, **disk}
@@ -92,7 +93,7 @@ def arguments_for(path: Path) -> dict[str, Any]:
 
 
 def read_config(transformers: Any, path: Path) -> Any:
-    """The config as transformers has it. Raises FFNError for an architecture that it does not know."""
+    """Read the config as transformers has it."""
     config = _gguf_config(transformers, path) if is_gguf(path) else _folder_config(transformers, path)
     for name, value in (("use_cache", False), ("chunk_size_feed_forward", 0)):  # one call per FFN, nothing kept
         if hasattr(config, name):
@@ -122,8 +123,10 @@ def _folder_config(transformers: Any, folder: Path) -> Any:
 
 
 def _gguf_config(transformers: Any, path: Path) -> Any:
-    """The config that transformers makes of the file's metadata. No conversion helps where it cannot: it is the only
-    library that turns a GGUF file back into a model of its own, and writes none that it has read from one.
+    """Return the config that transformers makes of a GGUF file's metadata.
+
+    No conversion helps if it cannot: it is the only library that turns a GGUF file back into a model of its own, and
+    writes none that it has read from one.
     """
     if installed("accelerate") is None:
         what = f"{shown_path(path)}: transformers needs the accelerate library to load a GGUF file"
@@ -137,7 +140,7 @@ def _gguf_config(transformers: Any, path: Path) -> Any:
 
 
 def loading_notes(resolved: Resolved, last_layer: int, dtype: str | None) -> tuple[str, ...]:
-    """What is worth saying before a model is loaded up to a layer: the memory and time that a GGUF file takes."""
+    """Return notes before a model is loaded up to a layer: the memory and time that a GGUF file takes."""
     checkpoint = resolved.checkpoint
     if checkpoint is None or not checkpoint.gguf:
         return ()
@@ -151,11 +154,10 @@ def load(
     transformers: Any, path: Path, config: Any, dtype: torch.dtype, device: str,
     shrink: Callable[[Any, bool], None], with_head: bool = False,
 ) -> Pretrained:  # fmt: skip
-    """The model in eval mode, in `dtype` on `device`, after `shrink` removed unneeded parts from the empty module.
+    """Load the model in eval mode, in `dtype` on `device`, after `shrink` removed unneeded parts from the empty module.
 
-    Where transformers fails over the missing parts, it is loaded again with `shrink(module, False)`, which keeps them.
-    The weights of a GGUF file are dequantized. Raises FFNError if transformers has no such class, where memory is
-    too small, or where loading fails.
+    If transformers fails over the missing parts, it is loaded again with `shrink(module, False)`, which keeps them. The
+    weights of a GGUF file are dequantized.
     """
     # The names in a GGUF file are those of the whole model, which its class with a head has.
     kind = _class(transformers, config, with_head, is_gguf(path))
@@ -205,7 +207,7 @@ def _no_bar(path: Path) -> Iterator[None]:
 
 
 def cannot(what: str, error: BaseException, code: ExitCode = ExitCode.USAGE, hint: str = "") -> FFNError:
-    """Another library's exception in one line."""
+    """Return another library's exception as one line."""
     text = " ".join(str(error).split())  # the reason is often in the second line
     text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
     return FFNError(": ".join(filter(None, (what, type(error).__name__, text))), hint, code)
@@ -213,7 +215,7 @@ def cannot(what: str, error: BaseException, code: ExitCode = ExitCode.USAGE, hin
 
 @contextmanager
 def demanding(loaded: Pretrained) -> Iterator[None]:
-    """While active, raises FFNError as soon as a module is called whose parameters the files do not have.
+    """Refuse, while active, to call a module whose parameters the files do not have.
 
     transformers fills those with random values and only logs it. A pooler that is never called does no harm.
     """
@@ -236,7 +238,7 @@ def demanding(loaded: Pretrained) -> Iterator[None]:
 
 
 def _prepared(kind: Any, prepare: Callable[[Any], None]) -> Any:
-    """The class, calling `prepare` at the end of its constructor, while the module is still empty."""
+    """Return the class with `prepare` called at the end of its constructor, while the module is still empty."""
 
     def make(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, config, *args, **kwargs)
@@ -246,7 +248,7 @@ def _prepared(kind: Any, prepare: Callable[[Any], None]) -> Any:
 
 
 def _class(transformers: Any, config: Any, with_head: bool, prefer_head: bool = False) -> Any:
-    """The class that the config names, or that transformers builds for it. Raises FFNError if there is none."""
+    """Return the class that the config names, or that transformers builds for it."""
     named = [getattr(transformers, str(name), None) for name in getattr(config, "architectures", None) or ()]
     heads = sorted(_HEADS, key=lambda head: config.is_encoder_decoder and "SEQ_TO_SEQ" not in head)  # BART has both
     tables = [f"MODEL_FOR_{head}_MAPPING" for head in heads]
@@ -264,7 +266,7 @@ def _class(transformers: Any, config: Any, with_head: bool, prefer_head: bool = 
 
 
 def _has_head(kind: Any, config: Any) -> bool:
-    """Whether a class has a head. A text-only class cannot be built from the whole model's config."""
+    """Return whether a class has a head. A text-only class cannot be built from the whole model's config."""
     try:
         with torch.device("meta"):
             return kind(config).get_output_embeddings() is not None
@@ -286,7 +288,7 @@ def _without_head(module: Any) -> None:
 
 
 def known_tokens(module: Any) -> int:
-    """The rows of the table of tokens: token ids are below."""
+    """Return the rows of the table of tokens: token ids are below."""
     try:
         return int(module.get_input_embeddings().weight.shape[0])
     except (NotImplementedError, AttributeError):
@@ -294,7 +296,8 @@ def known_tokens(module: Any) -> int:
 
 
 def context_length(module: Any, config: Any) -> int | None:
-    """How many tokens of a text the config has positions for, or the table of learned positions rows; None: any."""
+    """Return the most tokens of a text: the config's positions, or the rows of the table of learned positions; None:
+    any."""
     try:
         text = config.get_text_config(decoder=True)
     except ValueError:  # it has several
@@ -333,7 +336,7 @@ class SharedReaders:
 
 @contextmanager
 def shared_reader() -> Iterator[SharedReaders]:
-    """In it, gguf's `GGUFReader(path)` is made once for a file, its `get_tensor_name_map` once for an architecture."""
+    """Make gguf's `GGUFReader(path)` only once for a file, and its `get_tensor_name_map` once for an architecture."""
     import gguf
 
     library: Any = gguf

@@ -25,10 +25,8 @@ class Prompt:
 
 
 def prompt_of(text: str | None, ids: Any, positions: Any) -> Prompt | None:
-    """The prompt of a question, from its fields as they are converted; None if no model is to be run.
-
-    Raises FFNError for several texts.
-    """
+    """Return the prompt of a question, from its converted fields; None if no model is to be run. Several texts are
+    refused."""
     if text is not None and not isinstance(text, str):
         what = f"{option('prompt')} must be text, got {shown(text)}"
         raise FFNError(what, "several texts are ffncli.corpus's prompts")
@@ -36,7 +34,7 @@ def prompt_of(text: str | None, ids: Any, positions: Any) -> Prompt | None:
 
 
 def layers_of(resolved: Resolved) -> list[Layer]:
-    """Every layer that has an FFN, stack by stack. FFNError for bare dimensions, which have none."""
+    """Return every layer that has an FFN, stack by stack; bare dimensions are refused."""
     if resolved.model.bare:
         what = f"{option('layer', 'all')}: {resolved.model.name} is one block and has no layers"
         raise FFNError(what, f"leave {option('layer')} out")
@@ -46,7 +44,7 @@ def layers_of(resolved: Resolved) -> list[Layer]:
 
 
 def reached(resolved: Resolved, layers: Sequence[Layer]) -> tuple[list[Layer], tuple[str, ...]]:
-    """(the layers that a prompt can reach, notes on the others): Whisper's encoder takes audio."""
+    """Return (the layers that a prompt can reach, notes on the others): Whisper's encoder takes audio."""
     if resolved.model.model_type != "whisper" or all(layer.stack == "decoder" for layer in layers):
         return list(layers), ()
     return [layer for layer in layers if layer.stack == "decoder"], ("a prompt cannot reach the encoder",)

@@ -21,10 +21,7 @@ _OR_IDS = f"give some text, or the tokens' numbers as {option('input_ids')}"
 
 
 def tokenizer_of(transformers: Any, path: Path) -> Any:
-    """The tokenizer of a directory or a GGUF file, None where it has none.
-
-    Raises FFNError for one that transformers cannot load.
-    """
+    """Return the tokenizer of a directory or a GGUF file, None if it has none."""
     if is_gguf(path):
         from ffncli.models.files.gguf import read_gguf
 
@@ -40,10 +37,7 @@ def tokenizer_of(transformers: Any, path: Path) -> Any:
 
 
 def tokens_of(prompt: Prompt, tokenizer: Any, path: Path) -> tuple[Token, ...]:
-    """The model's input tokens, with the special ones that the tokenizer puts around a prompt.
-
-    Raises FFNError for an empty prompt, and without a tokenizer.
-    """
+    """Return the model's input tokens, with the special ones that the tokenizer puts around a prompt."""
     if prompt.ids is not None:
         return with_texts(prompt.ids, tokenizer)
     if not prompt.text:
@@ -62,12 +56,12 @@ def tokens_of(prompt: Prompt, tokenizer: Any, path: Path) -> tuple[Token, ...]:
 
 
 def with_texts(ids: Sequence[int], tokenizer: Any) -> tuple[Token, ...]:
-    """Tokens with these ids, at positions 0, 1, ..."""
+    """Return tokens with these ids, at positions 0, 1, ..."""
     return tuple(Token(at, int(number), token_text(tokenizer, int(number))) for at, number in enumerate(ids))
 
 
 def token_text(tokenizer: Any, number: int) -> str | None:
-    """One token's text, a leading space included; None if there is none."""
+    """Return one token's text, a leading space included; None if there is none."""
     raw = None if tokenizer is None or number >= len(tokenizer) else tokenizer.convert_ids_to_tokens(number)
     if raw is None:
         return None
@@ -77,9 +71,9 @@ def token_text(tokenizer: Any, number: int) -> str | None:
 
 
 def one_token(tokenizer: Any, text: str, vocab: int) -> int:
-    """The number of the token that `promotes` names: its text, or `id:N` among `vocab`.
+    """Return the number of the token that `promotes` names: its text, or `id:N` among `vocab`.
 
-    Raises FFNError for a text that is several tokens or none, with the tokens that it is.
+    A text that is several tokens or none is refused with its tokens.
     """
     if match := re.fullmatch(r"id:([0-9]{1,9})", text):
         if int(match[1]) >= vocab:
@@ -97,10 +91,8 @@ def one_token(tokenizer: Any, text: str, vocab: int) -> int:
 
 
 def positions(text: str | None, count: int) -> tuple[int, ...]:
-    """The positions that `-1`, `0,3` or `2:5` mean among `count` tokens, without duplicates; None: all of them.
-
-    Raises FFNError for a position out of range, and for text that is not a position.
-    """
+    """Return the positions that `-1`, `0,3` or `2:5` mean among `count` tokens, without duplicates; None: all of
+    them."""
     if text is None or text == "all":
         return tuple(range(count))
     out: list[int] = []

@@ -63,10 +63,7 @@ def prediction_change(
     dtype: str | None = None,
     device: str = "cpu",
 ) -> PredictionChange:
-    """The model's prediction after the prompt's last token, without and with the changes of a layer's FFN.
-
-    Raises FFNError for a model without a language-model head, and for everything that keeps it from running.
-    """
+    """Predict after the prompt's last token, without and with the changes of a layer's FFN."""
     path = folder_of(resolved, prompt.option)
     computed, device = dtype_of(dtype), device_of(device)
     with offline() as transformers:
@@ -83,7 +80,7 @@ def prediction_change(
 
 
 def _logits(loaded: Pretrained, inputs: ForwardInput) -> Tensor:
-    """The logits of the last position, in float64."""
+    """Return the logits of the last position, in float64."""
     with torch.no_grad(), demanding(loaded):
         try:
             logits: Tensor = loaded.module(**inputs.arguments).logits
@@ -101,10 +98,10 @@ def _logits(loaded: Pretrained, inputs: ForwardInput) -> Tensor:
 def changed_model(
     module: nn.Module, layer: Layer, live: LiveFFN, ids: Tensor | None, changes: Sequence[Change]
 ) -> Iterator[None]:
-    """The model with these changes of a layer's FFN, undone at the end.
+    """Make these changes of a layer's FFN, undone at the end.
 
-    Weights are changed where they are. Where that cannot be, and without its gate, our steps compute the FFN, for
-    tokens of these `ids` [tokens, 1] where a table of tokens chooses the experts.
+    Weights are changed in place. If that is impossible, or the gate is ablated, our steps compute the FFN; `ids`
+    [tokens, 1] are its tokens, if a table of tokens chooses the experts.
     """
     weights = live_weights(module, live.located)
     stored = {p.untyped_storage().data_ptr() for p in module.parameters()}
@@ -131,7 +128,7 @@ def changed_model(
 def _our_ffn(
     module: nn.Module, layer: Layer, live: LiveFFN, ids: Tensor | None, changes: Sequence[Change]
 ) -> Iterator[None]:
-    """With hooks that put our steps' output, after the changes, in place of the FFN's."""
+    """Put our steps' output, after the changes, in place of the FFN's."""
     block = ffn_steps(steps(layer.spec))
     start, _ = ffn_span(block)
     entered: list[Tensor] = []
@@ -182,7 +179,7 @@ def _compared(old: Tensor, new: Tensor, position: int, top: int, tokenizer: Any)
 class StepChange:
     """A step with and without the change: `changed` of its `values` differ, most at `at`, where `old` becomes `new`.
 
-    `difference` = new - old; `relative` is ‖new − old‖ / ‖old‖, None where the old values are all 0.
+    `difference` = new - old; `relative` is ‖new − old‖ / ‖old‖, None if the old values are all 0.
     """
 
     name: str
@@ -198,7 +195,7 @@ class StepChange:
 def step_changes(
     steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], changes: Sequence[Change]
 ) -> tuple[StepChange, ...]:
-    """The steps of a block in order, outside its experts, each next to itself after the changes."""
+    """Return the steps of a block in order, outside its experts, each compared with itself after the changes."""
     new_steps, new_weights = changed(steps, weights, changes)
     with torch.no_grad():
         old = (event for event in execute(steps, weights, inputs, EVAL) if event.expert is None)

@@ -37,7 +37,7 @@ class Place:
 
 
 class RanksNeeded(FFNError):
-    """A split that needs more processes than this one: the command line starts them and runs the same command there."""
+    """A split that needs more processes than this one: the command line starts them, each with the same command."""
 
     def __init__(self, ranks: Ranks) -> None:
         count = ranks.world_size
@@ -47,10 +47,8 @@ class RanksNeeded(FFNError):
 
 
 def split_asked_for(tp: int | None, ep: int | None) -> Ranks | None:
-    """The split of a call: over the whole world under torchrun, as --tp and --ep say elsewhere; None for a whole block.
-
-    Raises FFNError if tp × ep is not the world size.
-    """
+    """Return the split of a call: over the whole world under torchrun, else as --tp and --ep say; None for a whole
+    block."""
     if place := torchrun():
         return split_over(tp, ep, place.world_size)
     ranks = Ranks(tp or 1, ep or 1)
@@ -58,16 +56,17 @@ def split_asked_for(tp: int | None, ep: int | None) -> Ranks | None:
 
 
 def require_ranks(ranks: Ranks | None) -> None:
-    """Raises RanksNeeded if the split takes several processes, and this is not one of several."""
+    """Raise RanksNeeded if the split takes several processes, and this is not one of several."""
     if ranks is not None and torchrun() is None:
         raise RanksNeeded(ranks)
 
 
 def torchrun(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """This process's place under torchrun, or under any launcher that sets the same variables; None without them.
+    """Return this process's place under torchrun, or under any launcher that sets the same variables; None without
+    them.
 
-    Clusters set some of them for whole containers; LOCAL_RANK is set for a process. Raises FFNError for values that
-    contradict each other.
+    Clusters set some of them for whole containers; LOCAL_RANK is set for a process. Values that contradict each other
+    are refused.
     """
     if any(not environ.get(name) for name in (*_NUMBERS, "MASTER_ADDR")):
         return None
@@ -82,18 +81,16 @@ def torchrun(environ: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def follows() -> bool:
-    """Whether this process is a rank other than the first, which prints nothing."""
+    """Return whether this process is a rank other than the first, which prints nothing."""
     place = torchrun()
     return place is not None and not place.first
 
 
 def split_over(tp: int | None, ep: int | None, world_size: int) -> Ranks:
-    """The split over exactly `world_size` ranks; tp by default all that ep leaves.
+    """Return the split over exactly `world_size` ranks; tp by default all that ep leaves.
 
     >>> split_over(None, None, 4), split_over(None, 2, 8)
     (Ranks(tp=4, ep=1), Ranks(tp=4, ep=2))
-
-    Raises FFNError if tp × ep is another number.
     """
     ranks = Ranks(tp or (max(1, world_size // (ep or 1))), ep or 1)
     if ranks.world_size != world_size:
@@ -104,10 +101,8 @@ def split_over(tp: int | None, ep: int | None, world_size: int) -> Ranks:
 
 
 def device_of(place: Place, device: str) -> str:
-    """The device of this rank by torch's name: of `cuda` the GPU with the rank's number on its machine.
-
-    Raises FFNError for another GPU.
-    """
+    """Return this rank's device by torch's name: `cuda` is the GPU with the rank's number on its machine; others are
+    refused."""
     named = f"cuda:{place.local_rank}"
     if device not in ("cpu", "cuda", named):
         raise FFNError(f"--device {device}: every rank uses the GPU of its number, here {named}", "use --device cuda")

@@ -1,4 +1,4 @@
-"""Joining the other ranks of a run, and what is said where one of them is lost."""
+"""Join the other ranks of a run, and report lost ones."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _WAITED = re.compile(r"[Tt]imed out|[Tt]imeout")
 
 @contextmanager
 def joined(ranks: Ranks, device: str, timeout: float) -> Iterator[RankGroup]:
-    """This process as one of `ranks`, in a process group with a mesh (gloo for CPUs, NCCL for GPUs), until it leaves.
+    """Join `ranks` in a process group with a mesh (gloo for CPUs, NCCL for GPUs), until the end of the block.
 
-    `timeout`: seconds to wait for the other ranks, to join and in every collective. Raises FFNError if the process
-    is not a rank (exit 2), and if a rank is lost or does not come (exit 3).
+    `timeout`: seconds to wait for the other ranks, to join and in every collective. A process that is not a rank is
+    refused (exit 2); a rank that is lost or does not come is an error (exit 3).
     """
     place = torchrun()
     if place is None:
@@ -66,7 +66,8 @@ def _in_group(store: RankStore, ranks: Ranks, device: torch.device, limit: timed
 
 
 def _mesh(ranks: Ranks, kind: str, limit: timedelta) -> DeviceMesh:
-    """The grid [ep, tp] of the ranks; its groups are made here because torch's own would wait for half an hour."""
+    """Return the grid [ep, tp] of the ranks; its groups are made here because torch's own would wait for half an
+    hour."""
     grid = torch.arange(ranks.world_size).reshape(ranks.ep, ranks.tp)
     subgroups: Any = distributed.new_subgroups_by_enumeration
     groups = [subgroups(rows.tolist(), timeout=limit)[0] for rows in (grid.T, grid)]
@@ -74,7 +75,7 @@ def _mesh(ranks: Ranks, kind: str, limit: timedelta) -> DeviceMesh:
 
 
 def _device(device: str, place: Place) -> torch.device:
-    """The device of this rank: of GPUs that of its number on this machine."""
+    """Return the device of this rank: the GPU of its number on this machine."""
     index = device_index(device)
     if index is None:
         return torch.device("cpu")
@@ -82,7 +83,7 @@ def _device(device: str, place: Place) -> torch.device:
 
 
 def _reason(store: RankStore, error: BaseException, timeout: float) -> FFNError | Terminated | None:
-    """What to raise for an error inside: a lost rank by its number; None for the error itself."""
+    """Return the error to raise: a lost rank by its number, or None for the error itself."""
     terminated, lost = isinstance(error, Terminated), _is_lost(error)
     if not (terminated or lost):
         _leave_word(store, isinstance(error, KeyboardInterrupt))
@@ -106,7 +107,7 @@ def _reason(store: RankStore, error: BaseException, timeout: float) -> FFNError 
 
 
 def _leave_word(store: RankStore, stopped: bool) -> None:
-    """For the others, which lose this rank: that it was stopped, or reports an error of its own."""
+    """Tell the others, which lose this rank, that it was stopped, or reports an error of its own."""
     ignore_termination()
     with suppress(Exception):  # the store may be lost too
         store.answer(STOPPED if stopped else FAILED)
@@ -115,7 +116,7 @@ def _leave_word(store: RankStore, stopped: bool) -> None:
 
 
 def _is_lost(error: BaseException) -> bool:
-    """Whether a collective reported it: another rank has ended, or does not answer."""
+    """Return whether a collective reported that another rank has ended, or does not answer."""
     if isinstance(error, (distributed.DistBackendError, distributed.DistNetworkError, distributed.DistStoreError)):
         return True
     return isinstance(error, RuntimeError) and bool(_LOST.search(str(error)))

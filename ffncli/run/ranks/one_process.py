@@ -72,9 +72,9 @@ class RankStep:
 class RankShare:
     """One rank: its place in the grid, what it stores, receives and sends.
 
-    `tokens` are those that it enters, `experts` the numbers of its routed experts, `rows` how many rows these receive
-    (None unless experts are split over ranks). Bytes are sent by this rank, of activations in the run's dtype, for the
-    choices that its tokens made.
+    `tokens` are the tokens that it enters, `experts` the numbers of its routed experts, `rows` the rows that these
+    receive (None unless experts are split over ranks). Bytes are sent by this rank, of activations in the run's dtype,
+    for the choices of its tokens.
     """
 
     rank: int
@@ -91,7 +91,7 @@ class RankShare:
 
 @dataclass(frozen=True)
 class RankTensor:
-    """An excerpt of one rank's tensor; `tokens` are the numbers of its rows, None where they are all tokens."""
+    """An excerpt of one rank's tensor; `tokens` is the token index of each row; None if all tokens."""
 
     rank: int
     shape: tuple[int, ...]
@@ -104,7 +104,7 @@ class RankTensor:
 class Collective:
     """A collective that makes one tensor of the ranks' `parts`: their sum, or experts' results sent back to the tokens.
 
-    `agreement` is that of the result with the step `step` of the whole block.
+    `agreement` compares the result with the step `step` of the whole block.
     """
 
     kind: Literal["all-reduce", "all-to-all"]
@@ -119,7 +119,8 @@ class Collective:
 
 @dataclass(frozen=True)
 class WireBytes:
-    """Sent by each of `ranks` tensor-parallel ranks to sum the same tensor: over a ring, or every rank to all others.
+    """Bytes that each of `ranks` tensor-parallel ranks sends to sum the same tensor: over a ring, or every rank to all
+    others.
 
     The second is how distributed-llama does it: the partial sums are gathered on every node and added there.
     """
@@ -131,11 +132,11 @@ class WireBytes:
 
 @dataclass(frozen=True)
 class RankTrace:
-    """A block over tp × ep ranks. `agreement` is that of the output with the whole block's.
+    """A block over tp × ep ranks. `agreement` compares the output with the whole block's.
 
-    `all_reduces` and `all_to_alls` count the collectives that rank 0 takes part in. `reduced_bytes` are those of the
-    tensors that one rank gives to all-reduces. `unneeded_all_gather_bytes` is what each rank would send to give what
-    enters its down projections to all others. `expected_dispatch_bytes` is the mean of a rank's with even routing.
+    `all_reduces` and `all_to_alls` count the collectives that rank 0 takes part in. `reduced_bytes` are the bytes of
+    the tensors that one rank gives to all-reduces. `unneeded_all_gather_bytes` is what each rank would send to give the
+    input of its down projection to all others. `expected_dispatch_bytes` is the mean of a rank's with even routing.
     """
 
     tp: int
@@ -155,7 +156,7 @@ class RankTrace:
 
 
 def compared_steps(steps: Sequence[Step], ranks: Ranks) -> frozenset[str]:
-    """The steps of the whole block whose tensors are compared with those over ranks."""
+    """Return the steps of the whole block whose tensors are compared with those over ranks."""
     first = rank_steps(steps, 0, ranks)
     reduced = {step.inputs[0] for step in first if isinstance(step.op, AllReduce)}
     return frozenset(reduced | {step.output for step in first if _exchanged(step)} | {steps[-1].output})
@@ -172,7 +173,7 @@ def rank_trace(
 ) -> RankTrace:
     """Run the block over ranks; `whole` are the tensors of `compared_steps`, `show` values per axis are recorded.
 
-    `events` are those of a run over processes; by default all ranks are run here. Raises FFNError as `rank_steps` does.
+    `events` are those of a run over processes; by default all ranks are run here.
     """
     seen = _Seen(steps, ranks, inputs)
     with torch.no_grad():
@@ -233,18 +234,18 @@ class _Seen:
         self.output = event.tensors
 
     def _expert_rank(self, name: str) -> int:
-        """Which rank has the expert of `experts.3.down.sum`."""
+        """Return the rank that has the expert of `experts.3.down.sum`."""
         (experts,) = self._routes.values()
         return int(name.split(".")[1]) // (experts.experts.size // self._ranks.ep)
 
 
 def _exchanged(step: Step) -> bool:
-    """Whether two all-to-alls carry the rows of this step: of experts that are split over ranks."""
+    """Return whether two all-to-alls carry the rows of this step, because its experts are split over ranks."""
     return isinstance(step.op, Experts) and step.op.ranks > 1
 
 
 def _rank_steps(steps: Sequence[Step], ranks: Ranks, shapes: Mapping[str, tuple[int, ...]]) -> tuple[RankStep, ...]:
-    """The FFN's steps on rank 0, those inside experts before the step that mixes them."""
+    """Return the FFN's steps on rank 0, those inside experts before the step that mixes them."""
     first, other = (rank_steps(steps, rank, ranks) for rank in (0, ranks.tp - 1))
     cut = {one.name: one for one in slices(steps, first, other, dtype("fp32"), ranks)}
     reduced = {step.inputs[0] for step in first if isinstance(step.op, AllReduce)}
@@ -263,7 +264,7 @@ def _rank_steps(steps: Sequence[Step], ranks: Ranks, shapes: Mapping[str, tuple[
 
 
 def _weights(step: Step, steps: Sequence[Step], cut: Mapping[str, Slice], prefix: str = "") -> tuple[RankWeight, ...]:
-    """The parameters of a step, by the slices of all; those of experts begin with `prefix`."""
+    """Return the parameters of a step, by the slices of all; those of experts begin with `prefix`."""
     out = []
     for name in step.parameters():
         one, matrix = cut[prefix + name], isinstance(step.op, Linear) and name.endswith(".weight")
@@ -326,12 +327,12 @@ def _collective(event: RankEvent, ranks: Ranks, whole: Mapping[str, Tensor], sho
 
 
 def _reduced_inside(step: Step) -> bool:
-    """Whether experts are summed over tensor-parallel ranks in their own program."""
+    """Return whether experts are summed over tensor-parallel ranks in their own program."""
     return isinstance(step.op, Experts) and any(isinstance(one.op, AllReduce) for one in step.op.program)
 
 
 def _entering_down(program: Sequence[Step], tokens: int) -> int:
-    """The values of one rank that enter its row-parallel matrices, in experts those of all that the tokens chose."""
+    """Return one rank's inputs of its row-parallel matrices, in experts the inputs for all chosen experts."""
     taken = experts_per_token(program)
     out = 0
     for step in program:

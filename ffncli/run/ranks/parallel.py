@@ -34,20 +34,21 @@ from ffncli.run.ranks.store import RankGroup
 
 
 class Dispatch:
-    """Which rows go to which experts, as the route says."""
+    """Sends rows to experts as the route says."""
 
     def choices(self, step: Step, route: Tensor) -> Choices:
-        """Of the route [tokens, experts] to a step's experts, the entries that are not zero."""
+        """Return the entries of the route [tokens, experts] to a step's experts that are not zero."""
         experts, tokens = route.t().nonzero(as_tuple=True)
         return Choices(tokens, experts)
 
     def counts(self, choices: Choices, experts: int, ep: DeviceMesh | None) -> Tensor:
-        """How many rows each rank has for each expert [ranks, experts], on the CPU; without `ep`, this rank alone."""
+        """Return the rows that each rank has for each expert [ranks, experts], on the CPU; without `ep`, this rank
+        alone."""
         rows = torch.bincount(choices.experts, minlength=experts)
         return (rows[None] if ep is None else gathered(rows, ep)).cpu()
 
     def combined(self, step: Step, out: Tensor, choices: Choices, results: Tensor) -> Tensor:
-        """`out` [tokens, d] with the weighed results [rows, d] of a step's choices added to their tokens."""
+        """Add the weighed results [rows, d] of a step's choices to their tokens in `out` [tokens, d]."""
         return out.index_add(0, choices.tokens, results)
 
 
@@ -60,8 +61,7 @@ class ParallelBlock(nn.Module):
     After one all-reduce over the dimension `tp` all its ranks have the output; backward has one for the input's
     gradient. Over `ep` every rank enters its own tokens, as many as it likes: the gradients of copied weights are then
     those of its tokens, to be summed over `ep` as in data parallelism. `weights` are the whole block's, on any device;
-    each rank keeps its part of them. `reduce` may be replaced, to leave the all-reduces out, for example. Raises
-    FFNError for a block that cannot be split so.
+    each rank keeps its part of them. `reduce` may be replaced, to leave the all-reduces out, for example.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class ParallelBlock(nn.Module):
         return {name: _local(parameter).detach() for name, parameter in self.parts.named_parameters()}
 
     def summed(self, part: Tensor) -> Tensor:
-        """The sum of the parts of all ranks along `tp`: the all-reduce."""
+        """Return the sum of the parts of all ranks along `tp`: the all-reduce."""
         partial = DTensor.from_local(part, self.tp, [Partial()], run_check=False)
         return partial.redistribute(placements=[Replicate()]).to_local()
 
@@ -135,7 +135,8 @@ class ParallelBlock(nn.Module):
         return apply(step, {n.rpartition(".")[2]: p for n, p in params.items()}, inputs, Mode(reduce=self.reduce))
 
     def _product(self, step: Step, style: ParallelStyle, x: Tensor, entered: dict[str, DTensor]) -> Tensor:
-        """A split Linear's output. gate and up read one DTensor, so that backward sums both gradients at once."""
+        """Return a split Linear's output. gate and up read one DTensor, so that backward sums both gradients at
+        once."""
         linear, (name,) = self.parts.get_submodule(step.output), step.inputs
         if isinstance(style, ColwiseParallel):
             if name not in entered:
@@ -182,7 +183,8 @@ class ParallelBlock(nn.Module):
         return _local(getattr(holder, key))
 
     def _holder(self, name: str) -> tuple[nn.Module, str]:
-        """(the submodule of `shared.up.weight` or `shared.up`, added if it is missing; the last part of the name)."""
+        """Return (the submodule of `shared.up.weight` or `shared.up`, added if it is missing; the last part of the
+        name)."""
         *path, key = name.split(".")
         module = self.parts
         for part in path:
@@ -218,7 +220,8 @@ def styles(whole: Sequence[Step], local: Sequence[Step]) -> dict[str, ParallelSt
 
 
 def divided(whole: Sequence[Step], local: Sequence[Step]) -> frozenset[str]:
-    """The outputs of a rank's steps that differ between tensor-parallel ranks: its d_ff, and its parts of sums."""
+    """Return the outputs of a rank's steps that differ between tensor-parallel ranks: its d_ff, and its parts of
+    sums."""
     split, ops, out = styles(whole, local).keys(), {step.output: step.op for step in whole}, set[str]()
     for step in local:
         before = ops.get(step.output)
@@ -232,7 +235,8 @@ def divided(whole: Sequence[Step], local: Sequence[Step]) -> frozenset[str]:
 
 
 def spread_parameters(whole: Sequence[Step], local: Sequence[Step]) -> frozenset[str]:
-    """Parameters that no Linear has, of steps with `divided` outputs: an activation's learned ones, learned factors."""
+    """Return parameters that no Linear has, of steps with `divided` outputs: an activation's learned ones, learned
+    factors."""
     out: set[str] = set()
     ops = {step.output: step.op for step in whole}
     names = divided(whole, local)
@@ -262,7 +266,7 @@ class Choices:
 
 
 def gathered(rows: Tensor, ep: DeviceMesh) -> Tensor:
-    """All ranks' `rows` [experts] as [ranks, experts]: the all-gather before the rows are sent."""
+    """Return all ranks' `rows` [experts] as [ranks, experts]: the all-gather before the rows are sent."""
     return DTensor.from_local(rows[None], ep, [Shard(0)], run_check=False).full_tensor()
 
 
@@ -298,7 +302,8 @@ class ExpertStep:
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
     def _sent(self, rows: Tensor, counts: Tensor, ep: DeviceMesh) -> Tensor:
-        """The results of rows that other ranks' experts compute, while this rank's experts compute the others' rows."""
+        """Return the results of rows that other ranks' experts compute, while this rank's experts compute the others'
+        rows."""
         ours, place = self.op.experts.size, ep.get_local_rank()
         sent = counts[place].reshape(-1, ours).sum(1).tolist()
         incoming = counts[:, place * ours : (place + 1) * ours]
@@ -311,7 +316,8 @@ class ExpertStep:
         return all_to_all_single_autograd(results, sent, received, ep.get_group())
 
     def _results(self, rows: Tensor, per_expert: list[int]) -> Tensor:
-        """Every expert's results for its rows, which follow each other; one all-reduce for all, if any is needed."""
+        """Return every expert's results for its rows, which follow each other; one all-reduce for all, if any is
+        needed."""
         rows = rows if self.divided else self.spread(rows)
         busy = [e for e, count in enumerate(per_expert) if count] or [0]  # without rows the graph stays connected
         ends = list(accumulate(per_expert))
@@ -326,7 +332,7 @@ class ExpertStep:
 
 
 def stages(program: Sequence[Step]) -> list[tuple[Step, ...]]:
-    """The steps between the AllReduces of a program, which each pass on one tensor."""
+    """Return the steps between the AllReduces of a program, which each pass on one tensor."""
     cuts = [at for at, step in enumerate(program) if isinstance(step.op, AllReduce)]
     return [tuple(program[a + 1 : b]) for a, b in pairwise([-1, *cuts, len(program)])]
 
@@ -357,7 +363,7 @@ class RecordingBlock(ParallelBlock):
         return super().forward(*inputs)
 
     def summed(self, part: Tensor) -> Tensor:
-        """The same all-reduce, with this rank's part kept."""
+        """Return the same all-reduce, with this rank's part kept."""
         self.recorded[-1].given.append(part.detach().cpu())
         return super().summed(part)
 
@@ -384,10 +390,9 @@ class _RecordingDispatch(Dispatch):
 def gathered_events(
     steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], ranks: Ranks, device: str
 ) -> list[RankEvent]:
-    """Run the block over the processes of this run, of which this is one; every step's tensors from all ranks.
+    """Run the block over the processes of this run; return every step's tensors from all ranks, on rank 0 alone.
 
-    Expert-parallel ranks share the tokens (`tokens_of_rank`). On other ranks than the first the list is empty. Raises
-    FFNError as `joined` does.
+    Expert-parallel ranks share the tokens (`tokens_of_rank`).
     """
     every: list[list[StepOnRank] | None] = [None] * ranks.world_size
     with joined(ranks, device, RANK_TIMEOUT) as group, torch.no_grad():
@@ -401,7 +406,7 @@ def gathered_events(
 
 
 def _events(step: Step, records: Sequence[StepOnRank], ranks: Ranks) -> list[RankEvent]:
-    """A step on all ranks, by their records, after the all-reduces inside its experts."""
+    """Return a step on all ranks, by their records, after the all-reduces inside its experts."""
     tensors = tuple(one.tensor for one in records)
     together = list(zip(*(one.given for one in records), strict=True))
     if isinstance(step.op, AllReduce):
@@ -413,7 +418,7 @@ def _events(step: Step, records: Sequence[StepOnRank], ranks: Ranks) -> list[Ran
 
 
 def _inside(step: Step, parts: tuple[Tensor, ...], first_rank: int) -> RankEvent:
-    """An all-reduce inside experts: one for all of a group of ranks, under the name of their first."""
+    """Return an all-reduce inside experts: one for all of a group of ranks, under the name of their first."""
     assert isinstance(step.op, Experts)
     expert = first_rank // len(parts) * step.op.experts.size
     reduces = Step(f"{step.output}.sum", AllReduce(len(parts)), (step.output,))
@@ -422,7 +427,8 @@ def _inside(step: Step, parts: tuple[Tensor, ...], first_rank: int) -> RankEvent
 
 
 def _results_by_rank(step: Step, records: Sequence[StepOnRank], ranks: Ranks) -> tuple[Tensor, ...]:
-    """The results [tokens, d] of each rank's experts for the tokens of all ranks, from those of each rank's choices."""
+    """Return the results [tokens, d] of each rank's experts for the tokens of all ranks, from those of each rank's
+    choices."""
     if not (isinstance(step.op, Experts) and step.op.ranks > 1):
         return ()
     sizes = [one.tensor.shape[0] for one in records[:: ranks.tp]]

@@ -28,7 +28,7 @@ _PATIENCE, _LONGER = 2.0, 10.0  # s to reach the common store: an agent's, or ra
 
 
 def follow(place: Place) -> None:
-    """Before torch is loaded: only rank 0 has a standard output, and no rank outlives the agent that started it."""
+    """Close standard output on all ranks but 0, before torch is loaded; no rank outlives the agent that started it."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch's log of every try to reach another rank
     if place.has_agent:
         end_with_parent()
@@ -39,9 +39,8 @@ def follow(place: Place) -> None:
 
 
 def error_line(place: Place, text: str) -> str | None:
-    """An error's line as this rank prints it; None where another rank reports it, and for Ctrl-C, which the launcher
-    reports. Where the ranks never met, one of each machine prints.
-    """
+    """Return an error's line as this rank prints it; None if another rank reports it, and for Ctrl-C, which the
+    launcher reports. If the ranks never met, one of each machine prints."""
     if text == "interrupted":
         return None
     if place.first and "MASTER_PORT" in text:  # the port is in use, by whom nobody knows: the ranks never met
@@ -63,7 +62,7 @@ def error_line(place: Place, text: str) -> str | None:
 
 
 def ignore_termination() -> None:
-    """For a rank that is about to say why it ends: when another one ends first, the agent terminates them all."""
+    """Survive termination while this rank says why it ends: the agent terminates all ranks when one ends."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -83,9 +82,8 @@ _OF_ONE = 300 << 20  # bytes that a process with torch takes
 def run_ranks(count: int, command: Sequence[str]) -> int:
     """Run the command (a program and its arguments) in `count` processes, and return their common exit code.
 
-    Their output passes through as it comes. Every rank computes with its share of the cores, unless OMP_NUM_THREADS
-    is set. Raises FFNError (exit 3) if a rank is killed by a signal, and what Ctrl-C and SIGTERM raise, once all
-    ranks have ended.
+    Their output passes through as it comes. Every rank computes with its share of the cores, unless OMP_NUM_THREADS is
+    set. A rank that a signal kills is an error (exit 3); Ctrl-C and SIGTERM are raised again once all ranks have ended.
     """
     _require_memory(count)
     require_installed("torch")
@@ -113,11 +111,11 @@ def run_ranks(count: int, command: Sequence[str]) -> int:
 
 
 def common_exit_code(codes: Mapping[int, int]) -> int:
-    """The exit code of a run from those of its ranks that failed; a negative one is a signal.
+    """Return the exit code of a run from those of its ranks that failed; a negative one is a signal.
 
-    A rank that exits with a code has said why, or knows that another has. The one that names the cause is not 143, with
-    which ranks end after another has failed, and 3 where others only lost that rank. Raises FFNError (exit 3) if
-    none has said anything: all ended by signals.
+    A rank that exits with a code has said why, or knows that another has. The code that names the cause is neither 143,
+    with which ranks end after another has failed, nor 3 if others only lost that rank. If all ended by signals, nobody
+    has said anything: an error (exit 3).
     """
     exits = sorted((code for code in codes.values() if code > 0), key=lambda c: (c == ExitCode.TERMINATED, c == 3))
     killed = {rank: code for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM}
@@ -139,7 +137,7 @@ def _require_memory(count: int) -> None:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """The ranks' share of the cores, which they inherit."""
+    """Return the ranks' share of the cores, which they inherit."""
     name = "OMP_NUM_THREADS"
     given = os.environ.get(name)
     os.environ[name] = given or str(max(1, default_threads() // count))
@@ -152,7 +150,7 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The launcher's own log of the processes it starts and of those that fail is not shown."""
+    """Hide the launcher's own log of the processes it starts and of those that fail."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -56,7 +56,7 @@ class CollectiveCheck:
 
 
 def collective_checks(planner: Planner, splits: Sequence[Ranks], tokens: Sequence[int]) -> Iterator[CollectiveCheck]:
-    """Every kind of layer, split and number of tokens. Raises FFNError as `simulate` does."""
+    """Check every kind of layer, split and number of tokens."""
     kind = activation_dtype(planner.weights)
     for group in planner.model.groups:
         for ranks in splits:
@@ -83,7 +83,7 @@ def collective_checks(planner: Planner, splits: Sequence[Ranks], tokens: Sequenc
 
 
 def even_tokens(group: Group, ranks: Ranks, entered: int) -> int:
-    """At least as many tokens; where they are sent to ranks, a number that all experts can share evenly."""
+    """Round the tokens up, if they are sent to ranks, to a number that divides evenly over all experts."""
     moe = group.spec.moe
     if moe is None or ranks.ep == 1:
         return entered
@@ -95,8 +95,8 @@ def even_tokens(group: Group, ranks: Ranks, entered: int) -> int:
 class Simulated:
     """What one rank exchanges in a forward pass of one block: collectives, bytes that enter them, bytes that it sends.
 
-    Each of the `ep` places enters `tokens` tokens. An all-reduce is sent around a ring; of an all-to-all, rows for the
-    rank's experts stay. The all-gather has the counts of rows, not activations.
+    Each of the `ep` places enters `tokens` tokens. An all-reduce is sent around a ring; in an all-to-all, rows for the
+    rank's own experts stay. The all-gather has the counts of rows, not activations.
     """
 
     ranks: Ranks
@@ -114,9 +114,9 @@ class Simulated:
 
 
 def simulate(steps: Sequence[Step], ranks: Ranks, tokens: int, dtype: torch.dtype = torch.bfloat16) -> Simulated:
-    """Rank 0 of `ranks`, with a routing that gives all experts the same number of rows, as nearly as it can.
+    """Run rank 0 of `ranks`, with a routing that gives all experts the same number of rows, as nearly as it can.
 
-    Raises FFNError for a block that cannot be split so, and in a process that is already one of several ranks.
+    A block that cannot be split so is refused, and a process that is already one of several ranks.
     """
     rank_steps(steps, 0, ranks)
     with _fake_ranks(ranks) as group, torch.no_grad():
@@ -137,12 +137,12 @@ class _Balanced(Dispatch):
         self.per_token = per_token  # by the name of a step, how many of its experts a token goes to
 
     def choices(self, step: Step, route: Tensor) -> Choices:
-        """Rows without values: only their number counts."""
+        """Return rows without values: only their number counts."""
         rows = _shape([route.shape[0] * self.per_token[step.output]], torch.int64)
         return Choices(rows, rows)
 
     def counts(self, choices: Choices, experts: int, ep: DeviceMesh | None) -> Tensor:
-        """The same on every rank; what the all-gather brings is not read."""
+        """Return the same on every rank; gathered values are unused."""
         each, more = divmod(len(choices.tokens), experts)
         rows = torch.full((experts,), each) + (torch.arange(experts) < more)
         if ep is None:
@@ -194,7 +194,7 @@ _NAMES = {"all_reduce": "all-reduce", "all_to_all_single": "all-to-all", "all_ga
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """One collective on one rank: its name, the shape and dtype of the tensor that the rank gives, how many ranks do.
+    """One collective on one rank: its name, the shape and dtype of the rank's tensor, the number of ranks.
 
     `kept_bytes` of an all-to-all are the rows that the rank keeps.
     """
@@ -233,7 +233,7 @@ class Exchanges(CommDebugMode):  # type: ignore[no-untyped-call]
 
 
 def _exchange(name: str, args: Sequence[Any]) -> CollectiveCall:
-    """The exchange of a call to an operator, whose last argument is the name of its group."""
+    """Describe a call to an operator, whose last argument is the name of its group."""
     tensor, group = args[0], _resolve_process_group(args[-1])
     kept = args[2][group.rank()] * prod(tensor.shape[1:]) * tensor.itemsize if name == "all_to_all_single" else 0
     return CollectiveCall(_NAMES.get(name, name), tuple(tensor.shape), tensor.dtype, group.size(), kept)

@@ -1,7 +1,4 @@
-"""A process as one of several ranks, and what the ranks tell each other besides tensors: who is there, who failed.
-
-All of it is in the store (torch's TCPStore) that torchrun's agent, or rank 0, has open.
-"""
+"""The store of a run's ranks (torch's TCPStore, opened by torchrun's agent or rank 0): who is there, who failed."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ class RankStore:
     shared: Store
 
     def arrive(self, limit: float) -> None:
-        """Wait until all ranks have arrived; signals are handled meanwhile. Raises FFNError (exit 3) after `limit`."""
+        """Wait until all ranks have arrived, handling signals; raise FFNError (exit 3) after `limit`."""
         self.shared.set(f"here/{self.place.rank}", "1")
         until = time.monotonic() + limit
         others = [rank for rank in range(self.place.world_size) if rank != self.place.rank]
@@ -60,7 +57,7 @@ class RankStore:
         self.shared.set(f"ended/{self.place.rank}", how)
 
     def answers(self) -> dict[int, str]:
-        """How the ranks end, by rank; those that say nothing within a moment are not in it."""
+        """Return how the ranks end, by rank; leave out those that say nothing within a moment."""
         until = time.monotonic() + _ANSWERING
         silent = list(range(self.place.world_size))
         while (silent := self._without("ended", silent)) and time.monotonic() < until:
@@ -69,12 +66,12 @@ class RankStore:
         return {rank: self.shared.get(f"ended/{rank}").decode() for rank in heard}
 
     def may_report(self) -> bool:
-        """Whether this rank is the first that asks: it prints the error of them all."""
+        """Return whether this rank is the first to ask: it prints the error of them all."""
         mine = str(self.place.rank)
         return self.shared.compare_set("reporter", "", mine).decode() == mine
 
     def reported(self) -> bool:
-        """Whether some rank has."""
+        """Return whether some rank has."""
         return self.shared.check(["reporter"])
 
     def _without(self, key: str, ranks: list[int]) -> list[int]:
@@ -82,10 +79,8 @@ class RankStore:
 
 
 def open_store(place: Place, limit: float, opens: bool = True) -> RankStore:
-    """The store of the ranks; rank 0 opens it where no agent has, if it `opens` one at all.
-
-    Raises FFNError (exit 3) if the port is in use or nobody answers within `limit` s.
-    """
+    """Open the store of the ranks on rank 0 if no agent has, and if it `opens` one at all; else connect to it within
+    `limit` s."""
     master = opens and place.first and not place.has_agent
     try:
         store = TCPStore(
@@ -102,6 +97,6 @@ def open_store(place: Place, limit: float, opens: bool = True) -> RankStore:
 
 
 def absent(ranks: list[int], what: str) -> FFNError:
-    """The error about ranks that are missing: `rank 1 did not join within 60 s`."""
+    """Return the error about missing ranks: `rank 1 did not join within 60 s`."""
     named = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
     return FFNError(f"rank{'s' if len(ranks) > 1 else ''} {named} {what}", code=ExitCode.ENVIRONMENT)

@@ -85,12 +85,12 @@ class TraceComparison:
     weights: tuple[TensorRow, ...]
 
     def row(self, step: str) -> TensorRow:
-        """The row of that step."""
+        """Return the row of that step."""
         return next(row for row in self.rows if row.step == step)
 
     @package_errors()
     def frame(self) -> DataFrame:
-        """A row for each step, then for each weight, as a pandas DataFrame. Raises FFNError (exit 3) without pandas."""
+        """Return a row for each step, then for each weight, as a pandas DataFrame."""
         import pandas
 
         return pandas.DataFrame([asdict(row) for row in (*self.rows, *self.weights)])
@@ -107,10 +107,10 @@ class TraceComparison:
 
 
 def compare(base: Saved, new: Saved, tolerance: float | None = None) -> TraceComparison:
-    """Every step that both have, in order; each is read, compared and freed before the next.
+    """Compare every step that both have, in order; each is read, compared and freed before the next.
 
-    `tolerance` is for the relative error; None takes that of the narrower dtype (TOLERANCE). Raises FFNError if the
-    two come from different blocks, or from inputs of different shapes.
+    `tolerance` is for the relative error; None takes the narrower dtype's (TOLERANCE). Two traces of different blocks,
+    or of inputs of different shapes, are refused.
     """
     _check_same_block(base, new)
     others = {step.name: step for step in new.steps}
@@ -142,7 +142,7 @@ def compare(base: Saved, new: Saved, tolerance: float | None = None) -> TraceCom
 
 
 def difference(new: Tensor, base: Tensor, tolerance: float | None = None) -> TensorRow:
-    """Two tensors of one shape as a TensorRow without names; whole numbers, such as token ids, as float64."""
+    """Compare two tensors of one shape as a TensorRow without names; whole numbers, such as token ids, as float64."""
     new, base = (tensor if tensor.is_floating_point() else tensor.double() for tensor in (new, base))
     dtype = narrower(new.dtype, base.dtype)
     distance = gap(new, base)
@@ -173,7 +173,7 @@ def _step_row(base: Saved, new: Saved, step: SavedStep, tolerance: float | None)
 
 
 def _weight_row(base: Saved, new: Saved, name: str, tolerance: float | None) -> TensorRow:
-    """The row of a weight in both traces. Raises FFNError if the shapes differ."""
+    """Compare a weight in both traces; refuse different shapes."""
     a, b = new.weight(name), base.weight(name)
     if a.shape != b.shape:
         raise FFNError(
@@ -192,7 +192,7 @@ def _tokens(saved: Saved, step: SavedStep) -> str:
 
 
 def _check_same_block(base: Saved, new: Saved) -> None:
-    """Raises FFNError if the steps outside experts differ, or have different shapes."""
+    """Refuse traces whose steps outside experts differ, or have different shapes."""
     ours, theirs = ([s for s in saved.steps if not s.inner] for saved in (base, new))
     where = f"{new.where} was saved from a different block than {base.where}"
     for a, b in zip(ours, theirs, strict=False):
@@ -216,13 +216,13 @@ def _assignment(step: SavedStep) -> str:
 
 
 def _kind(step: SavedStep, other: SavedStep) -> str:
-    """The step's op with those of its fields that differ from the other's: `linear (into d_model 8, bias False)`."""
+    """Name the step's op with its fields that differ from the other's: `linear (into d_model 8, bias False)`."""
     details = ", ".join(f"{key} {value}" for key, value in step.detail.items() if other.detail.get(key) != value)
     return f"{step.op} ({details})" if details else step.op
 
 
 def _mismatches(base: Saved, new: Saved) -> list[TraceMismatch]:
-    """The differences between the records: on the run, then on each step."""
+    """Return the differences between the records: on the run, then on each step."""
     out = [
         TraceMismatch(key, str(base.block.get(key)), str(new.block.get(key)))
         for key in _RUN_KEYS
@@ -247,7 +247,8 @@ _MOST_VALUES = 64  # values compared per unit: enough to distinguish units
 
 
 def causes(base: Saved, new: Saved, first: str, differing: frozenset[str], tolerance: float) -> list[str]:
-    """The causes of the difference in step `first`, the most likely first; `differing` are the weights that differ."""
+    """Return the causes of the difference in step `first`, the most likely first; `differing` are the weights that
+    differ."""
     step = next(s for s in base.steps if s.name == first)
     if step.op == "input":
         return ["the inputs already differ, so later steps show nothing about the block"]
@@ -257,7 +258,8 @@ def causes(base: Saved, new: Saved, first: str, differing: frozenset[str], toler
 
 
 class _CauseSearch:
-    """The searches on one differing step, each yielding the causes that it recognises."""
+    """Searches on one differing step, each yielding the causes that it recognises. Matrices are viewed as [units,
+    values]: a weight's rows, or a step's features over some tokens. BASE is the reference for NEW."""
 
     def __init__(self, base: Saved, new: Saved, step: SavedStep, differing: frozenset[str], tolerance: float) -> None:
         self.base, self.new, self.step, self.tolerance = base, new, step, tolerance
@@ -271,7 +273,7 @@ class _CauseSearch:
         self.differing = [name for name in self.weight_names if name in differing]
 
     def by_weights(self) -> Iterator[str]:
-        """Causes visible in the weights."""
+        """Yield causes visible in the weights."""
         for name in self.differing:
             stem, _, parameter = name.rpartition(".")
             partner = _partner(stem)
@@ -298,7 +300,7 @@ class _CauseSearch:
                 yield f"{name} differs"
 
     def by_values(self) -> Iterator[str]:
-        """Causes visible in the step's values, if the weights show none."""
+        """Yield causes visible in the step's values, if the weights show none."""
         if self.differing:
             return
         name = self.step.name
@@ -319,7 +321,7 @@ class _CauseSearch:
             yield cause
 
     def _transposed(self) -> bool:
-        """Whether one side's saved weight, transposed, gives the other side's values."""
+        """Return whether one side's saved weight, transposed, gives the other side's values."""
         name, inputs = f"{self.step.name}.weight", self.step.inputs
         if self.step.inner or len(inputs) != 1:
             return False
@@ -337,7 +339,7 @@ class _CauseSearch:
         return False
 
     def _norm_weight(self, base: Tensor, new: Tensor) -> str | None:
-        """A norm's weight that was applied as w on one side and as 1 + w, or not at all, on the other."""
+        """Find a norm's weight applied as w on one side and as 1 + w, or not at all, on the other."""
         name = f"{self.step.name}.weight"
         kept = next((saved for saved in (self.base, self.new) if name in saved.weights), None)
         if self.step.op != "norm" or kept is None:
@@ -353,7 +355,7 @@ class _CauseSearch:
         return None
 
     def nothing(self) -> list[str]:
-        """The answer if no cause was recognised."""
+        """Return the answer if no cause was recognised."""
         if self.weight_names:
             return [f"the weights of {self.step.name} are the same in both: the arithmetic differs"]
         if self.step.op in ("linear", "norm", "experts"):
@@ -370,7 +372,7 @@ Pair = tuple[Tensor, Tensor]  # (base, new), both [units, values]
 
 
 def _pair(gate: Pair, up: Pair, name: str, tolerance: float) -> str | None:
-    """What happened to gate and up together: exchanged, or cut out of one fused matrix in a different way."""
+    """Find what happened to gate and up together: exchanged, or cut out of one fused matrix in a different way."""
     names = f"{_sibling(name, 'gate')} and {_sibling(name, 'up')}"
     (base_gate, new_gate), (base_up, new_up) = gate, up
     if not base_gate.shape == base_up.shape == new_gate.shape == new_up.shape:
@@ -395,7 +397,7 @@ def _pair(gate: Pair, up: Pair, name: str, tolerance: float) -> str | None:
 
 
 def _single(base: Tensor, new: Tensor, name: str, units: str, tolerance: float) -> str | None:
-    """What happened to one matrix [units, values]."""
+    """Find what happened to one matrix [units, values]."""
     if not new.any():
         return f"{name} is zero everywhere in NEW"
     if _same(new, -base, tolerance):
@@ -417,7 +419,7 @@ def _single(base: Tensor, new: Tensor, name: str, units: str, tolerance: float) 
 
 
 def _permuted(base: Tensor, new: Tensor, tolerance: float) -> bool:
-    """Whether NEW has BASE's rows in another order; rows are identified by a fixed random projection."""
+    """Return whether NEW has BASE's rows in another order; rows are identified by a fixed random projection."""
     if base.shape != new.shape or not (base.isfinite().all() and new.isfinite().all()):
         return False
     generator = torch.Generator().manual_seed(0)
@@ -426,31 +428,31 @@ def _permuted(base: Tensor, new: Tensor, tolerance: float) -> bool:
 
 
 def _same(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """Whether two matrices are equal up to rounding; never with NaN or Inf, which would hide any difference."""
+    """Return whether two matrices are equal up to rounding; never with NaN or Inf, which would hide any difference."""
     if a.shape != b.shape or not (a.isfinite().all() and b.isfinite().all()):
         return False
     return gap(a, b).relative <= max(tolerance, 1e-12)
 
 
 def _units(weight: Tensor, name: str) -> Tensor:
-    """A weight [..., out, in], or a vector per unit [..., out], as [out, some values], in float64."""
+    """Return a weight [..., out, in], or a vector per unit [..., out], as [out, some values], in float64."""
     weight = weight if weight.dim() else weight.reshape(1)
     matrix = weight.unsqueeze(-1) if weight.dim() == 1 or name.endswith(".bias") else weight
     return matrix.movedim(-2, 0).flatten(1)[:, :_MOST_VALUES].double()
 
 
 def _values(tensor: Tensor) -> Tensor:
-    """A step's values [..., features] as [features, some tokens], in float64."""
+    """Return a step's values [..., features] as [features, some tokens], in float64."""
     return tensor.flatten(0, -2)[:_MOST_VALUES].double().T
 
 
 def _partner(name: str) -> str | None:
-    """`gate` for `up` and the reverse, under the same prefix."""
+    """Return `gate` for `up` and the reverse, under the same prefix."""
     other = {"gate": "up", "up": "gate"}.get(name.rpartition(".")[2])
     return None if other is None else _sibling(name, other)
 
 
 def _sibling(name: str, part: str) -> str:
-    """`part` under the prefix of `name`: `shared.up`, `gate` → `shared.gate`."""
+    """Return `part` under the prefix of `name`: `shared.up`, `gate` → `shared.gate`."""
     stem, dot, _ = name.rpartition(".")
     return stem + dot + part

@@ -47,18 +47,17 @@ class Container(Protocol):
     shapes: dict[str, tuple[int, ...]]
 
     def tensor(self, name: str) -> Tensor:
-        """The values; from .npz and .json, bf16 comes as the stored float32."""
+        """Return the values; from .npz and .json, bf16 comes as the stored float32."""
         ...
 
 
 def write(file: BinaryIO, suffix: str, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-    """Write everything into an open file. Raises FFNError for more values than a JSON file should have."""
+    """Write everything into an open file; refuse more values than a JSON file should have."""
     {".safetensors": _write_safetensors, ".npz": _write_npz, ".json": _write_json}[suffix](file, tensors, record)
 
 
 def open_container(path: Path, suffix: str | None = None) -> Container:
-    """A file that `write` made, for the suffix of its name unless another is given. Raises FFNError, naming it, for
-    anything else."""
+    """Open a file that `write` made, by the suffix of its name unless another is given; refuse anything else."""
     suffix = path.suffix if suffix is None else suffix
     if suffix not in TENSOR_SUFFIXES:
         raise FFNError(f"{shown_path(path)} is not a saved trace", f"supported: {', '.join(TENSOR_SUFFIXES)}")
@@ -80,7 +79,7 @@ def _no_trace(path: Path) -> FFNError:
 
 
 def _bytes(tensor: Tensor) -> Any:
-    """A tensor's bytes in order, without a copy if it is contiguous on the CPU."""
+    """Return a tensor's bytes in order, without a copy if it is contiguous on the CPU."""
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
@@ -182,7 +181,7 @@ class _Npz:
             raise self._broken(name, f"is damaged: {str(error)[:60]}") from None
 
     def _header(self, name: str, member: BinaryIO) -> tuple[tuple[int, ...], Any, int]:
-        """(shape, numpy's dtype, bytes of data) from the array's header."""
+        """Return (shape, numpy's dtype, bytes of data) from the array's header."""
         import numpy
 
         readers = {(1, 0): numpy.lib.format.read_array_header_1_0, (2, 0): numpy.lib.format.read_array_header_2_0}
@@ -216,7 +215,7 @@ class _Npz:
 
 
 def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
-    """The arrays by name. Raises FFNError for a compressed one, which could be of any size, and for duplicate names."""
+    """Return the arrays by name; refuse a compressed one, which could be of any size, and duplicate names."""
     total = path.stat().st_size
     members: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
@@ -253,7 +252,7 @@ def _write_json(file: BinaryIO, tensors: Mapping[str, Tensor], record: Mapping[s
 
 
 def _nested(tensor: Tensor) -> Iterator[str]:
-    """The values as nested lists, a row at a time."""
+    """Return the values as nested lists, a row at a time."""
     if tensor.dim() <= 1:
         values = tensor.tolist() if tensor.dtype == torch.int64 else tensor.double().tolist()
         yield json.dumps([v if math.isfinite(v) else _spelled(v) for v in values] if tensor.dim() else values)
@@ -307,7 +306,7 @@ def _open_json(path: Path) -> _Json:
 
 
 def _flat(values: Any, shape: tuple[int, ...]) -> Iterator[Any]:
-    """The numbers of nested lists of that shape; None, which the caller refuses, if their shape differs."""
+    """Return the numbers of nested lists of that shape; None if their shape differs."""
     if not shape:
         yield _INFINITIES.get(values, values) if isinstance(values, str) else values
     elif isinstance(values, list) and len(values) == shape[0]:

@@ -60,42 +60,42 @@ class SavedStep:
 
     @property
     def place(self) -> tuple[str, int, str]:
-        """Of a step inside an expert: its step of experts, the expert's number and its name in the program."""
+        """Expert's step: its step of experts, the expert's number and its name in the program."""
         outer, expert, name = self.name.split(".", 2)
         return outer, int(expert), name
 
     @property
     def experts(self) -> int:
-        """Of a step of experts: how many they are."""
+        """Step of experts: their number."""
         return axis_size(self.detail["experts"])
 
     @property
     def identities(self) -> int:
-        """Of a step of experts: how many entries of its route return the token unchanged."""
+        """Step of experts: how many entries of its route return the token unchanged."""
         return int(self.detail.get("identity", 0))
 
     @property
     def always(self) -> bool:
-        """Of a step of experts: whether every token goes to all of them (shared experts in the route)."""
+        """Step of experts: whether every token goes to all of them (shared experts in the route)."""
         return self.detail.get("always") == "True"
 
     @property
     def weighs_input(self) -> bool:
-        """Of a step of experts: whether the route multiplies their input, not their output."""
+        """Step of experts: whether the route multiplies their input, not their output."""
         return self.detail.get("weigh") == "input"
 
     def entries(self, width: int) -> range:
-        """Of a step of experts: which of a route's `width` entries are theirs."""
+        """Return the columns of a route of `width` entries that belong to these experts."""
         return range(width - self.experts, width) if self.always else range(self.experts)
 
     def parameter(self, step: str, name: str = "weight") -> str:
-        """Of a step of experts: the canonical name of a parameter of their program's step."""
+        """Return the canonical name of a parameter of the experts' program."""
         return f"{self.name}.{step}.{name}" if self.always else f"{step}.{name}"
 
 
 @dataclass(frozen=True)
 class _TraceRecord:
-    """What a file says of its tensors, as `save` writes it."""
+    """A file's record of its tensors, as `save` writes it."""
 
     format: int
     ffncli: str
@@ -120,7 +120,7 @@ class Saved:
     container: Container
 
     def tensor(self, step: str) -> Tensor:
-        """A step's values in its dtype."""
+        """Return a step's values in its dtype."""
         dtype: torch.dtype = getattr(torch, next(s.dtype for s in self.steps if s.name == step))
         return self.container.tensor(step).to(dtype)
 
@@ -130,8 +130,7 @@ class Saved:
         return tuple(name.removeprefix(_WEIGHTS) for name in self.container.shapes if name.startswith(_WEIGHTS))
 
     def weight(self, name: str) -> Tensor:
-        """A weight by its canonical name, in the dtype of the block's inputs, as in the run; a table of integers as it
-        is."""
+        """Return a weight by its canonical name, in the dtype of the block's inputs; a table of integers as it is."""
         tensor = self.container.tensor(_WEIGHTS + name)
         dtype: torch.dtype = getattr(torch, self.steps[0].dtype)
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -142,7 +141,7 @@ class Saved:
         return sum(math.prod(self.container.shapes[_WEIGHTS + name]) for name in self.weights)
 
     def tokens(self, step: str) -> list[int] | None:
-        """The tokens that a step's expert received; None for a step outside of experts."""
+        """Return the tokens that a step's expert received; None for a step outside of experts."""
         name = _TOKENS + step.rpartition(".")[0]
         return self.container.tensor(name).tolist() if name in self.container.shapes else None
 
@@ -150,7 +149,7 @@ class Saved:
 def kept_for_saving(
     steps: Sequence[Step], inputs: Mapping[str, Tensor], inside: frozenset[int] | None
 ) -> frozenset[str]:
-    """The tensors that a trace must keep to be saved: all of the block, and those inside requested experts."""
+    """Return the tensors that a trace must keep to be saved: all of the block, and those inside requested experts."""
     names = {*inputs, *(step.output for step in steps)}
     for step in steps:
         if isinstance(step.op, Experts):
@@ -162,10 +161,7 @@ def kept_for_saving(
 def save(
     path: Path, steps: Sequence[Step], result: Trace, block: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> None:
-    """Write the complete trace or nothing, with these weights. `result` must have every recorded tensor.
-
-    Raises FFNError (exit 3) if it cannot be written.
-    """
+    """Write the complete trace or nothing, with these weights. `result` must have every recorded tensor."""
     tensors = {record.name: result.tensors[record.name] for record in result.steps}
     for record in result.steps:
         if record.tokens is not None:
@@ -198,7 +194,7 @@ _OF_A_RANK = ("first", "ranks")
 
 
 def fingerprint(steps: Sequence[Step]) -> str:
-    """An identifier of the block: a sha256 over its steps as text, sizes included."""
+    """Identify the block by a sha256 over its steps as text, sizes included."""
     text = "\n".join(f"{s.output} = {right_hand_side(s, steps)} {s.inputs} {_fields(s)}" for s in steps)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -218,8 +214,10 @@ def _program(steps: Sequence[Step]) -> list[dict[str, Any]]:
 
 
 def _fields(step: Step) -> dict[str, str]:
-    """An op's fields in words: `{"into": "d_model 4", "out": "d_ff 8", "bias": "True"}`; without those of a rank's
-    experts, as in files of earlier versions: a saved block is whole."""
+    """Return an op's fields in words: `{"into": "d_model 4", "out": "d_ff 8", "bias": "True"}`.
+
+    A rank's experts are left out, as in files of earlier versions: a saved block is whole.
+    """
     named = [f.name for f in fields(step.op) if f.name not in _OF_A_RANK]  # type: ignore[arg-type]
     return {name: _field_text(getattr(step.op, name)) for name in named}
 
@@ -237,12 +235,12 @@ def _field_text(value: Any) -> str:
 
 
 def axis_size(axis: str) -> int:
-    """8 of `d_ff 8`."""
+    """Return 8 of `d_ff 8`."""
     return int(axis.rpartition(" ")[2])
 
 
 def open_saved(path: Path) -> Saved:
-    """A file that `save` wrote. Raises FFNError, naming it and what is wrong, for anything else."""
+    """Open a file that `save` wrote; refuse anything else, with what is wrong."""
     where = shown_path(path)
     container = open_container(path)
     if container.record.get("format") != _FORMAT:
@@ -264,7 +262,7 @@ def open_saved(path: Path) -> Saved:
 
 
 def _check_step(step: SavedStep, container: Container, names: set[str], where: str) -> None:
-    """FFNError if a step's entry does not fit the tensor of that name, or reads a step that is not there."""
+    """Refuse a step whose entry does not fit the tensor of that name, or that reads a step that is not there."""
     label = f"{where}: step {shown(step.name, 120)}"
     if len(step.shape) < 2 or (0 in step.shape and not step.inner):
         raise FFNError(f"{label} has the shape {shown(list(step.shape))}, not [..., features]")
@@ -279,7 +277,7 @@ _PROGRAM_OPS = ("linear", "activation", "multiply", "add", "norm", "dropout")
 
 
 def _check_experts(steps: Sequence[SavedStep], where: str) -> None:
-    """FFNError if what the experts compute, or a step inside one, cannot be as the record has it."""
+    """Refuse experts, or a step inside one, that cannot be as the record has them."""
     outer = {step.name: step for step in steps if step.op == "experts"}
     for step in outer.values():
         label = f"{where}: step {shown(step.name, 120)}"

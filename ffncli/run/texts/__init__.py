@@ -22,7 +22,7 @@ TEXTS: Mapping[str, str] = {
 
 
 def facts(name: str, ready: Prepared) -> tuple[Fact, ...]:
-    """The facts that the text of that example states, computed on its prepared run, in the order of the text."""
+    """Return the facts that the text of that example states, computed on its prepared run, in the order of the text."""
     import torch
 
     with torch.no_grad():

@@ -20,7 +20,8 @@ from ffncli.run.texts.fact import Fact, Verdict, compared, drawn, number
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """Parameters, the share of the layer, wider and narrower blocks, ReLU against GELU, the place in the layer."""
+    """Return parameters, the share of the layer, wider and narrower blocks, ReLU against GELU, the place in the
+    layer."""
     models = [model for name in catalog.names() if (model := catalog.find(name))]
     return (*_parameters(ready), *_share(models), *_widths(ready), _balance(models), *_slopes(), _and(), _place(ready))
 
@@ -43,7 +44,7 @@ def _parameters(ready: Prepared) -> list[Fact]:
 
 
 def _share(models: Sequence[Resolved]) -> list[Fact]:
-    """The FFN's share of one layer: in BERT, and in every known model whose attention is known."""
+    """Return the FFN's share of one layer: in BERT, and in every known model whose attention is known."""
     counted = {resolved.model.name: count(resolved) for resolved in models}
     bert = counted["bert-base"]
     shares = {
@@ -118,7 +119,7 @@ def _overfitting(d_model: int = 8) -> Fact:
 
 
 def _balance(models: Sequence[Resolved]) -> Fact:
-    """How many of the known dense models have each ratio."""
+    """Return how many of the known dense models have each ratio."""
     dense = {
         m.model.name: m.model.main.spec.d_ff / m.model.main.spec.d_model
         for m in models

@@ -32,7 +32,7 @@ class TextClaim:
 
 
 def claims() -> tuple[TextClaim, ...]:
-    """Every claim that can be checked: runs all five texts. Raises FFNError if this machine cannot run them."""
+    """Return every claim that can be checked: runs all five texts. Raises FFNError if this machine cannot run them."""
     items: list[tuple[str, str, Fact]] = []
     for name, text in TEXTS.items():
         example = find(name)

@@ -33,7 +33,7 @@ WIDTHS = (4, 16, 64, 256)
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """The block, its collapse without a non-linearity, approximation, convolutions, the final layer."""
+    """Return the block, its collapse without a non-linearity, approximation, convolutions, the final layer."""
     ready = doubled(ready)
     tensors = intermediates(ready)
     steps = ffn_steps(ready.steps)

@@ -22,8 +22,8 @@ ROUNDING = 1e-12  # smaller errors are only rounding, in float64
 class Fact:
     """`found` is computed. `verdict` is on the text's statement, "" if it has none that can be checked.
 
-    `said` are the text's own words or numbers, "" if `topic` already states them. `command` shows
-    `found`, if the text's example does not.
+    `said` is the text's wording, "" if `topic` already states it. `command` shows `found`, if the text's example does
+    not.
     """
 
     topic: str
@@ -35,7 +35,7 @@ class Fact:
 
 
 def compared(topic: str, stated: str, figure: str, note: str = "", command: str = "") -> Fact:
-    """A fact that holds if the text's statement equals the computed figure, to the digits in the text."""
+    """Return a fact that holds if the text's statement equals the computed figure, to the digits in the text."""
     return Fact(topic, figure, stated, "holds" if stated == figure else "wrong", note, command)
 
 
@@ -45,17 +45,17 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def error(value: float, bound: float) -> str:
-    """An error due to rounding alone is shown as `below 1e-12`: its exact value depends on the machine."""
+    """Return an error due to rounding alone is shown as `below 1e-12`: its exact value depends on the machine."""
     return f"below {bound:g}" if value < bound else f"{value:.3g}"
 
 
 def agrees(value: float, bound: float) -> Verdict:
-    """Whether an error is due to rounding alone."""
+    """Return whether an error is due to rounding alone."""
     return "holds" if value < bound else "wrong"
 
 
 def doubled(ready: Prepared) -> Prepared:
-    """The same run in float64 on the CPU, so that the figures are free of rounding."""
+    """Return the same run in float64 on the CPU, so that the figures are free of rounding."""
     masks = {name: mask.cpu() for name, mask in ready.mode.masks.items()}
     return replace(
         ready,
@@ -66,13 +66,13 @@ def doubled(ready: Prepared) -> Prepared:
 
 
 def function(steps: Sequence[Step], weights: Mapping[str, Tensor], mode: Mode = EVAL) -> Block:
-    """A block with one input, as a function of that input."""
+    """Return a block with one input, as a function of that input."""
     (entry,) = block_inputs(steps)
     return lambda x: run(steps, weights, {entry: x}, mode)
 
 
 def intermediates(ready: Prepared) -> dict[str, Tensor]:
-    """Every tensor of the run by its name, in the prepared mode."""
+    """Return every tensor of the run by its name, in the prepared mode."""
     events = execute(ready.steps, ready.weights, ready.inputs, ready.mode)
     return dict(ready.inputs) | {event.name: event.tensor for event in events if event.expert is None}
 

@@ -52,7 +52,7 @@ def _names(steps: Sequence[Step]) -> list[Fact]:
 
 
 def _order(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
-    """The merge-add first, then the norm as the text writes it, then the shapes."""
+    """Return the merge-add first, then the norm as the text writes it, then the shapes."""
     first, norm = ready.steps[0], next(s for s in ready.steps if isinstance(s.op, Norm))
     assert isinstance(norm.op, Norm)
     merged, eps = tensors["merged"], norm.op.eps
@@ -89,7 +89,7 @@ def _slices(split: RankTrace) -> list[Fact]:
 
 
 def _whole(split: RankTrace) -> Fact:
-    """Every node runs its own steps on its own slices; only the sum needs the other nodes."""
+    """Return every node runs its own steps on its own slices; only the sum needs the other nodes."""
     (one,), apart = split.collectives, split.agreement.relative_error
     return Fact(
         "partial sums of 4 nodes, each of full width, summed = whole",
@@ -195,7 +195,7 @@ def _formats() -> list[Fact]:
 
 
 def _between_the_steps(ready: Prepared, tensors: Mapping[str, Tensor]) -> Fact:
-    """The engine rounds the input of W1 and W3, and H before W2, to Q80: how much that changes Y."""
+    """Return the engine rounds the input of W1 and W3, and H before W2, to Q80: how much that changes Y."""
     names = [step.output for step in ready.steps]
     after_norm, after_hidden = names.index("norm") + 1, names.index("hidden") + 1
     hidden = run(ready.steps[after_norm:after_hidden], ready.weights, {"norm": q80(tensors["norm"])})
@@ -208,7 +208,8 @@ def _between_the_steps(ready: Prepared, tensors: Mapping[str, Tensor]) -> Fact:
 
 
 def q80(values: Tensor) -> Tensor:
-    """The values as Q80 stores them: signed bytes, one fp16 scale (largest of the block / 127) per 32 of a row."""
+    """Return the values as Q80 stores them: signed bytes, one fp16 scale (largest of the block / 127) per 32 of a
+    row."""
     blocks = values.reshape(-1, dtypes.storage("q8_0").block)
     scale = blocks.abs().amax(-1, keepdim=True) / 127
     return ((blocks / scale).nan_to_num().round() * scale.half().to(values.dtype)).reshape(values.shape)

@@ -35,7 +35,7 @@ P = 0.1
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """The numbers that the notebook prints, and its conclusions."""
+    """Return the numbers that the notebook prints, and its conclusions."""
     ready = doubled(ready)
     tensors = intermediates(ready)
     return (
@@ -45,7 +45,7 @@ def facts(ready: Prepared) -> tuple[Fact, ...]:
 
 
 def _printed(tensors: Mapping[str, Tensor]) -> list[Fact]:
-    """The slices that it prints, and the ranges."""
+    """Return the slices that it prints, and the ranges."""
     first = " ".join(number(v) for v in tensors["up"][0, 0].tolist())
     stated = "-2.2255 -0.1673 1.5966 -1.5649 -0.1716 0.4000 0.1738 -0.5781"
     out = [compared("pre-activations up[0, 0]", stated, first)]
@@ -106,7 +106,7 @@ def _calls(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
 
 
 def _module(weights: Mapping[str, Tensor]) -> nn.Module:
-    """The same block as torch's own modules."""
+    """Return the same block as torch's own modules."""
     module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(P), nn.Linear(8, 4)).double()
     module.load_state_dict({
         "0.weight": weights["up.weight"], "0.bias": weights["up.bias"],
@@ -138,7 +138,7 @@ def _nonlinear(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
 
 
 def _bias(ready: Prepared) -> list[Fact]:
-    """A zero input, with biases and without."""
+    """Return a zero input, with biases and without."""
     zero = torch.zeros(2, 3, 4, dtype=torch.float64)
     without = {n: torch.zeros_like(t) if n.endswith("bias") else t for n, t in ready.weights.items()}
     row = _row(function(ready.steps, ready.weights), zero)
@@ -157,14 +157,14 @@ def _bias(ready: Prepared) -> list[Fact]:
 
 
 def _row(f: Block, zero: Tensor) -> Tensor:
-    """The one row that all tokens of a zero input share."""
+    """Return the one row that all tokens of a zero input share."""
     out = f(zero).flatten(0, -2)
     assert gap(out, out[:1].expand_as(out)).largest < ROUNDING
     return out[0]
 
 
 def _not(row: Tensor) -> Verdict:
-    """Whether it differs from zero."""
+    """Return whether it differs from zero."""
     return "holds" if float(row.abs().max()) > ROUNDING else "wrong"
 
 
@@ -173,7 +173,7 @@ POINTS = (((0.0, 0.0), 0), ((1.0, 1.0), 0), ((2.0, 2.0), 1), ((3.0, 1.0), 1))
 
 
 def _line() -> Fact:
-    """The b for which the line w·x + b = 0 separates the classes."""
+    """Return the b for which the line w·x + b = 0 separates the classes."""
     low = max(x + y for (x, y), label in POINTS if label == 0)
     high = min(x + y for (x, y), label in POINTS if label == 1)
     wrong = [point for point, label in POINTS if (sum(point) - 1 > 0) != bool(label)]

@@ -86,7 +86,7 @@ def explain(topic: str) -> Topic:
 
 
 def topics() -> tuple[TopicLine, ...]:
-    """Every topic: the parts of a block, then the functions."""
+    """Return every topic: the parts of a block, then the functions."""
     parts = [TopicLine(name, title, aliases) for name, (_, title, aliases) in _PARTS.items()]
     units = [TopicLine(name, f"a gated unit: {unit.formula}", _spellings(name)) for name, unit in UNITS.items()]
     plain = [TopicLine(name, f"an activation function: {row.formula}", row.aliases) for name, row in TABLE.items()]
@@ -94,7 +94,7 @@ def topics() -> tuple[TopicLine, ...]:
 
 
 def find_topic(text: str) -> str | None:
-    """The topic that a text names, or None."""
+    """Return the topic that a text names, or None."""
     key = _key(text)
     return key if key in _PARTS else _ALIASES.get(key)
 

@@ -45,7 +45,7 @@ class TopicLine:
     def explained(
         self, sentences: tuple[str, ...], example: NumberTable, go_on: str, sources: tuple[str, ...]
     ) -> Topic:
-        """The whole topic."""
+        """Return the whole topic."""
         return Topic(self.topic, self.title, self.aliases, sentences, example, go_on, sources)
 
 
@@ -60,7 +60,7 @@ class Topic(TopicLine):
 
 
 def fixed(value: float) -> str:
-    """A number in a sentence: four decimals."""
+    """Return a number in a sentence: four decimals."""
     return f"{value:.4f}"
 
 
@@ -78,7 +78,7 @@ class TinyRun:
 def tiny_run(
     source: str | None = None, tokens: int | None = None, input: str | None = None, train: bool = False, **options: Any
 ) -> TinyRun:
-    """The run of `ffn trace` with the same options, with all its values kept."""
+    """Return the run of `ffn trace` with the same options, with all its values kept."""
     from ffncli.run.engine.prepare import prepare
     from ffncli.run.engine.trace import trace
     from ffncli.run.user.load import load
@@ -90,7 +90,7 @@ def tiny_run(
 
 
 def routes(tiny: TinyRun) -> list[tuple[int, str, str]]:
-    """(token, its experts, their weights), the heaviest expert first."""
+    """Return (token, its experts, their weights), the heaviest expert first."""
     rows = []
     for token, weights in enumerate(tiny["route"].values):
         order = sorted((e for e, weight in enumerate(weights) if weight), key=lambda e: -weights[e])
@@ -99,7 +99,7 @@ def routes(tiny: TinyRun) -> list[tuple[int, str, str]]:
 
 
 def catalog_model(name: str) -> Resolved:
-    """A model of the catalog."""
+    """Return a model of the catalog."""
     from ffncli.models import catalog
 
     model = catalog.find(name)
@@ -130,7 +130,7 @@ _JUMPS = ("it jumps", "its slope jumps", "its curvature jumps")  # by the order 
 
 
 def activation_topic(line: TopicLine) -> Topic:
-    """What an activation function is for."""
+    """Return what an activation function is for."""
     f = {name: curve(name).f for name in ("relu", "gelu", "silu")}
     far, near = (", ".join(f"{name} {fixed(g(x))}" for name, g in f.items()) for x in (3.0, -1.0))
     return line.explained(
@@ -199,7 +199,7 @@ def unit_topic(line: TopicLine) -> Topic:
 
 
 def _keeps(name: str, known: Facts) -> list[str]:
-    """How much of 2 and of -2 the function lets through; nothing if that is more than the input, or not known."""
+    """Say how much of 2 and of -2 the function lets through; nothing if that is more than the input, or not known."""
     f = curve(name).f
     high, low = f(2.0), f(-2.0)
     if not 0.0 <= low / -2.0 <= high / 2.0 <= 1.0:
@@ -211,7 +211,7 @@ def _keeps(name: str, known: Facts) -> list[str]:
 
 
 def _range(name: str, known: Facts) -> str:
-    """Its least value and its location."""
+    """Return its least value and its location."""
     low = known.shape.minimum
     if not isfinite(low):
         return "It has no least value."
@@ -222,7 +222,7 @@ def _range(name: str, known: Facts) -> str:
 
 
 def _zeros(known: Facts) -> str:
-    """The effect on a normal input, and how smooth the function is."""
+    """Describe the effect on a normal input, and how smooth the function is."""
     places: dict[int, list[str]] = {}
     for x, order in TABLE[known.name].kinks:
         places.setdefault(order, []).append(f"{x:g}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def session_for(question: Question, note: Note = lambda text: None) -> Session:
     """Check a question about one layer, then run it: torch is loaded once every check that does not need it has passed.
 
-    `note` gets every remark when it arises. Raises FFNError for what cannot be, and (exit 3) without torch.
+    `note` gets every remark when it arises.
     """
     if question.layer == "all":
         hint = "call ffncli.survey, which takes the same source"
@@ -49,10 +49,7 @@ def survey_for(question: SurveyQuestion, note: Note = lambda text: None) -> Surv
 
 
 def of_this_rank(question: Question) -> Question:
-    """The question as this process answers it: under torchrun over all ranks, on the device of this one.
-
-    Raises FFNError for what several processes cannot do.
-    """
+    """Return the question as this process answers it: under torchrun over all ranks, on the device of this one."""
     place = torchrun()
     if place is None:
         return question

@@ -30,8 +30,8 @@ _ROUNDING = 1e-3  # of the largest value: far above rounding in float32, far bel
 class Head:
     """The final norm and head of a model of `width` d_model, loaded without its layers but the first, `first`.
 
-    `like` is the norm before the layers' FFNs: the final one is of the same kind where a model has one at all. Its
-    methods raise FFNError if the model does not run this way, or if its head reads more than what its layers give.
+    `like` is the norm before the layers' FFNs: the final one is of the same kind if a model has one at all. A model
+    that does not run this way is refused, and one whose head reads more than the output of its layers.
     """
 
     def __init__(self, loaded: Pretrained, first: str, width: int, like: Norm | None, tokenizer: Any, option: str):
@@ -39,16 +39,16 @@ class Head:
         self.tokenizer, self._option = tokenizer, option
 
     def logits(self, vectors: Tensor) -> Iterator[Tensor]:
-        """For each of the vectors [n, d_model] its logits [vocabulary], in float64; some are computed together."""
+        """Return the logits [vocabulary] of each of the vectors [n, d_model], in float64; some are computed
+        together."""
         with torch.no_grad():
             for some in torch.split(vectors, _AT_ONCE):
                 yield from self._forward(some)
 
     @cached_property
     def norm(self) -> Norm | None:
-        """The final norm, if the logits before any cap are linear in what it gives: only then does a part of the
-        residual stream have a share in them. None for post-norm models, for BERT's head with its activation.
-        """
+        """The final norm, if the logits before any cap are linear in its output: only then does a part of the residual
+        stream have a share in them. None for post-norm models, and for BERT's head with its activation."""
         if self._like is None:
             return None
         pair = torch.randn(2, self._width, generator=torch.Generator().manual_seed(0))
@@ -57,16 +57,14 @@ class Head:
         return self._like if (one + other - both).abs().max() <= _ROUNDING * both.abs().max() else None
 
     def part(self, vector: Tensor, size: float) -> Tensor:
-        """What a vector [d_model] adds to the logits before any cap [vocabulary], as a part of a residual stream whose
-        `size` the final norm divides by. There must be such a `norm`.
-        """
+        """Return what a vector [d_model] adds to the logits before any cap [vocabulary], as a part of a residual stream
+        whose `size` the final norm divides by. There must be such a `norm`."""
         assert self.norm is not None
         return self._above_nothing(vector, self.norm) / size
 
     def direction(self, token: int) -> Tensor:
-        """The direction [d_model] in which a vector raises a token's logit: their product over the stream's size is
-        `part`'s value for the token. In float64.
-        """
+        """Return the direction [d_model] in which a vector raises a token's logit, in float64: their product over the
+        stream's size is `part`'s value for the token."""
         assert self.norm is not None
         vector = torch.randn(self._width, generator=torch.Generator().manual_seed(1))
         vector = vector.to(self._loaded.module.device, self._loaded.module.dtype).requires_grad_()
@@ -74,7 +72,8 @@ class Head:
         return gradient.double()
 
     def token_logits(self, token: int) -> Callable[[Tensor], Tensor]:
-        """A function from vectors [n, d_model], each normalised alone, to the token's logits before any cap [n]."""
+        """Return a function from vectors [n, d_model], each normalised alone, to the token's logits before any cap
+        [n]."""
         if (op := self.norm) is None:
             return lambda vectors: torch.stack([row[token] for row in self.logits(vectors)])
         direction = self.direction(token)
@@ -82,13 +81,13 @@ class Head:
         return lambda vectors: vectors.double() @ direction / divisor(vectors, op) + nothing
 
     def _above_nothing(self, vector: Tensor, op: Norm, token: int | slice = slice(None)) -> Tensor:
-        """The logits of a vector before any cap, less those of 0, times what the final norm divides it by."""
+        """Return (logits(v) - logits(0)) times the final norm's divisor, uncapped."""
         with _without_caps(self._loaded.module.config), torch.set_grad_enabled(vector.requires_grad):
             above = self._forward(torch.stack([vector, torch.zeros_like(vector)]))[:, token]
             return (above[0] - above[1]) * divisor(vector, op)
 
     def _forward(self, vectors: Tensor) -> Tensor:
-        """[n, vocabulary], in float64: the model's forward with `vectors` in place of the output of its layers.
+        """Return [n, vocabulary], in float64: the model's forward with `vectors` in place of the output of its layers.
 
         The last vector is passed twice, under two tokens: if its logits differ, something bypassed that place.
         """
@@ -131,7 +130,8 @@ class Head:
 
 
 def divisor(x: Tensor, op: Norm) -> Tensor:
-    """What a norm divides the last axis by: √(mean(x²) + eps), of a LayerNorm √(variance + eps). In float64."""
+    """Return what a norm divides the last axis by: √(mean(x²) + eps), or for LayerNorm √(variance + eps). In
+    float64."""
     x = x.double()
     centred = x - x.mean(-1, keepdim=True) if op.kind == "layernorm" else x
     return (centred.square().mean(-1) + op.eps).sqrt()
@@ -139,10 +139,7 @@ def divisor(x: Tensor, op: Norm) -> Tensor:
 
 @contextmanager
 def head_of(resolved: Resolved, layer: Layer, dtype: str | None, device: str, option: str) -> Iterator[Head]:
-    """The head that reads the residual stream to which `layer`'s FFN adds; `option` is what needs it.
-
-    Raises FFNError if no head reads that stream, and for models without a vocabulary.
-    """
+    """Return the head that reads the residual stream to which `layer`'s FFN adds; `option` is what needs it."""
     path = folder_of(resolved, option)
     stacks = {group.stack for group in resolved.model.groups}
     if not stacks <= {"encoder", "decoder"}:
@@ -163,14 +160,14 @@ def head_of(resolved: Resolved, layer: Layer, dtype: str | None, device: str, op
 
 
 def _norm_before(layer: Layer) -> Norm | None:
-    """A norm of the residual stream in the layer; None where the stream is what a norm gives."""
+    """Return a norm of the residual stream in the layer; None if the stream is a norm's output."""
     norms = [step.op for step in steps(layer.spec) if isinstance(step.op, Norm) and step.op.axis.name == "d_model"]
     return norms[0] if norms and layer.spec.norm_position != "post" else None
 
 
 @contextmanager
 def _without_caps(config: Any) -> Iterator[None]:
-    """With the caps on the logits taken out of a config: a capped logit is not a sum of parts."""
+    """Take the caps on the logits out of a config: a capped logit is not a sum of parts."""
     capped = [
         (values, name, value)
         for values in {id(one): one for one in (config, config.get_text_config(decoder=True))}.values()
@@ -187,7 +184,7 @@ def _without_caps(config: Any) -> Iterator[None]:
 
 
 def _first_alone(module: Any, resolved: Resolved, layer: Layer) -> str:
-    """Keep the first layer of the stack that the head reads, and no layer of its encoder; returns its name."""
+    """Keep the first layer of the stack that the head reads, and no layer of its encoder; return its name."""
     first = next(
         g for g in resolved.model.groups if g.stack == layer.stack and min(g.layers) == _lowest(resolved, layer.stack)
     )
@@ -205,18 +202,16 @@ def _lowest(resolved: Resolved, stack: str) -> int:
 
 @dataclass(frozen=True)
 class InStream:
-    """Vectors [n, d_model] as the branch's norms give them, each normalised alone, and the factor [n] that makes each
-    of them its part of the residual stream: NaN where a norm does more than divide and multiply.
-    """
+    """Vectors [n, d_model] after the branch's norms, each normalised alone, and the factor [n] that makes each its part
+    of the residual stream: NaN if a norm does more than divide and multiply."""
 
     vectors: Tensor
     factors: Tensor
 
 
 def to_stream(ready: Prepared, vectors: Tensor, outputs: Tensor) -> InStream:
-    """Vectors that are parts of the FFN's `outputs` (both [n, d_model]) on their way to the residual stream: Gemma-2
-    and OLMo-2 normalise an output before it is added, Granite multiplies it.
-    """
+    """Pass vectors, parts of the FFN's `outputs` (both [n, d_model]), on to the residual stream: Gemma-2 and OLMo-2
+    normalise an output before it is added, Granite multiplies it."""
     block = steps(ready.layer.spec)
     _, name = ffn_span(block)
     factors = torch.ones(len(vectors), dtype=torch.float64)
@@ -236,7 +231,7 @@ def to_stream(ready: Prepared, vectors: Tensor, outputs: Tensor) -> InStream:
 
 
 def last_norm(resolved: Resolved, layer: Layer, vectors: Tensor, dtype: str | None, device: str) -> Tensor:
-    """Post-norm models have no final norm: the head reads the output of the last layer's norm (BERT)."""
+    """Return the norm of the last layer's output: the head of a post-norm model reads it (BERT)."""
     last = max((g for g in resolved.model.groups if g.stack == layer.stack), key=lambda g: max(g.layers))
     if last.spec.norm_position != "post" or last.spec.norm == "none":
         return vectors
@@ -247,6 +242,6 @@ def last_norm(resolved: Resolved, layer: Layer, vectors: Tensor, dtype: str | No
 
 
 def normed(step: Step, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The output of a norm's step."""
+    """Return the output of a norm's step."""
     assert isinstance(step.op, Norm)
     return norm(step.op, {name.rpartition(".")[2]: weights[name] for name in step.parameters()}, x)

@@ -48,7 +48,7 @@ def _name(value: Any) -> str:
 
 
 def _kept(value: Any) -> bool | tuple[str, ...]:
-    """True for all steps, or the names of some."""
+    """Return True for all steps, or the names of some."""
     if isinstance(value, bool):
         return value or ()
     return several(TEXT, "", least=0).convert(value)
@@ -219,7 +219,7 @@ class Question(Dimensions):
 
     @property
     def leading(self) -> tuple[int, ...] | None:
-        """The input's axes before d_model, None by default. Raises FFNError if they are given twice."""
+        """Return the input's axes before d_model, None by default; refuse them if given twice."""
         return leading_axes(self.tokens, self.batch, self.seq_len)
 
     @property
@@ -238,7 +238,7 @@ class Question(Dimensions):
         return Path(os.path.expanduser(self.save or ""))
 
     def check_top_k(self, vocab: int) -> None:
-        """Raises FFNError for more tokens to sample from than the vocabulary has."""
+        """Refuse more tokens to sample from than the vocabulary has."""
         if self.sample_top_k is not None and self.sample_top_k > vocab:
             raise FFNError(f"{option('sample_top_k', self.sample_top_k)} exceeds the vocabulary of {vocab}")
 
@@ -270,7 +270,7 @@ class SurveyQuestion(Dimensions):
 
     @property
     def leading(self) -> tuple[int, ...] | None:
-        """The input's axes before d_model, None by default. Raises FFNError if they are given twice."""
+        """Return the input's axes before d_model, None by default; refuse them if given twice."""
         return leading_axes(self.tokens, self.batch, self.seq_len)
 
 
@@ -321,8 +321,8 @@ ONE_LAYER = (
 class TraceSubject:
     """What a question is about, as its model has it: the `layer`, and the `prompt` that the model reads, if any.
 
-    `experts` are those to look into (None: all), `places` the numbers to explain, by our names of the steps, `changes`
-    those of the block that the question tries.
+    `experts` are the experts to look into (None: all), `places` the numbers to explain, by our names of the steps,
+    `changes` the changes of the block to try.
     """
 
     model: Resolved
@@ -334,7 +334,7 @@ class TraceSubject:
 
 
 def subject_of(question: Question) -> TraceSubject:
-    """What a question about one layer is about. Raises FFNError for a question that cannot be answered."""
+    """Find out what a question about one layer is about; refuse one that cannot be answered."""
     conflicts.check(RULES, question)
     prompt = prompt_of(question.prompt, question.input_ids, question.position)
     model = _model(question)
@@ -353,9 +353,9 @@ def subject_of(question: Question) -> TraceSubject:
 
 
 def model_of(question: SurveyQuestion) -> tuple[Resolved, Prompt | None]:
-    """The model of a question about all layers, and the prompt that it reads. Raises FFNError if there is none.
+    """Return the model of a question about all layers, and the prompt that it reads.
 
-    An example is surveyed without what it brings with it: every layer gets the same input.
+    An example is surveyed without its own input, weights and mask: every layer gets the same input.
     """
     conflicts.check((*PROMPT_RULES, Conflict("position", needs=_PROMPT)), question)
     prompt = prompt_of(question.prompt, question.input_ids, question.position)
@@ -372,7 +372,7 @@ def model_of(question: SurveyQuestion) -> tuple[Resolved, Prompt | None]:
 
 
 def _model(question: Question) -> Resolved:
-    """The model of a question: an example, a final layer alone, the demo, or what SOURCE names."""
+    """Return the model of a question: an example, a final layer alone, the demo, or what SOURCE names."""
     chosen = question.dimensions
     if question.example is not None:
         model = find(question.example)
@@ -392,7 +392,7 @@ def _model(question: Question) -> Resolved:
 
 
 def _has_block(chosen: Dimensions) -> bool:
-    """Whether any option describes a block before the final layer."""
+    """Return whether any option describes a block before the final layer."""
     return replace(chosen, d_model=None, bias=None).any_set()
 
 
@@ -400,7 +400,7 @@ def _has_block(chosen: Dimensions) -> bool:
 
 
 def _experts(text: str, model: Resolved, layer: Layer) -> frozenset[int] | None:
-    """The experts to look into: some (`0,3`), or all (None). FFNError if the layer has no such expert."""
+    """Return the experts to look into: some (`0,3`), or all (None)."""
     moe, name = layer.spec.moe, model.model.name
     if moe is None:
         first = next((g.layers[0] for g in model.model.groups if g.spec.moe), None)
@@ -419,7 +419,7 @@ def _experts(text: str, model: Resolved, layer: Layer) -> frozenset[int] | None:
 
 
 def _check_head(question: Question, model: Resolved, layer: Layer, experts: frozenset[int] | None) -> None:
-    """Raises FFNError if no head reads the layer, or it has no such unit, before anything large is loaded."""
+    """Refuse a layer that no head reads, or a unit that it does not have, before anything large is loaded."""
     name = "unembed" if question.unembed else "promotes" if question.promotes is not None else None
     if name is None:
         return
@@ -437,7 +437,7 @@ def _check_head(question: Question, model: Resolved, layer: Layer, experts: froz
 
 
 def _check_ranks(question: Question, ranks: Ranks, model: Resolved, layer: Layer) -> None:
-    """Raises FFNError if the layer cannot be split over the ranks, with the nearest numbers that would do."""
+    """Refuse a layer that cannot be split over the ranks, with the nearest numbers that would do."""
     from ffncli.models.counting.parallel import check_ranks
 
     if model.example and model.example.dropped and question.train is None:
@@ -450,7 +450,7 @@ def _check_ranks(question: Question, ranks: Ranks, model: Resolved, layer: Layer
 
 
 def _changes(question: Question, model: Resolved, layer: Layer) -> tuple[Change, ...]:
-    """The changes of the block. Raises FFNError for one that it does not have, and for a block in training mode."""
+    """Return the changes of the block; refuse them in training mode."""
     if model.example and model.example.dropped and question.train is None:
         what = f"{option('example', question.example)} contradicts {option('set' if question.set else 'ablate')}"
         raise FFNError(what, f"add {option('train', False)}: dropout would change the values too")
@@ -463,10 +463,8 @@ def _changes(question: Question, model: Resolved, layer: Layer) -> tuple[Change,
 
 
 def _places(question: Question, aliases: Mapping[str, str]) -> tuple[StepIndex, ...]:
-    """(name, index) of every place to explain; `aliases` maps our names to a text's names, which are accepted too.
-
-    Raises FFNError for text that is not a place.
-    """
+    """Return (name, index) of every place to explain; `aliases` maps our names to a text's names, which are accepted
+    too."""
     ours = {theirs: name for name, theirs in aliases.items()}
     texts = [re.sub(r"\w+(?=\[|:)", lambda m: ours.get(m[0], m[0]), text) for text in question.explain or ()]
     places = tuple(_place(text) for several in texts for text in _split(several))
@@ -476,12 +474,12 @@ def _places(question: Question, aliases: Mapping[str, str]) -> tuple[StepIndex, 
 
 
 def _split(text: str) -> list[str]:
-    """`up[0,3],down[0,1]` → both; commas inside brackets, or in an index after a colon, do not separate."""
+    """Split `up[0,3],down[0,1]`; commas inside brackets, or in an index after a colon, do not separate."""
     return re.split(r",(?![^\[]*\])", text) if "[" in text else [text]
 
 
 def _place(text: str) -> StepIndex:
-    """`up[0,3]`, `up[0, -1]`, `up:0,3`, `experts[2].up[0,3]` → (name, index)."""
+    """Read `up[0,3]`, `up[0, -1]`, `up:0,3`, `experts[2].up[0,3]` as (name, index)."""
     plain = re.sub(r"\[([0-9]{1,9})\]\.", r".\1.", text.strip())
     match = re.fullmatch(r"([^\[\]:]+)(?:\[([^\[\]]*)\]|:(.*))", plain, re.DOTALL)
     words = (match[2] if match[2] is not None else match[3]).split(",") if match else []
@@ -496,7 +494,7 @@ def _place(text: str) -> StepIndex:
 
 
 def _check_save(question: Question) -> None:
-    """Raises FFNError for a file that cannot be saved: an unknown suffix, an existing file, a missing directory."""
+    """Refuse a file that cannot be saved: an unknown suffix, an existing file, a missing directory."""
     if question.save is None:
         return
     suffix, save = question.save_path.suffix, option("save", question.save)

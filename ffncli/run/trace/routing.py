@@ -38,7 +38,7 @@ class Routing:
 
 
 def routing_of(steps: Sequence[Step], tensors: Mapping[str, Tensor]) -> Routing | None:
-    """The load of the block's experts; None in a dense block. `tensors` must have the route [..., experts]."""
+    """Return the load of the block's experts; None in a dense block. `tensors` must have the route [..., experts]."""
     for name, experts in routes(steps).items():
         columns = slice(experts.experts.size + experts.identity)
         return _load(name, tensors[name].flatten(0, -2)[:, columns], experts.experts.size)
@@ -46,7 +46,8 @@ def routing_of(steps: Sequence[Step], tensors: Mapping[str, Tensor]) -> Routing 
 
 
 def _load(step: str, route: Tensor, experts: int) -> Routing:
-    """The load of so many `experts`; columns of the route [tokens, experts] beyond those are identity experts."""
+    """Return the load of `experts` experts; columns of the route [tokens, experts] beyond those are identity
+    experts."""
     chosen: list[int] = (route != 0).sum(0).tolist()
     load = tuple(chosen[:experts])
     total, most = sum(load), max(load)
@@ -80,7 +81,7 @@ class Chosen:
 
 
 def chosen_experts(steps: Sequence[Step], tensors: Mapping[str, Tensor], show: int | None = None) -> tuple[Chosen, ...]:
-    """The choice for the first and last tokens, `show` in all (None: all); `tensors` must hold every route."""
+    """Return the choices of the first and last tokens, `show` in all (None: all); `tensors` must hold every route."""
     out = []
     for name, op in routes(steps).items():
         flat = tensors[name].flatten(0, -2)[:, : op.experts.size + op.identity]
@@ -124,10 +125,11 @@ class Sampling:
 
 
 def sampling(probs: Tensor, top_k: int, top_p: float, show: int | None = 8) -> tuple[Sampling, ...]:
-    """The sets of `probs` [..., vocab], for the first and last positions of every axis, `show` in all (None: all).
+    """Return the sets of `probs` [..., vocab], for the first and last positions of every axis, `show` in all (None:
+    all).
 
-    `top_k` is cut to the vocabulary. Each record holds its top-k set, or `show` candidates if that is more. Sums
-    are made in float64.
+    `top_k` is cut to the vocabulary. Each record holds its top-k set, or `show` candidates if that is more. Sums are in
+    float64.
     """
     vocab = probs.shape[-1]
     top_k = min(top_k, vocab)

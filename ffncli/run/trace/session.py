@@ -46,7 +46,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ModelRun:
-    """The input of a real model, the traced `tokens` of it, and the difference between our FFN and the model's own."""
+    """The input of a real model, its traced `tokens`, and the difference between our FFN and the model's own."""
 
     prompt: str | None
     tokens: tuple[Token, ...]
@@ -109,13 +109,13 @@ class Session:
         return self.prepared.tokens
 
     def step(self, name: str) -> StepRecord:
-        """The record of the step of that name. Raises FFNError if there is none."""
+        """Return the record of the step of that name."""
         return self.trace.step(name)
 
     def __getitem__(self, name: str) -> Tensor:
-        """The whole tensor of a step, by its printed name; one that was not kept is computed again.
+        """Return the whole tensor of a step, by its printed name; compute one that was not kept again.
 
-        Raises FFNError if there is no such step, and where dropout was active, which draws another mask.
+        A step is refused if dropout was active, because it would draw another mask.
         """
         self.step(name)
         prepared = self.prepared
@@ -130,7 +130,7 @@ class Session:
             return next(event.tensor for event in events if event.name == name)
 
     def __iter__(self) -> Iterator[str]:
-        """The names of the steps: `{name: session[name] for name in session}`."""
+        """Iterate over the names of the steps: `{name: session[name] for name in session}`."""
         return (record.name for record in self.steps)
 
     def __contains__(self, name: object) -> bool:
@@ -140,18 +140,17 @@ class Session:
         return len(self.steps)
 
     def heat_map(self, name: str, rows: int, columns: int) -> tuple[list[list[float]], int]:
-        """(the values of a step as a picture of at most so many rows and columns, how many values a cell stands for at
-        most). A cell is its value of largest size, NaN if there is one. Raises FFNError as `session[name]`.
-        """
+        """Return (a step's values as a picture of at most so many rows and columns, the most values in a cell). A cell
+        is its value of largest size, NaN if there is one."""
         x = self[name].flatten(0, -2).double()
         cells = cells_of(x, rows, columns)
         return [[largest(cell) for cell in line] for line in cells], values_of_a_cell(x, cells)
 
     def frame(self, step: str = "act") -> DataFrame:
-        """The values of a step as a pandas DataFrame: `layer`, `token`, `unit` and `value`, a row for each value.
+        """Return the values of a step as a pandas DataFrame: `layer`, `token`, `unit` and `value`, a row for each
+        value.
 
-        `token` is the position in the prompt, or the row of the flattened input; `layer` is 0 of a bare block. Raises
-        FFNError as `session[step]`.
+        `token` is the position in the prompt, or the row of the flattened input; `layer` is 0 for a bare block.
         """
         return step_frame(self[step], self.step(step).tokens, self.tokens, self.prepared.layer.index)
 
@@ -163,7 +162,7 @@ class Session:
         return "\n".join([f"<Session of {self.block.name}", *lines]) + ">"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: a row for each step."""
+        """Show a row for each step in a notebook."""
         names = ("step", "formula", "shape", "min", "max", "FLOPs")
         formulas = [r.formula if r.inputs else "" for r in self.steps]
         rows = [
@@ -178,10 +177,7 @@ def _extremes(record: StepRecord) -> str:
 
 
 def session_of(question: Question, subject: TraceSubject, note: Note = lambda text: None) -> Session:
-    """Run the question. `note` gets every remark at once, those on the model before its layer runs.
-
-    Raises FFNError for an impossible dtype, device, input or place, and if the model cannot be run.
-    """
+    """Run the question. `note` gets every remark at once, those on the model before its layer runs."""
     model, notes = subject.model, list[str]()
 
     def remark(*texts: str) -> None:
@@ -235,10 +231,7 @@ def session_of(question: Question, subject: TraceSubject, note: Note = lambda te
 
 
 def _needed_tensors(question: Question, subject: TraceSubject, prepared: Prepared) -> frozenset[str]:
-    """The steps whose complete tensors the answer needs, by their printed names; all others are freed.
-
-    Raises FFNError for a step that does not exist.
-    """
+    """Return the printed names of the steps whose complete tensors the answer needs; all others are freed."""
     steps = prepared.steps
     names = {"probs", *routes(steps)}
     if question.unembed or prepared.reference is not None:
@@ -259,7 +252,7 @@ def _needed_tensors(question: Question, subject: TraceSubject, prepared: Prepare
 
 
 def _with_origins(field: str, steps: Sequence[Step], names: Sequence[str], depth: int) -> frozenset[str]:
-    """The steps of these names and their origins `depth` steps back. Raises FFNError for one that does not exist."""
+    """Return the steps of these names and their origins `depth` steps back."""
     from ffncli.run.explain.scene import find, needed
 
     try:
@@ -272,7 +265,7 @@ def _with_origins(field: str, steps: Sequence[Step], names: Sequence[str], depth
 
 
 def _remarks(question: Question, subject: TraceSubject, result: Trace) -> list[str]:
-    """Notes on kept tensors, and on requested experts that receive no tokens."""
+    """Return notes on kept tensors, and on requested experts that receive no tokens."""
     out = []
     if question.keep is True:
         size = sum(tensor.numel() * tensor.element_size() for tensor in result.tensors.values())
@@ -285,10 +278,7 @@ def _remarks(question: Question, subject: TraceSubject, result: Trace) -> list[s
 
 
 def _save(question: Question, block: BlockSummary, prepared: Prepared, result: Trace) -> str:
-    """Save the trace with a description of its block; returns a note.
-
-    Raises FFNError (exit 3) if that is impossible.
-    """
+    """Save the trace with a description of its block; return a note."""
     from ffncli.run.saved.saved import SMALL_WEIGHTS, save
 
     if question.save_path.suffix in TABLES:
@@ -314,7 +304,7 @@ def _model_run(subject: TraceSubject, prepared: Prepared, result: Trace) -> Mode
 
 
 def _over_ranks(question: Question, prepared: Prepared, result: Trace) -> RankTrace | None:
-    """The same block over ranks; None if that was not requested."""
+    """Run the same block over ranks; None if that was not requested."""
     if question.ranks is None:
         return None
     from ffncli.run.ranks.one_process import rank_trace
@@ -330,7 +320,7 @@ def _over_ranks(question: Question, prepared: Prepared, result: Trace) -> RankTr
 
 
 def _text(question: Question, subject: TraceSubject, prepared: Prepared) -> dict[str, Any]:
-    """For an example: the text's names of our steps, and its statements, computed."""
+    """Return the text's names of our steps, and its statements, computed; only for an example."""
     name, example = question.example, subject.model.example
     if name is None or example is None or (example.dropped and question.train is False):
         return {}
@@ -340,7 +330,7 @@ def _text(question: Question, subject: TraceSubject, prepared: Prepared) -> dict
 
 
 def _tokens(question: Question, subject: TraceSubject, prepared: Prepared, result: Trace) -> dict[str, Any]:
-    """The tokens that the output promotes, and the units that promote a token, where they are requested."""
+    """Return the tokens that the output promotes, and the units that promote a token, if requested."""
     if not question.unembed and question.promotes is None:
         return {}
     from ffncli.run.trace.unembed import promoting, unembedded
@@ -352,7 +342,7 @@ def _tokens(question: Question, subject: TraceSubject, prepared: Prepared, resul
 
 
 def _explain(question: Question, subject: TraceSubject, prepared: Prepared, result: Trace) -> tuple[Explanation, ...]:
-    """How each place's number was computed. Raises FFNError for an index that is out of range."""
+    """Explain how each place's number was computed."""
     from ffncli.run.explain.explain import explain
     from ffncli.run.explain.scene import Scene
 
@@ -364,7 +354,7 @@ def _explain(question: Question, subject: TraceSubject, prepared: Prepared, resu
 
 
 def _what_if(question: Question, subject: TraceSubject, prepared: Prepared) -> dict[str, Any]:
-    """The steps next to those of the changed block, and the model's prediction where it has one."""
+    """Compare the steps with those of the changed block, and the model's predictions, if it has one."""
     if not subject.changes:
         return {}
     from ffncli.run.pretrained.what_if import step_changes
@@ -386,10 +376,10 @@ _MOST_VALUES = 20_000_000  # of a table
 
 @package_errors()
 def step_frame(tensor: Tensor, rows: Sequence[int] | None, tokens: Sequence[Token], layer: int) -> DataFrame:
-    """`layer`, `token`, `unit` and `value` of a step's tensor [..., units].
+    """Return `layer`, `token`, `unit` and `value` of a step's tensor [..., units].
 
     `rows` are the tokens of an expert, one per row of its tensor; `tokens` those of a prompt, whose positions are then
-    the column's. Raises FFNError (exit 3) without pandas.
+    the column's.
     """
     import pandas
 
@@ -413,7 +403,7 @@ def save_values(
 ) -> int:
     """Write the values of all steps as one table, `step` before the columns of `step_frame`, to a .csv or .parquet.
 
-    Returns how many values there are. Raises FFNError for too many, and (exit 3) if the file cannot be written.
+    Return their number; too many are refused.
     """
     import pandas
 

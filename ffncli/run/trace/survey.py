@@ -44,10 +44,10 @@ class LayerRow:
     """One layer's FFN over the tokens.
 
     Of the values after the activation the share `zero_share` is exactly zero, `near_zero_share` within NEAR_ZERO (see
-    block/value.py). Of the `units` (of all experts that received a token) `dead_units` are exactly zero for
-    every token, `near_dead_units` within NEAR_ZERO of it. Norms are mean L2 norms of a token, `gain` is the output's
-    over the input's. `agreement` is with the model's own FFN, None without a prompt. `not_finite` are the inputs and
-    weights with NaN or Inf, and the first step with any. `routing` is the load of a mixture's experts.
+    block/value.py). Of the `units` (of all experts that received a token) `dead_units` are exactly zero for every
+    token, `near_dead_units` within NEAR_ZERO of it. Norms are mean L2 norms of a token, `gain` is the output's over the
+    input's. `agreement` is with the model's own FFN, None without a prompt. `not_finite` lists the inputs and weights
+    with NaN or Inf, and the first such step. `routing` is the load of a mixture's experts.
     """
 
     stack: str
@@ -98,7 +98,7 @@ class Survey:
 def survey_of(
     question: SurveyQuestion, model: Resolved, prompt: Prompt | None, note: Callable[[str], None] = lambda text: None
 ) -> Survey:
-    """What a question about all layers asks; `note` gets every remark at once. Raises FFNError as `survey`."""
+    """Answer a question about all layers; `note` gets every remark at once."""
     before: tuple[str, ...] = ()
     if prompt:
         before = loading_notes(model, max(layer.index for layer in layers_of(model)), question.dtype)
@@ -119,7 +119,7 @@ def survey(
     resolved: Resolved, prompt: Prompt | None = None, top: int = TOP_UNITS, *, input: InputSource | None = None,
     leading: tuple[int, ...] | None = None, dtype: str | None = None, device: str = "cpu", seed: int | None = None,
 ) -> Survey:  # fmt: skip
-    """One row per layer: on its actual input when the model reads the prompt, else on one that `prepare` takes.
+    """Return one row per layer: on its actual input if the model reads a prompt, else on one that `prepare` takes.
 
     With a prompt the model runs once; as soon as a layer has run, its own weights are read and run in parallel to it.
     """
@@ -183,7 +183,7 @@ def survey_layer(
 
 
 def _mean_norm(tensor: Tensor) -> float:
-    """The mean L2 norm of a token."""
+    """Return the mean L2 norm of a token."""
     return float(torch.linalg.vector_norm(tensor.double(), dim=-1).mean())
 
 
@@ -212,9 +212,9 @@ class _Activations:
         self.active += (ActiveUnit(unit.unit, unit.mean_abs, expert, shared) for unit in units.most_active)
 
     def shares(self) -> tuple[float | None, float | None]:
-        """(zeros, near zeros) over all values; None if there are none."""
+        """Return (zeros, near zeros) over all values; None if there are none."""
         return (self.zeros / self.values, self.near_zeros / self.values) if self.values else (None, None)
 
     def most_active(self) -> tuple[ActiveUnit, ...]:
-        """The units with the largest mean |act|, in descending order."""
+        """Return the units with the largest mean |act|, in descending order."""
         return tuple(sorted(self.active, key=lambda unit: -unit.mean_abs)[: self.top])

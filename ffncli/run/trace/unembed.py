@@ -34,10 +34,8 @@ PROMOTING_UNITS = 10
 def unembedded(
     question: Question, subject: TraceSubject, prepared: Prepared, result: Trace
 ) -> tuple[PromotedTokens, ...]:
-    """The tokens that the FFN's output promotes after the chosen tokens (default: the last), or a hidden unit's effect.
-
-    Raises FFNError for more tokens to sample from than the vocabulary has.
-    """
+    """Return the tokens that the FFN's output promotes after the chosen tokens (default: the last), or a unit's
+    effect."""
 
     output = result.tensors[result.ffn_output].flatten(0, -2)
     rows = _chosen_rows(question, prepared, output.shape[0])
@@ -55,7 +53,7 @@ def unembedded(
 
 
 def _chosen_rows(question: Question, prepared: Prepared, count: int) -> tuple[int, ...]:
-    """The rows of the input that the lens looks at, the last by default."""
+    """Return the rows of the input that the lens looks at, the last by default."""
     from ffncli.run.pretrained.tokens import positions
 
     chosen = bool(prepared.tokens) and question.position is not None  # a prompt's rows are already the chosen ones
@@ -63,7 +61,7 @@ def _chosen_rows(question: Question, prepared: Prepared, count: int) -> tuple[in
 
 
 def promoting(question: Question, subject: TraceSubject, prepared: Prepared) -> tuple[PromotingUnits, ...] | None:
-    """The units that promote a token; None if that was not requested."""
+    """Return the units that promote a token; None if that was not requested."""
     if question.promotes is None:
         return None
 
@@ -173,12 +171,12 @@ class Added:
 
 
 def of_rows(output: Tensor, rows: Sequence[int], stream: Tensor | None = None) -> list[Added]:
-    """The FFN's output vectors for some rows of [tokens, d_model], with the residual stream after the layer there."""
+    """Return the FFN's output vectors for some rows of [tokens, d_model], with the residual stream after the layer."""
     return [Added(output[row], row, stream=None if stream is None else stream[row]) for row in rows]
 
 
 def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> list[Added]:
-    """The vectors that a hidden unit writes for a positive and a negative activation, in each of `experts`."""
+    """Return the vectors that a hidden unit writes for a positive and a negative activation, in each of `experts`."""
     down = ready.weights["down.weight"]
     numbers = sorted(experts or ()) if ready.layer.spec.moe else (None,)
     columns = [(expert, (down if expert is None else down[expert])[:, neuron]) for expert in numbers]
@@ -186,10 +184,8 @@ def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> lis
 
 
 def of_unit_at(ready: Prepared, neuron: int, experts: frozenset[int] | None, rows: Sequence[int]) -> list[Added]:
-    """The vectors that a hidden unit writes for some rows of a prompt, in those of `experts` that get the row.
-
-    Raises FFNError if no row gets there.
-    """
+    """Return the vectors that a hidden unit writes for some rows of a prompt, in those of `experts` that get the
+    row."""
     block, end, moe = ready.steps, ffn_span(ready.steps)[1], ready.layer.spec.moe
     unit_events, mixtures = UnitEvents(block), routes(block)
     values: list[tuple[int, int | None, float, Tensor]] = []
@@ -227,10 +223,7 @@ def promoted(
     dtype: str | None = None,
     device: str = "cpu",
 ) -> tuple[PromotedTokens, ...]:
-    """The tokens that each vector promotes, after the norm that it passes first, if any.
-
-    Raises FFNError as `unembed` does.
-    """
+    """Return the tokens that each vector promotes, after the norm that it passes first, if any."""
     outputs = torch.stack([one.vector if one.output is None else one.output for one in added])
     stream = to_stream(ready, torch.stack([one.vector for one in added]), outputs)
     parts = zip(added, stream.vectors, stream.factors.tolist(), strict=True)
@@ -246,10 +239,7 @@ def unembed(
     dtype: str | None = None,
     device: str = "cpu",
 ) -> tuple[PromotedTokens, ...]:
-    """The tokens that every vector promotes; each is added to the residual stream by `layer`'s FFN.
-
-    Raises FFNError if no head reads that stream, and for models without a vocabulary.
-    """
+    """Return the tokens that every vector promotes when `layer`'s FFN adds it to the residual stream."""
     vectors = last_norm(model, layer, torch.stack([one.vector for one in added]), dtype, device)
     with head_of(model, layer, dtype, device, _UNEMBED) as head:
         return tuple(
@@ -259,7 +249,7 @@ def unembed(
 
 
 def _direct(one: Added, head: Head, limits: TokenLimits) -> DirectLogits | None:
-    """The vector as a part of the residual stream; None if there is no such part."""
+    """Return the vector as a part of the residual stream; None if there is no such part."""
     if one.stream is None or isnan(one.factor) or head.norm is None:
         return None
     size = float(divisor(one.stream, head.norm))
@@ -268,7 +258,7 @@ def _direct(one: Added, head: Head, limits: TokenLimits) -> DirectLogits | None:
 
 
 def _ends(logits: Tensor, largest: bool, tokenizer: Any, most: int) -> tuple[TokenLogit, ...]:
-    """The tokens of the largest logits, or of the smallest."""
+    """Return the tokens of the largest logits, or of the smallest."""
     if logits.isnan().any():
         return ()
     values, ids = logits.topk(min(most, len(logits)), largest=largest)
@@ -353,11 +343,8 @@ def promoting_units(
     dtype: str | None = None,
     device: str = "cpu",
 ) -> tuple[PromotingUnits, ...]:
-    """The `most` units at each end for a token, its `text` or `id:N`: a record for each of the prompt's `rows`, or one
-    without a prompt.
-
-    Raises FFNError for a text that is not one token, and as `head_of` does.
-    """
+    """Return the `most` units at each end for a token, its `text` or `id:N`: a record for each of the prompt's `rows`,
+    or one without a prompt."""
     with head_of(model, ready.layer, dtype, device, _PROMOTES) as head:
         token = one_token(head.tokenizer, text, len(next(head.logits(torch.zeros(1, ready.layer.spec.d_model)))))
         named = token, token_text(head.tokenizer, token)
@@ -379,10 +366,7 @@ def promoting_units(
 
 
 def _alone(model: Resolved, ready: Prepared, group: UnitGroup, dtype: str | None, device: str) -> Tensor:
-    """The columns of a group as vectors [d_ff, d_model], each through the norm of its branch.
-
-    Raises FFNError for columns that are not d_model wide.
-    """
+    """Return the columns of a group as vectors [d_ff, d_model], each through the norm of its branch."""
     columns = UnitEvents(ready.steps).columns(group, ready.weights).T
     if columns.shape[1] != ready.layer.spec.d_model:
         what = f"{_PROMOTES}: the units of this layer write into {columns.shape[1]} dimensions"
@@ -391,9 +375,8 @@ def _alone(model: Resolved, ready: Prepared, group: UnitGroup, dtype: str | None
 
 
 def _parts(ready: Prepared, row: int, direction: Tensor) -> tuple[dict[UnitGroup, tuple[Tensor, Tensor]], float]:
-    """(for each group that a row reaches, its units' values [d_ff] and what each adds in a direction of the residual
-    stream, what the FFN adds in it).
-    """
+    """Return (for each group that a row reaches, its units' values [d_ff] and what each adds in a direction of the
+    residual stream; what the FFN adds in it)."""
     inputs = {name: x.flatten(0, -2)[row : row + 1] for name, x in ready.inputs.items()}
     inputs = {name: x.clone().requires_grad_() if x.is_floating_point() else x for name, x in inputs.items()}
     unit_events, values, output = UnitEvents(ready.steps), dict[UnitGroup, Tensor](), torch.ones(0)
@@ -417,7 +400,6 @@ def _parts(ready: Prepared, row: int, direction: Tensor) -> tuple[dict[UnitGroup
 def _units(
     alone: Mapping[UnitGroup, Sequence[float]], parts: Mapping[UnitGroup, tuple[Tensor, Tensor]] = {}
 ) -> list[UnitLogit]:
-    """A record for each unit."""
     out = []
     for group, logits in alone.items():
         expert = group.expert if group.experts > 1 else None
@@ -431,7 +413,7 @@ def _units(
 
 
 def _unit_ends(units: Sequence[UnitLogit], most: int) -> tuple[tuple[UnitLogit, ...], tuple[UnitLogit, ...]]:
-    """The first and the last by what they add, or, where nothing says that, by their columns alone."""
+    """Return the first and the last by what they add, or by their columns alone if that is unknown."""
     reached = [unit for unit in units if unit.logit is not None] or units
     order = sorted(reached, key=lambda unit: unit.alone if unit.logit is None else unit.logit)
     return tuple(order[: -most - 1 : -1]), tuple(order[:most])

@@ -1,4 +1,5 @@
-"""What a kernel's host is asked, and where tensors lie in the memory that it shares with the process that asks."""
+"""The requests to a kernel's host, and the places of tensors in the memory that it shares with the process that
+asks."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class Region:
         return self.start + prod(self.shape) * self.dtype.itemsize
 
     def of(self, memory: mmap) -> Tensor:
-        """The tensor, in that memory."""
+        """Return the tensor, in that memory."""
         if not prod(self.shape):
             return torch.empty(self.shape, dtype=self.dtype)
         flat = torch.frombuffer(memory, dtype=self.dtype, count=prod(self.shape), offset=self.start)
@@ -38,7 +39,7 @@ class Region:
 
 @dataclass(frozen=True)
 class HostSetup:
-    """First of all: the device, torch's threads (None: its number), and the most bytes that may be allocated."""
+    """The first request: the device, torch's threads (None: its number), and the most bytes that may be allocated."""
 
     device: str
     threads: int | None
@@ -47,9 +48,9 @@ class HostSetup:
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """A kernel and a block. `size` are the bytes of the shared memory.
+    """A kernel and a block. `size` is the size of the shared memory in bytes.
 
-    `weights` are there already; `inputs` [most tokens, d_model] are places for x, `output` is that of what it returns.
+    `weights` are there already; `inputs` [most tokens, d_model] are places for x, `output` is the place for the result.
     """
 
     choice: KernelChoice
@@ -72,7 +73,7 @@ class CallRequest:
 
 @dataclass(frozen=True)
 class ShowWeights:
-    """Write the weights as they are now back to the shared memory: a GPU has copies of its own."""
+    """Write the weights as they are now back to the shared memory: a GPU has its own copies."""
 
 
 HostRequest = LoadRequest | CallRequest | ShowWeights

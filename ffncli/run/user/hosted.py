@@ -65,7 +65,7 @@ class TimeLimits:
 
 @dataclass
 class HostedKernel:
-    """A running host. Its methods raise KernelFailure where the kernel fails, FFNError if it cannot be loaded."""
+    """A running host. Its methods raise KernelFailure if the kernel fails, FFNError if it cannot be loaded."""
 
     choice: KernelChoice
     device: str
@@ -83,10 +83,7 @@ class HostedKernel:
     def load(
         self, spec: FFNSpec, steps: Sequence[Step], weights: Mapping[str, Tensor], dtype: torch.dtype, tokens: int
     ) -> str | None:
-        """Load the kernel for this block and up to so many tokens; why it refuses the block, or None.
-
-        Raises FFNError for a file that does not run, or asks for what the block does not have.
-        """
+        """Load the kernel for this block and up to so many tokens; return why it refuses the block, or None."""
         self.request = self._placed(spec, tuple(steps), weights, dtype, tokens)
         self._weights, self.changed = weights, set()
         with _allowing(self):
@@ -102,7 +99,7 @@ class HostedKernel:
         return None if answer.get("refusal") is None else _text(answer, "refusal")
 
     def call(self, x: Tensor, place: int = 0) -> Tensor:
-        """The output of x [tokens, d_model], which is written to that place. Raises KernelFailure."""
+        """Return the output of x [tokens, d_model], which is written to that place."""
         assert self.request is not None
         assert self.memory is not None
         entry = self.request.inputs[place].of(self.memory)[: len(x)]
@@ -133,7 +130,7 @@ class HostedKernel:
                 self.changed.add(f"the weight {name}")
 
     def threads(self) -> int | None:
-        """How many threads its process has now, by the system's count; None where the system shows none."""
+        """Return the number of threads of its process now, by the system's count; None if the system shows none."""
         folder = Path(f"/proc/{self.process.pid}/task")
         try:
             return len(os.listdir(folder))
@@ -143,7 +140,7 @@ class HostedKernel:
     def _placed(
         self, spec: FFNSpec, steps: tuple[Step, ...], weights: Mapping[str, Tensor], dtype: torch.dtype, tokens: int
     ) -> LoadRequest:
-        """The request, with a place in the shared memory for every tensor."""
+        """Return the request, with a place in the shared memory for every tensor."""
         end = 0
 
         def next_region(shape: Sequence[int], kind: torch.dtype) -> Region:
@@ -158,7 +155,7 @@ class HostedKernel:
         return LoadRequest(self.choice, spec, steps, dtype, end, regions, inputs, output)
 
     def _ask(self, request: HostRequest | HostSetup | None, seconds: float, slow: str, option: str) -> dict[str, Any]:
-        """The answer. Raises KernelFailure if none comes in time, or the process ends."""
+        """Return the answer. Raise KernelFailure if none comes in time, or the process ends."""
         try:
             if request is not None:
                 self.connection.send(request)
@@ -180,7 +177,7 @@ class HostedKernel:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype are equal bit by bit: -0 is not 0, and NaN equals itself."""
+    """Return whether two tensors of one shape and dtype are equal bit by bit: -0 is not 0, and NaN equals itself."""
     as_bytes = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (a, b)]
     return torch.equal(*as_bytes)
 
@@ -193,7 +190,7 @@ def hosted(
     limits: TimeLimits = TimeLimits(),
     command: Sequence[str] = HOST,
 ) -> Iterator[HostedKernel]:
-    """A process for that kernel; however this is left, it and all that it started are gone afterwards."""
+    """Start a process for that kernel; at the end it and all that it started are gone."""
     ours, theirs = socket.socketpair()
     memory_number = child.shared_memory()
     process = None
@@ -223,7 +220,7 @@ def hosted(
 
 @contextmanager
 def _allowing(kernel: HostedKernel) -> Iterator[None]:
-    """An error of the system while memory is shared, as an FFNError."""
+    """Turn a system error while memory is shared into an FFNError."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -232,6 +229,6 @@ def _allowing(kernel: HostedKernel) -> Iterator[None]:
 
 
 def _text(answer: Mapping[str, Any], key: str) -> str:
-    """A text of an answer, which the user's code may have written: short and clean."""
+    """Shorten and clean a text of an answer, which the user's code may have written."""
     value = answer.get(key)
     return clean(value if isinstance(value, str) else str(value))[:500]

@@ -43,7 +43,7 @@ class ModuleSample:
     pre: bool | None = None
 
     def allows(self, choice: Norms) -> bool:
-        """Whether a block with these norms may be the module."""
+        """Return whether a block with these norms may be the module."""
         return self.pre in (None, choice.pre) and not (self.residual and choice.position == "post")
 
 
@@ -83,7 +83,7 @@ class Match:
         return {name: view.of(parameters).contiguous() for name, view in self.views.items()}
 
     def spec(self, parameters: Mapping[str, Tensor]) -> FFNSpec:
-        """The block as a spec."""
+        """Return the block as a spec."""
         d_model, d_ff = self.wiring["down.weight"].of(parameters).shape
         return FFNSpec(
             d_model, d_ff, self.activation, gated="gate.weight" in self.wiring, bias="down.bias" in self.wiring,
@@ -93,7 +93,8 @@ class Match:
 
 
 def identify(probe: ModuleSample) -> Match | None:
-    """The first arrangement whose block reproduces the module's outputs within the tolerance, else the nearest one.
+    """Return the first arrangement whose block reproduces the module's outputs within the tolerance, else the nearest
+    one.
 
     None if no two matrices of the module can form a block. The search ignores names, except those of biases.
     """
@@ -114,7 +115,7 @@ def identify(probe: ModuleSample) -> Match | None:
 
 
 def confirmed(match: Match, probe: ModuleSample) -> float:
-    """The relative error of the reference execution of the match's block, steps and all."""
+    """Return the relative error of the reference execution of the match's block, steps and all."""
     block = steps(match.spec(probe.parameters))
     return _error(run(block, match.weights(probe.parameters), {"x": probe.x})[None], probe.y)[0]
 
@@ -153,7 +154,7 @@ class _ArrangementSearch:
     normed: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
 
     def best(self, wiring: Wiring, choice: Norms, tokens: int) -> Match:
-        """The best activation for an arrangement, with or without a residual, on the first `tokens` tokens."""
+        """Return the best activation for an arrangement, with or without a residual, on the first `tokens` tokens."""
         x, y = self.probe.x[:tokens], self.probe.y[:tokens]
         rows = len(x[0]) if choice.closes else _ROWS
         down = self._down(wiring, choice, tokens, rows)
@@ -169,7 +170,7 @@ class _ArrangementSearch:
         return min(matches, key=lambda match: match.error)
 
     def _down(self, wiring: Wiring, choice: Norms, tokens: int, rows: int) -> Tensor:
-        """The down projection's first `rows` outputs for every activation: [activations, tokens, rows]."""
+        """Return the down projection's first `rows` outputs for every activation: [activations, tokens, rows]."""
         if self.choice != choice:
             self.choice, self.normed = choice, {}
         cache = self.normed if choice.pre else self.plain
@@ -227,7 +228,7 @@ class View:
     step: int | None = None
 
     def of(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The tensor; a 1×1 convolution's weight counts as a matrix."""
+        """Return the tensor; a 1×1 convolution's weight counts as a matrix."""
         tensor = parameters[self.parameter]
         tensor = tensor.reshape(tensor.shape[:2])
         return (tensor.T if self.transposed else tensor)[self.start : self.stop : self.step]
@@ -248,7 +249,7 @@ class _Projection:
 
 
 def matrices(shapes: Mapping[str, Shape], d_model: int) -> dict[str, tuple[int, int]]:
-    """The parameters that can be a projection: [out, in], or [out, in, 1, ...] as in 1×1 convolutions."""
+    """Return the parameters that can be a projection: [out, in], or [out, in, 1, ...] as in 1×1 convolutions."""
     out = {}
     for name, shape in shapes.items():
         if len(shape) >= 2 and set(shape[2:]) <= {1} and d_model in shape[:2]:
@@ -257,7 +258,7 @@ def matrices(shapes: Mapping[str, Shape], d_model: int) -> dict[str, tuple[int, 
 
 
 def wirings(shapes: Mapping[str, Shape], d_model: int) -> Iterator[Wiring]:
-    """Every arrangement of the module's matrices as a plain or gated block, with their biases.
+    """Yield every arrangement of the module's matrices as a plain or gated block, with their biases.
 
     A matrix has one role, unless there is only one matrix. Biases belong to their matrix by name; a matrix without one
     has no bias in the block.
@@ -316,7 +317,8 @@ def norms(shapes: Mapping[str, Shape], d_model: int, eps: Sequence[float]) -> li
 
 
 def _projections(sizes: Mapping[str, tuple[int, int]], d_model: int, fall: bool = False) -> list[_Projection]:
-    """Every view of a matrix as a map from d_model (or, with `fall`, to d_model), the stored orientation first."""
+    """Return every view of a matrix as a map from d_model (or, with `fall`, to d_model), the stored orientation
+    first."""
     out = []
     for name, (first, second) in sizes.items():
         for transposed in (False, True):

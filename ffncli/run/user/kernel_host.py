@@ -33,7 +33,7 @@ _LONGEST = 300  # characters of an error's text
 
 
 def main(arguments: list[str]) -> int:
-    """Serve requests over the descriptor that the first argument numbers; the second is that of the shared memory."""
+    """Serve requests over the descriptor that the first argument numbers; the second numbers the shared memory."""
     settle()
     connection_number, memory_number = map(int, arguments)
     try:
@@ -85,7 +85,7 @@ class KernelHost:
     inputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def answer(self, request: HostRequest) -> Answer:
-        """What becomes of a request; an exception is an answer too."""
+        """Answer a request; an exception is an answer too."""
         from ffncli.run.user.host_requests import CallRequest, LoadRequest
 
         try:

@@ -34,11 +34,8 @@ from ffncli.system.files import file_at, process_folder
 
 
 def kernel_of(choice: KernelChoice, steps: Steps, spec: FFNSpec) -> Kernel:
-    """The kernel of a choice, named by its label; a user's file is executed. `steps` are the kernel steps of `spec`.
-
-    Raises FFNError for a file that does not run or takes too long to load, and for a kernel with arguments that the
-    block has no weight for.
-    """
+    """Return the kernel of a choice, named by its label; a user's file is executed. `steps` are the kernel steps of
+    `spec`."""
     if choice.file is None:
         return built_in(choice.kernel)
     with loading(choice.file):
@@ -48,10 +45,10 @@ def kernel_of(choice: KernelChoice, steps: Steps, spec: FFNSpec) -> Kernel:
 def kernels_of(
     choices: Sequence[KernelChoice], steps: Steps, spec: FFNSpec, compiling: bool = True
 ) -> tuple[Kernel, ...]:
-    """All kernels to be verified: the built-in ones (all of them if none is chosen), then the user's.
+    """Return all kernels to verify: the built-in ones (all of them if none is chosen), then the user's.
 
     Without `compiling`, kernels that compile refuse every block unless chosen: one of them takes longer than all the
-    others together. Raises FFNError as `kernel_of` does, and for a slowed kernel: it computes the same as that kernel.
+    others together. A slowed kernel is refused: it computes the same as that kernel.
     """
     if slow := next((choice for choice in choices if choice.factor is not None), None):
         raise FFNError(f"--kernel: {shown(slow.text)} can only be timed", f"verify {shown(slow.kernel)} itself")
@@ -64,7 +61,7 @@ def kernels_of(
 
 
 def _unless_named(kernel: Kernel) -> Kernel:
-    """The kernel; one that compiles, or computes in fewer bits than the others, refuses every block."""
+    """Let a kernel that compiles, or computes in fewer bits than the others, refuse every block."""
     if not kernel.compiles and not kernel.computes:
         return kernel
     reason = "takes seconds to compile" if kernel.compiles else f"computes in {kernel.computes}"
@@ -73,7 +70,8 @@ def _unless_named(kernel: Kernel) -> Kernel:
 
 
 def _user_kernel(choice: KernelChoice, path: Path, steps: Steps, spec: FFNSpec) -> Kernel:
-    """The kernel in a user's file, which is executed; one at a git commit from a copy, whose name no error shows."""
+    """Return the kernel in a user's file, which is executed; one at a git commit from a copy, whose name no error
+    shows."""
     if choice.ref is None:
         return _kernel_in(path, choice, shown_path(Path(choice.kernel)), steps, spec)
     copied, commit = _copy_at(choice.ref, path)
@@ -86,7 +84,7 @@ def _user_kernel(choice: KernelChoice, path: Path, steps: Steps, spec: FFNSpec) 
 
 
 def _kernel_in(path: Path, choice: KernelChoice, origin: str, steps: Steps, spec: FFNSpec) -> Kernel:
-    """The kernel of this file; its note says `origin` and the file's sha256."""
+    """Return the kernel of this file; its note says `origin` and the file's sha256."""
     target, name = _target(path, choice.attribute)
     label = choice.with_attribute(name).label
     origin += f", sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
@@ -103,7 +101,7 @@ def _kernel_in(path: Path, choice: KernelChoice, origin: str, steps: Steps, spec
 
 @cache
 def _copy_at(ref: str, path: Path) -> tuple[Path, str]:
-    """(the file as the commit has it, in a private folder that is removed when the process ends; the commit).
+    """Return (the file as the commit has it, in a private folder that is removed when the process ends; the commit).
 
     The file alone: modules next to it in the repository cannot be imported.
     """
@@ -114,7 +112,7 @@ def _copy_at(ref: str, path: Path) -> tuple[Path, str]:
 
 
 def _target(path: Path, name: str | None) -> tuple[Any, str]:
-    """(the object of that name in the file, the name); without a name the file's only kernel."""
+    """Return (the object of that name in the file, the name); without a name the file's only kernel."""
     module = import_file(path, "file.py:name")
     homes = (module.__name__, Kernel.__module__)
     names = [
@@ -150,7 +148,7 @@ def _is_kernel(value: object) -> bool:
 
 
 def _guarded_kernel(kernel: Kernel, path: Path, label: str, origin: str) -> Kernel:
-    """A user's Kernel, its exceptions shortened to one line."""
+    """Return a user's Kernel, its exceptions shortened to one line."""
 
     def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
         with user_code(path, "raised by its prepare"):
@@ -175,7 +173,7 @@ class _Guarded:
             return self.compute(x, params)
 
     def located(self, error: BaseException) -> BaseException:
-        """What a call would have raised instead of this exception of the function."""
+        """Return what a call would have raised instead of this exception of the function."""
         try:
             with user_code(self.path, "raised when it was called"):
                 raise error
@@ -184,12 +182,12 @@ class _Guarded:
 
 
 def unguarded(compute: Computes) -> Computes:
-    """The function as the user wrote it, for timing: the wrapper takes tens of microseconds per call."""
+    """Return the function as the user wrote it, for timing: the wrapper takes tens of microseconds per call."""
     return compute.compute if isinstance(compute, _Guarded) else compute
 
 
 def located(compute: Computes, error: BaseException) -> BaseException:
-    """An exception of an unguarded function with its file and line, `compute` being the guarded one."""
+    """Add file and line to an exception of an unguarded function; `compute` is the guarded one."""
     return compute.located(error) if isinstance(compute, _Guarded) else error
 
 
@@ -210,7 +208,7 @@ def _function_kernel(call: Callable[..., Any], path: Path, label: str, steps: St
 
 
 def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, str]:
-    """Argument → the parameter that fills it. Raises FFNError for an argument for which the block has no weight."""
+    """Return argument → the parameter that fills it; refuse one for which the block has no weight."""
     weights = by_argument(steps)
     try:
         declared = list(inspect.signature(call).parameters.values())
@@ -241,7 +239,7 @@ class _ModuleOnParams:
         self._places = [_places(module, parameter) for parameter in module.parameters()]
 
     def __call__(self, x: Tensor, params: Params) -> Tensor:
-        """Its output [tokens, d_model]."""
+        """Return its output [tokens, d_model]."""
         if params is not self._params:
             for places, tensor in zip(self._places, params, strict=True):
                 for home, name in places:
@@ -252,13 +250,13 @@ class _ModuleOnParams:
 
 
 def _places(module: nn.Module, parameter: nn.Parameter) -> list[tuple[dict[str, Any], str]]:
-    """Every dict and key of a parameter: several where modules share it."""
+    """Return every dict and key of a parameter: several where modules share it."""
     homes = [part._parameters for part in module.modules()]
     return [(home, name) for home in homes for name, value in home.items() if value is parameter]
 
 
 def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpec) -> Kernel:
-    """A class, built with the block's dimensions; its parameters are identified by matching its outputs."""
+    """Build a class with the block's dimensions, and identify its parameters by matching its outputs."""
     loaded = _built(text, spec)
     views, wanted = loaded.match.views, list(parameters(steps))
     if set(views) != set(wanted):
@@ -279,7 +277,7 @@ def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpe
 
 
 def _built(text: str, spec: FFNSpec) -> LoadedModule:
-    """The module in the block's widths, and its bias and activation as far as its constructor accepts them."""
+    """Build the module in the block's widths, with its bias and activation as far as its constructor accepts them."""
     every = {"d_model": str(spec.d_model), "d_ff": str(spec.d_ff), "bias": spec.bias, "activation": spec.activation}
     fewer = (("d_model", "d_ff", "activation"), ("d_model", "d_ff", "bias"), ("d_model", "d_ff"), ("d_model",))
     for names in (tuple(every), *fewer):

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def load(source: Source | None = None, dimensions: Dimensions | None = None, seed: int = 0) -> Resolved:
-    """The model for a SOURCE and dimension options; `my.py:Name` is executed, its weights drawn under `seed`.
+    """Return the model for a SOURCE and dimension options; `my.py:Name` is executed, its weights drawn under `seed`.
 
     A loaded model is changed by the options; a module has its own dimensions and weights. Everything else is left to
-    `models.source.load`, without torch. Raises FFNError if the source does not describe an FFN block.
+    `models.source.load`, without torch.
     """
     if isinstance(source, os.PathLike):
         source = os.fspath(source)
@@ -73,7 +73,7 @@ class CountQuestion(Dimensions):
 
 
 def counted(question: CountQuestion) -> ModelCount:
-    """The counts that a question is about."""
+    """Return the counts that a question is about."""
     return count_model(load(question.source, question.dimensions), question.dtype, question.tokens or 1)
 
 
@@ -98,7 +98,7 @@ class ModelPlanQuestion(PlanQuestion, Dimensions):
 
 
 def planned_for(question: ModelPlanQuestion) -> ClusterPlan:
-    """The plan that a question is about."""
+    """Return the plan that a question is about."""
     return plan_model(load(question.source, question.dimensions), question)
 
 

@@ -51,20 +51,21 @@ class LoadedModule:
 
 
 def load_module(text: str, dimensions: Dimensions, seed: int = 0) -> LoadedModule:
-    """The block that `my.py:Name` computes, with the weights its constructor draws under `torch.manual_seed(seed)`.
+    """Return the block that `my.py:Name` computes, with the weights its constructor draws under
+    `torch.manual_seed(seed)`.
 
-    The file is executed. Constructor arguments are filled by name from the dimension options; the computation
-    is identified by matching its outputs. Raises FFNError (exit 2) for errors in the user's code, and for a module
-    that matches no block that can be described; exit 3 where all that takes too long.
+    The file is executed. Constructor arguments are filled by name from the dimension options; the computation is
+    identified by matching its outputs. Errors in the user's code, and a module that matches no block, exit 2; a load
+    that takes too long exits 3.
     """
     with built(text, dimensions, seed) as module:
         return one_block(module, dimensions)
 
 
 def load_object(module: nn.Module, dimensions: Dimensions) -> LoadedModule:
-    """The block that a module of the caller's computes, with a copy of its weights as they are now, on the CPU.
+    """Return the block that a module of the caller's computes, with a copy of its weights, on the CPU.
 
-    The module itself is neither run nor changed. Raises FFNError as `load_module`.
+    The module itself is neither run nor changed.
     """
     with copied(module, dimensions) as twin:
         return one_block(twin, dimensions)
@@ -111,7 +112,7 @@ def copied(module: nn.Module, dimensions: Dimensions) -> Iterator[BuiltModule]:
 
 
 def one_block(built: BuiltModule, dimensions: Dimensions) -> LoadedModule:
-    """The block that a module computes. Raises FFNError for a whole model, and if no block matches it."""
+    """Return the block that a module computes; refuse a whole model."""
     if built.runner is None:
         what = f"{shown_path(built.path)}: {built.name} is a model with {len(built.layers)} FFNs"
         example = type(built.module.get_submodule(next(iter(built.layers.values())))).__name__
@@ -124,7 +125,8 @@ def one_block(built: BuiltModule, dimensions: Dimensions) -> LoadedModule:
 def _built(
     target: type[nn.Module] | nn.Module, dimensions: Dimensions, path: Path, seed: int
 ) -> tuple[nn.Module, Runner | None, tuple[str, ...], Mapping[int, str]]:
-    """The module in eval mode, how to run it, the assumed values of its constructor's arguments, its layers' FFNs."""
+    """Return the module in eval mode, how to run it, the assumed values of its constructor's arguments, its layers'
+    FFNs."""
     if isinstance(target, nn.Module):
         if dimensions != Dimensions(d_model=dimensions.d_model):
             raise NotTaken("the dimension options cannot change a module that is already built", "give its class")
@@ -150,7 +152,7 @@ def _runner(
 
 
 def recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, float, tuple[str, ...]]:
-    """The block that the module computes, its dropout, and remarks. Raises FFNError if there is no match."""
+    """Return the block that the module computes, its dropout, and remarks."""
     parameters = dict(module.named_parameters())
     total = sum(p.numel() for p in parameters.values())
     label, hint = f"{shown_path(path)}: {type(module).__name__}", f"it has {total:,} parameters in all"
@@ -174,7 +176,7 @@ def recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, float
 
 
 def _dropout(match: Match, sample: ModuleSample, captured: list[tuple[float, Tensor]]) -> tuple[float, tuple[str, ...]]:
-    """The probability of the dropout before the down projection, if the module has one; others get a remark."""
+    """Return the probability of the dropout before the down projection, if the module has one; others get a remark."""
     block = steps(match.spec(sample.parameters))
     entering = next(step.inputs[0] for step in block if step.output == "down")
     events = execute(block, match.weights(sample.parameters), {"x": sample.x})
@@ -208,7 +210,7 @@ def _record(
 
 
 def evidence_of(match: Match, parameters: Mapping[str, Tensor], d_ff: int) -> Iterator[str]:
-    """The evidence for the block, in order."""
+    """Yield the evidence for the block, in order."""
     other, off = match.next_best
     yield f"activation: {match.activation} matches its outputs to {match.error:.1e} (next best: {other}, {off:.1e})"
     where = ", ".join(f"{n.removesuffix('.weight')} = {v}" for n, v in match.wiring.items() if n.endswith(".weight"))
@@ -243,10 +245,9 @@ def _nearest_block(match: Match) -> str:
 
 
 def model_of(built: BuiltModule, dimensions: Dimensions) -> Resolved:
-    """The block that a module computes; of a whole model the FFN of every layer, each recognised by its outputs.
+    """Return the block that a module computes; of a whole model the FFN of every layer, each recognised by its outputs.
 
-    Attention, norms and embeddings of a whole model are set aside: they are not the FFN's. Raises FFNError if a layer's
-    FFN matches no block.
+    Attention, norms and embeddings of a whole model are set aside: they are not the FFN's.
     """
     if built.runner is not None:
         return one_block(built, dimensions).model
@@ -269,7 +270,7 @@ def model_of(built: BuiltModule, dimensions: Dimensions) -> Resolved:
 
 
 def _part(built: BuiltModule, name: str) -> nn.Module:
-    """A layer's FFN as a module. Raises FFNError if its matrices are not in a module of their own."""
+    """Return a layer's FFN as a module; refuse one whose matrices are not in a module of their own."""
     if not name or name.rpartition(".")[2].isdigit():
         what = f"{shown_path(built.path)}: {built.name} has the matrices of its FFN in the layer itself"
         raise FFNError(f"{what} {name}".rstrip(), "put them in a module of their own, or give its weights in a file")
@@ -277,7 +278,7 @@ def _part(built: BuiltModule, name: str) -> nn.Module:
 
 
 def _matched(ffn: nn.Module, name: str, built: BuiltModule) -> Match:
-    """The block that an FFN computes."""
+    """Return the block that an FFN computes."""
     try:
         return recognised(ffn, runner_for(ffn, Dimensions(), built.path), built.path)[0]
     except FFNError as error:
@@ -285,7 +286,7 @@ def _matched(ffn: nn.Module, name: str, built: BuiltModule) -> Match:
 
 
 def _same(ffn: nn.Module, match: Match | None, built: BuiltModule) -> Match | None:
-    """The match of the layer before, if this FFN computes the same block."""
+    """Return the match of the layer before, if this FFN computes the same block."""
     if match is None or {view.parameter for view in match.views.values()} != {n for n, _ in ffn.named_parameters()}:
         return None
     import copy
@@ -320,12 +321,12 @@ def ffn_layers(module: nn.Module) -> Mapping[int, str]:
 
 
 def _owner(tensor: str) -> str:
-    """The module that has the projection of a tensor: `mlp` for `mlp.up_proj.weight`."""
+    """Return the module that has the projection of a tensor: `mlp` for `mlp.up_proj.weight`."""
     return tensor.removesuffix(".weight").rpartition(".")[0]
 
 
 def described(model: nn.Module) -> Resolved:
-    """The blocks of a transformers model, by its config. Raises FFNError for another module, or an unknown family."""
+    """Return the blocks of a transformers model, by its config; refuse another module, or an unknown family."""
     config = getattr(model, "config", None)
     if not isinstance(model, nn.Module) or config is None or not hasattr(config, "to_dict"):
         raise FFNError(f"{type(model).__name__} is not a transformers model", "a single block is ffncli.kernel's")
@@ -333,10 +334,10 @@ def described(model: nn.Module) -> Resolved:
 
 
 def in_memory(module: nn.Module) -> Resolved | None:
-    """What a transformers model is, or a layer of one (`model.encoder.layer[3]`), with views of its weights.
+    """Describe a transformers model, or a layer of one (`model.encoder.layer[3]`), with views of its weights.
 
-    None for every other module: one without a config, one whose family or whose FFN is not known, one that is an FFN.
-    Raises FFNError for a layer of transformers that does not carry its config: its outputs are those of no block.
+    None for every other module: one without a config, of an unknown family or FFN, or an FFN itself. A layer of
+    transformers that does not carry its config is refused: its outputs are those of no block.
     """
     parts = [part for part in module.modules() if hasattr(getattr(part, "config", None), "to_dict")]
     if not parts:

@@ -23,7 +23,7 @@ else:
 
 
 def is_module(value: object) -> TypeGuard[nn.Module]:
-    """Whether this is an nn.Module. torch is not imported for it: whoever has a module has done so."""
+    """Return whether this is an nn.Module. torch is not imported for it: whoever has a module has done so."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
 
@@ -49,7 +49,7 @@ VALUES = Accepts[Any](
 
 
 def source(default: str) -> Opt:
-    """The SOURCE of a command; `default` says what it is without one."""
+    """Return the SOURCE of a command; `default` says what it is without one."""
     return Opt(metavar="SOURCE", accepts=MODEL, completes="models", help=f"{KINDS_OF_SOURCE} [default: {default}]")
 
 

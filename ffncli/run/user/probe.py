@@ -61,7 +61,7 @@ class Runner:
 
 
 def runner_for(module: nn.Module, dimensions: Dimensions, path: Path) -> Runner:
-    """The first layout and width of input that the module takes, of the widths of its parameters."""
+    """Return the first layout and width of input that the module takes, of the widths of its parameters."""
     shapes = [parameter.shape for parameter in module.parameters() if not nn.parameter.is_lazy(parameter)]
     sizes = dict.fromkeys(size for shape in shapes if len(shape) > 1 for size in reversed(shape))
     widths = [whole("--d-model", dimensions.d_model)] if dimensions.d_model is not None else list(sizes)
@@ -82,7 +82,7 @@ def runner_for(module: nn.Module, dimensions: Dimensions, path: Path) -> Runner:
 
 
 def probes(twin: nn.Module, run: Runner) -> tuple[ModuleSample, ModuleSample, list[tuple[float, Tensor]]]:
-    """The module's output with its own weights and with random ones, and the inputs of its dropouts.
+    """Return the module's output with its own weights and with random ones, and the inputs of its dropouts.
 
     Random weights show what initial ones hide: a norm's ones, a bias's zeros. In float64 if the module supports it.
     """
@@ -106,7 +106,8 @@ def probes(twin: nn.Module, run: Runner) -> tuple[ModuleSample, ModuleSample, li
 
 
 def _traits(twin: nn.Module, run: Runner, probe: ModuleSample) -> dict[str, Any]:
-    """Whether the module adds its input at the end, and whether it normalises its input; None if that is unclear.
+    """Return whether the module adds its input at the end, and whether it normalises its input; None if that is
+    unclear.
 
     With all matrices and their biases zero, a residual block returns its input. A norm on the input makes the branch
     independent of the input's scale.
@@ -149,7 +150,7 @@ def _probe(twin: nn.Module, run: Runner, x: Tensor, captured: list[tuple[float, 
 
 
 def _axes(run: Runner) -> int:
-    """How many axes the module's input has."""
+    """Return how many axes the module's input has."""
     return run.layout.there(torch.zeros(1, 1)).dim()
 
 
@@ -166,7 +167,7 @@ class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _eps(module: nn.Module) -> Iterator[float]:
-    """The numeric attributes of the module's parts whose names contain `eps`."""
+    """Yield the numeric attributes of the module's parts whose names contain `eps`."""
     for part in module.modules():
         for name, value in vars(part).items():
             if "eps" in name and type(value) is float and 0 <= value < 1:
@@ -181,12 +182,12 @@ def same_eps(twin: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _tokens(d_model: int) -> int:
-    """How many tokens the probe has: never d_model, so that a transposed layout is refused by its shape."""
+    """Return how many tokens the probe has: never d_model, so that a transposed layout is refused by its shape."""
     return 24 if d_model != 24 else 28
 
 
 def parameter_dtype(module: nn.Module) -> torch.dtype:
-    """The dtype of the module's parameters, by the first one. Raises FFNError if it is not a floating-point type."""
+    """Return the dtype of the module's parameters, by the first one; refuse one that is not a floating-point type."""
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     if not dtype.is_floating_point:
         raise FFNError(f"{type(module).__name__} has parameters of dtype {shown(str(dtype))}")

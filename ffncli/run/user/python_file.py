@@ -91,10 +91,10 @@ class NotTaken(FFNError):
 
 
 def calls(cls: type[nn.Module], dimensions: Dimensions) -> list[Filled]:
-    """The arguments to build `cls` with; several if an activation can be a name, a function or a class.
+    """Return the arguments to build `cls` with; several if an activation can be a name, a function or a class.
 
-    The first that works counts: only building or running shows which one a class expects. Raises FFNError for an
-    argument that no option fills, NotTaken for an option that fills none.
+    The first that works counts: only building or running shows which one a class expects. NotTaken is raised for an
+    option that fills no argument.
     """
     values = _values(dimensions)
     forms: tuple[Form, ...] = (str, _function, lambda name: lambda *_, **__: _function(name))
@@ -118,7 +118,7 @@ def signature_text(cls: type[Any]) -> str:
 
 
 def _values(dimensions: Dimensions) -> dict[str, Any]:
-    """The options' values, by role; d_ff stays text until d_model is known."""
+    """Return the options' values, by role; d_ff stays text until d_model is known."""
     out = {f.name: getattr(dimensions, f.name) for f in fields(dimensions) if getattr(dimensions, f.name) is not None}
     if dimensions.d_model is not None:
         out["d_model"] = whole("--d-model", dimensions.d_model)
@@ -154,7 +154,7 @@ def _fill(cls: type[Any], values: Mapping[str, Any], form: Form) -> Filled:
 
 
 def _with_widths(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with d_ff as a number and as a multiple of d_model, which may be the class's own default."""
+    """Return the values with d_ff as a number and as a multiple of d_model, which may be the class's own default."""
     out: dict[str, Any] = dict(values)
     default = defaults.get("d_model")
     d_model = out.get("d_model", default if type(default) is int else None)
@@ -184,7 +184,7 @@ def _otherwise(cls: type[Any], name: str, role: str | None, by_role: Mapping[str
 
 
 def _config(p: Parameter, values: Mapping[str, Any], form: Form, out: Filled) -> Any:
-    """An object for a `config` argument: of its annotated class, else one with every usual name."""
+    """Return an object for a `config` argument: of its annotated class, else one with every usual name."""
     if inspect.isclass(p.annotation) and p.annotation not in (p.empty, object, dict, SimpleNamespace, Any):
         inner = _fill(p.annotation, values, form)
         out.used |= inner.used
@@ -203,7 +203,7 @@ def _config(p: Parameter, values: Mapping[str, Any], form: Form, out: Filled) ->
 
 
 def _roles(names: list[str]) -> dict[str, str | None]:
-    """The role of each argument. A name that could be either width is the one not taken by another argument."""
+    """Return the role of each argument. A name that could be either width is the one not taken by another argument."""
     table = {_plain(name): row.option for row in reversed(ROLES) for name in row.names}
     roles = {name: table.get(_plain(name)) for name in names}
     either = [name for name in names if _plain(name) in map(_plain, _EITHER)]
@@ -305,10 +305,8 @@ def _flush() -> None:
 
 
 def import_file(path: Path, form: str = "my.py:ClassName") -> ModuleType:
-    """The file as a module, under a name that no import statement can use.
-
-    Raises FFNError for any failure; for a missing file the hint shows the `form` of a name.
-    """
+    """Import the file as a module, under a name that no import statement can use; the hint for a missing file shows
+    `form`."""
     where = shown_path(path)
     if not path.is_file():
         raise FFNError(f"{where} " + ("is a directory" if path.is_dir() else "does not exist"), f"give {form}")
@@ -324,10 +322,7 @@ def import_file(path: Path, form: str = "my.py:ClassName") -> ModuleType:
 
 
 def pick(module: ModuleType, name: str | None, path: Path) -> type[nn.Module] | nn.Module:
-    """The object `name` in the user's file; without a name, its one nn.Module class.
-
-    Raises FFNError, with the file's names, for an unknown name or one that is not an nn.Module.
-    """
+    """Return the object `name` in the user's file; without a name, its one nn.Module class."""
     where = shown_path(path)
     classes = [n for n, value in vars(module).items() if _is_class(value) and value.__module__ == module.__name__]
     there = "its nn.Module classes: " + ", ".join(classes) if classes else "it has no nn.Module class"
@@ -376,7 +371,7 @@ def _forget_neighbours(folder: Path, before: set[str]) -> None:
 
 
 def _home(module: ModuleType) -> Path | None:
-    """The directory from which a module was imported: for a package, its parent."""
+    """Return the directory from which a module was imported: for a package, its parent."""
     file = getattr(module, "__file__", None)
     if not isinstance(file, str):
         return None

@@ -4,7 +4,7 @@ The command line sets one; a call of the library has none, unless its caller set
 
 - An alarm (SIGALRM) raises in the main thread. It ends whatever returns to Python now and then: loops, sleeps, waits
   for a lock or for a compiler. It repeats, because `except: pass` would swallow one.
-- C code that does not return to Python hears of no alarm. A guard, a process of its own, ends this one some seconds
+- C code that never returns to Python never sees the alarm. A guard, a process of its own, ends this one some seconds
   later, by a signal whose handler is the C library's `_exit`: that needs neither Python nor its lock.
 """
 
@@ -76,10 +76,9 @@ class LoadOptions(Options):
 
 @contextmanager
 def loading(path: Path) -> Iterator[None]:
-    """The load of this file. Raises FFNError (exit 3) if it takes longer than the limit.
+    """Load this file within the limit (exit 3 if it takes longer).
 
-    Nothing is limited inside another load, in a thread other than the main one, and if there are no alarms
-    (Windows).
+    Nothing is limited inside another load, in a thread other than the main one, and if there are no alarms (Windows).
     """
     import threading  # this file is loaded by every command, the rest by those that load a user's file
 

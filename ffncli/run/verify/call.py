@@ -70,7 +70,7 @@ def _verdict(question: VerifyQuestion) -> Verdict:
 
 
 def _block(question: VerifyQuestion) -> tuple[Resolved, UserModule | None]:
-    """The block to verify, and the user's module that it was identified from."""
+    """Return the block to verify, and the user's module that it was identified from."""
     source, dimensions = question.source, question.dimensions
     assert not isinstance(source, os.PathLike)  # the record has made text of it
     if source is None and question.d_model is None:  # the notebook's, whose dropout train mode needs, by a plain name
@@ -105,7 +105,7 @@ def _require_tensors(resolved: Resolved) -> None:
 
 
 def _reference(against: Source, resolved: Resolved, seed: int) -> Resolved:
-    """The model to compare with; a user's module is built with the d_model of the model under test."""
+    """Return the model to compare with; a user's module is built with the d_model of the model under test."""
     named = isinstance(against, str) and is_user_module(against)
     return load(against, Dimensions(d_model=resolved.model.main.spec.d_model if named else None), seed)
 
@@ -114,9 +114,9 @@ def _reference(against: Source, resolved: Resolved, seed: int) -> Resolved:
 
 
 def _split(question: VerifyQuestion, checks: Sequence[str] | None) -> Ranks | None:
-    """The split that a question asks for; None for one process. `checks`: those to run, None for all.
+    """Return the split that a question asks for; None for one process. `checks`: those to run, None for all.
 
-    What contradicts it is refused, and RanksNeeded raised, before a Python file of the user is loaded.
+    Contradictions are refused, and RanksNeeded is raised, before a Python file of the user is loaded.
     """
     ranks = split_asked_for(question.tp, question.ep)
     if ranks is None:
@@ -153,7 +153,7 @@ def _require_split(model: Resolved, layer: int | str | None, ranks: Ranks | None
 
 
 def _split_run(question: VerifyQuestion, ranks: Ranks | None) -> tuple[SplitRun | None, str]:
-    """(the run over several ranks, if this process is one of them; the device that it uses)."""
+    """Return (the run over several ranks, if this process is one of them; the device that it uses)."""
     from ffncli.run.verify.checks.case import SplitRun
 
     place = torchrun()

@@ -35,7 +35,7 @@ class Act(nn.Module):
             self.register_parameter(parameter, nn.Parameter(torch.full((1,), value)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The activation of x."""
+        """Return the activation of x."""
         return activation(Activation(self.name))(x, dict(self.named_parameters()))
 
 
@@ -69,7 +69,7 @@ class FFNModule(nn.Module):
         return out
 
     def _activated(self, driven: Tensor) -> Tensor:
-        """The activation within its limits; a soft cap replaces the linear factor of silu, and the identity."""
+        """Return the activation within its limits; a soft cap replaces the linear factor of silu, and the identity."""
         limits = self.limits
         driven = driven if limits.gate_high is None else driven.clamp(max=limits.gate_high)
         if limits.gate_cap is None:
@@ -136,7 +136,7 @@ class Mixture(nn.Module):
         return out
 
     def _further(self, number: int) -> nn.Module:
-        """What the route's entries after the experts stand for: shared experts, or the token itself."""
+        """Return what the route's entries after the experts stand for: shared experts, or the token itself."""
         if self.moe.shared_routed:
             return self.shared.get_submodule(str(number))
         return nn.Identity()
@@ -231,7 +231,7 @@ def norm_module(spec: FFNSpec, width: int, after: bool = False) -> nn.Module:
 
 
 def block_module(spec: FFNSpec, weights: Mapping[str, Tensor]) -> BlockModule:
-    """The block's module in eval mode on the very tensors of `weights` (canonical names): nothing is copied."""
+    """Return the block's module in eval mode on the very tensors of `weights` (canonical names): nothing is copied."""
     with torch.device("meta"):
         module = BlockModule(spec)
     state: dict[str, Tensor] = {}

@@ -142,7 +142,8 @@ CONFLICTS = (
 
 
 def kernels_and_checks(question: VerifyQuestion) -> tuple[tuple[KernelChoice, ...], tuple[str, ...] | None]:
-    """(the kernels, the names of the checks to run, None for all) of a question that does not contradict itself."""
+    """Return (the kernels, the names of the checks to run, None for all) of a question that does not contradict
+    itself."""
     check(CONFLICTS, question)
     names, kernels = tuple(question.check) or None, choices(question.kernel)
     if question.referee:

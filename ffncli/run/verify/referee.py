@@ -50,11 +50,10 @@ def certify(
     threads: int | None = None,
     limits: TimeLimits | None = None,
 ) -> Verdict:
-    """The verdict on one kernel, with its certificate. The reference is computed here, the kernel in another process.
+    """Judge one kernel, with a certificate. The reference is computed here, the kernel in another process.
 
-    `seed` None draws a seed, which the certificate has. `batch_invariant` demands what is else reported; `threads`
-    are torch's in the kernel's process. Raises FFNError for a kernel that cannot be loaded or refuses the block;
-    whatever it does wrong is a row.
+    `seed` None draws a seed, which the certificate has. `batch_invariant` demands what is otherwise reported; `threads`
+    are torch's in the kernel's process. Whatever the kernel does wrong is a row.
     """
     seed = secrets.randbelow(_SEEDS) if seed is None else seed
     started, digest = now_utc(), file_digest(kernel)
@@ -95,7 +94,7 @@ def certify(
 
 
 def _rows(trial: KernelTrial) -> Iterator[CheckRow]:
-    """The rows of every check. Once the kernel's process is gone, the others are not run."""
+    """Yield the rows of every check. Once the kernel's process is gone, the others are not run."""
     try:
         refusal = trial.load()
     except KernelFailure as failure:

@@ -67,7 +67,7 @@ CHECKS: Mapping[str, VerifyCheck] = {name: VerifyCheck(text, _ROWS[name]) for na
 
 @dataclass(frozen=True)
 class Verdict:
-    """Every row, in the order of the table, and the run that they are of; the referee's has a certificate."""
+    """Every row, in the order of the table, and their run; the referee's has a certificate."""
 
     rows: tuple[CheckRow, ...]
     model: Resolved
@@ -136,7 +136,7 @@ def verify_layer(
 
 
 def check_names(names: Sequence[str] | None) -> tuple[str, ...]:
-    """The checks by name, in the table's order; None means all."""
+    """Return the checks by name, in the table's order; None means all."""
     for name in names or ():
         if name not in CHECKS:
             hint = did_you_mean(name, list(CHECKS), "checks: " + ", ".join(CHECKS))
@@ -160,7 +160,7 @@ def _require_covered(resolved: Resolved, ready: Prepared) -> None:
 
 
 def _rows(case: CheckedBlock, names: Sequence[str]) -> Iterator[CheckRow]:
-    """The rows of the checks; if values are NaN or Inf, only that is checked."""
+    """Yield the rows of the checks; if values are NaN or Inf, only that is checked."""
     broken = [row for row in properties.finite(case) if row.passed is False]
     rows: dict[str, tuple[CheckRow, ...]] = {}
     for name in sorted(names, key=lambda name: name != "ranks"):  # first what other processes wait for
@@ -180,10 +180,11 @@ def _rows(case: CheckedBlock, names: Sequence[str]) -> Iterator[CheckRow]:
 
 @dataclass(frozen=True)
 class Certificate:
-    """`kernel` is its label, `file` and `sha256` are its file's, None of a built-in one; `attribute` names it in there.
+    """A certificate: verdict, file hash, machine. `kernel` is the label, `file` and `sha256` are None for a built-in
+    kernel; `attribute` names the kernel in its file.
 
-    `reason` is the first check that failed, empty of a certified kernel. `error_class` (`fp32-true`) and
-    `batch_invariant` are None where they could not be measured. `environment`: versions and the machine, as `ffn bench`
+    `reason` is the first check that failed, empty for a certified kernel. `error_class` (`fp32-true`) and
+    `batch_invariant` are None if they could not be measured. `environment` has versions and the machine, as `ffn bench`
     names them.
     """
 
@@ -207,7 +208,8 @@ class Certificate:
 
 
 def first_reason(rows: Sequence[CheckRow]) -> str:
-    """The first check that failed, and how: `state, other numbers in the same buffer: error 0.7 (limit 2.2e-05)`."""
+    """Return the first check that failed, and how: `state, other numbers in the same buffer: error 0.7 (limit
+    2.2e-05)`."""
     row = next((row for row in rows if row.passed is False), None)
     if row is None:
         return ""
@@ -219,7 +221,7 @@ def first_reason(rows: Sequence[CheckRow]) -> str:
 
 
 def file_digest(choice: KernelChoice) -> str | None:
-    """The sha256 of a user's file; None of a built-in kernel."""
+    """Return the sha256 of a user's file; None for a built-in kernel."""
     if choice.file is None:
         return None
     try:
@@ -230,7 +232,7 @@ def file_digest(choice: KernelChoice) -> str | None:
 
 
 def environment(device: str) -> dict[str, str]:
-    """Versions and the machine, under the names of the columns of `ffn bench`."""
+    """Return versions and the machine, under the names of the columns of `ffn bench`."""
     cuda = device.startswith("cuda")
     return {
         "ffncli": __version__,
@@ -246,5 +248,5 @@ def environment(device: str) -> dict[str, str]:
 
 
 def now_utc() -> str:
-    """The time, as `ffn bench` writes it."""
+    """Return the time, as `ffn bench` writes it."""
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"

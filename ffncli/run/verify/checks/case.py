@@ -83,7 +83,7 @@ class CheckedBlock:
     computes: str = ""
 
     def judge(self, check: str, dtype: torch.dtype | None = None) -> Judge:
-        """The tolerance in the block's dtype, or in another one for checks without a router."""
+        """Return the tolerance in the block's dtype, or in another one for checks without a router."""
         spec, scores = self.layer.spec, self._scores() if dtype is None else None
         dtype = dtype or self.dtype
         allowed = tolerance_for(dtype, max(spec.d_model, spec.d_ff, spec.shared_width), scores)
@@ -95,7 +95,7 @@ class CheckedBlock:
         return torch.float32 if fixed else None
 
     def generator(self) -> torch.Generator:
-        """A source of random numbers separate from those of the weights and the input."""
+        """Return a source of random numbers separate from those of the weights and the input."""
         return torch.Generator().manual_seed(self.seed + 1)
 
     @property
@@ -136,7 +136,7 @@ class CheckedBlock:
         return DenseFFN(self.ffn, self.ffn_weights, self.x, "the FFN")
 
     def _within(self, name: str) -> Tensor:
-        """A tensor of the FFN by its name."""
+        """Return a tensor of the FFN by its name."""
         events = execute(self.ffn, self.ffn_weights, {self.entry: self.x})
         return self.x if name == self.entry else next(e.tensor for e in events if e.name == name)
 
@@ -178,7 +178,7 @@ class Judge:
     dtype: torch.dtype
 
     def equal(self, subject: str, output: Tensor, reference: Tensor, note: str = "") -> CheckRow:
-        """A row that passes if `output` is `reference` within the tolerance; anything not finite fails."""
+        """Return a row that passes if `output` is `reference` within the tolerance; anything not finite fails."""
         if output.shape != reference.shape:
             return self.fails(subject, f"shape {list(output.shape)}, expected {list(reference.shape)}")
         for whose, tensor in (("the reference", reference), ("its output", output)):
@@ -189,21 +189,21 @@ class Judge:
         return CheckRow(self.check, subject, row.max_error, row.relative_error, row.ulps, self.tolerance, within, note)
 
     def figure(self, subject: str, output: Tensor, reference: Tensor, note: str = "") -> CheckRow:
-        """The distance between two tensors of the same shape, without a verdict."""
+        """Return the distance between two tensors of the same shape, without a verdict."""
         largest, relative, ulps = errors(output, reference, self.dtype)
         return CheckRow(self.check, subject, largest, relative, ulps, note=note)
 
     def fails(self, subject: str, why: str) -> CheckRow:
-        """A row that fails for a reason other than a number."""
+        """Return a row that fails for a reason other than a number."""
         return CheckRow(self.check, subject, tolerance=self.tolerance, passed=False, note=why)
 
     def skips(self, subject: str, why: str) -> CheckRow:
-        """A row for a check that does not apply here, and why."""
+        """Return a row for a check that does not apply here, and why."""
         return CheckRow(self.check, subject, note=why)
 
 
 def errors(output: Tensor, reference: Tensor, dtype: torch.dtype) -> tuple[float, float | None, float | None]:
-    """(max_error, relative_error, ulps) as in CONVENTIONS; NaN if only one of two values is finite."""
+    """Return (max_error, relative_error, ulps) as in CONVENTIONS; NaN if only one of two values is finite."""
     apart = gap(output, reference)
     if apart.unlike:
         return math.nan, math.nan, math.nan

@@ -33,7 +33,7 @@ _SOME = 17  # tokens where their number does not matter
 
 
 def shapes(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Its output for every number of tokens."""
+    """Check the output for every number of tokens."""
     judge = trial.judge("shapes")
     for count in trial.token_counts:
         x = trial.draw(count)
@@ -41,7 +41,7 @@ def shapes(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def widths(trial: KernelTrial) -> Iterator[CheckRow]:
-    """The same block at odd widths, with random weights. A kernel may refuse these when it is loaded."""
+    """Check the block at odd widths, with random weights. A kernel may refuse these when it is loaded."""
     for d_model, d_ff in _ODD_WIDTHS:
         subject, spec = f"{d_model}x{d_ff}", replace(trial.spec, d_model=d_model, d_ff=d_ff)
         ffn = kernel_steps(steps(spec))
@@ -60,7 +60,8 @@ def widths(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def special(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Inputs on which shortcuts go wrong. An error below the smallest normal number passes: some hardware flushes."""
+    """Check inputs on which shortcuts go wrong. An error below the smallest normal number passes: some hardware
+    flushes."""
     judge = trial.judge("special")
     numbers = torch.finfo(trial.block.dtype)
     for subject, x in _special_inputs(trial).items():
@@ -75,7 +76,7 @@ def special(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def _special_inputs(trial: KernelTrial) -> Mapping[str, Tensor]:
-    """By what they are, [few tokens, d_model]. Where a router chooses, no input has experts that score the same."""
+    """Return inputs [few tokens, d_model] by name. If a router chooses, no input has experts that score the same."""
     dtype, d_model = trial.block.dtype, trial.spec.d_model
     drawn, numbers = trial.draw(_FEW), torch.finfo(dtype)
     past_overflow = math.log(numbers.max)  # of exp: |x| is up to 4 times as much
@@ -97,7 +98,7 @@ def _special_inputs(trial: KernelTrial) -> Mapping[str, Tensor]:
 
 
 def isolation(trial: KernelTrial) -> Iterator[CheckRow]:
-    """NaN and infinities in one token of several, and the call after that."""
+    """Check NaN and infinities in one token of several, and the call after that."""
     judge, x = trial.judge("isolation"), trial.draw(_FEW)
     reference = trial.reference(x)
     at = _FEW // 2
@@ -110,7 +111,7 @@ def isolation(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def experts(trial: KernelTrial) -> Iterator[CheckRow]:
-    """The experts in another order, with their rows of the router: the same block."""
+    """Check the experts in another order, with their rows of the router: the same block."""
     judge = trial.judge("experts")
     ffn = trial.block.ffn
     route = next((step for step in ffn if isinstance(step.op, Route)), None)
@@ -132,7 +133,7 @@ def experts(trial: KernelTrial) -> Iterator[CheckRow]:
 def _reordered(
     ffn: tuple[Step, ...], route: Step, weights: Mapping[str, Tensor], generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """The weights with the experts in another order; experts that return their token as it is stay the last."""
+    """Return the weights with the experts in another order; experts that return their token as it is stay the last."""
     holder = next(step for step in ffn if isinstance(step.op, Experts) and not step.op.always)
     assert isinstance(holder.op, Experts)
     count = holder.op.experts.size
@@ -154,7 +155,7 @@ _AGAIN = 2  # calls after the first
 
 
 def repeats(trial: KernelTrial) -> Iterator[CheckRow]:
-    """The same input several times in a row."""
+    """Check the same input several times in a row."""
     for count in (1, _SOME, trial.most_tokens):
         x = trial.draw(count)
         first = trial.call(x)
@@ -163,7 +164,7 @@ def repeats(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def state(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Other contents in a buffer that was used, the same contents in another, and the calls in another order."""
+    """Check other contents in a used buffer, the same contents in another buffer, and the calls in another order."""
     judge = trial.judge("state")
     x, y = trial.draw(_SOME), trial.draw(_SOME)
     first, second = trial.call(x), trial.call(y)
@@ -176,7 +177,7 @@ def state(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def batch(trial: KernelTrial) -> Iterator[CheckRow]:
-    """The tokens of a large batch, alone and in smaller batches, at several places, and in another order.
+    """Check the tokens of a large batch, alone and in smaller batches, at several places, and in another order.
 
     A figure, unless it is demanded: torch's own products round a token differently in batches of other sizes.
     """
@@ -194,7 +195,7 @@ def batch(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def _reported(trial: KernelTrial, row: CheckRow) -> CheckRow:
-    """The row; where batch invariance is not demanded, other bits are a figure and no failure."""
+    """Return the row; unless batch invariance is demanded, other bits are a figure and no failure."""
     return row if row.passed or trial.batch_invariant else replace(row, passed=None)
 
 
@@ -209,10 +210,10 @@ _TF32, _BF16 = 11, 8
 
 
 def precision(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Its rms error and the arithmetic that makes one as large; it fails below the dtype's own.
+    """Measure the rms error and name the arithmetic that makes one as large; it fails below the dtype's own.
 
-    Where the user allows an error (`tolerance`), a lower one is reported. A kernel that declares fewer bits is held to
-    these.
+    If the user allows an error (`tolerance`), a lower precision is reported. A kernel that declares fewer bits is held
+    to these.
     """
     x = trial.draw(min(_TOKENS, trial.most_tokens))
     reference = trial.reference(x)
@@ -232,7 +233,7 @@ def precision(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def rms_error(output: Tensor, reference: Tensor) -> float:
-    """‖a − b‖ / ‖b‖, infinite where either is not finite."""
+    """Return ‖a − b‖ / ‖b‖, infinite if either is not finite."""
     size = float(reference.norm())
     error = float((output.double() - reference).norm())
     if not math.isfinite(error) or not math.isfinite(size):
@@ -241,7 +242,7 @@ def rms_error(output: Tensor, reference: Tensor) -> float:
 
 
 def error_bounds(trial: KernelTrial, x: Tensor) -> Mapping[str, float]:
-    """The largest rms error of each class, the best first: `fp32-true`, `tf32-like`, ...
+    """Return the largest rms error of each class, the best first: `fp32-true`, `tf32-like`, ...
 
     A product whose factors are rounded to p bits is off by about 2⁻ᵖ times what the emulation with 11 bits is by 2⁻¹¹;
     a sum of n products that is rounded to p bits after each is off by √(n/2) times the rounding of one number, in the
@@ -265,7 +266,7 @@ def error_bounds(trial: KernelTrial, x: Tensor) -> Mapping[str, float]:
 
 
 def emulated(trial: KernelTrial, x: Tensor, bits: int) -> float:
-    """The rms error where the factors of every product have so many bits, and all else is exact."""
+    """Return the rms error if the factors of every product have so many bits, and all else is exact."""
     block = trial.block
     with RoundedProducts(bits):
         output, went = in_float64(block.ffn, block.ffn_weights, {block.entry: x})
@@ -292,7 +293,7 @@ class RoundedProducts(TorchFunctionMode):
 
 
 def rounded(tensor: Tensor, bits: int) -> Tensor:
-    """Every number rounded to so many bits, the leading one included, halves to even."""
+    """Return every number rounded to so many bits, the leading one included, halves to even."""
     mantissa, exponent = torch.frexp(tensor)
     return torch.ldexp((mantissa * 2.0**bits).round(), exponent - bits)
 
@@ -303,7 +304,7 @@ _CALLS = 8
 
 
 def threads(trial: KernelTrial) -> Iterator[CheckRow]:
-    """The threads of its process before and after several calls. It has been called before: pools are there."""
+    """Count the threads of its process before and after several calls. It has been called before: pools are there."""
     judge, x = trial.judge("threads"), trial.draw(_SOME)
     trial.call(x)
     before = trial.host.threads()
@@ -319,7 +320,7 @@ def threads(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def untouched(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Its input after every call, its weights after all of them."""
+    """Check the input after every call, and the weights after all of them."""
     trial.host.inspect()
     changed = sorted(trial.host.changed)
     names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
@@ -338,7 +339,7 @@ _NEAR = 2.0**-6  # how far other inputs are apart: the same experts are chosen, 
 
 
 def replay(trial: KernelTrial) -> Iterator[CheckRow]:
-    """The processor time of calls on inputs that are new, and of calls on one that was there before."""
+    """Compare the processor time of calls on new inputs with that of calls on one input seen before."""
     judge, subject = trial.judge("replay"), counted_tokens(trial.most_tokens)
     x = trial.draw(trial.most_tokens)
     if trial.host.device != "cpu" or _work(trial, x) is None:
@@ -363,7 +364,7 @@ def _near(trial: KernelTrial, x: Tensor) -> Tensor:
 
 
 def _work(trial: KernelTrial, x: Tensor) -> float | None:
-    """Seconds of all threads of its process for one call; None where the system does not say."""
+    """Return the seconds of all threads of its process for one call; None if the system does not say."""
     number = str(trial.host.process.pid)
     before = busy_threads(number)
     trial.call(x)
@@ -381,7 +382,7 @@ _REDRAWS = 64
 
 @dataclass(frozen=True)
 class KernelTrial:
-    """A kernel that its host has loaded for `block`, and what is demanded of it.
+    """A kernel that its host has loaded for `block`, and the demands on it.
 
     `generator` draws all inputs. `batch_invariant`: demanded, not only reported.
     """
@@ -392,7 +393,7 @@ class KernelTrial:
     batch_invariant: bool = False
 
     def judge(self, check: str) -> Judge:
-        """What counts as equal to the reference."""
+        """Return the judge that says what equals the reference."""
         return self.block.judge(check)
 
     @property
@@ -416,19 +417,17 @@ class KernelTrial:
         return any(isinstance(step.op, Route) for step in self.block.ffn)
 
     def declared(self) -> KernelTrial:
-        """This trial with the bounds of the format that the loaded kernel declares, if it does."""
+        """Return this trial with the bounds of the format that the loaded kernel declares, if it does."""
         return replace(self, block=replace(self.block, computes=self.host.computes))
 
     def load(self) -> str | None:
-        """Have the host load the kernel for this block; why it refuses, or None."""
+        """Have the host load the kernel for this block; return why it refuses, or None."""
         block = self.block
         return self.host.load(self.spec, block.ffn, block.ffn_weights, block.dtype, self.most_tokens)
 
     def draw(self, tokens: int, scale: float = 1.0) -> Tensor:
-        """Random tokens [tokens, d_model]; rounding does not decide to which experts they go.
-
-        Raises FFNError for weights with which it decides for nearly every token.
-        """
+        """Draw tokens [tokens, d_model] that go to the same experts regardless of rounding; refuse weights with nearly
+        none."""
         kept: list[Tensor] = []
         count = 0
         for _ in range(_REDRAWS):
@@ -442,24 +441,24 @@ class KernelTrial:
         raise FFNError("rounding decides to which experts tokens go", "no kernel can be judged on these weights")
 
     def reference(self, x: Tensor) -> Tensor:
-        """The output in float64 from the same numbers."""
+        """Return the output in float64 from the same numbers."""
         return in_float64(self.block.ffn, self.block.ffn_weights, {self.block.entry: x})[0]
 
     def call(self, x: Tensor, place: int = 0) -> Tensor:
-        """The kernel's output. Raises KernelFailure."""
+        """Return the kernel's output."""
         return self.host.call(x, place)
 
     def with_block(
         self, ffn: Sequence[Step], weights: Mapping[str, Tensor], spec: FFNSpec | None = None
     ) -> KernelTrial:
-        """A trial of the same kernel on another block, not loaded yet."""
+        """Return a trial of the same kernel on another block, not loaded yet."""
         layer = self.block.layer if spec is None else replace(self.block.layer, spec=spec)
         block = replace(self.block, layer=layer, steps=tuple(ffn), weights=weights, inputs={})
         return replace(self, block=block)
 
 
 def equal_bits(check: str, subject: str, output: Tensor, other: Tensor, note: str = "") -> CheckRow:
-    """A row that passes where two outputs are equal bit by bit; its errors say how far they are apart."""
+    """Yield a row that passes if two outputs are equal bit by bit; its errors say how far they are apart."""
     if same_bits(output, other):
         return CheckRow(check, subject, 0.0, 0.0, 0.0, 0.0, True, note)
     apart = gap(output, other)

@@ -39,10 +39,10 @@ _WHERE = 120  # letters of a tensor's name
 class Proof:
     """The result of another program, called `name`, for `x` [tokens, d_model] with the same layer.
 
-    `weights` are its canonical weights, where they can be compared with ours, and `norms` the outputs of its norms for
-    x. It is `single` if it computes parts in float32 whatever the dtype. `same` are the tokens that are compared; None:
-    all. `fault` is a known bug in it. `formats` are the packed formats that its weights are unpacked from; None where
-    they are those of the same file.
+    `weights` are its canonical weights, if they can be compared with ours, and `norms` the outputs of its norms for x.
+    It is `single` if it computes parts in float32 whatever the dtype. `same` are the tokens that are compared; None:
+    all. `fault` is a known bug in it. `formats` are the packed formats that its weights are unpacked from; None if they
+    are those of the same file.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Proof:
 
 
 def layout(case: CheckedBlock) -> Iterator[CheckRow]:
-    """The tensors as they were read, the proofs, and the misreadings that the shapes allow."""
+    """Yield the tensors as they were read, the proofs, and the misreadings that the shapes allow."""
     judge = case.judge("layout")
     located = _located(case)
     if located is None and case.against is None:
@@ -125,7 +125,7 @@ def _words(item: Located, resolved: Resolved) -> str:
 
 
 def _other(case: CheckedBlock) -> Proof:
-    """The same layer of the model that `against` names."""
+    """Return the same layer of the model that `against` names."""
     other, layer = case.against, case.layer
     assert other is not None
     label = f"--against {shown(other.source)}"
@@ -167,7 +167,7 @@ def _differences(spec: FFNSpec, other: FFNSpec) -> str:
 
 
 def _judge(case: CheckedBlock, proof: Proof) -> Judge:
-    """The tolerance for a proof: at least float32's, if the other program computes in float32."""
+    """Return the tolerance for a proof: at least float32's, if the other program computes in float32."""
     judge = case.judge("layout")
     if case.tolerance is not None or not proof.single:
         return judge
@@ -175,7 +175,7 @@ def _judge(case: CheckedBlock, proof: Proof) -> Judge:
 
 
 def _uncovered_parts(case: CheckedBlock, judge: Judge, proof: Proof) -> Iterator[CheckRow]:
-    """The parts that the FFN's output does not cover: experts without tokens, and the norms outside the FFN."""
+    """Yield the parts that the FFN's output does not cover: experts without tokens, and the norms outside the FFN."""
     if proof.weights and (row := unreached(case, judge, proof.x, proof.name, proof.weights)) is not None:
         yield row
     for step in case.steps:
@@ -229,7 +229,8 @@ def _agreement(case: CheckedBlock, judge: Judge, located: Sequence[Located], pro
 
 
 def _rounded(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The packed weights as a library unpacks them that computes in the dtype of their scales (compressed-tensors)."""
+    """Yield the packed weights as a library unpacks them that computes in the dtype of their scales
+    (compressed-tensors)."""
     packed = [item.parameter for item in located if packed_formats((item,))]
     for dtype in (torch.bfloat16, torch.float16) if packed else ():
         weights = {name: case.ffn_weights[name].to(dtype).to(case.dtype) for name in packed}
@@ -248,7 +249,7 @@ def _weight_difference(ours: tuple[str, ...], theirs: tuple[str, ...] | None) ->
 
 
 def _misread(case: CheckedBlock, judge: Judge, located: Sequence[Located], x: Tensor) -> Iterator[CheckRow]:
-    """How much each misreading would change the FFN's output."""
+    """Yield how much each misreading would change the FFN's output."""
     ours = _computed(case, case.ffn_weights, x)
     others = misreadings(located)
     if not others:
@@ -272,7 +273,7 @@ def _computed(case: CheckedBlock, weights: dict[str, Tensor], x: Tensor) -> Tens
 
 
 def _readings(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The weights according to every misreading: of the file, and of a program that splits one fused tensor."""
+    """Yield the weights according to every misreading: of the file, and of a program that splits one fused tensor."""
     axes = parameters(case.ffn)
     items = located or [Located(name, axes[name], StoredSlice(name), (name,)) for name in case.ffn_weights]
     for other in mixed_misreadings(items):
@@ -302,7 +303,7 @@ def resplit(weights: Mapping[str, Tensor], prefix: str = "") -> Iterator[tuple[s
 
 
 def _reread(case: CheckedBlock, located: Sequence[Located], other: Misreading) -> dict[str, Tensor]:
-    """The weights as the misreading has them; only the parts that it reads differently are read again."""
+    """Return the weights as the misreading has them; only the parts that it reads differently are read again."""
     items, checkpoint = {item.parameter: item for item in located}, case.model.checkpoint
     changed = [item for item in other.located if item != items[item.parameter]]
     if checkpoint is not None:
@@ -321,14 +322,15 @@ _ROUNDS, _AT_ONCE, _SHOWN, _FEW = 32, 256, 8, 4
 
 
 def reached(case: CheckedBlock, x: Tensor) -> Tensor | None:
-    """Which experts at least one of the tokens `x` [tokens, d_model] goes to, as booleans; None in a dense block."""
+    """Return which experts at least one of the tokens `x` [tokens, d_model] goes to, as booleans; None in a dense
+    block."""
     before = routing_steps(case.ffn)
     choices = output_and_experts(before, case.ffn_weights, {case.entry: x})[1] if before else None
     return None if choices is None else choices.any(0)
 
 
 def reaching(case: CheckedBlock) -> Tensor:
-    """The case's tokens and, after them, random ones for the experts that receive none of those."""
+    """Return the case's tokens and, after them, random ones for the experts that receive none of those."""
     x, before = case.x, routing_steps(case.ffn)
     covered = reached(case, x)
     if covered is None:
@@ -349,7 +351,8 @@ def reaching(case: CheckedBlock) -> Tensor:
 
 
 def unreached(case: CheckedBlock, judge: Judge, x: Tensor, label: str, theirs: Mapping[str, Tensor]) -> CheckRow | None:
-    """A row for the experts that no token of `x` goes to, each compared with `theirs`; None if there are none."""
+    """Return a row for the experts that no token of `x` goes to, each compared with `theirs`; None if there are
+    none."""
     covered = reached(case, x)
     step = next((step for step in case.ffn if isinstance(step.op, Experts)), None)
     if covered is None or step is None or not isinstance(step.op, Experts):

@@ -21,7 +21,7 @@ from ffncli.run.verify.checks.case import CheckedBlock, CheckRow
 
 
 def over_ranks(case: CheckedBlock) -> Iterator[CheckRow]:
-    """The output and the gradient of the input on every rank, and the collectives; rows on rank 0 alone.
+    """Yield the output and the gradient of the input on every rank, and the collectives; rows on rank 0 alone.
 
     Every rank compares what it has with the whole: the worst is the row.
     """
@@ -62,7 +62,7 @@ def _tokens_of_rank(inputs: Mapping[str, Tensor], group: RankGroup) -> dict[str,
 
 
 def _upstream(case: CheckedBlock, out: Tensor) -> Tensor:
-    """What the backward pass starts from, the same on every rank."""
+    """Return what the backward pass starts from, the same on every rank."""
     return torch.randn(out.shape, generator=case.generator(), dtype=torch.float64).to(out)
 
 
@@ -74,7 +74,7 @@ def _parts(case: CheckedBlock, block: ParallelBlock) -> str:
 
 
 def _collectives(case: CheckedBlock, group: RankGroup, done: list[CollectiveCall]) -> CheckRow:
-    """Whether the forward pass ran exactly the collectives that the steps have."""
+    """Return whether the forward pass ran exactly the collectives that the steps have."""
     needed = expected_collectives(case, group.ranks)
     counts = Counter(one.name for one in done)
     row = CheckRow("ranks", f"{group.ranks}, collectives", passed=counts == needed, note=in_words(done))

@@ -21,7 +21,7 @@ _ALONE = 4  # tokens that are run one at a time: each reads all weights
 
 
 def convolution(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Every Linear is a Conv1d with kernel 1 over [1, d_in, tokens], and so is the whole FFN."""
+    """Yield every Linear is a Conv1d with kernel 1 over [1, d_in, tokens], and so is the whole FFN."""
     judge, dense = case.judge("convolution"), case.dense
     inside = "" if dense.label == "the FFN" else f"{dense.label}, "
     tensors = {dense.entry: dense.x}
@@ -41,7 +41,7 @@ def convolution(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def tokens(case: CheckedBlock) -> Iterator[CheckRow]:
-    """A token's output depends neither on other tokens nor on its position."""
+    """Yield a token's output depends neither on other tokens nor on its position."""
     judge, n = case.judge("tokens"), case.tokens
     if n < 2:
         yield judge.skips("permuted", "only one token: give --tokens 2 or more")
@@ -49,7 +49,7 @@ def tokens(case: CheckedBlock) -> Iterator[CheckRow]:
     whole, went = output_and_experts(case.steps, case.weights, case.inputs)
 
     def compared(subject: str, order: Tensor, parts: list[Tensor]) -> CheckRow:
-        """The tokens `parts`, each run together, against the same tokens in the full run, listed by `order`."""
+        """Return the tokens `parts`, each run together, against the same tokens in the full run, listed by `order`."""
         made = [
             output_and_experts(case.steps, case.weights, {k: t[part] for k, t in case.inputs.items()}) for part in parts
         ]
@@ -128,15 +128,16 @@ def _drawn(dense: DenseFFN, generator: torch.Generator, tokens: int = _TOKENS) -
 
 
 def _linear(dense: DenseFFN) -> DenseFFN:
-    """The dense FFN with identity as its activation and no limits; the activation's learned parameters are dropped."""
+    """Return the dense FFN with identity as its activation and no limits; the activation's learned parameters are
+    dropped."""
     steps = without_nonlinearity(dense.steps)
     names = {name for step in steps for name in step.parameters()}
     return replace(dense, steps=steps, weights={n: t for n, t in dense.weights.items() if n in names})
 
 
 def _one_matrix(steps: tuple[Step, ...], weights: dict[str, Tensor], depth: int) -> tuple[Tensor, Tensor]:
-    """(M [rows, d_model], c [rows]) with block(... block(x)) = M x + c in those rows, multiplied from the last Linear
-    back to the first, so that every product has `rows` rows.
+    """Return (M [rows, d_model], c [rows]) with block(... block(x)) = M x + c in those rows, multiplied from the last
+    Linear back to the first, so that every product has `rows` rows.
     """
     linears = [step for step in steps if isinstance(step.op, Linear)] * depth
     wide = weights[f"{linears[-1].output}.weight"].shape[0]
@@ -189,7 +190,7 @@ def _is_small(defect: float, relative: float | None, tolerance: float) -> bool:
 
 
 def _with_every_activation(dense: DenseFFN, points: Tensor) -> list[Tensor]:
-    """The FFN's output for each activation of the table: the projections run once, for all of them."""
+    """Return the FFN's output for each activation of the table: the projections run once, for all of them."""
     at = next(i for i, step in enumerate(dense.steps) if step.output == "act")
     weights = {n: t.double() for n, t in dense.weights.items()}
     tensors = {dense.entry: points}
@@ -213,7 +214,7 @@ def _with_every_activation(dense: DenseFFN, points: Tensor) -> list[Tensor]:
 
 
 def zero(case: CheckedBlock) -> Iterator[CheckRow]:
-    """The FFN of zeros, without biases, with random ones, and row by row."""
+    """Yield the FFN of zeros, without biases, with random ones, and row by row."""
     judge = case.judge("zero")
     nothing = torch.zeros_like(case.x)
     bare, biased = with_biases(case.ffn, False), with_biases(case.ffn, True)
@@ -229,7 +230,7 @@ def zero(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def _without_biases(case: CheckedBlock, out: Tensor) -> tuple[Tensor, str]:
-    """The expected output, and why: 0, unless f(0) is not 0 and there is no gate to multiply it by."""
+    """Return the expected output, and why: 0, unless f(0) is not 0 and there is no gate to multiply it by."""
     act = next((step for step in case.ffn if step.output == "act"), None)
     expected, note = torch.zeros_like(out), "0, exactly"
     if act is None or case.layer.spec.gated or case.layer.spec.sub_norm:
@@ -250,7 +251,7 @@ def _kept(steps: tuple[Step, ...], weights: dict[str, Tensor]) -> dict[str, Tens
 
 
 def _with_drawn(case: CheckedBlock, steps: tuple[Step, ...]) -> dict[str, Tensor]:
-    """The weights with random biases of every Linear."""
+    """Return the weights with random biases of every Linear."""
     generator = case.generator()
     out = {}
     for name, axes in parameters(steps).items():
