@@ -52,8 +52,7 @@ class Comparison:
 
 
 def compared(question: FunctionsQuestion, device: str = "cpu") -> Comparison:
-    """Compute everything that the question asks of its functions and units; torch computes rounding errors, on
-    `device`."""
+    """Compute everything that the question asks of its functions and units; torch rounds on `device`."""
     functions, units = question.chosen_names()
     std, unit, reference = question.std, question.unit, question.reference()
     claims = [claim(pair) for pair in question.expect]

@@ -192,8 +192,7 @@ class FunctionsQuestion(Options):
     ] = False
 
     def chosen_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the canonical names of functions and of gated units: the named ones, all functions, or those in
-        use."""
+        """Return the canonical names of functions and of gated units: the named ones, all, or those in use."""
         return (tuple(TABLE), ()) if self.everything else split(self.names or IN_USE)
 
     @property

@@ -91,8 +91,7 @@ def _measured(name: str, dtype: str, way: str, std: float, device: str) -> Round
 
 
 def _judged(name: str, dtype: str, way: str, std: float, x: Tensor, computed: Tensor, exact: Tensor) -> RoundingError:
-    """Compare the `computed` value at each x with the `exact` one; an infinity from correct rounding is not an
-    error."""
+    """Compare the `computed` value at each x with the `exact` one; a correctly rounded infinity is not an error."""
     largest = torch.finfo(_torch(dtype)).max
     overflow = exact.abs() >= largest + 0.5 * ulp(largest, _torch(dtype))
     right = overflow & computed.isinf() & (computed.sign() == exact.sign())
@@ -119,8 +118,7 @@ def _first(sizes: Tensor, x: Tensor) -> int:
 
 
 def _mass(x: Tensor, std: float) -> Tensor:
-    """Return for each of `x` (in order, symmetric) the probability that it is the one nearest to a draw of N(0,
-    std²)."""
+    """Return for each of `x` (in order, symmetric) the probability that it is nearest to a draw of N(0, std²)."""
     beyond = torch.special.ndtr(-(x[1:] + x[:-1])[len(x) // 2 :] / (2.0 * std))
     beyond = torch.cat([beyond, beyond.new_zeros(1)])
     cells = beyond[:-1] - beyond[1:]

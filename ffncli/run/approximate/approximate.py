@@ -98,8 +98,7 @@ class _TrainingData:
 
 
 def fits(question: FitQuestion, cases: Iterable[FitCase], tick: Advance = lambda steps: None) -> Iterator[Fit]:
-    """Yield a Fit for each case in order, as soon as it is done; `tick` is called with the number of training steps
-    done.
+    """Yield a Fit for each case in order, as soon as it is done; `tick` is called with the number of steps done.
 
     Uses one thread, so that the figures depend only on the question's seeds, target, width and samples.
     """
@@ -330,8 +329,7 @@ def train(
 
 
 def _rate(at: int, count: int) -> float:
-    """Return the learning rate as a share of its largest: it rises over a twentieth of the steps, then falls as a
-    cosine."""
+    """Return the learning rate over its largest: it rises over a twentieth of the steps, then falls as a cosine."""
     rise = max(1, count // 20)
     if at < rise:
         return (at + 1) / rise

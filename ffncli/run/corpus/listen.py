@@ -170,7 +170,7 @@ class UnitPlaces:
 
 
 def unit_places(block: Sequence[Step], owners: Mapping[str, str]) -> UnitPlaces | None:
-    """Return the modules that expose the FFN's units, or None if we must run its steps; `owners` has each parameter's
+    """Return the modules that expose the FFN's units, or None if we must run its steps; `owners` has each one's
     module."""
     if any(isinstance(step.op, (Experts, Route)) for step in block) or "down.weight" not in owners:
         return None

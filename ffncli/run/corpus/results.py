@@ -67,8 +67,7 @@ class UnitFigures:
 
 @dataclass(frozen=True)
 class OutlierDimension:
-    """A dimension of an FFN's input: the share of tokens at which it is an outlier, and its value of largest magnitude
-    with its place."""
+    """An outlier dimension of an FFN's input: its share of tokens, its value of largest magnitude with its place."""
 
     dimension: int
     share: float

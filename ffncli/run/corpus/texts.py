@@ -23,8 +23,7 @@ _IN_MEMORY = 64 << 20  # bytes of standard input; the rest goes to a file
 
 @dataclass(frozen=True)
 class Text:
-    """A text of a corpus: its `number` from 0 among the texts that are not empty, and the byte of the corpus where it
-    ends."""
+    """A text of a corpus: its `number` among the texts that are not empty, and the byte of the corpus where it ends."""
 
     number: int
     text: str
@@ -33,8 +32,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts that can be read again from the start. `size` is in bytes, `sha256` covers all of them; `where` names them
-    in errors."""
+    """Texts that can be read again. `size` is in bytes, `sha256` covers all of them; `where` names them in errors."""
 
     where: str
     size: int

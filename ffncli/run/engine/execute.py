@@ -151,8 +151,10 @@ def _result(
 
 
 def _overwrite(over: Tensor, step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode) -> Tensor:
-    """Compute the step in the memory of an argument, a chunk at a time, so that no other tensor of that size is
-    made."""
+    """Compute the step in the memory of an argument, a chunk at a time, so that no other such tensor is made.
+
+    Chunks begin at multiples of a vector's width: elsewhere torch computes some functions differently, off by an ulp.
+    """
     alike = all(tensor.shape == over.shape for tensor in x) and not (isinstance(step.op, Add) and step.op.bias)
     width = 1 if alike else over.shape[-1]  # 1 wide: broadcast by rows
     parts = [tensor.reshape(-1, width if tensor.shape == over.shape else 1) for tensor in x]

@@ -64,8 +64,7 @@ def block_tensors(
 
 
 def _require_working_memory(tokens: int, block: Sequence[Step], dtype: torch.dtype) -> None:
-    """Refuse (exit 3) a block if memory is too small for two of its widest intermediates and three tensors of
-    d_model."""
+    """Refuse (exit 3) a block if memory is too small for two widest intermediates and three tensors of d_model."""
     axis = feature_axis(block)
     widest = max(axis.size for axes in parameters(block).values() for axis in axes)
     size = tokens * (2 * widest + 3 * (axis.size if axis else widest)) * dtype.itemsize
@@ -135,8 +134,7 @@ def _shaped(values: Tensor, leading: tuple[int, ...] | None, d_model: int) -> Te
 
 
 def _parse(text: str, where: str) -> Tensor:
-    """Read numbers from JSON (nested lists, or an object with x or one list) or from text with commas, semicolons or
-    white space.
+    """Read numbers from JSON (nested lists, or an object with x or one list) or from text (commas, semicolons, spaces).
 
     A line is a row; one number per line is a flat list. A byte order mark, and a first line without any number (a
     table's header), are skipped.

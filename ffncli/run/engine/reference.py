@@ -128,8 +128,7 @@ def _off(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:
 def gradients_in_float64(
     steps: Sequence[Step], weights: Weights, inputs: Weights, upstream: Tensor, of_weights: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return (the output, the gradients of the inputs and of the weights by name), in float64 from the same rounded
-    numbers.
+    """Return (the output, the gradients of the inputs and of the weights by name), in float64 from the same numbers.
 
     `upstream` is the gradient of the output; tables of integers and token ids have none. All experts of a mixture in
     float64 take four times the memory of bf16, and their gradients as much again; `of_weights` False leaves the latter
@@ -173,8 +172,7 @@ def _leaves(tensors: Weights, differentiable: bool = True) -> dict[str, Tensor]:
 
 
 class _MixtureGradient(torch.autograd.Function):
-    """An Experts step whose backward pass computes every expert again, and adds the gradients of its weights to
-    `gradients`."""
+    """An Experts step whose backward pass recomputes every expert, and adds its weights' gradients to `gradients`."""
 
     @staticmethod
     def forward(

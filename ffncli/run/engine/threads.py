@@ -15,11 +15,10 @@ _POLICY = "OMP_WAIT_POLICY"
 
 @contextmanager
 def sleep_while_waiting() -> Iterator[None]:
-    """Make torch's threads sleep while they wait, if torch is first imported inside: on a busy machine spinning takes
-    four times as long.
+    """Make torch's threads, if torch is first imported inside, sleep while they wait.
 
-    A user's OMP_WAIT_POLICY is kept. The variable is restored afterwards, so that processes started later do not
-    inherit it.
+    On a busy machine spinning takes four times as long. A user's OMP_WAIT_POLICY is kept. The variable is restored
+    afterwards, so that processes started later do not inherit it.
     """
     ours = "torch" not in sys.modules and _POLICY not in os.environ
     if ours:

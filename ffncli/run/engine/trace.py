@@ -175,8 +175,7 @@ def _with_drops(after: StepRecord, records: Sequence[StepRecord]) -> StepRecord:
 
 
 def _inner(event: Event, steps: Sequence[Step], weights: Mapping[str, Tensor], look: _Look) -> StepRecord:
-    """Describe a step inside an expert: its rows are the tokens routed there, its inputs have names in the whole
-    block."""
+    """Describe a step inside an expert: its rows are the tokens routed there, its inputs have names in the block."""
     outer, _, _ = event.name.rpartition(".")
     experts = next(s for s in steps if s.output == outer.split(".")[0])
     assert isinstance(experts.op, Experts)
@@ -273,8 +272,8 @@ def find_not_finite(result: Trace, weights: Mapping[str, Tensor]) -> tuple[NotFi
 
 @dataclass(frozen=True)
 class UnitGroup:
-    """A group of a layer's units: those of `expert` among `experts` routed ones, of the part `shared`, or of a dense
-    FFN (part "", one of 1)."""
+    """A group of units: those of `expert` among `experts` routed ones, of the part `shared`, or of a dense FFN ("",
+    1)."""
 
     part: str
     expert: int = 0

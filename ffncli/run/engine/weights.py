@@ -190,8 +190,7 @@ def _linear(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> 
 
 
 def located_weights(resolved: Resolved, layer: Layer) -> tuple[layout.Located, ...] | None:
-    """Locate one layer's parameters in the model's files, without norms that these do not describe; None without
-    files."""
+    """Locate one layer's parameters in the model's files, without norms that these lack; None without files."""
     checkpoint = resolved.checkpoint
     if checkpoint is None:
         return None

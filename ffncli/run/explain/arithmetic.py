@@ -91,8 +91,7 @@ class Derivation:
 
 
 def linear(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """Explain Σ x[i] · W[out,i] + b[out], with the `most` largest products by absolute value (NaN counts as
-    largest)."""
+    """Explain Σ x[i] · W[out,i] + b[out], with the `most` largest products by magnitude (NaN counts as largest)."""
     read, unit = scene.read(place, 0, index[:-1]), index[-1]
     parameter = scene.weight(place, "weight")
     assert parameter is not None
@@ -177,8 +176,7 @@ def add(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> 
 
 
 def norm(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """Explain LayerNorm (x - mean) / √(variance + eps), RMSNorm x / √(mean(x²) + eps), then weight (or 1 + weight) and
-    bias.
+    """Explain LayerNorm (x - mean) / √(variance + eps) or RMSNorm x / √(mean(x²) + eps), then weight and bias.
 
     If the weight multiplies the input, x is that product.
     """
@@ -242,8 +240,7 @@ def dropout(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int)
 
 
 def experts(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """Explain Σ route[e] · expert_e, one term per chosen expert; if the route weights the input, the outputs are
-    summed."""
+    """Explain Σ route[e] · expert_e, a term per chosen expert; if the route weights the input, outputs are summed."""
     op = op_of(place, Experts)
     assert place.step is not None
     leading, feature = index[:-1], index[-1]

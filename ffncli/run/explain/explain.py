@@ -31,8 +31,7 @@ from ffncli.show.tensors import written
 
 
 def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """Explain an expert's weight: its score over the sum of the chosen experts' scores (if renormalised), times the
-    scale.
+    """Explain an expert's weight: its score over the sum of the chosen experts' scores (if renormalised), times scale.
 
     The choice is read from the result. `experts` lists the chosen ones by weight, and the requested expert; for a
     softmax over its whole axis, which chooses none, the `most` with the largest weights.

@@ -82,8 +82,7 @@ class Scene:
         return Read(label, token, (x[token] * route[(*token, place.expert)]).double())
 
     def weight(self, place: TensorPlace, parameter: str) -> tuple[str, Tensor, tuple[int, ...], str] | None:
-        """Return (canonical name, values, index of the expert's share, symbol) of a step's parameter; None without
-        one."""
+        """Return (canonical name, values, index of the expert's share, symbol) of a step's parameter, or None."""
         assert place.step is not None
         prefix = place.outer.prefix if place.outer else ""
         name = f"{prefix}{place.step.output}.{parameter}"

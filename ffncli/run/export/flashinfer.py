@@ -34,8 +34,7 @@ def run({arguments}):
 
 
 def trace_files(problem: ExportProblem) -> dict[str, str]:
-    """Return path in the data set → the file's text; refuse inputs that the arena cannot draw, or a dtype that its
-    schema lacks."""
+    """Return path in the data set → the file's text; refuse inputs or a dtype that the arena's schema lacks."""
     if problem.dtype.name not in _DTYPES:
         why = f"{problem.dtype.name} is not a dtype of its schema"
         raise FFNError(f"{option('form', FORM)}: {why}", f"choose {' or '.join(_DTYPES)} as {option('dtype')}")
@@ -80,8 +79,7 @@ def definition(problem: ExportProblem, name: str, kind: str) -> dict[str, Any]:
 
 
 def reference(problem: ExportProblem) -> str:
-    """Return the source of `run(x, gate, up, down)`, which computes in float64 and rounds its output to the inputs'
-    dtype.
+    """Return the source of `run(x, gate, up, down)`, which computes in float64 and rounds its output to x's dtype.
 
     One expert's weights are widened at a time: all would take four times the memory of bf16.
     """

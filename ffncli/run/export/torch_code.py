@@ -206,8 +206,7 @@ def expert_arguments(step: Step) -> dict[str, str]:
 
 
 def _experts(step: Step, op: Experts, out: str, x: Sequence[str], spelling: Spelling) -> list[str]:
-    """Return every expert on the tokens that chose it. In a module the expert's number is passed on, else its
-    weights."""
+    """Run every expert on the tokens that chose it. In a module it gets the expert's number, else its weights."""
     entries, size = op.entries, op.experts.size
     part = f"[:, -{size}:]" if op.always else f"[:, {entries.start}:{entries.stop}]"
     if spelling.modules:
@@ -241,8 +240,7 @@ def function_text(name: str, steps: Sequence[Step], spelling: Spelling, argument
 
 
 def plain_functions(steps: Sequence[Step], name: str, doc: str, of_one: str = "[e]") -> str:
-    """Return the block as a function `name(x, gate, up, down)`, after a function for one expert where it has
-    experts."""
+    """Return the block as a function `name(x, gate, up, down)`, after a function for one expert, if it has experts."""
     texts, spelling = [], replace(plain_spelling(steps), of_one=of_one)
     for step in steps:
         if isinstance(step.op, Experts):

@@ -88,8 +88,7 @@ def row_of(model: nn.Module, ffn: FoundFFN) -> FoundFFN:
 
 
 def kernel_weights(model: nn.Module, ffn: FoundFFN) -> dict[str, Tensor]:
-    """Return the canonical weights [out, in], contiguous: the model's own tensors where these are stored so, else
-    copies."""
+    """Return the canonical weights [out, in], contiguous: the model's own tensors if stored so, else copies."""
     return {name: tensor.contiguous() for name, tensor in live_weights(model, ffn.located).items()}
 
 
@@ -177,8 +176,7 @@ def _keep(module: Any, lean: bool) -> None:
 
 
 def random_tokens(loaded: Pretrained, resolved: Resolved, count: int, seed: int) -> ForwardInput:
-    """Return the arguments of a forward pass on one sequence of random tokens; refuse one that is too long, or a model
-    without tokens."""
+    """Return the arguments of a forward pass on one sequence of random tokens, if the model takes so many."""
     try:
         vocab = int(loaded.module.get_input_embeddings().weight.shape[0])
     except (NotImplementedError, AttributeError):

@@ -102,8 +102,7 @@ def kernel_function(choice: KernelChoice, block: Block, weights: Mapping[str, Te
 
 
 def _checked(weights: Mapping[str, Tensor], whole: Sequence[Step], inner: Sequence[Step]) -> dict[str, Tensor]:
-    """Return the weights of the inner steps, contiguous and without gradients; norms of the whole block may be among
-    them."""
+    """Return the weights of the inner steps, contiguous, without gradients; norms around them may be given too."""
     needed = {**parameters(inner), **tables(inner)}
     known = {**needed, **parameters(whole)}
     if unknown := next((name for name in weights if name not in known), None):

@@ -73,8 +73,7 @@ class Replaced:
 
     @property
     def calls(self) -> dict[str, int]:
-        """Count the calls of the FFNs that the kernels computed (`kernel`), and those that the model computed, by the
-        reason."""
+        """Count the calls of the FFNs that the kernels computed (`kernel`) and that the model computed, by reason."""
         total: Counter[str] = Counter()
         for swap in self._swaps:
             total += swap.calls
@@ -133,8 +132,7 @@ def replace_ffns(
     tokens: Sequence[int] = TOKENS,
     layers: int | str | Sequence[int | str] | None = None,
 ) -> Replaced:
-    """Replace every FFN of the model by the kernel that `choose` names for its block, verified on so many random
-    tokens.
+    """Replace every FFN of the model by the kernel that `choose` names for its block, verified on random tokens.
 
     All are verified before the first is replaced. Refused: a model of an unknown family, one without an FFN that can be
     replaced, and (exit 1) a kernel whose output is not the block's.
@@ -258,8 +256,7 @@ def _drawn(ffn: FoundFFN, count: int, like: Tensor) -> Tensor:
 
 
 def _module_error(model: nn.Module, ffn: FoundFFN, case: _VerifiedInput) -> float:
-    """Return the error of the model's own modules on the case's input. Raises NotReplaced if they do not compute the
-    block."""
+    """Return the error of the model's own modules. Raise NotReplaced if they do not compute the block."""
     whose = f"{type(model.get_submodule(ffn.modules[0])).__name__} ({ffn.label})"
     out: object = case.x[None]
     try:

@@ -194,8 +194,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class _LiveTensor:
-    """A tensor of the model as it was when the weights were prepared; `seen` and `kept` are some of its values, now and
-    then, if a copy of it is in use."""
+    """A tensor of the model when the weights were prepared. If it was copied, `kept` has values then, `seen` now."""
 
     home: MutableMapping[str, Any]
     leaf: str

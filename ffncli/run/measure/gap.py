@@ -117,8 +117,7 @@ def rms_tolerance(dtype: torch.dtype, rounding: float, values: int) -> float:
 
 
 def declared_tolerance(computes: str) -> tuple[float, float]:
-    """Return (largest relative error, rms error) for a kernel that declares its format: `fp8`, `fp8-rowwise` and the
-    like.
+    """Return (largest relative error, rms error) for a kernel that declares its format, such as `fp8-rowwise`.
 
     The rms of one rounding is spacing / √28; of a dozen in a row it stays below the spacing, and the largest error
     below 4 times the spacing.

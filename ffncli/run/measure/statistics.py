@@ -508,8 +508,7 @@ class Units:
 
 
 def unit_statistics(tensor: Tensor, top: int = 0, down: Tensor | None = None) -> Units:
-    """Describe the units of a tensor [..., d_ff]; `top` of them singly, with `down` [d_model, d_ff] also their
-    `writes`."""
+    """Describe the units of a tensor [..., d_ff]; `top` of them singly, with `down` [d_model, d_ff] their `writes`."""
     rows = tensor.detach().reshape(-1, tensor.shape[-1])
     every = torch.arange(rows.shape[1], device=rows.device)
     near = _quiet(rows, every, NEAR_ZERO)

@@ -257,8 +257,7 @@ def _codebooks(module: Any) -> int:
 
 
 def _silence(module: Any, config: Any, count: int) -> Tensor:
-    """Return zeros as the input of Whisper's encoder, [count, mel bins, frames]; refuse models that take other
-    inputs."""
+    """Return zeros as the input of Whisper's encoder, [count, mel bins, frames]; refuse models of other inputs."""
     if config.model_type != "whisper":
         raise FFNError(f"{config.model_type} takes {module.main_input_name}, not text")
     shape = (count, config.num_mel_bins, 2 * config.max_source_positions)
@@ -284,8 +283,7 @@ def _listen(
     loaded: Pretrained, live: Mapping[Layer, LiveFFN], inputs: ForwardInput, prompt: Prompt, receive: Receiver,
     streams: dict[Layer, Tensor] | None,
 ) -> tuple[str, ...]:  # fmt: skip
-    """Run the forward pass with a hook on every requested layer, until the last of them has run; return notes on layers
-    that did not run."""
+    """Run the forward pass until the last requested layer has run; return notes on layers that did not run."""
     waiting, kind, ours = dict(live), loaded.config.model_type, False
     inside = {} if streams is None else dict(live)  # the layers that are not left yet
 

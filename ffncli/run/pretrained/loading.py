@@ -84,8 +84,7 @@ def _gguf_once() -> AbstractContextManager[Any]:
 
 
 def arguments_for(path: Path) -> dict[str, Any]:
-    """Return the arguments that make transformers' `from_pretrained` read a directory, or a GGUF file, from disk
-    alone."""
+    """Return the arguments that make transformers' `from_pretrained` read a directory, or a GGUF file, from disk."""
     disk = {"local_files_only": True, "trust_remote_code": False}
     if is_gguf(path):
         return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name, **disk}
@@ -296,8 +295,7 @@ def known_tokens(module: Any) -> int:
 
 
 def context_length(module: Any, config: Any) -> int | None:
-    """Return the most tokens of a text: the config's positions, or the rows of the table of learned positions; None:
-    any."""
+    """Return the most tokens of a text by the config's positions, or the table of learned ones; None: any."""
     try:
         text = config.get_text_config(decoder=True)
     except ValueError:  # it has several

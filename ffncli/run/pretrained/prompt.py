@@ -25,8 +25,7 @@ class Prompt:
 
 
 def prompt_of(text: str | None, ids: Any, positions: Any) -> Prompt | None:
-    """Return the prompt of a question, from its converted fields; None if no model is to be run. Several texts are
-    refused."""
+    """Return the prompt of a question, from its converted fields; None if no model is to be run."""
     if text is not None and not isinstance(text, str):
         what = f"{option('prompt')} must be text, got {shown(text)}"
         raise FFNError(what, "several texts are ffncli.corpus's prompts")

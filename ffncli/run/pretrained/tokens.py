@@ -91,8 +91,7 @@ def one_token(tokenizer: Any, text: str, vocab: int) -> int:
 
 
 def positions(text: str | None, count: int) -> tuple[int, ...]:
-    """Return the positions that `-1`, `0,3` or `2:5` mean among `count` tokens, without duplicates; None: all of
-    them."""
+    """Return the positions that `-1`, `0,3` or `2:5` mean among `count` tokens, without duplicates; None: all."""
     if text is None or text == "all":
         return tuple(range(count))
     out: list[int] = []

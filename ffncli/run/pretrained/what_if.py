@@ -39,8 +39,7 @@ class TokenChange:
 
 @dataclass(frozen=True)
 class PredictionChange:
-    """The prediction after the token at `position`: `tokens` are the likeliest without or with the change, the largest
-    change first.
+    """The prediction after the token at `position`; `tokens` are the likeliest before or after, largest change first.
 
     `logit_change` is the largest change of a logit by size, `divergence` the Kullback-Leibler divergence of the new
     distribution from the old one, Σ old · ln(old / new), in nats; `argmax_changed` says whether another token is now

@@ -47,8 +47,7 @@ class RanksNeeded(FFNError):
 
 
 def split_asked_for(tp: int | None, ep: int | None) -> Ranks | None:
-    """Return the split of a call: over the whole world under torchrun, else as --tp and --ep say; None for a whole
-    block."""
+    """Return the split of a call: under torchrun over the world, else as --tp and --ep say; None for a whole block."""
     if place := torchrun():
         return split_over(tp, ep, place.world_size)
     ranks = Ranks(tp or 1, ep or 1)
@@ -62,8 +61,7 @@ def require_ranks(ranks: Ranks | None) -> None:
 
 
 def torchrun(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """Return this process's place under torchrun, or under any launcher that sets the same variables; None without
-    them.
+    """Return this process's place under torchrun, or any launcher that sets the same variables; None without them.
 
     Clusters set some of them for whole containers; LOCAL_RANK is set for a process. Values that contradict each other
     are refused.
@@ -101,8 +99,7 @@ def split_over(tp: int | None, ep: int | None, world_size: int) -> Ranks:
 
 
 def device_of(place: Place, device: str) -> str:
-    """Return this rank's device by torch's name: `cuda` is the GPU with the rank's number on its machine; others are
-    refused."""
+    """Return this rank's device: `cuda` is the GPU with the rank's number on its machine; another GPU is refused."""
     named = f"cuda:{place.local_rank}"
     if device not in ("cpu", "cuda", named):
         raise FFNError(f"--device {device}: every rank uses the GPU of its number, here {named}", "use --device cuda")

@@ -66,8 +66,7 @@ def _in_group(store: RankStore, ranks: Ranks, device: torch.device, limit: timed
 
 
 def _mesh(ranks: Ranks, kind: str, limit: timedelta) -> DeviceMesh:
-    """Return the grid [ep, tp] of the ranks; its groups are made here because torch's own would wait for half an
-    hour."""
+    """Return the grid [ep, tp] of the ranks; its groups are made here: torch's own would wait for half an hour."""
     grid = torch.arange(ranks.world_size).reshape(ranks.ep, ranks.tp)
     subgroups: Any = distributed.new_subgroups_by_enumeration
     groups = [subgroups(rows.tolist(), timeout=limit)[0] for rows in (grid.T, grid)]

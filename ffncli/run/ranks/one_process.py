@@ -119,8 +119,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class WireBytes:
-    """Bytes that each of `ranks` tensor-parallel ranks sends to sum the same tensor: over a ring, or every rank to all
-    others.
+    """Bytes that each of `ranks` tensor-parallel ranks sends to sum a tensor: over a ring, or every rank to all others.
 
     The second is how distributed-llama does it: the partial sums are gathered on every node and added there.
     """

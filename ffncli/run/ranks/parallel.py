@@ -42,8 +42,7 @@ class Dispatch:
         return Choices(tokens, experts)
 
     def counts(self, choices: Choices, experts: int, ep: DeviceMesh | None) -> Tensor:
-        """Return the rows that each rank has for each expert [ranks, experts], on the CPU; without `ep`, this rank
-        alone."""
+        """Return each rank's rows for each expert [ranks, experts], on the CPU; without `ep`, this rank alone."""
         rows = torch.bincount(choices.experts, minlength=experts)
         return (rows[None] if ep is None else gathered(rows, ep)).cpu()
 
@@ -135,7 +134,7 @@ class ParallelBlock(nn.Module):
         return apply(step, {n.rpartition(".")[2]: p for n, p in params.items()}, inputs, Mode(reduce=self.reduce))
 
     def _product(self, step: Step, style: ParallelStyle, x: Tensor, entered: dict[str, DTensor]) -> Tensor:
-        """Return a split Linear's output. gate and up read one DTensor, so that backward sums both gradients at
+        """Return a split Linear's output; gate and up read one DTensor, so that backward sums their gradients at
         once."""
         linear, (name,) = self.parts.get_submodule(step.output), step.inputs
         if isinstance(style, ColwiseParallel):
@@ -183,8 +182,7 @@ class ParallelBlock(nn.Module):
         return _local(getattr(holder, key))
 
     def _holder(self, name: str) -> tuple[nn.Module, str]:
-        """Return (the submodule of `shared.up.weight` or `shared.up`, added if it is missing; the last part of the
-        name)."""
+        """Return (the submodule of `shared.up.weight` or `shared.up`, added if missing; the last part of the name)."""
         *path, key = name.split(".")
         module = self.parts
         for part in path:
@@ -220,8 +218,7 @@ def styles(whole: Sequence[Step], local: Sequence[Step]) -> dict[str, ParallelSt
 
 
 def divided(whole: Sequence[Step], local: Sequence[Step]) -> frozenset[str]:
-    """Return the outputs of a rank's steps that differ between tensor-parallel ranks: its d_ff, and its parts of
-    sums."""
+    """Return the outputs of a rank's steps that differ between tensor-parallel ranks: d_ff, and parts of sums."""
     split, ops, out = styles(whole, local).keys(), {step.output: step.op for step in whole}, set[str]()
     for step in local:
         before = ops.get(step.output)
@@ -235,8 +232,7 @@ def divided(whole: Sequence[Step], local: Sequence[Step]) -> frozenset[str]:
 
 
 def spread_parameters(whole: Sequence[Step], local: Sequence[Step]) -> frozenset[str]:
-    """Return parameters that no Linear has, of steps with `divided` outputs: an activation's learned ones, learned
-    factors."""
+    """Return parameters of steps with `divided` outputs that no Linear has: learned ones of activations, factors."""
     out: set[str] = set()
     ops = {step.output: step.op for step in whole}
     names = divided(whole, local)
@@ -302,8 +298,7 @@ class ExpertStep:
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
     def _sent(self, rows: Tensor, counts: Tensor, ep: DeviceMesh) -> Tensor:
-        """Return the results of rows that other ranks' experts compute, while this rank's experts compute the others'
-        rows."""
+        """Exchange rows: other ranks' experts compute ours while this rank's experts compute theirs."""
         ours, place = self.op.experts.size, ep.get_local_rank()
         sent = counts[place].reshape(-1, ours).sum(1).tolist()
         incoming = counts[:, place * ours : (place + 1) * ours]
@@ -316,8 +311,7 @@ class ExpertStep:
         return all_to_all_single_autograd(results, sent, received, ep.get_group())
 
     def _results(self, rows: Tensor, per_expert: list[int]) -> Tensor:
-        """Return every expert's results for its rows, which follow each other; one all-reduce for all, if any is
-        needed."""
+        """Return every expert's results for its rows, one after the other; one all-reduce for all, if any is needed."""
         rows = rows if self.divided else self.spread(rows)
         busy = [e for e, count in enumerate(per_expert) if count] or [0]  # without rows the graph stays connected
         ends = list(accumulate(per_expert))
@@ -427,8 +421,7 @@ def _inside(step: Step, parts: tuple[Tensor, ...], first_rank: int) -> RankEvent
 
 
 def _results_by_rank(step: Step, records: Sequence[StepOnRank], ranks: Ranks) -> tuple[Tensor, ...]:
-    """Return the results [tokens, d] of each rank's experts for the tokens of all ranks, from those of each rank's
-    choices."""
+    """Return the results [tokens, d] of each rank's experts for all ranks' tokens, from each rank's choices."""
     if not (isinstance(step.op, Experts) and step.op.ranks > 1):
         return ()
     sizes = [one.tensor.shape[0] for one in records[:: ranks.tp]]

@@ -79,8 +79,7 @@ class RankStore:
 
 
 def open_store(place: Place, limit: float, opens: bool = True) -> RankStore:
-    """Open the store of the ranks on rank 0 if no agent has, and if it `opens` one at all; else connect to it within
-    `limit` s."""
+    """Open the store on rank 0 if no agent has, and if it `opens` one at all; else connect within `limit` s."""
     master = opens and place.first and not place.has_agent
     try:
         store = TCPStore(

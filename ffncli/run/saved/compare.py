@@ -247,8 +247,7 @@ _MOST_VALUES = 64  # values compared per unit: enough to distinguish units
 
 
 def causes(base: Saved, new: Saved, first: str, differing: frozenset[str], tolerance: float) -> list[str]:
-    """Return the causes of the difference in step `first`, the most likely first; `differing` are the weights that
-    differ."""
+    """Return the causes of the difference in step `first`, the likeliest first; `differing` names weights."""
     step = next(s for s in base.steps if s.name == first)
     if step.op == "input":
         return ["the inputs already differ, so later steps show nothing about the block"]

@@ -20,8 +20,7 @@ from ffncli.run.texts.fact import Fact, Verdict, compared, drawn, number
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """Return parameters, the share of the layer, wider and narrower blocks, ReLU against GELU, the place in the
-    layer."""
+    """Return parameters, share of the layer, wider and narrower blocks, ReLU against GELU, place in the layer."""
     models = [model for name in catalog.names() if (model := catalog.find(name))]
     return (*_parameters(ready), *_share(models), *_widths(ready), _balance(models), *_slopes(), _and(), _place(ready))
 

@@ -208,8 +208,7 @@ def _between_the_steps(ready: Prepared, tensors: Mapping[str, Tensor]) -> Fact:
 
 
 def q80(values: Tensor) -> Tensor:
-    """Return the values as Q80 stores them: signed bytes, one fp16 scale (largest of the block / 127) per 32 of a
-    row."""
+    """Return the values as Q80 stores them: signed bytes, one fp16 scale (largest of the block / 127) per 32."""
     blocks = values.reshape(-1, dtypes.storage("q8_0").block)
     scale = blocks.abs().amax(-1, keepdim=True) / 127
     return ((blocks / scale).nan_to_num().round() * scale.half().to(values.dtype)).reshape(values.shape)

@@ -39,8 +39,7 @@ class Head:
         self.tokenizer, self._option = tokenizer, option
 
     def logits(self, vectors: Tensor) -> Iterator[Tensor]:
-        """Return the logits [vocabulary] of each of the vectors [n, d_model], in float64; some are computed
-        together."""
+        """Return the logits [vocabulary] of each of the vectors [n, d_model], in float64; some run together."""
         with torch.no_grad():
             for some in torch.split(vectors, _AT_ONCE):
                 yield from self._forward(some)
@@ -72,8 +71,7 @@ class Head:
         return gradient.double()
 
     def token_logits(self, token: int) -> Callable[[Tensor], Tensor]:
-        """Return a function from vectors [n, d_model], each normalised alone, to the token's logits before any cap
-        [n]."""
+        """Return a function from vectors [n, d_model], each normalised alone, to the token's uncapped logits [n]."""
         if (op := self.norm) is None:
             return lambda vectors: torch.stack([row[token] for row in self.logits(vectors)])
         direction = self.direction(token)
@@ -130,8 +128,7 @@ class Head:
 
 
 def divisor(x: Tensor, op: Norm) -> Tensor:
-    """Return what a norm divides the last axis by: √(mean(x²) + eps), or for LayerNorm √(variance + eps). In
-    float64."""
+    """Return, in float64, the divisor of a norm: √(mean(x²) + eps), or for LayerNorm √(variance + eps)."""
     x = x.double()
     centred = x - x.mean(-1, keepdim=True) if op.kind == "layernorm" else x
     return (centred.square().mean(-1) + op.eps).sqrt()

@@ -463,8 +463,7 @@ def _changes(question: Question, model: Resolved, layer: Layer) -> tuple[Change,
 
 
 def _places(question: Question, aliases: Mapping[str, str]) -> tuple[StepIndex, ...]:
-    """Return (name, index) of every place to explain; `aliases` maps our names to a text's names, which are accepted
-    too."""
+    """Return (name, index) of every place to explain; `aliases` maps our names to a text's, which work too."""
     ours = {theirs: name for name, theirs in aliases.items()}
     texts = [re.sub(r"\w+(?=\[|:)", lambda m: ours.get(m[0], m[0]), text) for text in question.explain or ()]
     places = tuple(_place(text) for several in texts for text in _split(several))

@@ -46,8 +46,7 @@ def routing_of(steps: Sequence[Step], tensors: Mapping[str, Tensor]) -> Routing 
 
 
 def _load(step: str, route: Tensor, experts: int) -> Routing:
-    """Return the load of `experts` experts; columns of the route [tokens, experts] beyond those are identity
-    experts."""
+    """Return the load of `experts` experts; columns of the route [tokens, experts] beyond are identity experts."""
     chosen: list[int] = (route != 0).sum(0).tolist()
     load = tuple(chosen[:experts])
     total, most = sum(load), max(load)
@@ -125,11 +124,10 @@ class Sampling:
 
 
 def sampling(probs: Tensor, top_k: int, top_p: float, show: int | None = 8) -> tuple[Sampling, ...]:
-    """Return the sets of `probs` [..., vocab], for the first and last positions of every axis, `show` in all (None:
-    all).
+    """Return the sets of `probs` [..., vocab], for the first and last positions of every axis, `show` in all.
 
-    `top_k` is cut to the vocabulary. Each record holds its top-k set, or `show` candidates if that is more. Sums are in
-    float64.
+    `show` None means all. `top_k` is cut to the vocabulary. Each record holds its top-k set, or `show` candidates if
+    that is more. Sums are in float64.
     """
     vocab = probs.shape[-1]
     top_k = min(top_k, vocab)

@@ -147,8 +147,7 @@ class Session:
         return [[largest(cell) for cell in line] for line in cells], values_of_a_cell(x, cells)
 
     def frame(self, step: str = "act") -> DataFrame:
-        """Return the values of a step as a pandas DataFrame: `layer`, `token`, `unit` and `value`, a row for each
-        value.
+        """Return the values of a step as a pandas DataFrame: a row of `layer`, `token`, `unit` and `value` for each.
 
         `token` is the position in the prompt, or the row of the flattened input; `layer` is 0 for a bare block.
         """

@@ -34,8 +34,7 @@ PROMOTING_UNITS = 10
 def unembedded(
     question: Question, subject: TraceSubject, prepared: Prepared, result: Trace
 ) -> tuple[PromotedTokens, ...]:
-    """Return the tokens that the FFN's output promotes after the chosen tokens (default: the last), or a unit's
-    effect."""
+    """Return the tokens that the FFN's output promotes after chosen tokens (default: the last), or a unit's effect."""
 
     output = result.tensors[result.ffn_output].flatten(0, -2)
     rows = _chosen_rows(question, prepared, output.shape[0])
@@ -184,8 +183,7 @@ def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> lis
 
 
 def of_unit_at(ready: Prepared, neuron: int, experts: frozenset[int] | None, rows: Sequence[int]) -> list[Added]:
-    """Return the vectors that a hidden unit writes for some rows of a prompt, in those of `experts` that get the
-    row."""
+    """Return the vectors that a hidden unit writes for rows of a prompt, in those of `experts` that get the row."""
     block, end, moe = ready.steps, ffn_span(ready.steps)[1], ready.layer.spec.moe
     unit_events, mixtures = UnitEvents(block), routes(block)
     values: list[tuple[int, int | None, float, Tensor]] = []

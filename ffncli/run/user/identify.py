@@ -93,8 +93,7 @@ class Match:
 
 
 def identify(probe: ModuleSample) -> Match | None:
-    """Return the first arrangement whose block reproduces the module's outputs within the tolerance, else the nearest
-    one.
+    """Return the first arrangement whose block reproduces the module's outputs in tolerance, else the nearest one.
 
     None if no two matrices of the module can form a block. The search ignores names, except those of biases.
     """
@@ -317,8 +316,7 @@ def norms(shapes: Mapping[str, Shape], d_model: int, eps: Sequence[float]) -> li
 
 
 def _projections(sizes: Mapping[str, tuple[int, int]], d_model: int, fall: bool = False) -> list[_Projection]:
-    """Return every view of a matrix as a map from d_model (or, with `fall`, to d_model), the stored orientation
-    first."""
+    """Return every view of a matrix as a map from d_model (or, with `fall`, to d_model), as stored first."""
     out = []
     for name, (first, second) in sizes.items():
         for transposed in (False, True):

@@ -34,8 +34,7 @@ from ffncli.system.files import file_at, process_folder
 
 
 def kernel_of(choice: KernelChoice, steps: Steps, spec: FFNSpec) -> Kernel:
-    """Return the kernel of a choice, named by its label; a user's file is executed. `steps` are the kernel steps of
-    `spec`."""
+    """Return the kernel of a choice, under its label, executing a user's file. `steps` are the kernel steps."""
     if choice.file is None:
         return built_in(choice.kernel)
     with loading(choice.file):
@@ -70,8 +69,7 @@ def _unless_named(kernel: Kernel) -> Kernel:
 
 
 def _user_kernel(choice: KernelChoice, path: Path, steps: Steps, spec: FFNSpec) -> Kernel:
-    """Return the kernel in a user's file, which is executed; one at a git commit from a copy, whose name no error
-    shows."""
+    """Execute a user's file and return its kernel; one at a git commit from a copy, whose name no error shows."""
     if choice.ref is None:
         return _kernel_in(path, choice, shown_path(Path(choice.kernel)), steps, spec)
     copied, commit = _copy_at(choice.ref, path)

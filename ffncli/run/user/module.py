@@ -51,8 +51,7 @@ class LoadedModule:
 
 
 def load_module(text: str, dimensions: Dimensions, seed: int = 0) -> LoadedModule:
-    """Return the block that `my.py:Name` computes, with the weights its constructor draws under
-    `torch.manual_seed(seed)`.
+    """Return the block of `my.py:Name`, with the weights its constructor draws under `torch.manual_seed(seed)`.
 
     The file is executed. Constructor arguments are filled by name from the dimension options; the computation is
     identified by matching its outputs. Errors in the user's code, and a module that matches no block, exit 2; a load
@@ -125,8 +124,7 @@ def one_block(built: BuiltModule, dimensions: Dimensions) -> LoadedModule:
 def _built(
     target: type[nn.Module] | nn.Module, dimensions: Dimensions, path: Path, seed: int
 ) -> tuple[nn.Module, Runner | None, tuple[str, ...], Mapping[int, str]]:
-    """Return the module in eval mode, how to run it, the assumed values of its constructor's arguments, its layers'
-    FFNs."""
+    """Return the module in eval mode, how to run it, its constructor's assumed arguments, its layers' FFNs."""
     if isinstance(target, nn.Module):
         if dimensions != Dimensions(d_model=dimensions.d_model):
             raise NotTaken("the dimension options cannot change a module that is already built", "give its class")

@@ -106,8 +106,7 @@ def probes(twin: nn.Module, run: Runner) -> tuple[ModuleSample, ModuleSample, li
 
 
 def _traits(twin: nn.Module, run: Runner, probe: ModuleSample) -> dict[str, Any]:
-    """Return whether the module adds its input at the end, and whether it normalises its input; None if that is
-    unclear.
+    """Return whether the module adds its input at the end, and whether it normalises it; None if that is unclear.
 
     With all matrices and their biases zero, a residual block returns its input. A norm on the input makes the branch
     independent of the input's scale.

@@ -237,12 +237,11 @@ _ON_A_CPU = "Triton sees no GPU; with TRITON_INTERPRET=1 in the environment, ffn
 
 @contextmanager
 def user_code(path: Path, doing: str) -> Iterator[None]:
-    """Run the user's code in `path`: neighbouring files can be imported, output goes to stderr, exceptions become one
-    FFNError.
+    """Run the user's code in `path` with its neighbours to import, output to stderr, exceptions as one FFNError.
 
-    That includes file descriptor 1, to which C code and child processes write. Nothing remains afterwards: neither the
-    directory on sys.path nor the neighbours in sys.modules, since another source's neighbours may have the same names.
-    A lack of memory is not converted.
+    Output includes file descriptor 1, to which C code and child processes write. Nothing remains afterwards: neither
+    the directory on sys.path nor the neighbours in sys.modules, since another source's neighbours may have the same
+    names. A lack of memory is not converted.
     """
     folder, before = str(path.parent), set(sys.modules)
     sys.path.insert(0, folder)
@@ -305,8 +304,7 @@ def _flush() -> None:
 
 
 def import_file(path: Path, form: str = "my.py:ClassName") -> ModuleType:
-    """Import the file as a module, under a name that no import statement can use; the hint for a missing file shows
-    `form`."""
+    """Import the file under a name that no import statement can use; a missing file's hint shows `form`."""
     where = shown_path(path)
     if not path.is_file():
         raise FFNError(f"{where} " + ("is a directory" if path.is_dir() else "does not exist"), f"give {form}")

@@ -142,8 +142,7 @@ CONFLICTS = (
 
 
 def kernels_and_checks(question: VerifyQuestion) -> tuple[tuple[KernelChoice, ...], tuple[str, ...] | None]:
-    """Return (the kernels, the names of the checks to run, None for all) of a question that does not contradict
-    itself."""
+    """Return (the kernels, the names of the checks, None for all) of a question without contradictions."""
     check(CONFLICTS, question)
     names, kernels = tuple(question.check) or None, choices(question.kernel)
     if question.referee:

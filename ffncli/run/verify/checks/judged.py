@@ -60,8 +60,7 @@ def widths(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def special(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Check inputs on which shortcuts go wrong. An error below the smallest normal number passes: some hardware
-    flushes."""
+    """Check inputs on which shortcuts go wrong. An error below the smallest normal number passes: some flush it."""
     judge = trial.judge("special")
     numbers = torch.finfo(trial.block.dtype)
     for subject, x in _special_inputs(trial).items():
@@ -426,8 +425,7 @@ class KernelTrial:
         return self.host.load(self.spec, block.ffn, block.ffn_weights, block.dtype, self.most_tokens)
 
     def draw(self, tokens: int, scale: float = 1.0) -> Tensor:
-        """Draw tokens [tokens, d_model] that go to the same experts regardless of rounding; refuse weights with nearly
-        none."""
+        """Draw tokens [tokens, d_model] that go to the same experts regardless of rounding; nearly none is an error."""
         kept: list[Tensor] = []
         count = 0
         for _ in range(_REDRAWS):

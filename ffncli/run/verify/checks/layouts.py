@@ -229,8 +229,7 @@ def _agreement(case: CheckedBlock, judge: Judge, located: Sequence[Located], pro
 
 
 def _rounded(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield the packed weights as a library unpacks them that computes in the dtype of their scales
-    (compressed-tensors)."""
+    """Yield the packed weights as a library unpacks them in the dtype of their scales (compressed-tensors)."""
     packed = [item.parameter for item in located if packed_formats((item,))]
     for dtype in (torch.bfloat16, torch.float16) if packed else ():
         weights = {name: case.ffn_weights[name].to(dtype).to(case.dtype) for name in packed}
@@ -322,8 +321,7 @@ _ROUNDS, _AT_ONCE, _SHOWN, _FEW = 32, 256, 8, 4
 
 
 def reached(case: CheckedBlock, x: Tensor) -> Tensor | None:
-    """Return which experts at least one of the tokens `x` [tokens, d_model] goes to, as booleans; None in a dense
-    block."""
+    """Return the experts that any of the tokens `x` [tokens, d_model] reaches, as booleans; None in a dense block."""
     before = routing_steps(case.ffn)
     choices = output_and_experts(before, case.ffn_weights, {case.entry: x})[1] if before else None
     return None if choices is None else choices.any(0)
@@ -351,8 +349,7 @@ def reaching(case: CheckedBlock) -> Tensor:
 
 
 def unreached(case: CheckedBlock, judge: Judge, x: Tensor, label: str, theirs: Mapping[str, Tensor]) -> CheckRow | None:
-    """Return a row for the experts that no token of `x` goes to, each compared with `theirs`; None if there are
-    none."""
+    """Compare with `theirs` the experts that no token of `x` goes to; None if there are none."""
     covered = reached(case, x)
     step = next((step for step in case.ffn if isinstance(step.op, Experts)), None)
     if covered is None or step is None or not isinstance(step.op, Experts):

@@ -128,8 +128,7 @@ def _drawn(dense: DenseFFN, generator: torch.Generator, tokens: int = _TOKENS) -
 
 
 def _linear(dense: DenseFFN) -> DenseFFN:
-    """Return the dense FFN with identity as its activation and no limits; the activation's learned parameters are
-    dropped."""
+    """Return the dense FFN with identity as its activation, without limits or learned parameters."""
     steps = without_nonlinearity(dense.steps)
     names = {name for step in steps for name in step.parameters()}
     return replace(dense, steps=steps, weights={n: t for n, t in dense.weights.items() if n in names})
