@@ -15,13 +15,7 @@ import torch
 from torch import Tensor
 
 from ffncli.block.formulas import with_learned
-from ffncli.block.steps import (
-    Activation,
-    Add,
-    Dropout,
-    Experts,
-    Norm,
-)
+from ffncli.block.steps import Activation, Add, Dropout, Experts, Norm
 from ffncli.block.value import clipped, slope, unlimited, value
 from ffncli.run.engine.execute import NAMESPACE
 from ffncli.run.explain.scene import Read, Scene, TensorPlace

@@ -7,17 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from ffncli.block.activations import TABLE
-from ffncli.block.steps import (
-    Activation,
-    Experts,
-    Linear,
-    Norm,
-    Op,
-    Step,
-    block_inputs,
-    id_inputs,
-    input_shapes,
-)
+from ffncli.block.steps import Activation, Experts, Linear, Norm, Op, Step, block_inputs, id_inputs, input_shapes
 from ffncli.errors import clean
 from ffncli.run.export.problem import CONVENTIONS, ExportProblem
 from ffncli.run.export.torch_code import Spelling, body_lines, expert_name

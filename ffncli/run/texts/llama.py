@@ -18,16 +18,7 @@ from ffncli.run.engine.prepare import Prepared
 from ffncli.run.engine.weights import random_weights
 from ffncli.run.measure.gap import gap
 from ffncli.run.ranks.one_process import RankTrace, rank_trace
-from ffncli.run.texts.fact import (
-    Fact,
-    agrees,
-    compared,
-    departure,
-    drawn,
-    error,
-    function,
-    intermediates,
-)
+from ffncli.run.texts.fact import Fact, agrees, compared, departure, drawn, error, function, intermediates
 
 NODES = 4
 ROUNDING = 1e-5  # of float32 sums of 11008 terms

@@ -26,14 +26,7 @@ from ffncli.block.recipe import FFNSpec
 from ffncli.block.steps import Step
 from ffncli.errors import ExitCode, FFNError, clean
 from ffncli.kernels.choice import KernelChoice
-from ffncli.run.user.host_requests import (
-    CallRequest,
-    HostRequest,
-    HostSetup,
-    LoadRequest,
-    Region,
-    ShowWeights,
-)
+from ffncli.run.user.host_requests import CallRequest, HostRequest, HostSetup, LoadRequest, Region, ShowWeights
 from ffncli.show.text import seconds_text, time_text
 from ffncli.system import child
 from ffncli.system.child import PrintedBytes, passed_on
