@@ -57,11 +57,12 @@ def rounding_errors(
     Each is computed for all numbers in one tensor; for a handful of them torch may round differently.
     """
     with one_thread():  # for so few numbers threads cost more than they save
-        return [_measured(name, dtype, way, std, device) for name in names for dtype in formats for way in _ways(name)]
-
-
-def _ways(name: str) -> tuple[str, ...]:
-    return ("native", "formula") if TABLE[name].native else ("formula",)
+        return [
+            _measured(name, dtype, way, std, device)
+            for name in names
+            for dtype in formats
+            for way in (("native", "formula") if TABLE[name].native else ("formula",))
+        ]
 
 
 @cache

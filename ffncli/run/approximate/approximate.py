@@ -108,7 +108,8 @@ def fits(question: FitQuestion, cases: Iterable[FitCase], tick: Advance = lambda
         key = (case.target, case.name, case.spec.d_ff)
         if key in done:  # one narrow gated block may match two plain widths
             tick(question.steps)
-            yield _again(done[key], case)
+            fit = done[key]
+            yield Fit(replace(fit.row, d_ff_plain=case.d_ff_plain), case, fit.weights)
             continue
         with one_thread():
             done[key] = _fit(question, case, data(case.target), tick)
@@ -179,10 +180,6 @@ def _judged(
         median(one[3] for one in seed_fits),
     )
     return Fit(FitRow(*columns, *errors, middle if question.noise else None, *rest, seed), case, weights)
-
-
-def _again(fit: Fit, case: FitCase) -> Fit:
-    return Fit(replace(fit.row, d_ff_plain=case.d_ff_plain), case, fit.weights)
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------
@@ -350,17 +347,14 @@ def unscaled(steps: Sequence[Step], weights: Weights, middle: float, scale: floa
 def refitted(steps: Sequence[Step], weights: Weights, x: Tensor, y: Tensor) -> Weights:
     """Return the weights, the last step's by least squares on x [samples, inputs] and y [samples, 1]."""
     last = steps[-1]
-    tensors = {event.name: event.tensor for event in execute(steps[:-1], _weights_of(steps[:-1], weights), {"x": x})}
+    before = {name: weights[name] for name in parameters(steps[:-1])}
+    tensors = {event.name: event.tensor for event in execute(steps[:-1], before, {"x": x})}
     hidden = tensors[last.inputs[0]]
     table = torch.cat([hidden, torch.ones_like(hidden[:, :1])], 1)
     size = table.norm(dim=0)  # equal norms, or small columns would be cut off as rounding error
     size = torch.where(size == 0, torch.ones_like(size), size)
     solution = torch.linalg.lstsq(table / size, y, rcond=RCOND, driver="gelsd").solution / size.unsqueeze(1)
     return weights | {f"{last.output}.weight": solution[:-1].T.contiguous(), f"{last.output}.bias": solution[-1]}
-
-
-def _weights_of(steps: Sequence[Step], weights: Weights) -> Weights:
-    return {name: weights[name] for name in parameters(steps)}
 
 
 def finite(weights: Mapping[str, Tensor]) -> bool:

@@ -14,19 +14,18 @@ from torch import Tensor
 
 from ffncli.block.recipe import steps
 from ffncli.block.steps import ffn_steps
-from ffncli.errors import FFNError, option, spelled
+from ffncli.errors import FFNError
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.corpus.listen import Receiver, Tokenized, batch_of, tokenized
-from ffncli.run.corpus.question import ExpertsQuestion, ReadingModel, ReadingQuestion
-from ffncli.run.corpus.run import CorpusReader
+from ffncli.run.corpus.question import ExpertsQuestion, ReadingModel
+from ffncli.run.corpus.run import CorpusReader, reader_of
 from ffncli.run.corpus.sums import Progress
-from ffncli.run.corpus.texts import opened
 from ffncli.run.engine.changes import changes_of
 from ffncli.run.engine.locate import live_ffn
 from ffncli.run.engine.prepare import device_of, dtype_of
 from ffncli.run.engine.trace import Trace, input_record
-from ffncli.run.pretrained.capture import batch_arguments, model_files
-from ffncli.run.pretrained.loading import Pretrained, demanding, load, loading_notes, offline
+from ffncli.run.pretrained.capture import batch_arguments
+from ffncli.run.pretrained.loading import Pretrained, demanding, load
 from ffncli.run.pretrained.what_if import changed_model
 from ffncli.run.saved.saved import save
 from ffncli.show.text import plural
@@ -149,39 +148,26 @@ def experts_of(
 ) -> ExpertsSurvey:
     """Answer a question about experts. `note` gets every remark at once, `advance` the bytes of the corpus that have
     been read since its last call."""
-    model, layers, notes = reading.model, reading.layers, list[str]()
-
-    def remark(text: str) -> None:
-        notes.append(spelled(text))
-        note(text)
-
-    path = model_files(model, layers, option("prompts"))
-    for text in (*loading_notes(model, max(layer.index for layer in layers), question.dtype), *model.notes):
-        remark(text)
     keep = question.routes_path is not None
-    with opened(question.prompts or ()) as corpus, offline() as transformers:
-        reader = CorpusReader(question, reading, corpus, transformers, path)
-        sums = {layer: RouteSums(layer.spec.moe.experts, keep) for layer in layers if layer.spec.moe}
-        reader.load(remark, in_order=True)
+    with reader_of(question, reading, note) as reader:
+        sums = {layer: RouteSums(layer.spec.moe.experts, keep) for layer in reading.layers if layer.spec.moe}
+        reader.load(in_order=True)
         progress = Progress()
         reader.read(sums, progress, advance)
-        if progress.cut:
-            remark(f"{progress.cut:,} of {progress.texts:,} texts were cut to {reader.limits.length:,} tokens")
         if question.routes_path is not None:
-            (layer,) = layers
-            remark(save_routes(question.routes_path, layer, torch.cat(sums[layer].routes)))
-        texts, worths = _ablated(question, reader, sums, transformers, remark)
+            (layer,) = reading.layers
+            reader.remark(save_routes(question.routes_path, layer, torch.cat(sums[layer].routes)))
+        texts, worths = _ablated(question, reader, sums)
         figures = tuple(_layer(layer, one, worths) for layer, one in sums.items())
         return ExpertsSurvey(
-            model, corpus.where, progress.texts, progress.tokens, progress.cut, len(texts),
-            sum(len(text.ids) for text in texts), progress.seconds, figures, tuple(notes),
+            reading.model, reader.corpus.where, progress.texts, progress.tokens, progress.cut, len(texts),
+            sum(len(text.ids) for text in texts), progress.seconds, figures, tuple(reader.notes),
         )  # fmt: skip
 
 
 def _ablated(
-    question: ExpertsQuestion, reader: CorpusReader, sums: Mapping[Layer, RouteSums], transformers: Any,
-    remark: Callable[[str], None],
-) -> tuple[list[Tokenized], Worths]:  # fmt: skip
+    question: ExpertsQuestion, reader: CorpusReader, sums: Mapping[Layer, RouteSums]
+) -> tuple[list[Tokenized], Worths]:
     """Return (the first texts, the effect on their predictions of each expert that was chosen).
 
     Both are empty if no texts were requested, or the model has no head.
@@ -193,11 +179,12 @@ def _ablated(
     used = {layer: one.chosen.nonzero().flatten().tolist() for layer, one in sums.items()}
     del reader.loaded
     try:
-        loaded = head_model(transformers, question, reader.path, reader.config)
+        dtype, device = dtype_of(question.dtype), device_of(question.device)
+        loaded = load(reader.transformers, reader.path, reader.config, dtype, device, with_head=True)
     except FFNError as error:
         if "no language-model head" not in error.message:
             raise
-        remark(f"{error.message}: what an expert is worth to its predictions is not known")
+        reader.remark(f"{error.message}: what an expert is worth to its predictions is not known")
         return [], {}
     return texts, expert_worths(loaded, reader.reading.model, question.device, texts, used)
 
@@ -325,12 +312,6 @@ class RouteSums(Receiver):
         """Return the share of choices found in caches of 1, 2, ... experts that evict the one chosen longest ago."""
         choices = int(self.chosen.sum())
         return [hits / choices for hits in self.distances.cumsum(0).tolist()] if choices else []
-
-
-def head_model(transformers: Any, question: ReadingQuestion, path: Any, config: Any) -> Pretrained:
-    """Load the whole model with its language-model head, its experts computed one by one; refuse one without a head."""
-    dtype, device = dtype_of(question.dtype), device_of(question.device)
-    return load(transformers, path, config, dtype, device, lambda module, lean: None, with_head=True)
 
 
 def expert_worths(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import dropwhile
 from pathlib import Path
@@ -50,44 +51,46 @@ def corpus_of(
 ) -> CorpusSurvey:
     """Answer a question about a corpus. `note` gets every remark at once, `advance` the bytes of the corpus that have
     been read since its last call."""
-    model, notes = reading.model, list[str]()
-
-    def remark(text: str) -> None:
-        notes.append(spelled(text))
-        note(text)
-
-    path = model_files(model, reading.layers, option("prompts"))
-    last = max(layer.index for layer in reading.layers)
-    for text in (*loading_notes(model, last, question.dtype), *model.notes):
-        remark(text)
-    with opened(question.prompts or ()) as corpus, offline() as transformers:
-        reader = CorpusReader(question, reading, corpus, transformers, path)
-        sums = {layer: LayerSums(layer, question.top_contexts or 0, question.limit) for layer in reading.layers}
-        about, progress, resume = identity(question, reading, corpus), Progress(), question.resume_path
+    top = question.top_contexts or 0
+    with reader_of(question, reading, note) as reader:
+        sums = {layer: LayerSums(layer, top, question.limit) for layer in reading.layers}
+        about, progress, resume = identity(question, reading, reader.corpus), Progress(), question.resume_path
         if resume is not None:
             progress = read_progress(resume, about, sums, reader.device)
         if progress.done:
-            remark(f"going on after {progress.done:,} texts")
+            reader.remark(f"going on after {progress.done:,} texts")
         advance(progress.end)
-        _require_room(question, reading)
-        reader.load(remark)
+        units = sum(layer.spec.d_ff * (layer.spec.moe.experts if layer.spec.moe else 1) for layer in reading.layers)
+        needed = units * (BYTES_OF_UNIT + top * BYTES_OF_VALUE)
+        require_memory(needed, "the figures of all units", "keep fewer contexts")
+        reader.load()
 
         def save() -> None:
             if resume is not None:
                 save_progress(resume, about, progress, sums)
 
         reader.read(sums, progress, advance, save)
-        if progress.cut:
-            remark(f"{progress.cut:,} of {progress.texts:,} texts were cut to {reader.limits.length:,} tokens")
-        results = CorpusResults(question, model, corpus, progress, sums, reader.tokenizer, reader.limits.length)
-        return survey_of(results, tuple(notes))
+        results = CorpusResults(
+            question, reading.model, reader.corpus, progress, sums, reader.tokenizer, reader.limits.length
+        )
+        return survey_of(results, tuple(reader.notes))
 
 
-def _require_room(question: CorpusQuestion, reading: ReadingModel) -> None:
-    """Refuse (exit 3) a corpus whose unit figures do not fit in memory."""
-    top = question.top_contexts or 0
-    units = sum(layer.spec.d_ff * (layer.spec.moe.experts if layer.spec.moe else 1) for layer in reading.layers)
-    require_memory(units * (BYTES_OF_UNIT + top * BYTES_OF_VALUE), "the figures of all units", "keep fewer contexts")
+@contextmanager
+def reader_of(question: ReadingQuestion, reading: ReadingModel, note: Callable[[str], None]) -> Iterator[CorpusReader]:
+    """Open the corpus for the model, with the remarks that precede its loading; `note` gets every remark at once."""
+    path = model_files(reading.model, reading.layers, option("prompts"))
+    before = loading_notes(reading.model, max(layer.index for layer in reading.layers), question.dtype)
+    notes: list[str] = []
+
+    def remark(text: str) -> None:
+        notes.append(spelled(text))
+        note(text)
+
+    for text in (*before, *reading.model.notes):
+        remark(text)
+    with opened(question.prompts or ()) as corpus, offline() as transformers:
+        yield CorpusReader(question, reading, corpus, transformers, path, remark, notes)
 
 
 _SAVE_EVERY = 5.0  # seconds: what an interruption costs at most, beyond the texts that are read together
@@ -96,13 +99,14 @@ _ALIKE = {8: 1e-6, 4: 1e-3, 2: 0.05}  # relative distance of a text alone and am
 
 
 class CorpusReader:
-    """A model's tokenizer and, after `load`, the model with its FFNs."""
+    """A model's tokenizer and, after `load`, the model with its FFNs. `remark` adds to the `notes` of the run."""
 
     def __init__(
-        self, question: ReadingQuestion, reading: ReadingModel, corpus: Corpus, transformers: Any, path: Path
-    ) -> None:
+        self, question: ReadingQuestion, reading: ReadingModel, corpus: Corpus, transformers: Any, path: Path,
+        remark: Callable[[str], None], notes: list[str],
+    ) -> None:  # fmt: skip
         self._question, self.reading, self.corpus = question, reading, corpus
-        self._transformers, self.path = transformers, path
+        self.transformers, self.path, self.remark, self.notes = transformers, path, remark, notes
         self.device, self._dtype = device_of(question.device), dtype_of(question.dtype)
         self.config, self.tokenizer = read_config(transformers, path), tokenizer_of(transformers, path)
         if self.tokenizer is None:
@@ -112,17 +116,17 @@ class CorpusReader:
         if next(iter(corpus), None) is None:
             raise FFNError(f"{option('prompts')}: {corpus.where} has no text")
 
-    def load(self, remark: Callable[[str], None], in_order: bool = False) -> None:
+    def load(self, in_order: bool = False) -> None:
         """Load the model up to the last layer in question. If it computes a text differently in a batch, remark on it
         and run texts one by one. Texts that are not `in_order` run sorted by length."""
         self.loaded, self.live = load_up_to(
-            self._transformers, self.reading.model, self.reading.layers, self.path, self.config, self._dtype,
+            self.transformers, self.reading.model, self.reading.layers, self.path, self.config, self._dtype,
             self.device,
         )  # fmt: skip
         self._padding, self._known = _padding(self.loaded, self.tokenizer), known_tokens(self.loaded.module)
         self.limits = replace(_limits(self._question, self.reading, self.loaded, self._dtype), in_order=in_order)
         if self.limits.texts > 1 and not self._batches_alike():
-            remark("what this model computes for a text depends on the others of its batch: texts run one by one")
+            self.remark("this model's result for a text depends on the others in its batch: texts run one by one")
             self.limits = replace(self.limits, texts=1)
 
     def read(
@@ -145,6 +149,8 @@ class CorpusReader:
             raise FFNError(
                 f"{option('prompts')}: no text of {self.corpus.where} has a token", "is it this model's tokenizer?"
             )
+        if progress.cut:
+            self.remark(f"{progress.cut:,} of {progress.texts:,} texts were cut to {self.limits.length:,} tokens")
 
     def _read(
         self, window: Sequence[Tokenized], end: int, listener: Listener, progress: Progress,

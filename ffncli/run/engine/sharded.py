@@ -97,19 +97,17 @@ def _execute(
             parts = tuple(x for (x,) in arguments)
             results = _all_reduced(parts, ranks)
         else:
-            results = [_applied(*one) for one in zip(steps, weights, arguments, strict=True)]
+            results = []
+            for one, mine, read in zip(steps, weights, arguments, strict=True):
+                params = {name.rpartition(".")[2]: mine[name] for name in (*one.parameters(), *one.tables())}
+                with possible(one, read[0]):
+                    results.append(apply(one, params, read))
         for one, result in zip(tensors, results, strict=True):
             one[steps[0].output] = result
             for name in {*steps[0].inputs, steps[0].output}:
                 if last_use.get(name, at) == at:
                     del one[name]
         yield RankEvent(steps[0].output, steps[0], tuple(results), parts)
-
-
-def _applied(step: Step, weights: Mapping[str, Tensor], arguments: Sequence[Tensor]) -> Tensor:
-    params = {name.rpartition(".")[2]: weights[name] for name in (*step.parameters(), *step.tables())}
-    with possible(step, arguments[0]):
-        return apply(step, params, arguments)
 
 
 def _all_reduced(parts: Sequence[Tensor], ranks: Ranks) -> list[Tensor]:

@@ -62,11 +62,12 @@ def definition(problem: ExportProblem, name: str, kind: str) -> dict[str, Any]:
     axes = _Axes(problem)
     inputs = {argument_: {"shape": shape, "dtype": problem.dtype.torch} for argument_, shape in axes.inputs().items()}
     output = {"shape": ["tokens", axes.name(_d_model(problem))], "dtype": problem.dtype.torch}
+    allowed = f"{CONVENTIONS['tolerance']}: at most {problem.tolerance:.3g}"
     return {
         "name": name,
         "op_type": kind,
-        "description": _description(problem),
-        "tags": _tags(problem),
+        "description": f"{clean(problem.title)}. {'; '.join(map(clean, problem.formulas))}. Right answers: {allowed}.",
+        "tags": ["status:draft", *([] if problem.bare else [f"model:{clean(problem.name)}"])],
         "axes": {
             "tokens": {"type": "var", "description": "rows of the input"},
             **{axis: {"type": "const", "value": size} for axis, size in axes.sizes.items()},
@@ -129,15 +130,6 @@ def _name(problem: ExportProblem) -> str:
     whole = "block" if problem.part == "block" else "ffn"
     text = f"{whole}_{clean(kind)[:60]}{layer}{experts}_d{spec.d_model}_f{spec.d_ff}_{problem.dtype.name}"
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
-
-
-def _description(problem: ExportProblem) -> str:
-    allowed = f"{CONVENTIONS['tolerance']}: at most {problem.tolerance:.3g}"
-    return f"{clean(problem.title)}. {'; '.join(map(clean, problem.formulas))}. Right answers: {allowed}."
-
-
-def _tags(problem: ExportProblem) -> list[str]:
-    return ["status:draft", *([] if problem.bare else [f"model:{clean(problem.name)}"])]
 
 
 def _workloads(problem: ExportProblem, name: str) -> Sequence[Mapping[str, Any]]:

@@ -196,16 +196,14 @@ class _Graph:
         inputs = [self._value(name, shapes[name][-1]) for name in block_inputs(steps)]
         outputs = [self._value(steps[-1].output, self.problem.spec.d_model)]
         tensors = [self._tensor(name, weights[name]) for name in parameters(steps)]
+        doc = "\n".join([self.problem.title, *self.problem.formulas])
         graph = helper.make_graph(
-            self.nodes, "ffn", inputs, outputs, [*tensors, *self.constants.values()], doc_string=self._doc()
+            self.nodes, "ffn", inputs, outputs, [*tensors, *self.constants.values()], doc_string=doc
         )
         return helper.make_model(
             graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9,
             producer_name="ffn", producer_version=__version__,
         )  # fmt: skip
-
-    def _doc(self) -> str:
-        return "\n".join([self.problem.title, *self.problem.formulas])
 
     def _value(self, name: str, width: int) -> Any:
         return self.onnx.helper.make_tensor_value_info(name, self.element, ["tokens", width])

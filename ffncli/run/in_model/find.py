@@ -159,20 +159,16 @@ def load_whole(resolved: Resolved, dtype: torch.dtype, device: str) -> Pretraine
     with offline() as transformers:
         config = read_config(transformers, path)
         try:
-            loaded = load(transformers, path, config, dtype, device, _keep, with_head=True)
+            loaded = load(transformers, path, config, dtype, device, with_head=True)
         except FFNError as error:
             if "no language-model head" not in error.message:
                 raise
-            loaded = load(transformers, path, config, dtype, device, _keep)
+            loaded = load(transformers, path, config, dtype, device)
     module: Any = loaded.module
     if dtype != torch.float64:  # which the default for experts refuses
         with suppress(Exception):  # where this model has no choice
             module.set_experts_implementation(module.get_correct_experts_implementation(None))
     return loaded
-
-
-def _keep(module: Any, lean: bool) -> None:
-    """Remove nothing from the model."""
 
 
 def random_tokens(loaded: Pretrained, resolved: Resolved, count: int, seed: int) -> ForwardInput:

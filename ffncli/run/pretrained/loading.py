@@ -14,7 +14,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from functools import cache, partial
 from io import StringIO
@@ -69,7 +69,7 @@ def offline() -> Iterator[Any]:
     log.set_verbosity(log.CRITICAL)
     log.disable_progress_bar()
     try:
-        with warnings.catch_warnings(), _gguf_once():
+        with warnings.catch_warnings(), nullcontext() if installed("gguf") is None else shared_reader():
             warnings.simplefilter("ignore")
             yield transformers
     finally:
@@ -77,10 +77,6 @@ def offline() -> Iterator[Any]:
         log.set_verbosity(level)
         if bars:
             log.enable_progress_bar()
-
-
-def _gguf_once() -> AbstractContextManager[Any]:
-    return nullcontext() if installed("gguf") is None else shared_reader()
 
 
 def arguments_for(path: Path) -> dict[str, Any]:
@@ -151,7 +147,7 @@ def loading_notes(resolved: Resolved, last_layer: int, dtype: str | None) -> tup
 
 def load(
     transformers: Any, path: Path, config: Any, dtype: torch.dtype, device: str,
-    shrink: Callable[[Any, bool], None], with_head: bool = False,
+    shrink: Callable[[Any, bool], None] = lambda module, lean: None, with_head: bool = False,
 ) -> Pretrained:  # fmt: skip
     """Load the model in eval mode, in `dtype` on `device`, after `shrink` removed unneeded parts from the empty module.
 
@@ -180,7 +176,8 @@ def load(
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     for lean in (True, False):
         try:
-            with _no_bar(path):
+            # For a GGUF file transformers shows a progress bar, whatever its own settings are.
+            with redirect_stderr(StringIO()) if is_gguf(path) else nullcontext():
                 module, info = _prepared(kind, partial(prepare, lean=lean)).from_pretrained(**options)
             module.set_experts_implementation("eager")  # the fused ones refuse float64
             break
@@ -196,13 +193,6 @@ def load(
         what = f"{shown_path(path)}: tensor {shown(name, 120)} has shape {list(shape)}, its model {list(expected)}"
         raise FFNError(what, "config.json and the tensors are not of the same model")
     return Pretrained(module.eval().to(device), config, tuple(sorted(info["missing_keys"])))
-
-
-@contextmanager
-def _no_bar(path: Path) -> Iterator[None]:
-    """For a GGUF file transformers shows a progress bar, whatever its own settings are."""
-    with redirect_stderr(StringIO()) if is_gguf(path) else nullcontext():
-        yield
 
 
 def cannot(what: str, error: BaseException, code: ExitCode = ExitCode.USAGE, hint: str = "") -> FFNError:

@@ -68,7 +68,7 @@ def prediction_change(
     with offline() as transformers:
         config, tokenizer = read_config(transformers, path), tokenizer_of(transformers, path)
         tokens = tokens_of(prompt, tokenizer, path)
-        loaded = load(transformers, path, config, computed, device, lambda module, lean: None, with_head=True)
+        loaded = load(transformers, path, config, computed, device, with_head=True)
         inputs = forward_arguments(loaded, tokens, tokenizer, [layer])
         live = live_ffn(loaded.module, resolved, layer)
         old = _logits(loaded, inputs)
@@ -83,9 +83,7 @@ def _logits(loaded: Pretrained, inputs: ForwardInput) -> Tensor:
     with torch.no_grad(), demanding(loaded):
         try:
             logits: Tensor = loaded.module(**inputs.arguments).logits
-        except FFNError:
-            raise
-        except torch.OutOfMemoryError:
+        except (FFNError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             what = f"transformers cannot run {loaded.config.model_type} on this prompt"

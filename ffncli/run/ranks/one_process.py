@@ -220,7 +220,11 @@ class _Seen:
         """Keep what one event adds."""
         inside = event.name != event.step.output
         if isinstance(event.step.op, AllReduce):
-            start = self._ranks.tp * self._expert_rank(event.name) if inside else 0
+            start = 0
+            if inside:  # `experts.3.down.sum`: of the rank that has expert 3
+                (experts,) = self._routes.values()
+                each = experts.experts.size // self._ranks.ep
+                start = self._ranks.tp * (int(event.name.split(".")[1]) // each)
             for rank, part in enumerate(event.parts, start):
                 self.reduced[rank] += part.numel()
         if inside:
@@ -231,11 +235,6 @@ class _Seen:
             self.routes[event.name] = event.tensors
         self.shapes[event.name] = tuple(event.tensors[0].shape)
         self.output = event.tensors
-
-    def _expert_rank(self, name: str) -> int:
-        """Return the rank that has the expert of `experts.3.down.sum`."""
-        (experts,) = self._routes.values()
-        return int(name.split(".")[1]) // (experts.experts.size // self._ranks.ep)
 
 
 def _exchanged(step: Step) -> bool:
@@ -268,14 +267,10 @@ def _weights(step: Step, steps: Sequence[Step], cut: Mapping[str, Slice], prefix
     for name in step.parameters():
         one, matrix = cut[prefix + name], isinstance(step.op, Linear) and name.endswith(".weight")
         symbol = weight_symbol(step.output, name.rpartition(".")[2], steps)
-        shape, whole = (_as_multiplied(size) if matrix else size for size in (one.rank_shape, one.shape))
+        # torch stores [out, in]; formulas multiply by [in, out]
+        shape, whole = ((*s[:-2], s[-1], s[-2]) if matrix else s for s in (one.rank_shape, one.shape))
         out.append(RankWeight(one.name, symbol, shape, whole, one.place))
     return tuple(out)
-
-
-def _as_multiplied(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """[..., out, in] as [..., in, out]."""
-    return (*shape[:-2], shape[-1], shape[-2])
 
 
 def _shares(steps: Sequence[Step], ranks: Ranks, seen: _Seen, width: int, tokens: int) -> tuple[RankShare, ...]:

@@ -123,7 +123,8 @@ def compare(base: Saved, new: Saved, tolerance: float | None = None) -> TraceCom
         elif step.inner and (step.shape != other.shape or base.tokens(step.name) != new.tokens(step.name)):
             mismatches.append(TraceMismatch(f"{step.name}: tokens", _tokens(base, step), _tokens(new, step)))
         else:
-            rows.append(_step_row(base, new, step, tolerance))
+            row = difference(new.tensor(step.name), base.tensor(step.name), tolerance)
+            rows.append(_named(row, step.name, step.op, step.formula))
     names = {step.name for step in base.steps}
     mismatches += [TraceMismatch(step.name, "not saved", "saved") for step in new.steps if step.name not in names]
     weights = tuple(_weight_row(base, new, name, tolerance) for name in base.weights if name in new.weights)
@@ -165,11 +166,6 @@ def difference(new: Tensor, base: Tensor, tolerance: float | None = None) -> Ten
         tolerance=limit,
         agrees=distance.unlike == 0 and distance.relative <= limit,
     )
-
-
-def _step_row(base: Saved, new: Saved, step: SavedStep, tolerance: float | None) -> TensorRow:
-    row = difference(new.tensor(step.name), base.tensor(step.name), tolerance)
-    return _named(row, step.name, step.op, step.formula)
 
 
 def _weight_row(base: Saved, new: Saved, name: str, tolerance: float | None) -> TensorRow:

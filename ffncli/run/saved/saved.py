@@ -168,7 +168,8 @@ def save(
             expert = record.name.rpartition(".")[0]
             tensors[_TOKENS + expert] = torch.tensor(record.tokens, dtype=torch.int64)
     tensors |= {_WEIGHTS + name: tensor for name, tensor in weights.items()}
-    details = {**_details(steps), **{r.name: {"inside": "expert"} for r in result.steps if r.tokens is not None}}
+    details = {step.output: _fields(step) for step in steps}
+    details |= {r.name: {"inside": "expert"} for r in result.steps if r.tokens is not None}
     programs = {step.output: _program(step.op.program) for step in steps if isinstance(step.op, Experts)}
     about = {
         "format": _FORMAT,
@@ -197,10 +198,6 @@ def fingerprint(steps: Sequence[Step]) -> str:
     """Identify the block by a sha256 over its steps as text, sizes included."""
     text = "\n".join(f"{s.output} = {right_hand_side(s, steps)} {s.inputs} {_fields(s)}" for s in steps)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _details(steps: Sequence[Step]) -> dict[str, dict[str, str]]:
-    return {step.output: _fields(step) for step in steps}
 
 
 def _program(steps: Sequence[Step]) -> list[dict[str, Any]]:

@@ -37,15 +37,15 @@ def claims() -> tuple[TextClaim, ...]:
     for name, text in TEXTS.items():
         example = find(name)
         items += [(name, text, fact) for fact in facts(name, prepare(example)) if fact.verdict]
-    items.sort(key=lambda item: _rank(item[2]))
-    return tuple(_claim(*item) for item in items)
 
+    def rank(item: tuple[str, str, Fact]) -> tuple[int, int]:
+        fact = item[2]
+        return FIRST.index(fact.topic) if fact.topic in FIRST else len(FIRST), _ORDER.index(fact.verdict)
 
-def _rank(fact: Fact) -> tuple[int, int]:
-    first = FIRST.index(fact.topic) if fact.topic in FIRST else len(FIRST)
-    return first, _ORDER.index(fact.verdict)
-
-
-def _claim(name: str, text: str, fact: Fact) -> TextClaim:
-    claim = f"{fact.topic}: {fact.said}" if fact.said else fact.topic
-    return TextClaim(text, claim, fact.verdict, fact.found, fact.note, fact.command or f"ffn trace --example {name}")
+    return tuple(
+        TextClaim(
+            text, f"{fact.topic}: {fact.said}" if fact.said else fact.topic, fact.verdict, fact.found, fact.note,
+            fact.command or f"ffn trace --example {name}",
+        )
+        for name, text, fact in sorted(items, key=rank)
+    )  # fmt: skip

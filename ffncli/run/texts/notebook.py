@@ -145,8 +145,9 @@ def _bias(ready: Prepared) -> list[Fact]:
     bare = float(function(ready.steps, without)(zero).abs().max())
     trained = run(ready.steps, ready.weights, {"x": zero}, replace(ready.mode, train=True))
     apart = float((trained.flatten(0, -2) - trained[0, 0]).abs().max())
+    differs: Verdict = "holds" if float(row.abs().max()) > ROUNDING else "wrong"
     return [
-        Fact("with biases a zero input does not give zero", f"every row {table(row)}", "", _not(row)),
+        Fact("with biases a zero input does not give zero", f"every row {table(row)}", "", differs),
         Fact("without biases it does", f"max |f(0)| = {bare:g}", "", agrees(bare, ROUNDING)),
         Fact(
             "zero input in train mode",
@@ -161,11 +162,6 @@ def _row(f: Block, zero: Tensor) -> Tensor:
     out = f(zero).flatten(0, -2)
     assert gap(out, out[:1].expand_as(out)).largest < ROUNDING
     return out[0]
-
-
-def _not(row: Tensor) -> Verdict:
-    """Return whether it differs from zero."""
-    return "holds" if float(row.abs().max()) > ROUNDING else "wrong"
 
 
 # Two classes of points in the plane and w = (1, 1): points of ours with the sums that the text's interval implies.

@@ -88,7 +88,10 @@ def explain(topic: str) -> Topic:
 def topics() -> tuple[TopicLine, ...]:
     """Return every topic: the parts of a block, then the functions."""
     parts = [TopicLine(name, title, aliases) for name, (_, title, aliases) in _PARTS.items()]
-    units = [TopicLine(name, f"a gated unit: {unit.formula}", _spellings(name)) for name, unit in UNITS.items()]
+    units = [
+        TopicLine(name, f"a gated unit: {unit.formula}", tuple(t for t, n in LIMITED.items() if n == name != t))
+        for name, unit in UNITS.items()
+    ]
     plain = [TopicLine(name, f"an activation function: {row.formula}", row.aliases) for name, row in TABLE.items()]
     return (*parts, *units, *plain)
 
@@ -101,11 +104,6 @@ def find_topic(text: str) -> str | None:
 
 def _key(text: str) -> str:
     return "-".join(text.lower().split())
-
-
-def _spellings(unit: str) -> tuple[str, ...]:
-    """Other spellings of a gated unit."""
-    return tuple(text for text, name in LIMITED.items() if name == unit != text)
 
 
 _FUNCTIONS = {**CANONICAL, **{name: name for name in UNITS}, **LIMITED}

@@ -182,19 +182,13 @@ def _without_caps(config: Any) -> Iterator[None]:
 
 def _first_alone(module: Any, resolved: Resolved, layer: Layer) -> str:
     """Keep the first layer of the stack that the head reads, and no layer of its encoder; return its name."""
-    first = next(
-        g for g in resolved.model.groups if g.stack == layer.stack and min(g.layers) == _lowest(resolved, layer.stack)
-    )
+    first = min((g for g in resolved.model.groups if g.stack == layer.stack), key=lambda group: min(group.layers))
     live = live_ffn(module, resolved, Layer(layer.stack, min(first.layers), first.spec))
     encoder = next((g for g in resolved.model.groups if g.stack != layer.stack), None)
     if encoder is not None:
         cut(module, live_ffn(module, resolved, Layer(encoder.stack, min(encoder.layers), encoder.spec)).layer, 0)
     cut(module, live.layer, 1)
     return live.layer
-
-
-def _lowest(resolved: Resolved, stack: str) -> int:
-    return min(min(group.layers) for group in resolved.model.groups if group.stack == stack)
 
 
 @dataclass(frozen=True)

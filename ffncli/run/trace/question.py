@@ -374,12 +374,13 @@ def model_of(question: SurveyQuestion) -> tuple[Resolved, Prompt | None]:
 def _model(question: Question) -> Resolved:
     """Return the model of a question: an example, a final layer alone, the demo, or what SOURCE names."""
     chosen = question.dimensions
+    block = replace(chosen, d_model=None, bias=None)  # what describes a block before a final layer
     if question.example is not None:
         model = find(question.example)
         if question.dtype is not None and dtypes.dtype(question.dtype).name not in ("fp32", "fp64"):
             what = f"{option('example')} contradicts {option('dtype', question.dtype)}"
             raise FFNError(what, "its facts are about exact numbers: use fp32 or fp64")
-    elif question.source is None and question.vocab and chosen.d_model is not None and not _has_block(chosen):
+    elif question.source is None and question.vocab and chosen.d_model is not None and not block.any_set():
         d_model = whole(option("d_model"), chosen.d_model)
         model = final_layer_alone(d_model, question.vocab, chosen.bias is not False)
     elif question.source is None and chosen.d_model is None:
@@ -389,11 +390,6 @@ def _model(question: Question) -> Resolved:
     if vocab := question.vocab or (model.example.vocab if model.example else 0):  # a model's own is not known yet
         question.check_top_k(vocab)
     return model
-
-
-def _has_block(chosen: Dimensions) -> bool:
-    """Return whether any option describes a block before the final layer."""
-    return replace(chosen, d_model=None, bias=None).any_set()
 
 
 # --- what its layer can answer ----------------------------------------------------------------------------------------

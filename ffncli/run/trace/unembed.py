@@ -35,11 +35,11 @@ def unembedded(
     question: Question, subject: TraceSubject, prepared: Prepared, result: Trace
 ) -> tuple[PromotedTokens, ...]:
     """Return the tokens that the FFN's output promotes after chosen tokens (default: the last), or a unit's effect."""
-
     output = result.tensors[result.ffn_output].flatten(0, -2)
     rows = _chosen_rows(question, prepared, output.shape[0])
     if question.neuron is None:
-        vectors = of_rows(output, rows, prepared.stream)
+        stream = prepared.stream
+        vectors = [Added(output[row], row, stream=None if stream is None else stream[row]) for row in rows]
     elif prepared.tokens:
         vectors = of_unit_at(prepared, question.neuron, subject.experts, rows)
     else:
@@ -63,11 +63,9 @@ def promoting(question: Question, subject: TraceSubject, prepared: Prepared) -> 
     """Return the units that promote a token; None if that was not requested."""
     if question.promotes is None:
         return None
-
     most = question.top_units or PROMOTING_UNITS
     rows = _chosen_rows(question, prepared, len(prepared.tokens)) if prepared.tokens else ()
-    text = question.promotes
-    return promoting_units(subject.model, prepared, text, rows, most, question.dtype, question.device)
+    return promoting_units(subject.model, prepared, question.promotes, rows, most, question.dtype, question.device)
 
 
 _UNEMBED = option("unembed")
@@ -167,11 +165,6 @@ class Added:
     output: Tensor | None = None
     stream: Tensor | None = None
     factor: float = 1.0
-
-
-def of_rows(output: Tensor, rows: Sequence[int], stream: Tensor | None = None) -> list[Added]:
-    """Return the FFN's output vectors for some rows of [tokens, d_model], with the residual stream after the layer."""
-    return [Added(output[row], row, stream=None if stream is None else stream[row]) for row in rows]
 
 
 def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> list[Added]:

@@ -131,10 +131,12 @@ def _traits(twin: nn.Module, run: Runner, probe: ModuleSample) -> dict[str, Any]
 
 
 def _probe(twin: nn.Module, run: Runner, x: Tensor, captured: list[tuple[float, Tensor]]) -> ModuleSample:
+    axes = run.layout.there(torch.zeros(1, 1)).dim()
+
     def record(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         received = arguments[0] if arguments else None
         if isinstance(module, nn.Dropout) and module.p and isinstance(received, Tensor):
-            captured.append((module.p, run.layout.back(received) if received.dim() == _axes(run) else received))
+            captured.append((module.p, run.layout.back(received) if received.dim() == axes else received))
 
     handles = [m.register_forward_pre_hook(record) for m in twin.modules() if isinstance(m, nn.Dropout)]
     widths = _Widths()  # type: ignore[no-untyped-call]
@@ -146,11 +148,6 @@ def _probe(twin: nn.Module, run: Runner, x: Tensor, captured: list[tuple[float, 
     eps = tuple(dict.fromkeys(_eps(twin))) or (*EPS, torch.finfo(x.dtype).eps)
     parameters = {name: parameter.detach() for name, parameter in twin.named_parameters()}
     return ModuleSample(parameters, x, y.to(x.dtype), _EXACT if exact else _NARROW, eps)
-
-
-def _axes(run: Runner) -> int:
-    """Return how many axes the module's input has."""
-    return run.layout.there(torch.zeros(1, 1)).dim()
 
 
 class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]

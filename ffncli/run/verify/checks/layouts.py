@@ -131,7 +131,8 @@ def _other(case: CheckedBlock) -> Proof:
     label = f"--against {shown(other.source)}"
     if other.checkpoint is None and other.weights is None:
         raise FFNError(f"{label} has no weights of its own", "give a directory, a file or my.py:Class")
-    text = None if other.model.bare else (f"{layer.stack}.{layer.index}" if _stacks(other) > 1 else str(layer.index))
+    several = len({group.stack for group in other.model.groups}) > 1
+    text = None if other.model.bare else (f"{layer.stack}.{layer.index}" if several else str(layer.index))
     ready = prepare(other, text, dtype=str(case.dtype), device=case.device, input="zeros", leading=(1,))
     spec = ready.layer.spec
     if spec.d_model != layer.spec.d_model:
@@ -149,10 +150,6 @@ def _other(case: CheckedBlock) -> Proof:
     }
     formats = packed_formats(located_weights(other, ready.layer) or ())
     return Proof(other.source, x, reference, _differences(layer.spec, spec), weights, norms, formats=formats)
-
-
-def _stacks(resolved: Resolved) -> int:
-    return len({group.stack for group in resolved.model.groups})
 
 
 def _differences(spec: FFNSpec, other: FFNSpec) -> str:

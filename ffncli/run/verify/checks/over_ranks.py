@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 
 from ffncli.block.shard import Ranks, rank_steps
 from ffncli.block.steps import AllReduce, Experts, walk
@@ -34,13 +34,14 @@ def over_ranks(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def _of_this_rank(case: CheckedBlock, group: RankGroup) -> list[CheckRow]:
-    judge, inputs = case.judge("ranks"), _tokens_of_rank(case.inputs, group)
+    judge, place = case.judge("ranks"), group.ranks.place(group.rank)[0]
+    inputs = {name: tensor.tensor_split(group.ranks.ep)[place] for name, tensor in case.inputs.items()}
     block = ParallelBlock(case.steps, case.weights, group)
     with torch.enable_grad():
         entered = {name: tensor.detach().clone().requires_grad_() for name, tensor in inputs.items()}
         with Exchanges() as forward:
             out = block(*entered.values())
-        upstream = _upstream(case, out)
+        upstream = torch.randn(out.shape, generator=case.generator(), dtype=torch.float64).to(out)
         with Exchanges() as backward:
             out.backward(upstream)
         whole_inputs = {name: tensor.detach().clone().requires_grad_() for name, tensor in inputs.items()}
@@ -53,17 +54,6 @@ def _of_this_rank(case: CheckedBlock, group: RankGroup) -> list[CheckRow]:
         assert right is not None
         rows.append(judge.equal(f"{group.ranks}, gradient of {name}", tensor.grad, right, in_words(backward.done)))
     return [*rows, _collectives(case, group, forward.done)]
-
-
-def _tokens_of_rank(inputs: Mapping[str, Tensor], group: RankGroup) -> dict[str, Tensor]:
-    """This rank's tokens: all under tensor parallelism; over expert-parallel ranks they are divided."""
-    place = group.ranks.place(group.rank)[0]
-    return {name: tensor.tensor_split(group.ranks.ep)[place] for name, tensor in inputs.items()}
-
-
-def _upstream(case: CheckedBlock, out: Tensor) -> Tensor:
-    """Return what the backward pass starts from, the same on every rank."""
-    return torch.randn(out.shape, generator=case.generator(), dtype=torch.float64).to(out)
 
 
 def _parts(case: CheckedBlock, block: ParallelBlock) -> str:
