@@ -117,7 +117,7 @@ def fits(question: FitQuestion, cases: Iterable[FitCase], tick: Advance = lambda
 
 
 def overfitting(rows: Sequence[FitRow]) -> list[Overfitting]:
-    """Overfitting by target and activation over widths, medians over seeds; empty for a single width."""
+    """Find overfitting by target and activation over widths, medians over seeds; empty for a single width."""
     out = []
     for target, name in dict.fromkeys((row.target, row.activation) for row in rows):
         series = [
@@ -209,7 +209,7 @@ def _samples(question: FitQuestion, target: Target, domain: Domain, count: int, 
 
 
 def _evenly(count: int, inputs: int) -> Tensor:
-    """Points [count, inputs] of [0, 1]: equidistant with both ends, or the R2 sequence.
+    """Return points [count, inputs] of [0, 1]: equidistant with both ends, or the R2 sequence.
 
     R2: multiples of 1/g and 1/g² modulo 1, g³ = g + 1 (M. Roberts, The Unreasonable Effectiveness of Quasirandom
     Sequences, 2018).
@@ -262,7 +262,7 @@ _TICK = 50  # training steps between two progress reports
 
 
 def drawn(steps: Sequence[Step], seed: int) -> Weights:
-    """One seed's weights, for inputs spread evenly over [-√3, √3]: every hidden unit has its kink inside that range.
+    """Draw one seed's weights, for inputs spread evenly over [-√3, √3]: every hidden unit has its kink in there.
 
     A unit is v·(x - p) with a direction v of length 0.5 to 3 and a kink p in the domain; with one input the bends of a
     layer are stratified. Depends only on the steps and the seed.

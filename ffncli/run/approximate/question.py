@@ -111,7 +111,7 @@ def parse_domain(value: Any) -> Domain:
 
 
 def _end(value: Any) -> float:
-    """One end of a domain, in multiples of pi if it says so."""
+    """Read one end of a domain, in multiples of pi if it says so."""
     number, pi = str(value).strip().lower(), 1.0
     if number.endswith("pi"):
         number, pi = number.removesuffix("pi"), math.pi

@@ -170,8 +170,7 @@ class UnitPlaces:
 
 
 def unit_places(block: Sequence[Step], owners: Mapping[str, str]) -> UnitPlaces | None:
-    """Return the modules that expose the FFN's units, or None if we must run its steps; `owners` has each one's
-    module."""
+    """Return the modules that expose the FFN's units, None if we must run its steps; `owners` has each one's module."""
     if any(isinstance(step.op, (Experts, Route)) for step in block) or "down.weight" not in owners:
         return None
     by_name = {step.output: step for step in block}

@@ -272,8 +272,7 @@ def find_not_finite(result: Trace, weights: Mapping[str, Tensor]) -> tuple[NotFi
 
 @dataclass(frozen=True)
 class UnitGroup:
-    """A group of units: those of `expert` among `experts` routed ones, of the part `shared`, or of a dense FFN ("",
-    1)."""
+    """A group of units: those of `expert` among `experts` routed ones, of the part `shared`, or of a dense FFN."""
 
     part: str
     expert: int = 0

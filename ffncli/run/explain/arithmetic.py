@@ -296,7 +296,7 @@ def _product(*factors: Factor) -> Term:
 
 
 def _largest(values: Tensor) -> list[int]:
-    """Positions by absolute value, largest first; ties in order, NaN first."""
+    """Return positions by absolute value, largest first; ties in order, NaN first."""
     return [int(at) for at in values.abs().argsort(descending=True, stable=True)]
 
 

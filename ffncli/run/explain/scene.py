@@ -67,7 +67,7 @@ class Scene:
         return [int(token) for token in share[:, place.expert].nonzero().flatten()]
 
     def read(self, place: TensorPlace, which: int, leading: tuple[int, ...]) -> Read:
-        """Input number `which` of a step, for the token at `leading`."""
+        """Read input number `which` of a step, for the token at `leading`."""
         assert place.step is not None
         name = place.printed(place.step.inputs[which])
         if place.outer is None or name != place.outer.inputs[0]:

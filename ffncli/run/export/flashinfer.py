@@ -112,7 +112,7 @@ class _Axes:
         return name
 
     def inputs(self) -> dict[str, list[str]]:
-        """Input → the names of its axes: x, what other parts of a model compute, then the weights in step order."""
+        """Map x, what other parts of a model compute, and the weights in step order to the names of their axes."""
         axis, states = feature_axis(self.steps), state_inputs(self.steps)
         assert axis is not None
         shapes = {name: ["tokens", self.name(states.get(name, axis))] for name in block_inputs(self.steps)}

@@ -54,7 +54,7 @@ def latex_text(problem: ExportProblem) -> str:
 
 
 def escaped(text: str) -> str:
-    """Any text as LaTeX prints it."""
+    """Escape any text for LaTeX."""
     out = "".join(_ESCAPED.get(letter, _UNICODE.get(letter, letter)) for letter in clean(text))
     return out.encode("latin-1", "replace").decode("latin-1")
 
@@ -140,7 +140,7 @@ def _activation(op: Activation, x: str) -> str:
 
 
 def _norm(op: Norm, x: str, symbols: Mapping[str, str]) -> str:
-    """With its weight and bias: x over its root mean square, or standardised."""
+    """Write a norm with its weight and bias: x over its root mean square, or standardised."""
     weight = f"(1 + {symbols['weight']})" if op.weight == "one_plus" else symbols.get("weight", "")
     bias = f" + {symbols['bias']}" if "bias" in symbols else ""
     inner = f"{weight} \\odot {x}" if weight and op.weigh == "input" else x

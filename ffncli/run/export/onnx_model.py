@@ -91,7 +91,7 @@ class _Graph:
         self.alias: dict[str, str] = {}
 
     def add(self, step: Step) -> None:
-        """The nodes of one step."""
+        """Add the nodes of one step."""
         x = [self.alias.get(name, name) for name in step.inputs]
         params = {name.rpartition(".")[2]: name for name in step.parameters()}
         match step.op:
@@ -112,7 +112,7 @@ class _Graph:
                 raise AssertionError(f"onnx has no arm for {type(step.op).__name__}")
 
     def node(self, kind: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
-        """One more node; returns the name of its output, a new one if none is given."""
+        """Add a node; return the name of its output, a new one if none is given."""
         output = output or f"{kind.lower()}_{len(self.nodes)}"
         self.nodes.append(self.onnx.helper.make_node(kind, list(inputs), [output], **attributes))
         return output
@@ -124,7 +124,7 @@ class _Graph:
         return str(self.constants.setdefault((value, element), tensor).name)
 
     def _chain(self, kind: str, inputs: Sequence[str], output: str) -> None:
-        """The same operator between all inputs; a single one is passed through."""
+        """Put the same operator between all inputs; pass a single one through."""
         if len(inputs) == 1:
             self.node("Identity", inputs, output)
             return
@@ -160,7 +160,7 @@ class _Graph:
         return self.node(_SIGNS[term.name], of)
 
     def _norm(self, op: Norm, x: str, params: Mapping[str, str], output: str) -> None:
-        """Its statistics in float32 at least."""
+        """Add a norm, its statistics in float32 at least."""
         narrow = self.problem.dtype.block_bytes < 4
         element = self.onnx.TensorProto.FLOAT if narrow else self.element
 
@@ -182,7 +182,7 @@ class _Graph:
         self.node("Cast", [y], output, to=self.element)
 
     def _mean(self, x: str) -> str:
-        """Over the last axis, which stays."""
+        """Add a mean over the last axis, which stays."""
         axes = self.constants.setdefault(
             (-1.0, self.onnx.TensorProto.INT64),
             self.onnx.helper.make_tensor("last_axis", self.onnx.TensorProto.INT64, [1], [-1]),

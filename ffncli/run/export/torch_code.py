@@ -46,7 +46,7 @@ class Spelling:
 
 
 def plain_spelling(steps: Sequence[Step]) -> Spelling:
-    """For a function `def run(x, gate, up, down)`: the arguments are those that `ffn bench` gives a user's kernel."""
+    """Name things as `def run(x, gate, up, down)` does: the arguments that `ffn bench` gives a user's kernel."""
     arguments = by_argument(steps)
     parameters = {name: argument for argument, name in arguments.items()}
     outputs = {step.output: step.output.replace(".", "__") for step in steps}
@@ -55,7 +55,7 @@ def plain_spelling(steps: Sequence[Step]) -> Spelling:
 
 
 def body_lines(steps: Sequence[Step], spelling: Spelling) -> list[str]:
-    """One or more lines for each step, then the return."""
+    """Write one or more lines for each step, then the return."""
     lines = [line for step in steps for line in step_lines(step, spelling)]
     return [*lines, f"return {spelling.variable(steps[-1].output)}"]
 
@@ -129,7 +129,7 @@ def _norm(op: Norm, x: str, params: Mapping[str, str]) -> str:
 
 
 def _route(op: Route, out: str, x: Sequence[str], params: Mapping[str, str]) -> list[str]:
-    """Weights [tokens, experts], zero for experts that are not chosen."""
+    """Write the weights [tokens, experts], zero for experts that are not chosen."""
     work = x[0] if op.score_dtype == "input" else f"{x[0]}.float()"
     if not (op.chooses or op.renormalise):
         scale = "" if op.scale == 1 else f" * {op.scale!r}"

@@ -89,7 +89,7 @@ def torch_file(problem: ExportProblem) -> str:
 
 
 def _header(problem: ExportProblem) -> list[str]:
-    """Comments, which no text from a file can leave."""
+    """Write comments, which no text from a file can leave."""
     about = "the whole block" if problem.part == "block" else "the FFN alone: no norm around it, no residual"
     return [
         f"# {clean(problem.title)}; {about}.",
@@ -159,7 +159,7 @@ def _initial_lines(steps: Sequence[Step]) -> Iterator[str]:
 
 
 def _modules(step: Step) -> dict[str, str]:
-    """Module's name → the expression that makes it."""
+    """Map a module's name to the expression that makes it."""
     op = step.op
     if text := _layer(op):
         return {step.output: text}
@@ -175,7 +175,7 @@ def _modules(step: Step) -> dict[str, str]:
 
 
 def _layer(op: Op) -> str:
-    """torch's own layer for an op; empty if it has none with the same parameters."""
+    """Write torch's own layer for an op; empty if it has none with the same parameters."""
     if isinstance(op, Linear):
         return f"nn.Linear({op.into.size}, {op.out.size}, bias={op.bias})"
     if isinstance(op, Norm) and op.weight == "plain" and op.weigh == "output":
@@ -206,7 +206,7 @@ def _first(op: Op, name: str, shape: str) -> str:
 
 
 def _methods(steps: Sequence[Step]) -> Iterator[str]:
-    """forward, and a method for one expert of every mixture."""
+    """Write forward, and a method for one expert of every mixture."""
     names = {name: f"self.{name}" for step in steps for name in (*step.parameters(), *step.tables())}
     modules = {step.output: f"self.{step.output}" for step in steps if _layer(step.op)}
     spelling = Spelling(names, modules, {}, "self.training")

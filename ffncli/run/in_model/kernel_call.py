@@ -38,7 +38,7 @@ class SharedKernel:
     lock: Lock = field(default_factory=Lock)
 
     def __call__(self, x: Tensor, params: Params) -> Tensor:
-        """The kernel's output."""
+        """Return the kernel's output."""
         with self.lock:
             out = self.compute(x, params)
             if self.reuses is None and isinstance(out, Tensor):
@@ -69,7 +69,7 @@ class KernelFunction:
     d_model: int
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The block's output for x."""
+        """Return the block's output for x."""
         name, device = self.built.kernel.name, torch.device(self.built.device)
         if not isinstance(x, Tensor):
             raise FFNError(f"{name}: x must be a tensor [..., {self.d_model}], got a {type(x).__name__}")

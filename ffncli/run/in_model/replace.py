@@ -174,7 +174,7 @@ class _Replacing:
     def replaced(
         self, layer: Layer, name: str, places: set[tuple[str, ...]]
     ) -> tuple[FoundFFN, FFNSwap | None, ReplacedFFN | None]:
-        """One layer's FFN, its kernel verified. Raises NotReplaced with a reason, FFNError for a wrong kernel."""
+        """Verify the kernel of one layer's FFN. Raise NotReplaced with a reason, FFNError for a wrong kernel."""
         ffn = find.find_ffn(self.model, self.resolved, layer)
         if ffn.modules in places:
             return ffn, None, None

@@ -207,10 +207,10 @@ def _add(sums: _Sums, piece: Tensor, wide: Tensor, scratch: Tensor) -> None:
 
 
 def _count(sums: _Sums, piece: Tensor, low: float, high: float, scratch: Tensor) -> None:
-    """Zeros, near zeros, negatives: signs are summed as floats.
+    """Count zeros, near zeros and negatives: signs are summed as floats.
 
-    That is four times as fast as making and counting a mask, and ten times as fast as `count_nonzero` of floats,
-    which branches, if there are many zeros.
+    That is four times as fast as making and counting a mask, and ten times as fast as `count_nonzero` of floats, which
+    branches, if there are many zeros.
     """
     n = piece.numel()
     if low > 0 or high < 0:

@@ -308,7 +308,7 @@ class SharedReaders:
         self._readers: dict[Path, Any] = {}
 
     def __call__(self, path: Any, mode: str = "r") -> Any:
-        """The reader of a file, called as gguf's class is."""
+        """Return the reader of a file, called as gguf's class is."""
         file = Path(path).resolve()
         if file not in self._readers:
             self._readers[file] = reader = self._kind(file, mode)

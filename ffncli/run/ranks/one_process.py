@@ -300,7 +300,7 @@ def _shares(steps: Sequence[Step], ranks: Ranks, seen: _Seen, width: int, tokens
 
 
 def _collective(event: RankEvent, ranks: Ranks, whole: Mapping[str, Tensor], show: int | None) -> Collective:
-    """One collective at the top level of the block, with every rank's part."""
+    """Describe one collective at the top level of the block, with every rank's part."""
     reduces = isinstance(event.step.op, AllReduce)
     step = event.step.inputs[0] if reduces else event.name
     tensors = [event.tensors[start :: ranks.tp] for start in range(ranks.tp)]

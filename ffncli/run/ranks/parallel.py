@@ -87,7 +87,7 @@ class ParallelBlock(nn.Module):
         self.eval()
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """x [..., d_model], and a block's further inputs in the order of `block_inputs` → the block's output."""
+        """Map x [..., d_model], and a block's further inputs in the order of `block_inputs`, to the block's output."""
         tensors = dict(zip(block_inputs(self.steps), inputs, strict=True))
         last_use = {name: at for at, step in enumerate(self.steps) for name in step.inputs}
         entered: dict[str, DTensor] = {}
@@ -110,14 +110,14 @@ class ParallelBlock(nn.Module):
         return partial.redistribute(placements=[Replicate()]).to_local()
 
     def spread(self, x: Tensor) -> Tensor:
-        """x, which all ranks along `tp` have, where it meets a part of theirs: backward sums its gradient over them."""
+        """Pass on x, which all ranks along `tp` have, to a part of theirs: backward sums its gradient over them."""
         if self.group.ranks.tp == 1 or not (torch.is_grad_enabled() and x.requires_grad):
             return x
         copied = DTensor.from_local(x, self.tp, [Replicate()], run_check=False)
         return copied.to_local(grad_placements=[Partial()])
 
     def _result(self, step: Step, tensors: Mapping[str, Tensor], entered: dict[str, DTensor]) -> Tensor:
-        """One step's output, complete or this rank's part."""
+        """Return one step's output, complete or this rank's part."""
         if style := self.styles.get(step.output):
             return self._product(step, style, tensors[step.inputs[0]], entered)
         params = {name: self._local(name) for name in (*step.parameters(), *step.tables())}
@@ -134,8 +134,7 @@ class ParallelBlock(nn.Module):
         return apply(step, {n.rpartition(".")[2]: p for n, p in params.items()}, inputs, Mode(reduce=self.reduce))
 
     def _product(self, step: Step, style: ParallelStyle, x: Tensor, entered: dict[str, DTensor]) -> Tensor:
-        """Return a split Linear's output; gate and up read one DTensor, so that backward sums their gradients at
-        once."""
+        """Return a split Linear's output; gate and up read one DTensor, whose gradients backward sums at once."""
         linear, (name,) = self.parts.get_submodule(step.output), step.inputs
         if isinstance(style, ColwiseParallel):
             if name not in entered:
@@ -145,7 +144,7 @@ class ParallelBlock(nn.Module):
         return part if linear.bias is None else part + linear.bias  # type: ignore[operator]  # a Linear's bias
 
     def _add_linear(self, step: Step, style: ParallelStyle, weights: Mapping[str, Tensor]) -> None:
-        """A Linear that is split, with torch's own style; what it holds is this rank's part."""
+        """Add a Linear that is split, with torch's own style; it holds this rank's part."""
         params = {name.rpartition(".")[2]: weights[name] for name in step.parameters()}
         bias = params.pop("bias", None) if isinstance(style, RowwiseParallel) else None  # rank 0 adds it
         out, into = params["weight"].shape
@@ -160,7 +159,7 @@ class ParallelBlock(nn.Module):
             linear.bias = _frozen(bias.to(self.group.device))
 
     def _part(self, tensor: Tensor, whole: Sequence[Axis], local: Sequence[Axis]) -> Tensor:
-        """This rank's part of a parameter that no Linear's style splits; the whole of one that every rank has."""
+        """Return this rank's part of a parameter that no Linear's style splits, or the whole if every rank has it."""
         split = {
             "ep" if before.name == "experts" else "tp": Shard(at)
             for at, (before, after) in enumerate(zip(whole, local, strict=True))
@@ -196,12 +195,12 @@ class _RowLinear(nn.Linear):
     """The product alone: rank 0 adds the bias to its part of the sum."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in / ranks] → this rank's part of the sum [..., out]."""
+        """Map x [..., in / ranks] to this rank's part of the sum [..., out]."""
         return functional.linear(x, self.weight)
 
 
 def styles(whole: Sequence[Step], local: Sequence[Step]) -> dict[str, ParallelStyle]:
-    """By name, the style of every Linear that a rank's steps have a part of.
+    """Map each Linear that a rank's steps have a part of to its style.
 
     The output of a row-parallel one stays a part of the sum: the steps say where it is reduced.
     """
@@ -282,7 +281,7 @@ class ExpertStep:
     reduce: Callable[[Tensor], Tensor]
 
     def mixed(self, x: Tensor, route: Tensor, dispatch: Dispatch, ep: DeviceMesh | None) -> Tensor:
-        """x [..., d] and its route [..., entries] → the experts' weighed sum [..., d]; `ep` has the other experts."""
+        """Map x [..., d] and its route [..., entries] to the experts' weighed sum [..., d]; `ep` has other experts."""
         op, experts = self.op, self.op.experts.size * (1 if ep is None else ep.size())
         flat, share = x.flatten(0, -2), route.flatten(0, -2)
         if self.divided:
@@ -352,7 +351,7 @@ class RecordingBlock(ParallelBlock):
         super().__init__(steps, weights, group, _RecordingDispatch(self.recorded))
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """As the block does, with a new record."""
+        """Run the block with a new record."""
         self.recorded.clear()
         return super().forward(*inputs)
 

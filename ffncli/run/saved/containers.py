@@ -87,7 +87,7 @@ def _bytes(tensor: Tensor) -> Any:
 
 
 def _write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-    """After the format's specification: length, JSON header padded to 8 bytes, then the data without a gap.
+    """Follow the format's specification: length, JSON header padded to 8 bytes, then the data without a gap.
 
     The library's own writer takes all tensors as bytes at once, which doubles the memory.
     """
@@ -132,7 +132,7 @@ def _open_safetensors(path: Path) -> _Safetensors:
 
 
 def _write_npz(file: BinaryIO, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-    """A zip of .npy files, stored uncompressed; the record is an array of one text."""
+    """Write a zip of .npy files, stored uncompressed; the record is an array of one text."""
     import numpy
 
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
@@ -252,7 +252,7 @@ def _write_json(file: BinaryIO, tensors: Mapping[str, Tensor], record: Mapping[s
 
 
 def _nested(tensor: Tensor) -> Iterator[str]:
-    """Return the values as nested lists, a row at a time."""
+    """Yield the values as nested lists, a row at a time."""
     if tensor.dim() <= 1:
         values = tensor.tolist() if tensor.dtype == torch.int64 else tensor.double().tolist()
         yield json.dumps([v if math.isfinite(v) else _spelled(v) for v in values] if tensor.dim() else values)
@@ -306,7 +306,7 @@ def _open_json(path: Path) -> _Json:
 
 
 def _flat(values: Any, shape: tuple[int, ...]) -> Iterator[Any]:
-    """Return the numbers of nested lists of that shape; None if their shape differs."""
+    """Yield the numbers of nested lists of that shape; None if their shape differs."""
     if not shape:
         yield _INFINITIES.get(values, values) if isinstance(values, str) else values
     elif isinstance(values, list) and len(values) == shape[0]:

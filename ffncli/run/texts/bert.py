@@ -20,7 +20,7 @@ from ffncli.run.texts.fact import Fact, Verdict, compared, drawn, number
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """Return parameters, share of the layer, wider and narrower blocks, ReLU against GELU, place in the layer."""
+    """Check parameters, share of the layer, wider and narrower blocks, ReLU against GELU, place in the layer."""
     models = [model for name in catalog.names() if (model := catalog.find(name))]
     return (*_parameters(ready), *_share(models), *_widths(ready), _balance(models), *_slopes(), _and(), _place(ready))
 
@@ -76,7 +76,7 @@ def _share(models: Sequence[Resolved]) -> list[Fact]:
 
 
 def _widths(ready: Prepared) -> list[Fact]:
-    """d_ff of 1, 4 and 8 times d_model."""
+    """Count d_ff of 1, 4 and 8 times d_model."""
     spec = ready.layer.spec
     sizes = {n: cost(ffn_steps(steps(replace(spec, d_ff=n * spec.d_model)))).params for n in (1, 4, 8)}
     figure = ", ".join(f"{n}x {size:,}" for n, size in sizes.items())
@@ -89,7 +89,7 @@ def _widths(ready: Prepared) -> list[Fact]:
 
 
 def _overfitting(d_model: int = 8) -> Fact:
-    """Held-out errors of blocks of 1, 4 and 8 times d_model fitted to few noisy samples, and to many.
+    """Fit blocks of 1, 4 and 8 times d_model to few noisy samples, and to many; return held-out errors.
 
     The hidden layer is random, the output layer fitted by least squares; the target is sin of one direction.
     """
@@ -136,7 +136,7 @@ def _balance(models: Sequence[Resolved]) -> Fact:
 
 
 def _slopes() -> list[Fact]:
-    """f and its slope around 0."""
+    """Compute f and its slope around 0."""
     points = (-1.0, -0.1, 0.1, 1.0)
     slopes = {
         name: ", ".join(f"{number(float(TABLE[name].slope(x, SCALAR)), 3)} at {x:g}" for x in points)
@@ -163,7 +163,7 @@ def _slopes() -> list[Fact]:
 
 
 def _and() -> Fact:
-    """One unit computes `and` of two truth values, which no linear map can."""
+    """Compute `and` of two truth values by one unit, which no linear map can."""
     cases = [(a, b) for a in (0.0, 1.0) for b in (0.0, 1.0)]
     unit = [float(TABLE["relu"].f(a + b - 1, SCALAR)) for a, b in cases]
     inputs = torch.tensor([[a, b, 1.0] for a, b in cases], dtype=torch.float64)

@@ -33,7 +33,7 @@ WIDTHS = (4, 16, 64, 256)
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """Return the block, its collapse without a non-linearity, approximation, convolutions, the final layer."""
+    """Check the block, its collapse without a non-linearity, approximation, convolutions, the final layer."""
     ready = doubled(ready)
     tensors = intermediates(ready)
     steps = ffn_steps(ready.steps)
@@ -49,7 +49,7 @@ def _widths(steps: Sequence[Step]) -> Fact:
 
 
 def _convolutions(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
-    """Two Conv1d of kernel size 1 over (B, d_model, L), against the block's steps."""
+    """Compare two Conv1d of kernel size 1 over (B, d_model, L) with the block's steps."""
     weights, rows = ready.weights, tensors["x"]
     x = (rows if rows.dim() == 3 else rows.unsqueeze(0)).transpose(1, 2)
     hidden = functional.conv1d(x, weights["up.weight"].unsqueeze(-1), weights["up.bias"]).relu()
@@ -70,7 +70,7 @@ def _convolutions(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
 
 
 def _collapse(steps: Sequence[Step], weights: Mapping[str, Tensor]) -> list[Fact]:
-    """Without a non-linearity one block, and a stack of three, is one matrix and one bias."""
+    """Show that without a non-linearity one block, and a stack of three, is one matrix and one bias."""
     linear = without_nonlinearity(steps)
     generator = torch.Generator().manual_seed(1)
     blocks = [weights, *(random_weights(steps, generator, torch.float64) for _ in range(2))]
@@ -97,7 +97,7 @@ def _collapse(steps: Sequence[Step], weights: Mapping[str, Tensor]) -> list[Fact
 
 
 def _approximation(name: str) -> Fact:
-    """How near one hidden layer of growing width comes to sin(2x) on [-3, 3].
+    """Measure how near one hidden layer of growing width comes to sin(2x) on [-3, 3].
 
     The hidden layer is random and only the output layer is fitted, by least squares: enough to show that the error
     falls, but less accurate than training could be.
@@ -126,7 +126,7 @@ def _approximation(name: str) -> Fact:
 
 
 def _final(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
-    """logits = W·h + b and their softmax."""
+    """Check logits = W·h + b and their softmax."""
     if "probs" not in tensors:
         return []
     weight = ready.weights["logits.weight"]

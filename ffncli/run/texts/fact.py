@@ -40,12 +40,12 @@ def compared(topic: str, stated: str, figure: str, note: str = "", command: str 
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Fixed digits, without a sign before a zero."""
+    """Write a number with fixed digits, without a sign before a zero."""
     return f"{value:.{digits}f}".replace("-0." + "0" * digits, "0." + "0" * digits)
 
 
 def error(value: float, bound: float) -> str:
-    """Return an error due to rounding alone is shown as `below 1e-12`: its exact value depends on the machine."""
+    """Write an error; one due to rounding alone is `below 1e-12`, because its exact value depends on the machine."""
     return f"below {bound:g}" if value < bound else f"{value:.3g}"
 
 
@@ -78,17 +78,17 @@ def intermediates(ready: Prepared) -> dict[str, Tensor]:
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal random numbers in float64, the same in every run."""
+    """Draw standard normal numbers in float64, the same in every run."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def departure(f: Block, a: Tensor, b: Tensor) -> float:
-    """max |f(a + b) - f(a) - f(b) + f(0)|: 0 for every affine map, whatever its bias."""
+    """Return max |f(a + b) - f(a) - f(b) + f(0)|: 0 for every affine map, whatever its bias."""
     return float((f(a + b) - f(a) - f(b) + f(torch.zeros_like(a))).abs().max())
 
 
 def table(values: Tensor, digits: int = 4) -> str:
-    """Numbers as nested brackets: `[[-2.2255, -0.1673], [-3.7350, 0.6146]]`."""
+    """Write numbers as nested brackets: `[[-2.2255, -0.1673], [-3.7350, 0.6146]]`."""
     if values.dim() == 0:
         return number(float(values), digits)
     return "[" + ", ".join(table(inner, digits) for inner in values) + "]"

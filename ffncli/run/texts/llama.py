@@ -25,7 +25,7 @@ ROUNDING = 1e-5  # of float32 sums of 11008 terms
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """Names, the merge-add, the norm, the split over nodes and the bytes sent, ratios, formats, the effect of Q80."""
+    """Check names, merge-add, norm, the split over nodes and the bytes sent, ratios, formats, the effect of Q80."""
     tensors = intermediates(ready)
     split = rank_trace(ready.steps, ready.weights, ready.inputs, Ranks(NODES), tensors, show=1)
     return (
@@ -43,7 +43,7 @@ def _names(steps: Sequence[Step]) -> list[Fact]:
 
 
 def _order(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
-    """Return the merge-add first, then the norm as the text writes it, then the shapes."""
+    """Check the merge-add first, then the norm as the text writes it, then the shapes."""
     first, norm = ready.steps[0], next(s for s in ready.steps if isinstance(s.op, Norm))
     assert isinstance(norm.op, Norm)
     merged, eps = tensors["merged"], norm.op.eps
@@ -62,7 +62,7 @@ def _order(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
 
 
 def _slices(split: RankTrace) -> list[Fact]:
-    """One node's part of each matrix, by the actual split, and the two names in use for it."""
+    """Return one node's part of each matrix, by the actual split, and the two names in use for it."""
     part = {weight.name: weight for step in split.steps for weight in step.weights}
     gate, down = part["gate.weight"], part["down.weight"]
     return [
@@ -80,7 +80,7 @@ def _slices(split: RankTrace) -> list[Fact]:
 
 
 def _whole(split: RankTrace) -> Fact:
-    """Return every node runs its own steps on its own slices; only the sum needs the other nodes."""
+    """Sum the nodes' results: every node runs its own steps on its own slices."""
     (one,), apart = split.collectives, split.agreement.relative_error
     return Fact(
         "partial sums of 4 nodes, each of full width, summed = whole",
@@ -91,7 +91,7 @@ def _whole(split: RankTrace) -> Fact:
 
 
 def _collectives(split: RankTrace) -> list[Fact]:
-    """Counted in the steps that a node runs; bytes are what one node sends for one token in float32."""
+    """Count collectives in a node's steps; bytes are what one node sends for one token in float32."""
     tokens = split.shares[0].tokens
     gather, reduce = split.unneeded_all_gather_bytes // tokens, split.shares[0].ring_all_reduce_bytes / tokens
     figure = f"collectives: {split.all_reduces}; the All-Gather is not needed and would cost {gather:,} bytes"
@@ -142,7 +142,7 @@ def _at_equal_parameters(ready: Prepared) -> Fact:
 
 
 def bends(d_model: int) -> dict[str, float]:
-    """How far blocks of equal size are from linear maps: `departure` over max |f|, by activation.
+    """Measure how far blocks of equal size are from linear maps: `departure` over max |f|, by activation.
 
     The gated one is 8/3 d_model wide, the plain ones 4 d_model; weights initialised as by nn.Linear, 512 random inputs.
     """
@@ -186,7 +186,7 @@ def _formats() -> list[Fact]:
 
 
 def _between_the_steps(ready: Prepared, tensors: Mapping[str, Tensor]) -> Fact:
-    """Return the engine rounds the input of W1 and W3, and H before W2, to Q80: how much that changes Y."""
+    """Measure how much Y changes if the input of W1 and W3, and H before W2, are rounded to Q80."""
     names = [step.output for step in ready.steps]
     after_norm, after_hidden = names.index("norm") + 1, names.index("hidden") + 1
     hidden = run(ready.steps[after_norm:after_hidden], ready.weights, {"norm": q80(tensors["norm"])})

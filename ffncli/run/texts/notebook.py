@@ -35,7 +35,7 @@ P = 0.1
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """Return the numbers that the notebook prints, and its conclusions."""
+    """Check the numbers that the notebook prints, and its conclusions."""
     ready = doubled(ready)
     tensors = intermediates(ready)
     return (
@@ -45,7 +45,7 @@ def facts(ready: Prepared) -> tuple[Fact, ...]:
 
 
 def _printed(tensors: Mapping[str, Tensor]) -> list[Fact]:
-    """Return the slices that it prints, and the ranges."""
+    """Check the slices that it prints, and the ranges."""
     first = " ".join(number(v) for v in tensors["up"][0, 0].tolist())
     stated = "-2.2255 -0.1673 1.5966 -1.5649 -0.1716 0.4000 0.1738 -0.5781"
     out = [compared("pre-activations up[0, 0]", stated, first)]
@@ -80,7 +80,7 @@ def _counts(tensors: Mapping[str, Tensor]) -> list[Fact]:
 
 
 def _calls(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
-    """Step by step against one call of nn.Module, with and without dropout, with the same mask and without."""
+    """Compare step by step with one call of nn.Module, with and without dropout, with one mask and with two."""
     x = tensors["x"]
     with torch.random.fork_rng(devices=[]):  # nn.Linear draws weights, nn.Dropout masks, from torch's own generator
         module = _module(ready.weights)
@@ -116,7 +116,7 @@ def _module(weights: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _nonlinear(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
-    """Evidence of a non-linearity, and the text's supposed evidence."""
+    """Check for a non-linearity, and check the text's supposed evidence."""
     a, b = tensors["x"], drawn(2, 3, 4)
     f, linear = function(ready.steps, ready.weights), function(without_nonlinearity(ready.steps), ready.weights)
     bent, straight = departure(f, a, b), departure(linear, a, b)
@@ -138,7 +138,7 @@ def _nonlinear(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
 
 
 def _bias(ready: Prepared) -> list[Fact]:
-    """Return a zero input, with biases and without."""
+    """Run a zero input, with biases and without."""
     zero = torch.zeros(2, 3, 4, dtype=torch.float64)
     without = {n: torch.zeros_like(t) if n.endswith("bias") else t for n, t in ready.weights.items()}
     row = _row(function(ready.steps, ready.weights), zero)
@@ -169,7 +169,7 @@ POINTS = (((0.0, 0.0), 0), ((1.0, 1.0), 0), ((2.0, 2.0), 1), ((3.0, 1.0), 1))
 
 
 def _line() -> Fact:
-    """Return the b for which the line w·x + b = 0 separates the classes."""
+    """Find the b for which the line w·x + b = 0 separates the classes."""
     low = max(x + y for (x, y), label in POINTS if label == 0)
     high = min(x + y for (x, y), label in POINTS if label == 1)
     wrong = [point for point, label in POINTS if (sum(point) - 1 > 0) != bool(label)]

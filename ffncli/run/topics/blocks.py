@@ -55,7 +55,7 @@ def block_topic(line: TopicLine) -> Topic:
 
 
 def width_topic(line: TopicLine) -> Topic:
-    """Why d_ff is 4 times d_model."""
+    """Explain why d_ff is 4 times d_model."""
     plain = [one for one in _known_models() if not one.gated and not one.experts]
     kept = [one for one in plain if one.d_ff == 4 * one.d_model]
     specs = {ratio: FFNSpec(512, 512 * ratio, "gelu") for ratio in (1, 2, 4, 8)}

@@ -150,7 +150,7 @@ def activation_topic(line: TopicLine) -> Topic:
 
 
 def function_topic(line: TopicLine) -> Topic:
-    """One plain activation function; the topic is its canonical name."""
+    """Explain one plain activation function; the topic is its canonical name."""
     name = line.topic
     known = facts(name, AT)
     other = "gelu" if name == "relu" else "relu"
@@ -173,7 +173,7 @@ def function_topic(line: TopicLine) -> Topic:
 
 
 def unit_topic(line: TopicLine) -> Topic:
-    """One gated unit; the topic is its name."""
+    """Explain one gated unit; the topic is its name."""
     name = line.topic
     unit, width = UNITS[name], FFNSpec(512, 2048, "relu", bias=False)
     gated = width.d_ff * 2 // 3

@@ -79,7 +79,7 @@ class Match:
         return 0 < count < len(self.wiring) - count
 
     def weights(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Canonical weights from the module's parameters."""
+        """Return canonical weights from the module's parameters."""
         return {name: view.of(parameters).contiguous() for name, view in self.views.items()}
 
     def spec(self, parameters: Mapping[str, Tensor]) -> FFNSpec:
@@ -195,7 +195,7 @@ class _ArrangementSearch:
 
 
 def _normed(x: Tensor, step: str, choice: Norms, probe: ModuleSample) -> Tensor:
-    """x [..., d_model] after the norm of that name; unchanged if there is none."""
+    """Return x [..., d_model] after the norm of that name; unchanged if there is none."""
     if choice.kind == "none":
         return x
     op = Norm(choice.kind, Axis("d_model", x.shape[-1]), choice.eps, choice.weight, choice.bias)
@@ -204,7 +204,7 @@ def _normed(x: Tensor, step: str, choice: Norms, probe: ModuleSample) -> Tensor:
 
 
 def _error(candidates: Tensor, y: Tensor) -> list[float]:
-    """For each candidate [n, tokens, values], the largest max|a - b| / max|b| over tokens."""
+    """Return for each candidate [n, tokens, values] the largest max|a - b| / max|b| over tokens."""
     size = y.abs().amax(-1)
     size = size.clamp(min=1e-6 * float(size.max()) or 1.0)
     worst = ((candidates - y).abs().amax(-1) / size).amax(-1).double()
@@ -279,7 +279,7 @@ def wirings(shapes: Mapping[str, Shape], d_model: int) -> Iterator[Wiring]:
 
 
 def biases(shapes: Mapping[str, Shape]) -> dict[str, str]:
-    """Matrix → its bias, by name: `up.weight` and `up.bias`, `w1` and `b1`, `W_up` and `b_up`."""
+    """Map a matrix to its bias, by name: `up.weight` and `up.bias`, `w1` and `b1`, `W_up` and `b_up`."""
     out = {}
     for name, shape in shapes.items():
         if len(shape) < 2:
@@ -295,7 +295,7 @@ def biases(shapes: Mapping[str, Shape]) -> dict[str, str]:
 
 
 def norms(shapes: Mapping[str, Shape], d_model: int, eps: Sequence[float]) -> list[Norms]:
-    """No norm first, then every norm that the module's vectors allow, those that use the most vectors first."""
+    """Return no norm first, then every norm that the module's vectors allow, those that use the most vectors first."""
     taken = set(biases(shapes).values())
     vectors = [name for name, shape in shapes.items() if shape == (d_model,) and name not in taken][:_MOST_VECTORS]
     places: dict[NormPosition, tuple[str, ...]] = {
@@ -328,7 +328,7 @@ def _projections(sizes: Mapping[str, tuple[int, int]], d_model: int, fall: bool 
 
 
 def _halves(fused: View, width: int) -> Iterator[tuple[View, View]]:
-    """Gate and up inside one matrix: concatenated or interleaved by rows, either one first."""
+    """Yield gate and up inside one matrix: concatenated or interleaved by rows, either one first."""
     name, transposed = fused.parameter, fused.transposed
     first, second = View(name, transposed, None, width), View(name, transposed, width)
     even, odd = View(name, transposed, None, None, 2), View(name, transposed, 1, None, 2)

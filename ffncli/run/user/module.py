@@ -88,7 +88,7 @@ class BuiltModule:
 
 @contextmanager
 def built(text: str, dimensions: Dimensions, seed: int) -> Iterator[BuiltModule]:
-    """The module that `my.py:Name` means, within the limit on loading it and without drawing from torch's generator."""
+    """Build the module that `my.py:Name` means, within the limit on loading it, leaving torch's generator alone."""
     path_text, _, name = text.partition(".py:") if ".py:" in text else (text.removesuffix(".py"), "", None)
     path = Path(os.path.abspath(os.path.expanduser(path_text + ".py")))
     with torch.random.fork_rng(devices=[]), loading(path):
@@ -101,7 +101,7 @@ def built(text: str, dimensions: Dimensions, seed: int) -> Iterator[BuiltModule]
 
 @contextmanager
 def copied(module: nn.Module, dimensions: Dimensions) -> Iterator[BuiltModule]:
-    """A copy of the caller's module."""
+    """Copy the caller's module."""
     name, path = type(module).__name__, Path("the module")
     with torch.random.fork_rng(devices=[]):
         with user_code(path, "raised while it was copied"):
@@ -144,7 +144,7 @@ def _built(
 def _runner(
     module: nn.Module, dimensions: Dimensions, path: Path, taken: tuple[str, ...]
 ) -> tuple[Runner | None, tuple[str, ...], Mapping[int, str]]:
-    """How to run a module that is one block; of a whole model, the FFNs of its layers."""
+    """Return how to run a module that is one block, or of a whole model the FFNs of its layers."""
     layers = ffn_layers(module)
     return None if layers else runner_for(module, dimensions, path), taken, layers
 
@@ -223,7 +223,7 @@ def evidence_of(match: Match, parameters: Mapping[str, Tensor], d_ff: int) -> It
 
 
 def _unused(match: Match, parameters: Mapping[str, Tensor]) -> Iterator[str]:
-    """Notes on parameters that the block does not use, and on those that it uses twice."""
+    """Yield notes on parameters that the block does not use, and on those that it uses twice."""
     used = [view.parameter for view in match.views.values()]
     idle = [f"{name} [{', '.join(map(str, p.shape))}]" for name, p in parameters.items() if name not in used]
     if idle:
@@ -297,7 +297,7 @@ def _same(ffn: nn.Module, match: Match | None, built: BuiltModule) -> Match | No
 
 
 def ffn_layers(module: nn.Module) -> Mapping[int, str]:
-    """Layer → the name of the module that is its FFN, for the stack with most layers; empty for a single block.
+    """Map layers to the names of their FFN modules, for the stack with most layers; empty for a single block.
 
     Experts are not layers, nor is what nn.Sequential numbers. A single layer with torch's attention is layer 0: its
     outputs are not those of any block.
@@ -360,7 +360,7 @@ def _refuse_layer(module: nn.Module) -> None:
 
 
 def _single(module: nn.Module, resolved: Resolved, layers: Sequence[Layer]) -> Resolved | None:
-    """One layer, under the number that its parts have."""
+    """Return one layer, under the number that its parts have."""
     numbers: list[int] = [n for n in (vars(part).get("layer_idx") for part in module.modules()) if isinstance(n, int)]
     layer = next((layer for layer in layers if layer.index == (numbers or [0])[0]), None)
     if layer is None:

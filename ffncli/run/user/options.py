@@ -29,7 +29,7 @@ def is_module(value: object) -> TypeGuard[nn.Module]:
 
 
 def _values(value: Any) -> Any:
-    """Text as it is typed, or values, which are read when torch is there."""
+    """Accept text as it is typed, or values, which are read when torch is there."""
     if isinstance(value, (str, os.PathLike)):
         return text(value)
     if not (isinstance(value, (list, tuple)) or hasattr(value, "__array__") or hasattr(value, "__dlpack__")):

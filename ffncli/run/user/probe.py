@@ -45,7 +45,7 @@ class Runner:
     d_model: int
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
-        """Outputs [tokens, d_model]; the first one if there are several. Raises FFNError for another shape."""
+        """Return the outputs [tokens, d_model]; the first one if there are several."""
         inputs = self.layout.there(x)
         with user_code(self.path, f"raised by its forward on an input {self.layout.name} = {list(inputs.shape)}"):
             with torch.no_grad():
@@ -171,7 +171,7 @@ def _eps(module: nn.Module) -> Iterator[float]:
 
 
 def same_eps(twin: nn.Module, dtype: torch.dtype) -> None:
-    """nn.RMSNorm without an eps takes its dtype's: the twin in float64 gets the module's."""
+    """Give the twin in float64 the module's eps: nn.RMSNorm without one takes its dtype's."""
     for part in twin.modules():
         if isinstance(part, nn.RMSNorm) and part.eps is None:
             part.eps = torch.finfo(dtype).eps

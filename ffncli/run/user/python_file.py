@@ -128,7 +128,7 @@ def _values(dimensions: Dimensions) -> dict[str, Any]:
 
 
 def _fill(cls: type[Any], values: Mapping[str, Any], form: Form) -> Filled:
-    """Arguments for `cls`: the options, else its defaults, else our own for an argument without a default."""
+    """Fill the arguments of `cls` from the options, else its defaults, else our own if an argument has none."""
     parameters = [p for p in _signature(cls).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     roles = _roles([p.name for p in parameters])
     by_role = _with_widths(values, {role: p.default for p in parameters if (role := roles[p.name])})
@@ -168,7 +168,7 @@ def _with_widths(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict
 
 
 def _otherwise(cls: type[Any], name: str, role: str | None, by_role: Mapping[str, Any], out: Filled) -> Any:
-    """Our value for a required argument that no option filled; it is noted in `out.taken`."""
+    """Return our value for a required argument that no option filled; note it in `out.taken`."""
     if role in ("d_ff", "ratio") and "d_model" in by_role:
         out.taken.append("d_ff = 4x")
         return 4 * by_role["d_model"] if role == "d_ff" else 4

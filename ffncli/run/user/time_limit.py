@@ -45,7 +45,7 @@ class OutOfTime(BaseException):
 
 @contextmanager
 def limited_loading(seconds: float | None = LOAD_TIME) -> Iterator[None]:
-    """Inside, a user's file has so many seconds to load; None: any number."""
+    """Limit the load of a user's file to so many seconds; None: any number."""
     token = _limit.set(seconds)
     try:
         yield
@@ -54,7 +54,7 @@ def limited_loading(seconds: float | None = LOAD_TIME) -> Iterator[None]:
 
 
 def set_load_time(seconds: float | None) -> None:
-    """Another limit until the surrounding `limited_loading` ends; None leaves it as it is."""
+    """Change the limit until the surrounding `limited_loading` ends; None leaves it as it is."""
     if seconds is not None:
         _limit.set(seconds)
 
@@ -70,7 +70,7 @@ class LoadOptions(Options):
         set_load_time(self.load_time)
 
     def limited(self) -> AbstractContextManager[None]:
-        """Inside, this limit holds; without one, that which holds outside."""
+        """Apply this limit; without one, the outer limit holds."""
         return nullcontext() if self.load_time is None else limited_loading(self.load_time)
 
 
@@ -117,7 +117,7 @@ def _raise(number: int, frame: object) -> NoReturn:
 
 @contextmanager
 def _guard(seconds: float, text: str) -> Iterator[None]:
-    """A process that ends this one after so many seconds, with that line and exit code 3."""
+    """Start a process that ends this one after so many seconds, with that line and exit code 3."""
     import os
     import subprocess
 
@@ -139,7 +139,7 @@ def _guard(seconds: float, text: str) -> Iterator[None]:
 
 @contextmanager
 def _exit_on_signal() -> Iterator[None]:
-    """Inside, signal 3 ends the process with exit code 3 at once: the C library's `_exit` is its handler.
+    """Let signal 3 end the process with exit code 3 at once: the C library's `_exit` is its handler.
 
     A handler gets the signal's number, `_exit` takes the exit code, and both are ExitCode.ENVIRONMENT.
     """

@@ -55,7 +55,7 @@ class FFNModule(nn.Module):
         self.spec, self.limits = spec, limits
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, d_model] → [tokens, d_model]."""
+        """Map x [tokens, d_model] to [tokens, d_model]."""
         spec, limits = self.spec, self.limits
         up = self.up(x)
         hidden = self._activated(spec.gate_scale * self.gate(x) if spec.gated else up)
@@ -114,7 +114,7 @@ class Mixture(nn.Module):
             self.shared_gate = nn.Linear(spec.d_model, 1, bias=False)
 
     def forward(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
-        """x [tokens, d_model] → [tokens, d_model]; `ids` [tokens, 1] where a table of token ids chooses."""
+        """Map x [tokens, d_model] to [tokens, d_model]; `ids` [tokens, 1] if a table of token ids chooses."""
         params = {name: getattr(self, name) for name in ("correction", "factor", "lookup") if hasattr(self, name)}
         chosen, weights = choose(self.route, self.moe.router_scale * self.router(x), params, ids)
         inner = self.latent_norm(self.latent(x)) if self.moe.latent else x
@@ -127,7 +127,7 @@ class Mixture(nn.Module):
         return out
 
     def _one(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """One token [d_model] through its experts."""
+        """Run one token [d_model] through its experts."""
         out = torch.zeros_like(x)
         for e, weight in zip(chosen.tolist(), weights, strict=True):
             routed = e < self.moe.experts
@@ -150,7 +150,7 @@ class AddedBias(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., width] plus the bias."""
+        """Add the bias to x [..., width]."""
         return x + self.bias
 
 
@@ -169,7 +169,7 @@ class BlockModule(nn.Module):
         self.spec = spec
 
     def forward(self, x: Tensor, attention: Tensor | None = None, token_ids: Tensor | None = None) -> Tensor:
-        """x [tokens, d_model] → the block's output; `attention` and `token_ids` are a block's other inputs."""
+        """Map x [tokens, d_model] to the block's output; `attention` and `token_ids` are a block's other inputs."""
         spec = self.spec
         normed = x if self.norm is None else self.norm_gate(self.norm(x))
         out: Tensor = self.ffn(normed) if token_ids is None else self.ffn(normed, token_ids)
@@ -189,7 +189,7 @@ class NormGate(nn.Module):
         self.narrow, self.widen = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
 
     def forward(self, y: Tensor) -> Tensor:
-        """y [..., width] times its gate."""
+        """Multiply y [..., width] by its gate."""
         out: Tensor = y * torch.sigmoid(self.widen(functional.silu(self.narrow(y))))
         return out
 
@@ -207,7 +207,7 @@ class NormModule(nn.Module):
             self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., width], normalised."""
+        """Normalise x [..., width]."""
         weight, bias = getattr(self, "weight", None), getattr(self, "bias", None)
         weight = weight if weight is None else weight + self.plus
         if self.first and weight is not None:
@@ -219,7 +219,7 @@ class NormModule(nn.Module):
 
 
 def norm_module(spec: FFNSpec, width: int, after: bool = False) -> nn.Module:
-    """torch's own norm where it has the same parameters; one `after` the FFN or an expert may differ."""
+    """Return torch's own norm if it has the same parameters; one `after` the FFN or an expert may differ."""
     eps = spec.post_norm_eps if after and spec.post_norm_eps is not None else spec.norm_eps
     first = after and spec.post_norm_weigh == "input"
     plain = spec.norm_weight == "plain" and not first

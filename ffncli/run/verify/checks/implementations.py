@@ -34,7 +34,7 @@ class Subject:
 
 
 def module(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Yield the reference execution, against torch's own layers, and against the user's module if there is one."""
+    """Check the steps against torch's own layers, and against the user's module if there is one."""
     spec, subjects = _spec_of(case), []
     if spec is None:
         yield case.judge("module").skips("torch.nn", "the file's norms are not known")
@@ -75,7 +75,7 @@ def _eval(case: CheckedBlock, subject: Subject) -> Iterator[CheckRow]:
 
 
 def _train(case: CheckedBlock, subject: Subject) -> Iterator[CheckRow]:
-    """Yield the module's nn.Dropout draws a mask, and the steps run with the same mask."""
+    """Check train mode: the module's nn.Dropout draws a mask, and the steps run with the same mask."""
     judge, label = case.judge("module"), f"{subject.label}, train"
     dropouts = [step for step in case.steps if isinstance(step.op, Dropout)]
     parts = [part for part in subject.module.modules() if isinstance(part, nn.Dropout) and part.p > 0]
@@ -113,7 +113,7 @@ class BrokenContract(Exception):
 
 
 def fused(case: CheckedBlock) -> Iterator[CheckRow]:
-    """gate and up in one matrix, against gate and up separate, in the same dtype."""
+    """Check gate and up in one matrix, against gate and up separate, in the same dtype."""
     judge, packed = case.judge("fused"), built_in("packed")
     reason = packed.refuses(case.ffn) or built_in("eager").refuses(case.ffn)
     if reason:
@@ -124,7 +124,7 @@ def fused(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def kernels(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Yield every kernel in the case's dtype, against the reference execution in float64."""
+    """Check every kernel in the case's dtype against the steps in float64."""
     reference, went = in_float64(case.ffn, case.ffn_weights, {case.entry: case.x})
     _, near = output_and_experts(case.ffn, case.ffn_weights, {case.entry: case.x})
     same, left_out = same_experts(near, went, len(case.x))
@@ -145,7 +145,7 @@ def kernels(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def compute(case: CheckedBlock, kernel: Kernel) -> Tensor:
-    """Return a kernel's output for the case's x [tokens, d_model]. Raises BrokenContract if it breaks its contract.
+    """Return a kernel's output for the case's x [tokens, d_model]; raise BrokenContract if it breaks its contract.
 
     It is called with other tokens first, so that a kernel that caches its first result is caught.
     """
@@ -180,7 +180,7 @@ RANKS = (2, 3, 4, 8)
 
 
 def shards(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Yield the block split over 2, 3, 4 and 8 ranks, where d_ff divides."""
+    """Check the block split over 2, 3, 4 and 8 ranks, if d_ff divides."""
     judge = case.judge("shards")
     whole = run(case.steps, case.weights, case.inputs)
     for ranks in RANKS:

@@ -284,7 +284,7 @@ class RoundedProducts(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """The call, its factors rounded where it is `linear`."""
+        """Make the call, with rounded factors if it is `linear`."""
         if func is functional.linear:
             x, weight, *rest = args
             args = (rounded(x, self.bits), rounded(weight, self.bits), *rest)
@@ -456,7 +456,7 @@ class KernelTrial:
 
 
 def equal_bits(check: str, subject: str, output: Tensor, other: Tensor, note: str = "") -> CheckRow:
-    """Yield a row that passes if two outputs are equal bit by bit; its errors say how far they are apart."""
+    """Return a row that passes if two outputs are equal bit by bit; its errors say how far they are apart."""
     if same_bits(output, other):
         return CheckRow(check, subject, 0.0, 0.0, 0.0, 0.0, True, note)
     apart = gap(output, other)
@@ -470,6 +470,6 @@ def counted_tokens(count: int) -> str:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Our name of torch's dtype: `fp32`."""
+    """Return our name of torch's dtype: `fp32`."""
     row = find(str(dtype))
     return row.name if row else str(dtype)

@@ -58,7 +58,7 @@ class Proof:
 
 
 def layout(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Yield the tensors as they were read, the proofs, and the misreadings that the shapes allow."""
+    """Check the tensors as they were read against proofs, and the misreadings that the shapes allow."""
     judge = case.judge("layout")
     located = _located(case)
     if located is None and case.against is None:
@@ -81,7 +81,7 @@ def layout(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def transformers_module(case: CheckedBlock) -> tuple[Proof | None, str]:
-    """transformers' own FFN for the layer, run inside its model on token ids; or why that is not possible."""
+    """Run transformers' own FFN for the layer, inside its model on token ids; or say why that is not possible."""
     passes: list[tuple[Tensor, Tensor]] = []
     try:
         run_model(
@@ -106,7 +106,7 @@ def transformers_module(case: CheckedBlock) -> tuple[Proof | None, str]:
 
 
 def _located(case: CheckedBlock) -> tuple[Located, ...] | None:
-    """Where the FFN's parameters are in the model's files; None if it has none."""
+    """Return where the FFN's parameters are in the model's files; None if it has none."""
     located = located_weights(case.model, case.layer)
     return None if located is None else tuple(item for item in located if item.parameter in case.ffn_weights)
 
@@ -153,7 +153,7 @@ def _other(case: CheckedBlock) -> Proof:
 
 
 def _differences(spec: FFNSpec, other: FFNSpec) -> str:
-    """How the two blocks' specs differ, in words."""
+    """Say how the two blocks' specs differ."""
     names = ("d_ff", "activation", "gated", "bias", "limits", "shared_limits", "gate_scale", "sub_norm", "moe")
     apart = [name for name in names if getattr(spec, name) != getattr(other, name)]
     texts = [f"{n} {getattr(spec, n)} here, {getattr(other, n)} there" for n in apart if n != "moe"]
@@ -172,7 +172,7 @@ def _judge(case: CheckedBlock, proof: Proof) -> Judge:
 
 
 def _uncovered_parts(case: CheckedBlock, judge: Judge, proof: Proof) -> Iterator[CheckRow]:
-    """Yield the parts that the FFN's output does not cover: experts without tokens, and the norms outside the FFN."""
+    """Check the parts that the FFN's output does not cover: experts without tokens, norms outside the FFN."""
     if proof.weights and (row := unreached(case, judge, proof.x, proof.name, proof.weights)) is not None:
         yield row
     for step in case.steps:
@@ -182,7 +182,7 @@ def _uncovered_parts(case: CheckedBlock, judge: Judge, proof: Proof) -> Iterator
 
 
 def _agreement(case: CheckedBlock, judge: Judge, located: Sequence[Located], proof: Proof) -> Iterator[CheckRow]:
-    """Our reading against a proof; if it fails, the misreading that agrees, or the nearest one."""
+    """Check our reading against a proof; if it fails, find the misreading that agrees, or the nearest one."""
     if proof.same is not None and not proof.same.any():
         yield judge.skips(f"as read = {proof.name}", f"not checked against its module: {proof.remark}")
         return
@@ -237,7 +237,7 @@ def _rounded(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[s
 
 
 def _weight_difference(ours: tuple[str, ...], theirs: tuple[str, ...] | None) -> str:
-    """Why the same layout gives other numbers: `the weights differ by quantization (Q8_0 here, none there)`."""
+    """Say why the same layout gives other numbers: `... differ by quantization (Q8_0 here, none there)`."""
     if theirs is None or set(ours) == set(theirs):
         return "the weights themselves differ"
     here, there = (" and ".join(formats) or "none" for formats in (ours, theirs))
@@ -245,7 +245,7 @@ def _weight_difference(ours: tuple[str, ...], theirs: tuple[str, ...] | None) ->
 
 
 def _misread(case: CheckedBlock, judge: Judge, located: Sequence[Located], x: Tensor) -> Iterator[CheckRow]:
-    """Yield how much each misreading would change the FFN's output."""
+    """Show how much each misreading would change the FFN's output."""
     ours = _computed(case, case.ffn_weights, x)
     others = misreadings(located)
     if not others:
@@ -280,7 +280,7 @@ def _readings(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[
 
 
 def resplit(weights: Mapping[str, Tensor], prefix: str = "") -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """gate and up as from a different split of one fused tensor; nothing without a gate.
+    """Yield gate and up as from a different split of one fused tensor; nothing without a gate.
 
     A tensor [2 · d_ff, d_model] with alternating rows that was cut into halves, or halves read as alternating rows.
     """

@@ -21,7 +21,7 @@ from ffncli.run.verify.checks.case import CheckedBlock, CheckRow
 
 
 def over_ranks(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Yield the output and the gradient of the input on every rank, and the collectives; rows on rank 0 alone.
+    """Check the output and the gradient of the input on every rank, and the collectives; rows on rank 0 alone.
 
     Every rank compares what it has with the whole: the worst is the row.
     """
@@ -74,7 +74,7 @@ def _collectives(case: CheckedBlock, group: RankGroup, done: list[CollectiveCall
 
 
 def expected_collectives(case: CheckedBlock, ranks: Ranks) -> Counter[str]:
-    """One all-reduce per AllReduce step; for experts on other ranks, two all-to-alls after an all-gather of counts."""
+    """Count an all-reduce per AllReduce step; for experts on other ranks, two all-to-alls and an all-gather."""
     program = rank_steps(case.steps, 0, ranks)
     sent = sum(isinstance(s.op, Experts) and not s.op.always for s in program) if ranks.ep > 1 else 0
     reduced = sum(isinstance(step.op, AllReduce) for _, step in walk(program))
@@ -82,7 +82,7 @@ def expected_collectives(case: CheckedBlock, ranks: Ranks) -> Counter[str]:
 
 
 def _worst(rows: tuple[CheckRow, ...]) -> CheckRow:
-    """Of one row from every rank, that which failed, or that with the largest error."""
+    """Return, of one row from every rank, the one that failed, or the one with the largest error."""
     return max(rows, key=lambda row: (row.passed is False, _size(row.relative_error)))
 
 

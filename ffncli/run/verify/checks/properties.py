@@ -21,7 +21,7 @@ _ALONE = 4  # tokens that are run one at a time: each reads all weights
 
 
 def convolution(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Yield every Linear is a Conv1d with kernel 1 over [1, d_in, tokens], and so is the whole FFN."""
+    """Check that every Linear is a Conv1d with kernel 1 over [1, d_in, tokens], and so is the whole FFN."""
     judge, dense = case.judge("convolution"), case.dense
     inside = "" if dense.label == "the FFN" else f"{dense.label}, "
     tensors = {dense.entry: dense.x}
@@ -41,7 +41,7 @@ def convolution(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def tokens(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Yield a token's output depends neither on other tokens nor on its position."""
+    """Check that a token's output depends neither on other tokens nor on its position."""
     judge, n = case.judge("tokens"), case.tokens
     if n < 2:
         yield judge.skips("permuted", "only one token: give --tokens 2 or more")
@@ -81,7 +81,8 @@ _STACK = 3
 
 
 def collapse(case: CheckedBlock) -> Iterator[CheckRow]:
-    """With identity as its activation a plain block, and a stack of three, is one matrix; a gated one is quadratic."""
+    """Check that with identity as activation a plain block, and three in a row, is a matrix; a gated one is
+    quadratic."""
     judge, dense = case.judge("collapse", torch.float64), case.dense
     if case.layer.spec.moe:
         yield judge.skips(
@@ -108,7 +109,7 @@ def collapse(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def _quadratic(case: CheckedBlock, linear: DenseFFN, weights: dict[str, Tensor], x: Tensor) -> Iterator[CheckRow]:
-    """Gate times up: not a matrix but a polynomial of degree 2, whose third differences are 0."""
+    """Check gate times up: not a matrix but a polynomial of degree 2, whose third differences are 0."""
     judge = case.judge("collapse", torch.float64)
 
     def f(points: Tensor) -> Tensor:
@@ -123,7 +124,7 @@ def _quadratic(case: CheckedBlock, linear: DenseFFN, weights: dict[str, Tensor],
 
 
 def _drawn(dense: DenseFFN, generator: torch.Generator, tokens: int = _TOKENS) -> Tensor:
-    """Random tokens, as wide as the FFN's input."""
+    """Draw random tokens, as wide as the FFN's input."""
     return torch.randn(tokens, dense.x.shape[-1], generator=generator).to(dense.x.device, torch.float64)
 
 
@@ -151,7 +152,7 @@ def _one_matrix(steps: tuple[Step, ...], weights: dict[str, Tensor], depth: int)
 
 
 def nonlinearity(case: CheckedBlock) -> Iterator[CheckRow]:
-    """max |f(a + b) - f(a) - f(b) + f(0)|: 0 for every linear map with a bias, and only for those here."""
+    """Compute max |f(a + b) - f(a) - f(b) + f(0)|: 0 for a linear map with a bias, and here only for one."""
     judge, dense = case.judge("nonlinearity", torch.float64), case.dense
     generator = case.generator()
     near = _defects(dense, *(_drawn(dense, generator) for _ in range(2)))
@@ -175,7 +176,7 @@ def nonlinearity(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def _defects(dense: DenseFFN, a: Tensor, b: Tensor) -> list[tuple[float, float | None]]:
-    """For each activation of the table max |f(a + b) - f(a) - f(b) + f(0)|, also relative to max |f(a + b)|."""
+    """Compute max |f(a + b) - f(a) - f(b) + f(0)| for each activation, also relative to max |f(a + b)|."""
     defects = []
     for output in _with_every_activation(dense, torch.cat([a + b, a, b, torch.zeros_like(a)])):
         whole, one, other, zero = output.chunk(4)
@@ -213,7 +214,7 @@ def _with_every_activation(dense: DenseFFN, points: Tensor) -> list[Tensor]:
 
 
 def zero(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Yield the FFN of zeros, without biases, with random ones, and row by row."""
+    """Check the FFN of zeros, without biases, with random ones, and row by row."""
     judge = case.judge("zero")
     nothing = torch.zeros_like(case.x)
     bare, biased = with_biases(case.ffn, False), with_biases(case.ffn, True)
@@ -265,7 +266,7 @@ def _with_drawn(case: CheckedBlock, steps: tuple[Step, ...]) -> dict[str, Tensor
 
 
 def finite(case: CheckedBlock) -> Iterator[CheckRow]:
-    """No NaN and no infinity in the weights and in the input."""
+    """Check that weights and input have no NaN and no infinity."""
     for what, tensors in (("weights", case.weights), ("input", case.inputs)):
         wrong = [f"{name} has {count}" for name, tensor in tensors.items() if (count := not_finite(tensor))]
         many = f" and {len(wrong) - 4} more tensors" if len(wrong) > 4 else ""
