@@ -25,8 +25,8 @@ def in_json(value: Any) -> Any:
 
 
 def csv_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Rows with the same keys as CSV has them."""
-    return Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+    """Rows with the same keys as CSV has them; under `ffn verify --tp` the ranks after the first have none."""
+    return Table(tuple(rows[0]) if rows else (), [tuple(row.values()) for row in rows])
 
 
 def dimensions_text(block: BlockSummary) -> str:
