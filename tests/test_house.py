@@ -132,6 +132,16 @@ def test_plain_sentences_and_keys_pass():
     assert list(stumbles('"""There is no bound; `beside` is a key."""\nx = {"beside": "no longer there"}')) == []
 
 
+def test_every_path_that_contributing_names_is_there():
+    """A path in backticks is one of the checkout, or of the package."""
+    names = re.findall(
+        r"`([\w./-]+/[\w./-]*|[\w-]+\.(?:py|md|toml|yml))`", (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    )
+    places = [name for name in names if "NAME" not in name]
+    assert len(places) > 80
+    assert [name for name in places if not ((ROOT / name).exists() or (PACKAGE / name).exists())] == []
+
+
 def classes() -> Iterator[tuple[str, str]]:
     """(name without underscores in front, file) of every class at the top of a module."""
     for path in sorted(PACKAGE.rglob("*.py")):
