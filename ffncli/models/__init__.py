@@ -1,1 +1,1 @@
-"""WHERE a block comes from: catalog, config.json, checkpoints. Everything here that only counts works without torch."""
+"""Where a block comes from: the catalog, a config.json or a checkpoint. Counting works without torch."""

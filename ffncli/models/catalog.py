@@ -1,4 +1,4 @@
-"""The catalog: known models by their usual names, each row with its source."""
+"""The catalog: known models by their usual names, each with its source."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _NOT_RELEASED = "dtype: fp32, since no released weights are known"
 
 @cache
 def _sections() -> tuple[str, dict[str, str]]:
-    """The text before the first model, and each model's text by its name."""
-    # rows are parsed one by one, when needed: all of them take 40 ms, a quarter of `ffn params gpt2`
+    """Return the text before the first model, and the text of each model by name."""
+    # rows are parsed only when needed: parsing them all takes 40 ms, a quarter of `ffn params gpt2`
     text = files("ffncli.models").joinpath("catalog.toml").read_text("utf-8")
     headers = list(_HEADER.finditer(text))
     ends = [*(header.start() for header in headers[1:]), len(text)]
@@ -46,8 +46,8 @@ def _sources() -> dict[str, str]:
 
 @cache
 def _aliases() -> dict[str, str]:
-    """Every spelling of every model → its canonical name."""
-    # a list of plain names is JSON too, which is read faster than TOML
+    """Map every spelling of every model to its canonical name."""
+    # a TOML list of plain names is also JSON, which is parsed faster
     lines = {name: _ALIASES.search(text) for name, text in _sections()[1].items()}
     also = {name: json.loads(line[1]) if line else [] for name, line in lines.items()}
     return {spelling: name for name, others in also.items() for spelling in (name, *others)}
@@ -59,12 +59,12 @@ def _canonical() -> dict[str, str]:
 
 
 def _spelling(name: str) -> str:
-    """`GPT_2-XL` as `gpt2-xl`: hyphens between numbers stay, since 2-7b and 27b differ."""
+    """Normalise a name: `GPT_2-XL` → `gpt2-xl`. Hyphens between digits stay, since 2-7b and 27b are different."""
     return re.sub(r"(?<=[a-z])-(?=\d)", "", name.strip().lower().replace("_", "-"))
 
 
 def names() -> list[str]:
-    """List the canonical names, in the catalog's order."""
+    """List the canonical names in catalog order."""
     return list(_sections()[1])
 
 
@@ -74,8 +74,8 @@ def spellings() -> list[str]:
 
 
 def search(text: str) -> list[str]:
-    """Find models by a part of a spelling (hyphens and points are ignored), their year, or the beginning of their
-    organisation's name.
+    """Find models by part of a spelling (ignoring hyphens and dots), by year, or by the start of the organisation's
+    name.
     """
     word = _letters(text)
     spelled = {name for alias, name in _aliases().items() if word in _letters(alias)}
@@ -94,12 +94,13 @@ def starting_with(text: str) -> list[str]:
 
 
 def nearest(text: str) -> list[str]:
-    """Guess the canonical names that `text` may mean, the best first: those that begin so, else with as much of it as
-    any of its family does (an unknown generation), else those of the family that it resembles.
+    """Guess the canonical names that `text` may mean, best first: names that start with `text`; else, if its family is
+    known, names that share the longest prefix with `text` (an unknown generation); else names of a family with a
+    similar spelling.
 
-    The latest generation comes first. A family is the letters in front of a name.
+    Newer generations come first. The family is the leading letters of a name.
     """
-    from difflib import get_close_matches  # only an error needs it
+    from difflib import get_close_matches  # needed only for error messages
 
     if near := starting_with(text):
         return _newest_first(near)
@@ -116,10 +117,11 @@ def nearest(text: str) -> list[str]:
 
 
 def _newest_first(near: list[str]) -> list[str]:
-    """By generation: 3.1 of `llama-3.1-8b`, 2 of `gpt2-xl`; 0 where the name has only a size."""
+    """Sort by generation, newest first: 3.1 for `llama-3.1-8b`, 2 for `gpt2-xl`, 0 if the name contains only a size."""
     numbers = {name: re.search(r"(?<![\d.])(\d+(?:\.\d+)?)(?![\d.]*[bmx])", name) for name in near}
     generations = {name: float(match[1]) if match else 0.0 for name, match in numbers.items()}
-    return sorted(near, key=generations.__getitem__, reverse=True)  # stable: the catalog's order within a generation
+    # sorted() is stable, so models of one generation stay in catalog order
+    return sorted(near, key=generations.__getitem__, reverse=True)
 
 
 def aliases(name: str) -> list[str]:
@@ -128,12 +130,12 @@ def aliases(name: str) -> list[str]:
 
 
 def config(name: str) -> dict[str, Any]:
-    """Return a row's config.json fields; empty for a model without a config.json."""
+    """Return the config.json fields of a model; empty if the model has no config.json."""
     return dict(_row(name).get("config", {}))
 
 
 def organisation(name: str) -> str:
-    """Name a model's maker."""
+    """Return the organisation that made a model."""
     return str(_row(name)["organisation"])
 
 
@@ -147,7 +149,7 @@ def _letters(text: str) -> str:
 
 
 def find(name: str) -> Resolved | None:
-    """Find the model of that name, in any case, with _ for - or without the hyphen before a number."""
+    """Find a model by name, ignoring case, with _ for -, and with or without the hyphen before a number."""
     canonical = _canonical().get(_spelling(name))
     if canonical is None:
         return None
@@ -165,12 +167,12 @@ def find(name: str) -> Resolved | None:
         )
     spec = FFNSpec(**row["spec"])
     groups = tuple(Group(stack, tuple(range(count)), spec) for stack, count in row["stacks"].items())
-    like: dict[str, Any] | None = row.get("beside")  # the fields of a family that is built alike
+    like: dict[str, Any] | None = row.get("beside")  # the config fields of a family with the same architecture
     outside = non_ffn(Fields(like, f"catalog.toml: {canonical}"), like["model_type"], groups) if like else None
     evidence = ("catalog row (the model has no config.json)", *stored)
     return Resolved(Model(canonical, groups, dtype=dtype, non_ffn=outside), name, citation, evidence)
 
 
 def _stored(dtype: str | None, source: str | None) -> str:
-    """The dtype of the weights, and how it is known."""
+    """Return the evidence line for the weights' dtype and its source."""
     return f"dtype: {dtype}, " + (f"as released [{source}]" if source else "assumed: the row's source has none")

@@ -1,4 +1,4 @@
-"""The dimension options: they make a block, or change a model's blocks."""
+"""The dimension options: they describe a block, or change a model's blocks."""
 
 from __future__ import annotations
 
@@ -94,20 +94,20 @@ class Dimensions(Options):
 
     @property
     def dimensions(self) -> Dimensions:
-        """Extract the dimension options from a question that has others too."""
+        """Return the dimension options of a request that has other options too."""
         return Dimensions(**{f.name: getattr(self, f.name) for f in fields(Dimensions)})
 
 
 def merged(first: Dimensions, over: Dimensions) -> Dimensions:
-    """Override `first` by the options that `over` sets."""
+    """Return `first`, overridden by the options that are set in `over`."""
     changes = {f.name: value for f in fields(Dimensions) if (value := getattr(over, f.name)) is not None}
     return replace(first, **changes)
 
 
 def from_dimensions(options: Dimensions, source: str | None = None) -> Resolved:
-    """Make a block from dimensions alone; by default relu, plain, with bias, d_ff = 4x, no norm.
+    """Build a block from dimensions only; the defaults are relu, plain, with biases, d_ff = 4x, no norm.
 
-    `source` is the inline text that they came from; without one, a note lists the defaults.
+    `source` is the inline text that specified them; without one, a note lists the defaults.
     """
     if options.d_model is None:
         raise FFNError(
@@ -132,11 +132,12 @@ def from_dimensions(options: Dimensions, source: str | None = None) -> Resolved:
 
 
 def with_dimensions(resolved: Resolved, options: Dimensions) -> Resolved:
-    """Override the model's specs by the options that are set, except a user's module, whose code decides.
+    """Override the model's specs by the options that are set. A module in memory is rejected, as its code determines
+    its spec.
 
-    In a mix of dense and MoE layers, `d_ff` and the MoE options apply to the kind of most layers (the model's
-    "per layer" numbers); the other layers keep their values, and a note says so. `top_k` without `experts` applies to
-    the model's experts. A field that an option sets is no longer unknown.
+    If a model mixes dense and MoE layers, `d_ff` and the MoE options apply to the kind of its largest group (the one
+    that "per layer" describes); the other layers keep their values, and a note says so. `top_k` without `experts`
+    applies to the model's MoE layers. Fields that an option sets are no longer unknown.
     """
     if not options.any_set():
         return resolved
@@ -147,7 +148,7 @@ def with_dimensions(resolved: Resolved, options: Dimensions) -> Resolved:
     others = replace(options, d_ff=None, experts=None, top_k=None, shared_experts=None)
     mixed = any((group.spec.moe is not None) != main for group in model.groups)
     ours = options
-    if mixed and not main and options.experts is None:  # these options can only mean the MoE layers
+    if mixed and not main and options.experts is None:  # `top_k` and `shared_experts` can only mean the MoE layers
         ours = replace(options, top_k=None, shared_experts=None)
         others = replace(others, top_k=options.top_k, shared_experts=options.shared_experts)
     specs = [_changed(g.spec, ours if (g.spec.moe is not None) == main else others) for g in model.groups]
@@ -159,7 +160,7 @@ def with_dimensions(resolved: Resolved, options: Dimensions) -> Resolved:
         notes = tuple(text for note in notes for text in (now if note == was else (note,)))
     if mixed and others != options and (ours == options or options.d_ff is not None):
         notes = (*notes, f"widths and experts are changed in the {'MoE' if main else 'dense'} layers only")
-    outside = model.non_ffn if options.d_model is None else None  # the attention's width would change too
+    outside = model.non_ffn if options.d_model is None else None  # a new d_model would change the attention too
     changed = replace(model.with_specs(specs), unknown=unknown, non_ffn=outside)
     evidence = (f"changed by options: {names}", *resolved.evidence)
     return replace(resolved, model=changed, evidence=evidence, stored=None, notes=notes)
@@ -170,12 +171,12 @@ def _changed(spec: FFNSpec, options: Dimensions) -> FFNSpec:
     d_ff = width(option("d_ff"), options.d_ff, d_model) if options.d_ff is not None else spec.d_ff
     choices = _choices(options, None)
     if "norm" in choices and choices["norm"] != spec.norm:
-        choices["norm_bias"] = None  # the new kind's default
+        choices["norm_bias"] = None  # use the default of the new norm
     return replace(spec, d_model=d_model, d_ff=d_ff, moe=_moe(options, spec.moe), **choices)
 
 
 def _choices(options: Dimensions, default_activation: str | None) -> dict[str, Any]:
-    """The set options as keyword arguments of FFNSpec, without the sizes."""
+    """Return the options that are set, except for sizes, as keyword arguments of FFNSpec."""
     flags = {name: getattr(options, name) for name in ("bias", "residual", "dropout")}
     out: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     name = options.activation if options.activation is not None else default_activation
@@ -202,7 +203,7 @@ def _choices(options: Dimensions, default_activation: str | None) -> dict[str, A
 
 
 def _moe(options: Dimensions, routing: MoE | None) -> MoE | None:
-    """The routing after `experts`, `top_k` and `shared_experts`; `routing` is the source's."""
+    """Return the routing with `experts`, `top_k` and `shared_experts` applied; `routing` is the source's routing."""
     if options.experts is None and routing is None:
         if options.top_k is not None or options.shared_experts is not None:
             name = "top_k" if options.top_k is not None else "shared_experts"
@@ -213,7 +214,7 @@ def _moe(options: Dimensions, routing: MoE | None) -> MoE | None:
         n: getattr(options, n) for n in ("experts", "top_k", "shared_experts") if getattr(options, n) is not None
     }
     if options.shared_experts is not None:
-        changes["shared_d_ff"] = None  # each as wide as a routed one
+        changes["shared_d_ff"] = None  # each shared expert is as wide as a routed expert
     moe = replace(base, **changes)
     if moe.top_k > moe.experts:
         if options.top_k is None:
@@ -226,14 +227,14 @@ def _moe(options: Dimensions, routing: MoE | None) -> MoE | None:
 
 
 def whole(name: str, text: int | str, high: int = MAX_SIZE) -> int:
-    """Read a size from text, `4096`: a whole number from 1 to `high`."""
+    """Read a size such as `4096`: a whole number from 1 to `high`."""
     if re.fullmatch(r"[-+]?[0-9]{1,4000}", str(text).strip()):
         return size(name, int(text), high)
     raise FFNError(f"{name} must be a whole number, got {shown(text)}")
 
 
 def width(name: str, text: int | str, d_model: int) -> int:
-    """Read d_ff from `2048` or, as a multiple of d_model, `4x` or `2.6875x`, which must give a whole number."""
+    """Read d_ff as a number (`2048`) or as a multiple of d_model (`4x`, `2.6875x`) that yields a whole number."""
     match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)x", str(text).strip())
     if not match:
         return whole(name, text)
@@ -244,7 +245,8 @@ def width(name: str, text: int | str, d_model: int) -> int:
 
 
 def leading_axes(tokens: int | None, batch: int | None, seq_len: int | None) -> tuple[int, ...] | None:
-    """Return an input's axes before d_model; None if no option sets them. Two options must not."""
+    """Return an input's axes before d_model; None if no option is set. Raises FFNError if `tokens` is combined with
+    `batch` or `seq_len`."""
     if batch is None and seq_len is None:
         return None if tokens is None else (tokens,)
     if tokens is not None:
@@ -255,7 +257,8 @@ def leading_axes(tokens: int | None, batch: int | None, seq_len: int | None) -> 
 
 
 def token_counts(tokens: int | Sequence[int] | None, batch: int | None, seq_len: int | None) -> tuple[int, ...]:
-    """Return the numbers of tokens, of a list or of one batch; () if no option sets them. Two options must not."""
+    """Return the token counts, from a list or from one batch; () if no option is set. Raises FFNError if `tokens` is
+    combined with `batch` or `seq_len`."""
     if batch is None and seq_len is None:
         return listed(tokens)
     return (prod(leading_axes(None if tokens is None else 1, batch, seq_len) or ()),)

@@ -1,7 +1,7 @@
-"""Small blocks that come with the package, numbers and all: the blocks of the founding texts, and a demo.
+"""Small blocks with fixed values that ship with the package: the blocks described in the founding texts, and a demo.
 
-What a text specifies is here (dimensions, some numbers of an input, a whole set of weights); the rest is drawn when the
-block runs, and `evidence` says so.
+Whatever a text specifies is stored here (dimensions, some input values, or all weights); everything else is drawn when
+the block runs, and `evidence` says so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def notebook() -> Resolved:
 
 
 def _explained() -> Resolved:
-    """512 → 2048 → 512 with exact GELU, on the vector of the word "Hello" after attention."""
+    """Build 512 → 2048 → 512 with exact GELU; its input is the vector of the word "Hello" after attention."""
     given = {(0, 0): 0.146, (0, 1): 0.108, (0, 2): 0.192, (0, 511): 0.11}
     note = "the text gives 4 of the 512 numbers of 'Hello' (0.146, 0.108, 0.192 first, 0.11 last)"
     ours = "ours: the other 508, drawn as large as those four, and all weights"
@@ -38,7 +38,7 @@ def _explained() -> Resolved:
 
 
 def _llama() -> Resolved:
-    """Merge-add, RMSNorm, SwiGLU 4096 → 11008 → 4096: a layer of Llama-2-7B as an engine for several nodes runs it."""
+    """Build merge-add, RMSNorm and SwiGLU 4096 → 11008 → 4096: a layer of Llama-2-7B as run by a multi-node engine."""
     spec = FFNSpec(4096, 11008, "swiglu", norm="rmsnorm")
     names = {"gate": "D", "up": "L", "hidden": "H", "down": "Y"}
     example = Example({}, "randn", (1, 2, 4096), block=merged_first(steps(spec)), aliases=names)
@@ -46,7 +46,7 @@ def _llama() -> Resolved:
 
 
 def _conv() -> Resolved:
-    """512 → 2048 → 512 with ReLU, then the final layer over a vocabulary."""
+    """Build 512 → 2048 → 512 with ReLU, followed by the final layer over a vocabulary."""
     return _block(
         FFNSpec(512, 2048, "relu"), "the block as two 1×1 convolutions, and the final layer",
         Example({}, "randn", (2, 2, 512), vocab=32_000), _DIMENSIONS_ALONE,
@@ -55,7 +55,7 @@ def _conv() -> Resolved:
 
 
 def _bert() -> Resolved:
-    """BERT's 768 → 3072 → 768 with GELU, added to its input and normalised."""
+    """Build BERT's 768 → 3072 → 768 with GELU, a residual connection and a norm after it."""
     spec = FFNSpec(768, 3072, "gelu", norm="layernorm", norm_position="post", norm_eps=1e-12, residual=True)
     example = Example({}, "randn", (1, 4, 768))
     return _block(spec, "BERT's block", example, _DIMENSIONS_ALONE, "ours: all weights and inputs")
@@ -67,7 +67,7 @@ EXAMPLES: Mapping[str, Callable[[], Resolved]] = {
 
 
 def find(name: str) -> Resolved:
-    """Find the example of that name."""
+    """Find an example by name."""
     key = name.strip().lower()
     if key not in EXAMPLES:
         known = ", ".join(EXAMPLES)
@@ -79,7 +79,7 @@ def find(name: str) -> Resolved:
 
 
 def final_layer_alone(d_model: int, vocab: int, bias: bool) -> Resolved:
-    """Build `logits = x · W + b` and its softmax, with weights and input to be drawn at random."""
+    """Build `logits = x · W + b` and its softmax, with random weights and input."""
     model = block_model(FFNSpec(d_model, d_model, bias=bias), "", f"the final layer, {d_model} → {vocab:,}")
     example = Example({}, "randn", (4, d_model), block=final_layer("x", d_model, vocab, bias))
     return replace(model, example=example)
@@ -88,7 +88,7 @@ def final_layer_alone(d_model: int, vocab: int, bias: bool) -> Resolved:
 def demo(options: Dimensions) -> Resolved:
     """Build the small block that `ffn trace` runs without a source: 4 → 8 → 4 with ReLU, changed by the options.
 
-    Its input is two tokens of the numbers 0 to 7, so that a reader can follow the sums.
+    Its input is two tokens with the values 0 to 7, so that readers can check the sums by hand.
     """
     resolved = from_dimensions(merged(Dimensions(d_model=4, d_ff=8), options))
     about = "a small demo block; `ffn trace SOURCE` runs yours"

@@ -1,4 +1,4 @@
-"""Model: what a source describes. Resolved: a Model, how it is known, and whether it can be run."""
+"""Model: what a source describes. Resolved: a Model with its evidence, notes and, if available, weights."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers of one stack (`encoder`, `decoder`, or `block` for bare dimensions) that share one spec.
+    """Layers of one stack (`encoder`, `decoder`, or `block` for bare dimensions) that share a spec.
 
-    `layers` number FFN blocks, of which each layer has `per_layer`. `runs` is how often each runs in one forward pass
-    (ALBERT stores one layer and runs it twelve times).
+    `layers` holds FFN block numbers; each layer of the model has `per_layer` FFN blocks. `runs` is how often each block
+    runs in one forward pass (ALBERT stores one layer and runs it twelve times).
     """
 
     stack: str
@@ -41,23 +41,25 @@ class Group:
 
 @dataclass(frozen=True)
 class Layer:
-    """One FFN block, `decoder.3`, with its spec. Blocks are numbered through their stack: a layer may have several."""
+    """One FFN block, such as `decoder.3`, with its spec. Blocks are numbered across their stack, since a layer may have
+    several blocks."""
 
     stack: str
     index: int
     spec: FFNSpec
 
 
-IN_ALL = "parameters per layer"  # the counts differ though all widths agree
+IN_ALL = "parameters per layer"  # the parameter counts differ although all widths agree
 UNEVEN = "tensors per expert"  # some experts lack a matrix
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A field whose value in a config differs from the tensors'; `where` names a tensor.
+    """A field with different values in a config and in the tensors; `where` names a tensor.
 
-    `name` is our name for it, `field` the config's. `stack` and `index` are the first such block's, `layers` counts
-    the layers that differ in this way. `teller` names the config's side: in a GGUF file, its metadata.
+    `name` is our name for the field, `field` is the config's name. `stack` and `index` locate the first block that
+    differs, `layers` counts the layers with the same difference. `teller` introduces the config's value; in a GGUF
+    file, the metadata takes the config's place.
     """
 
     name: str
@@ -77,7 +79,7 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class NotCounted:
-    """A part of a model that we do not count: what it is, why not, and its parameters (None if unknown)."""
+    """A part of a model that we do not count: its name, the reason, and its parameters (None if unknown)."""
 
     what: str
     why: str
@@ -90,7 +92,8 @@ class NotCounted:
 
 @dataclass(frozen=True)
 class Spot:
-    """Where a block's tensors are: the prefix of its stack, the layer's number there, the FFN's number in the layer."""
+    """The location of a block's tensors: its stack's prefix, the layer number under that prefix, and the FFN's number
+    in the layer."""
 
     prefix: str
     layer: int
@@ -99,9 +102,9 @@ class Spot:
 
 @dataclass(frozen=True)
 class StoredSize:
-    """The FFNs of a checkpoint by its headers: logical parameters, bytes in the file, formats.
+    """The size of a checkpoint's FFNs according to its headers: logical parameters, bytes in the file, formats.
 
-    `file_params` and `file_bytes` count everything in its files; None if a file is missing.
+    `file_params` and `file_bytes` cover everything in the checkpoint's files; None if a file is missing.
     """
 
     params: int
@@ -113,12 +116,13 @@ class StoredSize:
 
 @dataclass(frozen=True)
 class Model:
-    """What a model is: its layers in groups of equal steps, and its parameters outside the FFN blocks.
+    """A model: its layers in groups with the same spec, and its parameters outside the FFN blocks.
 
-    `bare`: one block, no layers. `dtype` is the stored format if known, `non_ffn_dtype` the format outside the FFNs if
-    it differs. `names` maps our fields to the config's, `extra_layers` counts layers beyond the config's count
-    (multi-token prediction), `tied` is tie_word_embeddings. `unknown` names fields of the specs (`activation`, `top_k`)
-    that hold a placeholder, as the source does not give them; `refused` says why blocks that we count cannot be run.
+    `bare`: a single block without layers. `dtype` is the stored format if known; `non_ffn_dtype` is the format outside
+    the FFNs if different. `names` maps our field names to the config's, `extra_layers` counts layers beyond the
+    config's layer count (multi-token prediction), `tied` is tie_word_embeddings. `unknown` names fields of the specs
+    (`activation`, `top_k`) that hold a placeholder because the source does not specify them; `refused` is the reason
+    why the blocks cannot be run although they are counted.
     """
 
     name: str
@@ -136,7 +140,7 @@ class Model:
 
     @property
     def main(self) -> Group:
-        """Return the group with most layers (the first of several): what "per layer" means for the model."""
+        """Return the group with the most layers (the first if several tie), which "per layer" refers to."""
         return max(self.groups, key=lambda group: len(group.layers))
 
     @property
@@ -149,7 +153,7 @@ class Model:
         return next(group.per_layer for group in self.groups if group.stack == stack)
 
     def layer(self, text: int | str | None) -> Layer:
-        """Return the layer that `3` or `decoder.3` names; the first one for None."""
+        """Return the layer that `3` or `decoder.3` names; the first layer if `text` is None."""
         counts: dict[str, list[int]] = {}
         for group in self.groups:
             counts[group.stack] = sorted([*counts.get(group.stack, []), *group.layers])
@@ -174,18 +178,19 @@ class Model:
         raise FFNError(f"{option('layer')} {text or 0} is out of range", f"{self.name} has {layers}")
 
     def with_specs(self, change: Sequence[FFNSpec]) -> Model:
-        """Give each group another spec."""
+        """Replace the spec of each group."""
         return replace(self, groups=tuple(replace(g, spec=s) for g, s in zip(self.groups, change, strict=True)))
 
 
 @dataclass(frozen=True)
 class Example:
-    """What a built-in block brings with it: weights as nested lists ({}: drawn), the input's name and shape.
+    """What a built-in block provides: weights as nested lists (random if empty), and the name and shape of its input.
 
-    `dropped` lists, per dropout step, the (token, unit) pairs that its mask drops at the probability `dropout`. A
-    random input is multiplied by `scale`, then `given` sets single numbers, by (token, unit). `block` holds its steps
-    if the spec cannot express them, `vocab` is the width of a final layer that follows (0: none), `aliases` are the
-    text's names for ours. `fixed`: the text gives the whole input, so no option may choose another.
+    `dropped` lists, for each dropout step, the (token, unit) pairs dropped by a mask with probability `dropout`. A
+    random input is multiplied by `scale`, then `given` sets individual values by (token, unit). `block` holds the steps
+    if the spec cannot express them, `vocab` is the width of a final layer that follows (0: no final layer), `aliases`
+    maps our names to the text's names. `fixed`: the text specifies the whole input, so no option may choose another
+    input.
     """
 
     weights: dict[str, Any]
@@ -203,14 +208,15 @@ class Example:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A model and how it is known.
+    """A model, its source, and how its properties are known.
 
-    `source` is what was typed, `location` where weights may be, `checkpoint` the stored tensors, `weights` a module's
-    canonical tensors in memory, by stack and layer. `evidence` says what decided gatedness and widths; `notes` are for
-    the user. `differences` are between config and tensors, `stored` is the tensors' size (None if no headers were
-    read). `from_tensors`: the blocks were read from the tensors, so nothing is left to compare. `quantization` is the
-    config's quantization_config. `spots` locates each block's tensors by stack and index. `not_counted` are parts that
-    the source shows (`counting.not_counted` adds those that follow from the model).
+    `source` is the text that the user typed, `location` where weights may be found, `checkpoint` the stored tensors,
+    `weights` a module's canonical tensors in memory, by stack and layer. `evidence` lists the sources of gatedness and
+    widths; `notes` are shown to the user. `differences` are disagreements between config and tensors, `stored` is the
+    size of the tensors (None if no headers were read). `from_tensors`: the blocks were read from the tensors, so there
+    is nothing to compare with them. `quantization` is the config's quantization_config. `spots` locates each block's
+    tensors by stack and index. `not_counted` lists uncounted parts that the source shows (`counting.not_counted` adds
+    parts that follow from the model).
     """
 
     model: Model
@@ -230,7 +236,8 @@ class Resolved:
     example: Example | None = field(default=None, compare=False, repr=False)
 
     def block(self, layer: Layer) -> tuple[Step, ...]:
-        """Return a layer's block as assignments, without any requested final layer; an example may have its own."""
+        """Return a layer's block as assignments, without any requested final layer; an example may define its own
+        steps."""
         return steps(layer.spec) if self.example is None or self.example.block is None else self.example.block
 
     def noted(self, *notes: str) -> Resolved:
@@ -238,8 +245,9 @@ class Resolved:
         return replace(self, notes=(*self.notes, *notes))
 
     def without(self, *parts: NotCounted) -> Resolved:
-        """Add parts that are not counted, and note each."""
-        # they replace parts left out for the same reason: a config says less of these than the tensors do
+        """Add parts that are not counted, with a note for each."""
+        # new parts replace earlier parts with the same reason: the tensors, read later, say more about them than a
+        # config
         reasons = {part.why for part in parts}
         kept = [part for part in self.not_counted if part.why not in reasons]
         gone = {_left_out(part) for part in self.not_counted} - {_left_out(part) for part in kept}
@@ -251,16 +259,20 @@ def _left_out(part: NotCounted) -> str:
     return f"not counted: {part}"
 
 
-_UNKNOWN = {"norm": "norms and residuals", "activation": "the activation", "top_k": "top_k, so what is active"}
+_UNKNOWN = {
+    "norm": "norms and residuals",
+    "activation": "the activation",
+    "top_k": "top_k (and with it the active parameters)",
+}
 
 
 def unknown_note(unknown: Collection[str]) -> str:
-    """Say in words what is unknown of a model's blocks (`Model.unknown`)."""
+    """Describe what is unknown about a model's blocks (`Model.unknown`)."""
     return "not known here, so not counted: " + ", ".join(_UNKNOWN[name] for name in _UNKNOWN if name in unknown)
 
 
 def _layers(stack: str, layers: Sequence[int]) -> str:
-    """`decoder layers 0 to 31`, or only those with an FFN: `decoder layers 1, 3, 6, ..., 51`."""
+    """Describe the layers that have an FFN: `decoder layers 0 to 31` or `decoder layers 1, 3, 6, ..., 51`."""
     if len(layers) == layers[-1] + 1:
         return f"{stack} layers 0 to {layers[-1]}"
     shown_ones = [*map(str, layers)] if len(layers) < 5 else [*map(str, layers[:3]), "...", str(layers[-1])]
@@ -268,12 +280,12 @@ def _layers(stack: str, layers: Sequence[int]) -> str:
 
 
 def block_model(spec: FFNSpec, source: str, name: str | None = None, notes: tuple[str, ...] = ()) -> Resolved:
-    """Make a bare block: dimensions, no layers."""
+    """Build a bare block: dimensions without layers."""
     return Resolved(Model(name or source, (Group("block", (0,), spec),), bare=True), source, notes=notes)
 
 
 def grouped(stack: str, specs: Mapping[int, FFNSpec], runs: int = 1, per_layer: int = 1) -> list[Group]:
-    """Group blocks (number → spec) with equal specs, in order of first appearance."""
+    """Group blocks (number → spec) by equal spec, in order of first appearance."""
     alike: dict[FFNSpec, list[int]] = {}
     for index, spec in specs.items():
         alike.setdefault(spec, []).append(index)
@@ -281,7 +293,7 @@ def grouped(stack: str, specs: Mapping[int, FFNSpec], runs: int = 1, per_layer: 
 
 
 def ranges(layers: tuple[int, ...]) -> str:
-    """Write layer numbers: `layer 4`, `layers 0-2, 5`, `layers 0-46 by 2`."""
+    """Format layer numbers: `layer 4`, `layers 0-2, 5`, `layers 0-46 by 2`."""
     step = layers[1] - layers[0] if len(layers) > 3 else 1
     if step > 1 and layers == tuple(range(layers[0], layers[-1] + 1, step)):
         return f"layers {layers[0]}-{layers[-1]} by {step}"
@@ -294,15 +306,15 @@ def ranges(layers: tuple[int, ...]) -> str:
     return ("layer " if len(layers) == 1 else "layers ") + ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in out)
 
 
-# Reasons of a NotCounted that config and tensors may both give.
+# Reasons of a NotCounted that can come from a config or from tensors.
 OTHER_TOWERS = "the numbers are the text model's"
 MORE_TOKENS = "multi-token prediction, which a forward pass does without"
 
 
 @dataclass(frozen=True)
 class LayerParams:
-    """The parameters of one layer without its FFN: attention or another mixer (cross-attention included), all norms
-    (the FFN's too), and the rest (residual streams, its part of embeddings).
+    """The parameters of one layer without its FFN: attention or another mixer (including cross-attention), all norms
+    (including the FFN's), and the rest (residual streams, per-layer embeddings).
     """
 
     attention: int
@@ -311,22 +323,23 @@ class LayerParams:
 
     @property
     def params(self) -> int:
-        """Add them up."""
+        """Return the sum of all parameters."""
         return self.attention + self.norms + self.other
 
     def ffn_share(self, ffn_params: int) -> float:
-        """Return the FFN's share of the whole layer, by parameters."""
+        """Return the FFN's share of the layer's parameters."""
         return ffn_params / (ffn_params + self.params)
 
 
 @dataclass(frozen=True)
 class NonFFN:
-    """What a model has outside its FFN blocks. `layers`: stack → FFN block → its layer, for the known ones.
+    """The parameters of a model outside its FFN blocks. `layers`: stack → FFN block → parameters of its layer, if
+    known.
 
-    `parts`: (stack, what) → parameters, "" for what is in no stack (embeddings, an untied head); None if the total is
-    unknown. `lookup` counts parameters that are looked up and not multiplied: tables, and the input embedding unless it
-    is tied to a head; None in doubt. `vocabulary` is 0 if the config has none; `names` are the config's names for
-    `vocabulary` and `attention`.
+    `parts`: (stack, name of the part) → parameters, with stack "" for parts outside every stack (embeddings, an untied
+    head); None if the total is unknown. `lookup` counts parameters that are looked up instead of multiplied: tables,
+    and the input embedding unless it is tied to a head; None if uncertain. `vocabulary` is 0 if the config has no
+    vocabulary size; `names` are the config's names for `vocabulary` and `attention`.
     """
 
     layers: Mapping[str, Mapping[int, LayerParams]]
@@ -336,14 +349,14 @@ class NonFFN:
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def layer(self, stack: str, blocks: Iterable[int]) -> LayerParams | None:
-        """Return what the layers of these blocks have, if all are known and equal."""
+        """Return the parameters of these blocks' layers if they are all known and equal, else None."""
         layers = self.layers.get(stack, {})
         alike = {(layer.attention, layer.norms, layer.other) if (layer := layers.get(i)) else None for i in blocks}
         one = alike.pop() if len(alike) == 1 else None
         return LayerParams(*one) if one else None
 
     def params(self, stacks: Collection[str]) -> int | None:
-        """Count all parameters of a model of these stacks; None if unknown."""
+        """Count all parameters outside the FFNs of a model that consists of these stacks; None if unknown."""
         if self.parts is None:
             return None
         return sum(params for (stack, _), params in self.parts.items() if not stack or stack in stacks)
@@ -353,7 +366,8 @@ _HINT = "give a directory with config.json and safetensors, or a GGUF file"
 
 
 def require_runnable(resolved: Resolved) -> None:
-    """Refuse a source that does not fully describe the model's blocks; an option may add what is missing."""
+    """Raise FFNError if the source does not fully describe the model's blocks; the hint names options that add what is
+    missing."""
     if resolved.model.refused:
         raise FFNError(f"{shown(resolved.source)} cannot be run: {resolved.model.refused}", "`ffn params` counts it")
     options = {"activation": option("activation", "silu"), "top_k": option("top_k", 2)}
@@ -366,7 +380,7 @@ def require_runnable(resolved: Resolved) -> None:
 
 
 def is_runnable(resolved: Resolved) -> bool:
-    """Tell whether transformers can load it, so that it can run a prompt."""
+    """Return whether transformers can load the model, so that it can run a prompt."""
     try:
         folder_of(resolved, option("prompt"))
     except FFNError:
@@ -375,9 +389,9 @@ def is_runnable(resolved: Resolved) -> bool:
 
 
 def folder_of(resolved: Resolved, reader: str) -> Path:
-    """Return the directory, or the GGUF file, that transformers loads for the option `reader`.
+    """Return the directory or GGUF file that transformers loads for the option `reader`.
 
-    A known model's dimensions, pickled weights and fetched headers are refused.
+    Raises FFNError for a known model without weights, for pickled weights and for fetched headers.
     """
     from ffncli.models.files.checkpoint import PICKLED
 
@@ -391,7 +405,7 @@ def folder_of(resolved: Resolved, reader: str) -> Path:
             raise FFNError(f"{reader}: {where} has only pickled weights, which are never loaded", "use safetensors")
         if resolved.location:
             raise FFNError(f"{reader}: {shown_path(resolved.location)} has no safetensors", _HINT)
-        if resolved.source and path.is_dir():  # a known model's name goes before a directory of that name
+        if resolved.source and path.is_dir():  # a catalog name takes precedence over a directory
             raise FFNError(f"{reader}: {name} is the known model, which has no weights", f"the directory is ./{path}")
         raise FFNError(f"{reader}: {name if resolved.source else 'the block'} is not a directory with weights", _HINT)
     if checkpoint.remote:
@@ -410,12 +424,13 @@ def folder_of(resolved: Resolved, reader: str) -> Path:
 
 
 def is_gguf(path: Path) -> bool:
-    """Tell a GGUF file from a directory."""
+    """Return whether the path is a GGUF file."""
     return path.suffix == ".gguf" and not path.is_dir()
 
 
 def loaded_parameters(checkpoint: Checkpoint, last_layer: int) -> int:
-    """Count the parameters of a GGUF file that running its layers up to the last one loads: no later layer, no head."""
+    """Count the parameters of a GGUF file that are loaded to run its layers up to `last_layer`: without later layers
+    and the head."""
     total = 0
     for name in checkpoint.files:
         layer = re.match(r"blk\.(\d+)\.", name)

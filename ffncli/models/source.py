@@ -1,4 +1,4 @@
-"""Resolve one string from the user to the model that it means."""
+"""Resolve a SOURCE string to the model that it names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ffncli.models.dimensions import Dimensions, from_dimensions, merged, with_d
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, Fields, read_object
 from ffncli.models.model import Resolved
 
-# Readers of files are imported in the functions that need them: a catalog name does without (10 ms of 180).
+# Modules that read files are imported inside functions: a catalog name does not need them (10 of 180 ms).
 if TYPE_CHECKING:
     from ffncli.models.files.checkpoint import Checkpoint
 
@@ -32,9 +32,9 @@ _SUFFIXES = (".json", ".safetensors", ".gguf", ".pt", ".pth", ".bin")
 
 
 def load(source: str | None = None, dimensions: Dimensions | None = None) -> Resolved:
-    """Load the model for a SOURCE: resolve it, correct it by its tensors, then override it by the dimension options.
+    """Load the model for a SOURCE: resolve it, correct it according to its tensors, then apply the dimension options.
 
-    Without a source the options alone make a block.
+    Without a SOURCE, the options alone describe a block.
     """
     options = dimensions or Dimensions()
     if source is None:
@@ -50,12 +50,13 @@ def load(source: str | None = None, dimensions: Dimensions | None = None) -> Res
 
 
 def is_user_module(source: str) -> bool:
-    """Tell whether SOURCE means a module in a Python file: `my.py`, `dir/my.py:FeedForward`; `run` loads those."""
+    """Return whether SOURCE names a module in a Python file: `my.py`, `dir/my.py:FeedForward`. Such modules are loaded
+    by `run`."""
     return re.fullmatch(r".*\.py(:[^:/\\]*)?", source, re.DOTALL) is not None and "\0" not in source
 
 
 def resolve(text: str) -> Resolved:
-    """Find the model that SOURCE means, if it is not an inline block: on the Hub, in the catalog, at a path."""
+    """Find the model that a SOURCE names, unless it is an inline block: on the Hub, in the catalog, or at a path."""
     if text[:5].lower() == "hf://":
         return _from_hub("hf://" + text[5:])
     if re.match(r"https?:", text, re.IGNORECASE):
@@ -68,7 +69,7 @@ def resolve(text: str) -> Resolved:
         return model.noted(f"{text} is the known model; the directory is ./{text}") if os.path.isdir(text) else model
     try:
         exists = path.exists()
-    except OSError as error:  # a name too long for any file system
+    except OSError as error:  # the name is too long for the file system
         raise FFNError(f"source {shown(text)}: {error.strerror}") from None
     if text and exists:
         return _from_path(path, text)
@@ -83,7 +84,7 @@ def resolve(text: str) -> Resolved:
 
 
 def _name_hint(text: str) -> str:
-    """The known names that `text` most likely means."""
+    """Suggest the known names that `text` most likely means."""
     near = catalog.nearest(text)
     if not near:
         return "`ffn models` lists the known ones; a path or 512x2048:gelu works too"
@@ -93,7 +94,7 @@ def _name_hint(text: str) -> str:
 
 
 def _hub_address(text: str) -> str:
-    """`hf://org/name@revision` for the address of a model's page on the Hub."""
+    """Convert the address of a model's page on the Hub to `hf://org/name@revision`."""
     match = _HUB_PAGE.fullmatch(text)
     if match is None:
         raise FFNError(f"{shown(text)} is not a model's page on the Hub", "write it as hf://org/name")
@@ -111,7 +112,7 @@ def _path_hint(text: str) -> str:
 
 
 def _from_hub(text: str) -> Resolved:
-    """A model of the Hub: its cached snapshot, else its config and the headers of its files."""
+    """Read a model from the Hub: its cached snapshot, else its config and the headers of its files."""
     from ffncli.models.files.checkpoint import remote_checkpoint
     from ffncli.models.files.headers import parse_header
     from ffncli.models.files.hub import open_hub
@@ -131,7 +132,7 @@ def _from_hub(text: str) -> Resolved:
 
 
 def _from_path(path: Path, text: str) -> Resolved:
-    """A directory or file on disk: its config, and what its tensors are called."""
+    """Read a model from a directory or file: its config, and the names of its tensors."""
     if not path.is_file() and not path.is_dir():
         raise FFNError(
             f"{shown_path(path)} is neither a file nor a directory", "a model is not read from a pipe or a device"
@@ -168,7 +169,8 @@ def _from_tensors(checkpoint: Checkpoint, tower: Fields | None, text: str, unkno
 
 
 def _described(config: Path, checkpoint: Checkpoint | None, text: str, location: Path | None = None) -> Resolved:
-    """The model of a config and the tensors next to it; of the tensors alone if no row describes it."""
+    """Build the model from a config and the tensors next to it, or from the tensors alone if the config is missing or
+    its model type is unknown."""
     if not config.exists():
         if checkpoint is None:
             raise FFNError(f"{shown_path(config)} is missing", "it holds the widths; or give a file with tensors")
@@ -188,7 +190,8 @@ def _described(config: Path, checkpoint: Checkpoint | None, text: str, location:
 
 
 def _inline(text: str) -> Dimensions | None:
-    """The dimensions in `512x2048:gelu`: a number before the x, so that no model name is mistaken for one."""
+    """Parse dimensions such as `512x2048:gelu`. A number must precede the x, so that no model name is mistaken for
+    dimensions."""
     match = _INLINE.fullmatch(text)
     if not match or not re.fullmatch(r"[-+]?[0-9][0-9.e^]*", match["d_model"]):
         return None

@@ -66,7 +66,9 @@ def test_a_file_by_itself(call, tmp_path: Path):
 def test_what_is_active_needs_top_k(top_k: int | None, call, tmp_path: Path):
     config = {"model_type": "brand_new", "num_experts_per_tok": top_k}
     source = folder(tmp_path, config, tensors("mixtral"))
-    row = row_of(call("params", source, "--json"), *(["top_k, so what is active"] if top_k is None else []))
+    row = row_of(
+        call("params", source, "--json"), *(["top_k (and with it the active parameters)"] if top_k is None else [])
+    )
     router, expert = 4 * 4, 3 * 4 * 6
     active = None if top_k is None else 2 * (router + top_k * expert)
     assert (row["top_k"], row["ffn_params_active"]) == (top_k, active)
