@@ -1,4 +1,4 @@
-"""`ffncli.verify`: what `ffn verify` does, as a call with the command line's names."""
+"""`ffncli.verify`, the call behind `ffn verify`; its arguments have the names of the command's options."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def verdict_of(question: VerifyQuestion) -> Verdict:
-    """Verify what the question names; a check that fails is a row of the verdict, not an error."""
+    """Run the verification; a failed check is a row of the verdict, not an error."""
     with package_errors(), question.limited():
         return _verdict(question)
 
@@ -46,7 +46,7 @@ def _verdict(question: VerifyQuestion) -> Verdict:
         against = None if question.against is None else _reference(question.against, resolved, question.seed or 0)
         _require_split(resolved, question.layer, ranks)
 
-    # From here on torch is needed; every error that can be raised without it has been raised.
+    # The code below needs torch; every error that can be raised without torch has already been raised.
     set_threads(question.threads)
     from ffncli.run.verify.verify import verify_layer
 
@@ -70,10 +70,11 @@ def _verdict(question: VerifyQuestion) -> Verdict:
 
 
 def _block(question: VerifyQuestion) -> tuple[Resolved, UserModule | None]:
-    """Return the block to verify, and the user's module that it was identified from."""
+    """Return the block to verify and, if the block was identified from a user's module, that module."""
     source, dimensions = question.source, question.dimensions
-    assert not isinstance(source, os.PathLike)  # the record has made text of it
-    if source is None and question.d_model is None:  # the notebook's, whose dropout train mode needs, by a plain name
+    assert not isinstance(source, os.PathLike)  # the question's converter has turned paths into text
+    # The default is the notebook's block, because the check of train mode needs its dropout.
+    if source is None and question.d_model is None:
         resolved = with_dimensions(notebook(), dimensions)
         return replace(resolved, model=replace(resolved.model, name="a small built-in block")), None
     if source is None or isinstance(source, Resolved) or (isinstance(source, str) and not is_user_module(source)):
@@ -114,9 +115,9 @@ def _reference(against: Source, resolved: Resolved, seed: int) -> Resolved:
 
 
 def _split(question: VerifyQuestion, checks: Sequence[str] | None) -> Ranks | None:
-    """Return the split that a question asks for; None for one process. `checks`: those to run, None for all.
+    """Return the split that the question requests; None for one process. `checks` are the checks to run, None for all.
 
-    Contradictions are refused, and RanksNeeded is raised, before a Python file of the user is loaded.
+    Contradictory options raise FFNError, and missing ranks RanksNeeded, before any Python file of the user is loaded.
     """
     ranks = split_asked_for(question.tp, question.ep)
     if ranks is None:
@@ -142,8 +143,8 @@ def _split(question: VerifyQuestion, checks: Sequence[str] | None) -> Ranks | No
 
 
 def _require_split(model: Resolved, layer: int | str | None, ranks: Ranks | None) -> None:
-    """Refuse a split that the layer does not allow, with the nearest numbers that would do; raise RanksNeeded if it
-    takes several processes. The weights are floats here, whatever the file has.
+    """Reject a split that the layer does not allow, and suggest the nearest rank counts that it does; raise RanksNeeded
+    if the split needs several processes. The weights count as floats, whatever their format in the file.
     """
     if ranks is not None:
         chosen = model.model.layer(layer)
@@ -153,7 +154,7 @@ def _require_split(model: Resolved, layer: int | str | None, ranks: Ranks | None
 
 
 def _split_run(question: VerifyQuestion, ranks: Ranks | None) -> tuple[SplitRun | None, str]:
-    """Return (the run over several ranks, if this process is one of them; the device that it uses)."""
+    """Return (the run over several ranks, or None in a single process; the device to use)."""
     from ffncli.run.verify.checks.case import SplitRun
 
     place = torchrun()

@@ -1,6 +1,7 @@
-"""The block as an nn.Module of torch's own layers, made from the spec and not from the steps, as a second opinion.
+"""A second, independent implementation of the block: an nn.Module of torch's own layers, built from the spec, not from
+the steps.
 
-`kernels/module.py` has another on purpose: that is a way to compute the block, made from its steps and timed.
+`kernels/module.py` is separate on purpose: it is a kernel to be timed, built from the steps.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MODULES: Mapping[str, Callable[[], nn.Module]] = {
 
 
 class Act(nn.Module):
-    """An activation without a torch module, written out in `kernels.activations`."""
+    """An activation that has no torch module; its formula comes from `block.activations`."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -40,7 +41,7 @@ class Act(nn.Module):
 
 
 class FFNModule(nn.Module):
-    """down(dropout(act(up(x)))), or with a gate down(dropout(act(gate(x)) · up(x)))."""
+    """A dense FFN: down(dropout(act(up(x)))), or down(dropout(act(gate(x)) · up(x))) with a gate."""
 
     def __init__(self, spec: FFNSpec, d_model: int, d_ff: int, limits: Limits) -> None:
         super().__init__()
@@ -69,7 +70,8 @@ class FFNModule(nn.Module):
         return out
 
     def _activated(self, driven: Tensor) -> Tensor:
-        """Return the activation within its limits; a soft cap replaces the linear factor of silu, and the identity."""
+        """Return the activation, clamped to its limits. A soft cap replaces the linear factor x of silu, and all of
+        identity."""
         limits = self.limits
         driven = driven if limits.gate_high is None else driven.clamp(max=limits.gate_high)
         if limits.gate_cap is None:
@@ -81,7 +83,8 @@ class FFNModule(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Each expert on the tokens that chose it, times its weight; the shared ones on all."""
+    """A mixture of experts: each expert runs on the tokens routed to it, times its weight; shared experts run on all
+    tokens."""
 
     def __init__(self, spec: FFNSpec) -> None:
         super().__init__()
@@ -114,7 +117,8 @@ class Mixture(nn.Module):
             self.shared_gate = nn.Linear(spec.d_model, 1, bias=False)
 
     def forward(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Map x [tokens, d_model] to [tokens, d_model]; `ids` [tokens, 1] if a table of token ids chooses."""
+        """Map x [tokens, d_model] to [tokens, d_model]; `ids` [tokens, 1] are needed if a table of token ids chooses
+        the experts."""
         params = {name: getattr(self, name) for name in ("correction", "factor", "lookup") if hasattr(self, name)}
         chosen, weights = choose(self.route, self.moe.router_scale * self.router(x), params, ids)
         inner = self.latent_norm(self.latent(x)) if self.moe.latent else x
@@ -136,14 +140,14 @@ class Mixture(nn.Module):
         return out
 
     def _further(self, number: int) -> nn.Module:
-        """Return what the route's entries after the experts stand for: shared experts, or the token itself."""
+        """Return the module for an entry of the route beyond the routed experts: a shared expert, or the identity."""
         if self.moe.shared_routed:
             return self.shared.get_submodule(str(number))
         return nn.Identity()
 
 
 class AddedBias(nn.Module):
-    """x + bias."""
+    """A learned bias: x + bias."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -155,7 +159,7 @@ class AddedBias(nn.Module):
 
 
 class BlockModule(nn.Module):
-    """Norms, the FFN and the residual, placed as the spec says; a parallel block also adds `attention`."""
+    """A block: norms, FFN and residual in the spec's order; a parallel block also adds `attention`."""
 
     def __init__(self, spec: FFNSpec) -> None:
         super().__init__()
@@ -182,7 +186,7 @@ class BlockModule(nn.Module):
 
 
 class NormGate(nn.Module):
-    """y · sigmoid(widen(silu(narrow(y))))."""
+    """A gate on a norm's output: y · sigmoid(widen(silu(narrow(y))))."""
 
     def __init__(self, width: int, rank: int) -> None:
         super().__init__()
@@ -195,7 +199,7 @@ class NormGate(nn.Module):
 
 
 class NormModule(nn.Module):
-    """A norm that torch's modules do not have: 1 + weight, a weight on the input, or a bias without a weight."""
+    """A norm that has no torch module: with 1 + weight, a weight on the input, or a bias but no weight."""
 
     def __init__(self, spec: FFNSpec, width: int, eps: float, first: bool) -> None:
         super().__init__()
@@ -219,7 +223,8 @@ class NormModule(nn.Module):
 
 
 def norm_module(spec: FFNSpec, width: int, after: bool = False) -> nn.Module:
-    """Return torch's own norm if it has the same parameters; one `after` the FFN or an expert may differ."""
+    """Return torch's own norm if its parameters match, else a NormModule. A norm `after` the FFN or an expert may have
+    its own epsilon and weight the input."""
     eps = spec.post_norm_eps if after and spec.post_norm_eps is not None else spec.norm_eps
     first = after and spec.post_norm_weigh == "input"
     plain = spec.norm_weight == "plain" and not first
@@ -231,7 +236,7 @@ def norm_module(spec: FFNSpec, width: int, after: bool = False) -> nn.Module:
 
 
 def block_module(spec: FFNSpec, weights: Mapping[str, Tensor]) -> BlockModule:
-    """Return the block's module in eval mode on the very tensors of `weights` (canonical names): nothing is copied."""
+    """Return the block's module in eval mode; it holds the tensors of `weights` (canonical names) without copying."""
     with torch.device("meta"):
         module = BlockModule(spec)
     state: dict[str, Tensor] = {}

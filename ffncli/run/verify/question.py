@@ -1,4 +1,5 @@
-"""What `ffn verify` can be asked, and the checks by name, with the statement of each. No torch: help reads it."""
+"""The options of `ffn verify`, and the checks by name with their statements. It must not import torch, because help
+reads it."""
 
 from __future__ import annotations
 
@@ -56,18 +57,19 @@ _CHECKS = Accepts(
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyQuestion(Dimensions, LoadOptions):
-    """Prove that ways of computing a block agree, as `ffn verify` does; a failed check is a row that did not pass.
+    """Prove that different ways of computing a block agree, as `ffn verify` does; a failed check is a row with `passed`
+    False.
 
     >>> import ffncli
     >>> verdict = ffncli.verify("64x256:gelu", check=["module", "tokens"])
     >>> verdict.failed, verdict.rows[0].subject
     ((), 'torch.nn, eval')
 
-    The arguments are the command line's options by their names, and mean the same (`ffn verify --help`); `source`, the
-    dimensions and `threads` are those of `ffncli.trace`. If `source` is a module in a Python file, `my.py:Class`, that
-    module is run and compared too. With `referee` the verdict is on the one kernel, and has a `certificate`; times are
-    in seconds, or text as it is typed. With `tp` and `ep` the block also runs over the processes that torchrun has
-    started, each of which makes this call; rank 0's verdict has the rows.
+    The arguments have the names and meanings of the command line's options (`ffn verify --help`); `source`, the
+    dimensions and `threads` are the same as in `ffncli.trace`. If `source` is a module in a Python file
+    (`my.py:Class`), that module is run and compared too. With `referee`, the verdict is about one kernel and includes a
+    `certificate`. Times are in seconds, or text such as "2m". With `tp` or `ep`, the block also runs over the processes
+    started by torchrun, each of which must make this call; the rows are in the verdict of rank 0.
     """
 
     source: ModelSource = field(default=None, kw_only=False)
@@ -142,7 +144,7 @@ CONFLICTS = (
 
 
 def kernels_and_checks(question: VerifyQuestion) -> tuple[tuple[KernelChoice, ...], tuple[str, ...] | None]:
-    """Return (the kernels, the names of the checks, None for all) of a question without contradictions."""
+    """Return (kernels, names of the checks or None for all); raise FFNError if the options contradict each other."""
     check(CONFLICTS, question)
     names, kernels = tuple(question.check) or None, choices(question.kernel)
     if question.referee:
@@ -156,7 +158,7 @@ def kernels_and_checks(question: VerifyQuestion) -> tuple[tuple[KernelChoice, ..
 
 
 def _require_one_kernel(question: VerifyQuestion, kernels: tuple[KernelChoice, ...]) -> None:
-    """Refuse anything but one kernel to judge, on a block that is not a user's own module."""
+    """Raise FFNError unless there is exactly one kernel to judge, and the block is not a user's own module."""
     if len(kernels) != 1:
         raise FFNError(
             f"{option('referee')} judges one kernel, not {len(kernels)}", f"name it: {option('kernel', 'mine.py:mlp')}"

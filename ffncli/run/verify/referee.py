@@ -1,4 +1,4 @@
-"""The referee: one verdict on a kernel before anyone times it. This is the table of its checks, in their order."""
+"""The referee: a verdict on one kernel before it is timed. REFEREE_CHECKS lists its checks in order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ffncli.run.verify.checks.judged import KernelTrial, dtype_name
 from ffncli.run.verify.question import REFEREE_STATEMENTS
 from ffncli.run.verify.verify import Certificate, Verdict, environment, file_digest, first_reason, now_utc
 
-# The last two have the host load the kernel for another block.
+# The last two checks have the host load the kernel for another block, so they must come last.
 REFEREE_CHECKS: Mapping[str, Callable[[KernelTrial], Iterator[CheckRow]]] = {
     "shapes": judged.shapes,
     "repeats": judged.repeats,
@@ -50,10 +50,12 @@ def certify(
     threads: int | None = None,
     limits: TimeLimits | None = None,
 ) -> Verdict:
-    """Judge one kernel, with a certificate. The reference is computed here, the kernel in another process.
+    """Judge one kernel and issue a certificate. The reference is computed in this process, the kernel's output in
+    another.
 
-    `seed` None draws a seed, which the certificate has. `batch_invariant` demands what is otherwise reported; `threads`
-    are torch's in the kernel's process. Whatever the kernel does wrong is a row.
+    If `seed` is None, a seed is drawn; the certificate records it. `batch_invariant` turns the reported batch
+    invariance into a demand; `threads` is torch's thread count in the kernel's process. A fault of the kernel is a
+    failed row, not an exception.
     """
     seed = secrets.randbelow(_SEEDS) if seed is None else seed
     started, digest = now_utc(), file_digest(kernel)
@@ -65,7 +67,7 @@ def certify(
     with torch.no_grad(), hosted(kernel, device_of(device), threads, limits or TimeLimits()) as host:
         rows = tuple(_rows(KernelTrial(host, block, generator, batch_invariant)))
         if kernel.file is not None and not kernel.attribute:
-            kernel = kernel.with_attribute(host.name.rpartition(":")[2])  # of `mine.py:mlp`
+            kernel = kernel.with_attribute(host.name.rpartition(":")[2])  # the kernel's name in `mine.py:mlp`
     if file_digest(kernel) != digest:
         raise FFNError(f"{shown(kernel.kernel)} has changed while it was judged", "run it again")
     reason = first_reason(rows)
@@ -94,7 +96,7 @@ def certify(
 
 
 def _rows(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Yield the rows of every check. Once the kernel's process is gone, the others are not run."""
+    """Yield the rows of every check. Once the kernel's process is gone, the remaining checks are not run."""
     try:
         refusal = trial.load()
     except KernelFailure as failure:

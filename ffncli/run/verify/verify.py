@@ -1,4 +1,4 @@
-"""verify: ways of computing one block that must agree, each checked by a small function. This is the table of them."""
+"""Verification that different ways of computing one block agree. CHECKS lists the checks, each a small function."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _TOKENS, _FEW_TOKENS, _LARGE = 16, 4, 50_000_000
 
 @dataclass(frozen=True)
 class VerifyCheck:
-    """`states` is the statement that must be true; `rows` checks it."""
+    """A check: `states` is the statement that must be true; `rows` checks it."""
 
     states: str
     rows: Callable[[CheckedBlock], Iterator[CheckRow]]
 
 
 def _over_ranks(case: CheckedBlock) -> Iterator[CheckRow]:
-    from ffncli.run.verify.checks.over_ranks import over_ranks  # it loads DTensor, which takes a second
+    from ffncli.run.verify.checks.over_ranks import over_ranks  # loads DTensor, which takes a second
 
     return over_ranks(case)
 
@@ -67,7 +67,8 @@ CHECKS: Mapping[str, VerifyCheck] = {name: VerifyCheck(text, _ROWS[name]) for na
 
 @dataclass(frozen=True)
 class Verdict:
-    """Every row, in the order of the table, and their run; the referee's has a certificate."""
+    """The result of a verification: the rows, in the order of CHECKS, and the model and block they are about; the
+    referee adds a certificate."""
 
     rows: tuple[CheckRow, ...]
     model: Resolved
@@ -102,19 +103,19 @@ def verify_layer(
     against: Resolved | None = None,
     split: SplitRun | None = None,
 ) -> Verdict:
-    """Verify one layer of a model; an example on its own weights and input.
+    """Verify one layer of a model; a built-in example uses its own weights and input.
 
     >>> verify_layer(load("64x256:gelu")).failed
     ()
 
-    By default these are all checks, the built-in kernels that need no compiling, the dtype's tolerance. `user_module`
-    is set if the model is one, `split` if this process is one of several ranks. A check that fails is a row, not an
-    error.
+    The default is to run all checks, on the built-in kernels that need no compiling, with the dtype's tolerance.
+    `user_module` is the user's module if the model was identified from one; `split` is set if this process is one of
+    several ranks. A failed check is a row, not an error.
     """
     names = check_names(checks)
     if split is None:
         names = tuple(name for name in names if name != "ranks")
-    elif split.rank > 0:  # rank 0 runs the others
+    elif split.rank > 0:  # only rank 0 runs the other checks
         names = ("ranks",)
     chosen, train = resolved.model.layer(layer), None
     if leading is None and input is None and resolved.example is None:
@@ -128,7 +129,8 @@ def verify_layer(
         seed or 0, tolerance, kernels_of(kernels, kernel_steps(ready.steps), ready.layer.spec, compiling=False),
         user_module, against, split,
     )  # fmt: skip
-    # Convolutions round float32 to 10 bits on GPUs by default; `enabled` would otherwise be set to False too.
+    # On GPUs, convolutions round float32 to 10 bits by default. `enabled` is passed because flags() would otherwise set
+    # it to False.
     exact = torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False)
     with torch.no_grad(), exact:
         rows = tuple(_rows(case, names))
@@ -136,7 +138,7 @@ def verify_layer(
 
 
 def check_names(names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the checks by name, in the table's order; None means all."""
+    """Return the names of the requested checks in the order of CHECKS; None requests all."""
     for name in names or ():
         if name not in CHECKS:
             hint = did_you_mean(name, list(CHECKS), "checks: " + ", ".join(CHECKS))
@@ -145,7 +147,7 @@ def check_names(names: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _require_covered(resolved: Resolved, ready: Prepared) -> None:
-    """Refuse a layer that no check covers."""
+    """Raise FFNError for a layer that no check covers."""
     where, spec = f"{ready.layer.stack} layer {ready.layer.index}", ready.layer.spec
     if id_inputs(ready.steps):
         chooses = (str(g.layers[0]) for g in resolved.model.groups if not (g.spec.moe and g.spec.moe.lookup))
@@ -160,10 +162,10 @@ def _require_covered(resolved: Resolved, ready: Prepared) -> None:
 
 
 def _rows(case: CheckedBlock, names: Sequence[str]) -> Iterator[CheckRow]:
-    """Yield the rows of the checks; if values are NaN or Inf, only that is checked."""
+    """Yield the rows of the checks; if weights or input contain NaN or Inf, run only `finite` and `layout`."""
     broken = [row for row in properties.finite(case) if row.passed is False]
     rows: dict[str, tuple[CheckRow, ...]] = {}
-    for name in sorted(names, key=lambda name: name != "ranks"):  # first what other processes wait for
+    for name in sorted(names, key=lambda name: name != "ranks"):  # `ranks` first: other processes wait for it
         if broken and name not in ("finite", "layout"):
             rows[name] = (CheckRow(name, "all", note=f"not run: {broken[0].subject} with NaN or Inf"),)
             continue
@@ -180,12 +182,12 @@ def _rows(case: CheckedBlock, names: Sequence[str]) -> Iterator[CheckRow]:
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate: verdict, file hash, machine. `kernel` is the label, `file` and `sha256` are None for a built-in
-    kernel; `attribute` names the kernel in its file.
+    """The referee's certificate for a kernel. `kernel` is its label, `attribute` its name in its file; `file` and
+    `sha256` are None for a built-in kernel.
 
-    `reason` is the first check that failed, empty for a certified kernel. `error_class` (`fp32-true`) and
-    `batch_invariant` are None if they could not be measured. `environment` has versions and the machine, as `ffn bench`
-    names them.
+    `reason` names the first failed check; it is empty for a certified kernel. `error_class` (such as `fp32-true`) and
+    `batch_invariant` are None if they could not be measured. `environment` holds versions and the machine, under the
+    column names of `ffn bench`.
     """
 
     verdict: Literal["certified", "refused"]
@@ -208,7 +210,8 @@ class Certificate:
 
 
 def first_reason(rows: Sequence[CheckRow]) -> str:
-    """Name the first check that failed, as `state, other numbers in the same buffer: error 0.7 (limit 2.2e-05)`."""
+    """Return the first failed check as `state, other numbers in the same buffer: error 0.7 (limit 2.2e-05)`; empty if
+    no check failed."""
     row = next((row for row in rows if row.passed is False), None)
     if row is None:
         return ""
@@ -231,7 +234,7 @@ def file_digest(choice: KernelChoice) -> str | None:
 
 
 def environment(device: str) -> dict[str, str]:
-    """Return versions and the machine, under the names of the columns of `ffn bench`."""
+    """Return versions and the machine, under the column names of `ffn bench`."""
     cuda = device.startswith("cuda")
     return {
         "ffncli": __version__,
@@ -247,5 +250,5 @@ def environment(device: str) -> dict[str, str]:
 
 
 def now_utc() -> str:
-    """Return the time, as `ffn bench` writes it."""
+    """Return the current time in the format of `ffn bench`."""
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -1,1 +1,1 @@
-"""The checks of `ffn verify`: one file per subject; `run/verify/verify.py` has the table of them."""
+"""The checks of `ffn verify`, one file per subject; they are listed in a table in `run/verify/verify.py`."""

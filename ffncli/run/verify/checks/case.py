@@ -1,4 +1,4 @@
-"""The subject of the checks, one layer's block with its weights and input, and the rows that a check yields."""
+"""The block under check (one layer with its weights and input), and the result rows that a check yields."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class UserModule:
-    """A user's own nn.Module, and how to run it on tokens [tokens, d_model]."""
+    """A user's own nn.Module, and a runner that calls it on tokens [tokens, d_model]."""
 
     module: nn.Module
     runner: Runner
@@ -33,7 +33,7 @@ class UserModule:
 
 @dataclass(frozen=True)
 class SplitRun:
-    """Over which ranks a block runs, which of them this process is, and how many seconds it waits for the others."""
+    """A run of a block over several ranks: the ranks, this process's rank, and the seconds to wait for the others."""
 
     ranks: Ranks
     rank: int
@@ -44,7 +44,8 @@ class SplitRun:
 class DenseFFN:
     """A dense FFN inside the block: the block's FFN, or its first routed expert; `label` names it.
 
-    `x` [tokens, d_model] is its input (every token, even for an expert); experts may work in a narrower space.
+    `x` [tokens, width] is its input: all tokens, even for an expert. The width is d_model unless experts work in a
+    narrower space.
     """
 
     steps: tuple[Step, ...]
@@ -54,17 +55,17 @@ class DenseFFN:
 
     @property
     def entry(self) -> str:
-        """The name of its input."""
+        """The name of the input of `steps`."""
         return block_inputs(self.steps)[0]
 
 
 @dataclass(frozen=True)
 class CheckedBlock:
-    """One block to be checked. `inputs` are [tokens, d_model]; `tolerance` None means the dtype's.
+    """A block under check. `inputs` are [tokens, d_model]; if `tolerance` is None, it follows from the dtype.
 
-    `kernels` are to be compared with float64, `against` is the model whose weights are the reference, if any; `split`
-    is the run over several processes, of which this is one. `computes` is what the judged kernel declares: fewer bits
-    than the dtype has.
+    `kernels` are compared with float64; `against` is the model whose weights are the reference, if any; `split` is the
+    run over several processes, one of which is this process. `computes` is the format that the judged kernel declares,
+    such as `fp8-rowwise`, if it computes with fewer bits than the dtype has; otherwise empty.
     """
 
     model: Resolved
@@ -83,7 +84,8 @@ class CheckedBlock:
     computes: str = ""
 
     def judge(self, check: str, dtype: torch.dtype | None = None) -> Judge:
-        """Return the tolerance in the block's dtype, or in another one for checks without a router."""
+        """Return the judge of a check, with the tolerance of the block's dtype; checks without a router may pass
+        another `dtype`."""
         spec, scores = self.layer.spec, self._scores() if dtype is None else None
         dtype = dtype or self.dtype
         allowed = tolerance_for(dtype, max(spec.d_model, spec.d_ff, spec.shared_width), scores)
@@ -95,7 +97,7 @@ class CheckedBlock:
         return torch.float32 if fixed else None
 
     def generator(self) -> torch.Generator:
-        """Return a source of random numbers separate from those of the weights and the input."""
+        """Return a random number generator, separate from the generators of the weights and the input."""
         return torch.Generator().manual_seed(self.seed + 1)
 
     @property
@@ -105,12 +107,12 @@ class CheckedBlock:
 
     @cached_property
     def ffn(self) -> tuple[Step, ...]:
-        """The steps of the FFN in eval mode, as kernels get them."""
+        """The steps of the FFN in eval mode, as passed to kernels."""
         return kernel_steps(self.steps)
 
     @cached_property
     def ffn_weights(self) -> dict[str, Tensor]:
-        """The weights of only those steps."""
+        """The weights of the steps in `ffn`."""
         return {name: self.weights[name] for step in self.ffn for name in step.parameters()}
 
     @cached_property
@@ -128,7 +130,7 @@ class CheckedBlock:
 
     @cached_property
     def dense(self) -> DenseFFN:
-        """The dense FFN that statements about one are checked on."""
+        """The dense FFN on which statements about dense FFNs are checked."""
         for step in self.ffn:
             if isinstance(step.op, Experts):
                 weights = step.op.of_one(self.weights, 0)
@@ -136,7 +138,7 @@ class CheckedBlock:
         return DenseFFN(self.ffn, self.ffn_weights, self.x, "the FFN")
 
     def _within(self, name: str) -> Tensor:
-        """Return a tensor of the FFN by its name."""
+        """Run the FFN and return its input or one of its intermediate tensors by name."""
         events = execute(self.ffn, self.ffn_weights, {self.entry: self.x})
         return self.x if name == self.entry else next(e.tensor for e in events if e.name == name)
 
@@ -153,10 +155,9 @@ CONVENTIONS = {
 
 @dataclass(frozen=True)
 class CheckRow:
-    """`passed` is None if the check does not apply, or if the row only shows a figure.
+    """One result of a check. `passed` is None if the check does not apply, or if the row only shows a figure.
 
-    `subject` names the object of the check; errors are as in CONVENTIONS; `note` gives the reason or explains the
-    figure.
+    `subject` names what was checked; CONVENTIONS defines the errors; `note` gives the reason or explains the figure.
     """
 
     check: str
@@ -171,14 +172,14 @@ class CheckRow:
 
 @dataclass(frozen=True)
 class Judge:
-    """Makes rows of one check, with its tolerance and the dtype of its ulps."""
+    """A builder of the result rows of one check; `ulps` are counted in `dtype`."""
 
     check: str
     tolerance: float
     dtype: torch.dtype
 
     def equal(self, subject: str, output: Tensor, reference: Tensor, note: str = "") -> CheckRow:
-        """Return a row that passes if `output` is `reference` within the tolerance; anything not finite fails."""
+        """Return a row that passes if `output` equals `reference` within the tolerance; a NaN or Inf fails."""
         if output.shape != reference.shape:
             return self.fails(subject, f"shape {list(output.shape)}, expected {list(reference.shape)}")
         for whose, tensor in (("the reference", reference), ("its output", output)):
@@ -194,16 +195,17 @@ class Judge:
         return CheckRow(self.check, subject, largest, relative, ulps, note=note)
 
     def fails(self, subject: str, why: str) -> CheckRow:
-        """Return a row that fails for a reason other than a number."""
+        """Return a failed row without figures."""
         return CheckRow(self.check, subject, tolerance=self.tolerance, passed=False, note=why)
 
     def skips(self, subject: str, why: str) -> CheckRow:
-        """Return a row for a check that does not apply here, and why."""
+        """Return a row for a check that does not apply here; `why` is its note."""
         return CheckRow(self.check, subject, note=why)
 
 
 def errors(output: Tensor, reference: Tensor, dtype: torch.dtype) -> tuple[float, float | None, float | None]:
-    """Return (max_error, relative_error, ulps) as in CONVENTIONS; NaN if only one of two values is finite."""
+    """Return (max_error, relative_error, ulps) as defined in CONVENTIONS; NaN if a value is finite in only one of the
+    tensors."""
     apart = gap(output, reference)
     if apart.unlike:
         return math.nan, math.nan, math.nan
@@ -213,7 +215,7 @@ def errors(output: Tensor, reference: Tensor, dtype: torch.dtype) -> tuple[float
 
 
 def not_finite(tensor: Tensor) -> str:
-    """`3 NaN`, `1 NaN and 2 Inf`."""
+    """Return `3 NaN` or `1 NaN and 2 Inf`; empty if all values are finite."""
     return in_words(*statistics.not_finite(tensor))
 
 

@@ -26,7 +26,7 @@ _NAIVE = "each call draws its own dropout mask, so two calls in train mode diffe
 
 @dataclass(frozen=True)
 class Subject:
-    """A module that should equal the block: its label, the module, and how to run it on the block's inputs."""
+    """A module that should equal the block, its label, and a function that runs it on the block's inputs."""
 
     label: str
     module: nn.Module
@@ -53,7 +53,8 @@ def module(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def _spec_of(case: CheckedBlock) -> FFNSpec | None:
-    """Return the spec whose steps the case runs: the layer's, without norms that its file does not describe."""
+    """Return the spec whose steps the case runs: the layer's spec, without the norms if its file does not describe
+    them. None if no such spec has these steps."""
     spec = case.layer.spec
     bare = replace(spec, residual=False, parallel=False)
     if case.steps == ffn_steps(steps(spec)) and not spec.sub_norm:
@@ -105,15 +106,15 @@ def _train(case: CheckedBlock, subject: Subject) -> Iterator[CheckRow]:
     yield judge.figure(f"{label}, called twice", again, theirs, _NAIVE)
 
 
-# Kernels against the reference in float64, and the packed kernel against the eager one.
+# Kernels compared with the reference in float64, and the packed kernel with the eager kernel.
 
 
 class BrokenContract(Exception):
-    """A kernel broke its contract; the text says how."""
+    """A kernel broke its contract; the message says how."""
 
 
 def fused(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Check gate and up in one matrix, against gate and up separate, in the same dtype."""
+    """Check that gate and up packed in one matrix equal gate and up as separate matrices, in the same dtype."""
     judge, packed = case.judge("fused"), built_in("packed")
     reason = packed.refuses(case.ffn) or built_in("eager").refuses(case.ffn)
     if reason:
@@ -147,7 +148,7 @@ def kernels(case: CheckedBlock) -> Iterator[CheckRow]:
 def compute(case: CheckedBlock, kernel: Kernel) -> Tensor:
     """Return a kernel's output for the case's x [tokens, d_model]; raise BrokenContract if it breaks its contract.
 
-    It is called with other tokens first, so that a kernel that caches its first result is caught.
+    The kernel is called with other tokens first, which exposes a kernel that caches its first result.
     """
     weights = dict(case.ffn_weights)
     if kernel.origin:  # a user's kernel, which may write where it should not
@@ -180,7 +181,7 @@ RANKS = (2, 3, 4, 8)
 
 
 def shards(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Check the block split over 2, 3, 4 and 8 ranks, if d_ff divides."""
+    """Check the block split over 2, 3, 4 and 8 ranks; a number that does not divide d_ff is skipped."""
     judge = case.judge("shards")
     whole = run(case.steps, case.weights, case.inputs)
     for ranks in RANKS:

@@ -1,4 +1,4 @@
-"""The referee's checks of one kernel on trial: right, the same bits, precise, and without side effects."""
+"""The referee's checks of one kernel on trial: correct, reproducible, precise, and free of side effects."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from ffncli.system.host import busy_threads
 
 _FEW = 5  # tokens of a special input
 _ODD_WIDTHS = ((33, 70), (19, 101))  # d_model, d_ff
-_SOME = 17  # tokens where their number does not matter
+_SOME = 17  # tokens in checks for which their number does not matter
 
 
 def shapes(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Check the output for every number of tokens."""
+    """Check the output for every number of tokens in `token_counts`."""
     judge = trial.judge("shapes")
     for count in trial.token_counts:
         x = trial.draw(count)
@@ -41,7 +41,7 @@ def shapes(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def widths(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Check the block at odd widths, with random weights. A kernel may refuse these when it is loaded."""
+    """Check the block at odd widths, with random weights. A kernel may refuse such widths when it is loaded."""
     for d_model, d_ff in _ODD_WIDTHS:
         subject, spec = f"{d_model}x{d_ff}", replace(trial.spec, d_model=d_model, d_ff=d_ff)
         ffn = kernel_steps(steps(spec))
@@ -60,7 +60,8 @@ def widths(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def special(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Check inputs on which shortcuts go wrong. An error below the smallest normal number passes: some flush it."""
+    """Check inputs on which shortcuts go wrong. An error within 4 times the smallest normal number passes, since some
+    hardware flushes subnormal numbers to zero."""
     judge = trial.judge("special")
     numbers = torch.finfo(trial.block.dtype)
     for subject, x in _special_inputs(trial).items():
@@ -75,10 +76,10 @@ def special(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def _special_inputs(trial: KernelTrial) -> Mapping[str, Tensor]:
-    """Return inputs [few tokens, d_model] by name. If a router chooses, no input has experts that score the same."""
+    """Return inputs [few tokens, d_model] by name. With a router, leave out inputs on which experts could tie."""
     dtype, d_model = trial.block.dtype, trial.spec.d_model
     drawn, numbers = trial.draw(_FEW), torch.finfo(dtype)
-    past_overflow = math.log(numbers.max)  # of exp: |x| is up to 4 times as much
+    past_overflow = math.log(numbers.max)  # exp overflows beyond this; drawn |x| reaches about 4 times as far
     inputs = {
         "equal tokens": drawn[:1].repeat(_FEW, 1),
         "large numbers": trial.draw(_FEW, past_overflow),
@@ -97,7 +98,7 @@ def _special_inputs(trial: KernelTrial) -> Mapping[str, Tensor]:
 
 
 def isolation(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Check NaN and infinities in one token of several, and the call after that."""
+    """Check that NaN or infinity in one token changes neither the other tokens nor the next call."""
     judge, x = trial.judge("isolation"), trial.draw(_FEW)
     reference = trial.reference(x)
     at = _FEW // 2
@@ -110,7 +111,7 @@ def isolation(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def experts(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Check the experts in another order, with their rows of the router: the same block."""
+    """Check that the output stays the same if the experts, with their rows of the router, are put in another order."""
     judge = trial.judge("experts")
     ffn = trial.block.ffn
     route = next((step for step in ffn if isinstance(step.op, Route)), None)
@@ -132,7 +133,8 @@ def experts(trial: KernelTrial) -> Iterator[CheckRow]:
 def _reordered(
     ffn: tuple[Step, ...], route: Step, weights: Mapping[str, Tensor], generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return the weights with the experts in another order; experts that return their token as it is stay the last."""
+    """Return the weights with the experts in another order; identity experts, which return their token unchanged, stay
+    last."""
     holder = next(step for step in ffn if isinstance(step.op, Experts) and not step.op.always)
     assert isinstance(holder.op, Experts)
     count = holder.op.experts.size
@@ -148,13 +150,13 @@ def _reordered(
     return changed
 
 
-# A kernel against itself, bit by bit: called again, in another order, from other buffers, in other batches.
+# A kernel compared with itself bit by bit: called again, in another order, from other buffers, in other batches.
 
 _AGAIN = 2  # calls after the first
 
 
 def repeats(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Check the same input several times in a row."""
+    """Check that the same input gives the same bits several times in a row."""
     for count in (1, _SOME, trial.most_tokens):
         x = trial.draw(count)
         first = trial.call(x)
@@ -163,7 +165,7 @@ def repeats(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def state(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Check other contents in a used buffer, the same contents in another buffer, and the calls in another order."""
+    """Check new contents in a used buffer, the same contents in another buffer, and the same calls in another order."""
     judge = trial.judge("state")
     x, y = trial.draw(_SOME), trial.draw(_SOME)
     first, second = trial.call(x), trial.call(y)
@@ -176,9 +178,11 @@ def state(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def batch(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Check the tokens of a large batch, alone and in smaller batches, at several places, and in another order.
+    """Check that tokens of a large batch give the same bits alone, in smaller batches from several positions, and in
+    another order.
 
-    A figure, unless it is demanded: torch's own products round a token differently in batches of other sizes.
+    Unless batch invariance is demanded, other bits are a figure, not a failure: even torch's own products round a token
+    differently in batches of other sizes.
     """
     most = trial.most_tokens
     x = trial.draw(most)
@@ -194,25 +198,26 @@ def batch(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def _reported(trial: KernelTrial, row: CheckRow) -> CheckRow:
-    """Return the row; unless batch invariance is demanded, other bits are a figure and no failure."""
+    """Return the row, which no longer counts as failed unless batch invariance is demanded."""
     return row if row.passed or trial.batch_invariant else replace(row, passed=None)
 
 
-# How precisely a kernel computes: its error, next to those that fp32, TF32 and bf16 would make on the same numbers.
+# The precision of a kernel: its error, compared with the errors of fp32, TF32 and bf16 on the same numbers.
 
 LOWER = "lower"
 _TOKENS = 64
-_ROOM = 2.0  # times the expected error: a kernel's own order of sums and functions
-_SAME_STEPS = 1.5  # times the error of the steps in a 16-bit dtype: rounding a weight to 8 bits doubles it
-_SUMS = {torch.float64: 53, torch.float32: 24}  # bits of a number, its hidden one included
+_ROOM = 2.0  # times the expected error, because a kernel has its own order of sums and its own functions
+_SAME_STEPS = 1.5  # times the error of the steps in a 16-bit dtype; rounding a weight to 8 bits would double that error
+_SUMS = {torch.float64: 53, torch.float32: 24}  # bits of a significand, with the hidden bit
 _TF32, _BF16 = 11, 8
 
 
 def precision(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Measure the rms error and name the arithmetic that makes one as large; it fails below the dtype's own.
+    """Measure the rms error and name the arithmetic with an error of that size; fail if it is less precise than the
+    dtype's own.
 
-    If the user allows an error (`tolerance`), a lower precision is reported. A kernel that declares fewer bits is held
-    to these.
+    If the user allows an error (`tolerance`), lower precision is reported but passes. A kernel that declares a format
+    with fewer bits is held to that format.
     """
     x = trial.draw(min(_TOKENS, trial.most_tokens))
     reference = trial.reference(x)
@@ -232,7 +237,7 @@ def precision(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def rms_error(output: Tensor, reference: Tensor) -> float:
-    """Return ‖a − b‖ / ‖b‖, infinite if either is not finite."""
+    """Return ‖output − reference‖ / ‖reference‖, infinite if a norm is not finite."""
     size = float(reference.norm())
     error = float((output.double() - reference).norm())
     if not math.isfinite(error) or not math.isfinite(size):
@@ -241,12 +246,12 @@ def rms_error(output: Tensor, reference: Tensor) -> float:
 
 
 def error_bounds(trial: KernelTrial, x: Tensor) -> Mapping[str, float]:
-    """Return the largest rms error of each class, the best first: `fp32-true`, `tf32-like`, ...
+    """Return the largest rms error allowed for each class, the most precise class first: `fp32-true`, `tf32-like`, ...
 
-    A product whose factors are rounded to p bits is off by about 2⁻ᵖ times what the emulation with 11 bits is by 2⁻¹¹;
-    a sum of n products that is rounded to p bits after each is off by √(n/2) times the rounding of one number, in the
-    worst order (the k-th partial sum is √(k/n) of the last). Factors of 16-bit dtypes need no rounding: their error is
-    that of the steps, each rounded.
+    `emulated` measures the error of products whose factors are rounded to 11 bits; with p bits it is 2¹¹⁻ᵖ times as
+    large. A sum of n products that is rounded to p bits after every addition has √(n/2) times the error of one
+    rounding, in the worst order (the k-th partial sum is √(k/n) of the total). Factors in a 16-bit dtype need no
+    rounding, so the bound of these dtypes is based on the error of the steps, each rounded to the dtype.
     """
     dtype, name = trial.block.dtype, dtype_name(trial.block.dtype)
     if dtype in _SUMS:
@@ -265,7 +270,8 @@ def error_bounds(trial: KernelTrial, x: Tensor) -> Mapping[str, float]:
 
 
 def emulated(trial: KernelTrial, x: Tensor, bits: int) -> float:
-    """Return the rms error if the factors of every product have so many bits, and all else is exact."""
+    """Return the rms error if the factors of every product are rounded to `bits` bits, and all else is computed in
+    float64."""
     block = trial.block
     with RoundedProducts(bits):
         output, went = in_float64(block.ffn, block.ffn_weights, {block.entry: x})
@@ -275,7 +281,7 @@ def emulated(trial: KernelTrial, x: Tensor, bits: int) -> float:
 
 
 class RoundedProducts(TorchFunctionMode):
-    """Within, torch's `linear` rounds its input and its weight to so many bits first, as tensor cores do."""
+    """A context in which torch's `linear` first rounds its input and weight to `bits` bits, as tensor cores do."""
 
     def __init__(self, bits: int) -> None:
         super().__init__()
@@ -284,7 +290,7 @@ class RoundedProducts(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Make the call, with rounded factors if it is `linear`."""
+        """Call `func`, with rounded factors if it is `linear`."""
         if func is functional.linear:
             x, weight, *rest = args
             args = (rounded(x, self.bits), rounded(weight, self.bits), *rest)
@@ -292,18 +298,19 @@ class RoundedProducts(TorchFunctionMode):
 
 
 def rounded(tensor: Tensor, bits: int) -> Tensor:
-    """Return every number rounded to so many bits, the leading one included, halves to even."""
+    """Round every number to `bits` significant bits, the leading bit included, halves to even."""
     mantissa, exponent = torch.frexp(tensor)
     return torch.ldexp((mantissa * 2.0**bits).round(), exponent - bits)
 
 
-# What a kernel's calls leave behind: threads that run on, an input or weights that are not what they were.
+# Side effects of a kernel's calls: threads that keep running, a changed input, changed weights.
 
 _CALLS = 8
 
 
 def threads(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Count the threads of its process before and after several calls. It has been called before: pools are there."""
+    """Count the threads of the kernel's process before and after several calls. A call before the first count creates
+    thread pools."""
     judge, x = trial.judge("threads"), trial.draw(_SOME)
     trial.call(x)
     before = trial.host.threads()
@@ -319,26 +326,27 @@ def threads(trial: KernelTrial) -> Iterator[CheckRow]:
 
 
 def untouched(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Check the input after every call, and the weights after all of them."""
+    """Check that no call so far has changed its input, and that the weights are unchanged."""
     trial.host.inspect()
     changed = sorted(trial.host.changed)
     names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
     yield CheckRow("untouched", "input and weights", passed=not changed, note=f"changes {names}" if changed else "")
 
 
-# Whether a kernel keeps its answers: right ones, so that only the work of a call shows it.
-#
-# What its process has computed is read from the system, by the process that judges: no clock of the kernel's is asked.
+# Whether a kernel caches its answers. Cached answers are correct, so only the work of a call reveals a cache. The
+# judging process reads the processor time of the kernel's process from the system; the kernel's own clock is not
+# trusted.
 
-_REPEATS = 4  # of a series, on other inputs and on the same one; the least counts
-_SERIES = 5  # a finding counts if it comes in all of them: disturbances do not
-_LEAST = 2e-3  # s of a call; of less, much is passing numbers from process to process
-_KEPT = 0.7  # of the work for another input: a part of the answer is kept
-_NEAR = 2.0**-6  # how far other inputs are apart: the same experts are chosen, whose weights are as near
+_REPEATS = 4  # calls per series on new inputs, and on one repeated input; the fastest counts
+_SERIES = 5  # a cache is reported only if every series shows it, which a disturbance does not
+_LEAST = 2e-3  # s; in a shorter call, passing numbers between the processes is too large a part
+_KEPT = 0.7  # of the work for a new input; below it, part of the answer must have been cached
+# Relative distance of the new inputs: so small that the same experts are chosen, with weights as near in the caches.
+_NEAR = 2.0**-6
 
 
 def replay(trial: KernelTrial) -> Iterator[CheckRow]:
-    """Compare the processor time of calls on new inputs with that of calls on one input seen before."""
+    """Compare the processor time of calls on new inputs with the time of calls on an input seen before."""
     judge, subject = trial.judge("replay"), counted_tokens(trial.most_tokens)
     x = trial.draw(trial.most_tokens)
     if trial.host.device != "cpu" or _work(trial, x) is None:
@@ -363,7 +371,8 @@ def _near(trial: KernelTrial, x: Tensor) -> Tensor:
 
 
 def _work(trial: KernelTrial, x: Tensor) -> float | None:
-    """Return the seconds of all threads of its process for one call; None if the system does not say."""
+    """Return the processor seconds of one call, over all threads of the kernel's process; None if the system does not
+    report them."""
     number = str(trial.host.process.pid)
     before = busy_threads(number)
     trial.call(x)
@@ -373,9 +382,9 @@ def _work(trial: KernelTrial, x: Tensor) -> float | None:
     return 1e-9 * sum(time - before.get(thread, 0) for thread, time in after.items())
 
 
-# At most 8 counts: torch.compile makes a graph for each, and stops at 8.
+# At most 8 counts: torch.compile creates a graph for each, and stops compiling after 8.
 _COUNTS, _FEW_COUNTS = (1, 2, 3, 5, 17, 64, 127), (1, 2, 5, 17)
-_LARGE = 50_000_000  # parameters from which few tokens are run
+_LARGE = 50_000_000  # above this many parameters, run fewer tokens
 _REDRAWS = 64
 
 
@@ -383,7 +392,7 @@ _REDRAWS = 64
 class KernelTrial:
     """A kernel that its host has loaded for `block`, and the demands on it.
 
-    `generator` draws all inputs. `batch_invariant`: demanded, not only reported.
+    `generator` draws all inputs. If `batch_invariant` is set, batch invariance is demanded, not only reported.
     """
 
     host: HostedKernel
@@ -392,7 +401,7 @@ class KernelTrial:
     batch_invariant: bool = False
 
     def judge(self, check: str) -> Judge:
-        """Return the judge that says what equals the reference."""
+        """Return the judge of a check on this block."""
         return self.block.judge(check)
 
     @property
@@ -402,12 +411,12 @@ class KernelTrial:
 
     @cached_property
     def token_counts(self) -> tuple[int, ...]:
-        """The numbers of tokens of all calls, ascending."""
+        """The token counts of the calls, ascending."""
         return _FEW_COUNTS if cost(self.block.ffn).params > _LARGE else _COUNTS
 
     @property
     def most_tokens(self) -> int:
-        """The largest of them."""
+        """The largest token count."""
         return self.token_counts[-1]
 
     @cached_property
@@ -416,16 +425,17 @@ class KernelTrial:
         return any(isinstance(step.op, Route) for step in self.block.ffn)
 
     def declared(self) -> KernelTrial:
-        """Return this trial with the bounds of the format that the loaded kernel declares, if it does."""
+        """Return this trial with the number format, if any, that the loaded kernel declares."""
         return replace(self, block=replace(self.block, computes=self.host.computes))
 
     def load(self) -> str | None:
-        """Have the host load the kernel for this block; return why it refuses, or None."""
+        """Have the host load the kernel for this block; return the reason if the kernel refuses the block, or None."""
         block = self.block
         return self.host.load(self.spec, block.ffn, block.ffn_weights, block.dtype, self.most_tokens)
 
     def draw(self, tokens: int, scale: float = 1.0) -> Tensor:
-        """Draw tokens [tokens, d_model] that go to the same experts regardless of rounding; nearly none is an error."""
+        """Draw tokens [tokens, d_model] that go to the same experts regardless of rounding. Raise FFNError if too few
+        random tokens do."""
         kept: list[Tensor] = []
         count = 0
         for _ in range(_REDRAWS):
@@ -439,24 +449,24 @@ class KernelTrial:
         raise FFNError("rounding decides to which experts tokens go", "no kernel can be judged on these weights")
 
     def reference(self, x: Tensor) -> Tensor:
-        """Return the output in float64 from the same numbers."""
+        """Return the steps' output in float64 for the same weights and input."""
         return in_float64(self.block.ffn, self.block.ffn_weights, {self.block.entry: x})[0]
 
     def call(self, x: Tensor, place: int = 0) -> Tensor:
-        """Return the kernel's output."""
+        """Call the kernel on `x`, copied into the buffer number `place`."""
         return self.host.call(x, place)
 
     def with_block(
         self, ffn: Sequence[Step], weights: Mapping[str, Tensor], spec: FFNSpec | None = None
     ) -> KernelTrial:
-        """Return a trial of the same kernel on another block, not loaded yet."""
+        """Return a trial of the same kernel on another block; the kernel is not loaded for it yet."""
         layer = self.block.layer if spec is None else replace(self.block.layer, spec=spec)
         block = replace(self.block, layer=layer, steps=tuple(ffn), weights=weights, inputs={})
         return replace(self, block=block)
 
 
 def equal_bits(check: str, subject: str, output: Tensor, other: Tensor, note: str = "") -> CheckRow:
-    """Return a row that passes if two outputs are equal bit by bit; its errors say how far they are apart."""
+    """Return a row that passes if two outputs are equal bit by bit; its errors are the distance between them."""
     if same_bits(output, other):
         return CheckRow(check, subject, 0.0, 0.0, 0.0, 0.0, True, note)
     apart = gap(output, other)
@@ -465,11 +475,11 @@ def equal_bits(check: str, subject: str, output: Tensor, other: Tensor, note: st
 
 
 def counted_tokens(count: int) -> str:
-    """`1 token`, `17 tokens`."""
+    """Return `1 token` or `17 tokens`."""
     return "1 token" if count == 1 else f"{count} tokens"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return our name of torch's dtype: `fp32`."""
+    """Return ffncli's name of a torch dtype, such as `fp32`."""
     row = find(str(dtype))
     return row.name if row else str(dtype)

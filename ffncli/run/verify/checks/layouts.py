@@ -1,10 +1,10 @@
-"""The layout check: how the file's tensors were read, the evidence, and the effect of each misreading.
+"""The layout check: how the file's tensors were read, the evidence for it, and the effect of each misreading.
 
-The proof that our reading is right is another program's result: transformers' module for the layer, run on its actual
-input, or the same layer of another checkpoint (`against`). If ours differs from it but a misreading agrees, that
-misreading is named.
+The proof that the reading is right is the result of another program: transformers' module for the layer, run on the
+layer's actual input, or the same layer of another checkpoint (`against`). If our result differs from the proof but a
+misreading agrees with it, the row names that misreading.
 
-Tokens that reach every expert: an expert without tokens does not affect any output.
+The file also finds tokens that reach every expert, because an expert without tokens does not affect any output.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from ffncli.run.pretrained.capture import FAULTS, run_model
 from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.verify.checks.case import CheckedBlock, CheckRow, Judge, errors
 
-_IDS = tuple(range(5, 13))  # tokens that every vocabulary has, none of them special
-_WHERE = 120  # letters of a tensor's name
+_IDS = tuple(range(5, 13))  # token ids that every vocabulary has; none is a special token
+_WHERE = 120  # characters shown of a tensor's name
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The result of another program, called `name`, for `x` [tokens, d_model] with the same layer.
+    """The output (`reference`) of another program for the same layer and the input `x` [tokens, d_model]; `name` says
+    which program.
 
-    `weights` are its canonical weights, if they can be compared with ours, and `norms` the outputs of its norms for x.
-    It is `single` if it computes parts in float32 whatever the dtype. `same` are the tokens that are compared; None:
-    all. `fault` is a known bug in it. `formats` are the packed formats that its weights are unpacked from; None if they
-    are those of the same file.
+    `weights` are the program's weights in canonical form, if they can be compared with ours, and `norms` the outputs of
+    its norms for x. `single` is True if the program computes parts in float32 whatever the dtype. `same` marks the
+    tokens to compare; None for all. `fault` describes a known bug in the program. `formats` are the packed formats of
+    its weights; None if the weights come from the same file as ours.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Proof:
 
 
 def layout(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Check the tensors as they were read against proofs, and the misreadings that the shapes allow."""
+    """Compare the tensors as read with the proofs, and show the effect of every misreading that the shapes allow."""
     judge = case.judge("layout")
     located = _located(case)
     if located is None and case.against is None:
@@ -81,7 +82,8 @@ def layout(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def transformers_module(case: CheckedBlock) -> tuple[Proof | None, str]:
-    """Run transformers' own FFN for the layer, inside its model on token ids; or say why that is not possible."""
+    """Run the layer's FFN in transformers' own model, on token ids; return (proof, ""), or (None, the reason it cannot
+    run)."""
     passes: list[tuple[Tensor, Tensor]] = []
     try:
         run_model(
@@ -106,18 +108,19 @@ def transformers_module(case: CheckedBlock) -> tuple[Proof | None, str]:
 
 
 def _located(case: CheckedBlock) -> tuple[Located, ...] | None:
-    """Return where the FFN's parameters are in the model's files; None if it has none."""
+    """Locate the FFN's parameters in the model's files; None if the model has no files."""
     located = located_weights(case.model, case.layer)
     return None if located is None else tuple(item for item in located if item.parameter in case.ffn_weights)
 
 
 def _words(item: Located, resolved: Resolved) -> str:
-    """`model.layers.0.mlp.gate_up_proj.weight [80, 16], concatenated 1 of 2; stored as mxfp4, ...; named ...`."""
+    """Describe a reading: `model.layers.0.mlp.gate_up_proj.weight [80, 16], concatenated 1 of 2; stored as mxfp4, ...;
+    named ...`."""
     many = f" and {len(item.names) - 1} more" if len(item.names) > 1 else ""
     shape = f"[{', '.join(map(str, item.stored_shape()))}]"
     how = ", ".join(filter(None, (f"{item.names[0][:_WHERE]}{many} {shape}", item.slice.words)))
     packed = " and ".join(packed_formats((item,)))
-    blocks = resolved.checkpoint is not None and resolved.checkpoint.gguf  # which contain their own scales
+    blocks = resolved.checkpoint is not None and resolved.checkpoint.gguf  # GGUF blocks contain their own scales
     stored = packed and f"stored as {packed}, unpacked" + ("" if blocks else " with its scales")
     return "; ".join(
         filter(None, (how, stored, item.slice.evidence, item.slice.assumed and f"assumed: {item.slice.assumed}"))
@@ -125,7 +128,7 @@ def _words(item: Located, resolved: Resolved) -> str:
 
 
 def _other(case: CheckedBlock) -> Proof:
-    """Return the same layer of the model that `against` names."""
+    """Run the same layer of the model `against`."""
     other, layer = case.against, case.layer
     assert other is not None
     label = f"--against {shown(other.source)}"
@@ -153,7 +156,7 @@ def _other(case: CheckedBlock) -> Proof:
 
 
 def _differences(spec: FFNSpec, other: FFNSpec) -> str:
-    """Say how the two blocks' specs differ."""
+    """Return the differences between two blocks' specs, in words."""
     names = ("d_ff", "activation", "gated", "bias", "limits", "shared_limits", "gate_scale", "sub_norm", "moe")
     apart = [name for name in names if getattr(spec, name) != getattr(other, name)]
     texts = [f"{n} {getattr(spec, n)} here, {getattr(other, n)} there" for n in apart if n != "moe"]
@@ -164,7 +167,7 @@ def _differences(spec: FFNSpec, other: FFNSpec) -> str:
 
 
 def _judge(case: CheckedBlock, proof: Proof) -> Judge:
-    """Return the tolerance for a proof: at least float32's, if the other program computes in float32."""
+    """Return the judge for a proof; its tolerance is at least float32's if the other program computes in float32."""
     judge = case.judge("layout")
     if case.tolerance is not None or not proof.single:
         return judge
@@ -182,7 +185,7 @@ def _uncovered_parts(case: CheckedBlock, judge: Judge, proof: Proof) -> Iterator
 
 
 def _agreement(case: CheckedBlock, judge: Judge, located: Sequence[Located], proof: Proof) -> Iterator[CheckRow]:
-    """Check our reading against a proof; if it fails, find the misreading that agrees, or the nearest one."""
+    """Compare our reading with a proof; if they differ, find the misreading that agrees, or the nearest misreading."""
     if proof.same is not None and not proof.same.any():
         yield judge.skips(f"as read = {proof.name}", f"not checked against its module: {proof.remark}")
         return
@@ -226,7 +229,8 @@ def _agreement(case: CheckedBlock, judge: Judge, located: Sequence[Located], pro
 
 
 def _rounded(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield the packed weights as a library unpacks them in the dtype of their scales (compressed-tensors)."""
+    """Yield the weights with the packed tensors rounded to the dtype of their scales, in which a library
+    (compressed-tensors) unpacks them."""
     packed = [item.parameter for item in located if packed_formats((item,))]
     for dtype in (torch.bfloat16, torch.float16) if packed else ():
         weights = {name: case.ffn_weights[name].to(dtype).to(case.dtype) for name in packed}
@@ -237,7 +241,7 @@ def _rounded(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[s
 
 
 def _weight_difference(ours: tuple[str, ...], theirs: tuple[str, ...] | None) -> str:
-    """Say why the same layout gives other numbers: `... differ by quantization (Q8_0 here, none there)`."""
+    """Return why the same layout gives different values: `... differ by quantization (Q8_0 here, none there)`."""
     if theirs is None or set(ours) == set(theirs):
         return "the weights themselves differ"
     here, there = (" and ".join(formats) or "none" for formats in (ours, theirs))
@@ -269,7 +273,8 @@ def _computed(case: CheckedBlock, weights: dict[str, Tensor], x: Tensor) -> Tens
 
 
 def _readings(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield the weights according to every misreading: of the file, and of a program that splits one fused tensor."""
+    """Yield the name and the weights of every misreading: misreadings of the file, and of a program that splits one
+    fused tensor."""
     axes = parameters(case.ffn)
     items = located or [Located(name, axes[name], StoredSlice(name), (name,)) for name in case.ffn_weights]
     for other in mixed_misreadings(items):
@@ -280,9 +285,10 @@ def _readings(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[
 
 
 def resplit(weights: Mapping[str, Tensor], prefix: str = "") -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield gate and up as from a different split of one fused tensor; nothing without a gate.
+    """Yield the weights with gate and up from a different split of one fused tensor; nothing if there is no gate.
 
-    A tensor [2 · d_ff, d_model] with alternating rows that was cut into halves, or halves read as alternating rows.
+    The fused tensor [2 · d_ff, d_model] had alternating rows but was cut into halves, or it had halves but was read as
+    alternating rows.
     """
     pairs = [(f"{prefix}gate.{kind}", f"{prefix}up.{kind}", axis) for kind, axis in (("weight", -2), ("bias", -1))]
     pairs = [(gate, up, axis) for gate, up, axis in pairs if gate in weights]
@@ -299,7 +305,7 @@ def resplit(weights: Mapping[str, Tensor], prefix: str = "") -> Iterator[tuple[s
 
 
 def _reread(case: CheckedBlock, located: Sequence[Located], other: Misreading) -> dict[str, Tensor]:
-    """Return the weights as the misreading has them; only the parts that it reads differently are read again."""
+    """Return the weights under a misreading; only the parts that it reads differently are read again."""
     items, checkpoint = {item.parameter: item for item in located}, case.model.checkpoint
     changed = [item for item in other.located if item != items[item.parameter]]
     if checkpoint is not None:
@@ -312,20 +318,21 @@ def _reread(case: CheckedBlock, located: Sequence[Located], other: Misreading) -
     return weights
 
 
-# --- tokens that reach every expert: one without tokens does not affect any output ------------------------------------
+# --- tokens that reach every expert: an expert without tokens does not affect any output
+# ------------------------------------
 
 _ROUNDS, _AT_ONCE, _SHOWN, _FEW = 32, 256, 8, 4
 
 
 def reached(case: CheckedBlock, x: Tensor) -> Tensor | None:
-    """Return the experts that any of the tokens `x` [tokens, d_model] reaches, as booleans; None in a dense block."""
+    """Return for each expert whether any token of `x` [tokens, d_model] reaches it; None in a dense block."""
     before = routing_steps(case.ffn)
     choices = output_and_experts(before, case.ffn_weights, {case.entry: x})[1] if before else None
     return None if choices is None else choices.any(0)
 
 
 def reaching(case: CheckedBlock) -> Tensor:
-    """Return the case's tokens and, after them, random ones for the experts that receive none of those."""
+    """Return the case's tokens, followed by random tokens for the experts that the case's tokens do not reach."""
     x, before = case.x, routing_steps(case.ffn)
     covered = reached(case, x)
     if covered is None:
@@ -346,7 +353,7 @@ def reaching(case: CheckedBlock) -> Tensor:
 
 
 def unreached(case: CheckedBlock, judge: Judge, x: Tensor, label: str, theirs: Mapping[str, Tensor]) -> CheckRow | None:
-    """Compare with `theirs` the experts that no token of `x` goes to; None if there are none."""
+    """Compare the experts that no token of `x` reaches with `theirs`; None if all are reached."""
     covered = reached(case, x)
     step = next((step for step in case.ffn if isinstance(step.op, Experts)), None)
     if covered is None or step is None or not isinstance(step.op, Experts):

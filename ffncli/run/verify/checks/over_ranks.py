@@ -1,4 +1,5 @@
-"""The block run over several processes, each with its part of the weights, against the whole block on one."""
+"""The check of a block run over several processes, each with its part of the weights, against the whole block in one
+process."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from ffncli.run.verify.checks.case import CheckedBlock, CheckRow
 
 
 def over_ranks(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Check the output and the gradient of the input on every rank, and the collectives; rows on rank 0 alone.
+    """Check the output, the gradient of the input, and the collectives on every rank; only rank 0 yields rows.
 
-    Every rank compares what it has with the whole: the worst is the row.
+    Every rank compares its part with the whole block; each row shows the worst rank.
     """
     assert case.split is not None
     with joined(case.split.ranks, case.device, case.split.patience) as group:
@@ -57,14 +58,14 @@ def _of_this_rank(case: CheckedBlock, group: RankGroup) -> list[CheckRow]:
 
 
 def _parts(case: CheckedBlock, block: ParallelBlock) -> str:
-    """`each rank has 24,576 of 49,152 parameters`; of a rank that has more or fewer than others, its number."""
+    """Return `a rank has 24,576 of 49,152 parameters`."""
     here = sum(tensor.numel() for tensor in block.local_weights.values())
     whole = sum(tensor.numel() for tensor in case.weights.values())
     return f"a rank has {here:,} of {whole:,} parameters"
 
 
 def _collectives(case: CheckedBlock, group: RankGroup, done: list[CollectiveCall]) -> CheckRow:
-    """Return whether the forward pass ran exactly the collectives that the steps have."""
+    """Check that the forward pass ran exactly the collectives in the steps."""
     needed = expected_collectives(case, group.ranks)
     counts = Counter(one.name for one in done)
     row = CheckRow("ranks", f"{group.ranks}, collectives", passed=counts == needed, note=in_words(done))
@@ -74,7 +75,7 @@ def _collectives(case: CheckedBlock, group: RankGroup, done: list[CollectiveCall
 
 
 def expected_collectives(case: CheckedBlock, ranks: Ranks) -> Counter[str]:
-    """Count an all-reduce per AllReduce step; for experts on other ranks, two all-to-alls and an all-gather."""
+    """Count one all-reduce per AllReduce step and, for experts on other ranks, two all-to-alls and an all-gather."""
     program = rank_steps(case.steps, 0, ranks)
     sent = sum(isinstance(s.op, Experts) and not s.op.always for s in program) if ranks.ep > 1 else 0
     reduced = sum(isinstance(step.op, AllReduce) for _, step in walk(program))
@@ -82,7 +83,7 @@ def expected_collectives(case: CheckedBlock, ranks: Ranks) -> Counter[str]:
 
 
 def _worst(rows: tuple[CheckRow, ...]) -> CheckRow:
-    """Return, of one row from every rank, the one that failed, or the one with the largest error."""
+    """Return the failed row among the ranks' rows, or else the row with the largest error."""
     return max(rows, key=lambda row: (row.passed is False, _size(row.relative_error)))
 
 

@@ -1,4 +1,5 @@
-"""What must hold of any block: tokens are independent, without its activation it is one matrix, zero stays zero."""
+"""Properties that every block must have: tokens are independent, the block without its activation is one matrix, zero
+stays zero."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from ffncli.run.engine.execute import execute, function, run
 from ffncli.run.engine.reference import output_and_experts, same_experts
 from ffncli.run.verify.checks.case import CheckedBlock, CheckRow, DenseFFN, errors, not_finite
 
-_ALONE = 4  # tokens that are run one at a time: each reads all weights
+_ALONE = 4  # tokens to run one at a time; few, because each reads all weights
 
 
 def convolution(case: CheckedBlock) -> Iterator[CheckRow]:
@@ -49,7 +50,7 @@ def tokens(case: CheckedBlock) -> Iterator[CheckRow]:
     whole, went = output_and_experts(case.steps, case.weights, case.inputs)
 
     def compared(subject: str, order: Tensor, parts: list[Tensor]) -> CheckRow:
-        """Return the tokens `parts`, each run together, against the same tokens in the full run, listed by `order`."""
+        """Compare a run per entry of `parts` with the same tokens, at the positions `order`, in the full run."""
         made = [
             output_and_experts(case.steps, case.weights, {k: t[part] for k, t in case.inputs.items()}) for part in parts
         ]
@@ -67,21 +68,20 @@ def tokens(case: CheckedBlock) -> Iterator[CheckRow]:
     yield compared(label, few, [token[None] for token in few])
 
 
-# Why the activation matters: with `identity` a plain block is one matrix, with any other it is not linear.
-#
-# Everything is in float64: these are statements about functions, and rounding would hide small differences.
+# Why the activation matters: with `identity` a plain block is one matrix; with any other activation it is not linear.
+# These checks run in float64: they are statements about functions, and rounding would hide small differences.
 
 _TOKENS = 4
 _FAR_TOKENS, _FAR = (
     64,
     64.0,
-)  # large inputs saturate units that a few small tokens leave linear, for example in a block of one unit
-_ROWS = 64  # of the one matrix: all rows would take d_model / 64 times as long
+)  # large inputs saturate units that a few small tokens leave linear, such as the unit of a one-unit block
+_ROWS = 64  # rows computed of the one matrix; all rows would take d_model / 64 times as long
 _STACK = 3
 
 
 def collapse(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Check that with identity as activation a plain block, and three in a row, is a matrix; a gated one is
+    """Check that with identity as activation a plain block, or a stack of three, is one matrix, and a gated block is
     quadratic."""
     judge, dense = case.judge("collapse", torch.float64), case.dense
     if case.layer.spec.moe:
@@ -109,7 +109,7 @@ def collapse(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def _quadratic(case: CheckedBlock, linear: DenseFFN, weights: dict[str, Tensor], x: Tensor) -> Iterator[CheckRow]:
-    """Check gate times up: not a matrix but a polynomial of degree 2, whose third differences are 0."""
+    """Check that gate times up is not a matrix but a polynomial of degree 2, whose third differences are 0."""
     judge = case.judge("collapse", torch.float64)
 
     def f(points: Tensor) -> Tensor:
@@ -136,8 +136,8 @@ def _linear(dense: DenseFFN) -> DenseFFN:
 
 
 def _one_matrix(steps: tuple[Step, ...], weights: dict[str, Tensor], depth: int) -> tuple[Tensor, Tensor]:
-    """Return (M [rows, d_model], c [rows]) with block(... block(x)) = M x + c in those rows, multiplied from the last
-    Linear back to the first, so that every product has `rows` rows.
+    """Return (M [rows, d_model], c [rows]), so that the first rows of block(... block(x)) equal M x + c. The product
+    starts with the last Linear, so every intermediate matrix has only `rows` rows.
     """
     linears = [step for step in steps if isinstance(step.op, Linear)] * depth
     wide = weights[f"{linears[-1].output}.weight"].shape[0]
@@ -152,7 +152,7 @@ def _one_matrix(steps: tuple[Step, ...], weights: dict[str, Tensor], depth: int)
 
 
 def nonlinearity(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Compute max |f(a + b) - f(a) - f(b) + f(0)|: 0 for a linear map with a bias, and here only for one."""
+    """Check that max |f(a + b) - f(a) - f(b) + f(0)| is 0 if f is a linear map with a bias, and not 0 otherwise."""
     judge, dense = case.judge("nonlinearity", torch.float64), case.dense
     generator = case.generator()
     near = _defects(dense, *(_drawn(dense, generator) for _ in range(2)))
@@ -176,7 +176,7 @@ def nonlinearity(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def _defects(dense: DenseFFN, a: Tensor, b: Tensor) -> list[tuple[float, float | None]]:
-    """Compute max |f(a + b) - f(a) - f(b) + f(0)| for each activation, also relative to max |f(a + b)|."""
+    """Return, for each activation, max |f(a + b) - f(a) - f(b) + f(0)| and that error relative to max |f(a + b)|."""
     defects = []
     for output in _with_every_activation(dense, torch.cat([a + b, a, b, torch.zeros_like(a)])):
         whole, one, other, zero = output.chunk(4)
@@ -190,7 +190,7 @@ def _is_small(defect: float, relative: float | None, tolerance: float) -> bool:
 
 
 def _with_every_activation(dense: DenseFFN, points: Tensor) -> list[Tensor]:
-    """Return the FFN's output for each activation of the table: the projections run once, for all of them."""
+    """Return the FFN's output for each activation in TABLE; the projections before the activation run only once."""
     at = next(i for i, step in enumerate(dense.steps) if step.output == "act")
     weights = {n: t.double() for n, t in dense.weights.items()}
     tensors = {dense.entry: points}
@@ -210,11 +210,11 @@ def _with_every_activation(dense: DenseFFN, points: Tensor) -> list[Tensor]:
     return list(run(dense.steps[at + 1 :], rest, after).chunk(len(TABLE)))
 
 
-# A zero input: the output is 0 without biases, not 0 with them, and the same for every token.
+# A zero input: without biases the output is 0, with biases it is not, and all tokens have the same output.
 
 
 def zero(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Check the FFN of zeros, without biases, with random ones, and row by row."""
+    """Check the FFN's output for zeros: without biases, with random biases, and token by token."""
     judge = case.judge("zero")
     nothing = torch.zeros_like(case.x)
     bare, biased = with_biases(case.ffn, False), with_biases(case.ffn, True)
@@ -230,7 +230,7 @@ def zero(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def _without_biases(case: CheckedBlock, out: Tensor) -> tuple[Tensor, str]:
-    """Return the expected output, and why: 0, unless f(0) is not 0 and there is no gate to multiply it by."""
+    """Return the expected output and the reason: 0, unless f(0) is not 0 and no gate multiplies it by 0."""
     act = next((step for step in case.ffn if step.output == "act"), None)
     expected, note = torch.zeros_like(out), "0, exactly"
     if act is None or case.layer.spec.gated or case.layer.spec.sub_norm:
@@ -251,7 +251,7 @@ def _kept(steps: tuple[Step, ...], weights: dict[str, Tensor]) -> dict[str, Tens
 
 
 def _with_drawn(case: CheckedBlock, steps: tuple[Step, ...]) -> dict[str, Tensor]:
-    """Return the weights with random biases of every Linear."""
+    """Return the weights with a random bias for every Linear."""
     generator = case.generator()
     out = {}
     for name, axes in parameters(steps).items():
@@ -262,11 +262,11 @@ def _with_drawn(case: CheckedBlock, steps: tuple[Step, ...]) -> dict[str, Tensor
     return out
 
 
-# Before anything is compared: are the weights and the input numbers at all?
+# Before any comparison: are the weights and the input finite?
 
 
 def finite(case: CheckedBlock) -> Iterator[CheckRow]:
-    """Check that weights and input have no NaN and no infinity."""
+    """Check that the weights and the input contain no NaN and no infinity."""
     for what, tensors in (("weights", case.weights), ("input", case.inputs)):
         wrong = [f"{name} has {count}" for name, tensor in tensors.items() if (count := not_finite(tensor))]
         many = f" and {len(wrong) - 4} more tensors" if len(wrong) > 4 else ""
