@@ -1,1 +1,2 @@
-"""WHAT a block is: steps, the recipe that makes them, activations, costs. Pure Python; no torch, no numpy, no rich."""
+"""The definition of a block: its steps, the recipe that builds them, its activations and costs. Pure Python; no torch,
+no numpy, no rich."""

@@ -1,14 +1,14 @@
-"""The one table of activation functions. An activation is one row; every command reads it.
+"""The table of activation functions. Each activation is one row, which every command reads.
 
 A row's `f(x, m)` and `slope(x, m)` are written over a namespace `m` with torch's names (exp, erf, tanh, where, ...):
-`formulas.SCALAR` runs them on Python floats, `torch` itself on tensors; the longer ones are in `formulas.py`.
-`native` names the call in torch.nn.functional that execution uses; rows without one are executed through `f`. Slopes at
-a kink are torch's. Learned parameters reach `f` as attributes of `m` through `formulas.with_learned`.
+`formulas.SCALAR` runs them on Python floats, `torch` itself on tensors; longer formulas are in `formulas.py`. `native`
+names the function in torch.nn.functional that runs the activation; a row without `native` runs `f`. Slopes at a kink
+are torch's. Learned parameters reach `f` as attributes of `m` through `formulas.with_learned`.
 
-A gated unit may limit its two factors, and some units are known by the name of their limits. Four orders are in use:
-gpt-oss and DeepSeek-V4 limit the gate before its activation function, Step-3.5 after it, and Kimi-K3 and Inkling-2
-bound the linear factors by tanh. A limit is never a step of its own: `recipe.unit_ops` writes it into the fields of
-`steps.Activation`.
+A gated unit may limit its two factors, and some gated units are named after their limits. Four variants are in use:
+gpt-oss and DeepSeek-V4 limit the gate before its activation function, Step-3.5 limits it after the function, and
+Kimi-K3 and Inkling-2 bound the linear factors by tanh. A limit is never a separate step: `recipe.unit_ops` writes it
+into the fields of `steps.Activation`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ffncli.errors import FFNError, did_you_mean, shown
 
 @dataclass(frozen=True)
 class ActivationRow:
-    """One activation: its names, its mathematics, where it is used and where its definition comes from.
+    """One activation: its names, its formulas, the models that use it, and the source of its definition.
 
-    `kinks` holds (x, order) for each jump of a derivative: order 1 where the slope jumps, 2 where the slope is
-    continuous and the second derivative is not, 0 where f itself jumps. Between and beyond the kinks f is smooth.
+    `kinks` holds a pair (x, order) for each jump of a derivative: order 1 if the slope jumps, 2 if the slope is
+    continuous and the second derivative jumps, 0 if f itself jumps. Everywhere else f is smooth.
     """
 
     name: str
@@ -36,15 +36,15 @@ class ActivationRow:
     slope: Function
     aliases: tuple[str, ...] = ()
     native: tuple[str, Mapping[str, Any]] | None = None
-    learned: Mapping[str, float] = field(default_factory=dict)  # parameter → initial value, one number each
+    learned: Mapping[str, float] = field(default_factory=dict)  # parameter → initial value; each is a single number
     used_by: str = ""
     source: str = ""
     kinks: tuple[tuple[float, int], ...] = ()
-    stable: Function | None = None  # the same function without the cancellation that makes f lose digits in a tail
+    stable: Function | None = None  # the same function, but free of the cancellation that costs f digits in a tail
 
     @property
     def accurate(self) -> Function:
-        """f to nearly all digits of float64, in the tails too: what errors are measured against."""
+        """f to nearly all digits of float64, in the tails too: the reference when errors are measured."""
         return self.stable or self.f
 
 
@@ -259,11 +259,11 @@ GATED: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds the gate, its activation and up; None for no limit.
+    """The limits on the gate, on its activation and on up; None means no limit.
 
     gate ≤ `gate_high` before the activation function, act ≤ `act_high` after it, |up| ≤ `up_limit`; `up_plus` is added
-    to the limited up. A soft cap c replaces the linear factor of a function by c·tanh(x/c): `gate_cap` the x of
-    silu(x) = x·sigmoid(x), `up_cap` up itself. In a plain block the gate's limits apply to its one projection.
+    to the limited up. A soft cap c replaces a linear factor x by c·tanh(x/c): `gate_cap` replaces the x in silu(x) =
+    x·sigmoid(x), `up_cap` replaces up itself. In a plain block the gate's limits apply to its only projection, up.
     """
 
     gate_high: float | None = None
@@ -275,7 +275,7 @@ class Limits:
 
     @property
     def sizes(self) -> dict[str, float]:
-        """The limits that are set, under their names in a message."""
+        """The limits that are set, keyed by the name used in error messages."""
         named = {
             "the limit of the gate": self.gate_high, "the limit of the activated gate": self.act_high,
             "the soft cap of the gate": self.gate_cap, "the limit of up": self.up_limit,
@@ -285,18 +285,18 @@ class Limits:
 
 
 def hard_limits(limit: float, up_plus: float = 0.0) -> Limits:
-    """gate ≤ limit before its function, and |up| ≤ limit: gpt-oss's order, and DeepSeek-V4's."""
+    """Return the limits gate ≤ limit, before its function, and |up| ≤ limit: the variant of gpt-oss and DeepSeek-V4."""
     return Limits(gate_high=limit, up_limit=limit, up_plus=up_plus)
 
 
 def limits_after(limit: float) -> Limits:
-    """act ≤ limit after its function, and |up| ≤ limit: Step-3.5's order, and Ling-3's."""
+    """Return the limits act ≤ limit, after the function, and |up| ≤ limit: the variant of Step-3.5 and Ling-3."""
     return Limits(act_high=limit, up_limit=limit)
 
 
 @dataclass(frozen=True)
 class LimitedUnit:
-    """A gated unit with limits: the function of its gate, its published limits, other spellings of its name."""
+    """A gated unit with limits: the gate's function, the published limits, and other spellings of the unit's name."""
 
     name: str
     function: str
@@ -343,21 +343,22 @@ UNITS_WITH_LIMITS: dict[str, LimitedUnit] = {
         ),
     )
 }
-# Gated units that also limit gate or up, spelling → name; their limits are in UNITS_WITH_LIMITS.
+# Gated units that also limit gate or up: spelling → name. Their limits are in UNITS_WITH_LIMITS.
 LIMITED: dict[str, str] = {
     spelling: unit.name for unit in UNITS_WITH_LIMITS.values() for spelling in (unit.name, *unit.spellings)
 }
-# Functions x · s(x) with the name of their s: a soft cap bounds the factor x alone.
+# Functions x · s(x) → the name of s, None for s = 1; a soft cap bounds only the factor x.
 SOFT_CAPPED: dict[str, str | None] = {"identity": None, "silu": "sigmoid"}
 
 
 def known_names() -> list[str]:
-    """Every spelling a user may type, canonical names first."""
+    """Return every spelling a user may type, canonical names first."""
     return [*TABLE, *(n for n in CANONICAL if n not in TABLE), *GATED, *LIMITED]
 
 
 def resolve(name: str, field: str = "--activation") -> tuple[str, bool | None]:
-    """(canonical name, gated) for any spelling; gated is True for the name of a gated unit, else None (not decided).
+    """Return (canonical name, gated) for any spelling; `gated` is True for the name of a gated unit, otherwise None
+    (undecided).
 
     Raises FFNError for an unknown name, with the nearest known ones. Names are looked up, never evaluated.
     """
@@ -373,7 +374,7 @@ def resolve(name: str, field: str = "--activation") -> tuple[str, bool | None]:
 
 
 def function_of(name: str) -> str | None:
-    """The canonical name of a function, or of a gated unit's function; None for an unknown name."""
+    """Return the canonical name of a function, or of a gated unit's gate function; None for an unknown name."""
     try:
         return resolve(name)[0]
     except FFNError:
@@ -381,7 +382,8 @@ def function_of(name: str) -> str | None:
 
 
 def limits_of(name: str) -> Limits | None:
-    """The limits of a gated unit by any spelling, none for `swiglu`; None for a function, which leaves them open."""
+    """Return the limits of a gated unit by any spelling (NO_LIMITS for `swiglu`), or None for a plain function, whose
+    name says nothing about limits."""
     key = spelled(name)
     if key in LIMITED:
         return UNITS_WITH_LIMITS[LIMITED[key]].limits
@@ -389,19 +391,19 @@ def limits_of(name: str) -> Limits | None:
 
 
 def spelled(name: str) -> str:
-    """A name as the tables spell it: lower case, with underscores."""
+    """Return a name as the tables spell it: lower case, with underscores."""
     return name.strip().lower().replace("-", "_")
 
 
 def unit_name(function: str, limits: Limits) -> str | None:
-    """The name of the gated unit with that function of its gate and these limits; None if it has none."""
+    """Return the name of the gated unit with this gate function and these limits, or None if no such unit is named."""
     gated = (name for name, gate in GATED.items() if limits == NO_LIMITS and gate == function)
     limited = (u.name for u in UNITS_WITH_LIMITS.values() if (u.function, u.limits) == (function, limits))
     return next(gated, None) or next(limited, None)
 
 
 def gated_name(name: str) -> str | None:
-    """The name of a gated unit by any spelling, as the tables have it; None for anything else."""
+    """Return the table's name for a gated unit by any spelling; None for any other name."""
     key = spelled(name)
     return key if key in GATED else LIMITED.get(key)
 

@@ -1,10 +1,11 @@
-"""What a block costs, read off its steps: parameters, FLOPs, bytes. Costs of parts add up to the cost of the whole.
+"""The cost of a block, computed from its steps: parameters, FLOPs, bytes. The costs of the parts add up to the cost of
+the whole.
 
 Conventions (also printed in every JSON answer): 1 multiply-add = 2 FLOPs. Elementwise work is 1 per element for bias,
-activation, multiply and add, 4 for RMSNorm, 7 for LayerNorm, 0 for dropout. A router costs 1 per logit for its score,
-1 per logit for a choice correction, top_k for a renormalisation and top_k for a scale; mixing the chosen experts is a
-multiply each and the adds between them. `params` are the FFN's: weights, biases, the router, learned activation
-parameters; norms are counted separately, and only if no other branch reads them.
+activation, multiply and add, 4 for RMSNorm, 7 for LayerNorm, 0 for dropout. A router costs 1 per logit for its score, 1
+per logit for a choice correction, top_k for a renormalisation and top_k for a scale; mixing the outputs of the chosen
+experts costs one multiply per expert and the adds between them. `params` counts the FFN's parameters: weights, biases,
+the router, learned activation parameters; norms are counted separately, and only if no other branch reads their output.
 """
 
 from __future__ import annotations
@@ -46,9 +47,11 @@ CONVENTIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of some steps on some tokens. Fields are counts; `elements` are values written, per dtype width bytes.
+    """The cost of some steps on some tokens. All fields are counts; `elements` counts the values written, to be
+    multiplied by the bytes per value.
 
-    `params_active` is what one token uses. `matmul_flops` and `elementwise_flops` are for all tokens, forward.
+    `params_active` counts the parameters that one token uses. `matmul_flops` and `elementwise_flops` are for a forward
+    pass over all tokens.
     """
 
     params: int = 0
@@ -62,30 +65,31 @@ class Cost:
         return Cost(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def times(self, n: int) -> Cost:
-        """The cost of n identical parts."""
+        """Return the cost of n identical parts."""
         return Cost(*(a * n for a in vars(self).values()))
 
     @property
     def flops(self) -> int:
-        """Matmul and elementwise FLOPs together."""
+        """The sum of matmul and elementwise FLOPs."""
         return self.matmul_flops + self.elementwise_flops
 
     def weight_bytes(self, width: float) -> int:
-        """Bytes of the FFN's parameters at `width` bytes each, without norms."""
+        """Return the bytes of the FFN's parameters, norms excluded, at `width` bytes per parameter."""
         return round(self.params * width)
 
     def activation_bytes(self, width: float) -> int:
-        """Bytes of every intermediate written once, for all tokens: what an unfused forward keeps for backward."""
+        """Return the bytes of all intermediates, each written once, for all tokens: what an unfused forward keeps for
+        backward."""
         return round(self.elements * width)
 
 
 def cost(steps: Sequence[Step], tokens: int = 1) -> Cost:
-    """The cost of a block on `tokens` tokens. Raises FFNError if its shapes do not fit."""
+    """Return the cost of a block on `tokens` tokens. Raises FFNError if its shapes do not fit."""
     return sum(step_costs(steps, input_shapes(steps, (tokens,))).values(), Cost())
 
 
 def step_costs(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> dict[str, Cost]:
-    """Each step's cost, by its output's name, for inputs of these shapes."""
+    """Return each step's cost, keyed by its output's name, for inputs of these shapes."""
     shapes_by_name = shapes(steps, inputs)
     taken = experts_per_token(steps)
     return {s.output: _step(s, shapes_by_name, taken) for s in steps}
@@ -127,7 +131,8 @@ def _step(step: Step, shapes: Mapping[str, Shape], taken: Mapping[str, int]) -> 
 
 
 def _experts(op: Experts, top_k: int, x: Shape, out: Shape) -> Cost:
-    """The parameters of all experts; the work of top_k experts per token, and of mixing them."""
+    """Return the cost of a mixture: the parameters of all experts, and the work of top_k experts per token plus the
+    mixing of their outputs."""
     one = cost(op.program, tokens=prod(x[:-1]))
     weighed = out if op.weigh == "output" else x
     mixing = top_k * prod(weighed) + (top_k - 1) * prod(out)

@@ -1,13 +1,13 @@
-"""The number formats a weight or an activation can have, under every common name.
+"""The number formats for weights and activations, with every common name of each.
 
-`TABLE` holds the formats an FFN is computed in, `STORED` the storage-only formats, used to count bytes. A
-stored format packs only the projection matrices; biases, norms, routers and learned activation parameters keep
-`other_bytes` each.
+`TABLE` holds the formats that an FFN can be computed in, `STORED` the storage-only formats, which are used to count
+bytes. A storage-only format packs only the projection matrices; every number in a bias, a norm, a router or a learned
+activation parameter takes `other_bytes`.
 
-These matrices map between d_model (or the latent width of experts) and d_ff, and are packed along their rows: d_model
-for up and gate, d_ff for down. A shared expert's gate and the projections to a latent width and back are not among
-them. `other_bytes` are 4 in ggml's formats (llama.cpp writes vectors and routers as F32), 2 in the others (checkpoints
-keep them in bf16).
+The projection matrices map between d_model (or the latent width of experts) and d_ff, and are packed along their rows,
+which are d_model long for up and gate, d_ff long for down. The gate of a shared expert and the projections to and from
+a latent width are not packed. `other_bytes` is 4 in ggml's formats (llama.cpp writes vectors and routers as F32) and 2
+in the others (checkpoints keep these parameters in bf16).
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from ffncli.errors import FFNError, did_you_mean, shown
 
 @dataclass(frozen=True)
 class DType:
-    """One format: `block` adjacent weights of a row take `block_bytes` bytes, their scales included.
+    """One number format: `block` adjacent weights of a row take `block_bytes` bytes, including their scales.
 
-    `torch` is torch's attribute, `safetensors` the code in a header; empty if there is none. `other_bytes` is the width
-    of a number that the format leaves unpacked. The blocks of a `flat` format continue across the ends of rows, and its
-    last block counts in full; any other format needs each row to be a whole number of blocks. `mean` is for the format
-    of a file: its bytes per weight, all scales and indices included, in place of `block_bytes`.
+    `torch` is the name of torch's dtype, `safetensors` the code in a safetensors header; either is empty if it does not
+    exist. `other_bytes` is the size of a number that the format leaves unpacked. In a `flat` format, blocks continue
+    across the ends of rows, and an incomplete last block is counted in full; in any other format each row must be a
+    whole number of blocks. `mean`, used for the format of a file, replaces `block_bytes` by the file's bytes per
+    weight, including all scales and indices.
     """
 
     name: str
@@ -48,16 +49,16 @@ class DType:
 
     @property
     def bytes(self) -> float:
-        """Bytes per weight, scales included: 2 for bf16, 0.5625 for q4_0."""
+        """Bytes per weight, including scales: 2 for bf16, 0.5625 for q4_0."""
         return self.block_bytes / self.block if self.mean is None else float(self.mean)
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits per weight, scales included: 16 for bf16, 4.5 for q4_0."""
+        """Bits per weight, including scales: 16 for bf16, 4.5 for q4_0."""
         return 8 * self.bytes
 
     def matrix_bytes(self, shape: Sequence[int]) -> int:
-        """Bytes of a matrix, or of a stack of matrices, whose rows are the last axis.
+        """Return the bytes of a matrix, or of a stack of matrices, whose rows lie along the last axis.
 
         Raises FFNError if a row is not a whole number of blocks.
         """
@@ -88,7 +89,7 @@ _GGML = (
     ("tq1_0", 256, 54), ("tq2_0", 256, 66), ("q1_0", 128, 18),
 )  # fmt: skip
 STORED = (
-    # One scale per tensor, row or large tile is not counted: at a tile of 128 × 128 it is 0.002 bits per weight.
+    # A scale per tensor, row or large tile is not counted: with tiles of 128 × 128 it is 0.002 bits per weight.
     DType("fp8", 1, "float8_e4m3fn", "F8_E4M3", ("fp8_e4m3", "e4m3", "float8"), other_bytes=2),
     DType("fp8_e5m2", 1, "float8_e5m2", "F8_E5M2", ("e5m2",), other_bytes=2),
     DType("int8", 1, "int8", "I8", other_bytes=2),
@@ -115,7 +116,7 @@ _STORABLE = _names((*TABLE, *STORED))
 
 
 def dtype(text: str, field: str = "--dtype") -> DType:
-    """The row to compute in for any usual spelling (`bf16`, `bfloat16`, `torch.bfloat16`).
+    """Return the compute format with this name, in any usual spelling (`bf16`, `bfloat16`, `torch.bfloat16`).
 
     Raises FFNError for an unknown format and for a storage-only one.
     """
@@ -131,7 +132,8 @@ def dtype(text: str, field: str = "--dtype") -> DType:
 
 
 def storage(text: str, field: str = "--dtype") -> DType:
-    """The row to count bytes in: any format of `TABLE` or `STORED`. Raises FFNError for an unknown one."""
+    """Return the format with this name, in which bytes are counted: any row of `TABLE` or `STORED`. Raises FFNError for
+    an unknown name."""
     row = find_storage(text)
     if row is None:
         names = ", ".join(row.name for row in (*TABLE, *STORED))
@@ -142,17 +144,17 @@ def storage(text: str, field: str = "--dtype") -> DType:
 
 
 def find(text: object) -> DType | None:
-    """The row of a compute format, or None."""
+    """Return the compute format with this name, or None."""
     return _BY_NAME.get(_key(text)) if isinstance(text, str) else None
 
 
 def find_storage(text: object) -> DType | None:
-    """The row of any format, or None."""
+    """Return the format with this name, compute or storage-only, or None."""
     return _STORABLE.get(_key(text)) if isinstance(text, str) else None
 
 
 def activation_dtype(weights: DType) -> DType:
-    """The format of the activations for weights in this format: the same, or bf16 for a storage-only format."""
+    """Return the format of the activations for weights in this format: the same, or bf16 for a storage-only format."""
     return weights if weights.computable else _BY_NAME["bf16"]
 
 
@@ -168,9 +170,10 @@ CONVENTIONS: Mapping[str, str] = {
 
 
 def weight_bytes(steps: Sequence[Step], dtype: DType, stack: tuple[Axis, ...] = ()) -> int:
-    """Bytes of the FFN's parameters without norms; `stack` are leading axes of each tensor (the experts).
+    """Return the bytes of the FFN's parameters, norms excluded; `stack` holds the leading axes of each tensor (the
+    experts).
 
-    Raises FFNError if a row does not divide into blocks.
+    Raises FFNError if a row is not a whole number of blocks.
     """
     total = 0
     for step in steps:
@@ -182,7 +185,8 @@ def weight_bytes(steps: Sequence[Step], dtype: DType, stack: tuple[Axis, ...] = 
 
 
 def parameter_bytes(name: str, axes: Sequence[Axis], dtype: DType) -> int:
-    """Bytes of one parameter tensor. Raises FFNError, naming it, if its rows do not divide into blocks."""
+    """Return the bytes of one parameter tensor. Raises FFNError, with the tensor's name, if its rows are not a whole
+    number of blocks."""
     sizes = [axis.size for axis in axes]
     if dtype.computable:
         return prod(sizes) * dtype.block_bytes
@@ -195,9 +199,9 @@ def parameter_bytes(name: str, axes: Sequence[Axis], dtype: DType) -> int:
 
 
 def is_projection(axes: Sequence[Axis]) -> bool:
-    """Whether a parameter is a matrix between d_model, or a latent width, and d_ff, or a stack of them.
+    """Return True for a matrix between d_model (or a latent width) and d_ff, or a stack of such matrices.
 
-    A stored format packs these.
+    A storage-only format packs only these parameters.
     """
     names = {axis.name for axis in axes}
     return "d_ff" in names and bool(names & {"d_model", "latent"})

@@ -1,7 +1,7 @@
 """The formulas of the table in `activations.py`: functions and slopes over a namespace `m` with torch's names.
 
-SCALAR has Python floats under these names, so that one formula serves both: `f(x, SCALAR)` and `f(x, torch)`. There,
-large arguments saturate as they do in torch instead of raising OverflowError.
+SCALAR provides the same names for Python floats, so that one formula serves both: `f(x, SCALAR)` and `f(x, torch)`.
+Under SCALAR, large arguments saturate as in torch instead of raising OverflowError.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
 def zero(x: Any, m: Any) -> Any:
-    """0 where x is a number, infinities included, and NaN where it is not; in x's dtype."""
+    """Return 0, or NaN if x is NaN, in x's dtype; infinities give 0."""
     return m.where(x == x, 0.0, x)
 
 
@@ -33,7 +33,7 @@ def softplus(x: Any, m: Any) -> Any:
 
 
 def gelu(x: Any, m: Any) -> Any:
-    """x Φ(x), Φ by erf."""
+    """x Φ(x), with Φ computed by erf."""
     return x * _cdf(x, m)
 
 
@@ -43,12 +43,12 @@ def gelu_slope(x: Any, m: Any) -> Any:
 
 
 def gelu_stable(x: Any, m: Any) -> Any:
-    """x Φ(x), Φ by erfc."""
-    return 0.5 * x * m.erfc(-x * _SQRT_HALF)  # of 1 + erf(x) nothing is left below -6
+    """x Φ(x), with Φ computed by erfc."""
+    return 0.5 * x * m.erfc(-x * _SQRT_HALF)  # 1 + erf(z) would round to 0 below z = -6
 
 
 def tanh_argument(x: Any) -> Any:
-    """What the approximation of GELU passes to tanh."""
+    """Return the argument of tanh in GELU's tanh approximation."""
     return _SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)
 
 
@@ -74,7 +74,7 @@ def swish_slope(k: float) -> Function:
 
 
 def leaky(negative: float) -> tuple[Function, Function]:
-    """(function, slope) of a line with another slope below 0."""
+    """Return (function, slope) of a function that is x above 0, and has the slope `negative` below."""
     return (
         lambda x, m: m.where(x > 0, x, negative * x),
         lambda x, m: m.where(x > 0, zero(x, m) + 1.0, zero(x, m) + negative),
@@ -82,7 +82,7 @@ def leaky(negative: float) -> tuple[Function, Function]:
 
 
 def elu(alpha: float, scale: float) -> tuple[Function, Function]:
-    """(function, slope) of ELU, scaled."""
+    """Return (function, slope) of ELU, times `scale`."""
     return (
         lambda x, m: scale * m.where(x > 0, x, alpha * m.expm1(m.where(x > 0, zero(x, m), x))),
         lambda x, m: scale * m.where(x > 0, zero(x, m) + 1.0, alpha * m.exp(m.where(x > 0, zero(x, m), x))),
@@ -107,13 +107,13 @@ def hardswish(x: Any, m: Any) -> Any:
 
 
 def hardswish_slope(x: Any, m: Any) -> Any:
-    """Its slope."""
-    # torch's slope at the kinks: 0 at -3, 1 at 3.
+    """The slope of x min(max(x + 3, 0), 6) / 6."""
+    # The slope at the kinks, as in torch: 0 at -3, 1 at 3.
     return m.where(x <= -3, zero(x, m), m.where(x >= 3, zero(x, m) + 1.0, (2.0 * x + 3.0) / 6.0))
 
 
 def laplace_argument(x: Any) -> Any:
-    """What MEGA's Laplace function passes to erf."""
+    """Return the argument of erf in MEGA's Laplace function."""
     return (x - 0.707107) / (0.282095 * math.sqrt(2.0))
 
 
@@ -124,7 +124,7 @@ def laplace_slope(x: Any, m: Any) -> Any:
 
 
 def clip10(gelu: Function) -> Function:
-    """A GELU cut off at 10."""
+    """Return a GELU whose output is at most 10."""
 
     def clipped(x: Any, m: Any) -> Any:
         y = gelu(x, m)
@@ -137,7 +137,7 @@ _XIELU_BETA, XIELU_EPS = 0.5, -1e-6
 
 
 def xielu(x: Any, m: Any) -> Any:
-    """xIELU, over its learned m.alpha_p and m.alpha_n."""
+    """xIELU, with its learned parameters m.alpha_p and m.alpha_n."""
     ap = softplus(m.alpha_p, m)
     an = _XIELU_BETA + softplus(m.alpha_n, m)
     low = m.where(x < XIELU_EPS, x, zero(x, m) + XIELU_EPS)
@@ -145,17 +145,17 @@ def xielu(x: Any, m: Any) -> Any:
 
 
 def xielu_slope(x: Any, m: Any) -> Any:
-    """Its slope."""
+    """The slope of xIELU."""
     ap = softplus(m.alpha_p, m)
     an = _XIELU_BETA + softplus(m.alpha_n, m)
     low = m.where(x < XIELU_EPS, x, zero(x, m) + XIELU_EPS)
     share = m.where(x < XIELU_EPS, zero(x, m) + 1.0, m.where(x > XIELU_EPS, zero(x, m), zero(x, m) + 0.5))
-    curve = share * m.exp(low)  # torch.min gives each side half at a tie
+    curve = share * m.exp(low)  # torch.min splits the gradient in halves at a tie
     return m.where(x > 0, 2.0 * ap * x, (curve - 1.0) * an) + _XIELU_BETA
 
 
 def inverse_softplus(y: float) -> float:
-    """What softplus maps to y."""
+    """Return the x with softplus(x) = y."""
     return math.log(math.expm1(y))
 
 
@@ -195,5 +195,5 @@ SCALAR = SimpleNamespace(
 
 
 def with_learned(m: Any, values: Mapping[str, Any]) -> Any:
-    """The namespace `m` plus learned parameters (`m.alpha_p`), floats or tensors of one element."""
+    """Return the namespace `m` extended by learned parameters (`m.alpha_p`), floats or one-element tensors."""
     return SimpleNamespace(**{n: getattr(m, n) for n in vars(SCALAR)}, **values)

@@ -1,4 +1,5 @@
-"""FFNSpec, the choices that make a block; `steps`, which turns them into the list of assignments; its variants."""
+"""FFNSpec, the choices that define a block; `steps`, which turns them into the list of assignments; variants of that
+list."""
 
 from __future__ import annotations
 
@@ -40,19 +41,20 @@ Weigh = Literal["output", "input"]
 
 @dataclass(frozen=True)
 class MoE(RoutingRule):
-    """How tokens are routed to experts, and what runs next to them. `weigh` is as in `steps.Experts`.
+    """How tokens are routed to experts, and what runs beside the experts. `weigh` is as in `steps.Experts`.
 
-    `shared_d_ff` is the width of all shared experts together (None: shared_experts × d_ff); `shared_gate` multiplies
-    them by a sigmoid of one logit per token (Qwen2-MoE), `shared_scale` by a number (Cohere 2 takes the mean).
-    `identity_experts` are routed to like the others and return the token unchanged (LongCat-Flash); active parameters
-    assume that no token is routed to them. `latent` is the width of a narrower space in which the routed experts work,
-    with a projection into it and one back (Nemotron-H); `latent_norm` normalises what enters it, `mixed_norm` the
-    experts' sum before it is widened (Kimi-K3). `expert_norm` normalises the output of every expert, with one weight
-    for all (Muse-Spark); `mixed_bias` is added to the experts' sum (JetMoE). `router_scale` multiplies the logits
-    (Muse-Spark). `shared_routed`: the router weighs every shared expert too, as wide as the others, in one
-    renormalisation (Inkling). `lookup` is the vocabulary of a table that lists the experts of each token id
-    (DeepSeek-V4). `router_width` makes the router an MLP of that width, and `router_carries` adds the state of the
-    router in the layer before to its own; a token for one of the `skip_experts` gets nothing (ZAYA).
+    `shared_d_ff` is the total width of all shared experts (None: shared_experts × d_ff); `shared_gate` multiplies their
+    output by a sigmoid of one logit per token (Qwen2-MoE), `shared_scale` by a constant (Cohere 2 takes the mean).
+    `identity_experts` are routed to like other experts but return the token unchanged (LongCat-Flash); active
+    parameters are counted as if no token were routed to them. `latent` is the width of a narrower space in which the
+    routed experts work, with a projection into it and one back (Nemotron-H); `latent_norm` normalises the input of the
+    experts in that space, `mixed_norm` the sum of their outputs before it is projected back (Kimi-K3). `expert_norm`
+    normalises the output of every expert, with the same weight for all experts (Muse-Spark); `mixed_bias` is added to
+    the sum of the experts' outputs (JetMoE). `router_scale` multiplies the logits (Muse-Spark). `shared_routed`: the
+    router also weighs the shared experts, which are as wide as the routed experts, in the same renormalisation
+    (Inkling). `lookup` is the vocabulary of a table that lists the experts of each token id (DeepSeek-V4).
+    `router_width` makes the router an MLP of that width, and `router_carries` adds the state of the previous layer's
+    router to its own; a token routed to one of the `skip_experts` gets no output (ZAYA).
     """
 
     experts: int
@@ -78,18 +80,18 @@ class MoE(RoutingRule):
 
 @dataclass(frozen=True)
 class FFNSpec:
-    """One block. d_ff is the width of ONE projection (of one expert, in MoE).
+    """One block. `d_ff` is the width of ONE projection (of one expert, in MoE).
 
-    `activation` may be any known spelling and is stored canonically; `swiglu` and similar names also set `gated`, and
-    names like `situ` also the `limits` of gate and up, unless others are given. `shared_limits` are those of the shared
-    experts where they differ. `bias` is None for the default: biases if and only if not gated. A parallel block adds
-    `attention`, a second input, to its residual; `shared_norm` means that attention uses the same norm. `down_bias` is
-    the down projection's bias where it differs from the others (GTE). `gate_scale` multiplies the gate before its
-    activation (Falcon-H1). Norms behind the FFN and behind each expert may have another eps, `post_norm_eps`, and may
-    multiply their input by the weight (`post_norm_weigh`, as in `steps.Norm`). `norm_gate` is the rank of a gate on the
-    norm before the FFN: y · sigmoid(W₂ · silu(W₁ · y)) (A.X-K2). `learned_scale`: one learned number multiplies the
-    output of a dense FFN, or the weights of a mixture's experts (Inkling). Raises FFNError for values that do not
-    describe a block.
+    `activation` may be any known spelling and is stored canonically; names like `swiglu` also set `gated`, and names
+    like `situ` also set the `limits` of gate and up, unless limits are given explicitly. `shared_limits` holds the
+    limits of the shared experts if they differ. `bias` = None stands for the default: biases if and only if the block
+    is not gated. A parallel block adds a second input, `attention`, to its residual; `shared_norm` means that attention
+    uses the same norm. `down_bias` says whether the down projection has a bias, if that differs from the other
+    projections (GTE). `gate_scale` multiplies the gate before its activation (Falcon-H1). Norms after the FFN and after
+    each expert may have a different eps, `post_norm_eps`, and may apply their weight to the input (`post_norm_weigh`,
+    as in `steps.Norm`). `norm_gate` is the rank of a gate on the norm before the FFN: y · sigmoid(W₂ · silu(W₁ · y))
+    (A.X-K2). `learned_scale`: one learned number multiplies the output of a dense FFN, or the weights of a mixture's
+    experts (Inkling). Raises FFNError for values that do not describe a block.
     """
 
     d_model: int
@@ -158,21 +160,22 @@ class FFNSpec:
 
     @property
     def shared_width(self) -> int:
-        """The total d_ff of the shared experts; 0 without any."""
+        """The total d_ff of the shared experts; 0 if there are no shared experts."""
         if not self.moe or not self.moe.shared_experts:
             return 0
         return self.moe.shared_d_ff or self.moe.shared_experts * self.d_ff
 
 
 def size(field: str, value: Any, high: int = MAX_SIZE, low: int = 1) -> int:
-    """`value` if it is a whole number from `low` to `high`, as the size of an axis; else FFNError naming `field`."""
+    """Return `value` if it is a whole number from `low` to `high`, as the size of an axis; else raise FFNError naming
+    `field`."""
     if type(value) is not int or not low <= value <= high:
         raise FFNError(f"{field} must be a whole number from {low} to {high}, got {shown(value)}")
     return value
 
 
 def one_of(field: str, value: Any, literal: Any) -> Any:
-    """`value` if it is one of the Literal's choices, else FFNError listing them."""
+    """Return `value` if it is one of the Literal's choices, else raise FFNError listing the choices."""
     choices = list(get_args(literal))
     if value not in choices:
         usage = "use one of " + ", ".join(choices)
@@ -187,7 +190,7 @@ def _number(field: str, value: Any) -> float:
 
 
 def check_moe(moe: MoE) -> None:
-    """Raises FFNError for impossible routing: more experts chosen than exist, groups of unequal size."""
+    """Raise FFNError for impossible routing: more experts chosen than exist, groups of unequal size."""
     for field, literal in (("score", Score), ("order", Order), ("score_dtype", ScoreDType), ("weigh", Weigh)):
         one_of(field, getattr(moe, field), literal)
     _number("scale", moe.scale)
@@ -221,7 +224,7 @@ def check_moe(moe: MoE) -> None:
 
 
 def _check_choice(moe: MoE) -> None:
-    """Raises FFNError for choices of experts that exclude each other."""
+    """Raise FFNError for mutually exclusive ways to choose experts."""
     special = [name for name in ("lookup", "shared_routed") if getattr(moe, name)]
     special += ["one_by_one"] if moe.order == "one_by_one" else []
     plain = moe.order == "score_first" or special == ["one_by_one"]
@@ -234,7 +237,7 @@ def _check_choice(moe: MoE) -> None:
 
 
 def check_limits(limits: Limits, function: str) -> None:
-    """Raises FFNError for a limit that is not positive, and for a soft cap on a function that has no linear factor."""
+    """Raise FFNError for a limit that is not positive, and for a soft cap on a function that has no linear factor."""
     for name, value in limits.sizes.items():
         if not _number(name, value) > 0:
             raise FFNError(f"{name} must be positive, got {shown(value)}")
@@ -247,7 +250,7 @@ def check_limits(limits: Limits, function: str) -> None:
 
 
 def unit_ops(function: str, limits: Limits) -> tuple[Activation, Activation]:
-    """(what is applied to the gate, what is applied to up) of a gated unit with these limits."""
+    """Return (the activation on the gate, the activation on up) of a gated unit with these limits."""
     low = None if limits.up_limit is None else -limits.up_limit
     return (
         Activation(function, high=limits.gate_high, soft_cap=limits.gate_cap, most=limits.act_high),
@@ -256,7 +259,7 @@ def unit_ops(function: str, limits: Limits) -> tuple[Activation, Activation]:
 
 
 def steps(spec: FFNSpec) -> tuple[Step, ...]:
-    """The block as its list of assignments, norms and residual included, in the order they run."""
+    """Return the block as its list of assignments, norms and residual included, in the order of execution."""
     d_model = Axis("d_model", spec.d_model)
     pre = spec.norm != "none" and spec.norm_position in ("pre", "pre+branch")
     x = "norm" if pre else "x"
@@ -270,7 +273,7 @@ def steps(spec: FFNSpec) -> tuple[Step, ...]:
 
 
 def _gated_norm(d_model: Axis, rank: Axis) -> list[Step]:
-    """The norm's output times a gate that is computed from it through a low rank."""
+    """Multiply the norm's output by a gate computed from that output through a low-rank projection."""
     return [
         Step(f"{NORM_GATE}narrow", Linear(d_model, rank), ("norm",)),
         Step(f"{NORM_GATE}silu", Activation("silu"), (f"{NORM_GATE}narrow",)),
@@ -281,7 +284,7 @@ def _gated_norm(d_model: Axis, rank: Axis) -> list[Step]:
 
 
 def ffn(spec: FFNSpec, x: str, d_model: Axis, width: int | None = None, prefix: str = "") -> list[Step]:
-    """Up (and gate), activation, down, of a plain or gated block; every output name starts with `prefix`."""
+    """Build up (and gate), activation and down of a plain or gated block; every output name starts with `prefix`."""
     d_ff = Axis("d_ff", width or spec.d_ff)
     up_proj = Linear(d_model, d_ff, bool(spec.bias))
     down_proj = Linear(d_ff, d_model, bool(spec.bias if spec.down_bias is None else spec.down_bias))
@@ -305,7 +308,8 @@ def ffn(spec: FFNSpec, x: str, d_model: Axis, width: int | None = None, prefix: 
 
 
 def route_of(spec: FFNSpec) -> Route:
-    """How a mixture's tokens are routed. Its axis has the router's logits: identity, skip or shared experts last."""
+    """Return the Route of a mixture. Its axis has one entry per router logit; identity, skip or shared experts come
+    last."""
     assert spec.moe is not None
     moe = spec.moe
     always = moe.shared_experts if moe.shared_routed else 0
@@ -345,7 +349,8 @@ def _moe(spec: FFNSpec, x: str) -> list[Step]:
 
 
 def _shared(spec: FFNSpec, moe: MoE, x: str, d_model: Axis, mixed: str) -> list[Step]:
-    """The shared experts, their gate, and the sum with the routed ones' output `mixed`; nothing without any."""
+    """Build the shared experts, their gate, and the sum with the routed experts' output `mixed`; no steps if there are
+    no shared experts."""
     if not moe.shared_experts:
         return []
     shared_spec = spec if spec.shared_limits is None else replace(spec, limits=spec.shared_limits)
@@ -363,7 +368,7 @@ def _shared(spec: FFNSpec, moe: MoE, x: str, d_model: Axis, mixed: str) -> list[
 
 
 def _closing(spec: FFNSpec, d_model: Axis, last: str) -> list[Step]:
-    """The steps after the FFN: a norm on the branch, the residual, a norm after it."""
+    """Build the steps after the FFN: a norm on the branch, the residual, a norm after the residual."""
     out: list[Step] = []
     normed = spec.norm != "none"
     if normed and spec.norm_position in ("branch", "pre+branch"):
@@ -379,7 +384,8 @@ def _closing(spec: FFNSpec, d_model: Axis, last: str) -> list[Step]:
 
 
 def _norm(spec: FFNSpec, axis: Axis, shared: bool = False, after: bool = False) -> Norm:
-    """A norm of the block; one `after` the FFN or an expert may have another eps and way to use its weight."""
+    """Build a norm of the block; a norm `after` the FFN or an expert may have a different eps and may apply its weight
+    differently."""
     kind: Literal["layernorm", "rmsnorm"] = "rmsnorm" if spec.norm == "rmsnorm" else "layernorm"
     if spec.norm == "none":  # a sub_norm without any other norm is an RMSNorm (BitNet)
         kind = "rmsnorm"
@@ -396,11 +402,12 @@ def _fill(spec: FFNSpec, field: str, value: object) -> None:
     object.__setattr__(spec, field, value)  # the dataclass is frozen
 
 
-STATE = "previous_router_state"  # a further input of the block
+STATE = "previous_router_state"  # an additional input of the block
 
 
 def router_steps(x: str, d_model: Axis, experts: Axis, norm: Norm, carries: bool) -> list[Step]:
-    """From the router's input `x` to `router`, its logits; with `carries` the layer before passes on its state."""
+    """Build the steps from the router's input `x` to its logits, `router`; with `carries` the previous layer's router
+    passes on its state."""
     width = norm.axis
     body = [Step("router_in", Linear(d_model, width, bias=True), (x,))]
     if carries:
@@ -414,12 +421,12 @@ def router_steps(x: str, d_model: Axis, experts: Axis, norm: Norm, carries: bool
 
 
 def without_nonlinearity(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps with the identity in place of every activation and its limits, except inside experts."""
+    """Return the steps with every activation, limits included, replaced by the identity, except inside experts."""
     return tuple(replace(s, op=Activation("identity")) if isinstance(s.op, Activation) else s for s in steps)
 
 
 def with_biases(steps: Sequence[Step], bias: bool) -> tuple[Step, ...]:
-    """The steps with a bias in every Linear, or in none, inside experts too."""
+    """Return the steps with a bias in every Linear, or in no Linear, also inside experts."""
 
     def changed(op: Op) -> Op:
         if isinstance(op, Experts):
@@ -430,7 +437,7 @@ def with_biases(steps: Sequence[Step], bias: bool) -> tuple[Step, ...]:
 
 
 def final_layer(source: str, d_model: int, vocab: int, bias: bool) -> tuple[Step, ...]:
-    """`logits = source · W (+ b)` over the vocabulary, and `probs = softmax(logits)`.
+    """Return `logits = source · W (+ b)` over the vocabulary, and `probs = softmax(logits)`.
 
     A softmax over an axis is a Route that chooses all of it. Raises FFNError for an invalid vocabulary size.
     """
@@ -443,7 +450,7 @@ def final_layer(source: str, d_model: int, vocab: int, bias: bool) -> tuple[Step
 
 
 def merged_first(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The block after `merged = x + attention`, for an engine that defers the attention's residual add to the FFN."""
+    """Prepend `merged = x + attention` to the block, for engines that leave attention's residual add to the FFN."""
     (entry,) = block_inputs(steps)
     moved = [replace(s, inputs=tuple("merged" if name == entry else name for name in s.inputs)) for s in steps]
     return (Step("merged", Add(), (entry, "attention")), *moved)

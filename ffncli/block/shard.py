@@ -1,13 +1,16 @@
-"""A block over ranks, read off its steps: tensor parallelism splits every d_ff, expert parallelism the experts.
+"""Splitting a block over ranks, derived from its steps: tensor parallelism splits every d_ff, expert parallelism splits
+the experts.
 
 gate and up become column-parallel (their outputs are split) and down row-parallel (its inputs are split), so that its
-output is a partial sum; the bias of a row-split Linear stays on rank 0 alone, so that the sum has it once. A partial
-sum passes through Add and Multiply where possible, and is reduced where a step needs the full sum: one AllReduce per
-block (Shoeybi et al. 2019, arXiv:1909.08053); a norm on the output of every expert needs one in their program.
+output is a partial sum. The bias of a row-split Linear stays on rank 0 only, so that it is added once. A partial sum
+passes through Add and Multiply unreduced if possible, and is reduced when a step needs the full sum: one AllReduce per
+block (Shoeybi et al. 2019, arXiv:1909.08053). A norm on the output of every expert needs one more, inside the experts'
+program.
 
-Expert parallelism (Lepikhin et al. 2020, arXiv:2006.16668) gives each rank whole experts and its own share of the
-tokens: a row goes to the ranks of its experts (dispatch) and the results come back (combine), an all-to-all each.
-Everything else is copied, and works on the rank's own tokens: experts that every token goes to, identity experts too.
+Expert parallelism (Lepikhin et al. 2020, arXiv:2006.16668) gives each rank whole experts and a part of the tokens: a
+row goes to the ranks of its experts (dispatch) and the results come back (combine); each is one all-to-all. Everything
+else is copied to every rank and works on the rank's own tokens, including identity experts and experts that every token
+goes to.
 """
 
 from __future__ import annotations
@@ -31,9 +34,9 @@ CONVENTIONS: Mapping[str, str] = {
 
 
 def rank_steps(steps: Sequence[Step], rank: int, ranks: Ranks) -> tuple[Step, ...]:
-    """The steps that rank `rank` of the grid runs: its part of every d_ff, of its own experts.
+    """Return the steps that rank `rank` of the grid runs: its part of every d_ff, within its part of the experts.
 
-    Raises FFNError as `shard` and `shard_experts` do.
+    Raises the FFNErrors of `shard` and `shard_experts`.
     """
     if not 0 <= rank < ranks.world_size:
         raise FFNError(f"rank must be from 0 to {ranks.world_size - 1}, got {rank}")
@@ -42,9 +45,9 @@ def rank_steps(steps: Sequence[Step], rank: int, ranks: Ranks) -> tuple[Step, ..
 
 
 def shard_experts(steps: Sequence[Step], rank: int, ranks: int) -> tuple[Step, ...]:
-    """The steps that rank `rank` of `ranks` runs under expert parallelism; names stay.
+    """Return the steps that rank `rank` of `ranks` runs under expert parallelism; names do not change.
 
-    Raises FFNError for a block without experts, and if `ranks` does not divide them.
+    Raises FFNError for a block without experts, and if `ranks` does not divide the number of experts.
     """
     if ranks == 1:
         return tuple(steps)
@@ -56,7 +59,7 @@ def shard_experts(steps: Sequence[Step], rank: int, ranks: int) -> tuple[Step, .
 
 
 def _routed(step: Step) -> bool:
-    """Whether its tokens are sent to the ranks of its experts."""
+    """Return True if the step's tokens are sent to the ranks that hold its experts."""
     return isinstance(step.op, Experts) and not step.op.always
 
 
@@ -67,7 +70,7 @@ def _experts_of(step: Step, rank: int, ranks: int) -> Step:
 
 
 def shard(steps: Sequence[Step], rank: int, ranks: int, axis: str = "d_ff") -> tuple[Step, ...]:
-    """The steps that rank `rank` of `ranks` runs; names stay, `down.sum` is the reduced `down`.
+    """Return the steps that rank `rank` of `ranks` runs; names do not change, and `down.sum` is the reduced `down`.
 
     Raises FFNError if `ranks` does not divide `axis`, and for a Norm over the split axis, which would need values
     from the other ranks.
@@ -82,13 +85,14 @@ def shard(steps: Sequence[Step], rank: int, ranks: int, axis: str = "d_ff") -> t
 def _shard(
     steps: Sequence[Step], rank: int, ranks: int, axis: str, complete: bool = True
 ) -> tuple[tuple[Step, ...], bool]:
-    """(the rank's steps, whether the last one's output is a partial sum); `complete` reduces that one too."""
+    """Return (the rank's steps, whether the last step's output is a partial sum); `complete` reduces it, too."""
     out: list[Step] = []
     partial: set[str] = set()
     reduced: dict[str, str] = {}
 
     def whole(name: str) -> str:
-        """The name under which `name` is complete on every rank, reducing it now if it is not."""
+        """Return the name of the tensor that is complete on every rank; appends an AllReduce if `name` is still a
+        partial sum."""
         if name in partial and name not in reduced:
             reduced[name] = f"{name}.sum"
             out.append(Step(reduced[name], AllReduce(ranks), (name,)))
@@ -110,13 +114,14 @@ def _shard(
 
 
 def _split(step: Step, rank: int, ranks: int, axis: str) -> tuple[Op, bool]:
-    """(this rank's form of the op, whether it sums over the split axis); unchanged if there is nothing to split."""
+    """Return (this rank's part of the op, whether it sums over the split axis); the op is unchanged if there is nothing
+    to split."""
     op = step.op
     if isinstance(op, Norm) and op.axis.name == axis and ranks > 1:
         raise FFNError(f"step '{step.output}' normalises over {axis}, which cannot be split over ranks")
     if isinstance(op, Experts):
         program, partial = _shard(op.program, rank, ranks, axis, complete=False)
-        alone = rank == 0 or not partial  # as a bias: the token itself is added once
+        alone = rank == 0 or not partial  # identity experts act like a bias: they add the token once, on rank 0
         return replace(op, program=program, identity=op.identity if alone else 0), partial
     if isinstance(op, Linear):
         partial = op.into.name == axis
@@ -126,14 +131,14 @@ def _split(step: Step, rank: int, ranks: int, axis: str) -> tuple[Op, bool]:
 
 
 def _bias_once(step: Step, rank: int, partial: set[str]) -> Step:
-    """The step without the bias that an Add gives to partial sums, except on rank 0."""
+    """Remove the bias that an Add gives to partial sums, except on rank 0."""
     if isinstance(step.op, Add) and step.output in partial and rank:
         return replace(step, op=replace(step.op, bias=None))
     return step
 
 
 def _stays_partial(step: Step, partial: set[str]) -> bool:
-    """Whether the sum over ranks may wait: a sum of partial sums, or a partial sum times a complete factor."""
+    """Return True if the sum over ranks can wait: for sums of partial sums, or a partial sum times a complete factor."""
     count = sum(name in partial for name in step.inputs)
     if isinstance(step.op, Add):
         return count == len(step.inputs)
@@ -153,7 +158,8 @@ def _require_divides(name: str, sizes: Sequence[int], ranks: int) -> None:
 
 @dataclass(frozen=True)
 class Ranks:
-    """`tp` ranks share every d_ff (tensor parallelism), `ep` groups of them the experts (expert parallelism).
+    """A grid of ranks: `tp` ranks share every d_ff (tensor parallelism), and `ep` groups of such ranks share the
+    experts (expert parallelism).
 
     The rank at place (e, t) of the grid [ep, tp] is number e × tp + t. Raises FFNError for a number below 1.
     """
@@ -168,26 +174,26 @@ class Ranks:
 
     @property
     def world_size(self) -> int:
-        """All ranks: tp × ep."""
+        """The number of ranks: tp × ep."""
         return self.tp * self.ep
 
     def __str__(self) -> str:
-        """As in the column `layout` of results: `tp2`, `ep4`, `tp2-ep4`."""
+        """Return the layout as in the results' column `layout`: `tp2`, `ep4`, `tp2-ep4`."""
         parts = [f"{name}{ranks}" for name, ranks in (("tp", self.tp), ("ep", self.ep)) if ranks > 1]
         return "-".join(parts) or "tp1"
 
     def place(self, rank: int) -> tuple[int, int]:
-        """(expert-parallel place, tensor-parallel place) of that rank."""
+        """Return (expert-parallel index, tensor-parallel index) of the rank."""
         return divmod(rank, self.tp)
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """Every divisor, ascending."""
+    """Return every divisor in ascending order."""
     small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
     return tuple(sorted({*small, *(number // n for n in small)}))
 
 
 def nearest(number: int, possible: Sequence[int]) -> str:
-    """`nearest: 4 and 8`: the largest below and the smallest above, of `possible` in ascending order; "" for none."""
+    """Return `nearest: 4 and 8`, the neighbours of `number` in the ascending `possible`; "" if there are none."""
     near = (*[n for n in possible if n < number][-1:], *[n for n in possible if n > number][:1])
     return "nearest: " + " and ".join(map(str, near)) if near else ""

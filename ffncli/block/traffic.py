@@ -1,18 +1,18 @@
 """How many bytes a forward pass moves between memory and the processor, and how many FLOPs it does per byte.
 
-From ffn_input to ffn_output, with a cold cache: every used weight is read once. In MoE those are the experts that any
-token chose: under uniform and independent routing a token skips an expert with probability 1 - k/E, so
-that E · (1 - (1 - k/E)^T) of E experts are expected to be touched by T tokens. Activations, of all steps, norm and
-residual too as in `cost`, are counted in two ways: unfused, every step reads its inputs and writes its output; fused,
-only the block's inputs are read and its output written. Dropout moves nothing (a forward pass in eval mode), and a
-collective's bytes are the wire's, not memory's.
-Neither is what usually runs: kernels one after another, each a product (those that read the same tensor together), or
-the elementwise steps between products; what one hands to the next goes through memory. `launches` counts these.
-FLOPs per byte is the arithmetic intensity of the roofline model (Williams, Waterman, Patterson 2009).
+Weights are counted from ffn_input to ffn_output, with a cold cache: every weight that is used is read once. In MoE,
+only the experts that some token chose are read: under uniform and independent routing a token skips an expert with
+probability 1 - k/E, so that T tokens are expected to touch E · (1 - (1 - k/E)^T) of E experts. The activations of all
+steps, norm and residual included as in `cost`, are counted in two ways: unfused, every step reads its inputs and writes
+its output; fused, only the block's inputs are read and its output is written. Dropout moves nothing (the forward pass
+is in eval mode), and a collective moves its bytes over the interconnect, not through memory. Real programs usually lie
+between the two: they run one kernel after another, each a product (products that read the same tensor share a kernel)
+or the elementwise steps between two products, and pass results from kernel to kernel through memory. `launches` counts
+these kernels. FLOPs per byte is the arithmetic intensity of the roofline model (Williams, Waterman, Patterson 2009).
 
-The same model gives the least time of some work on some hardware (`time_floor`): arithmetic and memory traffic overlap
-completely at best, so that the slower of the two is the floor. Where both take
-the same time, FLOPs per byte equal the hardware's ridge, its peak rate over its bandwidth.
+The same model gives a lower bound on the time of some work on some hardware (`time_floor`): at best, arithmetic and
+memory traffic overlap completely, so that the slower of the two is the floor. If both take the same time, the FLOPs per
+byte equal the hardware's ridge point, its peak rate divided by its bandwidth.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CONVENTIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes moved and matmul FLOPs done by some blocks on some tokens; parts add up to the whole."""
+    """Bytes moved and matmul FLOPs done by some blocks on some tokens; the parts' traffic adds up to the whole."""
 
     weight_bytes_read: int = 0
     activation_bytes: int = 0
@@ -61,21 +61,21 @@ class Traffic:
         return Traffic(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def times(self, n: int) -> Traffic:
-        """The traffic of n identical blocks."""
+        """Return the traffic of n identical blocks."""
         return Traffic(*(a * n for a in vars(self).values()))
 
     def moved(self, fused: bool = False) -> int:
-        """Weight and activation bytes together."""
+        """Return the sum of weight and activation bytes."""
         return self.weight_bytes_read + (self.activation_bytes_fused if fused else self.activation_bytes)
 
     def flops_per_byte(self, fused: bool = False) -> float:
-        """Arithmetic intensity: matmul FLOPs over the bytes moved."""
+        """Return the arithmetic intensity: matmul FLOPs divided by the bytes moved."""
         return self.matmul_flops / self.moved(fused)
 
 
 @dataclass(frozen=True)
 class KernelTraffic:
-    """One kernel's work; `routed` where it is that of experts to which tokens are sent."""
+    """The work of one kernel; `routed` is True for experts that tokens are routed to."""
 
     work: Traffic
     routed: bool = False
@@ -84,9 +84,10 @@ class KernelTraffic:
 def traffic(
     steps: Sequence[Step], weights: DType, activations: DType, tokens: int = 1, touched: float | None = None
 ) -> Traffic:
-    """What one block moves on `tokens` tokens. Raises FFNError if a row does not divide into blocks.
+    """Return the traffic of one block on `tokens` tokens. Raises FFNError if a row is not a whole number of the
+    format's blocks.
 
-    `touched` is the number of experts that receive tokens; None: what uniform routing is expected to touch.
+    `touched` is the number of experts that receive tokens; None stands for the number expected under uniform routing.
     """
     inputs = input_shapes(steps, (tokens,))
     ends = sum(prod(shape) for shape in inputs.values()) + prod(shapes(steps, inputs)[steps[-1].output])
@@ -101,33 +102,37 @@ def traffic(
 def launches(
     steps: Sequence[Step], weights: DType, activations: DType, tokens: int = 1, touched: float | None = None
 ) -> tuple[KernelTraffic, ...]:
-    """The kernels of one block, one after another.
+    """Return the kernels of one block in order of execution.
 
-    FLOPs and weight bytes add up to those of `traffic`, up to a rounded byte. Each step of a mixture's experts is one
-    kernel, on a row for each expert of each token, and mixing their outputs is another.
+    Their FLOPs and weight bytes add up to those of `traffic`, except for rounding to whole bytes. Each step of a
+    mixture's experts is one kernel, which works on one row for each pair of a token and an expert; mixing the outputs
+    is another kernel.
     """
     return tuple(_launches(steps, input_shapes(steps, (tokens,)), weights, activations.block_bytes, touched))
 
 
 def experts_touched(experts: int, top_k: int, tokens: int) -> float:
-    """The expected number of distinct experts that `tokens` tokens choose, `top_k` each, all experts equally likely."""
+    """Return the expected number of distinct experts chosen by `tokens` tokens, each choosing `top_k`, if all experts
+    are equally likely."""
     if tokens == 1 or top_k == experts:
         return top_k
     return -experts * expm1(tokens * log1p(-top_k / experts))
 
 
 def rank_experts_touched(experts: int, top_k: int, tokens: int, ranks: int) -> float:
-    """How many of a rank's `experts` are expected to be chosen, if each of `ranks` ranks enters `tokens` tokens."""
+    """Return how many of a rank's `experts` are expected to be chosen if each of `ranks` ranks contributes `tokens`
+    tokens."""
     everywhere = experts_touched(experts * ranks, top_k, tokens * ranks)
-    return everywhere if ranks == 1 else everywhere / ranks  # a whole number of experts stays one
+    return everywhere if ranks == 1 else everywhere / ranks  # division by 1 would turn an int into a float
 
 
 def tokens_at(flops_per_byte: float, measure: Callable[[int], Traffic], fused: bool = False) -> int | None:
-    """The least number of tokens whose traffic, `measure(tokens)`, has at least this intensity; None if none has.
+    """Return the smallest number of tokens whose traffic, `measure(tokens)`, reaches this intensity; None if it is
+    never reached.
 
     With W weight bytes, and per token F FLOPs and A activation bytes, F·T / (W + A·T) grows with T towards F/A and
-    reaches r at T = r·W / (F - r·A). Experts not yet touched make W smaller, so this T is an upper bound, which
-    bisection then lowers. Raises FFNError for an intensity that is not a positive number.
+    reaches r at T = r·W / (F - r·A). If some experts are still untouched, W is smaller, so this T is an upper bound,
+    which bisection then lowers. Raises FFNError for an intensity that is not a positive number.
     """
     if not (isfinite(flops_per_byte) and flops_per_byte > 0):
         raise FFNError(f"FLOPs per byte must be a positive number, got {shown(flops_per_byte)}")
@@ -144,7 +149,7 @@ def tokens_at(flops_per_byte: float, measure: Callable[[int], Traffic], fused: b
     return high
 
 
-_EVERY_EXPERT = 2**60  # enough tokens to touch all experts of any block
+_EVERY_EXPERT = 2**60  # enough tokens to touch every expert of any block
 
 
 def _weight_bytes_read(body: Sequence[Step], dtype: DType, tokens: int, touched: float | None) -> int:
@@ -157,7 +162,7 @@ def _weight_bytes_read(body: Sequence[Step], dtype: DType, tokens: int, touched:
 
 
 def _read_of(step: Step, sizes: Mapping[str, int], top_k: int, tokens: int, touched: float | None) -> int:
-    """The bytes that are read of parameters of these sizes: of experts to which tokens are sent, those that get any."""
+    """Return the bytes read of parameters of these sizes; routed experts are read only if they receive tokens."""
     read = sum(sizes.values())
     if not isinstance(step.op, Experts) or step.op.always:
         return read
@@ -190,7 +195,7 @@ def _launches(
 
 
 def _together(steps: Sequence[Step]) -> Iterator[list[Step]]:
-    """The steps that one kernel does: products of the same tensor, and runs of elementwise steps."""
+    """Group the steps into kernels: products that read the same tensor, and runs of elementwise steps."""
     group: list[Step] = []
     for step in steps:
         if isinstance(step.op, (Dropout, AllReduce)):
@@ -208,7 +213,8 @@ def _together(steps: Sequence[Step]) -> Iterator[list[Step]]:
 def _expert_launches(
     step: Step, taken: Mapping[str, int], known: Mapping[str, Shape], dtype: DType, width: int, touched: float | None
 ) -> Iterator[KernelTraffic]:
-    """The program's kernels on a row for each expert of each token, with the weights of the experts that are read."""
+    """Yield the kernels of the experts' program, each on one row per pair of a token and an expert, then the kernel
+    that mixes the outputs. Only experts that receive tokens have their weights read."""
     op = step.op
     assert isinstance(op, Experts)
     top_k, x = taken[step.output], known[step.inputs[0]]
@@ -225,7 +231,7 @@ def _expert_launches(
 
 
 def _elements(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> int:
-    """Values that unfused steps read and write."""
+    """Return the number of values that unfused steps read and write."""
     shapes_by_name = shapes(steps, inputs)
     taken = experts_per_token(steps)
     total = 0
@@ -242,9 +248,10 @@ def _elements(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> int:
 
 
 def _expert_elements(op: Experts, top_k: int, x: Shape) -> int:
-    """The programs of all chosen experts, and mixing, which reads their outputs and writes the sum.
+    """Return the values read and written by the programs of all chosen experts, and by mixing, which reads their
+    outputs and writes the sum.
 
-    If the route weights the experts' inputs, these are read, weighted and written first.
+    If the route weighs the experts' inputs, the inputs are first read, weighted and written.
     """
     chosen = prod(x[:-1]) * top_k
     program = _elements(op.program, input_shapes(op.program, (chosen,)))
@@ -257,7 +264,7 @@ Bound = Literal["compute", "memory"]
 
 @dataclass(frozen=True)
 class TimeFloor:
-    """Seconds that the arithmetic needs at its peak rate, and the traffic at full bandwidth."""
+    """The seconds that the arithmetic takes at the peak rate, and the traffic at full bandwidth."""
 
     compute_s: float
     memory_s: float
@@ -269,10 +276,10 @@ class TimeFloor:
 
     @property
     def bound(self) -> Bound:
-        """Which of the two is the longer; at the ridge itself `compute`."""
+        """The slower of the two; `compute` if both take the same time."""
         return "memory" if self.memory_s > self.compute_s else "compute"
 
 
 def time_floor(flops: float, moved_bytes: float, flops_per_s: float, bytes_per_s: float) -> TimeFloor:
-    """The floor of `flops` and `moved_bytes`; both rates are above 0."""
+    """Return the time floor of `flops` and `moved_bytes`; both rates must be positive."""
     return TimeFloor(flops / flops_per_s, moved_bytes / bytes_per_s)

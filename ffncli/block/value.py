@@ -1,4 +1,4 @@
-"""What an Activation step computes, limits included, and its slope, over a namespace (`formulas.SCALAR`, torch); which
+"""The value and the slope of an Activation step, limits included, over a namespace (`formulas.SCALAR`, torch); which
 steps hold a block's hidden units, and which of their values count as near zero.
 """
 
@@ -13,7 +13,7 @@ from ffncli.block.steps import Activation, Experts, Linear, Norm, Route, Step
 
 
 def value(op: Activation, x: Any, m: Any) -> Any:
-    """The step's output. A limit lets NaN through, as torch's clamp does."""
+    """Return the step's output. A limit lets NaN through, like torch's clamp."""
     y = unlimited(op, clipped(op, x, m), m)
     if op.most is not None:
         y = m.where(y > op.most, op.most, y)
@@ -21,7 +21,7 @@ def value(op: Activation, x: Any, m: Any) -> Any:
 
 
 def slope(op: Activation, x: Any, m: Any) -> Any:
-    """The derivative by x, torch's on a limit: there, the slope of the inside."""
+    """Return the derivative with respect to x. At x on a limit it is the slope just inside the limit, as in torch."""
     inner = clipped(op, x, m)
     steep = _unlimited_slope(op, inner, m)
     if op.low is not None:
@@ -32,14 +32,14 @@ def slope(op: Activation, x: Any, m: Any) -> Any:
 
 
 def clipped(op: Activation, x: Any, m: Any) -> Any:
-    """x within `low` and `high`."""
+    """Return x clipped to `low` and `high`."""
     if op.low is not None:
         x = m.where(x < op.low, op.low, x)
     return x if op.high is None else m.where(x > op.high, op.high, x)
 
 
 def unlimited(op: Activation, x: Any, m: Any) -> Any:
-    """f(x), with the soft cap on its linear factor if there is one."""
+    """Return f(x), with the soft cap applied to its linear factor if there is a cap."""
     if op.soft_cap is None:
         return TABLE[op.function].f(x, m)
     share = SOFT_CAPPED[op.function]
@@ -57,11 +57,11 @@ def _unlimited_slope(op: Activation, x: Any, m: Any) -> Any:
     return (1.0 - bent * bent) * TABLE[share].f(x, m) + op.soft_cap * bent * TABLE[share].slope(x, m)
 
 
-NEAR_ZERO = 1e-3  # |x| up to this is near zero; rounded to float32 where the values are
+NEAR_ZERO = 1e-3  # |x| ≤ this is near zero; the bound is rounded to float32 when it is compared with float32 values
 
 
 def unit_steps(steps: Sequence[Step]) -> Mapping[str, str | None]:
-    """Steps as wide as d_ff that come after an activation → the Linear that reads them, if one does.
+    """Return each step that is as wide as d_ff and comes after an activation → the Linear that reads it, or None.
 
     `{"act": None, "hidden": "down"}` for a gated block. An identity activation does not count.
     """

@@ -1,1 +1,1 @@
-"""What an activation function does, in numbers, on Python floats: no torch, no numpy."""
+"""The effect of an activation function, in numbers. Computed with Python floats: no torch, no numpy."""

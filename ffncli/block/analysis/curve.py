@@ -1,4 +1,5 @@
-"""An activation as a function of one Python float: its curve, its extremes and zeros, its integrals for a normal x."""
+"""An activation as a function of one Python float: its curve, its extremes and zeros, its integrals over a normally
+distributed x."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from ffncli.block.value import NEAR_ZERO
 
 @dataclass(frozen=True)
 class Curve:
-    """f and its slope on floats, learned parameters at their initial values, and the sorted kinks (`ActivationRow`)."""
+    """f and its slope on floats, with learned parameters at their initial values, and the sorted kinks
+    (`ActivationRow`)."""
 
     row: ActivationRow
     f: Callable[[float], float]
@@ -28,12 +30,12 @@ class Curve:
 
     @property
     def kinks(self) -> tuple[float, ...]:
-        """Where a derivative of any order jumps."""
+        """The points where a derivative of any order jumps."""
         return tuple(x for x, _ in self.row.kinks)
 
 
 def curve(name: str) -> Curve:
-    """The curve of a canonical name (a key of `activations.TABLE`)."""
+    """Return the curve of a canonical name (a key of `activations.TABLE`)."""
     row = TABLE[name]
     m = with_learned(SCALAR, row.learned) if row.learned else SCALAR
     f = row.accurate
@@ -41,11 +43,12 @@ def curve(name: str) -> Curve:
 
 
 def samples(c: Curve, low: float, high: float, slope: bool = False, steps: int = 240) -> list[tuple[float, float]]:
-    """(x, f(x)) or (x, slope) from `low` to `high`, `steps` apart, as points of a line with every kink exactly.
+    """Return points (x, f(x)), or (x, slope), of a line from `low` to `high` in `steps` equal steps; every kink is an
+    additional point.
 
-    At a jump it has the points on both sides, and NaN between them.
+    At a jump the line has a point on either side, and NaN between them.
     """
-    f, least = (c.slope, 1) if slope else (c.f, 0)  # a kink of a higher order is not a jump
+    f, least = (c.slope, 1) if slope else (c.f, 0)  # only kinks up to this order are jumps
     kinks = {x: order for x, order in reversed(c.row.kinks) if low < x < high}
     even = (low + (high / steps - low / steps) * i for i in range(steps))
     return [point for x in sorted({*even, high, *kinks}) for point in _around(x, f, kinks.get(x, least + 1) <= least)]
@@ -59,18 +62,19 @@ def _around(x: float, f: Callable[[float], float], jump: bool) -> Iterator[tuple
         yield x, f(x)
 
 
-_GRID = tuple(i / 8 for i in range(-160, 161))  # -20 ... 20: outside, every activation equals its asymptote
+_GRID = tuple(i / 8 for i in range(-160, 161))  # -20 ... 20: outside, every activation follows its asymptote
 _FAR, _FARTHER = 2.0**20, 2.0**40
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A missing bound is ±inf.
+    """The extremes of a curve; a missing bound is ±inf.
 
-    `minimum` is the greatest lower bound, `minimum_at` where it is reached, nearest to zero if at several places; None
-    where it is only approached; `maximum` likewise. `lipschitz` is the least L with |f(a) - f(b)| ≤ L |a - b|,
-    `steepest_at` the only place where the slope has that size, None if there is none or a whole interval.
+    `minimum` is the greatest lower bound, and `minimum_at` the point where it is reached, the one nearest to zero if
+    there are several, or None if the bound is only approached; `maximum` likewise. `lipschitz` is the least L with
+    |f(a) - f(b)| ≤ L |a - b|; `steepest_at` is the only point where the slope has that size, or None if there is no
+    such point or a whole interval of them.
     """
 
     minimum: float
@@ -83,7 +87,7 @@ class Shape:
 
 
 def shape(c: Curve) -> Shape:
-    """The shape of a curve, from some hundred evaluations of f and of its slope."""
+    """Compute the shape of a curve from a few hundred evaluations of f and of its slope."""
     xs = _grid(c)
     slopes = [c.slope(x) for x in xs]
     stationary = [*c.kinks, *_turns(c, xs, slopes)]
@@ -94,14 +98,14 @@ def shape(c: Curve) -> Shape:
 
 
 def near_zero_share(c: Curve, std: float = 1.0, bound: float = NEAR_ZERO) -> float:
-    """P(|f(X)| ≤ bound) for X ~ N(0, std²)."""
+    """Return P(|f(X)| ≤ bound) for X ~ N(0, std²)."""
 
     def beyond(x: float) -> float:
         return abs(c.f(x)) - bound
 
     xs = [-_FAR, *_grid(c), _FAR]
     values = [c.f(x) for x in xs]
-    marks = []  # (x, whether |f| is above the bound), including every zero of f
+    marks = []  # (x, whether |f(x)| > bound); every zero of f is among the x
     for (a, at_a), (b, at_b) in pairwise(zip(xs, values, strict=True)):
         marks.append((a, abs(at_a) > bound))
         if at_a * at_b < 0:
@@ -114,7 +118,8 @@ def near_zero_share(c: Curve, std: float = 1.0, bound: float = NEAR_ZERO) -> flo
 
 
 def exact_zero_share(c: Curve, std: float = 1.0) -> float:
-    """P(f(X) = 0) for X ~ N(0, std²), in exact arithmetic: intervals between kinks on which f is zero."""
+    """Return P(f(X) = 0) for X ~ N(0, std²), in exact arithmetic: the probability of the intervals between kinks on
+    which f is zero."""
     ends = [-math.inf, *c.kinks, math.inf]
     flat = ((a, b) for a, b in pairwise(ends) if all(c.f(x) == 0.0 for x in _some(a, b)))
     return math.fsum(normal_share(a, b, std) for a, b in flat)
@@ -124,7 +129,7 @@ def exact_zero_share(c: Curve, std: float = 1.0) -> float:
 
 
 def _grid(c: Curve) -> list[float]:
-    """The grid, with both sides of every kink and the kink itself."""
+    """Return the grid with every kink and its two neighbouring floats added."""
     return sorted({*_GRID, *(side for k in c.kinks for side in _sides(k))})
 
 
@@ -133,7 +138,7 @@ def _sides(kink: float) -> tuple[float, float, float]:
 
 
 def _turns(c: Curve, xs: list[float], slopes: list[float]) -> list[float]:
-    """Where the slope changes its sign, not at a kink."""
+    """Return the points where the slope changes sign, kinks excluded."""
     out = []
     signed = [(x, slope) for x, slope in zip(xs, slopes, strict=True) if slope != 0.0]
     for (a, before), (b, after) in pairwise(signed):
@@ -143,7 +148,7 @@ def _turns(c: Curve, xs: list[float], slopes: list[float]) -> list[float]:
 
 
 def _bound(c: Curve, stationary: list[float], sign: float) -> tuple[float, float | None]:
-    """(the least upper bound of sign · f, with f's own sign; where it is reached)."""
+    """Return (the least upper bound of sign · f, times `sign`; the point where it is reached, or None)."""
     limits = [sign * c.f(x) for x in (-_FAR, _FAR)]
     if any(sign * c.f(x) > 2.0 * abs(near) + 1.0 for x, near in zip((-_FARTHER, _FARTHER), limits, strict=True)):
         return sign * math.inf, None
@@ -153,7 +158,8 @@ def _bound(c: Curve, stationary: list[float], sign: float) -> tuple[float, float
 
 
 def _steepest(c: Curve, xs: list[float], sizes: list[float]) -> tuple[float, float | None]:
-    """(the Lipschitz constant, the one place where the slope is as steep), from the sizes of the slope at xs."""
+    """Return (the Lipschitz constant, the only point where the slope is that steep, or None); `sizes` are the absolute
+    slopes at `xs`."""
     far = max(abs(c.slope(x)) for x in (-_FAR, _FAR))
     if max(abs(c.slope(x)) for x in (-_FARTHER, _FARTHER)) > 2.0 * far + 1.0:
         return math.inf, None
@@ -161,7 +167,7 @@ def _steepest(c: Curve, xs: list[float], sizes: list[float]) -> tuple[float, flo
     places = [x for x, size in zip(xs, sizes, strict=True) if size == best]
     kinks = [k for k in c.kinks if set(places) <= set(_sides(k))]
     if far == best or (len(places) > 1 and not kinks):
-        return best, None  # approached far out, or the same on an interval
+        return best, None  # only approached far out, or reached on an interval
     if kinks:
         return best, kinks[0]
     at = xs.index(places[0])
@@ -170,7 +176,7 @@ def _steepest(c: Curve, xs: list[float], sizes: list[float]) -> tuple[float, flo
 
 
 def bisect(g: Callable[[float], float], low: float, high: float) -> float:
-    """A zero of g between two points of opposite sign, to the last bit."""
+    """Return a zero of g between two points of opposite sign, to the last bit."""
     rising = g(high) > 0
     for _ in range(200):
         middle = 0.5 * (low + high)
@@ -184,7 +190,7 @@ def bisect(g: Callable[[float], float], low: float, high: float) -> float:
 
 
 def golden(g: Callable[[float], float], low: float, high: float) -> float:
-    """The location of g's only maximum between low and high, to the square root of float64's precision."""
+    """Return the location of g's only maximum between low and high, to the square root of float64's precision."""
     a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     at_a, at_b = g(a), g(b)
     for _ in range(80):
@@ -200,27 +206,27 @@ def golden(g: Callable[[float], float], low: float, high: float) -> float:
 
 
 def _some(low: float, high: float) -> tuple[float, ...]:
-    """A few numbers inside an interval."""
+    """Return a few numbers inside an interval."""
     low, high = max(low, -20.0), min(high, 20.0)
     return tuple(low + share * (high - low) for share in (0.05, 0.3, 0.5, 0.7, 0.95))
 
 
 _NODES = 16
-_REACH = 10.0  # standard deviations: beyond lies 1.5e-23 of the mass
-_PANELS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)  # ends of panels, in units of either scale
+_REACH = 10.0  # standard deviations: 1.5e-23 of the mass lies beyond
+_PANELS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)  # ends of panels, in units of 1 and of std
 
 
 def expectation(g: Callable[[float], float], std: float = 1.0, breaks: tuple[float, ...] = ()) -> float:
-    """E[g(X)] for X ~ N(0, std²); `breaks` are the points where g or one of its derivatives jumps.
+    """Return E[g(X)] for X ~ N(0, std²); `breaks` are the points where g or one of its derivatives jumps.
 
-    g may grow as a polynomial. std lies between 1e-6 and 1e6 (see `facts`).
+    g may grow as fast as a polynomial. std must be between 1e-6 and 1e6 (see `facts`).
     """
     return math.fsum(weight * g(x) for x, weight in nodes(std, breaks))
 
 
 @cache
 def nodes(std: float = 1.0, breaks: tuple[float, ...] = ()) -> tuple[tuple[float, float], ...]:
-    """(x, weight) pairs whose weights sum to 1: an expectation is the weighted sum of values at x."""
+    """Return (x, weight) pairs whose weights sum to 1: the weighted sum of g(x) is the expectation of g."""
     reach = _REACH * std
     ends = {s * scale * end for end in _PANELS for scale in _scales(std) for s in (-1, 1)} | {0.0, *breaks}
     inside = [-reach, *sorted(end for end in ends if -reach < end < reach), reach]
@@ -235,13 +241,13 @@ def nodes(std: float = 1.0, breaks: tuple[float, ...] = ()) -> tuple[tuple[float
 
 
 def _scales(std: float) -> tuple[float, ...]:
-    """1, std, and enough between them that no panel is much wider than its distance from 0."""
+    """Return 1, std, and intermediate scales close enough that no panel is much wider than its distance from 0."""
     between = int(abs(math.log(std, 8)))
     return (1.0, *(std ** (i / (between + 1)) for i in range(1, between + 1)), std)
 
 
 def normal_share(low: float, high: float, std: float = 1.0) -> float:
-    """P(low < X ≤ high) for X ~ N(0, std²); without cancellation in either tail."""
+    """Return P(low < X ≤ high) for X ~ N(0, std²), without cancellation in either tail."""
     if low > 0:
         low, high = -high, -low
     below_low, below_high = (0.5 * math.erfc(-x / (std * math.sqrt(2.0))) for x in (low, high))
@@ -250,7 +256,7 @@ def normal_share(low: float, high: float, std: float = 1.0) -> float:
 
 @cache
 def _legendre() -> tuple[tuple[float, float], ...]:
-    """Nodes and weights of the Gauss-Legendre rule on [-1, 1]: Newton's method on the Legendre polynomial.
+    """Return nodes and weights of the Gauss-Legendre rule on [-1, 1], by Newton's method on the Legendre polynomial.
 
     Start values and weights: Abramowitz & Stegun 22.16.6, 25.4.29.
     """

@@ -1,4 +1,4 @@
-"""How far two activation functions are apart, in exact arithmetic and after rounding to a number format."""
+"""How far apart two activation functions are, in exact arithmetic and after rounding to a number format."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ffncli.block.activations import ActivationRow
 from ffncli.block.analysis.curve import Curve, bisect, curve, expectation, golden, shape
 from ffncli.block.analysis.rounding import NumberFormat, inputs, shares
 
-SHOWN = 10.0  # an unbounded difference is evaluated on [-10, 10]
-_SAME = 1e-9  # relative: |difference| at x and at -x
+SHOWN = 10.0  # an unbounded difference is evaluated on [-10, 10] only
+_SAME = 1e-9  # relative tolerance for |difference| being the same at x and at -x
 _LAST_BITS = 4e-16
 _GRID = tuple(SHOWN * i / 80 for i in range(-80, 81))
 _FAR = tuple(SHOWN * 2.0**i for i in range(1, 20))
@@ -21,12 +21,12 @@ _FAR = tuple(SHOWN * 2.0**i for i in range(1, 20))
 
 @dataclass(frozen=True)
 class Difference:
-    """|f - g| of `name` and `against`.
+    """|f - g|, where f is `name` and g is `against`.
 
-    `maximum` is its least upper bound on the real line, None if there is none; `at` is where it is reached, None
-    where it is only approached (`towards`: ±inf), is 0 or does not exist. `symmetric`: it is reached at -at too.
-    `within` is (x, |f - g|) where an unbounded difference is largest on [-SHOWN, SHOWN]. `mean` and `rms` are of |f -
-    g| for x ~ N(0, std²).
+    `maximum` is the least upper bound of |f - g| on the real line, or None if it is unbounded; `at` is the point where
+    it is reached, or None if it is 0, unbounded, or only approached (then `towards` is ±inf). `symmetric` is True if it
+    is also reached at -at. For an unbounded difference, `within` is the (x, |f - g|) with the largest |f - g| on
+    [-SHOWN, SHOWN]. `mean` and `rms` are taken of |f - g| for x ~ N(0, std²).
     """
 
     name: str
@@ -41,18 +41,18 @@ class Difference:
 
     @property
     def places(self) -> tuple[float, ...]:
-        """Where it is largest; for an unbounded one, in the range that is shown."""
+        """The points where |f - g| is largest; for an unbounded difference, within [-SHOWN, SHOWN]."""
         at = self.within[0] if self.within else self.at
         return () if at is None else (at, -at) if self.symmetric else (at,)
 
     def exceeds(self, tolerance: float) -> bool:
-        """Whether it exceeds the tolerance anywhere."""
+        """Return True if |f - g| exceeds the tolerance anywhere."""
         return self.maximum is None or self.maximum > tolerance
 
 
 @cache
 def difference(name: str, against: str, std: float = 1.0) -> Difference:
-    """The difference of two activations by their canonical names."""
+    """Return the difference of two activations, given by their canonical names."""
     if name == against:
         return Difference(name, against, 0.0, None, True, None, None, 0.0, 0.0)
     d = minus(curve(name), curve(against))
@@ -61,7 +61,7 @@ def difference(name: str, against: str, std: float = 1.0) -> Difference:
     mean = expectation(lambda x: abs(d.f(x)), std, (*d.kinks, *_crossings(d)))
     rms = math.sqrt(expectation(lambda x: d.f(x) ** 2, std, d.kinks))
     if abs(d.f(0.0)) >= top * (1.0 - _LAST_BITS):
-        at = 0.0  # the exact location, not one that rounding produced
+        at = 0.0  # exactly 0, where the search returns a number close to it
     if math.isinf(top):
         x, most = _within(d)
         return Difference(name, against, None, None, _mirrored(d, x), None, (x, most), mean, rms)
@@ -73,7 +73,7 @@ def difference(name: str, against: str, std: float = 1.0) -> Difference:
 
 
 def minus(f: Curve, g: Curve) -> Curve:
-    """f - g as a curve; a kink of both has the lower of the two orders."""
+    """Return f - g as a curve; a kink that both share keeps the lower of the two orders."""
     kinks: dict[float, int] = {}
     for x, order in (*f.row.kinks, *g.row.kinks):
         kinks[x] = min(order, kinks.get(x, order))
@@ -85,19 +85,19 @@ def minus(f: Curve, g: Curve) -> Curve:
 
 
 def _mirrored(d: Curve, x: float) -> bool:
-    """Whether |f - g| is as large at -x."""
+    """Return True if |f - g| is just as large at -x."""
     return x != 0 and math.isclose(abs(d.f(x)), abs(d.f(-x)), rel_tol=_SAME)
 
 
 def _crossings(d: Curve) -> tuple[float, ...]:
-    """Where f - g changes its sign: |f - g| has a kink there."""
+    """Return the points where f - g changes sign, which are kinks of |f - g|."""
     xs = (*(-x for x in reversed(_FAR)), *_GRID, *_FAR)
     signed = [(x, y) for x in xs if (y := d.f(x)) != 0.0]
     return tuple(bisect(d.f, a, b) for (a, before), (b, after) in pairwise(signed) if before * after < 0)
 
 
 def _within(d: Curve) -> tuple[float, float]:
-    """(x, |f - g|) where it is largest on [-SHOWN, SHOWN]."""
+    """Return the (x, |f - g|) with the largest |f - g| on [-SHOWN, SHOWN]."""
 
     def size(x: float) -> float:
         return abs(d.f(x))
@@ -112,7 +112,7 @@ def _within(d: Curve) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Two activations at one number x of a format: their rounded values, and how many steps apart they are."""
+    """Two activations at the same number x of a format: their rounded values, and how many steps lie between them."""
 
     x: float
     value: float
@@ -122,12 +122,13 @@ class Meeting:
 
 @dataclass(frozen=True)
 class Survival:
-    """f and g, computed exactly from each of `inputs` numbers of a format and rounded to it once.
+    """f and g on `inputs` numbers of a format, computed exactly and rounded once to the format.
 
-    `differ` is the probability, for x ~ N(0, std²) rounded to the format, that the two values are not the same number,
-    `beyond_neighbours` that they are more than one step apart. `largest` is where most steps separate them, None if
-    they never differ; `at_difference` their values where |f - g| is largest (see `Difference.places`). `noise` is the
-    rms of g's rounding error, for the same x; `ratio` the rms of f - g over it, None where rounding leaves g unchanged.
+    For x ~ N(0, std²) rounded to the format, `differ` is the probability that the two rounded values differ, and
+    `beyond_neighbours` that they are more than one step apart. `largest` is the x with the most steps between the
+    values, None if they never differ; `at_difference` holds the values at the points where |f - g| is largest (see
+    `Difference.places`). `noise` is the rms of g's rounding error for the same x; `ratio` is the rms of f - g divided
+    by `noise`, None if rounding leaves g unchanged.
     """
 
     dtype: str
@@ -141,7 +142,8 @@ class Survival:
 
     @property
     def verdict(self) -> str:
-        """Does the difference survive? no: nowhere; in part: some numbers differ, but by less than rounding; or yes."""
+        """Whether the difference survives rounding: "no" if no value differs; "in part" if values differ, but the
+        difference is smaller than the rounding error; else "yes"."""
         if self.largest is None:
             return "no"
         return "yes" if self.ratio is None or self.ratio >= 1 else "in part"
@@ -149,7 +151,7 @@ class Survival:
 
 @dataclass(frozen=True)
 class RoundedDifference:
-    """One activation's difference from another, and how much of it survives in each format."""
+    """The difference of one activation from another, and how much of it survives in each format."""
 
     difference: Difference
     rounded: tuple[Survival, ...]
@@ -158,13 +160,14 @@ class RoundedDifference:
 def rounded_differences(
     names: Sequence[str], against: str, forms: Sequence[NumberFormat] = (), std: float = 1.0
 ) -> tuple[RoundedDifference, ...]:
-    """How far each of `names` (canonical) is from `against`, for x ~ N(0, std²), and in each of the formats."""
+    """Return how far each of `names` (canonical) is from `against`, for x ~ N(0, std²), in exact arithmetic and in each
+    format."""
     differences = [difference(name, against, std) for name in names]
     return tuple(RoundedDifference(d, tuple(survival(d, form, std) for form in forms)) for d in differences)
 
 
 def survival(d: Difference, form: NumberFormat, std: float = 1.0) -> Survival:
-    """How much of a difference survives in a format."""
+    """Compute how much of a difference survives rounding to a format."""
     xs, mass = inputs(form, std), shares(form, std)
     ours, theirs = _ordinals(d.name, form, std), _ordinals(d.against, form, std)
     steps = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
@@ -182,19 +185,19 @@ def survival(d: Difference, form: NumberFormat, std: float = 1.0) -> Survival:
 
 @cache
 def _exact(name: str, form: NumberFormat, std: float) -> list[float]:
-    """f of each input."""
+    """Return f(x) for each of the format's inputs."""
     return list(map(curve(name).f, inputs(form, std)))
 
 
 @cache
 def _ordinals(name: str, form: NumberFormat, std: float) -> list[int]:
-    """f of each input, rounded once."""
+    """Return the ordinal of f(x), rounded once, for each of the format's inputs."""
     return list(map(form.ordinal, _exact(name, form, std)))
 
 
 @cache
 def _noise(name: str, form: NumberFormat, std: float) -> float:
-    """The rms of the rounding error of f(x), without overflows."""
+    """Return the rms of the rounding error of f(x), ignoring overflows."""
     pairs = zip(_exact(name, form, std), shares(form, std), strict=True)
     errors = ((form.nearest(y) - y, p) for y, p in pairs if p)
     return math.sqrt(math.fsum(p * error * error for error, p in errors if math.isfinite(error)))

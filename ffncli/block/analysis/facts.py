@@ -1,4 +1,4 @@
-"""The facts of `ffn activations` about one function, as a record; values stated for it, and whether they are right."""
+"""The facts that `ffn activations` reports on one function, as a record; and checks of values stated for a function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ffncli.block.analysis.curve import Shape, curve, exact_zero_share, expectat
 from ffncli.block.value import NEAR_ZERO
 from ffncli.errors import FFNError, option, shown
 
-NARROWEST, WIDEST = 1e-6, 1e6  # of the normal input: beyond, every activation is one of its asymptotes
+NARROWEST, WIDEST = 1e-6, 1e6  # bounds on the input's std: outside, every activation is just its asymptotes
 CONVENTIONS = {
     "slope": "df/dx; at a kink, torch's value",
     "minimum": "the greatest lower bound, null if there is none; minimum_at is null if it is only approached, and the "
@@ -30,7 +30,7 @@ CONVENTIONS = {
 
 @dataclass(frozen=True)
 class Value:
-    """f and its slope at x; `ratio` is f(x) / x, None at 0."""
+    """f and its slope at x; `ratio` is f(x) / x, or None at x = 0."""
 
     x: float
     value: float
@@ -42,10 +42,10 @@ class Value:
 class Facts:
     """One activation: its definition, its shape, its values, and its effect on x ~ N(0, std²).
 
-    `kinks` are the places where a derivative jumps, `smoothness_at_0` the number of derivatives that are continuous at
-    0 (None: all, -1: not even f). Shares are of the input's probability: `zero_share` has |f(x)| ≤ NEAR_ZERO,
-    `exact_zero_share` f(x) = 0. `gain` is std / √E[f²] and `gradient_gain` 1 / √E[f′²] (He et al. 2015,
-    arXiv:1502.01852, for relu √2).
+    `kinks` are the points where a derivative jumps; `smoothness_at_0` is the number of derivatives that are continuous
+    at 0 (None: all, -1: not even f). `zero_share` is the probability of |f(x)| ≤ NEAR_ZERO, `exact_zero_share` that of
+    f(x) = 0. `gain` is std / √E[f²] and `gradient_gain` 1 / √E[f′²] (He et al. 2015, arXiv:1502.01852, where relu has
+    √2).
     """
 
     name: str
@@ -66,9 +66,9 @@ class Facts:
 
 
 def facts(name: str, at: Sequence[float] = (), std: float = 1.0) -> Facts:
-    """The facts of an activation by its canonical name, with its values at `at`.
+    """Return the facts of an activation by its canonical name, with its values at the points `at`.
 
-    Raises FFNError for a std that is not between NARROWEST and WIDEST.
+    Raises FFNError if std is not between NARROWEST and WIDEST.
     """
     check_width(std)
     c = curve(name)
@@ -84,9 +84,9 @@ def facts(name: str, at: Sequence[float] = (), std: float = 1.0) -> Facts:
 
 
 def activation(name: str, at: Sequence[float] = (), std: float = 1.0) -> Facts:
-    """The facts of an activation by any of its names, such as `gelu_new`.
+    """Return the facts of an activation by any of its names, such as `gelu_new`.
 
-    Raises FFNError as `facts`, and for an unknown name or that of a gated unit.
+    Raises the FFNErrors of `facts`, and one for an unknown name or the name of a gated unit.
     """
     canonical, gated = resolve(name, "name")
     if gated:
@@ -95,7 +95,7 @@ def activation(name: str, at: Sequence[float] = (), std: float = 1.0) -> Facts:
 
 
 def check_width(std: float) -> None:
-    """Raises FFNError for a std that is not between NARROWEST and WIDEST."""
+    """Raise FFNError if std is not between NARROWEST and WIDEST."""
     if not NARROWEST <= std <= WIDEST:
         raise FFNError(f"{option('std')} must be from {NARROWEST:g} to {WIDEST:g}, got {std:g}")
 
@@ -106,9 +106,9 @@ def _value(value: float, slope: float, x: float) -> Value:
 
 @dataclass(frozen=True)
 class Claim:
-    """The statement that f(x) is `stated`, accurate to `half_unit`, half a unit of its last decimal.
+    """The claim that f(x) is `stated`, accurate to `half_unit`, which is half a unit of its last decimal.
 
-    `text` is that number as it was written: 0.150 is more precise than 0.15.
+    `text` is the number as written: 0.150 is more precise than 0.15.
     """
 
     x: float
@@ -119,7 +119,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim with the actual f(x); `ratio` is f(x) / x, None at 0. The claim is right where f(x) rounds to it."""
+    """A claim, and the actual f(x); `ratio` is f(x) / x, or None at x = 0. The claim is right if f(x) rounds to it."""
 
     name: str
     x: float
@@ -131,7 +131,7 @@ class Checked:
 
 
 def claim(text: str) -> Claim:
-    """The claim of `X=Y`. Raises FFNError if it is not a pair of finite numbers."""
+    """Parse the claim `X=Y`. Raises FFNError if it is not a pair of finite numbers."""
     x, equals, y = text.partition("=")
     try:
         at, stated = Decimal(x.strip()), Decimal(y.strip())
@@ -146,10 +146,10 @@ def claim(text: str) -> Claim:
 
 
 def check(name: str, claims: Sequence[Claim]) -> tuple[Checked, ...]:
-    """The claims checked for the activation of that canonical name."""
+    """Check the claims against the activation of that canonical name."""
     c, out = curve(name), []
     for one in claims:
         value = c.f(one.x)
-        right = abs(value - one.stated) <= one.half_unit * (1 + 1e-9)  # allows for the claim's rounding to binary
+        right = abs(value - one.stated) <= one.half_unit * (1 + 1e-9)  # for the claim's binary rounding
         out.append(Checked(name, one.x, one.stated, value, value / one.x if one.x else None, right, one.text))
     return tuple(out)

@@ -1,4 +1,4 @@
-"""The flow of dimensions through a block as text: `x 512 ──W1──▶ up 2048 ──gelu──▶ act 2048 ──W2──▶ down 512`."""
+"""The flow of dimensions through a block, as text: `x 512 ──W1──▶ up 2048 ──gelu──▶ act 2048 ──W2──▶ down 512`."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ from ffncli.block.steps import (
 
 
 def flow(steps: Sequence[Step], aliases: Mapping[str, str] = {}) -> tuple[str, ...]:
-    """Lines of the picture, one per unbranched run of steps: names with their widths, operations on the arrows.
+    """Return the lines of the picture, one per unbranched run of steps: names with their widths, operations on the
+    arrows.
 
-    A name that several steps read, and a step that reads several names, start a line. `aliases` are in brackets.
+    A line starts at each name that several steps read, and at each step that reads several names. `aliases` are printed
+    in brackets.
     """
     shapes_by_name = shapes(steps, input_shapes(steps, (1,)))
     readers = Counter(name for step in steps for name in step.inputs)
     lines: list[str] = []
-    ending: dict[str, int] = {}  # name → the line that ends with it
+    ending: dict[str, int] = {}  # name → the line that currently ends with it
     named: set[str] = set()
 
     def node(name: str) -> str:
-        """A name; its first mention includes its width."""
+        """Return a name; at its first mention, with its width."""
         if name in named:
             return name
         named.add(name)
@@ -54,7 +56,7 @@ def flow(steps: Sequence[Step], aliases: Mapping[str, str] = {}) -> tuple[str, .
 
 
 def _label(step: Step, steps: Sequence[Step]) -> str:
-    """The label of an arrow: the weight's symbol, the function, the sign."""
+    """Return the label of an arrow: the weight's symbol, the function, or the sign of the operation."""
     op = step.op
     match op:
         case Linear():
@@ -81,7 +83,8 @@ def _label(step: Step, steps: Sequence[Step]) -> str:
 
 
 def _activation(op: Activation) -> str:
-    """The function between its limits, as they apply: `min 10, silu`, `silu, min 7`, `clip -7 to 7, + 1`."""
+    """Return the function and its limits in the order in which they apply: `min 10, silu`, `silu, min 7`, `clip -7 to
+    7, + 1`."""
     before = _clip(op.low, op.high)
     after = [
         *([] if op.soft_cap is None else [f"soft cap {op.soft_cap:g}"]),

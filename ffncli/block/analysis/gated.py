@@ -1,10 +1,10 @@
 """Gated units as functions of two numbers: y = a(gate) ⊙ b(up), where a and b are `steps.Activation`s.
 
-The units of GATED have no limits; UNITS_WITH_LIMITS has those that limit gate or up. A report has a unit's range, how
-steep it is, and its output for normal inputs, without sampling.
+The units of GATED have no limits; the units of UNITS_WITH_LIMITS limit gate or up. A report states a unit's range, its
+steepness, and its output for normally distributed inputs, all without sampling.
 
-Gate and up are independent and normal, N(0, std²) each, as two projections of one input are at initialisation; then
-every moment of a(g) · b(u) is a product of two integrals over one variable.
+Gate and up are assumed to be independent and normal, N(0, std²) each, as two projections of the same input are at
+initialisation; hence every moment of a(g) · b(u) is a product of two integrals over one variable.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SHAZEER = "Shazeer 2020, arXiv:2002.05202"
 
 @dataclass(frozen=True)
 class GatedUnit:
-    """y = gate(g) ⊙ up(u). No unit here has a gate function with learned parameters."""
+    """y = gate(g) ⊙ up(u). No unit here has learned parameters in its gate function."""
 
     name: str
     gate: Activation
@@ -56,7 +56,7 @@ class GatedUnit:
         return f"{_formula(self.gate, 'gate')} ⊙ {f'({up})' if several else up}"
 
     def value(self, gate: float, up: float) -> float:
-        """y."""
+        """Return y for one gate and one up."""
         return float(self.f(gate, up, SCALAR))
 
     def slopes(self, gate: float, up: float) -> tuple[float, float]:
@@ -65,11 +65,11 @@ class GatedUnit:
         return a.slope(gate) * b.f(up), a.f(gate) * b.slope(up)
 
     def f(self, gate: Any, up: Any, m: Any) -> Any:
-        """y over a namespace (`formulas.SCALAR`, torch)."""
+        """Return y over a namespace (`formulas.SCALAR`, torch)."""
         return value(self.gate, gate, m) * value(self.up, up, m)
 
     def over_gate(self, up: float) -> Curve:
-        """y as a curve of the gate at one value of up."""
+        """Return y as a curve of the gate, for one fixed value of up."""
         row = ActivationRow(
             self.name, self.formula, lambda x, m: self.f(x, up, m), lambda x, m: self.slopes(x, up)[0],
             kinks=factor(self.gate).row.kinks,
@@ -77,11 +77,11 @@ class GatedUnit:
         return Curve(row, lambda x: self.value(x, up), lambda x: self.slopes(x, up)[0])
 
     def operations(self) -> Operations:
-        """The operations of one element of y, the product included."""
+        """Return the operations for one element of y, including the product."""
         return counted(lambda gate, up: self.f(gate, up, COUNTING), inputs=2)
 
     def spec(self, d_model: int, d_ff: int) -> FFNSpec:
-        """The gated block without biases that has this unit."""
+        """Return the spec of the gated block without biases that contains this unit."""
         return FFNSpec(d_model, d_ff, self.name, bias=False)
 
 
@@ -101,7 +101,8 @@ UNITS: dict[str, GatedUnit] = {
 
 
 def split(names: Sequence[str], option: str = "NAME") -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(canonical names of plain functions, names of gated units), in order, no duplicates; in any spelling.
+    """Return (canonical names of plain functions, names of gated units), in order and without duplicates; `names` may
+    be in any spelling.
 
     Raises FFNError for an unknown name, with the nearest known ones.
     """
@@ -120,7 +121,7 @@ def split(names: Sequence[str], option: str = "NAME") -> tuple[tuple[str, ...], 
 
 
 def factor(op: Activation) -> Curve:
-    """The step as a curve, its limits among the kinks."""
+    """Return the step as a curve whose kinks include its limits."""
     inner = curve(op.function)
     if op.unlimited:
         return inner
@@ -135,7 +136,8 @@ def factor(op: Activation) -> Curve:
 
 
 def _reaches_most(op: Activation) -> float | None:
-    """Where the function passes `most`; the functions of gated units rise from 0 on. None if it never does."""
+    """Return the x from which the function exceeds `most`, or None if it never does; assumes that it rises from 0 on,
+    as the functions of gated units do."""
     if op.most is None:
         return None
 
@@ -163,13 +165,14 @@ CONVENTIONS = {
 
 @dataclass(frozen=True)
 class GatedFacts:
-    """A missing bound is None; `minimum_at` is (gate, up), None where the bound is only approached.
+    """The facts of a gated unit. A missing bound is None; `minimum_at` is (gate, up), or None if the bound is only
+    approached.
 
-    `lipschitz` is the least L with |y(p) - y(q)| ≤ L ‖p - q‖ over the plane of (gate, up), Euclidean. `growth` is the
-    power at which y grows along gate = up: y(2t, 2t) = 2^growth · y(t, t) for large t. `linear_share` is the share
-    of the output's variance that the best linear function of gate and up explains (R²), `product_share` the further
-    share that gate · up itself explains; `linear_share_of_gate_function` is R² of the gate function alone. `gain` is
-    std / √E[y²].
+    `lipschitz` is the least L with |y(p) - y(q)| ≤ L ‖p - q‖ in the plane of (gate, up), with the Euclidean norm.
+    `growth` is the power of growth along gate = up: y(2t, 2t) = 2^growth · y(t, t) for large t. `linear_share` is the
+    share of the output's variance that the best linear function of gate and up explains (R²), `product_share` the
+    additional share that gate · up explains; `linear_share_of_gate_function` is the R² of the gate function alone.
+    `gain` is std / √E[y²].
     """
 
     minimum: float | None
@@ -190,7 +193,7 @@ class GatedFacts:
 
 @dataclass(frozen=True)
 class GatedValue:
-    """y of a gated unit at gate = `x` and `up`, and both its slopes there."""
+    """A gated unit's y at gate = `x` and `up`, and its two slopes there."""
 
     x: float
     up: float
@@ -201,7 +204,7 @@ class GatedValue:
 
 @dataclass(frozen=True)
 class GatedReport:
-    """The report on a unit: `values` for every up at every gate, `facts` for gate, up ~ N(0, std²)."""
+    """The report on a unit: `values` for every pair of a gate and an up, `facts` for gate, up ~ N(0, std²)."""
 
     unit: GatedUnit
     values: tuple[GatedValue, ...]
@@ -213,13 +216,13 @@ class GatedReport:
 def gated_report(
     unit: GatedUnit, at: Sequence[float] = (), ups: Sequence[float] = (1.0,), std: float = 1.0
 ) -> GatedReport:
-    """For a gated unit what `facts.facts` is for a function. Raises the same FFNErrors."""
+    """Return for a gated unit what `facts.facts` returns for a function. Raises the same FFNErrors."""
     values = tuple(GatedValue(x, up, unit.value(x, up), *unit.slopes(x, up)) for up in ups for x in at)
     return GatedReport(unit, values, std, gated_facts(unit, std), unit.operations())
 
 
 def gated_facts(unit: GatedUnit, std: float = 1.0) -> GatedFacts:
-    """All facts for gate, up ~ N(0, std²), independent. Raises FFNError for a bad std, as `facts.facts` does."""
+    """Compute all facts for independent gate, up ~ N(0, std²). Raises FFNError for a bad std, like `facts.facts`."""
     check_width(std)
     gate, up = factor(unit.gate), factor(unit.up)
     shape_a, shape_b = shape(gate), shape(up)
@@ -244,14 +247,14 @@ def gated_facts(unit: GatedUnit, std: float = 1.0) -> GatedFacts:
 
 
 def linear_share(c: Curve, std: float = 1.0) -> float:
-    """The share of Var f(X), X ~ N(0, std²), that the best straight line explains: Cov(f, X)² / (std² Var f)."""
+    """Return the share of Var f(X), X ~ N(0, std²), that the best straight line explains: Cov(f, X)² / (std² Var f)."""
     m = _best_line(c, std)
     return min(1.0, m.slope**2 / m.variance)
 
 
 @dataclass(frozen=True)
 class _BestLine:
-    """E[f(X)], Var f(X), and E[f(X) X] / std: the best straight line's slope, in units of the input's width."""
+    """E[f(X)], Var f(X), and E[f(X) X] / std, the slope of the best straight line with x in units of std."""
 
     mean: float
     variance: float
@@ -259,7 +262,7 @@ class _BestLine:
 
 
 def _best_line(c: Curve, std: float) -> _BestLine:
-    """Even and odd parts are separated, so that what is 0 by symmetry is exactly 0."""
+    """Integrate the even and odd parts separately, so that whatever is 0 by symmetry is exactly 0."""
 
     def mean(g: Callable[[float], float]) -> float:
         return expectation(g, std, tuple(sorted({*c.kinks, *(-k for k in c.kinks)})))
@@ -276,7 +279,8 @@ def _best_line(c: Curve, std: float) -> _BestLine:
 
 
 def _bound(a: Shape, b: Shape, sign: float) -> tuple[float | None, tuple[float, float] | None]:
-    """(the least or greatest value of a · b, its location): a corner of the rectangle of both ranges."""
+    """Return (the greatest value of a · b, or the least if `sign` is -1; its location): a corner of the rectangle of
+    both ranges."""
     corners = [
         (_product(x, y), x_at, y_at)
         for x, x_at in ((a.minimum, a.minimum_at), (a.maximum, a.maximum_at))
@@ -289,13 +293,15 @@ def _bound(a: Shape, b: Shape, sign: float) -> tuple[float | None, tuple[float, 
 
 
 def _product(x: float, y: float) -> float:
-    return 0.0 if x == 0 or y == 0 else x * y  # a bound of 0 times no bound: the other corners decide
+    return 0.0 if x == 0 or y == 0 else x * y  # 0 · ∞ counts as 0; the other corners decide
 
 
 def _lipschitz(gate: Curve, a: Shape, b: Shape, up: Activation) -> float | None:
-    """sup √((a' b)² + (a b')²) for an up that is linear within limits: at the limit with the larger |b|.
+    """Return sup √((a' b)² + (a b')²), for an up that is linear within limits: it lies at the limit with the larger
+    |b|.
 
-    With a soft cap c of up, b' is 1 - b²/c², so that the sum is a convex function of b²: largest at b = 0 or b = c.
+    With a soft cap c on up, b' is 1 - b²/c², so that the sum is a convex function of b², which is largest at b = 0 or b
+    = c.
     """
     size_b = max(abs(b.minimum), abs(b.maximum))
     if not all(map(math.isfinite, (size_b, a.minimum, a.maximum, a.lipschitz))):
@@ -306,7 +312,7 @@ def _lipschitz(gate: Curve, a: Shape, b: Shape, up: Activation) -> float | None:
     def steepness(x: float, _: object) -> float:
         return math.hypot(gate.slope(x) * size_b, gate.f(x) * b.lipschitz)
 
-    def rise(x: float, _: object) -> float:  # only its sign is used
+    def rise(x: float, _: object) -> float:  # only the sign of the result is used
         return steepness(x + 1e-6, _) - steepness(x - 1e-6, _)
 
     row = ActivationRow("steepness", "", steepness, rise, kinks=gate.row.kinks)
@@ -317,10 +323,11 @@ def _lipschitz(gate: Curve, a: Shape, b: Shape, up: Activation) -> float | None:
 
 
 def _zero_share(unit: GatedUnit, gate: Curve, std: float) -> float:
-    """P(|a(g) b(u)| ≤ NEAR_ZERO) = E over g of P(|b(u)| ≤ NEAR_ZERO / |a(g)|); the inner one has a closed form.
+    """Return P(|a(g) b(u)| ≤ NEAR_ZERO) = E over g of P(|b(u)| ≤ NEAR_ZERO / |a(g)|); the inner probability has a
+    closed form.
 
-    It changes fast near the zeros of a(g), so the panels grow geometrically from there; it jumps where the value at
-    a limit comes within the bound.
+    The inner probability changes fast near the zeros of a(g), so the panels grow geometrically from there. It jumps
+    where the product at a limit of up falls to NEAR_ZERO.
     """
     lift = unit.up
     assert lift.function == "identity", "another up needs its own closed form"
@@ -333,7 +340,7 @@ def _zero_share(unit: GatedUnit, gate: Curve, std: float) -> float:
         most = NEAR_ZERO / size if size > NEAR_ZERO * 1e-300 else _INF
         if lift.soft_cap is not None:
             most = lift.soft_cap * math.atanh(most / lift.soft_cap) if most < lift.soft_cap else _INF
-        start, end = -most - lift.plus, most - lift.plus  # of the clipped up
+        start, end = -most - lift.plus, most - lift.plus  # the interval of the clipped up, before `plus`
         if start > high or end < low:
             return 0.0
         return normal_share(-_INF if start <= low else start, _INF if end >= high else end, std)
@@ -348,7 +355,7 @@ def _zero_share(unit: GatedUnit, gate: Curve, std: float) -> float:
 
 
 def _crossings(c: Curve, level: float) -> list[float]:
-    """Where |f| passes a level, between -40 and 40."""
+    """Return the points between -40 and 40 where |f| crosses a level."""
 
     def over(x: float) -> float:
         return abs(c.f(x)) - level
@@ -358,18 +365,18 @@ def _crossings(c: Curve, level: float) -> list[float]:
 
 
 _OUTWARD = tuple(i / 8 for i in range(1, 321)) + tuple(40.0 * 2.0**i for i in range(1, 20))
-_NARROWEST = 1e-3  # two functions that part before this are nowhere the same
+_NARROWEST = 1e-3  # functions that differ closer to 0 than this are nowhere the same
 _SAME = 1e-12
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class GatedDifference:
-    """y - z of the units `name` and `against`.
+    """y - z, where y is the unit `name` and z is `against`.
 
-    They are the same for every gate in `same_gate` together with every up in `same_up`; ±inf where they never part,
-    None where they part at once. `rms` is √E[(y - z)²] for gate, up ~ N(0, std²), independent; `relative_rms` divides
-    it by √E[z²].
+    y and z are the same if the gate is in `same_gate` and up is in `same_up`; an end is ±inf if they never differ on
+    that side, and both intervals are None if they differ right away. `rms` is √E[(y - z)²] for independent gate, up ~
+    N(0, std²); `relative_rms` is `rms` divided by √E[z²].
     """
 
     name: str
@@ -381,7 +388,7 @@ class GatedDifference:
 
 
 def gated_difference(name: str, against: str, std: float = 1.0) -> GatedDifference:
-    """The difference of two units by their names."""
+    """Return the difference of two units, given by their names."""
     one, other = UNITS[name], UNITS[against]
     a, b, a0, b0 = factor(one.gate), factor(one.up), factor(other.gate), factor(other.up)
     kinks = sorted({k for curve in (a, b, a0, b0) for x in curve.kinks for k in (x, -x)})
@@ -389,7 +396,7 @@ def gated_difference(name: str, against: str, std: float = 1.0) -> GatedDifferen
     def mean(f: Callable[[float], float]) -> float:
         return expectation(f, std, tuple(kinks))
 
-    # ab - a0·b0 = (a - a0)·b + a0·(b - b0): nothing cancels where the units are nearly the same
+    # ab - a0·b0 = (a - a0)·b + a0·(b - b0) avoids cancellation if the units are nearly the same
     square = (
         mean(lambda x: (a.f(x) - a0.f(x)) ** 2) * mean(lambda x: b.f(x) ** 2)
         + 2 * mean(lambda x: (a.f(x) - a0.f(x)) * a0.f(x)) * mean(lambda x: b.f(x) * (b.f(x) - b0.f(x)))
@@ -404,7 +411,7 @@ def gated_difference(name: str, against: str, std: float = 1.0) -> GatedDifferen
 
 
 def _same(f: Curve, g: Curve) -> Interval | None:
-    """The interval around 0 in which f and g are the same; None if they part at once."""
+    """Return the interval around 0 in which f and g are the same; None if they differ right away."""
 
     def apart(x: float) -> float:
         return abs(f.f(x) - g.f(x)) - _SAME * abs(g.f(x))

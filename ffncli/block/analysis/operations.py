@@ -1,9 +1,10 @@
-"""Operations per element, counted by running a formula of the table on numbers that record each operation.
+"""Operations per element, counted by running a formula of the table on numbers that record every operation.
 
-A repeated expression is counted once, `where` computes both sides, as tensors do, and constants are folded: numbers
-that do not depend on the input (a learned α and what is computed from it once per tensor) cost nothing per element, nor
-does multiplying by 1, adding 0 or testing for NaN (x == x). A fused kernel may differ, for example with a max for a
-comparison and a selection. `block/cost.py` counts 1 FLOP per element for any activation; this is the finer figure.
+A repeated expression is counted once. `where` counts both of its branches, since tensors compute both. Constants are
+folded: numbers that do not depend on the input (a learned α, and whatever is computed from it once per tensor) cost
+nothing per element, nor does multiplying by 1, adding 0 or testing for NaN (x == x). A fused kernel may need fewer or
+more operations, for example a max instead of a comparison and a selection. `block/cost.py` counts 1 FLOP per element
+for any activation; this module refines that figure.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ CONVENTION = (
 
 @dataclass(frozen=True)
 class Operations:
-    """Counts per element. `add` holds subtractions, `compare` logical ands, `sign` is abs and negation."""
+    """Counts per element. `add` includes subtractions, `compare` includes logical ands, `sign` is abs and negation."""
 
     multiply: int = 0
     add: int = 0
@@ -34,26 +35,26 @@ class Operations:
     compare: int = 0
     select: int = 0
     sign: int = 0
-    functions: Mapping[str, int] = field(default_factory=dict)  # exp, erf, tanh, ... → how many
+    functions: Mapping[str, int] = field(default_factory=dict)  # exp, erf, tanh, ... → count
 
     @property
     def total(self) -> int:
-        """All operations, each function counted as one."""
+        """The number of all operations; each function counts as one."""
         return sum(count for _, count in self._kinds()) + self.transcendental
 
     @property
     def transcendental(self) -> int:
-        """The functions among them, including square roots."""
+        """The number of function calls (exp, erf, ...), including square roots."""
         return sum(self.functions.values())
 
     @property
     def text(self) -> str:
-        """`3 mul, 1 add, 1 erf`; `none` for the identity."""
+        """The counts as text: `3 mul, 1 add, 1 erf`; `none` for the identity."""
         counts = [*self._kinds(), *self.functions.items()]
         return ", ".join(f"{count} {name}" for name, count in counts if count) or "none"
 
     def record(self) -> dict[str, Any]:
-        """The same for JSON: every kind, `functions` by name, `total`, `text`."""
+        """Return the counts for JSON: every kind of operation, `functions` by name, `total`, `text`."""
         kinds = {kind: getattr(self, kind) for kind in _SHORT}
         return {**kinds, "functions": dict(self.functions), "total": self.total, "text": self.text}
 
@@ -66,7 +67,8 @@ _SHORT = {"multiply": "mul", "add": "add", "divide": "div", "compare": "compare"
 
 @cache
 def operations(name: str, slope: bool = False) -> Operations:
-    """What f of a canonical name (a key of `activations.TABLE`) costs per element; with `slope`, its slope alone."""
+    """Return the operations per element of f, given by its canonical name (a key of `activations.TABLE`); with `slope`,
+    those of the slope alone."""
     row = TABLE[name]
     m = with_learned(COUNTING, row.learned)
     function = row.slope if slope else row.f
@@ -74,7 +76,7 @@ def operations(name: str, slope: bool = False) -> Operations:
 
 
 def counted(function: Callable[..., Any], inputs: int = 1) -> Operations:
-    """The operations of a function of that many elements; it must call the functions of `COUNTING`."""
+    """Return the operations of a function of `inputs` elements, which must take its functions from `COUNTING`."""
     tape = _Tape()
     function(*(tape.value(("input", (i,))) for i in range(inputs)))
     kinds = [key[0] for key in tape.values if key[0] != "input"]
@@ -84,11 +86,11 @@ def counted(function: Callable[..., Any], inputs: int = 1) -> Operations:
 
 # --- numbers that record ----------------------------------------------------------------------------------------------
 
-_Key: TypeAlias = tuple[str, tuple[Hashable, ...]]  # kind; operation and operands
+_Key: TypeAlias = tuple[str, tuple[Hashable, ...]]  # (kind, operation and operands)
 
 
 class _Tape:
-    """Every distinct value computed so far, by its operation and operands."""
+    """Every distinct value computed so far, identified by its operation and operands."""
 
     def __init__(self) -> None:
         self.values: dict[_Key, _Operand] = {}
@@ -150,7 +152,7 @@ class _Operand:
         return self.tape.do("compare", ">=", self, other)
 
     def __eq__(self, other: Any) -> Any:
-        same = isinstance(other, _Operand) and other.index == self.index  # a test for NaN: true for a number
+        same = isinstance(other, _Operand) and other.index == self.index  # a test for NaN, which counts as true
         return same or self.tape.do("compare", "==", self, other)
 
     def __and__(self, other: Any) -> _Operand:

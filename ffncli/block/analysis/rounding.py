@@ -1,5 +1,5 @@
-"""Number formats on Python floats: rounding, counting steps between numbers, and their inputs under a normal law; how
-far rounding alone may move a block's output from its value in float64, without torch.
+"""Number formats on Python floats: rounding, the steps between numbers, and the probability of each number under a
+normal distribution; how far rounding alone may move a block's output from its float64 value. Needs no torch.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from itertools import pairwise
 from ffncli.block.dtypes import DType, dtype
 from ffncli.errors import FFNError, option
 
-_LEAST, _MOST = -14, 6  # exponents of the inputs tested: closer to 0, f is a line; further out, its asymptote
-_STRIDE = 16_411  # for fp32, one number in this many is tested; prime, so that their low bits differ
+# exponents of the inputs tested: closer to 0, f is a line; farther out, it follows its asymptote
+_LEAST, _MOST = -14, 6
+# of fp32, only every 16,411th number is tested; a prime, so that the low bits of the tested numbers vary
+_STRIDE = 16_411
 
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """A binary floating-point format (IEEE 754): `precision` bits of significand, exponents of normal numbers.
+    """A binary floating-point format (IEEE 754): `precision` bits of significand, exponents `lowest` to `highest` of
+    normal numbers.
 
-    Every number in it is a Python float and has an ordinal: its rank in order of size, counted from 0.
+    Every number of the format is a Python float and has an ordinal: its rank in order of size, with 0 at rank 0.
     """
 
     name: str
     precision: int
-    lowest: int  # exponent of the least normal number
+    lowest: int  # exponent of the smallest normal number
     highest: int
     stride: int = 1
 
@@ -37,25 +40,26 @@ class NumberFormat:
 
     @cached_property
     def _exponents(self) -> tuple[int, ...]:
-        """frexp's exponents of all floats, so that a tuple made from it is indexed by one: negative from its end."""
+        """frexp's exponents of all floats, ordered so that a tuple derived from it can be indexed by an exponent;
+        negative exponents count from its end."""
         return (*range(1025), *range(-1080, 0))
 
     @cached_property
     def _spacing(self) -> tuple[float, ...]:
-        """The distance between numbers, by exponent."""
+        """The distance between neighbouring numbers, indexed by exponent."""
         return tuple(math.ldexp(1.0, max(e, self.lowest + 1) - self.precision) for e in self._exponents)
 
     @cached_property
     def _end(self) -> float:
-        """The threshold above which a float rounds to infinity: half a step beyond the largest."""
+        """The threshold above which a float rounds to infinity: half a step beyond the largest number."""
         return self.largest + 0.5 * self.ulp(self.largest)
 
     def ulp(self, x: float) -> float:
-        """The distance from |x| to the next larger number of the format, ignoring its upper limit."""
+        """Return the distance from |x| to the next larger number of the format, ignoring the format's upper limit."""
         return self._spacing[math.frexp(x)[1] if x else self.lowest]
 
     def nearest(self, x: float) -> float:
-        """The nearest number, ties to even; ±inf beyond the largest. Loses the sign of 0."""
+        """Return the nearest number, ties to even; ±inf beyond the largest. The sign of 0 is lost."""
         if not -self._end < x < self._end:
             return math.copysign(math.inf, x) if x == x else x
         step = self.ulp(x)
@@ -63,7 +67,8 @@ class NumberFormat:
 
     @cached_property
     def ordinal(self) -> Callable[[float], int]:
-        """x → how many steps from 0 the nearest number is, negative below 0; infinity follows the largest."""
+        """A function x → the number of steps from 0 to the nearest number, negative below 0; infinity is the step after
+        the largest number."""
         spacing, frexp, end, half = self._spacing, math.frexp, self._end, 1 << (self.precision - 1)
         below = tuple(max(e - 1 - self.lowest, 0) * half for e in self._exponents)
         last = (self.highest - self.lowest + 2) * half
@@ -79,7 +84,7 @@ class NumberFormat:
         return ordinal
 
     def value(self, ordinal: int) -> float:
-        """The number with that ordinal; ±inf for the ordinal after the largest."""
+        """Return the number with that ordinal; ±inf for the ordinal after the largest number."""
         half, n = 1 << (self.precision - 1), abs(ordinal)
         e = max(n // half - 1, 0)
         size = math.ldexp(n - e * half, self.lowest + 1 - self.precision + e)
@@ -96,9 +101,10 @@ FORMATS = {form.name: form for form in _ALL}
 
 @cache
 def inputs(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
-    """0 and every number of a format (for fp32, one in _STRIDE) from 2^-14 to 64 in size, in order.
+    """Return 0 and every number of a format (for fp32, one in _STRIDE) with a size from 2^-14 to 64, in ascending
+    order.
 
-    A wider or narrower normal input extends it: to 2^-14 std for a std below 1, to 64 std for a std above 1.
+    A std below 1 lowers the first bound to 2^-14 std, a std above 1 raises the second to 64 std.
     """
     scale = math.frexp(std)[1]
     low = max(math.ldexp(1.0, _LEAST + min(scale - 1, 0)), form.value(1))
@@ -109,7 +115,8 @@ def inputs(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
 
 @cache
 def shares(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
-    """For each of `inputs` the probability that x ~ N(0, std²) is nearest to it; tails go to the outermost."""
+    """Return for each of `inputs` the probability that it is the one nearest to x ~ N(0, std²); the outermost inputs
+    get the tails."""
     above = [x for x in inputs(form, std) if x >= 0]
     unit = 1.0 / (std * math.sqrt(2.0))
     beyond = [0.5 * math.erfc(0.5 * (a + b) * unit) for a, b in pairwise(above)] + [0.0]
@@ -118,7 +125,7 @@ def shares(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
 
 
 def formats(text: str, field: str = option("dtype")) -> tuple[NumberFormat, ...]:
-    """The formats in a comma-separated list, in any usual spelling, without duplicates.
+    """Parse a comma-separated list of formats in any usual spelling, dropping duplicates.
 
     Raises FFNError for an unknown name, and for fp64, which is the reference for the others.
     """
@@ -133,11 +140,13 @@ EPS = {"fp64": 2.0**-52, "fp32": 2.0**-23, "bf16": 2.0**-7, "fp16": 2.0**-10}  #
 
 
 def rounding_bound(eps: float, sums: float, width: int) -> float:
-    """The error that rounding may cause, relative to the largest value; `sums` is the eps of the format of sums."""
+    """Return the error that rounding may cause, relative to the largest value; `eps` belongs to the values' format,
+    `sums` is the eps of the format in which sums are computed."""
     return _FACTOR * (eps + sums * math.sqrt(width))
 
 
 def block_bound(dtype: DType, width: int, fp32_scores: bool) -> float:
-    """The same for a block in that format, which sums in float32 at least; a router may score in float32."""
+    """Return the rounding bound of a block in that format, whose sums are at least float32; a router may compute its
+    scores in float32."""
     eps = EPS[dtype.name]
     return rounding_bound(max(eps, EPS["fp32"] if fp32_scores else 0.0), min(eps, EPS["fp32"]), width)
