@@ -138,7 +138,7 @@ def _bias_once(step: Step, rank: int, partial: set[str]) -> Step:
 
 
 def _stays_partial(step: Step, partial: set[str]) -> bool:
-    """Return True if the sum over ranks can wait: for sums of partial sums, or a partial sum times a complete factor."""
+    """Return True if the reduction can wait: for a sum of partial sums, or a partial sum times a complete factor."""
     count = sum(name in partial for name in step.inputs)
     if isinstance(step.op, Add):
         return count == len(step.inputs)
