@@ -41,7 +41,7 @@ Weigh = Literal["output", "input"]
 
 @dataclass(frozen=True)
 class MoE(RoutingRule):
-    """How tokens are routed to experts, and what runs beside the experts. `weigh` is as in `steps.Experts`.
+    """How tokens are routed to experts, and what runs next to the experts. `weigh` is as in `steps.Experts`.
 
     `shared_d_ff` is the total width of all shared experts (None: shared_experts × d_ff); `shared_gate` multiplies their
     output by a sigmoid of one logit per token (Qwen2-MoE), `shared_scale` by a constant (Cohere 2 takes the mean).
