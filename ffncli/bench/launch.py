@@ -27,15 +27,15 @@ from ffncli.system.files import remove_process_folders
 
 WORKER = (sys.executable, "-m", "ffncli.bench.timing.worker")
 
-# How threads wait and where they run. A user's own settings are kept; either way the results record them.
-# A thread bound to its core does not queue behind its neighbour (p99 of a 0.5 ms GEMM next to a busy one: 4.6
-# ms, else 16). Waiting is torch's usual setting, libgomp's default written out: it spins for a moment, then sleeps.
+# How threads wait. A user's own settings are kept; either way, the results record them. This is torch's usual setting,
+# with libgomp's default written out: threads spin for a moment, then sleep.
 _OPENMP = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "300000"}
+# A thread bound to its core does not queue behind its neighbour (p99 of a 0.5 ms GEMM next to a busy one: 4.6 ms, else
+# 16 ms). Not set for a GPU: the binding puts the main thread on the first core, and torch's backward thread and the
+# driver's and NVML's threads inherit that one core. They launch the kernels, and the core may be on the far socket.
 _BINDING = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
-# Not for a GPU: the binding puts the main thread on the first core, and torch's backward thread, the driver's and
-# NVML's inherit that one core. They launch the kernels, and the core may be on the GPU's far socket.
-# Freed memory stays with the process: otherwise every call requests its outputs from the system again, page by page
-# (none of the page faults remain that made one kernel measure 0.89 of another, 0.98 without them).
+# Freed memory stays with the process: otherwise every call would request its outputs from the system again, page by
+# page. This removes the page faults that made one kernel measure 0.89 of another (0.98 without them).
 _ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
