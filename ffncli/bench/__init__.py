@@ -1,1 +1,2 @@
-"""HOW FAST a block runs: ratios of kernels with reliable intervals, verified against float64 before they are timed."""
+"""HOW FAST a block runs: time ratios between kernels with reliable intervals; each kernel is verified against float64
+before it is timed."""

@@ -1,7 +1,7 @@
-"""Which kernel's code a worker runs: a number in memory that its parent reads, written between blocks.
+"""Tell a worker's parent which kernel's code is running, through a number in shared memory, written between blocks.
 
-A message would cost a timed block a system call, and its reader a core; this costs less than a microsecond, outside the
-clock. It is still there when the worker has ended or hangs: the parent then knows which kernel did that.
+A message would cost the timed block a system call, and the reader a CPU core; this write costs less than a microsecond,
+outside the timed section. The number outlives a worker that ends or hangs, so the parent knows which kernel caused it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from mmap import mmap
 
-SIZE = 8  # bytes of the number: a count, one bit for a first call, and the kernel
-_FIRST, _KERNELS = 16, 17  # bits: that of a first call, and all below the count
+SIZE = 8  # bytes of the number: a count, one bit that marks a first call, and the kernel's index
+_FIRST, _KERNELS = 16, 17  # bit positions: the first-call bit, and the lowest bit of the count
 
 
 @dataclass(frozen=True)
 class RunningCode:
-    """The kernel whose code runs, empty for none; `first`: it is built, or called for the first time. `count` differs
-    from one call (while timing: from one block of calls) to the next."""
+    """The kernel whose code is running (empty if none is); `first` is true while it is built or called for the first
+    time. `count` changes with every call (while timing: with every block of calls)."""
 
     kernel: str = ""
     first: bool = False
@@ -26,37 +26,39 @@ class RunningCode:
 
 
 class Activity:
-    """The code that a process runs. The worker writes, its parent reads; without `share` both are the same process."""
+    """The code that a process is running. The worker writes, its parent reads. Until `share` is called, one process
+    does both."""
 
     def __init__(self) -> None:
         self.share(bytearray(SIZE), ())
 
     def share(self, memory: mmap | bytearray, kernels: Sequence[str]) -> None:
-        """Use this memory; both sides number the kernels as they are listed here."""
+        """Use this memory. Both processes number the kernels in the order listed here."""
         self._cell = memoryview(memory).cast("Q")
         self._names = ("", *kernels)
         self._numbers = {name: number for number, name in enumerate(self._names)}
         self._count = 0
 
     def stands_for(self, arm: str, kernel: str) -> None:
-        """Calls of this arm count as the kernel's."""
+        """Count calls of this arm as calls of the kernel."""
         self._numbers[arm] = self._numbers.get(kernel, 0)
 
     def calls(self, name: str) -> None:
-        """That kernel, or arm, is called now, or a block of its calls begins; none of ours if it is not one of them."""
+        """Record that this kernel or arm is being called, or that a block of its calls begins. An unknown name is
+        recorded as no kernel."""
         self._write(self._numbers.get(name, 0))
 
     def first_call(self, name: str) -> None:
-        """That kernel is built or called for the first time: it may compile."""
+        """Record that this kernel is being built or called for the first time, when it may compile."""
         self._write(self._numbers.get(name, 0) | 1 << _FIRST)
 
     def rests(self) -> None:
-        """No kernel's code runs."""
+        """Record that no kernel's code is running."""
         self._write(0)
 
     @contextmanager
     def resting(self) -> Iterator[None]:
-        """Inside, no kernel's code runs; afterwards, that of the same kernel as before."""
+        """Record no kernel inside the `with` block, and the previous kernel again afterwards."""
         before = self._cell[0] & ((1 << _KERNELS) - 1)
         self.rests()
         try:
@@ -65,7 +67,7 @@ class Activity:
             self._write(before)
 
     def read(self) -> RunningCode:
-        """What runs now."""
+        """Return what is running now."""
         value = self._cell[0]
         number = value & ((1 << _FIRST) - 1)
         name = self._names[number] if number < len(self._names) else ""
@@ -73,4 +75,4 @@ class Activity:
 
     def _write(self, what: int) -> None:
         self._count += 1
-        self._cell[0] = self._count << _KERNELS | what  # eight aligned bytes: nobody reads half of them
+        self._cell[0] = self._count << _KERNELS | what  # one aligned 8-byte write: never half read

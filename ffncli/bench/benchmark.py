@@ -1,4 +1,4 @@
-"""`ffncli.benchmark`: what `ffn bench` does on this machine."""
+"""`ffncli.benchmark`: run what `ffn bench` runs, on this machine."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ from ffncli.options.accept import listed
 from ffncli.options.opt import call
 from ffncli.options.shared import Force
 
-_OF_TIME = ("processes", "precision", "max_time", "load_time", "call_time", "memory_limit")  # a suite fixes the rest
+_OF_TIME = ("processes", "precision", "max_time", "load_time", "call_time", "memory_limit")  # a suite fixes others
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchQuestion(Grid, KernelOptions, MethodOptions):
-    """Verify, then time kernels in fresh processes; a row for every case and kernel, as in the CSV of `ffn bench`.
+    """Verify kernels, then time them in fresh processes; return a row for every case and kernel, as in the CSV of `ffn
+    bench`.
 
-    The arguments are the command line's options by their names (`passes` are those of `--pass`), and mean the same;
-    lists may be lists: `tokens=[1, 32]`, `kernel=["eager", "mine.py:mlp"]`. `source` is text or a path, dimensions are
-    keywords too; `device` is the CPU by default. `precision` is a share (0.01: to within 1 %), `max_time` are seconds
-    for each case. `method` sets everything about how it is measured; the arguments go before it. `save` names a CSV,
-    with the rounds next to it; without one nothing is kept. `suite` names a public suite: its cases for the device, and
-    nothing of yours but the kernels. Times in seconds.
+    The arguments have the names and the meaning of the command-line options (`passes` is `--pass`). Lists may be Python
+    lists: `tokens=[1, 32]`, `kernel=["eager", "mine.py:mlp"]`. `source` is text or a path; dimensions are keywords too;
+    `device` defaults to the CPU. `precision` is a fraction (0.01: to within 1 %); `max_time` is in seconds for each
+    case. `method` sets everything about how kernels are measured; other arguments override it. `save` names a CSV, and
+    the rounds are saved next to it; without `save`, nothing is kept. `suite` names a public suite: it fixes the cases
+    for the device, and you choose only the kernels. Times are in seconds.
 
-    What it returns is a tuple of the rows; its `frame()` is a DataFrame with the CSV's columns.
+    Returns a tuple of rows; its `frame()` is a DataFrame with the CSV's columns.
 
-    Raises FFNError for an impossible request, and for an argument of another type, naming the accepted; a kernel that
-    is wrong or fails is a row with that status.
+    Raises FFNError for an impossible request, and for an argument of the wrong type, naming the accepted types. A
+    kernel that is wrong or fails gets a row with that status.
     """
 
     method: Method | None = None
@@ -55,7 +56,7 @@ class BenchQuestion(Grid, KernelOptions, MethodOptions):
 
 
 def benchmarked(question: BenchQuestion) -> ResultRows:
-    """Measure what a question asks."""
+    """Measure what the question asks for."""
     request = _request(question)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "results.csv") if question.save is None else Path(os.path.expanduser(question.save))
@@ -67,7 +68,7 @@ benchmark = call(BenchQuestion, benchmarked, "benchmark")
 
 
 def _request(question: BenchQuestion) -> BenchRequest:
-    """What is measured and how. Raises FFNError for an impossible request."""
+    """Build the request to measure. Raises FFNError if it is impossible."""
     if question.method is not None and not isinstance(question.method, Method):
         raise FFNError(f"{option('method')} must be a Method, got {shown(question.method)}")
     require_compatible(question)

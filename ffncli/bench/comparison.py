@@ -1,4 +1,4 @@
-"""`ffncli.compare`: what `ffn compare` does with two files, or two results of several files each."""
+"""`ffncli.compare`: run what `ffn compare` runs on two files, or on two results of several files each."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _results = partial(Opt, group="Results of ffn bench", daily=True)
 
 @dataclass(frozen=True, kw_only=True)
 class CompareQuestion(Options):
-    """Compare two results of `ffn bench` (files of CSV, one or several per side), or two saved traces.
+    """Compare two results of `ffn bench` (each side is one or more CSV files), or two saved traces.
 
-    Of results, ratios are the times of `new` over those of `base`, with 95 % intervals; `margin` (0.02: up to 2 % count
-    as the same) and `fail_if_slower` are shares, and nothing raises for a regression: see `regressions`. Of traces,
-    `first` is the first step whose relative error exceeds `tolerance` (default: by dtype). Both have `frame()`, a
-    DataFrame of the rows.
+    For results, each ratio is the time of `new` divided by the time of `base`, with a 95 % interval. `margin` (0.02: up
+    to 2 % counts as the same) and `fail_if_slower` are fractions. A regression raises nothing; see `regressions`. For
+    traces, `first` is the first step whose relative error exceeds `tolerance` (which defaults by dtype). Both kinds of
+    comparison have `frame()`, a DataFrame of the rows.
 
-    Raises FFNError for other files, for results of different machines without `allow_mismatch`, and for traces of
-    different blocks.
+    Raises FFNError for other files, for results of different machines (unless `allow_mismatch` is set), and for traces
+    of different blocks.
     """
 
     base: Annotated[
@@ -84,7 +84,7 @@ class CompareQuestion(Options):
 
     @property
     def rules(self) -> Rules:
-        """What fails and what counts as the same, of results."""
+        """The rules for results: what fails, and what counts as the same."""
         return Rules(Rules.margin if self.margin is None else self.margin, self.fail_if_slower, self.allow_mismatch)
 
 
@@ -104,7 +104,7 @@ compare = call(CompareQuestion, compared, "compare")
 
 
 def sides(question: CompareQuestion) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """The files of BASE and of NEW. Raises FFNError for names that are not files."""
+    """Return the files of BASE and of NEW. Raises FFNError for names that are not files."""
     if question.new is None:
         raise FFNError(f"{option('new')} is missing", "give two files, or one result of ffn bench with --plot")
     names = (listed(question.base), listed(question.new))
@@ -112,9 +112,10 @@ def sides(question: CompareQuestion) -> tuple[tuple[Path, ...], tuple[Path, ...]
 
 
 def paths_of(side: Sequence[str], both: Sequence[Sequence[str]] = ()) -> tuple[Path, ...]:
-    """The files of a side, each a name or a comma-separated list of them. Raises FFNError for names that are not files.
+    """Return the files of one side, where each entry is a name or a comma-separated list of names. Raises FFNError for
+    names that are not files.
 
-    `both` sides together may name activations, which another command compares.
+    If the names in `both` sides are all activations, the error suggests the command that compares activations.
     """
     names = [name for text in side for name in ([text] if _is_file(text) else text.split(","))]
     missing = [name for name in names if not _is_file(name)]
@@ -135,9 +136,9 @@ def _is_file(name: str) -> bool:
 
 
 def are_results(sides: Sequence[Sequence[Path]], options: Collection[str]) -> bool:
-    """Whether both sides are results of `ffn bench`; else each is one saved trace.
+    """Return True if both sides are results of `ffn bench`, and False if each side is one saved trace.
 
-    Raises FFNError for other files, and if the names of the given `options` include some of the other kind.
+    Raises FFNError for other files, and if `options` includes an option that only the other kind of file has.
     """
     kinds = []
     for paths in sides:
@@ -161,7 +162,7 @@ def are_results(sides: Sequence[Sequence[Path]], options: Collection[str]) -> bo
 
 
 def compare_results(base: Sequence[Path], new: Sequence[Path], rules: Rules) -> ResultComparison:
-    """The rows of files, compared. Raises FFNError for files without rows."""
+    """Compare the rows of the files. Raises FFNError for files without rows."""
     rows = [[row for path in paths for row in read_rows(path)] for paths in (base, new)]
     for paths, side in zip((base, new), rows, strict=True):
         if not side:

@@ -1,4 +1,4 @@
-"""`ffncli.kernel` and `ffncli.replace`: kernels for a program of the caller's own, by name or the fastest one."""
+"""`ffncli.kernel` and `ffncli.replace`: run a named kernel, or the fastest one, in the caller's own program."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 def kernel(
     name: str, block: FFNSpec | Sequence[Step], weights: Mapping[str, Tensor], *, tokens: int = 1
 ) -> KernelFunction:
-    """f(x), by a kernel: x [..., d_model] → the FFN's output, a new tensor of the same shape and dtype.
+    """Return f(x), which computes an FFN with a kernel: x [..., d_model] → the FFN's output, a new tensor of the same
+    shape and dtype.
 
-    `name` is one of `kernel_names()`, a user's `file.py:name` (which is executed), or `auto`, the fastest on this
-    machine for so many `tokens`. `weights` are canonical (`up.weight` [d_ff, d_model], `down.weight`, `gate.weight`,
-    `up.bias`, ...), in one dtype on one device, and must not change while f is used. The block runs from ffn_input to
-    ffn_output, so without norms and residual around it, and as in eval mode. Gradients flow to x where the kernel has
-    any. Raises FFNError for weights that do not fit, and with the reason for a block that the kernel cannot compute.
+    `name` is one of `kernel_names()`, a user's `file.py:name` (which is executed), or `auto`, the fastest kernel on
+    this machine for that number of `tokens`. `weights` has canonical names (`up.weight` [d_ff, d_model], `down.weight`,
+    `gate.weight`, `up.bias`, ...); all weights share one dtype and one device, and must not change while f is used. f
+    computes from ffn_input to ffn_output, without the surrounding norms and residual, as in eval mode. Gradients flow
+    to x if the kernel supports them. Raises FFNError for weights that do not fit, and for a block that the kernel
+    cannot compute, with the reason.
     """
     from ffncli.run.in_model.kernel_call import kernel_function
 
@@ -56,17 +58,19 @@ def replace(
     tokens: int | Iterable[int] | None = None,
     layers: int | str | Iterable[int | str] | None = None,
 ) -> Replaced:
-    """The FFNs of a loaded transformers model by a kernel, in place, each verified first; `restore` undoes it.
+    """Replace the FFNs of a loaded transformers model with a kernel, in place, verifying each replacement first;
+    `restore` undoes it.
 
-    Parameters stay where they are: state_dict, parameters(), to(), train() and saving go on as before. A kernel
-    computes in eval mode and without gradients; in train mode, under autograd or autocast, with hooks inside the FFN,
-    or after a move to another dtype or device the model computes as ever. Weights that a kernel keeps in a form of its
-    own are prepared again when the model's change.
+    Parameters stay where they are: state_dict, parameters(), to(), train() and saving work as before. The kernel
+    computes only in eval mode and without gradients. In train mode, under autograd or autocast, with hooks inside the
+    FFN, or after a move to another dtype or device the model uses its original code. If the kernel keeps a prepared
+    copy of the weights, the copy is rebuilt when the model's weights change.
 
-    `kernel` is as in `ffncli.kernel`; `auto` chooses for the most `tokens`. It is verified on random inputs of so many
-    `tokens` (default 1 and 16) against float64; a kernel that compiles computes these counts alone. `layers` are
-    numbers, or `decoder.3`; None is all of them. An FFN that cannot be replaced is `kept`, with the reason. Raises
-    FFNError if all are, and (exit 1) if a kernel is wrong, in which case nothing is replaced.
+    `kernel` is as in `ffncli.kernel`; `auto` chooses the fastest kernel for the largest of `tokens`. Each replacement
+    is verified against float64 on random inputs with these numbers of `tokens` (default 1 and 16); a kernel that
+    compiles is used only for these numbers. `layers` are numbers, or names such as `decoder.3`; None means all layers.
+    An FFN that cannot be replaced is listed in `kept`, with the reason. Raises FFNError if no FFN can be replaced, and
+    (exit 1) if a kernel is wrong, in which case nothing is replaced.
     """
     from ffncli.run.in_model.replace import TOKENS, replace_ffns
 
@@ -83,7 +87,7 @@ def replace(
 
 
 def _fastest(spec: FFNSpec, tokens: int, dtype: torch.dtype, device: str) -> tuple[KernelChoice, str]:
-    """(the fastest kernel for a block on this machine, in a note's words why it is that one)."""
+    """Return (the fastest kernel for a block on this machine, the reason in a note's words)."""
     from ffncli.bench.timing.modes.auto import fastest
 
     return fastest(spec, tokens, dtype, device)

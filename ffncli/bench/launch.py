@@ -1,4 +1,4 @@
-"""Workers: a separate process for every repetition, started with every setting fixed before torch is loaded."""
+"""Start workers: a separate process for every repetition, in which every setting is fixed before torch is loaded."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ _ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "MALLOC_TOP_PAD_": str(1 << 26),
 }
-# OpenBLAS's threads spin for 2^26 ticks by default, about 27 ms, after each product of numpy's: into the blocks of the
-# next arms, which took twice as long and scattered five times as much. After 2^16 ticks they sleep in time.
+# By default, OpenBLAS's threads spin for 2^26 ticks, about 27 ms, after each numpy product. They would spin into the
+# blocks of the next arms, which took twice as long and scattered five times as much. After 2^16 ticks, they are asleep
+# in time.
 _OPENBLAS = {"OPENBLAS_THREAD_TIMEOUT": "16"}
-# How many launches the host may be ahead of a GPU: four times the default of about a thousand, so that a long block of
-# short calls does not end up waiting for a full queue.
+# How many launches the host may run ahead of a GPU: four times the default of about a thousand, so that a long block of
+# short calls does not wait for a full queue.
 _LAUNCH_QUEUES = {"CUDA_SCALE_LAUNCH_QUEUES": "4x"}
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _UNSET = ("OMP_DYNAMIC", "MKL_DYNAMIC", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_THREAD_LIMIT")
@@ -54,9 +55,10 @@ _UNSET = ("OMP_DYNAMIC", "MKL_DYNAMIC", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OM
 def environment(
     threads: int, allocator: str, given: Mapping[str, str] | None = None, gpu: bool = False
 ) -> dict[str, str]:
-    """The environment variables for a worker, on top of the `given` ones (default: ours).
+    """Return the environment variables for a worker: the `given` ones (default: this process's), overlaid with the
+    settings below.
 
-    `allocator` is `fixed`, or `system` for the default malloc. `gpu`: its cases are a GPU's.
+    `allocator` is `fixed`, or `system` for the default malloc. `gpu` is true if the worker's cases run on a GPU.
     """
     variables = dict(os.environ if given is None else given)
     for name in _UNSET:
@@ -64,19 +66,20 @@ def environment(
     ours = _OPENMP | _OPENBLAS | (_LAUNCH_QUEUES if gpu else _BINDING) | (_ALLOCATOR if allocator == "fixed" else {})
     variables |= {name: variables.get(name) or value for name, value in ours.items()}
     variables |= dict.fromkeys(_THREADS, str(threads))
-    variables.setdefault("PYTHONHASHSEED", "0")  # the order of sets, so of imports and allocations
+    variables.setdefault("PYTHONHASHSEED", "0")  # fixes the order of sets, and so the order of imports and allocations
     return variables
 
 
-_PATIENCE = 5.0  # s between the end of a worker's messages and its own
-_RECORDS = frozenset({"TimedUnit", "TimedBlock", "Outcome", "Roof"})  # what a worker's messages are made of
-_LONGEST = 1 << 28  # bytes of a message
-_STALL = 10  # s at most between the parts of a message: what else a kernel writes to the line looks like half of one
-_REPORT = 10.0  # s; the report is sent before the unit
+_PATIENCE = 5.0  # s between the end of a worker's messages and its exit
+_RECORDS = frozenset({"TimedUnit", "TimedBlock", "Outcome", "Roof"})  # the types that a worker's messages contain
+_LONGEST = 1 << 28  # maximum bytes of a message
+_STALL = 10  # maximum s between the parts of a message; other bytes on the line may look like half of one
+_REPORT = 10.0  # s; the referee sends its report before the worker sends the unit
 
 
 class _Messages(pickle.Unpickler):
-    """Messages of a process in which a user's code runs: they hold records and plain values, and run nothing."""
+    """Unpickles messages of a process that runs user code: only records and plain values are accepted, and nothing is
+    executed."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "ffncli.bench.records" and name in _RECORDS:
@@ -86,9 +89,9 @@ class _Messages(pickle.Unpickler):
 
 @dataclass
 class Worker:
-    """A running worker; `receive` raises EOFError when it is gone.
+    """A running worker; `receive` raises EOFError when the worker is gone.
 
-    `reports` is the line of its referee, `printed` counts what it prints, by its source.
+    `reports` is the connection to its referee; `printed` counts the bytes that it prints, by source.
     """
 
     process: subprocess.Popen[bytes]
@@ -98,10 +101,10 @@ class Worker:
     printed: PrintedBytes = field(default_factory=PrintedBytes)
 
     def receive(self, patience: float | None = None) -> tuple[Any, ...] | None:
-        """Its next message; None if none arrives within that many seconds. Raises EOFError too if it has ended while a
-        process that it started holds the line open.
+        """Return the worker's next message, or None if none arrives within `patience` seconds. Raises EOFError if the
+        worker has ended, even while a process that it started holds the line open.
 
-        If it holds anything but records and plain values, a text that says so.
+        If the message contains anything but records and plain values, return a text that says so.
         """
         if patience is not None and not self.connection.poll(patience):
             if has_ended(self.process, 0.0) and not self.connection.poll(0.0):
@@ -115,22 +118,23 @@ class Worker:
         return message if isinstance(message, tuple) else (message,)
 
     def memory(self, shared_once: bool = False) -> int | None:
-        """Bytes that it uses, with all that it started, as `used_memory` counts; None where the system does not say."""
+        """Return the bytes used by the worker and everything it started, as counted by `used_memory`; None if the
+        system does not report them."""
         return used_memory(self.process.pid, shared_once=shared_once)
 
     def ended(self) -> int | None:
-        """Its exit code once it has closed the line; negative is a signal; None if it runs on. It is not reaped: its
-        group keeps its id."""
+        """Return the worker's exit code once it has closed the line (negative for a signal), or None if it is still
+        running. The process is not reaped, so its group keeps its id."""
         return exit_code(self.process) if has_ended(self.process, _PATIENCE) else None
 
     def report(self, case: str) -> CaseReport | None:
-        """What its referee found in that case, by `report_on`."""
+        """Return what the referee found in this case, by `report_on`."""
         return report_on(self.reports, case)
 
 
 def report_on(reports: Connection, case: str) -> CaseReport | None:
-    """The report on that case that comes over the line of a referee; those on other cases are passed over. None if the
-    referee has ended, or says nothing in time."""
+    """Read from a referee's connection until the report on this case arrives, skipping reports on other cases. Return
+    None if the referee has ended, or does not report in time."""
     with suppress(EOFError, OSError, ValueError, RecursionError, FFNError):
         while reports.poll(_REPORT):
             raw = json.loads(reports.recv_bytes(_LONGEST))
@@ -149,9 +153,9 @@ def worker(
     printed: PrintedBytes | None = None,
     more: Mapping[str, str] | None = None,
 ) -> Iterator[Worker]:
-    """A worker at that job, in that directory (default: ours), with `more` variables. On any exit from the
-    block, the worker and everything it started are killed. What it prints appears on stderr, as much as `printed`
-    allows. Raises OSError if it cannot be started."""
+    """Start a worker for this job in `directory` (default: the current one), with `more` environment variables. On any
+    exit from the `with` block, the worker and everything it started are killed. What it prints appears on stderr, up to
+    the limit of `printed`. Raises OSError if the worker cannot be started."""
     printed = printed or PrintedBytes()
     ours, theirs = socket.socketpair()
     reports, referees = socket.socketpair()
@@ -168,7 +172,7 @@ def worker(
                     numbers = (theirs.fileno(), referees.fileno(), memory)
                     process = _process(job, threads, command, directory, numbers, output, more or {})
                 with Connection(ours.detach()) as connection, Connection(reports.detach()) as line:
-                    with suppress(OSError):  # already gone: its exit code shows why
+                    with suppress(OSError):  # the worker is already gone; its exit code shows why
                         connection.send(job)
                     yield Worker(process, connection, line, shown, printed)
             finally:
@@ -179,11 +183,11 @@ def worker(
         reports.close()
         os.close(memory)
         if process is not None:
-            remove_process_folders(process.pid)  # a kernel's file at a git commit was copied for it
+            remove_process_folders(process.pid)  # copies of kernels' files at a git commit
 
 
 def labels(job: Job) -> tuple[str, ...]:
-    """The kernels of a job, as an Activity numbers them."""
+    """Return the labels of a job's kernels, in the order in which an Activity numbers them."""
     return tuple(choice.label for choice in job.kernels)
 
 
@@ -196,7 +200,7 @@ def _process(
     output: int,
     more: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
-    """The process, which has the two lines and the memory of its activity under these numbers."""
+    """Start the process, which inherits the connections and the activity's memory as the file descriptors `numbers`."""
     gpu = any(case.device != "cpu" for case in job.cases)
     return subprocess.Popen(
         [*command, *map(str, numbers)],
@@ -206,5 +210,5 @@ def _process(
         stdout=output,
         stderr=output,
         pass_fds=numbers,
-        process_group=0,  # Ctrl-C is handled here, and its children are killed with it
+        process_group=0,  # so that Ctrl-C reaches only this process, which kills the worker and its children
     )

@@ -1,7 +1,8 @@
-"""A benchmark over ranks: rank 0's `ffn bench` is the parent of the run, those of the other ranks follow it.
+"""A benchmark over ranks: rank 0's `ffn bench` directs the run, and the `ffn bench` of every other rank follows it.
 
-Each of them starts a worker for every launch, with what rank 0 leaves in the common store of the ranks; these workers
-join each other there, under a name of that launch. Nothing that is read from the store is unpickled.
+Every rank starts a worker for each launch, from the description that rank 0 puts into the ranks' common store. The
+workers find each other in that store, under a name that is unique to the launch. Nothing that is read from the store is
+unpickled.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from ffncli.system.child import ending
 if TYPE_CHECKING:
     from ffncli.run.ranks.store import RankStore
 
-_LOOK = 0.2  # s between two looks at the store
-_LEAVING = 5.0  # s in which a worker ends by itself once rank 0's has ended
-_REPORTING = 2.5  # s in which the other ranks say how their workers ended
+_LOOK = 0.2  # s between two reads of the store
+_LEAVING = 5.0  # s that a worker has to end by itself once rank 0's worker has ended
+_REPORTING = 2.5  # s that the other ranks have to report how their workers ended
 _MEETING = 60.0  # s to reach the common store
 _LONGEST_WORD = 300  # characters
 
 
 @dataclass(frozen=True)
 class _Gone:
-    """A kernel that ended a worker in that case."""
+    """A kernel that ended a worker in this case."""
 
     case: str
     outcome: Outcome
@@ -42,7 +43,7 @@ class _Gone:
 
 @dataclass(frozen=True)
 class _Launch:
-    """What a worker of every rank is to do. `request` is checked by `from_json`."""
+    """The job of every rank's worker in one launch. `request` is checked by `from_json`."""
 
     process: Count
     threads: Count
@@ -62,7 +63,7 @@ class _Launch:
 
 @dataclass
 class RankLaunches:
-    """The launches of a run, as rank 0 leads them: `begin` and `over` for each, `end` once after the last."""
+    """The launches of a run, directed by rank 0: `begin` and `over` for each launch, `end` once after the last."""
 
     place: Place
     request: BenchRequest
@@ -70,7 +71,7 @@ class RankLaunches:
     number: int = field(default=-1)
 
     def begin(self, job: Job, threads: int) -> dict[str, str]:
-        """Have the other ranks start their workers; returns the variables of this rank's."""
+        """Have the other ranks start their workers; return the environment variables of this rank's worker."""
         self.number += 1
         gone = tuple(_Gone(case, outcome) for case, outcome in job.gone)
         cases = tuple(case.key for case in job.cases)
@@ -79,12 +80,12 @@ class RankLaunches:
         return variables(self.place, self.number, job, threads)
 
     def over(self) -> None:
-        """This rank's worker has ended: so do the others."""
+        """Announce that this rank's worker has ended, so that the others end too."""
         self.store.shared.set(f"over/{self.number}", "1")
 
     def endings(self, wait: bool = False) -> dict[int, tuple[str, str]]:
-        """Return how the other ranks' workers ended, by rank, as (kernel, words), of those that have said so; `wait` a
-        moment for the rest."""
+        """Return how the other ranks' workers ended, for the ranks that have reported it: rank → (kernel, words). With
+        `wait`, wait a moment for the other reports."""
         endings: dict[int, tuple[str, str]] = {}
         until, left = time.monotonic() + _REPORTING, [*range(1, self.place.world_size)]
         while True:
@@ -97,8 +98,8 @@ class RankLaunches:
             time.sleep(_LOOK / 4)
 
     def end(self, code: int) -> None:
-        """There are no more launches: the other ranks end with that exit code. A store that no agent keeps stays open
-        until they have read it."""
+        """Announce that no launch follows, so that the other ranks end with this exit code. If no agent keeps the
+        store, wait until the ranks have read the announcement."""
         self.store.shared.set(f"launch/{self.number + 1}", json.dumps({"end": code}))
         until, left = time.monotonic() + 2 * _LEAVING, [f"left/{rank}" for rank in range(1, self.place.world_size)]
         while not (self.place.has_agent or self.store.shared.check(left)) and time.monotonic() < until:
@@ -107,8 +108,8 @@ class RankLaunches:
 
 @contextmanager
 def led(request: BenchRequest, place: Place | None) -> Iterator[RankLaunches | None]:
-    """The launches of a run, None on one rank; on any exit from the block the other ranks end, with the exit code of
-    the error."""
+    """Yield the launches of a run, or None if it has one rank. On any exit from the `with` block, the other ranks end,
+    with the exit code of the error."""
     if place is None or request.ranks.world_size == 1:
         yield None
         return
@@ -126,9 +127,9 @@ def led(request: BenchRequest, place: Place | None) -> Iterator[RankLaunches | N
 
 
 def followed(place: Place, command: Sequence[str] = WORKER) -> int:
-    """What every rank but the first does: start a worker for each of rank 0's launches. Returns rank 0's exit code.
+    """Follow rank 0, as every other rank does: start a worker for each launch. Return rank 0's exit code.
 
-    Raises FFNError (exit 3) if the store is lost, with rank 0 or its agent.
+    Raises FFNError (exit 3) if the store is lost because rank 0 or its agent has ended.
     """
     from ffncli.run.ranks.store import STORE_ERRORS, absent, open_store
 
@@ -153,7 +154,8 @@ def _message(store: RankStore, number: int) -> dict[str, Any]:
 
 
 def _followed(launch: _Launch, place: Place, store: RankStore, number: int, command: Sequence[str]) -> tuple[str, str]:
-    """How this rank's worker ended: the kernel that raised, if one did, and in words; empty if all went well."""
+    """Run this rank's worker for one launch; return (the kernel that raised if one did, how the worker ended in words),
+    both empty if all went well."""
     job = launch.job()
     directory = from_json(launch.request).directory
     with worker(job, launch.threads, command, directory, more=variables(place, number, job, launch.threads)) as busy:
@@ -179,20 +181,22 @@ def _followed(launch: _Launch, place: Place, store: RankStore, number: int, comm
 def variables(
     place: Place, launch: int, job: Job, threads: int, given: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The environment of a rank's worker: a name of that launch in the common store, and its cores or its GPU."""
+    """Return the environment variables of a rank's worker: the launch's name in the common store, and the rank's cores
+    or GPU."""
     named = {
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # who has opened the store keeps it
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # keeps the store in the process that opened it
         "TORCHELASTIC_RESTART_COUNT": f"{place.attempt}-launch-{launch}",
     }
     if job.cases[0].device == "cpu":
         return named | _binding(place, threads, given)
     gpus = [name.strip() for name in given.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     gpu = gpus[place.local_rank] if place.local_rank < len(gpus) else str(place.local_rank)
-    return named | {"CUDA_VISIBLE_DEVICES": gpu, "LOCAL_RANK": "0"}  # the first of those that it sees
+    return named | {"CUDA_VISIBLE_DEVICES": gpu, "LOCAL_RANK": "0"}  # the first of the GPUs that the worker sees
 
 
 def _binding(place: Place, threads: int, given: Mapping[str, str]) -> dict[str, str]:
-    """OpenMP's places: cores of its own for every rank of a machine; none where they do not suffice."""
+    """Bind OpenMP's threads to a separate set of cores for every rank of a machine, or to none if there are too few
+    cores."""
     from ffncli.system.host import affinity, one_cpu_per_core
 
     cores = one_cpu_per_core(affinity())

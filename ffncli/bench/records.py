@@ -1,7 +1,8 @@
-"""What a benchmark is made of, as frozen data: the case, the method, the job of a process and its answer.
+"""The records of a benchmark, as frozen data: the case, the method, the job of a process and its results.
 
-Units are nested: process > placement > round > block. Nothing here needs torch; records travel between processes, and
-through the journal: their annotations say what one that is read may hold (models/files/json_records.py).
+The levels are nested: process > placement > round > block. Nothing here needs torch. Records travel between processes
+and through the journal; their annotations limit the values that a record may contain when it is read
+(models/files/json_records.py).
 """
 
 from __future__ import annotations
@@ -30,44 +31,46 @@ Doing: TypeAlias = Literal["starting", "loading", "compiling", "checking", "timi
 
 Above: TypeAlias = Annotated[float, Range(0, above=True)]
 Seconds: TypeAlias = Annotated[float, Range(0, 1e9)]
-Time: TypeAlias = Annotated[float, Range(0, 1e9, above=True)]  # one that something takes, in seconds
+Time: TypeAlias = Annotated[float, Range(0, 1e9, above=True)]  # a duration, in seconds
 Flag: TypeAlias = Annotated[str, Form(r"[a-z-]{1,40}(=-?[0-9]{1,15}(\.[0-9]{1,20})?(e[+-][0-9]{1,2})?)?")]
 Share: TypeAlias = Annotated[float, Range(0)]
 Rate: TypeAlias = Annotated[float, Range(1, 1e24)]  # per second
 
 GRAVEST: tuple[Status, ...] = ("wrong", "oom", "failed", "skipped", "ok")
-LEAST_TIME = 1e-12  # s of a call; none takes less, and a time of zero has no logarithm
-FIRST_CALL = 5  # times the limit of a call, for building a kernel and its first call: it may compile
-LEAST_MEMORY = 200_000_000  # bytes of a limit; Python and torch take some 160 MB before any kernel runs
+LEAST_TIME = 1e-12  # s of a call; no call takes less, and a time of zero has no logarithm
+FIRST_CALL = 5  # multiplies the limit of a call while a kernel is built and first called: it may compile
+LEAST_MEMORY = 200_000_000  # minimum limit in bytes; Python and torch alone take about 160 MB
 
-# Arms that are not the user's kernels; their names in the rounds file.
-TWIN = "(aa)"  # the baseline once more, with buffers of its own
-ANCHOR = "(anchor)"  # torch-free work: a numpy GEMM and a memory copy
-GEMM = "(gemm)"  # the bare matrix products of the same shapes, in torch
-COLLECTIVES = "(collectives)"  # over ranks: what a block sends, of the same tensors, without its computing
+# Arms that are not the user's kernels, by their names in the rounds file.
+TWIN = "(aa)"  # the baseline once more, with its own buffers
+ANCHOR = "(anchor)"  # work without torch: a numpy GEMM and a memory copy
+GEMM = "(gemm)"  # only the matrix products, of the same shapes, in torch
+COLLECTIVES = "(collectives)"  # over ranks: only the block's communication, on the same tensors, without its computing
 OWN_ARMS = (TWIN, ANCHOR, GEMM, COLLECTIVES)
-COMPUTE = " (compute)"  # over ranks: the end of the name of an arm which is a kernel without its collectives
+COMPUTE = " (compute)"  # over ranks: the suffix of an arm that is a kernel without its collectives
 
-# Flags of a block on a GPU: work that its clock did not see was left; the seconds in which the host launched its calls.
+# Flags of a block on a GPU: another stream was still working when the timed stream had finished; the seconds that the
+# host took to launch the block's calls.
 OTHER_STREAM, HOST_SECONDS = "other-stream", "host"
 
-# Arms of --by-step: the whole block, their baseline, and `step gate` and so on, a step alone.
+# Arms of --by-step: the whole block, which is their baseline, and single steps, named `step gate` and so on.
 BLOCK, STEP = "block", "step "
 MODEL = "model"  # the baseline of --in-model: the whole model with its own FFNs
 
 
 @dataclass(frozen=True)
 class Case:
-    """One point of the grid. `cache` is the requested mode; the mode in use is in the answer (`TimedUnit.cache`).
+    """One point of the grid. `cache` is the requested mode; the mode that was used is in the result
+    (`TimedUnit.cache`).
 
-    `source` is the text as typed, `spec` the block that it means, `label` its name in results: different blocks have
-    different labels. The weights are random: time does not depend on them.
+    `source` is the text as typed, `spec` the block that it describes, `label` its name in results, unique to the block.
+    The weights are random, because time does not depend on them.
 
-    `routing` is how a mixture's tokens are spread over its experts: `uniform`, `zipf:1.2`, `text` or a saved trace;
-    empty: as the router happens to choose. `input` is a file of real x; empty: normal random numbers. Of both files
-    there is the sha256.
+    `routing` is how an MoE block's tokens are spread over its experts: `uniform`, `zipf:1.2`, `text` or a saved trace;
+    if empty, the router decides. `input` is a file of real x; if empty, x is normally distributed random numbers. The
+    fields ending in `_sha256` are the digests of both files.
 
-    `ranks` is how the block is split over processes; `threads` is the number of each of them.
+    `ranks` is how the block is split over processes; `threads` is the number of threads in each process.
     """
 
     source: str
@@ -94,57 +97,58 @@ class Case:
 
     @property
     def layout(self) -> str:
-        """How it is split, as in results: `tp2`; empty on one rank."""
+        """The split over ranks, as in results: `tp2`; empty on one rank."""
         return str(self.ranks) if self.ranks.world_size > 1 else ""
 
     @property
     def of_rank(self) -> Case:
-        """What one rank is given: all tokens, or with expert parallelism those of its place on that dimension."""
+        """The case that one rank runs: with all tokens or, with expert parallelism, with its part of the tokens."""
         return self if self.ranks.ep == 1 else replace(self, tokens=self.tokens // self.ranks.ep)
 
     @property
     def data(self) -> tuple[str, ...]:
-        """What x is where it is not random, in words: `routing zipf:1.2`, `input x.safetensors`."""
+        """The data that is not random, in words: `routing zipf:1.2`, `input x.safetensors`."""
         texts = {"routing": self.routing, "input": self.input}
         return tuple(f"{name} {text}" for name, text in texts.items() if text)
 
 
 @dataclass(frozen=True)
 class Method:
-    """How to measure. Times in seconds.
+    """How to measure. Times are in seconds.
 
-    `precision` is the requested half-width of the interval of a ratio, `max_time` bounds the measuring of one case over
-    all processes, `margin` decides between `same` and `faster` or `slower`.
+    `precision` is the requested half-width of a ratio's interval; `max_time` limits the measuring time of one case over
+    all processes; `margin` separates `same` from `faster` and `slower`.
     """
 
     processes: Annotated[int, Range(1, 1000)] = 5
     precision: Above = 0.01
     max_time: Time = 20.0
     margin: Share = 0.02
-    placements: Positive = 3  # at least, in each process
-    rounds: Positive = 4  # at least, in each placement
-    block: Time | None = None  # at least; None: 2 ms on a CPU, 1 ms on a GPU
+    placements: Positive = 3  # minimum in each process
+    rounds: Positive = 4  # minimum in each placement
+    block: Time | None = None  # minimum; None: 2 ms on a CPU, 1 ms on a GPU
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     allocator: Literal["fixed", "system"] = "fixed"
     math_mode: Literal["highest", "high", "medium"] = "highest"  # torch's float32 matmul precision
     sustained: bool = False
     by_step: bool = False
     in_model: bool = False
-    launch: Launch = "auto"  # how calls reach a GPU: replayed from CUDA graphs, or each by itself
-    load_time: Time = 180.0  # at most, for loading a user's file; a C++ extension compiles then
-    call_time: Time | None = None  # at most, for a call (FIRST_CALL times for the first); None: by the block's size
-    memory_limit: Positive | None = None  # bytes at most, of a worker; None: most of what is free
-    calibrate: Calibrate = "quick"  # how `auto` chooses: without kernels that would have to compile first, or with all
+    launch: Launch = "auto"  # how calls reach a GPU: replayed from CUDA graphs, or launched one by one
+    load_time: Time = 180.0  # maximum for loading a user's file, which may compile a C++ extension
+    call_time: Time | None = None  # maximum for a call (times FIRST_CALL for the first); None: by the block's size
+    memory_limit: Positive | None = None  # maximum bytes of a worker; None: most of the free memory
+    calibrate: Calibrate = "quick"  # which kernels `auto` tries: only those that need not compile first, or all
 
     def refereed_apart(self, case: Case) -> bool:
-        """Whether the right answers of a case are in a process of their own: where one can be forked, unless on a GPU,
-        step by step or in a model."""
+        """Return True if a separate process holds the reference results of a case: wherever processes can be forked,
+        except on a GPU, step by step, and in a model."""
         return sys.platform.startswith("linux") and case.device == "cpu" and not (self.by_step or self.in_model)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What a worker is doing in a case, and with which kernel; empty: none, or all of them in turn."""
+    """What a worker is doing in a case, and with which kernel; `kernel` is empty if it is no kernel, or all kernels in
+    turn."""
 
     process: int
     case: Case
@@ -156,9 +160,9 @@ class Stage:
 class Job:
     """The job of one worker process: every case with every kernel.
 
-    `gone` has, with the case's key, the outcome of kernels that have ended a worker in that case: they are not run
-    in it again. `plain` has, with a case's key, why an earlier worker found that it cannot be replayed. `chosen` has,
-    with a case's key, the name of a kernel that is `auto` and the one that an earlier worker chose for it.
+    `gone` holds (case key, outcome) for kernels that have ended a worker in that case, which are not run in it again.
+    `plain` holds (case key, reason) for cases that an earlier worker could not replay from CUDA graphs. `chosen` holds
+    (case key, name, kernel) for names that mean `auto`, with the kernel that an earlier worker chose.
     """
 
     process: int
@@ -171,21 +175,22 @@ class Job:
     chosen: tuple[tuple[str, str, str], ...] = ()
 
     def chosen_in(self, case: Case) -> dict[str, str]:
-        """The names of kernels that are `auto` → the kernel that each stands for in this case."""
+        """Return the kernel that each `auto` name stands for in this case."""
         return {name: kernel for key, name, kernel in self.chosen if key == case.key}
 
     def gone_in(self, case: Case) -> dict[str, Outcome]:
-        """The outcomes of the kernels that have ended a worker in this case."""
+        """Return the outcomes of the kernels that have ended a worker in this case."""
         return {outcome.kernel: outcome for key, outcome in self.gone if key == case.key}
 
     @property
     def ranks(self) -> Ranks:
-        """Over how many ranks the blocks of all its cases are split."""
+        """The ranks over which all cases split their blocks."""
         return self.cases[0].ranks if self.cases else Ranks()
 
     @property
     def wanted_baseline(self) -> str:
-        """The requested baseline; else eager if that is among the kernels; else none is known yet (empty)."""
+        """The requested baseline; without one, `eager` if it is among the kernels; otherwise empty, as the baseline is
+        not yet known."""
         if self.baseline is not None:
             return self.baseline
         return "eager" if any(choice.label == "eager" for choice in self.kernels) else ""
@@ -193,10 +198,10 @@ class Job:
 
 @dataclass(frozen=True)
 class TimedBlock:
-    """`inner` calls of one arm, timed together. `seconds` is the time of all of them.
+    """`inner` calls of one arm, timed together. `seconds` is the time of all calls.
 
-    `flags`, as the rounds file has them: `preempted`, `throttled`, `stolen`, and figures such as `faults=12` (page
-    faults in the block).
+    `flags` are as in the rounds file: `preempted`, `throttled`, `stolen`, and values such as `faults=12` (page faults
+    in the block).
     """
 
     process: Count
@@ -211,25 +216,26 @@ class TimedBlock:
 
     @property
     def per_call(self) -> float:
-        """Seconds of one call."""
+        """Seconds per call."""
         return self.seconds / self.inner
 
     def figure(self, name: str) -> float | None:
-        """The value of the flag `name=value`; None if the block has no such flag."""
+        """Return the value of the flag `name=value`, or None if the block has no such flag."""
         values = (flag.partition("=")[2] for flag in self.flags if flag.startswith(f"{name}="))
         return next(map(float, values), None)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one kernel of a case in one process; errors are against float64 on the same rounded inputs.
+    """The outcome of one kernel of a case in one process; errors are relative to float64 on the same rounded inputs.
 
-    `error_max` = max|a−b| / max|b|, `error_rel` = ‖a−b‖ / ‖b‖. `compile_s` are the seconds of its build where that
-    compiles. A kernel whose status is not ok in any process is not timed in the result. `computes` is what it declares
-    to compute in; empty: the case's dtype. `chosen` is the kernel that `auto` stands for.
+    `error_max` = max|a−b| / max|b|, `error_rel` = ‖a−b‖ / ‖b‖. `compile_s` is the seconds of its build, if it compiles.
+    A kernel whose status is not ok in some process gets no time in the result. `computes` is the format in which it
+    declares to compute; if empty, the case's dtype. `chosen` is the kernel that `auto` stands for.
 
-    In a model, `error_max` is the largest over its FFNs, and `logits_error` that of the logits against the model's own;
-    `logits_limit` is what rounding may cause. `ended_worker`: its worker died of it, or was killed for it.
+    In a model, `error_max` is the largest error over its FFNs, `logits_error` is the error of the logits relative to
+    the unchanged model, and `logits_limit` is the error that rounding may cause. `ended_worker` is true if the kernel
+    crashed its worker, or the worker was killed because of the kernel.
     """
 
     kernel: str
@@ -248,10 +254,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the referee found about one kernel in a case, told to the worker's parent by the referee itself.
+    """What the referee found about one kernel in a case. The referee itself sends it to the worker's parent.
 
-    `outcome` is `wrong` or, if every answer was right, `ok`. `answers` counts the outputs that were judged as a whole,
-    `samples` the samples of timed calls that were handed over.
+    `outcome` is `wrong` or, if every answer was right, `ok`. `answers` counts the outputs that were checked in full,
+    `samples` the samples of timed calls that the referee received.
     """
 
     outcome: Outcome
@@ -261,7 +267,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class CaseReport:
-    """The referee's findings in one case; a kernel may be TWIN."""
+    """The referee's findings in one case; a finding's kernel may be TWIN."""
 
     case: str
     findings: tuple[Finding, ...]
@@ -269,8 +275,9 @@ class CaseReport:
 
 @dataclass(frozen=True)
 class Roof:
-    """What this machine can do, measured in the same process: the best GEMM of any shape, and the best of copies and
-    reads of memory. `llc_bytes` is the last-level cache, whose bytes are not bound by the memory.
+    """What this machine can do, measured in the same process: the best GEMM of any shape, and the best memory bandwidth
+    of copies and reads. `llc_bytes` is the size of the last-level cache: data that fits into it is not limited by
+    memory bandwidth.
     """
 
     flops_per_s: Rate | None = None
@@ -280,17 +287,18 @@ class Roof:
 
 @dataclass(frozen=True)
 class TimedUnit:
-    """One case as one process measured it: the smallest piece of finished work.
+    """One case as measured by one process: the smallest piece of finished work.
 
-    `environment` has the machine and the versions under the columns' names; `spent` the seconds of
-    preparing (start, verification, warm-up), of timed blocks with their lead-in, and of everything else. `launch` is
-    how calls reached a GPU, `graphs` or `plain`; empty on a CPU, and where nothing was timed. `plain_because` says why
-    the calls of a case that graphs suit could not be captured.
+    `environment` holds the machine and the versions, by the names of the CSV columns. `spent` holds the seconds of
+    preparation (start, verification, warm-up), of timed blocks with their lead-in, and of everything else. `launch` is
+    how calls reached a GPU, `graphs` or `plain`; empty on a CPU, and if nothing was timed. `plain_because` is the
+    reason why the calls could not be captured, in a case that would suit graphs.
 
-    With a prescribed routing, `tokens_per_expert` is how many each expert received, and `experts_touched` how many
-    experts received any, both the mean of a call.
+    With a prescribed routing, `tokens_per_expert` is the number of tokens that each expert received, and
+    `experts_touched` the number of experts that received at least one token, both averaged over calls.
 
-    `referee` is who had the right answers: a process apart, which told its findings itself, or the worker.
+    `referee` is where the reference results were: in a separate process, which reported its own findings, or in the
+    worker.
     """
 
     process: Count
@@ -311,10 +319,10 @@ class TimedUnit:
 
 
 def model_with(label: str) -> str:
-    """The name in results of a model with that kernel in place of its FFNs."""
+    """Return the name in results of a model with this kernel in place of its FFNs."""
     return f"{MODEL}+{label}"
 
 
 def not_captured(why: str) -> str:
-    """What a note says about an arm that CUDA graphs cannot hold."""
+    """Return the words of a note about an arm that CUDA graphs cannot capture."""
     return f"cannot be captured: {why}"

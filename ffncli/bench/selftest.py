@@ -1,4 +1,4 @@
-"""The gate, tested on known differences: does it fire when it must, and only then?"""
+"""Test the gate on known differences: it must fire on a real slowdown, and only then."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ TRUTHS = {"again": 1.0, "slowed": 1.05}
 
 @dataclass(frozen=True)
 class KnownDifference:
-    """A kernel whose ratio to eager is `truth`: the measured ratio, whether the gate flagged it, and should."""
+    """A kernel whose true ratio to eager is `truth`, with the measured ratio. `flagged`: the gate called it slower;
+    `passed`: rightly so, or rightly not."""
 
     case: str
     kernel: str
@@ -38,7 +39,7 @@ class KnownDifference:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """Every known difference; `reasons` why rows were not gated."""
+    """Every known difference; `reasons` are why rows were not gated."""
 
     allowed: float
     rows: tuple[KnownDifference, ...]
@@ -51,8 +52,8 @@ class SelfTest:
 
 
 def selftest_request(grid: Grid, method: Method) -> BenchRequest:
-    """A request with a known answer: eager, eager once more, and eager slowed by 5 %; by default on one thread, and on
-    a GPU with a block whose 5 % are longer than the shortest kernel.
+    """Return a request with a known answer: eager, eager again, and eager slowed by 5 %. It defaults to one thread, and
+    on a GPU to a block large enough that 5 % of its time exceeds the shortest kernel.
 
     Raises FFNError for an unsupported method.
     """
@@ -64,9 +65,9 @@ def selftest_request(grid: Grid, method: Method) -> BenchRequest:
 
 
 def selftest(request: BenchRequest, progress: RunProgress | None = None) -> SelfTest:
-    """Measure known differences: does the gate find them? Nothing is kept.
+    """Measure the known differences, and check whether the gate finds them. Nothing is kept.
 
-    Raises FFNError if a kernel could not be measured, or is wrong.
+    Raises FFNError if a kernel is wrong or could not be measured.
     """
     with tempfile.TemporaryDirectory() as folder, new_run(Path(folder, "selftest.csv"), request) as journal:
         rows = run(journal, progress or RunProgress()).rows

@@ -1,7 +1,7 @@
-"""The parent of a benchmark: K processes one after another, in each a worker per number of threads; stores results.
+"""The parent of a benchmark: runs K processes one after another, each with one worker per number of threads, and stores
+the results.
 
-Nothing here imports torch: the workers do.
-`new_run` and `resumed` lock the files that the results go to.
+Nothing here imports torch; only the workers do. `new_run` and `resumed` lock the files that receive the results.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ from ffncli.system.child import KILLED, PrintedBytes, ending
 from ffncli.system.files import results_folder
 from ffncli.version import __version__
 
-# Seconds between looks at a silent worker. A look takes a core for a moment, so there are few while blocks are timed;
-# before, memory may grow by a gigabyte a second.
+# Seconds between checks of a silent worker. A check occupies a core for a moment, so checks are rare while blocks are
+# timed; before that, they are frequent, as memory may grow by a gigabyte per second.
 _TICK, _TICK_UNTIMED, _TICK_HURRIED = 1.0, 0.2, 0.02
-# What reading a message raises when the line ends, or when a copy of the worker, forked by a kernel, writes to it too.
+# The exceptions raised when the connection ends in the middle of a message, or when a copy of the worker, forked by a
+# kernel, writes to it too.
 _LINE_OVER = (
     *(EOFError, OSError, pickle.UnpicklingError, AttributeError, ImportError, LookupError, MemoryError),
     *(TypeError, ValueError),
 )
-_ITSELF = ": a kernel's code ended its process"  # a worker ends with exit code 0 when all is finished, else never
+_ITSELF = ": a kernel's code ended its process"  # a worker ends with exit code 0 only when all is finished
 _LONGEST_NOTE = 300  # characters that a worker may add to a note
 
 
 class RunProgress:
-    """Hears how far a run is; this one passes it on to nobody."""
+    """Receives the progress of a run. This base class ignores it."""
 
     def finished(self, process: int, case: Case) -> None:
-        """One more unit is finished."""
+        """Report that one more unit is finished."""
 
     def at(self, stage: Stage, seconds: float) -> None:
-        """A worker has been at this stage for so long: each second at least, and as it changes."""
+        """Report how long a worker has been at this stage: at least every second, and whenever the stage changes."""
 
 
 _NOBODY = RunProgress()
@@ -58,7 +59,7 @@ _NOBODY = RunProgress()
 
 @dataclass(frozen=True)
 class Result:
-    """A complete run: its rows, and where they are."""
+    """A complete run: its rows, and the files that hold them."""
 
     rows: tuple[ResultRow, ...]
     request: BenchRequest
@@ -74,10 +75,10 @@ def run(
     now: Callable[[], float] = time.monotonic,
     launches: RankLaunches | None = None,
 ) -> Result:
-    """Run everything unfinished, processes outermost; the journal is deleted when all is finished.
+    """Run everything unfinished, with processes as the outermost loop; delete the journal when all is finished.
 
-    `launches` start the workers of the other ranks, if the blocks are split over any. Raises FFNError (exit 3) if the
-    disk is full, a worker cannot start or a rank is lost; finished units are kept.
+    If the blocks are split over ranks, `launches` starts the workers of the other ranks. Raises FFNError (exit 3) if
+    the disk is full, a worker cannot start or a rank is lost; finished units are kept.
     """
     request, going = journal.request, _Run(journal, progress, command, now, launches)
     for process in range(request.method.processes):
@@ -89,7 +90,7 @@ def run(
 
 
 def _places(cases: Sequence[Case]) -> list[tuple[tuple[str, int], list[Case]]]:
-    """The cases that one process can run: OpenMP's settings are fixed when it starts."""
+    """Group the cases that one process can run: OpenMP's settings are fixed when it starts."""
     places: dict[tuple[str, int], list[Case]] = {}
     for case in cases:
         places.setdefault((case.device, case.threads), []).append(case)
@@ -97,7 +98,7 @@ def _places(cases: Sequence[Case]) -> list[tuple[tuple[str, int], list[Case]]]:
 
 
 class _Run:
-    """A run that goes on: what its workers have shown, and the worker at hand with the stage that it is at."""
+    """A run in progress: what its workers have reported, and the current worker with its stage."""
 
     busy: Worker
     limits: WorkerLimits
@@ -114,21 +115,21 @@ class _Run:
         self.plain: dict[str, str] = {}  # case → why it cannot be replayed from CUDA graphs
         self.most_memory = memory_limit(self.request.method)
         self.printed = PrintedBytes()
-        # of the worker at hand
+        # of the current worker
         self.process, self.since, self.finished = 0, 0.0, 0
         self.stage: Stage | None = None
         self.known: Mapping[str, Case] = {}
 
     def work(self, process: int, threads: int, todo: tuple[Case, ...]) -> None:
-        """One worker for these cases. If it dies of a kernel, or is killed for one that is beyond its limits, the next
-        one leaves that kernel out.
+        """Run one worker for these cases. If a kernel crashes it, or exceeds a limit so that it is killed, the next
+        worker leaves that kernel out.
 
-        If the kernel is unknown, the current case counts as finished, and the next worker has the rest.
+        If the kernel is unknown, the current case counts as finished, and the next worker gets the remaining cases.
         """
         request = self.request
         out = tuple((case, outcome) for (case, _), outcome in self.gone.items())
         earlier = {unit.case: unit.plain_because for unit in self.journal.finished_units if unit.plain_because}
-        self.plain = {**earlier, **self.plain}  # all of a case's processes launch alike
+        self.plain = {**earlier, **self.plain}  # all processes of a case launch it the same way
         chosen = tuple((case, name, kernel) for (case, name), kernel in _chosen(self.journal).items())
         plain = tuple(self.plain.items())
         job = Job(process, todo, request.kernels, request.baseline, request.method, out, plain, chosen)
@@ -154,7 +155,7 @@ class _Run:
 
     @contextmanager
     def _started(self, job: Job, threads: int) -> Iterator[Worker]:
-        """A worker, in the directory where the run began. Raises FFNError (exit 3) if that is gone."""
+        """Start a worker in the directory where the run began. Raises FFNError (exit 3) if that directory is gone."""
         directory, launches = self.request.directory, self.launches
         if directory is not None and not Path(directory).is_dir():
             why = f"the run began in {shown_path(Path(directory))}, which is gone"
@@ -168,7 +169,8 @@ class _Run:
                 launches.over()
 
     def _messages(self) -> Iterator[tuple[Any, ...] | None]:
-        """The worker's messages, until it closes the line or a kernel has spoilt it; None after each silent tick."""
+        """Yield the worker's messages until it closes the connection or a kernel has corrupted it; yield None after
+        each silent interval."""
         while True:
             untimed = _TICK if self._timing else min(_TICK, _TICK_UNTIMED)
             try:
@@ -182,7 +184,7 @@ class _Run:
         return self.stage is not None and self.stage.doing == "timing"
 
     def _hear(self, message: tuple[Any, ...] | None) -> bool:
-        """Take in a message; True if the worker's work is over. Raises FFNError if it cannot work here."""
+        """Handle a message; return True if the worker has finished. Raises FFNError if it cannot work here."""
         match message:
             case None:
                 pass
@@ -225,7 +227,7 @@ class _Run:
         if self.request.method.refereed_apart(case):
             unit = replace(agreed(unit, self.busy.report(case.key)), referee="process")
         else:
-            unit = replace(unit, referee="worker")  # a worker cannot say otherwise
+            unit = replace(unit, referee="worker")  # whatever the worker claims
         require_same("its run began with", self.before.get((case.device, case.threads), {}), unit.environment)
         self.journal.add(unit)
         self._enter(None)
@@ -233,7 +235,8 @@ class _Run:
         self.progress.finished(self.process, case)
 
     def _excess(self, look: bool) -> Excess | None:
-        """What it takes too much of, if anything. Its memory is read on a `look`, and at each stage before timing."""
+        """Return the limit that the worker exceeds, or None. Memory is measured on a `look`, and at each stage before
+        timing."""
         assert self.stage is not None
         now = self.now()
         memory = self.busy.memory() if look or not self._timing else None
@@ -245,9 +248,10 @@ class _Run:
         return excess
 
     def _lost(self, stage: Stage, excess: Excess) -> None:
-        """A kernel has ended the worker: it is not run again in these cases. If none is to blame, the case is over."""
+        """Handle a kernel that has ended the worker: it is not run again in these cases. If no kernel is to blame, the
+        case is finished."""
         kernel = excess.kernel
-        if self.launches is not None:  # over ranks nobody knows whose fault it is: no kernel is blamed, the run ends
+        if self.launches is not None:  # over ranks, the faulty kernel is unknown: no kernel is blamed, and the run ends
             what = f"{stage.doing} {kernel}".strip()
             raise FFNError(f"{excess.outcome.note}, on rank 0 while {what}", code=ExitCode.ENVIRONMENT)
         if not kernel or (stage.case.key, kernel) in self.gone:
@@ -259,8 +263,8 @@ class _Run:
             self.gone[case.key, kernel] = excess.outcome
 
     def _spoiled(self, case: Case, arm: str, why: str) -> None:
-        """A capture failed, and the next worker has the case again: with plain calls, or without that arm if graphs
-        were requested."""
+        """Handle a failed capture: the next worker runs the case again, with plain calls or, if graphs were requested,
+        without that arm."""
         text = not_captured(why)
         if self.request.method.launch != "graphs":
             self.plain[case.key] = f"{arm} {text}"
@@ -268,17 +272,17 @@ class _Run:
         for name in (arm,) if arm in self.request.names else self.request.names:
             self.gone[case.key, name] = Outcome(name, "skipped", text)
 
-    # --- of several ranks ---------------------------------------------------------------------------------------------
+    # --- several ranks ------------------------------------------------------------------------------------------------
 
     def _broke(self, kernel: str, why: str) -> None:
-        """A kernel raised on one rank while all were timing it: it is not run again in this case."""
+        """Handle a kernel that raised on one rank while all were timing it: it is not run again in this case."""
         assert self.stage is not None
         outcome = ended_worker(kernel, "failed", clean(why)[:_LONGEST_NOTE])
         self.gone[self.stage.case.key, kernel] = outcome
 
     def _heard_from_others(self, launches: RankLaunches, error: FFNError) -> bool:
-        """Rank 0's worker ended because of another: True if a kernel broke there. Raises the error, and what that rank
-        says of it."""
+        """Handle the end of rank 0's worker after another rank's worker ended: return True if a kernel raised there;
+        otherwise raise the error, with the other ranks' reports as a hint."""
         words = launches.endings(wait=True)
         for rank, (kernel, why) in words.items():
             if self.stage is not None and kernel in self.request.names:
@@ -288,7 +292,8 @@ class _Run:
         raise FFNError(error.message, "; ".join(filter(None, (error.hint, more))), error.code)
 
     def _require_others(self) -> None:
-        """Raises FFNError if a worker of another rank has ended before all have met: this one waits for it in vain."""
+        """Raise FFNError if another rank's worker ended before all workers have met: rank 0's worker would wait for it
+        forever."""
         for rank, (_, why) in self.launches.endings().items() if self.launches else ():
             if why:
                 raise FFNError(f"rank {rank}: {why}", code=ExitCode.ENVIRONMENT)
@@ -302,12 +307,12 @@ def _failed(text: str) -> FFNError:
 
 
 def _chosen(journal: Journal) -> dict[tuple[str, str], str]:
-    """(case, name of a kernel that is auto) → the kernel that it stands for, in all processes of a run."""
+    """Return (case, name of a kernel that is auto) → the kernel that it stands for in all processes of a run."""
     return {(u.case, o.kernel): o.chosen for u in journal.finished_units for o in u.outcomes if o.chosen}
 
 
 def _dead(journal: Journal, process: int, case: Case, kernel: str | None, outcome: Outcome) -> TimedUnit:
-    """The unit of a case that ended its worker, at that kernel if it is known, with this outcome."""
+    """Build the unit of a case that ended its worker, at `kernel` if it is known, with this outcome."""
     request = journal.request
     elsewhere = f"{outcome.note} at {kernel}"
     outcomes = tuple(
@@ -320,7 +325,7 @@ def _dead(journal: Journal, process: int, case: Case, kernel: str | None, outcom
 
 
 def _environments(journal: Journal) -> dict[tuple[str, int], Mapping[str, str]]:
-    """The environments of the finished units, by device and threads."""
+    """Return the environments of the finished units, by device and threads."""
     cases = {case.key: case for case in journal.request.cases}
     units = [unit for unit in journal.finished_units if unit.environment]
     return {(cases[unit.case].device, cases[unit.case].threads): unit.environment for unit in units}
@@ -330,8 +335,9 @@ def _environments(journal: Journal) -> dict[tuple[str, int], Mapping[str, str]]:
 
 
 def default_path(part: GridPart | None = None) -> Path:
-    """`benchmarks/results/20261122T060338Z-host.csv` in a checkout that has this folder, else in the user's state
-    folder, which is created; of a part `...-host-3of8.csv`. Raises FFNError if that fails."""
+    """Return `benchmarks/results/20261122T060338Z-host.csv` in a checkout that has this folder, otherwise a path in the
+    user's state folder, which is created; with `part`, the name ends in `-3of8.csv`. Raises FFNError if the folder
+    cannot be created."""
     import platform
     import re
 
@@ -348,7 +354,8 @@ def default_path(part: GridPart | None = None) -> Path:
 
 @contextmanager
 def new_run(path: Path, request: BenchRequest, force: bool = False, part: GridPart | None = None) -> Iterator[Journal]:
-    """A new run into `path`, locked, of a part of the cases or of all. Raises FFNError if it cannot be written."""
+    """Open a new run that writes to `path`, locked, for all cases or for one part. Raises FFNError if `path` cannot be
+    written."""
     import secrets
 
     from ffncli.bench.judge.summary import summarise
@@ -358,7 +365,7 @@ def new_run(path: Path, request: BenchRequest, force: bool = False, part: GridPa
     grid = None if part is None else whole_grid(request, part.count)
     mine = request if grid is None or part is None else grid.request_of(part)
     with locked(path):
-        same = software() if mine.cluster is None else {"ffncli": __version__}  # the machines that measure may differ
+        same = software() if mine.cluster is None else {"ffncli": __version__}  # other machines measure
         stored = None if grid is None else grid_bytes(grid)
         opened = journals.begin(path, mine, run, same, summarise, force, stored)
         try:
@@ -370,7 +377,7 @@ def new_run(path: Path, request: BenchRequest, force: bool = False, part: GridPa
 
 @contextmanager
 def resumed(path: Path) -> Iterator[Journal]:
-    """The unfinished run of `path`, locked. Raises FFNError if there is none, or if the conditions have changed."""
+    """Open the unfinished run of `path`, locked. Raises FFNError if there is none, or if conditions have changed."""
     from ffncli.bench.judge.summary import summarise
 
     with locked(path):

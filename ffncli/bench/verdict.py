@@ -1,4 +1,5 @@
-"""Ruling: the verdict on a kernel's answer, in numbers and words. An Outcome in the results has its note and errors."""
+"""Ruling: the verdict on a kernel's answer, in numbers and words. An Outcome in the results carries its note and
+errors."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from enum import StrEnum
 from ffncli.bench.records import Outcome
 from ffncli.show.text import finite
 
-_LONGEST = 200  # characters of what is wrong, in a note
+_LONGEST = 200  # maximum characters of `wrong` in a note
 
 
 @dataclass(frozen=True)
 class Error:
-    """`largest` = max|a-b| / max|b|, `rel` = ‖a-b‖ / ‖b‖, of the worst tensor; `subnormal` outputs were counted."""
+    """`largest` = max|a-b| / max|b|, `rel` = ‖a-b‖ / ‖b‖, of the worst tensor; `subnormal` counts subnormal outputs."""
 
     largest: float = 0.0
     rel: float = 0.0
@@ -22,11 +23,11 @@ class Error:
 
     @property
     def remark(self) -> str:
-        """For a note: `3 subnormal outputs`; empty if there are none."""
+        """The text for a note: `3 subnormal outputs`; empty if there are none."""
         return f"{self.subnormal} subnormal outputs" if self.subnormal else ""
 
     def worst(self, other: Error) -> Error:
-        """The larger of each."""
+        """Return the larger value of each field."""
         most = max(self.subnormal, other.subnormal)
         return Error(max(self.largest, other.largest), max(self.rel, other.rel), most)
 
@@ -35,7 +36,7 @@ _NO_ERROR = Error()
 
 
 class WrongCode(StrEnum):
-    """What a wrong kernel did."""
+    """What a wrong kernel did, as a code."""
 
     REPLAY_BY_ID = "replay-by-id"
     REPLAY_BY_ADDRESS = "replay-by-address"
@@ -62,8 +63,8 @@ class WrongCode(StrEnum):
 
 @dataclass(frozen=True)
 class Ruling:
-    """What is `wrong` with an answer, in words; empty for a right one. `code` names what the kernel did, where that is
-    known, and `error` is how far off its numbers are."""
+    """A verdict: `wrong` says in words what is wrong, and is empty for a right answer. `code` names what the kernel
+    did, if known; `error` is the size of the errors."""
 
     wrong: str = ""
     code: WrongCode | None = None
@@ -71,22 +72,23 @@ class Ruling:
 
     @property
     def note(self) -> str:
-        """What is wrong in one line, after its code; empty if nothing is."""
+        """What is wrong, in one line after its code; empty for a right answer."""
         line = " ".join(self.wrong.split())
         line = line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
         return f"{self.code}: {line}" if self.code and line else line
 
     def at(self, when: str, code: WrongCode | None = None) -> Ruling:
-        """The same, saying when that was if it is wrong, and with this code if it has none."""
+        """Return this ruling; if it is wrong, prefixed with when it happened, and with this code if it has none."""
         return replace(self, wrong=when + self.wrong, code=self.code or code) if self.wrong else self
 
     def then(self, later: Ruling) -> Ruling:
-        """This ruling and a later one: the first that is wrong, with the larger errors of both."""
+        """Combine this ruling with a later one: the first wrong ruling, with the larger errors of both."""
         return replace(self if self.wrong else later, error=self.error.worst(later.error))
 
 
 def ruled(outcome: Outcome, ruling: Ruling) -> Outcome:
-    """The outcome after this ruling: with the larger errors, and wrong if it says so; the first such note stays."""
+    """Apply a ruling to an outcome: take the larger errors, and mark it wrong if the ruling is. The first wrong note is
+    kept."""
     error = ruling.error
     if error.largest or error.rel:
         largest, rel = max(outcome.error_max or 0.0, error.largest), max(outcome.error_rel or 0.0, error.rel)
@@ -97,7 +99,7 @@ def ruled(outcome: Outcome, ruling: Ruling) -> Outcome:
 
 
 class WrongResult(Exception):
-    """Raised where a kernel breaks its contract or its numbers are wrong; `ruling` says how."""
+    """Raised if a kernel breaks its contract or its numbers are wrong; `ruling` says how."""
 
     def __init__(self, ruling: Ruling) -> None:
         super().__init__(ruling.wrong)
