@@ -147,8 +147,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a worker is doing in a case, and with which kernel; `kernel` is empty if it is no kernel, or all kernels in
-    turn."""
+    """What a worker is doing in a case, and with which kernel; `kernel` is empty for no kernel, or for all in turn."""
 
     process: int
     case: Case

@@ -1,5 +1,5 @@
-"""The arms of a case: its kernels, the baseline's twin, the machine anchor and the bare products, each with its own
-buffers, placed again at every placement."""
+"""The arms of a case: its kernels, the baseline's twin, the machine anchor and the bare products. Each arm has its own
+buffers, which get new addresses at every placement."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def kernels_by_label(
     gone: Mapping[str, Outcome] = MappingProxyType({}),
     replaced: Callable[[], Ruling] = Ruling,
 ) -> dict[str, Kernel | Outcome]:
-    """The kernels by label, in order, without `auto`, which is chosen later; in place of one that cannot be had, its
-    outcome.
+    """Load the kernels, by label, in order; a kernel that cannot be loaded is replaced by its outcome. `auto` is left
+    out, as it is chosen later.
 
-    Each by itself, so that a file that does not run costs its own rows alone; `replaced` is asked after each file what
-    it replaced of others. Kernels that are `gone` are not loaded.
+    Each kernel is loaded on its own, so that a broken file costs only its own rows. After each file, `replaced` checks
+    which functions of other code the file replaced. Kernels in `gone` are not loaded.
     """
 
     def one(choice: KernelChoice) -> Kernel | Outcome:
@@ -70,14 +70,16 @@ def kernels_by_label(
     return {choice.label: one(choice) for choice in choices if choice.kernel != AUTO}
 
 
-_CHECKED = 1 << 20  # inputs of this number and above are drawn for timed calls: nobody else asks for them
+_CHECKED = 1 << 20  # input numbers from here on are reserved for timed calls
 
 
 class Arms:
-    """All arms of a case; `place` is the callback of `rounds.measure`. `twin` is the baseline's, if that is ok.
+    """All arms of a case; `place` is the callback of `rounds.measure`. `twin` is the baseline's twin, if the baseline
+    is ok.
 
-    `rulings` are on timed outputs, by the name of the kernel. `rounds` is the least number in a placement. Ranks enter
-    a `source` of theirs, add `more` arms, and `hear` what others say of kernels once they have said which are wrong.
+    `rulings` are the rulings on timed outputs, by kernel name. `rounds` is the minimum in a placement. A run over ranks
+    passes its own `source`, adds `more` arms, and exchanges rulings with `hear`, which takes this rank's wrong kernels
+    and returns those of the other ranks.
     """
 
     def __init__(
@@ -94,10 +96,10 @@ class Arms:
         hear: Callable[[Mapping[str, str]], Iterable[tuple[str, str]]] = lambda notes: (),
     ) -> None:
         self.kernels, self.twin, self.launching = tuple(kernels), twin, launching  # None on a CPU
-        self.by_name: dict[str, Arm] = {}  # of the placement made last
+        self.by_name: dict[str, Arm] = {}  # of the latest placement
         self.rulings: dict[str, Ruling] = {}
         self._placed_at = 0.0
-        self.seconds = 0.0  # of checking timed outputs, within place
+        self.seconds = 0.0  # spent on checking timed outputs within `place`
         self.problem, self._copies, self._more, self._hear = problem, caching.copies, more, hear
         self._draw = random.Random(problem.seed)
         self.flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
@@ -110,7 +112,7 @@ class Arms:
         ]
 
     def place(self, number: int) -> list[Arm]:
-        """All arms with new buffers, after a check of the last placement's outputs. Raises BrokenArm."""
+        """Check the outputs of the previous placement, then place all arms in new buffers. Raises BrokenArm."""
         if number:
             start = monotonic_seconds()
             self.inspect()
@@ -121,7 +123,7 @@ class Arms:
         shuffle_buffers(placed, self._draw, self._copies)
         for one in placed:
             one.place(self._copies)
-            machine.finish(self.problem.case.device)  # what its prepare has broken on a GPU is raised under its name
+            machine.finish(self.problem.case.device)  # raises an error that its prepare caused on a GPU
         if self.chain:
             self.chain.place(self._copies)
         REPORTER.rests()
@@ -130,32 +132,32 @@ class Arms:
         return self._arms({})
 
     def captured(self, inner: Mapping[str, int]) -> list[Arm]:
-        """The arms just placed as they are timed on a GPU: replayed, if that is how they are launched; none on a CPU.
+        """Return the arms just placed, replayed from CUDA graphs if calls are launched that way; return none on a CPU.
 
-        Raises BrokenArm, and SpoiledCapture.
+        Raises BrokenArm and SpoiledCapture.
         """
         if self.launching is None:
             return []
         capturable: dict[str, Capturable] = {fresh.placed.name: fresh.placed for fresh in self._fresh}
         if self.chain:
             capturable[GEMM] = self.chain
-        # An output keeps the graph of its gradients, whose leaves belong to the stream of the plain calls, for which no
-        # capture may wait.
+        # An output keeps its autograd graph alive, whose leaves belong to the stream of the plain calls; a capture must
+        # not wait for that stream.
         for fresh in self._fresh:
             fresh.placed.forget()
-        calls = {name: 1 if self.flush else inner[name] for name in capturable}  # nothing gets between two of a graph
+        calls = {name: 1 if self.flush else inner[name] for name in capturable}  # a graph's calls leave no gap
         users = [fresh for fresh in self._fresh if fresh.placed.built.kernel.origin and not self.flush]
         judged = {fresh.placed.name: fresh.captured_call for fresh in users}
         replayed = self.launching.capture(capturable, calls, judged)
         arms = self._arms(replayed)
         REPORTER.rests()
-        for fresh in users if replayed else ():  # else not every graph was replayed
+        for fresh in users if replayed else ():  # if empty, some graph was not replayed
             fresh.take_captured()
         return arms
 
     def _arms(self, calls: Mapping[str, int]) -> list[Arm]:
-        """All arms; `calls` that their replays make."""
-        flush, every_call = self.flush, self.launching is None  # else other inputs before a block alone: on a GPU
+        """Build all arms; `calls` is the number of calls in each arm's replay."""
+        flush, every_call = self.flush, self.launching is None  # on a GPU, x changes between blocks
         arms = [
             Arm(
                 fresh.placed.name,
@@ -167,7 +169,7 @@ class Arms:
             )
             for fresh in self._fresh
         ]
-        if chain := self.chain:  # its first input is written before every call as a kernel's is
+        if chain := self.chain:  # its first input is rewritten before every call, like a kernel's
             before = in_turn(partial(self.source.write, chain.entry), flush) if every_call else flush
             arms.append(Arm(GEMM, chain.call, before, flushes=flush is not None))
         arms = [replace(arm, calls=calls.get(arm.name, 1)) for arm in arms]
@@ -177,7 +179,7 @@ class Arms:
 
     @property
     def load(self) -> ExpertLoad:
-        """Where the tokens of all calls went, if a routing is prescribed."""
+        """The experts that the tokens of all calls went to, if a routing is prescribed."""
         return self.source.load if isinstance(self.source, RoutedSource) else ExpertLoad()
 
     def _rule_on_users(self, ruling: Ruling) -> None:
@@ -186,7 +188,7 @@ class Arms:
                 self.rule(placed.name, ruling)
 
     def rule(self, name: str, ruling: Ruling) -> None:
-        """Keep a ruling on that kernel; the first that is wrong stays."""
+        """Add a ruling on a kernel; the first wrong ruling is kept."""
         self.rulings[name] = self.rulings.get(name, Ruling()).then(ruling)
 
     @property
@@ -195,24 +197,24 @@ class Arms:
         return {name: ruling for name, ruling in self.rulings.items() if ruling.wrong}
 
     def inspect(self) -> None:
-        """Have judged what was answered in the blocks since the last time, and whether weights changed."""
+        """Rule on the answers of the blocks since the last inspection, and on whether weights changed."""
         if remark := self.problem.rules.clock_stopped(monotonic_seconds() - self._placed_at):
-            self._rule_on_users(Ruling(remark, WrongCode.PATCHED_CLOCK))  # none of their times can be believed
+            self._rule_on_users(Ruling(remark, WrongCode.PATCHED_CLOCK))  # none of their times can be trusted
         ours = [one for one in (*self.kernels, *filter(None, [self.twin])) if not one.built.kernel.origin]
-        if moved := next((placed.name for placed in ours if placed.moved()), None):  # to make it slower
+        if moved := next((placed.name for placed in ours if placed.moved()), None):  # which would make it slower
             text = f"the weights of {moved} were moved in memory while it was timed"
             self._rule_on_users(Ruling(text, WrongCode.PATCHED_FFN))
         rulings = self.problem.rules.timed()
         for fresh in self._fresh:
             placed = fresh.placed
-            name = placed.built.kernel.name if placed is self.twin else placed.name  # its errors are the baseline's
+            name = placed.built.kernel.name if placed is self.twin else placed.name  # counts for the baseline
             if name not in self.wrong:
                 self.rule(name, self._timed(fresh, rulings.get(placed.name, Ruling())))
         for name, note in self._hear({name: ruling.note for name, ruling in self.wrong.items()}):
             self.rule(name, Ruling(note))
 
     def _timed(self, fresh: FreshInputs, ruling: Ruling) -> Ruling:
-        """The ruling on an arm's timed answers, and on whether its weights are unchanged."""
+        """Return the ruling on an arm's timed answers, and on whether its weights are unchanged."""
         if (touched := correctness.untouched(fresh.placed)).wrong:
             return touched
         answers = fresh.ruling.then(ruling)
@@ -236,15 +238,15 @@ def arms_of(
     job: Job,
     **hooks: Any,
 ) -> Arms:
-    """The arms of a case `without` those of ours that could not be had; `hooks` are those of Arms. Raises BrokenArm for
-    a twin that cannot be."""
+    """Build the arms of a case, leaving out those of our own arms in `without` that could not be made; `hooks` are
+    arguments of Arms. Raises BrokenArm if the twin cannot be built."""
     case, draw, twin = problem.case, random.Random(problem.seed), None
     if baseline and TWIN not in without:
         try:
             twin = twin_of(baseline, problem, draw)
-        except BaseException as error:  # SystemExit too: it is built by the user's code
+        except BaseException as error:  # SystemExit too: the user's code builds the twin
             raise BrokenArm(TWIN) from error
-    REPORTER.rests()  # what follows is ours: references, buffers
+    REPORTER.rests()  # our own code follows: references, buffers
     llc, launching = machine.llc_bytes(case.device), launching_of(case, job)
     arms = Arms(problem, kernels, twin, caching, llc, launching, job.method.rounds, **hooks)
     if GEMM in without:
@@ -253,7 +255,7 @@ def arms_of(
 
 
 def launching_of(case: Case, job: Job) -> Launching | None:
-    """How the arms of a case are called; None on a CPU."""
+    """Return how the arms of a case are launched; None on a CPU."""
     if not case.device.startswith("cuda"):
         return None
     work = roofline.work_of(case)
@@ -262,7 +264,8 @@ def launching_of(case: Case, job: Job) -> Launching | None:
 
 
 def twin_of(baseline: PlacedKernel, problem: Problem, draw: random.Random) -> PlacedKernel:
-    """The baseline once more: built again, since a kernel may keep buffers; one that compiles only gets new tensors."""
+    """Return the baseline once more. It is built again, since a kernel may keep buffers; one that compiles is only
+    given new tensors."""
     REPORTER.first_call(TWIN)
     built = baseline.built
     if not built.kernel.compiles:
@@ -274,5 +277,5 @@ def twin_of(baseline: PlacedKernel, problem: Problem, draw: random.Random) -> Pl
 
 
 def anchor_of(device: str, draw: random.Random) -> Arm:
-    """The machine anchor; on a GPU, work on that GPU."""
+    """Return the machine anchor of a CPU, or of this GPU."""
     return Arm(ANCHOR, gpu_anchor(device)) if device.startswith("cuda") else anchor(draw)

@@ -1,4 +1,4 @@
-"""The bare matrix products of a block, in torch, without anything between them."""
+"""The bare matrix products of a block, in torch, without the steps between them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Thunk = Callable[[], object]
 
 @dataclass(frozen=True)
 class Product:
-    """y = x · Wᵀ. `weight` is canonical, of `expert` if there are several; `x` and `y` number buffers."""
+    """One product y = x · Wᵀ. `weight` is a canonical name; `expert` selects the expert's matrix, if there are several;
+    `x` and `y` are buffer numbers."""
 
     weight: str
     expert: int | None
@@ -31,19 +32,21 @@ class Product:
 
 
 class Chain:
-    """The products of a block in its order, each reading the output of the one before; no bias, nothing between them.
+    """The products of a block in order. Each reads the output of the previous one, without biases or other steps
+    between them.
 
-    In a mixture, those of the experts that receive tokens, on their rows. In a backward pass every product is
-    followed by two: of the gradient with W, and of its transpose with x. `shared`: no copies, the drawn weights.
+    In an MoE block, the products are those of the experts that receive tokens, on these tokens' rows. In a backward
+    pass, two further products belong to each product: the gradient times W, and the transposed gradient times x.
+    `shared`: use the drawn weights instead of copies.
     """
 
     def __init__(self, problem: Problem, draw: random.Random, shared: bool = False) -> None:
         self.call: Thunk
-        self.entry: Tensor  # the first buffer, the input of the block
+        self.entry: Tensor  # the first buffer, which holds the block's input
         self.copies: list[list[Thunk]] = []
         self.products: list[Product] = []
         self._shapes: list[tuple[int, int]] = []
-        self._filled: list[Tensor] = []  # numbers for the buffers, drawn once
+        self._filled: list[Tensor] = []  # random contents of the buffers, drawn once
         self._problem, self._shared = problem, shared
         self._arenas = Arena(problem.case.device, draw), Arena(problem.case.device, draw)
         first = self._buffer(problem.case.tokens, problem.case.spec.d_model)
@@ -74,7 +77,7 @@ class Chain:
                 self._walk(op.program, {entry: self._buffer(tokens, self._shapes[entering][1])}, expert)
 
     def place(self, copies: int) -> None:
-        """New places for that many copies of the matrices, and for inputs and outputs. Raises BrokenArm."""
+        """Place the inputs, the outputs and `copies` copies of the matrices at new addresses. Raises BrokenArm."""
         try:
             with torch.inference_mode(False), torch.no_grad():
                 self._place(copies)
@@ -86,7 +89,7 @@ class Chain:
         near, far = self._arenas
         if not self._filled:
             self._filled = [torch.randn(shape, device=device).to(problem.dtype) for shape in self._shapes]
-        gradients: list[tuple[int, int]] = []  # in a backward pass, two for each product: as x, and as W
+        gradients: list[tuple[int, int]] = []  # in a backward pass, two per product: shaped like x, and like W
         for p in reversed(self.products) if problem.backward else ():
             gradients += [self._shapes[p.x], (self._shapes[p.y][1], self._shapes[p.x][1])]
         written = [torch.empty(shape, dtype=problem.dtype, device=device) for shape in gradients]
@@ -107,13 +110,13 @@ class Chain:
 
     @staticmethod
     def on_copy(thunks: Sequence[Thunk]) -> object:
-        """The products with one copy of the matrices, to be captured."""
+        """Run the products on one copy of the matrices, for capture."""
         for thunk in thunks:
             thunk()
         return None
 
     def replay(self, replays: Sequence[Thunk]) -> None:
-        """Make each call from now on use the next of these."""
+        """Make every later call use the next of these replays."""
         self.call = replaying(replays)
 
     def _thunks(self, weights: Mapping[str, Tensor], buffers: Params) -> list[Thunk]:

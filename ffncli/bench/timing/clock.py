@@ -1,4 +1,4 @@
-"""Clock: times a block of calls. It is an argument of everything that measures, so that tests can use their own."""
+"""Clock: times a block of calls. All measuring code takes a clock as an argument, so that tests can pass their own."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from typing import Protocol, TypeAlias
 
 Call: TypeAlias = Callable[[], object]
 
-_READ = time.perf_counter_ns  # as it is now, before a user's file is loaded
+_READ = time.perf_counter_ns  # saved before a user's file, which might replace it, is loaded
 
 
 class Clock(Protocol):
     """Times calls on one device."""
 
     def time(self, call: Call, inner: int, before: Call | None = None) -> float:
-        """Seconds of `inner` calls, the device finished; `before` runs ahead of every call and is not counted."""
+        """Return the seconds of `inner` calls, until the device has finished them; `before` runs before every call and
+        is not counted."""
 
     def now(self) -> float:
-        """Seconds since some moment, for budgets."""
+        """Return seconds since a fixed moment, for time budgets."""
 
     def finish(self) -> None:
-        """Wait until the device has finished all its work. Raises what that work has left broken."""
+        """Wait until the device has finished all its work. Raises any error that the work has left behind."""
 
 
 class CpuClock:
-    """The monotonic clock of highest resolution. A call on a CPU is finished when it returns."""
+    """The monotonic clock with the highest resolution. A call on a CPU is finished when it returns."""
 
     def time(self, call: Call, inner: int, before: Call | None = None) -> float:
-        """One reading around all calls; with `before`, one around each (two readings cost some 0.1 µs)."""
+        """Read the clock around all calls or, with `before`, around each call (two readings cost about 0.1 µs)."""
         read = _READ
         if before is None:
             start = read()
@@ -45,13 +46,13 @@ class CpuClock:
         return total * 1e-9
 
     def now(self) -> float:
-        """Seconds of the monotonic clock."""
+        """Return the seconds of the monotonic clock."""
         return monotonic_seconds()
 
     def finish(self) -> None:
-        """All is finished."""
+        """Do nothing: a call on a CPU is finished when it returns."""
 
 
 def monotonic_seconds() -> float:
-    """Seconds of the monotonic clock, as blocks are timed by it."""
+    """Return the seconds of the monotonic clock that times blocks."""
     return _READ() * 1e-9

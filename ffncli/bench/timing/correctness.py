@@ -1,8 +1,9 @@
-"""Is a kernel right? Its output and gradients are shown to the referee: before it is timed and after, on a fresh seed.
+"""Check whether a kernel is right: its output and gradients are shown to the referee, before timing and after it on a
+fresh seed.
 
-What it answers while it is timed is sampled by `fresh_inputs`. Limits and rulings are the referee's
-(referee/rulings.py); here is what only the process that calls the kernel can see: what type it returns, and what it
-writes to.
+Its answers during timing are sampled by `fresh_inputs`. Limits and rulings belong to the referee (referee/rulings.py).
+This module checks what only the calling process can see: the type of the returned object, and the memory that the
+kernel writes to.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from ffncli.bench.verdict import Error, Ruling, WrongCode, WrongResult
 
 
 def computing(backward: bool) -> AbstractContextManager[object]:
-    """How kernels are called: a forward pass always in inference mode, a backward pass with gradients."""
+    """Return the context in which kernels are called: inference mode for a forward pass, gradients enabled for a
+    backward pass."""
     return torch.enable_grad() if backward else torch.inference_mode()
 
 
 def first_call(placed: PlacedKernel, problem: Problem, memory: KernelMemory) -> float | None:
-    """Seconds of building and of the first call, in which torch compiles; None for other kernels."""
+    """Make the first call, in which torch compiles. Return the seconds of the build and this call, or None if the
+    kernel does not compile."""
     start = time.perf_counter()
     with computing(problem.backward), memory.keeping():
         placed.call()
@@ -43,9 +46,9 @@ def first_call(placed: PlacedKernel, problem: Problem, memory: KernelMemory) -> 
 
 
 def before(placed: PlacedKernel, problem: Problem) -> Error:
-    """Before timing: on other tokens first, then twice on the timed ones.
+    """Check before timing: first on other tokens, then twice on the tokens that will be timed.
 
-    This catches a kernel that caches its first answer, and one that is correct only on its first call. Raises
+    This order catches a kernel that caches its first answer, and one that is correct only on its first call. Raises
     WrongResult, and the kernel's own exceptions.
     """
     first, ruling = problem.first, Ruling()
@@ -69,7 +72,7 @@ def before(placed: PlacedKernel, problem: Problem) -> Error:
 
 
 def fresh(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Ruling:
-    """After timing: new tokens, in the buffers used for timing."""
+    """Check after timing: on new tokens, in the buffers used for timing."""
     with computing(problem.backward):
         placed.enter(inputs.x, inputs.g)
         placed.call_untimed()
@@ -80,7 +83,8 @@ def fresh(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Ruling:
 
 
 def compared(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Ruling:
-    """The referee's ruling on its last output and gradients; if its output is not such a tensor, what it is instead."""
+    """Return the referee's ruling on the kernel's last output and gradients, or the fault if the output is not a tensor
+    of the right form."""
     if (form := form_of(placed.output, problem)).wrong:
         return form
     assert isinstance(placed.output, Tensor)
@@ -89,12 +93,12 @@ def compared(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Ruling:
         given = {OUTPUT: out if inputs.rows is None else out[inputs.rows]}
     if problem.backward:
         given |= {GRADIENT + name: gradient for name, gradient in placed.gradients(problem).items()}
-    with REPORTER.resting():  # a reference may take minutes
+    with REPORTER.resting():  # computing a reference may take minutes
         return problem.rules.ruling(placed.name, inputs.number, given)
 
 
 def form_of(out: object, problem: Problem) -> Ruling:
-    """Whether it is an output [tokens, d_model], of the right type, device, shape and dtype."""
+    """Check that the output has the right type, device, shape [tokens, d_model] and dtype."""
     if not isinstance(out, Tensor):
         return Ruling(f"returns a {type(out).__name__}, not a tensor")
     if type(out) not in (Tensor, torch.nn.Parameter):
@@ -105,7 +109,7 @@ def form_of(out: object, problem: Problem) -> Ruling:
 
 
 def untouched(placed: PlacedKernel) -> Ruling:
-    """Whether its weights are what they were; of a user's kernel by the values of the first copy too."""
+    """Check that the weights are unchanged; for a user's kernel, compare the values of the first copy too."""
     pairs = zip(placed.copies[0], placed.built.params, strict=True)
     kept = not placed.built.kernel.origin or all(torch.equal(_plain(a), _plain(b)) for a, b in pairs)
     if placed.changed() or not kept:
@@ -114,5 +118,5 @@ def untouched(placed: PlacedKernel) -> Ruling:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """A tensor that can be compared: one in oneDNN's layout as it was before."""
+    """Return a tensor that can be compared: one in oneDNN's layout is converted back."""
     return tensor.to_dense() if tensor.is_mkldnn else tensor.detach()

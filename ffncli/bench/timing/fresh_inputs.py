@@ -1,11 +1,11 @@
-"""Other inputs at every call, and a sample of what a kernel answered at one call of every timed block.
+"""Give every call new inputs, and sample a kernel's answer to one call of every timed block.
 
-A kernel that keeps its answers finds nothing to keep them by. Before a call, outside the clock, one of several buffers
-(an address) is filled with numbers that it never had (contents, of every token), without torch's count of versions
-going up. After a call it is drawn whether its answer is taken aside, in place of an earlier one: that of the k-th call
-of a block with probability 1 / k, so that each is as likely to be the one that is judged. Until a call has returned
-there is no number to look up, and nothing to count calls up to; and what is taken aside goes to the referee at once.
-Everything is drawn from os.urandom.
+A kernel that caches answers finds no key to cache them by. Before a call, outside the timed section, one of several
+buffers (a new address) is filled with numbers that it never held (new contents for every token), without raising
+torch's version counter. After a call, its answer replaces the stored one with probability 1 / k for the k-th call of a
+block, so that every call is equally likely to be judged. Which call is judged is not decided until it has returned, so
+a kernel cannot look it up or count up to it; and a stored answer goes to the referee at once. All random choices come
+from os.urandom.
 """
 
 from __future__ import annotations
@@ -26,27 +26,29 @@ from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.bench.timing.placement import Params
 from ffncli.bench.verdict import Error, Ruling, WrongCode
 
-ROWS = 2  # tokens of a sample
-_LEAST_BYTES = 1 << 20  # of a reservoir
+ROWS = 2  # tokens per sample
+_LEAST_BYTES = 1 << 20  # minimum size of a reservoir
 
 
 class Source(Protocol):
-    """Where x comes from, and in a backward pass the gradient of the output, which is always random."""
+    """The source of x and, in a backward pass, of the gradient of the output, which is always random."""
 
     def draw(self) -> None:
-        """Prepare other numbers; once in each placement."""
+        """Prepare other numbers; called once per placement."""
 
     def write(self, x: Tensor) -> None:
-        """Other contents into x [tokens, d_model]."""
+        """Write new contents into x [tokens, d_model]."""
 
     def write_gradient(self, g: Tensor) -> None:
-        """Other contents into g [tokens, d_model]."""
+        """Write new contents into g [tokens, d_model]."""
 
 
 class Reservoir:
-    """Normal numbers in a long row. x is the sum of two windows at random places: no token comes twice, in any call.
+    """A long row of normal random numbers. x is the sum of two windows at random positions, so that no token occurs
+    twice in any call.
 
-    (A single window would: of 256 tokens in each call, a table of answers by token has seen most after a second.)
+    (One window would not do: at 256 tokens per call, a table of answers by token would know most tokens after a
+    second.)
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -57,19 +59,19 @@ class Reservoir:
         self.draw()
 
     def draw(self) -> None:
-        """Other numbers throughout, of variance 1/2: a sum of two has 1."""
+        """Draw all numbers again, with variance 1/2, so that the sum of two has variance 1."""
         generator = fresh_generator(self._flat.device)
         with torch.no_grad():
             normal = torch.randn(len(self._flat), generator=generator, device=generator.device)
             self._flat.copy_(normal.mul_(math.sqrt(0.5)))
 
     def write(self, x: Tensor) -> None:
-        """Other numbers into x, which is contiguous and has no gradient."""
+        """Write new numbers into x, which is contiguous and has no gradient."""
         window, shape, strides, places = self._flat.as_strided, x.shape, x.stride(), self._places
         torch.add(window(shape, strides, drawn(places)), window(shape, strides, drawn(places)), out=x)
 
     def write_gradient(self, g: Tensor) -> None:
-        """Other numbers into g, random whatever x is."""
+        """Write new numbers into g, which is random whatever the source of x."""
         Reservoir.write(self, g)
 
 
@@ -81,57 +83,57 @@ class FileSource(Reservoir):
         self._file = file
 
     def write(self, x: Tensor) -> None:
-        """Other rows, or the same at another scale."""
+        """Write other rows, or the same rows at another scale."""
         x.copy_(self._file.drawn(len(x), fresh_generator()))
 
 
 class RoutedSource:
-    """What another source writes, moved so that the router sends the tokens to prescribed experts. `load` counts where
-    they went."""
+    """Another source's x, shifted so that the router sends the tokens to prescribed experts. `load` counts the tokens
+    that reached each expert."""
 
     def __init__(self, source: Source, routing: PrescribedRouting) -> None:
         self.load = routing.new_load()
         self._source, self._routing = source, routing
 
     def draw(self) -> None:
-        """Other numbers in the source."""
+        """Draw new numbers in the inner source."""
         self._source.draw()
 
     def write(self, x: Tensor) -> None:
-        """Other contents, for experts that are drawn again too."""
+        """Write new contents, for newly drawn experts."""
         self._source.write(x)
         wanted = self._routing.draw(len(x), fresh_generator())
         x.copy_(self._routing.entered(x, wanted))
         self.load.add(self._routing.chosen(x), wanted)
 
     def write_gradient(self, g: Tensor) -> None:
-        """As the source does."""
+        """Write the inner source's gradient."""
         self._source.write_gradient(g)
 
 
 def source_of(problem: Problem) -> Source:
-    """Where the x of a case's timed calls comes from."""
+    """Return the source of x for a case's timed calls."""
     source = Reservoir(problem) if problem.file is None else FileSource(problem, problem.file)
     return source if problem.routing is None else RoutedSource(source, problem.routing)
 
 
 def fresh_generator(device: torch.device | str = "cpu") -> torch.Generator:
-    """One for a single draw: its state says nothing of the next."""
+    """Return a generator for a single draw: its state does not predict the next draw."""
     return torch.Generator(device).manual_seed(drawn(1 << 62))
 
 
 def drawn(below: int) -> int:
-    """A number from 0 up to `below`, from the system's entropy."""
+    """Return a random number from 0 to `below` - 1, from the system's entropy."""
     return int.from_bytes(os.urandom(8), "little") % below
 
 
 class FreshInputs:
-    """The inputs of one arm's calls, and the samples of its answers. On a GPU x is the same throughout a block, whose
-    last call is judged: a graph's x stays where it was captured.
+    """The inputs of one arm's calls, and samples of its answers. On a GPU, x is the same throughout a block, and the
+    block's last call is judged, because a graph's x stays where it was captured.
 
-    `ruling` is on what shows at once: type, shape, dtype, a value that is not finite, an input that changed.
-    `checked` are inputs with a complete reference (the gradients of the weights, too): one call gets them
-    in one of the first `blocks` timed blocks, and is judged as well as the drawn one.
+    `ruling` covers faults that show at once: type, shape, dtype, a non-finite value, a changed input. `checked` are
+    inputs with a complete reference (including the gradients of the weights): one call in one of the first `blocks`
+    timed blocks gets them, and is judged in addition to the drawn call.
     """
 
     def __init__(
@@ -140,21 +142,21 @@ class FreshInputs:
         self.placed = placed
         self.ruling = Ruling()
         self._problem, self._source, self._checked = problem, source, checked
-        self._checked_block, self._checked_call = drawn(blocks), 0  # the timed block that gets them, and its call
+        self._checked_block, self._checked_call = drawn(blocks), 0  # where `checked` goes
         self._block, self._calls, self._timed = -1, 0, False
-        self._entered: tuple[Tensor, Tensor | None] | None = None  # copies for the call that comes, in a timed block
+        self._entered: tuple[Tensor, Tensor | None] | None = None  # copies of the next call's inputs
         self._answered: object = None  # the answer to `checked`
         self._captured: list[tuple[Tensor, Tensor | None, object]] = []  # x, g and output of captured calls
 
     def before_call(self) -> None:
-        """Enter other contents into another buffer; ahead of every call, outside the clock."""
+        """Write new contents into another buffer; runs before every call, outside the timed section."""
         if self._entered is not None:
             self._returned()
         self.placed.turn(drawn(len(self.placed.ring)))
         self._enter()
 
     def before_block(self, calls: int, every_call: bool = True) -> None:
-        """A timed block begins. Without `every_call` its contents are entered now."""
+        """Begin a timed block. Unless `every_call` is set, write its contents now."""
         self._block, self._calls, self._timed = self._block + 1, 0, True
         if self._checked is not None and self._block == self._checked_block:
             self._checked_call = drawn(calls) if every_call else 0
@@ -162,7 +164,7 @@ class FreshInputs:
             self._enter()
 
     def after_block(self) -> None:
-        """The last call of a timed block has returned; the calls that follow are not judged."""
+        """End a timed block, whose last call has returned; later calls are not judged."""
         if self._entered is not None:
             self._returned()
         self._timed = False
@@ -183,7 +185,7 @@ class FreshInputs:
             self._entered = x.clone(), None if g is None else g.clone()
 
     def _returned(self) -> None:
-        """A call has returned: draw whether it takes the place of the one that is to be judged."""
+        """Draw whether the call that has just returned replaces the stored answer."""
         entered, self._entered = self._entered, None
         if self.ruling.wrong or entered is None:
             return
@@ -198,8 +200,8 @@ class FreshInputs:
             self.ruling = Ruling("changes its input x", WrongCode.CHANGED_INPUT)
 
     def _show(self, x: Tensor, g: Tensor | None, block: int) -> Ruling:
-        """Show the referee a few tokens of what was answered last, to that x, as a sample of that block: nothing is
-        left here to change. What shows at once is ruled on here."""
+        """Show the referee a few tokens of the last answer to x, as a sample of this block. From then on, this process
+        cannot change the sample. Return a ruling on faults that show at once."""
         placed = self.placed
         if (form := correctness.form_of(placed.output, self._problem)).wrong:
             return form
@@ -217,13 +219,14 @@ class FreshInputs:
         return Ruling()
 
     def captured_call(self, params: Params) -> object:
-        """A call on other contents, captured with a few more; `take_captured` takes their answers after a replay.
+        """Make a call on other contents, to be captured together with copies of its answer; `take_captured` reads these
+        after a replay.
 
-        Replayed, all calls of a block have one x: what a kernel keeps from one call of a graph to the next is right
-        there, and wrong here.
+        All replayed calls of a block share one x, so a kernel that reuses results of earlier calls in the graph would
+        look right; with other contents, its answer is wrong.
         """
         x, g = self.placed.entry
-        self._source.write_gradient(x)  # random: what a file or a routing brings from the CPU cannot be captured
+        self._source.write_gradient(x)  # random: a graph cannot capture copies from the CPU
         if g is not None:
             self._source.write_gradient(g)
         entered = x.clone(), None if g is None else g.clone()
@@ -232,14 +235,14 @@ class FreshInputs:
         return out
 
     def take_captured(self) -> None:
-        """A few tokens of the captured calls, which have been replayed."""
+        """Show a few tokens of the captured calls, after they have been replayed."""
         captured, self._captured = self._captured, []
         for number, (x, g, out) in enumerate(captured):
             self.placed.out = out
-            self.ruling = self.ruling.then(self._show(x, g, -2 - number))  # of no timed block
+            self.ruling = self.ruling.then(self._show(x, g, -2 - number))  # a negative number: not a timed block
 
     def checked_ruling(self) -> Ruling:
-        """Rule on the answer to the checked inputs, once there is one."""
+        """Return the ruling on the answer to the checked inputs; an empty ruling if there is no answer yet."""
         answered, self._answered = self._answered, None
         if answered is None or self._checked is None:
             return Ruling()
@@ -248,7 +251,7 @@ class FreshInputs:
 
 
 def in_turn(first: Callable[[], object], then: Callable[[], object] | None) -> Callable[[], object]:
-    """Both, one after the other."""
+    """Return a function that calls both, one after the other."""
     if then is None:
         return first
 
@@ -260,7 +263,7 @@ def in_turn(first: Callable[[], object], then: Callable[[], object] | None) -> C
 
 
 def drawn_rows(tokens: int) -> list[int]:
-    """The tokens of a sample, each once."""
+    """Draw the tokens of a sample, without repetition."""
     rows: set[int] = set()
     while len(rows) < min(ROWS, tokens):
         rows.add(drawn(tokens))
@@ -268,7 +271,7 @@ def drawn_rows(tokens: int) -> list[int]:
 
 
 def _copied(out: object) -> object:
-    """Copies of an output, and of the gradients that came with it."""
+    """Copy an output and the gradients that came with it."""
     if isinstance(out, Tensor):
         return out.detach().clone()
     return tuple(_copied(one) for one in out) if isinstance(out, tuple) else out

@@ -1,4 +1,4 @@
-"""measure_case: one case in this process. Verify every kernel, time the correct ones, and check the timed outputs."""
+"""Measure one case in this process: verify every kernel, time the correct ones, and check the timed outputs."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def measure_case(
     entry_points: EntryPoints | None = None,
     ranks: OneRank | None = None,
 ) -> TimedUnit:
-    """One case with every kernel of the job, in this process. `start`: seconds that the process took to start.
+    """Measure one case with every kernel of the job. `start` is the seconds that the process took to start.
 
-    Without a `referee` the references are computed here. `entry_points` were fixed before a user's file was loaded, or
-    are now. `ranks` do what the ranks of a case do together.
+    Without a `referee`, the references are computed in this process. `entry_points` were recorded before a user's file
+    was loaded; by default they are recorded now. `ranks` does what the ranks of a case do together.
 
-    Every failure of a kernel is an outcome: `skipped`, `failed`, `wrong`, `oom`, each with a note. A kernel that raises
-    while it is timed is removed and the others are timed again. Raises only the package's own errors, SpoiledCapture,
-    and DeviceLost: nothing can be computed on a GPU in this process any more.
+    Every failure of a kernel is an outcome: `skipped`, `failed`, `wrong` or `oom`, with a note. If a kernel raises
+    while it is timed, it is removed and the others are timed again. Raises only the package's own errors,
+    SpoiledCapture, and DeviceLost if nothing more can be computed on the GPU in this process.
     """
     ranks = ranks or OneRank()
     inspector = Inspector(job, entry_points, ranks.asks)
@@ -88,7 +88,7 @@ def measure_case(
     kernels = CaseKernels(BLOCK if steps else job.wanted_baseline, Caching(case.cache))
     kernels.notes += [unread, neighbours(case.device) if isinstance(clock, CudaClock) else ""]
     loaded = {} if steps else ranks.loaded(case, job, inspector.replaced)
-    REPORTER.stage("starting")  # loading is over
+    REPORTER.stage("starting")  # after loading
     timed = None
     try:
         with rig.spending("verify"):
@@ -112,7 +112,7 @@ def measure_case(
         roof, note = Roof(), ""
         if timed and job.process < ranks.roofs:
             if case.device != "cpu":
-                kernels.placed.clear()  # their memory is the roof's now
+                kernels.placed.clear()  # so that the roof can use their memory
                 release(case.device)
             roof, note = guarded(lambda: _roof(case.device, case.dtype, case.threads))
     kernels.notes.append(note)
@@ -120,44 +120,45 @@ def measure_case(
 
 
 class OneRank:
-    """What a case does by itself on one rank, and on several together with the others (ranks/case_run.py)."""
+    """Steps of a case that one rank does alone. Several ranks do them together (ranks/case_run.py)."""
 
-    asks = True  # users' kernels are called to ask how they get their answers
-    roofs = 2  # processes that measure the roof, once each; it takes half a second, and the best one counts
+    asks = True  # users' kernels may be called extra times, to find out how they get their answers
+    roofs = 2  # the number of processes that measure the roof, in half a second each; the best roof counts
 
     def loaded(self, case: Case, job: Job, replaced: Callable[[], Ruling]) -> Mapping[str, Kernel | Outcome]:
-        """The kernels by label, from their files; in place of one that cannot be had, its outcome."""
+        """Load the kernels by label; a kernel that cannot be loaded is replaced by its outcome."""
         return kernels_by_label(job.kernels, kernel_steps(steps_of(case.spec)), case.spec, job.gone_in(case), replaced)
 
     def problem(self, make: Callable[[], Problem]) -> Problem:
-        """The case as tensors, which `make` draws."""
+        """Return the case as tensors, which `make` draws."""
         return make()
 
     def llc_and_room(self, case: Case, job: Job) -> tuple[int, int | None]:
-        """Bytes of the last-level cache, and of memory that may be used."""
+        """Return the bytes of the last-level cache, and the bytes of memory that may be used."""
         return machine.llc_and_room(case.device, job.method.memory_limit)
 
     def agree(self, outcome: Outcome) -> Outcome:
-        """The outcome that counts for a kernel with that one here."""
+        """Return the outcome that counts for a kernel whose outcome on this rank is `outcome`."""
         return outcome
 
     def arms(
         self, problem: Problem, placed: Mapping[str, PlacedKernel], baseline: str, caching: Caching,
         without: Collection[str], job: Job,
     ) -> Arms:  # fmt: skip
-        """The arms of a case."""
+        """Build the arms of a case."""
         return arms_of(problem, [*placed.values()], placed.get(baseline), caching, without, job)
 
     def timing_begins(self) -> None:
-        """All kernels are verified."""
+        """Called once all kernels are verified."""
 
     def broke(self, name: str, error: BaseException) -> None:
-        """A kernel raised while it was timed. Raises where the others cannot be timed again in this process."""
+        """Called if a kernel raised while it was timed. Raises if the other kernels cannot be timed again in this
+        process."""
 
 
 @dataclass
 class Rig:
-    """What a case is measured with."""
+    """Everything that a case is measured with."""
 
     case: Case
     job: Job
@@ -171,7 +172,7 @@ class Rig:
 
     @contextmanager
     def spending(self, on: str) -> Iterator[None]:
-        """Count the seconds inside."""
+        """Count the seconds spent inside the `with` block."""
         start = time.perf_counter()
         try:
             yield
@@ -181,7 +182,7 @@ class Rig:
 
 @dataclass
 class CaseKernels:
-    """What is known of a case's kernels so far: their outcomes, and those that are placed, to be timed."""
+    """The state of a case's kernels: their outcomes, and the kernels that are placed for timing."""
 
     baseline: str
     mode: Caching
@@ -190,12 +191,12 @@ class CaseKernels:
     notes: list[str] = field(default_factory=list)
 
     def end(self, names: Iterable[str], error: BaseException) -> None:
-        """These kernels' outcome is this error, and there are no others."""
+        """Make this error the outcome of the named kernels, and drop all other outcomes."""
         status, note = verdict_of(error)
         self.outcomes = {name: Outcome(name, status, note) for name in names}
 
     def note_baseline(self) -> None:
-        """Note that without a baseline there is no ratio."""
+        """Note why there are no ratios, if the baseline is not among the placed kernels."""
         if self.baseline and self.baseline not in self.placed and self.placed:
             outcome = self.outcomes.get(self.baseline)
             reason = f"{outcome.status}: {outcome.note}" if outcome else "not among the kernels"
@@ -204,7 +205,7 @@ class CaseKernels:
 
 @dataclass(frozen=True)
 class Timed:
-    """What was timed of a case, where the tokens went, and how its calls were launched."""
+    """The timings of a case, the experts that its tokens went to, and how its calls were launched."""
 
     measured: Measured
     load: ExpertLoad
@@ -213,7 +214,7 @@ class Timed:
 
 
 def apply_settings(case: Case, job: Job) -> None:
-    """Set the threads of torch and every other library, arithmetic and seed, for the case and the method."""
+    """Set the threads of torch and of all other libraries, the math mode and the seed, for the case and the method."""
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     torch.set_num_threads(case.threads)
@@ -230,13 +231,13 @@ def _problem(rig: Rig, baseline: str) -> Problem:
 
 
 def _answer(rig: Rig, kernels: CaseKernels, timed: Timed | None, roof: Roof, free: int | None) -> TimedUnit:
-    """The unit of a case, which had so many bytes free when it began."""
+    """Build the unit of a case; `free` is the bytes that were free when the case began."""
     case, job, mode = rig.case, rig.job, kernels.mode
     load, copies = timed.load if timed else ExpertLoad(), mode.copies
     arms = holders(job.kernels, copies, rig.referee is not None)
     around, measuring = rig.spent, dict(timed.measured.spent) if timed else {}
     spent = measuring | {on: around.get(on, 0.0) + measuring.get(on, 0.0) for on in ("start", "verify", "warm_up")}
-    # Outputs are verified while arms are placed, too: those seconds are counted already.
+    # Outputs are also verified while arms are placed; those seconds are already counted as verification.
     spent["placing"] = max(0.0, measuring.get("placing", 0.0) - around.get("inside", 0.0))
     spent["rest"] = measuring.get("rest", 0.0) + around.get("roof", 0.0)
     return TimedUnit(
@@ -261,15 +262,15 @@ def _answer(rig: Rig, kernels: CaseKernels, timed: Timed | None, roof: Roof, fre
 
 
 def verify(rig: Rig, kernels: CaseKernels, problem: Problem, loaded: Mapping[str, Kernel | Outcome]) -> None:
-    """Verify the baseline first: its error, if it is correct, raises the limit of the others. Kernels that are right
-    are placed."""
+    """Verify the baseline first: if it is correct, its error raises the limit of the others. Correct kernels are
+    placed."""
     job = rig.job
     llc, room = rig.ranks.llc_and_room(rig.case, job)
     kernels.mode = shared_weights(problem, loaded.values(), llc, room) or kernels.mode
-    order = {choice.label: at for at, choice in enumerate(job.kernels)}  # of the options
+    order = {choice.label: at for at, choice in enumerate(job.kernels)}  # in the order of the options
     gone = job.gone_in(rig.case)
     kernels.outcomes = {name: gone.get(name, Outcome(name)) for name in order}
-    autos = {choice.label for choice in job.kernels if choice.kernel == AUTO}  # after those that may be chosen
+    autos = {choice.label for choice in job.kernels if choice.kernel == AUTO}  # after the kernels that it may choose
     turns = {name: (name != kernels.baseline, name in autos, at) for name, at in order.items()}
     for name in sorted(order.keys() - gone.keys(), key=lambda name: turns[name]):
         kernel, choice = loaded.get(name), None
@@ -315,11 +316,11 @@ def _verify_kernel(
                 peak = memory.peak(placed.call_untimed, placed.forget)
         with correctness.computing(problem.backward):
             placed.unguard()
-        rig.clock.finish()  # what it has broken on a GPU is raised here, and not at the next kernel
+        rig.clock.finish()  # an error that it left on the GPU is raised here, not at the next kernel
         inspector.after_check(placed)
     except RefereeGone:
         raise
-    except BaseException as raised:  # SystemExit too: whatever a user's code raises ends that kernel alone
+    except BaseException as raised:  # SystemExit too: whatever a user's code raises ends only that kernel
         require_device(rig.clock, name, raised)
         ruling = inspector.replaced()
         named = WrongResult(ruling) if ruling.wrong else inspector.named(raised, placed, problem)
@@ -343,13 +344,13 @@ def _leave_out(rig: Rig, kernels: CaseKernels, name: str, error: BaseException) 
 
 
 def _accuse(rig: Rig, outcome: Outcome) -> None:
-    """What was found here is kept by the referee: what becomes of the outcome in this process then changes nothing."""
+    """Tell the referee about a wrong kernel, so that later changes to the outcome in this process do not matter."""
     if rig.referee and outcome.status == "wrong":
         rig.referee.accuse(outcome.kernel, outcome.note)
 
 
 def _agree(rig: Rig, kernels: CaseKernels, name: str) -> None:
-    """Take over what the ranks together say of a kernel."""
+    """Take over the outcome on which all ranks agree."""
     before = kernels.outcomes[name]
     outcome = kernels.outcomes[name] = rig.ranks.agree(before)
     if outcome is not before and outcome.status != "ok":
@@ -361,16 +362,17 @@ def _agree(rig: Rig, kernels: CaseKernels, name: str) -> None:
 
 
 def time_kernels(rig: Rig, kernels: CaseKernels, problem: Problem) -> Timed | None:
-    """Time the placed kernels; again without one that raises, until none does. None if none is left.
+    """Time the placed kernels. If a kernel raises, time again without it, until no kernel raises. Return None if no
+    kernel is left.
 
     The blocks of an aborted attempt are dropped.
     """
     REPORTER.stands_for(TWIN, kernels.baseline)
     rig.ranks.timing_begins()
-    without: set[str] = set()  # arms of ours that could not be made
+    without: set[str] = set()  # our own arms that could not be made
     timed: Timed | None = None
     while kernels.placed and timed is None:
-        raised: dict[str, BaseException] = {}  # what kernels and arms of ours did
+        raised: dict[str, BaseException] = {}  # exceptions by arm, the user's kernels and our own arms
         arms: Arms | None = None
         try:
             arms = _arms(rig, kernels, problem, without)
@@ -379,12 +381,12 @@ def time_kernels(rig: Rig, kernels: CaseKernels, problem: Problem) -> Timed | No
             require_device(rig.clock, REPORTER.read().kernel or broken.name, broken)
             raised = {name: WrongResult(ruling) for name, ruling in (arms.wrong if arms else {}).items()}
             if broken.name not in raised or isinstance(broken.__cause__, WrongResult):
-                raised[broken.name] = broken  # what was wrong once is not asked again
-        except (RuntimeError, MemoryError) as error:  # not from a kernel's call: it waits for the device, or we do
+                raised[broken.name] = broken  # an arm that is already wrong keeps that ruling
+        except (RuntimeError, MemoryError) as error:  # from waiting for the device, or our own code
             running = REPORTER.read().kernel
             require_device(rig.clock, running, error)
             status, note = verdict_of(error)
-            if status == "oom":  # the buffer that empties caches
+            if status == "oom":  # raised by the buffer that flushes the caches
                 ended = {name: replace(kernels.outcomes[name], status=status, note=note) for name in kernels.placed}
                 kernels.outcomes |= ended
                 break
@@ -410,7 +412,7 @@ def time_kernels(rig: Rig, kernels: CaseKernels, problem: Problem) -> Timed | No
 def _arms(rig: Rig, kernels: CaseKernels, problem: Problem, without: Collection[str]) -> Arms:
     case, placed = rig.case, [*kernels.placed.values()]
     for one in placed:
-        if one.built.kernel.compiles:  # compiling another kernel may have discarded it
+        if one.built.kernel.compiles:  # compiling another kernel may have discarded its compiled code
             REPORTER.first_call(one.name)
             with rig.spending("warm_up"), correctness.computing(problem.backward):
                 one.call()
@@ -424,9 +426,9 @@ def _arms(rig: Rig, kernels: CaseKernels, problem: Problem, without: Collection[
 
 
 def _attempt(rig: Rig, kernels: CaseKernels, problem: Problem, arms: Arms) -> Timed:
-    """Time all arms, and judge the answers; outcomes get the rulings. Raises BrokenArm for a kernel that raises."""
+    """Time all arms and judge their answers; the rulings go into the outcomes. Raises BrokenArm if a kernel raises."""
     measured = _measure(rig, kernels, problem, arms)
-    if rig.job.method.sustained and not rig.job.process:  # in long turns, in the first process
+    if rig.job.method.sustained and not rig.job.process:  # in long turns, only in the first process
         with correctness.computing(problem.backward):
             compared = {name: arms.by_name[name] for name in kernels.placed}
             remarks = sustained_remarks(compared, kernels.baseline, measured.blocks, rig.clock, rig.probe)
@@ -462,7 +464,7 @@ def _measure(rig: Rig, kernels: CaseKernels, problem: Problem, arms: Arms) -> Me
     rig.spent["verify"] = rig.spent.get("verify", 0.0) + arms.seconds
     if recompiles() > compiled:
         for name, placed in list(kernels.placed.items()):
-            if "compiler" in placed.built.kernel.needs:  # triton_act compiles without torch
+            if "compiler" in placed.built.kernel.needs:  # triton_act compiles, but without torch.compile
                 raise BrokenArm(name) from RuntimeError("torch compiled during timing")
     return measured
 

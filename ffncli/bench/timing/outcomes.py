@@ -1,4 +1,4 @@
-"""How a kernel can end: its own and our exceptions, as a status and one line."""
+"""Turn the exceptions that end a kernel, its own and ours, into a status and one line."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory",
 
 
 class Skipped(Exception):
-    """Why a kernel cannot run here, in words."""
+    """A kernel cannot run here; the text is the reason."""
 
 
 class BrokenArm(Exception):
-    """An arm raised something while it was placed or timed. `name` is the arm, `__cause__` the exception."""
+    """An arm raised an exception while it was placed or timed. `name` is the arm, `__cause__` the exception."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -27,9 +27,9 @@ class BrokenArm(Exception):
 
 
 class DeviceLost(Exception):
-    """A kernel has left its GPU unusable for this process, by an access out of bounds or a failed assertion.
+    """A kernel has made its GPU unusable for this process, by an out-of-bounds access or a failed assertion.
 
-    `kernel` is empty if it is not known which; the text says what was raised.
+    `kernel` is empty if the kernel is unknown; the text says what was raised.
     """
 
     def __init__(self, kernel: str, text: str) -> None:
@@ -38,16 +38,16 @@ class DeviceLost(Exception):
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """What a kernel raised, without what we wrapped it in."""
+    """Return the exception that a kernel raised, without our wrapper."""
     return error.__cause__ if isinstance(error, BrokenArm) and error.__cause__ is not None else error
 
 
 def require_device(clock: Clock, kernel: str, error: BaseException) -> None:
-    """Raises DeviceLost if the device is unusable after this error, which came from that kernel.
+    """Raise DeviceLost if the device is unusable after this error, which came from `kernel`.
 
-    Errors such as an illegal address stay: until the process ends, everything on that GPU raises.
+    Errors such as an illegal address are permanent: every later operation on that GPU raises until the process ends.
     """
-    finish = getattr(clock, "finish", None)  # a kernel may have put another object there, which is found elsewhere
+    finish = getattr(clock, "finish", None)  # a kernel may have put another object there; that is detected elsewhere
     try:
         if finish is not None:
             finish()
@@ -56,9 +56,9 @@ def require_device(clock: Clock, kernel: str, error: BaseException) -> None:
 
 
 def after_breaking(before: Outcome, raised: BaseException) -> Outcome:
-    """The outcome of a kernel that raised this.
+    """Return the outcome of a kernel that raised this exception.
 
-    The exception and all that it came from lose their tracebacks, whose frames would keep the kernel's tensors alive.
+    Clears the tracebacks of the exception and its causes, because their frames would keep the kernel's tensors alive.
     """
     cause = first_cause(raised)
     chain: BaseException | None = raised
@@ -71,12 +71,12 @@ def after_breaking(before: Outcome, raised: BaseException) -> Outcome:
 
 
 def noted(before: Outcome, *remarks: str) -> Outcome:
-    """The outcome with these remarks, empty ones left out, at the end of its note."""
+    """Append these remarks to the outcome's note, skipping empty ones."""
     return replace(before, note="; ".join(filter(None, (before.note, *remarks))))
 
 
 def verdict_of(error: BaseException) -> tuple[Status, str]:
-    """(status, one line) for what a kernel raised."""
+    """Return (status, one line) for an exception that a kernel raised."""
     text = error.message if isinstance(error, FFNError) else str(error)
     line = " ".join(text.split())
     line = line if len(line) <= 200 else line[:199] + "…"
@@ -94,7 +94,7 @@ def verdict_of(error: BaseException) -> tuple[Status, str]:
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory ran out, directly or as the cause of another error."""
+    """Return True if memory ran out, either directly or as the cause of another error."""
     while error is not None:
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             return True

@@ -1,4 +1,4 @@
-"""One arm's kernel with its own buffers: the call of a block, and the output of the last call."""
+"""One arm's kernel with its own buffers: the call that a block repeats, and the output of the last call."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from ffncli.block.steps import Experts
 from ffncli.kernels.kernel import Computes, Kernel
 from ffncli.run.user.kernels import located, unguarded
 
-RING = 4  # buffers of x, at addresses of their own
-_LARGE = 16 << 20  # bytes of x, from which two must do
-_OURS = 2  # arms of the benchmark with weights: the twin and the bare products
+RING = 4  # number of buffers of x, at different addresses
+_LARGE = 16 << 20  # bytes of x above which two buffers must suffice
+_OURS = 2  # the benchmark's own arms with weights: the twin and the bare products
 
 
 @dataclass(frozen=True)
 class BuiltKernel:
-    """A kernel built for a case. `params` are the weights in the kernel's form, which every arm copies.
+    """A kernel built for a case. `params` is the weights in the kernel's own form, which every arm copies.
 
-    They are the drawn weights themselves where a kernel of the package takes them as they are.
+    If a kernel of the package uses the drawn weights as they are, `params` is these weights themselves.
     """
 
     kernel: Kernel
@@ -42,15 +42,16 @@ class BuiltKernel:
 
 
 def build_kernel(kernel: Kernel, problem: Problem, memory: KernelMemory | None = None) -> BuiltKernel:
-    """The kernel for this case; `memory` counts what it keeps.
+    """Build the kernel for this case; `memory` counts the memory that it keeps.
 
-    Raises Skipped if unsupported, WrongResult if its prepare changes the weights, and its own exceptions.
+    Raises Skipped if the case is unsupported, WrongResult if its prepare changes the weights, and the kernel's own
+    exceptions.
     """
     case = problem.case
     if reason := refusal(kernel, problem):
         raise Skipped(reason)
     weights = problem.weights
-    if kernel.origin:  # a user's prepare may write to them
+    if kernel.origin:  # a user's prepare may write to the weights
         weights = {name: tensor.clone() for name, tensor in problem.weights.items()}
     with torch.no_grad():
         params = tuple(kernel.prepare(problem.steps, weights))
@@ -58,24 +59,24 @@ def build_kernel(kernel: Kernel, problem: Problem, memory: KernelMemory | None =
         raise WrongResult(Ruling("its prepare changes the weights", WrongCode.CHANGED_WEIGHTS))
     start = time.perf_counter()
     with memory.keeping() if memory else nullcontext():
-        compute = kernel.build(problem.steps, case.device, problem.dtype)  # guarded: errors name the place; `unguard`
+        compute = kernel.build(problem.steps, case.device, problem.dtype)  # guarded, see `unguard`
     took = time.perf_counter() - start if kernel.compiles else None
     return BuiltKernel(kernel, compute, params, took)
 
 
 def refusal(kernel: Kernel, problem: Problem) -> str | None:
-    """Why it cannot run the case; None if it can."""
+    """Return the reason why the kernel cannot run the case, or None if it can."""
     case = problem.case
-    cold = case.cache == "cold-weights"  # by copies: flushing the caches needs one alone
+    cold = case.cache == "cold-weights"  # cold by copies; flushing the caches needs only one copy
     return kernel.refusal(problem.steps, case.device, problem.dtype, case.passes, case.tokens, cold)
 
 
 class PlacedKernel:
     """A built kernel with its own buffers. `out` is the output of its last call.
 
-    In a backward pass that is (output, gradients of x and of its floating-point params). x, and with it the gradient of
-    the output, has several buffers, the `ring`; `x` and `g` are those of the next call. `shared`: a kernel of the
-    package reads the weights where they were built, not copies.
+    In a backward pass, `out` is (output, gradients of x and of the floating-point params). x and the gradient of the
+    output have several buffers, the `ring`; `x` and `g` are the buffers of the next call. `shared`: read the weights
+    where they were built, without copies; only for kernels of the package.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class PlacedKernel:
     ) -> None:
         self.name, self.built = name, built
         self._guarded = built.compute
-        self.frozen = built.kernel.per_weights and built.kernel.compiles  # has the weights in its code
+        self.frozen = built.kernel.per_weights and built.kernel.compiles  # its compiled code contains the weights
         self.shared = (shared or self.frozen) and not built.kernel.origin
         self.out: object = None
         self.call: Callable[[], object]
@@ -99,7 +100,7 @@ class PlacedKernel:
         self._places: list[list[tuple[int, ...]]] = []
 
     def place(self, copies: int) -> None:
-        """New places for x and for that many copies of the weights. Raises BrokenArm, also if its prepare raises."""
+        """Place x and `copies` copies of the weights at new addresses. Raises BrokenArm, also if its prepare raises."""
         REPORTER.first_call(self.name)
         try:
             self._place(copies)
@@ -121,7 +122,7 @@ class PlacedKernel:
                 self.copies = [tuple(t.detach() for t in self.built.params)]
             elif placeable(self.built.params):
                 self.copies = far.place(weights)
-            else:  # packed into a library's form: only the kernel can copy it
+            else:  # packed into a library's form, which only the kernel can produce
                 named = [dict(zip(problem.weights, copy, strict=True)) for copy in far.place(weights)]
                 self.copies = [tuple(self.built.kernel.prepare(problem.steps, copy)) for copy in named]
             if backward:
@@ -138,38 +139,39 @@ class PlacedKernel:
         self.call = self._backward() if backward else self._forward()
 
     def _sets(self, copies: int) -> tuple[list[Params], list[Params]]:
-        """The tensors to place: x for every buffer, and the weights for every copy."""
+        """Return the tensors to place: x for every buffer, and the weights for every copy."""
         first, params = self._problem.first, self.built.params
         entering = (first.x,) if first.g is None else (first.x, first.g)
         weights = params if placeable(params) else tuple(self._problem.weights.values())
         return [entering] * self._buffers, [] if self.shared else [weights] * copies
 
     def need(self, copies: int) -> tuple[int, int]:
-        """Bytes that its two arenas need for that many copies of the weights."""
+        """Return the bytes that its two arenas need with this many copies of the weights."""
         near, far = (arena.need(sets) for arena, sets in zip(self.arenas, self._sets(copies), strict=True))
         return near, far
 
     @property
     def _buffers(self) -> int:
-        """How many of x; a graph reads the one that it was captured with."""
+        """The number of buffers of x. On a GPU it is 1: a graph reads the buffer that it was captured with."""
         if self._problem.case.device.startswith("cuda"):
             return 1
         return RING if self._problem.first.x.nbytes < _LARGE else 2
 
     def turn(self, number: int) -> None:
-        """The next call gets the buffers of that number."""
+        """Use the buffers of this number in the next call."""
         self._at = number
         self.x, *rest = self.ring[number]
         self.g = rest[0] if rest else None
 
     @property
     def entry(self) -> tuple[Tensor, Tensor | None]:
-        """x and g of the next call, to be written to without a new version count: that catches cached answers too."""
+        """x and g of the next call, as views that leave torch's version counter unchanged when written: this also
+        exposes kernels that cache answers by version."""
         x, *rest = self._writable[self._at]
         return x, rest[0] if rest else None
 
     def on_copy(self, params: Params) -> object:
-        """A call's output on one copy of the weights: for graphs, one per copy. Raises BrokenArm."""
+        """Return a call's output on one copy of the weights; a graph is captured for every copy. Raises BrokenArm."""
         REPORTER.calls(self.name)
         try:
             y = self.built.compute(self.x, params)
@@ -181,7 +183,7 @@ class PlacedKernel:
             raise BrokenArm(self.name) from located(self._guarded, error)
 
     def replay(self, replays: Sequence[Callable[[], object]]) -> None:
-        """Make calls use these in turn from now on; they return what `on_copy` returns."""
+        """Make later calls use these replays in turn; each returns what `on_copy` returns."""
         replay = replaying(replays)
 
         def call() -> object:
@@ -191,7 +193,7 @@ class PlacedKernel:
         self.call = call
 
     def _forward(self) -> Callable[[], object]:
-        """Call the kernel on the next copy; the last output is freed first, as in use."""
+        """Return a call of the kernel on the next copy; it frees the last output first, as in normal use."""
         compute, turn = self.built.compute, cycle(self.copies)
 
         def call() -> object:
@@ -221,12 +223,13 @@ class PlacedKernel:
         return call
 
     def call_untimed(self) -> None:
-        """A call that is not timed: the parent of this process sees it by itself, and limits its time."""
+        """Make a call that is not timed; the parent process sees it as a call of its own, and limits its time."""
         REPORTER.calls(self.name)
         self.call()
 
     def unguard(self) -> None:
-        """Call a user's function without the guard from now on, if it still runs: some import files inside it."""
+        """Call a user's function without the guard from now on, if it still runs that way: some functions import files
+        while they run."""
         guarded, bare = self.built, replace(self.built, compute=unguarded(self.built.compute))
         if bare.compute is guarded.compute:
             return
@@ -237,7 +240,7 @@ class PlacedKernel:
             self.built = guarded
 
     def enter(self, x: Tensor, g: Tensor | None = None) -> None:
-        """Write these numbers into the buffers of the next call."""
+        """Write these values into the buffers of the next call."""
         x_buffer, g_buffer = self.entry
         x_buffer.copy_(x)
         if g is not None and g_buffer is not None:
@@ -249,7 +252,7 @@ class PlacedKernel:
 
     @property
     def output(self) -> object:
-        """The last call's output without its gradients."""
+        """The last call's output, without its gradients."""
         return self.out[0] if self._problem.backward and isinstance(self.out, tuple) else self.out
 
     @property
@@ -261,7 +264,7 @@ class PlacedKernel:
         return torch.zeros_like(self.x) if gradient is None else gradient
 
     def gradients(self, problem: Problem) -> dict[str, Tensor]:
-        """The last call's gradients of `x` and of the canonical weights."""
+        """Return the last call's gradients of `x` and of the canonical weights."""
         assert isinstance(self.out, tuple)
         of_x, *rest = self.out[1]
         numbers = [n for n, t in enumerate(self.built.params) if t.is_floating_point()]
@@ -269,21 +272,21 @@ class PlacedKernel:
         return {"x": torch.zeros_like(self.x) if of_x is None else of_x, **weight_gradients}
 
     def moved(self) -> bool:
-        """Whether its weights lie elsewhere, or in another order, than they were placed."""
+        """Return True if its weights have moved in memory, or their strides have changed, since they were placed."""
         return [[_place_of(t) for t in copy] for copy in self.copies] != self._places
 
     def changed(self) -> bool:
-        """Whether torch wrote to any copy of the weights."""
+        """Return True if torch has written to any copy of the weights."""
         return [[t._version for t in copy] for copy in self.copies] != self._versions
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one copy of the weights, if it has copies, and of x."""
+        """Bytes of x and, unless the weights are shared, of one copy of the weights."""
         return (0 if self.shared else nbytes(self.built.params)) + self.x.nbytes
 
 
 def _place_of(tensor: Tensor) -> tuple[int, ...]:
-    if tensor.layout != torch.strided or not placeable((tensor,)):  # of a library's own form
+    if tensor.layout != torch.strided or not placeable((tensor,)):  # in a library's own form
         return ()
     return tensor.data_ptr(), *tensor.stride()
 
@@ -291,7 +294,8 @@ def _place_of(tensor: Tensor) -> tuple[int, ...]:
 def canonical_gradients(
     problem: Problem, placed: PlacedKernel, gradients: Mapping[int, Tensor | None]
 ) -> dict[str, Tensor]:
-    """Gradients of the canonical weights from those of a kernel's own form of them, by number, through its prepare.
+    """Compute the gradients of the canonical weights from the gradients of the kernel's own params, by number, through
+    its prepare.
 
     Raises Skipped if its prepare cannot be differentiated.
     """
@@ -311,10 +315,11 @@ def canonical_gradients(
 
 
 def shuffle_buffers(kernels: Sequence[PlacedKernel], draw: random.Random, copies: int = 1) -> None:
-    """Shuffle the kernels' memory before they are placed again, so that an arm's pages are random, not permanent.
+    """Shuffle the kernels' memory before they are placed again, so that an arm gets random pages rather than always the
+    same.
 
-    Without this the pages of one arm can be the slower ones throughout a process (A/A read 1.02 in each of five). All
-    get as much as the largest needs: none is allocated again because its kernel is another one.
+    Otherwise, one arm could have the slower pages throughout a process (A/A measured 1.02 in each of five processes).
+    All arenas get the size that the largest kernel needs, so that none is allocated again because its kernel changed.
     """
     arenas = [placed.arenas for placed in kernels]
     near, far = (max(needs) for needs in zip(*(placed.need(copies) for placed in kernels), strict=True))
@@ -325,16 +330,18 @@ def shuffle_buffers(kernels: Sequence[PlacedKernel], draw: random.Random, copies
 
 
 def shared_weights(problem: Problem, kernels: Iterable[object], llc: int, free: int | None) -> Caching | None:
-    """The cache mode of arms that share one copy of the weights; None where `free` bytes are enough for one each.
+    """Return the cache mode of arms that share one copy of the weights, or None if `free` bytes suffice for a copy per
+    arm.
 
-    `kernels` that refuse the case need none; a user's gets a copy in any case, and keeps what it was given to prepare.
+    `kernels` that refuse the case need no memory. A user's kernel gets a copy in any case, and keeps the weights that
+    its prepare received.
     """
     case, weights = problem.case, nbytes(tuple(problem.weights.values()))
     running = [kernel for kernel in kernels if isinstance(kernel, Kernel) and not refusal(kernel, problem)]
     copies = _OURS
     for kernel in running:
-        # At once, besides the drawn weights: a copy at its place, what the kernel makes of it, and what it made when it
-        # was built. A user's kernel also keeps what it was given to prepare.
+        # In memory at the same time, besides the drawn weights: a placed copy, the form that the kernel makes of it,
+        # and the form made when it was built. A user's kernel also keeps the weights that its prepare received.
         forms = kernel.forms(problem.dtype)
         copies += 1 + (forms if kernel.per_weights else 2 * forms) + bool(kernel.origin)
     need = copies * weights
@@ -344,15 +351,15 @@ def shared_weights(problem: Problem, kernels: Iterable[object], llc: int, free: 
 
 
 def touched_least(problem: Problem, kernels: Sequence[PlacedKernel]) -> int:
-    """Bytes of the weights that one call of any of the kernels reads: some have them in fewer bits."""
+    """Return the fewest bytes of weights that a call of any kernel reads: some kernels store weights in fewer bits."""
     whole = nbytes(tuple(problem.weights.values()))
     least = min((nbytes(one.built.params) for one in kernels), default=whole)
     return touched(problem) * min(least, whole) // whole
 
 
 def touched(problem: Problem) -> int:
-    """Bytes of the weights that one call reads: for experts, only those that receive tokens; over ranks, on each, in
-    the mean."""
+    """Return the bytes of weights that one call reads: for experts, only those that receive tokens; over ranks, the
+    average per rank."""
     total, used = 0, problem.experts
     for step in problem.steps:
         sizes = {name: problem.weights[name].nbytes for name in step.parameters()}
@@ -366,6 +373,7 @@ def touched(problem: Problem) -> int:
 
 
 def arm_sizes(kernels: Sequence[PlacedKernel]) -> list[int]:
-    """Bytes of one copy of each arm's weights and x: of the kernels, and as the mean of these of our arms."""
+    """Return the bytes of one copy of each arm's weights and x: for the kernels, then their mean for each of our own
+    arms."""
     sizes = [placed.nbytes for placed in kernels]
     return sizes + [sum(sizes) // len(sizes)] * _OURS

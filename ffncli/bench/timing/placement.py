@@ -1,7 +1,7 @@
-"""Where an arm's tensors are in memory, and the state of the caches when it is called.
+"""The addresses of an arm's tensors in memory, and the state of the caches when the arm is called.
 
-The places of buffers change times by a few per cent (the cache sets that they share, reads that alias a write 4096
-bytes away), so every arm gets its own buffers, new ones at every placement, at random offsets.
+The addresses of buffers change times by a few per cent (through shared cache sets, and through reads that alias a write
+4096 bytes away). So every arm gets its own buffers, and new ones at every placement, at random offsets.
 """
 
 from __future__ import annotations
@@ -22,44 +22,45 @@ from ffncli.kernels import onednn
 
 Params: TypeAlias = tuple[Tensor, ...]
 
-# Offsets are whole cache lines on a CPU, as torch's own allocator promises (vector loads need no more), so that no
-# kernel gets an alignment that it would not get in use. A GPU's allocator promises 256 (cudaMalloc).
+# On a CPU, offsets are whole cache lines, the alignment of torch's own allocator (vector loads need no more), so that
+# no kernel gets an alignment that it would not get in normal use. A GPU's allocator aligns to 256 bytes (cudaMalloc).
 CPU_LINE, GPU_LINE = 64, 256
-_GAP = 4096  # before every tensor, less than this: any place within a page
-_START = 1 << 16  # before the first tensor: any page
-_MOST_COPIES = 1024  # of the weights: Python's objects for more copies would fill the caches and take time
-_FACTOR = 3  # last-level caches of other data between two uses: so every line is certainly replaced
+_GAP = 4096  # upper limit of the gap before every tensor: any position within a page
+_START = 1 << 16  # upper limit of the first offset: any page
+_MOST_COPIES = 1024  # maximum copies of the weights; Python's objects for more would fill the caches and take time
+_FACTOR = 3  # between two uses, this many last-level caches of other data: certain to replace every line
 
 
 class Arena:
-    """The memory of one arm's tensors. It is allocated once and reused: a placement costs one copy.
+    """The memory of one arm's tensors. It is allocated once and reused, so that a placement costs only one copy.
 
-    A second copy into existing pages is three times as fast as one into new ones (4.9 against 1.5 GB/s measured), and
-    causes no page faults while timing. The offsets, and with them the pages, are drawn again each time.
+    Copying into existing pages is three times as fast as into new pages (4.9 against 1.5 GB/s measured), and causes no
+    page faults while timing. The offsets, and with them the pages, are drawn again at every placement.
     """
 
     def __init__(self, device: str, draw: random.Random) -> None:
         self._device, self._draw = device, draw
         self._line = CPU_LINE if torch.device(device).type == "cpu" else GPU_LINE
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
-        self.least = 0  # bytes of the next allocation
+        self.least = 0  # minimum bytes of the next allocation
 
     def need(self, sets: Sequence[Params]) -> int:
-        """Bytes that `place` needs for these."""
+        """Return the bytes that `place` needs for these tensors."""
         spans = [span for params in sets for span in _spans(params, self._line)]
         return sum(self._up(size) + _GAP for _, _, size in spans) + _START + self._line
 
     def place(self, sets: Sequence[Params]) -> list[Params]:
-        """Copies of the tensors, in one storage, in random order at random offsets; earlier copies are overwritten.
+        """Copy the tensors into one storage, in random order at random offsets, overwriting earlier copies; return the
+        copies.
 
-        Views of one storage stay views of one storage, strides stay. Tensors must be strided (`placeable`). Raises
-        RuntimeError or torch.OutOfMemoryError if memory is too small.
+        Views of one storage remain views of one storage, and strides are kept. Tensors must be strided (`placeable`).
+        Raises RuntimeError or torch.OutOfMemoryError if memory is too small.
         """
         spans = [span for params in sets for span in _spans(params, self._line)]
         need = max(self.need(sets), self.least)
         if self._memory.numel() < need:
             none = torch.empty(0, dtype=torch.uint8, device=self._device)
-            self._memory = none  # freed before the larger one is allocated
+            self._memory = none  # so that it is freed before the larger one is allocated
             self._memory = torch.empty(need, dtype=torch.uint8, device=self._device)
         at = self._up(self._memory.data_ptr()) - self._memory.data_ptr() + self._some(_START)
         places: dict[int, int] = {}
@@ -74,7 +75,7 @@ class Arena:
         return self._views(sets, places)
 
     def _views(self, sets: Sequence[Params], places: dict[int, int]) -> list[Params]:
-        """The tensors as views of this memory; spans are numbered in the order of `place`."""
+        """Return the tensors as views of this memory; spans are numbered in the order of `place`."""
         out: list[Params] = []
         number = 0
         for params in sets:
@@ -101,7 +102,8 @@ class Arena:
 
 
 def placeable(params: Iterable[Tensor]) -> bool:
-    """Whether copying their bytes is enough: plain strided tensors, nothing packed into a library's own form."""
+    """Return True if it is enough to copy the tensors' bytes: they are plain and strided, and none is packed into a
+    library's own form."""
     plain = (Tensor, torch.nn.Parameter)
     return all(
         type(t) in plain and t.layout == torch.strided and not t.is_quantized and not t.is_mkldnn for t in params
@@ -109,7 +111,7 @@ def placeable(params: Iterable[Tensor]) -> bool:
 
 
 def _spans(params: Params, line: int) -> list[tuple[torch.UntypedStorage, int, int]]:
-    """(storage, first byte, bytes) of the covered part of every storage; the first byte is at a whole cache line."""
+    """Return (storage, first byte, bytes) of the used part of every storage; the first byte starts a cache line."""
     spans: dict[int, tuple[torch.UntypedStorage, int, int]] = {}
     for t in params:
         if t.numel() == 0:
@@ -131,7 +133,7 @@ def _bytes(storage: torch.UntypedStorage, low: int, size: int) -> Tensor:
 
 
 def nbytes(params: Params) -> int:
-    """Bytes of a copy of them."""
+    """Return the bytes of a copy of the tensors."""
     plain = tuple(t for t in params if not t.is_mkldnn)
     return sum(size for _, _, size in _spans(plain, 1)) + sum(onednn.nbytes(t) for t in params if t.is_mkldnn)
 
@@ -141,21 +143,22 @@ def nbytes(params: Params) -> int:
 
 @dataclass(frozen=True)
 class Caching:
-    """The cache mode in use: its name, each arm's copies of the weights, and why it is not the requested one."""
+    """The cache mode in use: its name, the number of copies of each arm's weights, and the reason if it is not the
+    requested mode."""
 
     mode: Cache
     copies: int = 1
     note: str = ""
-    shared: bool = False  # kernels of the package, their twin and the bare products read one copy of the weights
+    shared: bool = False  # the package's kernels, their twin and the bare products share one copy of the weights
 
 
 def caching(cache: Cache, arms: Sequence[int], touched: int, llc: int, free: int | None) -> Caching:
-    """The cache mode for arms of these sizes: bytes of weights and input, in one copy.
+    """Return the cache mode for arms of these sizes, in bytes of input and of one copy of the weights.
 
-    `touched`: bytes of the weights that one call reads, `llc`: of the last-level cache, `free`: of memory that may be
-    used (None: unknown). warm is called shared if the arms together do not fit in the cache. cold-weights cycles
-    through ⌈3 · llc / touched⌉ copies, at most 1024; flush writes 3 · llc bytes before every call. If that is not
-    enough, or memory is too small, the mode is warm, and a note says so.
+    `touched` is the bytes of weights that one call reads, `llc` the bytes of the last-level cache, `free` the bytes of
+    memory that may be used (None: unknown). warm is called shared if the arms together do not fit in the cache.
+    cold-weights cycles through ⌈3 · llc / touched⌉ copies, at most 1024; flush writes 3 · llc bytes before every call.
+    If that would take more copies, or more memory than is free, the mode is warm, and a note says so.
     """
     warm: Cache = "shared" if sum(arms) > llc else "warm"
     if cache in ("warm", "shared"):
@@ -175,9 +178,11 @@ def caching(cache: Cache, arms: Sequence[int], touched: int, llc: int, free: int
 
 
 def sharing(cache: Cache, weights: int, touched: int, llc: int, need: int, free: int) -> Caching:
-    """The cache mode of arms that read one copy of the weights, for want of `need` bytes for more.
+    """Return the cache mode of arms that share one copy of the weights, because `need` bytes for a copy each are not
+    free.
 
-    It is cold where a call alone replaces the caches three times over; else what cannot be is warm.
+    The requested mode is kept if it works with one copy: cold-weights does, if a single call reads three times the
+    caches. Otherwise the mode is warm.
     """
     mode = caching(cache, [weights], touched, llc, None)
     mode = mode if mode.copies == 1 else caching("warm", [weights], touched, llc, None)
@@ -187,10 +192,11 @@ def sharing(cache: Cache, weights: int, touched: int, llc: int, need: int, free:
 
 
 def flusher(llc: int, device: str) -> Callable[[], object]:
-    """Writes 3 · llc bytes, or reads them; to be called before a call, outside the clock.
+    """Return a function that writes (or reads) 3 · llc bytes; it runs before a call, outside the timed section.
 
-    Written lines are still to be written back when the call begins, which may be billed to it. So the environment
-    variable FFN_FLUSH=read, for experiments, reads a buffer instead that was written once; the default is `write`.
+    When the call begins, the written lines still have to be written back, and that time may be charged to the call. So,
+    for experiments, the environment variable FFN_FLUSH=read makes the function read a buffer that was written once; the
+    default is `write`.
     """
     reads = _flushes_by_reading()
     buffer = torch.empty(_FACTOR * llc // 4, dtype=torch.int32, device=device)
@@ -202,7 +208,7 @@ def flusher(llc: int, device: str) -> Callable[[], object]:
 
 
 def _flushes_by_reading() -> bool:
-    """Raises FFNError for another value of FFN_FLUSH."""
+    """Return True if FFN_FLUSH is `read`. Raises FFNError if it is neither `read` nor `write`."""
     kind = os.environ.get("FFN_FLUSH") or "write"
     if kind not in ("write", "read"):
         raise FFNError(f"FFN_FLUSH: unknown value {shown(kind)}", "use write or read")

@@ -1,10 +1,10 @@
-"""What a run measures of itself: the machine anchor, and a kernel made slower by a known factor.
+"""What a run measures about itself: the machine anchor, and a kernel slowed by a known factor.
 
-The anchor is the same work in every run: its time shows how fast the machine is now.
+The anchor is the same work in every run, so its time shows how fast the machine is now.
 
-The host's anchor uses numpy, not torch. It shows nothing about a GPU, and a GPU's events cannot time it: there the
-anchor is work on that GPU, the same in every case and every version. It needs torch; torch's version is in every row,
-and the shapes are so common that a new version hardly changes their time.
+The host's anchor uses numpy, not torch. It shows nothing about a GPU, and a GPU's events cannot time it, so a GPU has
+its own anchor: work on the GPU that is the same in every case and version. That anchor needs torch, but torch's version
+is in every row, and its shapes are so common that a new version hardly changes their time.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
 
 
 SIDE, COUNT = 64, 72  # size and number of the matrices: 72 · 2 · 64³ = 38 MFLOP, about 0.6 ms on one core
-COPIED = 2 << 20  # bytes read, and as many written: more than a core's own cache, less than most last-level caches
+COPIED = 2 << 20  # bytes read and also written: more than a core's own cache, less than most last-level caches
 _LINE, _PAGE = 64, 4096
-_GPU_SIDE = 2048  # of a square product in fp16: 17 GFLOP
-_GPU_COPIED = 512 << 20  # bytes read, and as many written: 1 GiB, many times the largest L2 (126 MB)
+_GPU_SIDE = 2048  # side of a square product in fp16: 17 GFLOP
+_GPU_COPIED = 512 << 20  # bytes read and also written: 1 GiB, many times the largest L2 (126 MB)
 
 
 @cache
 def _numbers() -> tuple[NDArray[numpy.float32], ...]:
-    """The contents of the buffers: two matrices and the copied array, normal random."""
+    """Draw the buffers' contents, normal random numbers: two arrays of matrices, and the array to copy."""
     draw = numpy.random.default_rng(0)
     shapes: tuple[tuple[int, ...], ...] = ((COUNT, SIDE, SIDE), (COUNT, SIDE, SIDE), (COPIED // 4,))
     return tuple(draw.standard_normal(shape, numpy.float32) for shape in shapes)
 
 
 def anchor(draw: random.Random) -> Arm:
-    """The arm: 72 float32 products of two 64 × 64 matrices, then a copy of 2 MiB, all on one core.
+    """Build the anchor: 72 float32 products of two 64 × 64 matrices, then a copy of 2 MiB, all on one core.
 
-    One thread multiplies matrices this small: with more, OpenBLAS's time depends on other tasks waiting for a core.
-    It has its own buffers, at random offsets of whole cache lines. The number of calls per block is chosen in the
-    run, as for every arm; stored runs compare its time per call.
+    OpenBLAS multiplies matrices this small on one thread; with more threads, the time would depend on other tasks
+    waiting for a core. The anchor has its own buffers, at random offsets of whole cache lines. The number of calls per
+    block is chosen in the run, as for every arm; stored runs compare its time per call.
     """
     a, b, source = (_placed(array, draw) for array in _numbers())
     product, destination = (_placed(array, draw) for array in (a, source))
@@ -76,13 +76,14 @@ def _placed(like: NDArray[numpy.float32], draw: random.Random) -> NDArray[numpy.
 
 @cache
 def gpu_anchor(device: str) -> Call:
-    """A call that multiplies two [2048, 2048] in fp16 and copies 512 MiB; its buffers live as long as the process.
+    """Return a call that multiplies two [2048, 2048] matrices in fp16 and copies 512 MiB; its buffers live as long as
+    the process.
 
-    Both of random numbers: on constants a GPU draws less power, and so clocks higher.
+    The contents are random: on constants, a GPU draws less power and so clocks higher.
     """
     import torch
 
-    with torch.inference_mode(False), torch.no_grad():  # to be written to in a backward pass too
+    with torch.inference_mode(False), torch.no_grad():  # writable in a backward pass too
         generator = torch.Generator().manual_seed(0)
 
         def drawn() -> Any:
@@ -103,11 +104,11 @@ def gpu_anchor(device: str) -> Call:
 
 # --- a slowed kernel --------------------------------------------------------------------------------------------------
 
-_CALLS, _BLOCKS = 20, 5  # of a measurement on a GPU; the shortest block counts
+_CALLS, _BLOCKS = 20, 5  # calls per block, and blocks, of a measurement on a GPU; the shortest block counts
 
 
 def slowed(call: Callable[..., Any], factor: float) -> Callable[..., Any]:
-    """`call` that then waits until `factor` times its duration has passed. On a CPU; factor ≥ 1."""
+    """Wrap `call` so that it busy-waits until `factor` times its duration has passed. For a CPU; factor ≥ 1."""
     now = time.perf_counter
 
     def run(*arguments: Any) -> Any:
@@ -124,10 +125,10 @@ def slowed(call: Callable[..., Any], factor: float) -> Callable[..., Any]:
 def slowed_on_gpu(
     call: Callable[..., Any], factor: float, cuda: Any = None, clock: CudaClock | None = None
 ) -> Callable[..., Any]:
-    """The same on a GPU: after the call a kernel waits, for the time that the call takes, times factor - 1.
+    """Wrap `call` for a GPU: after each call, a kernel waits (factor - 1) times as long as the call takes.
 
-    That time is measured at the first call, which raises FFNError if no kernel is that short. `cuda` is torch.cuda
-    or a stand-in, `clock` the one of that GPU.
+    The call is timed on first use; raises FFNError then if no kernel is that short. `cuda` is torch.cuda or a stand-in,
+    `clock` is that GPU's clock.
     """
     waits: list[Callable[[], object]] = []
 
@@ -142,7 +143,7 @@ def slowed_on_gpu(
 
 
 def _waiting(call: Call, factor: float, cuda: Any, clock: CudaClock | None) -> Call:
-    """What launches the kernel that waits."""
+    """Return a function that launches the waiting kernel."""
     import torch
 
     from ffncli.bench.timing.gpu.cuda_clock import CudaClock
@@ -154,7 +155,7 @@ def _waiting(call: Call, factor: float, cuda: Any, clock: CudaClock | None) -> C
     def seconds(timed: Call) -> float:
         return min(timer.time(timed, _CALLS) / _CALLS for _ in range(_BLOCKS))
 
-    took, least = seconds(call), seconds(lambda: cuda._sleep(1))  # a kernel takes that long if it only begins and ends
+    took, least = seconds(call), seconds(lambda: cuda._sleep(1))  # `least`: an empty kernel
     wait = (factor - 1) * took
     if wait < least:
         longer = f"a call of {time_text(took)} cannot be made {percent(factor - 1, 2)} longer"
@@ -166,13 +167,13 @@ def _waiting(call: Call, factor: float, cuda: Any, clock: CudaClock | None) -> C
 
 
 def slowed_kernel(kernel: Kernel, factor: float) -> Kernel:
-    """The kernel, made to take `factor` times as long; a user's function is called as written."""
+    """Return the kernel, made to take `factor` times as long; a user's function is called as written."""
 
     def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
         from ffncli.run.user.kernels import unguarded
 
         call = unguarded(kernel.build(steps, device, dtype))
-        if factor == 1:  # the call itself, without a clock around it
+        if factor == 1:  # call it directly, without a clock around it
             return call
         wrap = slowed_on_gpu if device.startswith("cuda") else slowed
         made: Callable[[Tensor, Params], Tensor] = wrap(call, factor)

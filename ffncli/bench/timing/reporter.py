@@ -1,4 +1,4 @@
-"""REPORTER: what this process tells its parent while it measures, if it is a worker."""
+"""REPORTER: a worker's reports to its parent while it measures; in any other process they go nowhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ffncli.bench.records import Doing
 
 
 class Reporter(Activity):
-    """The activity of this process, and its stages as messages, which go nowhere unless it is a worker."""
+    """The activity of this process, and its stages as messages, which are sent only if it is a worker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class Reporter(Activity):
 
     @contextmanager
     def speaking(self, send: Callable[[tuple[str, Doing, str]], object]) -> Iterator[None]:
-        """Send the stages inside."""
+        """Send the stages reported inside the `with` block."""
         self._send = send
         try:
             yield
@@ -27,18 +27,20 @@ class Reporter(Activity):
             self._send, self._stage = _nowhere, None
 
     def stage(self, doing: Doing, kernel: str = "") -> None:
-        """This is done with that kernel from now on, or with none, or with all in turn; said before its code runs."""
+        """Report what the process does from now on, and with which kernel (empty: none, or all in turn), before its
+        code runs."""
         self._stage = "stage", doing, kernel
         self._send(self._stage)
 
     def stage_again(self) -> None:
-        """The same begins again, such as the next of several kernels that are tried under one name."""
+        """Report the same stage again: it restarts, for example with the next of several kernels that are tried under
+        one name."""
         if self._stage is not None:
             self._send(self._stage)
 
 
 def _nowhere(message: object) -> None:
-    """Nobody hears it."""
+    """Discard the message."""
 
 
 REPORTER = Reporter()

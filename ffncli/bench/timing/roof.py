@@ -1,4 +1,4 @@
-"""measured_roof: this machine's best rates, in the process that measures. About half a second."""
+"""measured_roof: this machine's best rates, measured in the process that times the kernels, in about half a second."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ffncli.bench.timing.outcomes import verdict_of
 from ffncli.block.dtypes import dtype as dtype_named
 from ffncli.kernels import blas, onednn
 
-_GEMMS = {"cpu": (256, 512, 768, 1024, 1536, 2048), "cuda": (1024, 2048, 4096, 8192)}  # square: n tokens, n × n weights
-_SECONDS = 0.3  # for the products; for memory two thirds of it
-_WIDTH = 4096  # of the matrix that is multiplied with one token
+_GEMMS = {"cpu": (256, 512, 768, 1024, 1536, 2048), "cuda": (1024, 2048, 4096, 8192)}  # n tokens, n × n weights
+_SECONDS = 0.3  # for the products; memory gets two thirds as long
+_WIDTH = 4096  # of the matrix that is multiplied by one token
 _COPY_LEAST, _COPY_MOST, _COPY_GPU = 16 << 20, 1 << 30, 512 << 20  # bytes of a buffer
 
 
 def measured_roof(device: str, dtype: str, threads: int, clock: Clock | None = None) -> Roof:
-    """The best rate of a matrix product over a few shapes, and of memory: by a copy (bytes read and written), a sum, or
-    the product of a matrix with one token.
+    """Return the best rate of a matrix product over a few shapes, and of memory: the best of a copy (counting bytes
+    read and written), a sum, and the product of a matrix and one token.
 
-    Takes about half a second, more where the caches are large; if products are slow, only the smaller shapes are tried.
-    `threads` are torch's while this runs; without `clock`, the device's own.
+    Takes about half a second, or more if the caches are large; if products are slow, only the smaller shapes are tried.
+    `threads` is set in torch while this runs; `clock` defaults to the device's clock.
     """
     clock = clock or clock_for(device)
     before = torch.get_num_threads()
@@ -43,7 +43,8 @@ def measured_roof(device: str, dtype: str, threads: int, clock: Clock | None = N
 
 
 def guarded(measure: Callable[[], Roof]) -> tuple[Roof, str]:
-    """The roof, and a note where it could not be measured: for want of memory, say. The case's blocks are finished."""
+    """Return the roof, and a note if it could not be measured, such as for lack of memory. The case's blocks are
+    already finished, so they are kept."""
     try:
         return measure(), ""
     except (RuntimeError, MemoryError) as error:
@@ -51,7 +52,7 @@ def guarded(measure: Callable[[], Roof]) -> tuple[Roof, str]:
 
 
 def _best_gemm(device: str, kind: Any, clock: Clock) -> float | None:
-    """FLOP/s of the best product; sizes grow as long as the next is expected to fit into the time."""
+    """Return the FLOP/s of the best product; sizes grow while the next product is expected to fit into the time."""
     began, best = clock.now(), 0.0
     left = _SECONDS
     for n in _GEMMS["cuda" if device.startswith("cuda") else "cpu"]:
@@ -67,10 +68,11 @@ def _best_gemm(device: str, kind: Any, clock: Clock) -> float | None:
 
 
 def _products(n: int, device: str, kind: Any) -> list[Callable[[], object]]:
-    """Ways to multiply n tokens by n × n weights; on a CPU also numpy's, and with weights that oneDNN or MKL has
-    reordered before: torch's own choice reorders in every call, and may be MKL on another maker's processor.
+    """Return ways to multiply n tokens by n × n weights. On a CPU, these include numpy's product, and products with
+    weights that oneDNN or MKL has reordered in advance: torch's own product reorders in every call, and may use MKL on
+    a processor that is not Intel's.
 
-    In float32 for 16-bit numbers that the processor does not multiply: kernels widen them.
+    16-bit dtypes that the processor cannot multiply are multiplied in float32, as kernels widen them.
     """
     on_cpu = not device.startswith("cuda")
     if on_cpu and kind.itemsize == 2 and not (onednn.available(device) and onednn.multiplies(kind)):
@@ -89,22 +91,22 @@ def _products(n: int, device: str, kind: Any) -> list[Callable[[], object]]:
 
 
 def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
-    """Bytes/s of the best of a copy, a sum and products with one token, of buffers beyond the last-level cache; and
-    that cache's size.
+    """Return the best rate in bytes/s of a copy, a sum and products with one token, on buffers larger than the
+    last-level cache, and that cache's size.
 
-    None where so little memory is free that the buffers would fit into the cache.
+    The rate is None if so little memory is free that the buffers would fit into the cache.
     """
     llc = machine.llc_bytes(device)
-    if device.startswith("cuda"):  # long enough that its beginning and end do not matter
+    if device.startswith("cuda"):  # long enough that start and end do not matter
         size, free = max(4 * llc, _COPY_GPU), torch.cuda.mem_get_info(torch.device(device))[0]
     else:
-        # three caches: of a buffer of two, a part would still be there
+        # three times the cache: part of a buffer of twice its size would still be cached
         size, free = min(max(3 * llc, _COPY_LEAST), _COPY_MOST), machine.available_memory() or _COPY_MOST
     size = min(size, free // 8)
     if size <= llc:
         return None, llc
     source = _numbers(max(_WIDTH, size // 4 // _WIDTH * _WIDTH), device)
-    target = torch.empty_like(source).copy_(source)  # its pages are allocated before anything is timed
+    target = torch.empty_like(source).copy_(source)  # allocates its pages before anything is timed
     bytes_ = source.numel() * 4
     ways = [(lambda: target.copy_(source), 2 * bytes_), *((read, bytes_) for read in _reads(source, device))]
     rates = [moved / seconds for call, moved in ways if (seconds := _best_of(call, clock, _SECONDS / 6)) > 0]
@@ -112,8 +114,8 @@ def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
 
 
 def _reads(source: torch.Tensor, device: str) -> list[Callable[[], object]]:
-    """Ways to read float32 numbers once: a sum, and the product of one token with a matrix of them, which a library
-    may read faster.
+    """Return ways to read float32 numbers once: a sum, and the product of one token with a matrix of these numbers,
+    which a library may read faster.
     """
     matrix, y = source.view(-1, _WIDTH), _numbers(_WIDTH, device)
     ways: list[Callable[[], object]] = [source.sum, lambda: torch.mv(matrix, y)]
@@ -124,14 +126,15 @@ def _reads(source: torch.Tensor, device: str) -> list[Callable[[], object]]:
 
 
 def _numbers(count: int, device: str) -> torch.Tensor:
-    """Random on a GPU: on constants it draws less power, and so clocks higher. A CPU would draw a GiB for seconds."""
+    """Return random numbers on a GPU, which draws less power on constants and so clocks higher. Return ones on a CPU,
+    which would take seconds to draw a GiB."""
     return torch.rand(count, device=device) if device.startswith("cuda") else torch.ones(count, device=device)
 
 
 def _best_of(call: Callable[[], object], clock: Clock, seconds: float) -> float:
-    """The least time of one call among blocks that take about `seconds` together; at least three blocks."""
+    """Return the least time of one call among at least three blocks, which together take about `seconds`."""
     first = clock.time(call, 1)
-    # Blocks of a millisecond: the clock's overhead is negligible.
+    # Blocks last a millisecond, which makes the clock's overhead negligible.
     inner = max(1, round(1e-3 / first)) if first > 0 else 1
     best, end, count = first, clock.now() + seconds, 0
     while count < 2 or (clock.now() < end and count < 100):

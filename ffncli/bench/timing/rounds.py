@@ -1,4 +1,5 @@
-"""measure: one case in one process. Placements of rounds of blocks, in balanced random order, until precise enough."""
+"""measure: time one case in one process. It repeats placements of rounds of blocks, in balanced random order, until the
+result is precise enough."""
 
 from __future__ import annotations
 
@@ -16,35 +17,36 @@ from ffncli.bench.records import ANCHOR, GEMM, LEAST_TIME, TWIN, Method, TimedBl
 from ffncli.bench.timing.clock import Call, Clock
 from ffncli.bench.timing.reporter import REPORTER
 
-LONG_CALL = 0.02  # s; longer calls need only one lead-in call
+LONG_CALL = 0.02  # s; a call that takes longer needs only one lead-in call
 _LEAD_IN = 4
-_LONG_LEAD_IN = 2  # for calls as long as a block: the first call fills the caches
+_LONG_LEAD_IN = 2  # for calls as long as a block, where only the first call, which fills the caches, is slow
 _MOST_LEAD_IN = 12
 _AGREE = 0.05
-_OF_MEDIANS = 1.2533  # standard errors of a median over those of a mean, for normal values: √(π / 2)
-_PLACING = 0.15  # of the time, at most, if more rounds can achieve that
-_MOST_WALL = 20  # block lengths that a block may last together with its untimed work
-_LEAST_CALLS = 4  # of a block, however long that takes
-_LED_IN_CALLS = 2  # of a block, where as many are spent on its lead-in
-_SELDOM = {ANCHOR: 2, GEMM: 4}  # arms that only describe: in every second or fourth round of a placement
-_STEPS = (1, 2, 3, 4, 6, 8, 12)  # `inner` is one of these, then doubled: processes then agree on it
-# s. On a CPU disturbances last a scheduler's tick, 4 ms: they spoil one short block of many, which a
-# median ignores, but part of every longer one. In equal time, blocks of 10, 5 and 2 ms scattered by 2.4, 1.4 and 1.0
-# %.
+_OF_MEDIANS = 1.2533  # standard error of a median divided by that of a mean, for normal values: √(π / 2)
+_PLACING = 0.15  # maximum fraction of the time, if more rounds can achieve it
+_MOST_WALL = 20  # a block may last this many block lengths, untimed work included
+_LEAST_CALLS = 4  # minimum calls per block, however long they take
+_LED_IN_CALLS = 2  # minimum calls per block if its lead-in takes as many
+_SELDOM = {ANCHOR: 2, GEMM: 4}  # only in every second or fourth round: these arms are not judged
+_STEPS = (1, 2, 3, 4, 6, 8, 12)  # `inner` is one of these times a power of two, so that processes agree on it
+# s. On a CPU, disturbances last a scheduler's tick, 4 ms. They spoil one of many short blocks, which a median ignores,
+# but a part of every long block. In equal time, blocks of 10, 5 and 2 ms scattered by 2.4, 1.4 and 1.0 %.
 BLOCK_SECONDS = {"cpu": 2e-3, "cuda": 1e-3}
 
 
 class ChangedRecords(Exception):
-    """What was measured is not what was read from the clock; the text says how that shows."""
+    """The measured values are not those read from the clock; the text says how that shows."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One call that is timed in turn. `before` runs untimed before every call; `inner` is its own number of calls.
+    """A call that takes its turn in being timed. `before` runs untimed before every call; `inner`, if set, is the arm's
+    own number of calls per block.
 
-    `flushes`: `before` empties the caches, which takes so long that the processor time of a block says nothing of the
-    calls. `before_block` hears the number of calls before a timed block, after its lead-in; `after_block` follows it.
-    `call` makes that many `calls` at once, as a replayed graph does: a block has a multiple of them.
+    `flushes` means that `before` empties the caches; this takes so long that a block's processor time says nothing
+    about the calls. `before_block` runs before a timed block, after its lead-in, and receives the number of calls;
+    `after_block` runs after it. One `call` makes `calls` calls at once if it replays a graph; a block then contains a
+    multiple of `calls`.
     """
 
     name: str
@@ -62,12 +64,12 @@ Captured: TypeAlias = Callable[[Mapping[str, int]], Sequence[Arm]]
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of a case to measure in this process. Times in seconds.
+    """How much of a case to measure in this process. Times are in seconds.
 
-    `kernels` are the arms whose log ratio to `baseline` must reach `target`: the half-width for this process's value
-    (`plan_of` derives it). `budget` is for the whole case here, placing included; `placements`, and `rounds` in each,
-    are always done. `processes` is how many will be averaged, `threads` how many compute (0: the processor
-    time of a block is not judged, as on a GPU).
+    `kernels` are the arms whose log ratio to `baseline` must reach `target`, the half-width of this process's value
+    (derived by `plan_of`). `budget` is for the whole case in this process, including placing; `placements`, and
+    `rounds` in each of them, are always completed. `processes` is the number of processes to be averaged; `threads` is
+    the number of computing threads (0: do not judge a block by its processor time, as on a GPU).
     """
 
     baseline: str
@@ -84,9 +86,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Measured:
-    """Every block in the order of time; `inner` of all arms except the slow ones, which have their own.
+    """Every block in chronological order; `inner` is the number of calls per block of all arms, except slow arms, which
+    have their own.
 
-    `reached` says whether the target was reached; `spent` the seconds in `blocks`, `lead_in`, `placing`, `warm_up`
+    `reached` is true if the target was reached; `spent` holds the seconds in `blocks`, `lead_in`, `placing`, `warm_up`
     (finding `inner`) and the `rest`.
     """
 
@@ -97,9 +100,10 @@ class Measured:
 
 
 def plan_of(method: Method, baseline: str, kernels: Sequence[str], device: str = "cpu", threads: int = 0) -> Plan:
-    """A process's share of a method.
+    """Return one process's part of a method.
 
-    The mean over K processes has 1/√K of the half-width of one, so each may have √K times the requested half-width.
+    The mean over K processes has 1/√K of the half-width of one process, so each may have √K times the requested
+    half-width.
     """
     block = method.block if method.block is not None else BLOCK_SECONDS["cuda" if device.startswith("cuda") else "cpu"]
     return Plan(
@@ -125,13 +129,13 @@ def measure(
     plan: Plan,
     captured: Captured | None = None,
 ) -> Measured:
-    """Times the arms of `place(0)`, `place(1)`, ...: each call allocates all tensors again and returns the same arms.
+    """Time the arms of `place(0)`, `place(1)`, ...: each call allocates all tensors again and returns the same arms.
 
-    `captured` hears the calls of a block by arm after each placement, and returns the arms as they are to be timed
-    (none: as they are).
+    After each placement, `captured` receives the number of calls per block of each arm, and returns the arms in the
+    form to be timed; if it returns none, they are timed as placed.
 
-    Ends once every kernel's value is as precise as `plan.target` or the budget is spent, never because of the value of
-    the ratio, and not before the least number of placements and rounds.
+    Ends once every kernel's value is as precise as `plan.target` or the budget is spent, but not before the minimum of
+    placements and rounds. It never stops because of a ratio's value, which would bias the result.
     """
     measurement = _Measurement(process, case, clock, counters, plan)
     measured = measurement.run(place, captured)
@@ -143,10 +147,10 @@ def measure(
 
 
 def orders(names: Sequence[str], random: Random) -> Iterator[tuple[str, ...]]:
-    """An endless series of orders in which each name has each place, and follows each other name, equally often.
+    """Yield endless orders in which every name is in every position, and follows every other name, equally often.
 
-    Rows of Williams squares (Williams 1949), drawn again each time; over n rounds (2n if n is odd, for followers)
-    the balance is exact, over fewer no name has one place twice.
+    The orders are rows of Williams squares (Williams 1949), randomly relabelled each time. Over n rounds the balance is
+    exact (for followers over 2n, if n is odd); over fewer rounds, no name has the same position twice.
     """
     n = len(names)
     zigzag = [(k + 1) // 2 if k % 2 else (n - k // 2) % n for k in range(n)]
@@ -161,7 +165,8 @@ def orders(names: Sequence[str], random: Random) -> Iterator[tuple[str, ...]]:
 
 
 def inner_for(block: float, per_call: float) -> int:
-    """Calls that last at least `block` seconds together: the next of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ..."""
+    """Return the number of calls that together last at least `block` seconds, rounded up to 1, 2, 3, 4, 6, 8, 12, 16,
+    24, 32, ..."""
     wanted = block / per_call if per_call > 0 else inf
     if wanted <= _STEPS[-1]:
         return next(step for step in _STEPS if step >= wanted)
@@ -174,11 +179,11 @@ def inner_for(block: float, per_call: float) -> int:
 
 
 def half_width(placements: Sequence[Sequence[float]], processes: int) -> float:
-    """The half-width of the value of log ratios in placements, as in the interval over all processes.
+    """Return the half-width of the value of log ratios in placements, as in the interval over all processes.
 
-    With K processes t of K − 1 degrees of freedom, as if all scattered like this process's placements; a single process
-    is judged by its placements. Few placements may agree by chance, so their medians do not count as more precise than
-    the rounds within them allow.
+    With K processes, t has K − 1 degrees of freedom, as if all processes scattered like this one's placements; a single
+    process is judged by its placements. A few placements may agree by chance, so their medians count as no more precise
+    than the scatter of the rounds within them allows.
     """
     medians = [statistics.median(p) for p in placements]
     count = len(medians)
@@ -205,14 +210,14 @@ class _Measurement:
         default_factory=lambda: dict.fromkeys(("blocks", "lead_in", "placing", "warm_up"), 0.0)
     )
     inner: dict[str, int] = field(default_factory=dict)
-    wall: dict[str, float] = field(default_factory=dict)  # s of a call with its untimed work
+    wall: dict[str, float] = field(default_factory=dict)  # s per call, including its untimed work
     log_ratios: dict[str, list[list[float]]] = field(default_factory=dict)
 
     def run(self, place: Callable[[int], Sequence[Arm]], captured: Captured | None) -> Measured:
         plan, began = self.plan, self.clock.now()
         random = Random(f"{plan.seed} {self.process} {self.case}")
         placement, longest, reached = 0, 0.0, False
-        # Another placement, unless it would exceed the budget; the least number is made in any case.
+        # Make another placement if it fits into the budget; the minimum number is made in any case.
         while placement < plan.placements or self.clock.now() - began + longest <= plan.budget:
             started = self.clock.now()
             with self._spending("placing"):
@@ -229,7 +234,7 @@ class _Measurement:
                 placed += self.spent["placing"] - before
             self._rounds(placement, arms, orders(list(arms), random), placed)
             REPORTER.rests()
-            del arms  # before the next placement allocates memory
+            del arms  # free the tensors before the next placement allocates memory
             placement += 1
             longest = max(longest, self.clock.now() - started)
             reached = all(half_width(p, plan.processes) <= plan.target for p in self.log_ratios.values())
@@ -241,7 +246,8 @@ class _Measurement:
         return Measured(tuple(self.blocks), max(shared) if shared else 1, reached, spent)
 
     def rewritten(self) -> str:
-        """A kernel whose blocks no longer give the ratios that were taken from them at once; empty if there is none."""
+        """Return a kernel whose blocks no longer give the ratios that were computed when they were timed; empty if
+        there is none."""
         times: dict[tuple[int, int], dict[str, float]] = {}
         for block in self.blocks:
             times.setdefault((block.placement, block.round), {})[block.kernel] = max(block.per_call, LEAST_TIME)
@@ -261,9 +267,10 @@ class _Measurement:
             self.spent[on] += self.clock.now() - start
 
     def _choose_inner(self, arms: Mapping[str, Arm]) -> None:
-        """Choose one number of calls for all arms, by the fastest kernel; the anchor has its own.
+        """Choose one number of calls for all arms, by the fastest kernel; the anchor has its own number.
 
-        So has an arm that would take _MOST_WALL blocks' time for one: its ratio does not need a precision of 1 %.
+        So does an arm whose block would last more than _MOST_WALL block lengths: its ratio does not need a precision of
+        1 %.
         """
         block, per_call = self.plan.block, {}
         for arm in arms.values():
@@ -282,13 +289,15 @@ class _Measurement:
             self.inner[arm.name] = arm.inner or (separate if arm.name == ANCHOR or slow else shared)
 
     def _estimate(self, arm: Arm) -> tuple[float, float]:
-        """Seconds of a call, without and with its untimed work: over ever more calls, until they fill half a block.
+        """Estimate the seconds of a call, without and with its untimed work: double the number of calls until they fill
+        half a block.
 
-        Then twice more; the minimum counts, since disturbances only add, and would make a block too short.
+        Then repeat it twice. The minimum counts, because disturbances only add time, and would make the block too
+        short.
         """
         count, again = 1, 2
         REPORTER.calls(arm.name)
-        self.clock.time(arm.call, 1, arm.before)  # the first is always slow
+        self.clock.time(arm.call, 1, arm.before)  # the first call is always slow
         least, least_wall = inf, inf
         while True:
             REPORTER.calls(arm.name)
@@ -304,7 +313,7 @@ class _Measurement:
             again -= 1
 
     def _rounds(self, placement: int, arms: Mapping[str, Arm], order: Iterator[tuple[str, ...]], placed: float) -> None:
-        """A placement's rounds: at least `plan.rounds`, more if placing took long."""
+        """Run a placement's rounds: at least `plan.rounds`, and more if placing took long."""
         plan = self.plan
         for log_ratios in self.log_ratios.values():
             log_ratios.append([])
@@ -323,9 +332,10 @@ class _Measurement:
                 wanted = self._wanted(placed, (self.clock.now() - first) / number)
 
     def _wanted(self, placed: float, one_round: float) -> int:
-        """Rounds of a placement: twice the least number, to recognise spikes; more if placing takes long.
+        """Return the number of rounds of a placement: twice the minimum, so that spikes can be recognised; more if
+        placing takes long.
 
-        Never so many that the minimum number of placements would exceed the budget.
+        The number is limited so that the minimum number of placements fits into the budget.
         """
         plan = self.plan
         if one_round <= 0:
@@ -350,13 +360,14 @@ class _Measurement:
             after = self.counters.read()
             if arm.after_block:
                 arm.after_block()
-        # What runs between the calls keeps a processor busy as the calls do: then the whole block is judged.
+        # Work between the calls keeps a processor as busy as the calls do, so the whole block's processor time is
+        # judged.
         counted, threads = (seconds, 0) if arm.flushes else (wall if arm.before else seconds, self.plan.threads)
         flags = self.counters.flags(before, after, counted, threads)
         return TimedBlock(self.process, self.case, placement, number, position, arm.name, inner, seconds, flags)
 
     def _lead_in(self, arm: Arm) -> None:
-        """Untimed calls until two in a row agree; limited in number, and in time to about a block."""
+        """Make untimed calls until two in a row agree, up to a maximum number and for about the time of a block."""
         REPORTER.calls(arm.name)
         if self.wall[arm.name] > LONG_CALL:
             self.clock.time(arm.call, 1, arm.before)

@@ -1,13 +1,13 @@
-"""`python -m ffncli.bench.timing.worker FD REPORTS [MEMORY]`: one process of a benchmark; it returns a Job's units.
+"""`python -m ffncli.bench.timing.worker FD REPORTS [MEMORY]`: one process of a benchmark, which returns the units of a
+Job.
 
-Messages: ("began", key), ("stage", doing, kernel) as that changes (records.Stage), and ("unit", TimedUnit) for every
-case in turn, then ("finished",); or ("refused", error, hint, exit code) for a package that does not load or a device
-that torch cannot use; or ("lost", kernel, why) if that kernel has left its GPU unusable for this process; or
-("broke", kernel, why) if it raised on one of several ranks while all were timing it; or
-("spoiled", arm, reason), its last message, after a capture of a CUDA graph that failed: another worker gets the case. A
-case that cannot be measured is a unit too, whose outcomes say why; a worker that ends without "finished" was killed,
-killed itself, or has lost its referee. MEMORY, which its parent shares, says which kernel's code runs
-(bench/activity.py).
+It sends ("began", key), ("stage", doing, kernel) whenever that changes (records.Stage), and ("unit", TimedUnit) for
+every case in turn, then ("finished",). Other last messages: ("refused", error, hint, exit code) if a package does not
+load or torch cannot use a device; ("lost", kernel, why) if that kernel has made its GPU unusable for this process;
+("broke", kernel, why) if it raised on one of several ranks while all were timing it; ("spoiled", arm, reason) if the
+capture of a CUDA graph failed, and another worker must run the case. A case that cannot be measured also gets a unit,
+whose outcomes say why. A worker that ends without a last message was killed, killed itself, or has lost its referee.
+MEMORY, shared with its parent, says which kernel's code is running (bench/activity.py).
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ _BEGAN, _PROCESS = time.perf_counter(), os.getpid()
 
 
 def main(arguments: list[str]) -> int:
-    """Serve one job over the inherited descriptor that the first argument numbers; returns 0, even if nobody listens.
+    """Serve one job over the inherited file descriptor whose number is the first argument; return 0, even if the parent
+    is gone.
 
-    The second is its referee's, to report on every case; the third is that of the memory for its activity.
+    The second argument is the descriptor over which the referee reports on every case; the third is the descriptor of
+    the activity's memory.
     """
     settle()
     try:
@@ -59,7 +61,7 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         if error.errno != errno.EBADF:
             raise
-        return ExitCode.ENVIRONMENT  # a kernel has closed our lines: the parent sees that
+        return ExitCode.ENVIRONMENT  # a kernel has closed our connections, which the parent notices
     return 0
 
 
@@ -71,12 +73,12 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
     job = connection.recv()
     if memory is not None:
         REPORTER.share(mmap(memory, SIZE), labels(job))
-    # Before torch, whose OpenMP binds this thread to one core: OpenBLAS counts this thread's cores when numpy is
-    # loaded, and never starts more threads than that.
+    # Import numpy before torch, whose OpenMP binds this thread to one core: when numpy is loaded, OpenBLAS counts this
+    # thread's cores, and never starts more threads than that.
     import numpy  # noqa: F401
 
     cores = affinity()
-    from ffncli.bench.referee.process import referee_process  # torch takes seconds
+    from ffncli.bench.referee.process import referee_process  # imports torch, which takes seconds
 
     send = partial(_send, connection)
     with REPORTER.speaking(send), referee_process(job, connection, reports) as referee:
@@ -88,9 +90,9 @@ def serve(connection: Connection, reports: Connection, memory: int | None = None
 def start_blas_threads(cores: Iterable[int]) -> None:
     """Start the threads of numpy's BLAS so that they may run on all of these cores.
 
-    OpenBLAS ends its threads when the process forks, and starts them at its next product, on the cores of the thread
-    that asks for it. OpenMP has bound that one to a single core by then, which all of them would share: a product of
-    two threads took twenty times as long.
+    OpenBLAS ends its threads when the process forks, and restarts them at the next product, on the cores of the thread
+    that asks for it. By then, OpenMP has bound that thread to a single core, which all BLAS threads would share: a
+    product on two threads took twenty times as long.
     """
     if not hasattr(os, "sched_setaffinity"):
         return
@@ -105,7 +107,7 @@ def start_blas_threads(cores: Iterable[int]) -> None:
 
 
 def _measure(job: Job, send: Send, referee: RefereeProcess | None) -> bool:
-    """Every case in turn; False if another worker is to have the rest."""
+    """Measure every case in turn; return False if another worker must run the rest."""
     start = time.perf_counter() - _BEGAN
     if job.ranks.world_size > 1:
         return _measure_over_ranks(job, send, referee, start)
@@ -122,7 +124,7 @@ def _measure(job: Job, send: Send, referee: RefereeProcess | None) -> bool:
 
 
 def _measure_over_ranks(job: Job, send: Send, referee: RefereeProcess | None, start: float) -> bool:
-    """The same as one of the ranks that the job's block is split over; False where a kernel broke."""
+    """Do the same as one of the ranks over which the job's blocks are split; return False if a kernel broke."""
     from ffncli.bench.timing.ranks.case_run import KernelBroke, measure_over_ranks
     from ffncli.bench.timing.ranks.channel import RankChannel, waiting_limit
     from ffncli.run.ranks.join import joined
@@ -140,8 +142,9 @@ def _measure_over_ranks(job: Job, send: Send, referee: RefereeProcess | None, st
 def _each_case(
     job: Job, send: Send, measure: Callable[..., TimedUnit], start: float, referee: RefereeProcess | None = None
 ) -> bool:
-    """Send what `measure` returns for each case; `start` are the seconds before the first. False if another worker is
-    to have the rest: after a capture that failed, and without the referee, which the next one has again."""
+    """Send the unit that `measure` returns for each case; `start` is the seconds before the first case. Return False if
+    another worker must run the rest: after a failed capture, or if the referee is gone, since the next worker starts a
+    new one."""
     import torch
 
     from ffncli.bench.machine.devices import use_in_worker
@@ -151,7 +154,7 @@ def _each_case(
     from ffncli.bench.timing.outcomes import DeviceLost
 
     for case in job.cases:
-        if job.ranks.world_size == 1:  # else the ranks have joined on their devices
+        if job.ranks.world_size == 1:  # several ranks have already joined on their devices
             use_in_worker(case.device)
             with gpu_errors(case.device, torch):
                 clock_for(case.device)
@@ -160,7 +163,7 @@ def _each_case(
             unit = measure(case, start=start)
         except DeviceLost as lost:
             send(("lost", lost.kernel, str(lost)))
-            os._exit(ExitCode.ENVIRONMENT)  # at once: what else torch does on such a GPU raises, or never returns
+            os._exit(ExitCode.ENVIRONMENT)  # at once: further torch code on this GPU raises or hangs
         except SpoiledCapture as spoiled:
             send(("spoiled", spoiled.arm, str(spoiled)))
             return False
