@@ -1,1 +1,1 @@
-"""A user's Python files: modules, kernels, and what they compute."""
+"""Users' Python files: loading their modules and kernels, and identifying the block that a module computes."""

@@ -1,5 +1,4 @@
-"""The requests to a kernel's host, and the places of tensors in the memory that it shares with the process that
-asks."""
+"""The requests to a kernel's host process, and the places of tensors in the memory that it shares with its parent."""
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ class Region:
 
     @property
     def end(self) -> int:
-        """The byte after its last."""
+        """The offset of the first byte after the tensor."""
         return self.start + prod(self.shape) * self.dtype.itemsize
 
     def of(self, memory: mmap) -> Tensor:
-        """Return the tensor, in that memory."""
+        """Return the tensor as a view of `memory`."""
         if not prod(self.shape):
             return torch.empty(self.shape, dtype=self.dtype)
         flat = torch.frombuffer(memory, dtype=self.dtype, count=prod(self.shape), offset=self.start)
@@ -39,7 +38,7 @@ class Region:
 
 @dataclass(frozen=True)
 class HostSetup:
-    """The first request: the device, torch's threads (None: its number), and the most bytes that may be allocated."""
+    """The first request: the device, torch's thread count (None: torch's default), and the limit on allocated bytes."""
 
     device: str
     threads: int | None
@@ -48,9 +47,10 @@ class HostSetup:
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """A kernel and a block. `size` is the size of the shared memory in bytes.
+    """A request to load a kernel for a block. `size` is the size of the shared memory in bytes.
 
-    `weights` are there already; `inputs` [most tokens, d_model] are places for x, `output` is the place for the result.
+    `weights` are already in the memory; `inputs` [most tokens, d_model] are places for x, `output` is the place for the
+    result.
     """
 
     choice: KernelChoice
@@ -65,7 +65,7 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class CallRequest:
-    """A call on the first tokens of a place."""
+    """A request to call the kernel on the first `tokens` tokens of the input number `place`."""
 
     tokens: int
     place: int
@@ -73,7 +73,7 @@ class CallRequest:
 
 @dataclass(frozen=True)
 class ShowWeights:
-    """Write the weights as they are now back to the shared memory: a GPU has its own copies."""
+    """A request to write the current weights back to the shared memory, because a GPU has its own copies."""
 
 
 HostRequest = LoadRequest | CallRequest | ShowWeights

@@ -1,7 +1,8 @@
-"""A kernel in a process of its own, which loads its file and calls it. The process that judges never imports that file.
+"""A kernel in its own process, which loads the kernel's file and calls the kernel. The judging process never imports
+that file.
 
-Inputs and weights lie in memory that both share, so that what a kernel writes to them is seen from here; nothing that
-the other process says is trusted, but for the output that it wrote.
+Inputs and weights lie in memory shared by both processes, so the judging process sees if a kernel writes to them. From
+the kernel's process, it uses only the output; its statements are not trusted.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from ffncli.system.child import PrintedBytes, passed_on
 from ffncli.system.host import available_memory
 
 HOST = (sys.executable, "-m", "ffncli.run.user.kernel_host")
-PLACES = 2  # for x
-_ALIGNMENT = 256  # bytes; some kernels round in another order on tensors that begin elsewhere
-_START = 300.0  # seconds for Python and torch to start: a disk may be slow
-_PATIENCE = 5.0  # seconds between the end of a process's answers and its own
+PLACES = 2  # input buffers for x
+_ALIGNMENT = 256  # bytes; some kernels round differently if a tensor is not aligned
+_START = 300.0  # seconds for Python and torch to start; long, because a disk may be slow
+_PATIENCE = 5.0  # seconds from the end of a process's answers to the end of the process
 _MOST_ANSWER = 1 << 16  # bytes
 
 
 class KernelFailure(Exception):
-    """A kernel raised, broke its contract, or took too long; the text says which. `gone`: its process has ended."""
+    """A kernel raised, broke its contract, or took too long, as the text says. If `gone`, its process has ended."""
 
     def __init__(self, text: str, gone: bool = False) -> None:
         super().__init__(text)
@@ -50,7 +51,8 @@ class KernelFailure(Exception):
 
 @dataclass(frozen=True)
 class TimeLimits:
-    """Seconds, at most: for a file to be loaded (a C++ extension may compile then), and for one call."""
+    """The time limits in seconds: `load` for loading a file (which may compile a C++ extension), `call` for one
+    call."""
 
     load: float = 180.0
     call: float = 60.0
@@ -58,7 +60,8 @@ class TimeLimits:
 
 @dataclass
 class HostedKernel:
-    """A running host. Its methods raise KernelFailure if the kernel fails, FFNError if it cannot be loaded."""
+    """A kernel in a running host process. Methods raise KernelFailure if the kernel fails, FFNError if it cannot
+    load."""
 
     choice: KernelChoice
     device: str
@@ -68,15 +71,16 @@ class HostedKernel:
     memory_number: int
     memory: mmap | None = None
     request: LoadRequest | None = None
-    name: str = ""  # its label in results, as its file has it
-    computes: str = ""  # the format that it declares
-    changed: set[str] = field(default_factory=set)  # since it was loaded: `its input x`, `the weight up.weight`
+    name: str = ""  # the kernel's name, as the loaded file gives it
+    computes: str = ""  # the number format that the kernel declares
+    changed: set[str] = field(default_factory=set)  # tensors, such as `its input x`, `the weight up.weight`
     _weights: Mapping[str, Tensor] = field(default_factory=dict)
 
     def load(
         self, spec: FFNSpec, steps: Sequence[Step], weights: Mapping[str, Tensor], dtype: torch.dtype, tokens: int
     ) -> str | None:
-        """Load the kernel for this block and up to so many tokens; return why it refuses the block, or None."""
+        """Load the kernel for this block and up to `tokens` tokens; return the reason if it refuses the block, or
+        None."""
         self.request = self._placed(spec, tuple(steps), weights, dtype, tokens)
         self._weights, self.changed = weights, set()
         with _allowing(self):
@@ -92,13 +96,13 @@ class HostedKernel:
         return None if answer.get("refusal") is None else _text(answer, "refusal")
 
     def call(self, x: Tensor, place: int = 0) -> Tensor:
-        """Return the output of x [tokens, d_model], which is written to that place."""
+        """Copy x [tokens, d_model] to the input number `place`, call the kernel on it, and return the output."""
         assert self.request is not None
         assert self.memory is not None
         entry = self.request.inputs[place].of(self.memory)[: len(x)]
         output = self.request.output.of(self.memory)[: len(x)]
         entry.copy_(x)
-        output.fill_(torch.nan)  # an output that is not written is not the last one's
+        output.fill_(torch.nan)  # so that an unwritten output is not mistaken for the last call's
         answer = self._ask(CallRequest(len(x), place), self.limits.call, "did not return within", "--call-time")
         if not same_bits(entry, x):
             self.changed.add("its input x")
@@ -114,7 +118,7 @@ class HostedKernel:
         return output.clone()
 
     def inspect(self) -> None:
-        """Add to `changed` the weights that are not what they were."""
+        """Add to `changed` the weights that have changed since loading."""
         if self.request is None or self.memory is None:
             return
         self._ask(ShowWeights(), self.limits.call, "did not answer within", "--call-time")
@@ -123,7 +127,7 @@ class HostedKernel:
                 self.changed.add(f"the weight {name}")
 
     def threads(self) -> int | None:
-        """Return the number of threads of its process now, by the system's count; None if the system shows none."""
+        """Return the current number of threads of the kernel's process; None if the system does not report it."""
         folder = Path(f"/proc/{self.process.pid}/task")
         try:
             return len(os.listdir(folder))
@@ -133,7 +137,7 @@ class HostedKernel:
     def _placed(
         self, spec: FFNSpec, steps: tuple[Step, ...], weights: Mapping[str, Tensor], dtype: torch.dtype, tokens: int
     ) -> LoadRequest:
-        """Return the request, with a place in the shared memory for every tensor."""
+        """Build the load request, with a place in the shared memory for every tensor."""
         end = 0
 
         def next_region(shape: Sequence[int], kind: torch.dtype) -> Region:
@@ -148,7 +152,8 @@ class HostedKernel:
         return LoadRequest(self.choice, spec, steps, dtype, end, regions, inputs, output)
 
     def _ask(self, request: HostRequest | HostSetup | None, seconds: float, slow: str, option: str) -> dict[str, Any]:
-        """Return the answer. Raise KernelFailure if none comes in time, or the process ends."""
+        """Send a request and return the answer. Raise KernelFailure if there is no answer in time, or the process
+        ends."""
         try:
             if request is not None:
                 self.connection.send(request)
@@ -170,7 +175,8 @@ class HostedKernel:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors of one shape and dtype are equal bit by bit: -0 is not 0, and NaN equals itself."""
+    """Return whether two tensors of the same shape and dtype are equal bit by bit: -0 differs from 0, NaN equals
+    NaN."""
     as_bytes = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (a, b)]
     return torch.equal(*as_bytes)
 
@@ -183,7 +189,7 @@ def hosted(
     limits: TimeLimits = TimeLimits(),
     command: Sequence[str] = HOST,
 ) -> Iterator[HostedKernel]:
-    """Start a process for that kernel; at the end it and all that it started are gone."""
+    """Start a process for the kernel; at the end, stop it and all processes that it started."""
     ours, theirs = socket.socketpair()
     memory_number = child.shared_memory()
     process = None
@@ -197,11 +203,12 @@ def hosted(
                     stdout=output,
                     stderr=output,
                     pass_fds=numbers,
-                    process_group=0,  # Ctrl-C is for us to hear, and whatever it starts goes with it
+                    process_group=0,  # Ctrl-C reaches only this process, and ending the group ends its children
                 )
             with Connection(ours.detach()) as connection:
                 kernel = HostedKernel(choice, device, limits, process, connection, memory_number)
-                most_bytes = available_memory() if device == "cpu" else None  # drivers reserve far more than they use
+                # No limit on a GPU: its drivers reserve far more memory than they use.
+                most_bytes = available_memory() if device == "cpu" else None
                 kernel._ask(HostSetup(device, threads, most_bytes), _START, "did not start within", "")
                 yield kernel
         finally:
@@ -213,7 +220,7 @@ def hosted(
 
 @contextmanager
 def _allowing(kernel: HostedKernel) -> Iterator[None]:
-    """Turn a system error while memory is shared into an FFNError."""
+    """Convert a system error during memory sharing into an FFNError."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -222,6 +229,6 @@ def _allowing(kernel: HostedKernel) -> Iterator[None]:
 
 
 def _text(answer: Mapping[str, Any], key: str) -> str:
-    """Shorten and clean a text of an answer, which the user's code may have written."""
+    """Return a text of an answer, shortened and cleaned, because the user's code may have written it."""
     value = answer.get(key)
     return clean(value if isinstance(value, str) else str(value))[:500]

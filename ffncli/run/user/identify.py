@@ -1,7 +1,8 @@
-"""Which block a module computes: its outputs are compared with those of every arrangement of its parameters.
+"""Identify the block that a module computes, by comparing its outputs with the outputs of every arrangement of its
+parameters.
 
-`wirings` makes the arrangements: every choice of matrices of fitting shapes as gate, up and down, with biases and
-norms.
+`wirings` yields the arrangements, every choice of matrices with fitting shapes as gate, up and down; `norms` lists the
+choices of norms.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from ffncli.block.steps import Axis, Norm, Shape
 from ffncli.run.engine.execute import function, norm, run
 
 ACTIVATIONS = tuple(name for name, row in TABLE.items() if not row.learned)
-_SCREENED = 4  # tokens for the first try of every arrangement; an arrangement that fits is tried on all
-_ROWS = 16  # outputs compared then, unless a norm needs all of them
+_SCREENED = 4  # tokens for the first try of every arrangement; one that fits is tried on all tokens
+_ROWS = 16  # output values compared per token, unless an output norm needs all values
 
 
 @dataclass(frozen=True)
 class ModuleSample:
-    """A module's output `y` for `x`, both [tokens, d_model], with these parameters, in x's dtype.
+    """A module's output `y` for the input `x`, both [tokens, d_model], computed with `parameters` in x's dtype.
 
-    `tolerance` is the relative error up to which another computation counts as the same; `eps` are the values to try.
-    `residual` and `pre` say whether it adds its input and normalises its input, if known.
+    `tolerance` is the largest relative error at which another computation counts as the same; `eps` are the epsilons to
+    try for norms. `residual` and `pre` say whether the module adds its input, and whether it normalises its input; None
+    if unknown.
     """
 
     parameters: Mapping[str, Tensor]
@@ -43,15 +45,15 @@ class ModuleSample:
     pre: bool | None = None
 
     def allows(self, choice: Norms) -> bool:
-        """Return whether a block with these norms may be the module."""
+        """Return whether the module may be a block with the norms `choice`."""
         return self.pre in (None, choice.pre) and not (self.residual and choice.position == "post")
 
 
 @dataclass(frozen=True)
 class Match:
-    """A block, the places of its weights, and the difference of its outputs from the module's (largest relative error).
+    """A candidate block: the places of its weights in the module, and the largest relative error of its outputs.
 
-    `errors` has the error of every activation in the same arrangement.
+    `errors` are the errors of all activations in the same arrangement.
     """
 
     activation: str
@@ -63,23 +65,23 @@ class Match:
 
     @property
     def next_best(self) -> tuple[str, float]:
-        """The nearest of the other activations."""
+        """The second-best activation and its error."""
         name = min((n for n in self.errors if n != self.activation), key=lambda n: self.errors[n])
         return name, self.errors[name]
 
     @property
     def views(self) -> Wiring:
-        """Canonical name → part of a parameter, norms included."""
+        """The place of every weight, norms included: canonical name → part of a parameter."""
         return {**self.wiring, **self.norms.views}
 
     @property
     def mixed_bias(self) -> bool:
-        """Whether some projections have a bias and others not."""
+        """Whether some projections have a bias and others don't."""
         count = sum(name.endswith(".bias") for name in self.wiring)
         return 0 < count < len(self.wiring) - count
 
     def weights(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return canonical weights from the module's parameters."""
+        """Return the canonical weights taken from the module's parameters."""
         return {name: view.of(parameters).contiguous() for name, view in self.views.items()}
 
     def spec(self, parameters: Mapping[str, Tensor]) -> FFNSpec:
@@ -93,9 +95,10 @@ class Match:
 
 
 def identify(probe: ModuleSample) -> Match | None:
-    """Return the first arrangement whose block reproduces the module's outputs in tolerance, else the nearest one.
+    """Return the first arrangement that reproduces the module's outputs within the tolerance, else the nearest
+    arrangement.
 
-    None if no two matrices of the module can form a block. The search ignores names, except those of biases.
+    Return None if no two matrices of the module can form a block. The search ignores all names except bias names.
     """
     search = _ArrangementSearch(probe)
     shapes = {name: tuple(tensor.shape) for name, tensor in probe.parameters.items()}
@@ -114,14 +117,14 @@ def identify(probe: ModuleSample) -> Match | None:
 
 
 def confirmed(match: Match, probe: ModuleSample) -> float:
-    """Return the relative error of the reference execution of the match's block, steps and all."""
+    """Return the relative error of the match's block, run step by step by the reference execution."""
     block = steps(match.spec(probe.parameters))
     return _error(run(block, match.weights(probe.parameters), {"x": probe.x})[None], probe.y)[0]
 
 
 @dataclass(frozen=True)
 class Norms:
-    """One way to normalise a block; `views` are the places of the norms' parameters."""
+    """A choice of norms for a block; `views` are the places of the norms' parameters."""
 
     kind: NormKind = "none"
     position: NormPosition = "pre"
@@ -132,19 +135,19 @@ class Norms:
 
     @property
     def pre(self) -> bool:
-        """Whether it normalises the input."""
+        """Whether there is a norm on the block's input."""
         return self.kind != "none" and self.position in ("pre", "pre+branch")
 
     @property
     def closes(self) -> bool:
-        """Whether it normalises the output."""
+        """Whether there is a norm on the block's output."""
         return self.kind != "none" and self.position != "pre"
 
 
 @dataclass
 class _ArrangementSearch:
-    """Errors of all activations at once. Common parts of arrangements are computed once: `plain` is for blocks without
-    a norm on the input, `normed` for those with the norm of `choice`.
+    """A search that computes the errors of all activations at once, and common parts of arrangements only once. The
+    caches are `plain` for blocks without a norm on the input and `normed` for blocks with the input norm of `choice`.
     """
 
     probe: ModuleSample
@@ -164,7 +167,8 @@ class _ArrangementSearch:
             out = _normed(out, "post_norm", choice, self.probe) if choice.position == "post" else out
             errors = dict(zip(ACTIVATIONS, _error(out, y[:, :rows]), strict=True))
             fitting = [name for name in ACTIVATIONS if errors[name] <= self.probe.tolerance]
-            name = fitting[0] if fitting else min(errors, key=lambda n: errors[n])  # gelu before gelu_10
+            # The first fitting activation, in the table's order: gelu comes before gelu_10.
+            name = fitting[0] if fitting else min(errors, key=lambda n: errors[n])
             matches.append(Match(name, wiring, choice, residual, errors[name], errors))
         return min(matches, key=lambda match: match.error)
 
@@ -195,7 +199,8 @@ class _ArrangementSearch:
 
 
 def _normed(x: Tensor, step: str, choice: Norms, probe: ModuleSample) -> Tensor:
-    """Return x [..., d_model] after the norm of that name; unchanged if there is none."""
+    """Return x [..., d_model] normalised by the step `step` (`norm` or `post_norm`); unchanged if `choice` has no
+    norm."""
     if choice.kind == "none":
         return x
     op = Norm(choice.kind, Axis("d_model", x.shape[-1]), choice.eps, choice.weight, choice.bias)
@@ -204,14 +209,14 @@ def _normed(x: Tensor, step: str, choice: Norms, probe: ModuleSample) -> Tensor:
 
 
 def _error(candidates: Tensor, y: Tensor) -> list[float]:
-    """Return for each candidate [n, tokens, values] the largest max|a - b| / max|b| over tokens."""
+    """Return, for each of the candidates [n, tokens, values], the maximum over tokens of max|a - b| / max|b|."""
     size = y.abs().amax(-1)
     size = size.clamp(min=1e-6 * float(size.max()) or 1.0)
     worst = ((candidates - y).abs().amax(-1) / size).amax(-1).double()
     return torch.nan_to_num(worst, nan=inf, posinf=inf).tolist()
 
 
-MOST_MATRICES = 6  # more are not a dense block; the arrangements of three grow with the cube
+MOST_MATRICES = 6  # a dense block has no more; the number of arrangements of three grows with the cube
 _MOST_VECTORS = 4
 EPS = (1e-5, 1e-6, 1e-8, 1e-12)
 
@@ -227,7 +232,7 @@ class View:
     step: int | None = None
 
     def of(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return the tensor; a 1×1 convolution's weight counts as a matrix."""
+        """Return the tensor out of `parameters`; the weight of a 1×1 convolution becomes a matrix."""
         tensor = parameters[self.parameter]
         tensor = tensor.reshape(tensor.shape[:2])
         return (tensor.T if self.transposed else tensor)[self.start : self.stop : self.step]
@@ -238,7 +243,7 @@ class View:
         return self.parameter + ("ᵀ" if self.transposed else "") + rows
 
 
-Wiring = Mapping[str, View]  # canonical name (`up.weight`) → its place
+Wiring = Mapping[str, View]  # canonical name (`up.weight`) → place in the module
 
 
 @dataclass(frozen=True)
@@ -248,7 +253,8 @@ class _Projection:
 
 
 def matrices(shapes: Mapping[str, Shape], d_model: int) -> dict[str, tuple[int, int]]:
-    """Return the parameters that can be a projection: [out, in], or [out, in, 1, ...] as in 1×1 convolutions."""
+    """Return the shapes of the parameters that can be a projection: [out, in], or [out, in, 1, ...] as in 1×1
+    convolutions."""
     out = {}
     for name, shape in shapes.items():
         if len(shape) >= 2 and set(shape[2:]) <= {1} and d_model in shape[:2]:
@@ -259,8 +265,8 @@ def matrices(shapes: Mapping[str, Shape], d_model: int) -> dict[str, tuple[int, 
 def wirings(shapes: Mapping[str, Shape], d_model: int) -> Iterator[Wiring]:
     """Yield every arrangement of the module's matrices as a plain or gated block, with their biases.
 
-    A matrix has one role, unless there is only one matrix. Biases belong to their matrix by name; a matrix without one
-    has no bias in the block.
+    Each matrix has one role, unless there is only one matrix. A bias belongs to its matrix by name; if a matrix has no
+    such bias, its projection has none.
     """
     sizes = matrices(shapes, d_model)
     rises, falls = _projections(sizes, d_model), _projections(sizes, d_model, fall=True)
@@ -279,7 +285,7 @@ def wirings(shapes: Mapping[str, Shape], d_model: int) -> Iterator[Wiring]:
 
 
 def biases(shapes: Mapping[str, Shape]) -> dict[str, str]:
-    """Map a matrix to its bias, by name: `up.weight` and `up.bias`, `w1` and `b1`, `W_up` and `b_up`."""
+    """Map each matrix to its bias, by name: `up.weight` and `up.bias`, `w1` and `b1`, `W_up` and `b_up`."""
     out = {}
     for name, shape in shapes.items():
         if len(shape) < 2:
@@ -295,7 +301,8 @@ def biases(shapes: Mapping[str, Shape]) -> dict[str, str]:
 
 
 def norms(shapes: Mapping[str, Shape], d_model: int, eps: Sequence[float]) -> list[Norms]:
-    """Return no norm first, then every norm that the module's vectors allow, those that use the most vectors first."""
+    """Return the possible choices: no norm, then every norm that the module's vectors allow, sorted by descending
+    number of vectors used."""
     taken = set(biases(shapes).values())
     vectors = [name for name, shape in shapes.items() if shape == (d_model,) and name not in taken][:_MOST_VECTORS]
     places: dict[NormPosition, tuple[str, ...]] = {
@@ -316,7 +323,7 @@ def norms(shapes: Mapping[str, Shape], d_model: int, eps: Sequence[float]) -> li
 
 
 def _projections(sizes: Mapping[str, tuple[int, int]], d_model: int, fall: bool = False) -> list[_Projection]:
-    """Return every view of a matrix as a map from d_model (or, with `fall`, to d_model), as stored first."""
+    """Return every view of a matrix as a map from d_model (with `fall`, to d_model), the untransposed view first."""
     out = []
     for name, (first, second) in sizes.items():
         for transposed in (False, True):
@@ -328,7 +335,7 @@ def _projections(sizes: Mapping[str, tuple[int, int]], d_model: int, fall: bool 
 
 
 def _halves(fused: View, width: int) -> Iterator[tuple[View, View]]:
-    """Yield gate and up inside one matrix: concatenated or interleaved by rows, either one first."""
+    """Yield gate and up as parts of one fused matrix: concatenated or with alternating rows, gate first or up first."""
     name, transposed = fused.parameter, fused.transposed
     first, second = View(name, transposed, None, width), View(name, transposed, width)
     even, odd = View(name, transposed, None, None, 2), View(name, transposed, 1, None, 2)

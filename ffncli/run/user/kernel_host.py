@@ -1,8 +1,8 @@
-"""`python -m ffncli.run.user.kernel_host FD MEMORY`: a process that only calls a kernel. `hosted.py` is the other end.
+"""`python -m ffncli.run.user.kernel_host FD MEMORY`: a process that only calls a kernel. Its parent runs `hosted.py`.
 
-Weights and inputs are in the shared memory, and the output is written there. Nothing here knows what is right: there is
-no reference to read. Requests come pickled, from the process that started this one; answers are JSON, because from the
-first request on the user's code runs here.
+Weights and inputs are in the shared memory, and the output is written there. This process holds no reference output, so
+the user's code cannot read one. Requests arrive pickled from the parent process; answers are JSON, because the parent
+must not unpickle data from a process that runs the user's code.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from ffncli.run.user.host_requests import CallRequest, HostRequest, HostSetup, LoadRequest
 
 Answer = dict[str, Any]
-_LONGEST = 300  # characters of an error's text
+_LONGEST = 300  # maximum characters of an error's text
 
 
 def main(arguments: list[str]) -> int:
-    """Serve requests over the descriptor that the first argument numbers; the second numbers the shared memory."""
+    """Serve requests. The arguments are the descriptor numbers of the connection and of the shared memory."""
     settle()
     connection_number, memory_number = map(int, arguments)
     try:
@@ -45,11 +45,11 @@ def main(arguments: list[str]) -> int:
 
 
 def serve(connection: Connection, memory_number: int) -> None:
-    """Answer one request after the other, until the line is closed."""
-    set_threads()  # imports torch, so that its threads sleep while they wait
+    """Answer requests until the connection is closed."""
+    set_threads()  # imports torch with the settings that let its threads sleep while they wait
     setup: HostSetup = connection.recv()
     _limit(setup.most_bytes)
-    warnings.filterwarnings("ignore", category=RuntimeWarning)  # numpy's of NaN, which kernels are called with
+    warnings.filterwarnings("ignore", category=RuntimeWarning)  # kernels are called with NaN, about which numpy warns
     set_threads(setup.threads)
     host = KernelHost(setup.device, memory_number)
     _send(connection, {"ready": True})
@@ -62,7 +62,8 @@ def _send(connection: Connection, answer: Answer) -> None:
 
 
 def _limit(most_bytes: int | None) -> None:
-    """Let allocations fail beyond so many bytes: a kernel that takes all memory ends in an error, not the machine."""
+    """Limit allocations to `most_bytes`, so that a kernel that runs out of memory fails without taking down the
+    machine."""
     if most_bytes is None or sys.platform != "linux":
         return
     import resource
@@ -73,7 +74,7 @@ def _limit(most_bytes: int | None) -> None:
 
 @dataclass
 class KernelHost:
-    """The kernel that was loaded last, its weights in its own form, and its inputs by place and number of tokens."""
+    """The most recently loaded kernel, its prepared weights, and its inputs by place and number of tokens."""
 
     device: str
     memory_number: int
@@ -85,7 +86,7 @@ class KernelHost:
     inputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def answer(self, request: HostRequest) -> Answer:
-        """Answer a request; an exception is an answer too."""
+        """Carry out a request and return the answer; an exception becomes an answer with `error`."""
         from ffncli.run.user.host_requests import CallRequest, LoadRequest
 
         try:
@@ -96,7 +97,7 @@ class KernelHost:
             return {"error": error.message[:_LONGEST], "hint": error.hint[:_LONGEST]}
         except MemoryError:
             return {"error": "not enough memory", "hint": ""}
-        except BaseException as error:  # SystemExit too
+        except BaseException as error:  # includes SystemExit
             text = clean(" ".join(str(error).split()))
             return {"error": f"{type(error).__name__}: {text}"[:_LONGEST], "hint": ""}
 
@@ -126,7 +127,7 @@ class KernelHost:
         assert self.memory is not None
         shared = self.request.inputs[request.place].of(self.memory)[: request.tokens]
         key = (request.place, request.tokens)
-        x = self.inputs.setdefault(key, shared.to(self.device))  # on a CPU the shared memory itself
+        x = self.inputs.setdefault(key, shared.to(self.device))  # on a CPU, this is the shared memory itself
         if self.device != "cpu":
             x.copy_(shared)
         with torch.inference_mode():
@@ -149,4 +150,4 @@ class KernelHost:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(code)  # a thread that the user's code has left running must not keep the process
+    os._exit(code)  # a thread left running by the user's code must not keep the process alive

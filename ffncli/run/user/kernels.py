@@ -1,9 +1,9 @@
-"""Users' kernels: `[label=][ref:]file.py:name`, a plain function, an nn.Module (its class, or one), or a Kernel.
+"""Users' kernels: `[label=][ref:]file.py:name` names a plain function, an nn.Module (class or instance), or a Kernel.
 
-A function's first argument is x, the others are named after the block's weights: `def mlp(x, gate, up, down)`; a bias
-is `up_bias`, an activation's learned parameter `act_weight`, a shared expert's `shared__up`. The caller decides
-about gradients: functions and modules are differentiable with respect to x and to their params. An attribute
-`computes` ("fp8-rowwise") declares that it computes in fewer bits than the dtype has.
+A function's first argument is x; the others are named after the block's weights: `def mlp(x, gate, up, down)`. A bias
+is `up_bias`, a learned parameter of an activation `act_weight`, a weight of a shared expert `shared__up`. Functions and
+modules are differentiable with respect to x and their params; the caller enables or disables gradients. A kernel that
+computes in fewer bits than the dtype has declares its format in an attribute `computes` ("fp8-rowwise").
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from ffncli.system.files import file_at, process_folder
 
 
 def kernel_of(choice: KernelChoice, steps: Steps, spec: FFNSpec) -> Kernel:
-    """Return the kernel of a choice, under its label, executing a user's file. `steps` are the kernel steps."""
+    """Return the chosen kernel under its label; a user's file is executed. `steps` are the kernel steps of the
+    block."""
     if choice.file is None:
         return built_in(choice.kernel)
     with loading(choice.file):
@@ -44,10 +45,11 @@ def kernel_of(choice: KernelChoice, steps: Steps, spec: FFNSpec) -> Kernel:
 def kernels_of(
     choices: Sequence[KernelChoice], steps: Steps, spec: FFNSpec, compiling: bool = True
 ) -> tuple[Kernel, ...]:
-    """Return all kernels to verify: the built-in ones (all of them if none is chosen), then the user's.
+    """Return all kernels to verify: the chosen built-in kernels (all of them if none is chosen), then the user's
+    kernels.
 
-    Without `compiling`, kernels that compile refuse every block unless chosen: one of them takes longer than all the
-    others together. A slowed kernel is refused: it computes the same as that kernel.
+    Without `compiling`, kernels that compile refuse every block unless chosen, because one of them takes longer than
+    all other kernels together. A slowed kernel raises FFNError, because it computes the same as the kernel it slows.
     """
     if slow := next((choice for choice in choices if choice.factor is not None), None):
         raise FFNError(f"--kernel: {shown(slow.text)} can only be timed", f"verify {shown(slow.kernel)} itself")
@@ -60,7 +62,7 @@ def kernels_of(
 
 
 def _unless_named(kernel: Kernel) -> Kernel:
-    """Let a kernel that compiles, or computes in fewer bits than the others, refuse every block."""
+    """Return the kernel; if it compiles or computes in fewer bits than the dtype, it refuses every block."""
     if not kernel.compiles and not kernel.computes:
         return kernel
     reason = "takes seconds to compile" if kernel.compiles else f"computes in {kernel.computes}"
@@ -69,7 +71,8 @@ def _unless_named(kernel: Kernel) -> Kernel:
 
 
 def _user_kernel(choice: KernelChoice, path: Path, steps: Steps, spec: FFNSpec) -> Kernel:
-    """Execute a user's file and return its kernel; one at a git commit from a copy, whose name no error shows."""
+    """Execute a user's file and return its kernel. A file at a git commit is executed from a copy; errors show the
+    original name."""
     if choice.ref is None:
         return _kernel_in(path, choice, shown_path(Path(choice.kernel)), steps, spec)
     copied, commit = _copy_at(choice.ref, path)
@@ -82,7 +85,7 @@ def _user_kernel(choice: KernelChoice, path: Path, steps: Steps, spec: FFNSpec) 
 
 
 def _kernel_in(path: Path, choice: KernelChoice, origin: str, steps: Steps, spec: FFNSpec) -> Kernel:
-    """Return the kernel of this file; its note says `origin` and the file's sha256."""
+    """Return the kernel in a file; its `origin` is `origin` followed by the file's sha256."""
     target, name = _target(path, choice.attribute)
     label = choice.with_attribute(name).label
     origin += f", sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
@@ -99,9 +102,9 @@ def _kernel_in(path: Path, choice: KernelChoice, origin: str, steps: Steps, spec
 
 @cache
 def _copy_at(ref: str, path: Path) -> tuple[Path, str]:
-    """Return (the file as the commit has it, in a private folder that is removed when the process ends; the commit).
+    """Return (a copy of the file at the commit, in a private folder that is removed when the process ends; the commit).
 
-    The file alone: modules next to it in the repository cannot be imported.
+    Only this file is copied, so it cannot import modules next to it in the repository.
     """
     original = file_at(ref, path, "--kernel")
     copied = process_folder() / path.name
@@ -110,7 +113,7 @@ def _copy_at(ref: str, path: Path) -> tuple[Path, str]:
 
 
 def _target(path: Path, name: str | None) -> tuple[Any, str]:
-    """Return (the object of that name in the file, the name); without a name the file's only kernel."""
+    """Return (the object `name` in the file, its name); if `name` is None, the file's only kernel."""
     module = import_file(path, "file.py:name")
     homes = (module.__name__, Kernel.__module__)
     names = [
@@ -142,11 +145,12 @@ def _is_kernel(value: object) -> bool:
     return isinstance(value, Kernel) or inspect.isroutine(value)
 
 
-# --- the three kinds --------------------------------------------------------------------------------------------------
+# --- functions, modules and Kernels
+# --------------------------------------------------------------------------------------------------
 
 
 def _guarded_kernel(kernel: Kernel, path: Path, label: str, origin: str) -> Kernel:
-    """Return a user's Kernel, its exceptions shortened to one line."""
+    """Return a user's Kernel whose exceptions are shortened to one line."""
 
     def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
         with user_code(path, "raised by its prepare"):
@@ -161,7 +165,7 @@ def _guarded_kernel(kernel: Kernel, path: Path, label: str, origin: str) -> Kern
 
 @dataclass(frozen=True)
 class _Guarded:
-    """A user's function; in each call its exceptions are shortened to one line and its output goes to stderr."""
+    """A wrapper of a user's function that shortens exceptions to one line and sends printed output to stderr."""
 
     compute: Computes
     path: Path
@@ -171,21 +175,21 @@ class _Guarded:
             return self.compute(x, params)
 
     def located(self, error: BaseException) -> BaseException:
-        """Return what a call would have raised instead of this exception of the function."""
+        """Return the exception that a call of this wrapper would have raised if the function had raised `error`."""
         try:
             with user_code(self.path, "raised when it was called"):
                 raise error
-        except BaseException as shortened:  # SystemExit too
+        except BaseException as shortened:  # includes SystemExit
             return shortened
 
 
 def unguarded(compute: Computes) -> Computes:
-    """Return the function as the user wrote it, for timing: the wrapper takes tens of microseconds per call."""
+    """Return the user's own function, for timing; the wrapper costs tens of microseconds per call."""
     return compute.compute if isinstance(compute, _Guarded) else compute
 
 
 def located(compute: Computes, error: BaseException) -> BaseException:
-    """Add file and line to an exception of an unguarded function; `compute` is the guarded one."""
+    """Return the exception with file and line added; it was raised by the unguarded function of `compute`."""
     return compute.located(error) if isinstance(compute, _Guarded) else error
 
 
@@ -206,7 +210,8 @@ def _function_kernel(call: Callable[..., Any], path: Path, label: str, steps: St
 
 
 def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, str]:
-    """Return argument → the parameter that fills it; refuse one for which the block has no weight."""
+    """Map each argument of a function to the parameter that fills it; reject an argument for which the block has no
+    weight."""
     weights = by_argument(steps)
     try:
         declared = list(inspect.signature(call).parameters.values())
@@ -226,9 +231,10 @@ def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, 
 
 
 class _ModuleOnParams:
-    """A user's module with other tensors in place of its parameters.
+    """A user's module, called with given tensors in place of its parameters.
 
-    Setting them costs nothing if they are the last call's; torch.func.functional_call takes about 20 µs per call.
+    If the tensors are the same as in the last call, nothing is set again; torch.func.functional_call would cost about
+    20 µs per call.
     """
 
     def __init__(self, loaded: LoadedModule, module: nn.Module) -> None:
@@ -237,7 +243,7 @@ class _ModuleOnParams:
         self._places = [_places(module, parameter) for parameter in module.parameters()]
 
     def __call__(self, x: Tensor, params: Params) -> Tensor:
-        """Return its output [tokens, d_model]."""
+        """Return the module's output [tokens, d_model]."""
         if params is not self._params:
             for places, tensor in zip(self._places, params, strict=True):
                 for home, name in places:
@@ -248,13 +254,14 @@ class _ModuleOnParams:
 
 
 def _places(module: nn.Module, parameter: nn.Parameter) -> list[tuple[dict[str, Any], str]]:
-    """Return every dict and key of a parameter: several where modules share it."""
+    """Return every dict and key that hold a parameter; there are several if modules share it."""
     homes = [part._parameters for part in module.modules()]
     return [(home, name) for home in homes for name, value in home.items() if value is parameter]
 
 
 def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpec) -> Kernel:
-    """Build a class with the block's dimensions, and identify its parameters by matching its outputs."""
+    """Return the kernel of a module, built with the block's dimensions; its parameters are identified by matching its
+    outputs."""
     loaded = _built(text, spec)
     views, wanted = loaded.match.views, list(parameters(steps))
     if set(views) != set(wanted):
@@ -275,7 +282,8 @@ def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpe
 
 
 def _built(text: str, spec: FFNSpec) -> LoadedModule:
-    """Build the module in the block's widths, with its bias and activation as far as its constructor accepts them."""
+    """Build the module with the block's widths, and with the block's bias and activation if its constructor accepts
+    them."""
     every = {"d_model": str(spec.d_model), "d_ff": str(spec.d_ff), "bias": spec.bias, "activation": spec.activation}
     fewer = (("d_model", "d_ff", "activation"), ("d_model", "d_ff", "bias"), ("d_model", "d_ff"), ("d_model",))
     for names in (tuple(every), *fewer):

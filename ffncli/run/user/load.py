@@ -1,4 +1,4 @@
-"""The model that a SOURCE means, modules in the user's Python files included; what counts and plans it."""
+"""Loading a model from any SOURCE, including modules in the user's Python files; `ffncli.count` and `ffncli.plan`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def load(source: Source | None = None, dimensions: Dimensions | None = None, seed: int = 0) -> Resolved:
-    """Return the model for a SOURCE and dimension options; `my.py:Name` is executed, its weights drawn under `seed`.
+    """Return the model for a SOURCE and dimension options. `my.py:Name` is executed, and `seed` seeds its weights.
 
-    A loaded model is changed by the options; a module has its own dimensions and weights. Everything else is left to
-    `models.source.load`, without torch.
+    The options also change a model that is already loaded, but not a module, which has its own dimensions and weights.
+    All other sources go to `models.source.load`, which needs no torch.
     """
     if isinstance(source, os.PathLike):
         source = os.fspath(source)
@@ -59,10 +59,10 @@ class CountQuestion(Dimensions):
     >>> ffncli.count("gpt2").ffn_params_total
     56669184
 
-    `source` and the dimensions are those of `ffncli.trace`; `dtype` is the format that bytes count in (default: as
-    released or stored), `tokens` the number that the `..._total` FLOPs are for, default 1. torch is imported only for a
-    source in a Python file. Raises FFNError for whatever the command line refuses, and for an argument of the wrong
-    type.
+    `source` and the dimensions are the same as in `ffncli.trace`; `dtype` is the format in which bytes are counted
+    (default: as released or stored); `tokens` is the number of tokens for the `..._total` FLOPs (default 1). torch is
+    imported only if the source is a Python file. Raises FFNError for values that the command line also rejects, and for
+    an argument of the wrong type.
     """
 
     source: ModelSource = field(default=None, kw_only=False)
@@ -73,7 +73,7 @@ class CountQuestion(Dimensions):
 
 
 def counted(question: CountQuestion) -> ModelCount:
-    """Return the counts that a question is about."""
+    """Count the model of the question."""
     return count_model(load(question.source, question.dimensions), question.dtype, question.tokens or 1)
 
 
@@ -89,16 +89,16 @@ class ModelPlanQuestion(PlanQuestion, Dimensions):
     >>> [(row.devices, row.device, row.bound) for row in best]
     [(2, 'H100 SXM5', 'memory'), (1, 'MI300X', 'memory')]
 
-    The arguments are the options of `ffn plan`, with its defaults; lists where it takes lists. torch is imported only
-    for a source in a Python file. Raises FFNError for whatever the command line refuses, and for an argument of the
-    wrong type.
+    The arguments are the options of `ffn plan`, with the same defaults; options that accept several values accept
+    lists. torch is imported only if the source is a Python file. Raises FFNError for values that the command line also
+    rejects, and for an argument of the wrong type.
     """
 
     source: ModelSource = field(default=None, kw_only=False)
 
 
 def planned_for(question: ModelPlanQuestion) -> ClusterPlan:
-    """Return the plan that a question is about."""
+    """Plan the model of the question."""
     return plan_model(load(question.source, question.dimensions), question)
 
 

@@ -1,7 +1,8 @@
-"""A user's nn.Module as a source: built, run, and recognised as the block that it computes, with its weights.
+"""A user's nn.Module as a source: building it, running it, and recognising the block that it computes, with its
+weights.
 
-It is one block (`my.py:FeedForwardBlock`), a model of several layers (`my.py:GPT --layer 1`), whose FFNs are found by
-the names of parameters, or a transformers model in memory, whose blocks its config describes.
+The module is one block (`my.py:FeedForwardBlock`); a model of several layers (`my.py:GPT --layer 1`), whose FFNs are
+found by parameter names; or a transformers model in memory, whose blocks are described by its config.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from ffncli.run.user.time_limit import loading
 
 @dataclass(frozen=True)
 class LoadedModule:
-    """The model that matches a module, its weights (canonical, [out, in], the module's dtype), and the module.
+    """A loaded module, the model that matches it, and its weights in canonical form ([out, in], the module's dtype).
 
-    `runner` runs it on tokens [tokens, d_model], `match` maps its parameters to the block's.
+    `runner` runs the module on tokens [tokens, d_model]; `match` maps its parameters to the block's weights.
     """
 
     model: Resolved
@@ -51,18 +52,18 @@ class LoadedModule:
 
 
 def load_module(text: str, dimensions: Dimensions, seed: int = 0) -> LoadedModule:
-    """Return the block of `my.py:Name`, with the weights its constructor draws under `torch.manual_seed(seed)`.
+    """Load the block of `my.py:Name`, with the weights that its constructor draws after `torch.manual_seed(seed)`.
 
     The file is executed. Constructor arguments are filled by name from the dimension options; the computation is
-    identified by matching its outputs. Errors in the user's code, and a module that matches no block, exit 2; a load
-    that takes too long exits 3.
+    identified by matching its outputs. Errors in the user's code and modules that match no block raise an FFNError with
+    exit code 2, loading too long one with exit code 3.
     """
     with built(text, dimensions, seed) as module:
         return one_block(module, dimensions)
 
 
 def load_object(module: nn.Module, dimensions: Dimensions) -> LoadedModule:
-    """Return the block that a module of the caller's computes, with a copy of its weights, on the CPU.
+    """Recognise the block that the caller's module computes; its weights are copied to the CPU.
 
     The module itself is neither run nor changed.
     """
@@ -72,9 +73,10 @@ def load_object(module: nn.Module, dimensions: Dimensions) -> LoadedModule:
 
 @dataclass(frozen=True)
 class BuiltModule:
-    """A module in eval mode: what was typed for it, its name and file, and the assumed arguments of its constructor.
+    """A module in eval mode: the text typed for it, its name and file, and the assumed arguments of its constructor
+    (`taken`).
 
-    `runner` runs it; None for a whole model, whose FFNs are in `layers`: layer → the name of the module.
+    `runner` runs the module; it is None for a whole model, whose FFNs are in `layers`: layer → name of its FFN module.
     """
 
     text: str
@@ -88,7 +90,7 @@ class BuiltModule:
 
 @contextmanager
 def built(text: str, dimensions: Dimensions, seed: int) -> Iterator[BuiltModule]:
-    """Build the module that `my.py:Name` means, within the limit on loading it, leaving torch's generator alone."""
+    """Build the module `my.py:Name` within the load time limit, without changing the state of torch's generator."""
     path_text, _, name = text.partition(".py:") if ".py:" in text else (text.removesuffix(".py"), "", None)
     path = Path(os.path.abspath(os.path.expanduser(path_text + ".py")))
     with torch.random.fork_rng(devices=[]), loading(path):
@@ -101,7 +103,7 @@ def built(text: str, dimensions: Dimensions, seed: int) -> Iterator[BuiltModule]
 
 @contextmanager
 def copied(module: nn.Module, dimensions: Dimensions) -> Iterator[BuiltModule]:
-    """Copy the caller's module."""
+    """Yield a copy of the caller's module on the CPU."""
     name, path = type(module).__name__, Path("the module")
     with torch.random.fork_rng(devices=[]):
         with user_code(path, "raised while it was copied"):
@@ -111,7 +113,7 @@ def copied(module: nn.Module, dimensions: Dimensions) -> Iterator[BuiltModule]:
 
 
 def one_block(built: BuiltModule, dimensions: Dimensions) -> LoadedModule:
-    """Return the block that a module computes; refuse a whole model."""
+    """Recognise the block that a module computes; raise FFNError for a whole model."""
     if built.runner is None:
         what = f"{shown_path(built.path)}: {built.name} is a model with {len(built.layers)} FFNs"
         example = type(built.module.get_submodule(next(iter(built.layers.values())))).__name__
@@ -124,7 +126,7 @@ def one_block(built: BuiltModule, dimensions: Dimensions) -> LoadedModule:
 def _built(
     target: type[nn.Module] | nn.Module, dimensions: Dimensions, path: Path, seed: int
 ) -> tuple[nn.Module, Runner | None, tuple[str, ...], Mapping[int, str]]:
-    """Return the module in eval mode, how to run it, its constructor's assumed arguments, its layers' FFNs."""
+    """Return the module in eval mode, its runner, its constructor's assumed arguments, and its layers' FFNs."""
     if isinstance(target, nn.Module):
         if dimensions != Dimensions(d_model=dimensions.d_model):
             raise NotTaken("the dimension options cannot change a module that is already built", "give its class")
@@ -144,13 +146,14 @@ def _built(
 def _runner(
     module: nn.Module, dimensions: Dimensions, path: Path, taken: tuple[str, ...]
 ) -> tuple[Runner | None, tuple[str, ...], Mapping[int, str]]:
-    """Return how to run a module that is one block, or of a whole model the FFNs of its layers."""
+    """Return (runner, `taken`, the FFNs of the layers): a runner for a module that is one block, FFNs for a whole
+    model."""
     layers = ffn_layers(module)
     return None if layers else runner_for(module, dimensions, path), taken, layers
 
 
 def recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, float, tuple[str, ...]]:
-    """Return the block that the module computes, its dropout, and remarks."""
+    """Return the match of the block that the module computes, its dropout probability, and remarks."""
     parameters = dict(module.named_parameters())
     total = sum(p.numel() for p in parameters.values())
     label, hint = f"{shown_path(path)}: {type(module).__name__}", f"it has {total:,} parameters in all"
@@ -174,7 +177,8 @@ def recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, float
 
 
 def _dropout(match: Match, sample: ModuleSample, captured: list[tuple[float, Tensor]]) -> tuple[float, tuple[str, ...]]:
-    """Return the probability of the dropout before the down projection, if the module has one; others get a remark."""
+    """Return the probability of the dropout before the down projection (0 if there is none), and remarks on other
+    dropouts."""
     block = steps(match.spec(sample.parameters))
     entering = next(step.inputs[0] for step in block if step.output == "down")
     events = execute(block, match.weights(sample.parameters), {"x": sample.x})
@@ -208,7 +212,7 @@ def _record(
 
 
 def evidence_of(match: Match, parameters: Mapping[str, Tensor], d_ff: int) -> Iterator[str]:
-    """Yield the evidence for the block, in order."""
+    """Yield the lines of evidence for the block."""
     other, off = match.next_best
     yield f"activation: {match.activation} matches its outputs to {match.error:.1e} (next best: {other}, {off:.1e})"
     where = ", ".join(f"{n.removesuffix('.weight')} = {v}" for n, v in match.wiring.items() if n.endswith(".weight"))
@@ -223,7 +227,7 @@ def evidence_of(match: Match, parameters: Mapping[str, Tensor], d_ff: int) -> It
 
 
 def _unused(match: Match, parameters: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield notes on parameters that the block does not use, and on those that it uses twice."""
+    """Yield notes on parameters that the block does not use, and on parameters that it uses twice."""
     used = [view.parameter for view in match.views.values()]
     idle = [f"{name} [{', '.join(map(str, p.shape))}]" for name, p in parameters.items() if name not in used]
     if idle:
@@ -243,9 +247,9 @@ def _nearest_block(match: Match) -> str:
 
 
 def model_of(built: BuiltModule, dimensions: Dimensions) -> Resolved:
-    """Return the block that a module computes; of a whole model the FFN of every layer, each recognised by its outputs.
+    """Return the block that a module computes; for a whole model, the FFN of every layer, recognised by its outputs.
 
-    Attention, norms and embeddings of a whole model are set aside: they are not the FFN's.
+    The attention, norms and embeddings of a whole model are ignored.
     """
     if built.runner is not None:
         return one_block(built, dimensions).model
@@ -268,7 +272,7 @@ def model_of(built: BuiltModule, dimensions: Dimensions) -> Resolved:
 
 
 def _part(built: BuiltModule, name: str) -> nn.Module:
-    """Return a layer's FFN as a module; refuse one whose matrices are not in a module of their own."""
+    """Return a layer's FFN as a module; raise FFNError if its matrices do not have a module of their own."""
     if not name or name.rpartition(".")[2].isdigit():
         what = f"{shown_path(built.path)}: {built.name} has the matrices of its FFN in the layer itself"
         raise FFNError(f"{what} {name}".rstrip(), "put them in a module of their own, or give its weights in a file")
@@ -276,7 +280,7 @@ def _part(built: BuiltModule, name: str) -> nn.Module:
 
 
 def _matched(ffn: nn.Module, name: str, built: BuiltModule) -> Match:
-    """Return the block that an FFN computes."""
+    """Return the match of the block that an FFN computes."""
     try:
         return recognised(ffn, runner_for(ffn, Dimensions(), built.path), built.path)[0]
     except FFNError as error:
@@ -284,7 +288,7 @@ def _matched(ffn: nn.Module, name: str, built: BuiltModule) -> Match:
 
 
 def _same(ffn: nn.Module, match: Match | None, built: BuiltModule) -> Match | None:
-    """Return the match of the layer before, if this FFN computes the same block."""
+    """Return the previous layer's match if this FFN computes the same block, else None."""
     if match is None or {view.parameter for view in match.views.values()} != {n for n, _ in ffn.named_parameters()}:
         return None
     import copy
@@ -297,10 +301,10 @@ def _same(ffn: nn.Module, match: Match | None, built: BuiltModule) -> Match | No
 
 
 def ffn_layers(module: nn.Module) -> Mapping[int, str]:
-    """Map layers to the names of their FFN modules, for the stack with most layers; empty for a single block.
+    """Map layers to the names of their FFN modules, for the stack with the most layers; empty for a single block.
 
-    Experts are not layers, nor is what nn.Sequential numbers. A single layer with torch's attention is layer 0: its
-    outputs are not those of any block.
+    Experts are not layers, nor are the numbered parts of an nn.Sequential. A single layer with torch's attention counts
+    as a whole model with layer 0, because its outputs cannot match a block.
     """
     items = {
         name: Item(tuple(p.shape), prod(p.shape), 0, 1)
@@ -319,12 +323,13 @@ def ffn_layers(module: nn.Module) -> Mapping[int, str]:
 
 
 def _owner(tensor: str) -> str:
-    """Return the module that has the projection of a tensor: `mlp` for `mlp.up_proj.weight`."""
+    """Return the name of the module that contains a tensor's projection: `mlp` for `mlp.up_proj.weight`."""
     return tensor.removesuffix(".weight").rpartition(".")[0]
 
 
 def described(model: nn.Module) -> Resolved:
-    """Return the blocks of a transformers model, by its config; refuse another module, or an unknown family."""
+    """Return the blocks of a transformers model, as described by its config; raise FFNError for any other module or an
+    unknown family."""
     config = getattr(model, "config", None)
     if not isinstance(model, nn.Module) or config is None or not hasattr(config, "to_dict"):
         raise FFNError(f"{type(model).__name__} is not a transformers model", "a single block is ffncli.kernel's")
@@ -334,8 +339,8 @@ def described(model: nn.Module) -> Resolved:
 def in_memory(module: nn.Module) -> Resolved | None:
     """Describe a transformers model, or a layer of one (`model.encoder.layer[3]`), with views of its weights.
 
-    None for every other module: one without a config, of an unknown family or FFN, or an FFN itself. A layer of
-    transformers that does not carry its config is refused: its outputs are those of no block.
+    Returns None for every other module: a module without a config, of an unknown family or FFN, or an FFN itself.
+    Raises FFNError for a transformers layer that does not carry its config, because its outputs cannot match a block.
     """
     parts = [part for part in module.modules() if hasattr(getattr(part, "config", None), "to_dict")]
     if not parts:
@@ -345,7 +350,7 @@ def in_memory(module: nn.Module) -> Resolved | None:
         resolved = _by_config(parts[0].config, module)
         layers = [Layer(group.stack, index, group.spec) for group in resolved.model.groups for index in group.layers]
         with suppress(FFNError):
-            if live_parameters(module, resolved, layers[0])[0]:  # empty if the names are those inside a layer
+            if live_parameters(module, resolved, layers[0])[0]:  # empty if the parameters are named as inside a layer
                 return replace(resolved, weights=_LiveWeights(module, resolved, layers))
         return _single(module, resolved, layers)
     except FFNError:
@@ -360,7 +365,7 @@ def _refuse_layer(module: nn.Module) -> None:
 
 
 def _single(module: nn.Module, resolved: Resolved, layers: Sequence[Layer]) -> Resolved | None:
-    """Return one layer, under the number that its parts have."""
+    """Return a single layer, under the layer number that its submodules have."""
     numbers: list[int] = [n for n in (vars(part).get("layer_idx") for part in module.modules()) if isinstance(n, int)]
     layer = next((layer for layer in layers if layer.index == (numbers or [0])[0]), None)
     if layer is None:
@@ -369,7 +374,7 @@ def _single(module: nn.Module, resolved: Resolved, layers: Sequence[Layer]) -> R
     place.layers = nn.ModuleDict({str(layer.index): module})
     _, located = live_parameters(place, resolved, layer)
     if len([name for item in located for name in item.names]) == len(live_tensors(module)):
-        return None  # nothing but an FFN, whose outputs show more: whether norms without parameters are in it
+        return None  # only an FFN; matching its outputs also shows norms without parameters
     group = next(g for g in resolved.model.groups if g.stack == layer.stack and layer.index in g.layers)
     model = replace(resolved.model, groups=(replace(group, layers=(layer.index,)),))
     doubt = [] if numbers else [f"{type(module).__name__} has no layer_idx: taken as {layer.stack} layer {layer.index}"]
@@ -384,7 +389,7 @@ def _by_config(config: Any, module: nn.Module) -> Resolved:
 
 
 class _LiveWeights(Mapping[tuple[str, int], Mapping[str, Tensor]]):
-    """The canonical weights of each layer, located when they are read."""
+    """The canonical weights of each layer, located at each access."""
 
     def __init__(self, module: nn.Module, resolved: Resolved, layers: Sequence[Layer]) -> None:
         self._module, self._resolved = module, resolved

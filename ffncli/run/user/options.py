@@ -1,4 +1,4 @@
-"""The options that name a model and its input: the types of those fields, for every question that has them."""
+"""The options that name a model and its input, as types of the fields of questions."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     Source: TypeAlias = str | os.PathLike[str] | Resolved | nn.Module
     Values: TypeAlias = InputSource
 else:
-    Source = Values = Any  # of a record's field, which `get_type_hints` reads: torch stays out
+    Source = Values = Any  # `get_type_hints` reads these at runtime, when torch must not be imported
 
 
 def is_module(value: object) -> TypeGuard[nn.Module]:
-    """Return whether this is an nn.Module. torch is not imported for it: whoever has a module has done so."""
+    """Return whether this is an nn.Module, without importing torch: a caller that has a module has imported it."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
 def _values(value: Any) -> Any:
-    """Accept text as it is typed, or values, which are read when torch is there."""
+    """Accept text as typed, or values, which are read later, when torch is imported."""
     if isinstance(value, (str, os.PathLike)):
         return text(value)
     if not (isinstance(value, (list, tuple)) or hasattr(value, "__array__") or hasattr(value, "__dlpack__")):
@@ -49,7 +49,7 @@ VALUES = Accepts[Any](
 
 
 def source(default: str) -> Opt:
-    """Return the SOURCE of a command; `default` says what it is without one."""
+    """Return the SOURCE argument of a command; `default` describes the source used if it is left out."""
     return Opt(metavar="SOURCE", accepts=MODEL, completes="models", help=f"{KINDS_OF_SOURCE} [default: {default}]")
 
 

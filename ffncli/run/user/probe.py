@@ -1,4 +1,4 @@
-"""Running a module of unknown structure: the input layout that it takes, and its output with known parameters."""
+"""Running a module of unknown structure: finding its input layout, and recording its output with known parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ffncli.run.user.identify import EPS, ModuleSample, biases
 from ffncli.run.user.python_file import user_code
 
 _SCALES = (0.02, 1.0, 5.0, 0.3)  # of the probe's tokens, cyclically: near the kinks, and far out, where gelu_10 is flat
-_EXACT, _NARROW = 1e-9, 2e-5  # tolerances: all in float64, or partly in float32 (an RMSNorm with x.float())
+_EXACT, _NARROW = 1e-9, 2e-5  # tolerances: computed in float64, or partly in float32 (an RMSNorm with x.float())
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ _LAYOUTS = (
 
 @dataclass(frozen=True)
 class Runner:
-    """A module's forward on tokens [tokens, d_model], its exceptions shortened to one line."""
+    """Runs a module on tokens [tokens, d_model]; exceptions of its forward are shortened to one line."""
 
     path: Path
     layout: _Layout
     d_model: int
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
-        """Return the outputs [tokens, d_model]; the first one if there are several."""
+        """Return the output [tokens, d_model]; the first output if there are several."""
         inputs = self.layout.there(x)
         with user_code(self.path, f"raised by its forward on an input {self.layout.name} = {list(inputs.shape)}"):
             with torch.no_grad():
@@ -61,7 +61,8 @@ class Runner:
 
 
 def runner_for(module: nn.Module, dimensions: Dimensions, path: Path) -> Runner:
-    """Return the first layout and width of input that the module takes, of the widths of its parameters."""
+    """Return a runner with the first width and input layout that the module accepts; the candidate widths are its
+    parameters' sizes."""
     shapes = [parameter.shape for parameter in module.parameters() if not nn.parameter.is_lazy(parameter)]
     sizes = dict.fromkeys(size for shape in shapes if len(shape) > 1 for size in reversed(shape))
     widths = [whole("--d-model", dimensions.d_model)] if dimensions.d_model is not None else list(sizes)
@@ -78,13 +79,14 @@ def runner_for(module: nn.Module, dimensions: Dimensions, path: Path) -> Runner:
                 failures.append(error)
     raise next(
         (error for error in failures if error.__cause__ is None), failures[0]
-    )  # our own check, after the forward ran, has the clearest message
+    )  # the runner's own check of the output, if the forward ran, has the clearest message
 
 
 def probes(twin: nn.Module, run: Runner) -> tuple[ModuleSample, ModuleSample, list[tuple[float, Tensor]]]:
-    """Return the module's output with its own weights and with random ones, and the inputs of its dropouts.
+    """Return the module's output with its own weights, its output with random weights, and the inputs of its dropouts.
 
-    Random weights show what initial ones hide: a norm's ones, a bias's zeros. In float64 if the module supports it.
+    Random weights reveal what initial weights hide, such as a norm's ones and a bias's zeros. The module runs in
+    float64 if it supports that.
     """
     dtype = parameter_dtype(twin)
     generator = torch.Generator().manual_seed(0)
@@ -93,7 +95,7 @@ def probes(twin: nn.Module, run: Runner) -> tuple[ModuleSample, ModuleSample, li
     captured: list[tuple[float, Tensor]] = []
     try:
         original = _probe(twin.double(), run, x, captured)
-    except FFNError:  # it creates a float32 tensor itself, so it runs only in its own dtype
+    except FFNError:  # the module creates float32 tensors itself, so it runs only in its own dtype
         captured.clear()
         original = _probe(twin.to(torch.promote_types(dtype, torch.float32)), run, x.float(), captured)
     kept = replace(original, parameters={name: tensor.clone() for name, tensor in original.parameters.items()})
@@ -106,10 +108,11 @@ def probes(twin: nn.Module, run: Runner) -> tuple[ModuleSample, ModuleSample, li
 
 
 def _traits(twin: nn.Module, run: Runner, probe: ModuleSample) -> dict[str, Any]:
-    """Return whether the module adds its input at the end, and whether it normalises it; None if that is unclear.
+    """Return whether the module adds its input at the end (`residual`) and normalises its input (`pre`); None if
+    unclear.
 
-    With all matrices and their biases zero, a residual block returns its input. A norm on the input makes the branch
-    independent of the input's scale.
+    If all matrices and their biases are zero, a residual block returns its input. If there is a norm on the input, the
+    branch does not depend on the input's scale.
     """
     large = probe.x[probe.x.abs().amax(-1) > 1]
     scaled = run(twin, 4 * large)
@@ -151,7 +154,7 @@ def _probe(twin: nn.Module, run: Runner, x: Tensor, captured: list[tuple[float, 
 
 
 class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records whether anything but single numbers is computed in less than float64."""
+    """A context that records whether any tensor, except scalars, is computed in less than float64."""
 
     narrow = False
 
@@ -163,7 +166,7 @@ class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _eps(module: nn.Module) -> Iterator[float]:
-    """Yield the numeric attributes of the module's parts whose names contain `eps`."""
+    """Yield the numeric attributes of the module and its submodules whose names contain `eps`."""
     for part in module.modules():
         for name, value in vars(part).items():
             if "eps" in name and type(value) is float and 0 <= value < 1:
@@ -171,19 +174,20 @@ def _eps(module: nn.Module) -> Iterator[float]:
 
 
 def same_eps(twin: nn.Module, dtype: torch.dtype) -> None:
-    """Give the twin in float64 the module's eps: nn.RMSNorm without one takes its dtype's."""
+    """Set the epsilon of every nn.RMSNorm that has none to the epsilon of the module's dtype; the twin's float64 would
+    imply another."""
     for part in twin.modules():
         if isinstance(part, nn.RMSNorm) and part.eps is None:
             part.eps = torch.finfo(dtype).eps
 
 
 def _tokens(d_model: int) -> int:
-    """Return how many tokens the probe has: never d_model, so that a transposed layout is refused by its shape."""
+    """Return the number of tokens to probe with; it never equals d_model, so a transposed layout has another shape."""
     return 24 if d_model != 24 else 28
 
 
 def parameter_dtype(module: nn.Module) -> torch.dtype:
-    """Return the dtype of the module's parameters, by the first one; refuse one that is not a floating-point type."""
+    """Return the dtype of the module's first floating-point parameter; float32 if there is none."""
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     if not dtype.is_floating_point:
         raise FFNError(f"{type(module).__name__} has parameters of dtype {shown(str(dtype))}")

@@ -1,4 +1,4 @@
-"""A user's Python file: it is executed, and its class is built with arguments from the dimension options."""
+"""Executing a user's Python file, and finding the arguments for its class among the dimension options."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ Form = Callable[[str], Any]  # an activation's name → the value for the constr
 
 @dataclass(frozen=True)
 class Role:
-    """The role of an argument: the option that fills it, its usual names, its value without the option."""
+    """The role of an argument: the option that fills it, its usual names, and its value if the option is not set."""
 
     option: str
     names: tuple[str, ...]
     otherwise: Any = None
 
 
-# Spellings are compared without case and underscores. The first row that lists a name decides, except for `_EITHER`.
+# Names are compared without case and underscores. The first row that lists a name decides, except for the names in
+# `_EITHER`.
 ROLES = (
     Role("d_model", (
         "d_model", "hidden_size", "dim", "n_embd", "embed_dim", "emb_dim", "embedding_dim", "d", "in_features",
@@ -68,15 +69,16 @@ ROLES = (
     Role("shared_experts", ("shared_experts", "n_shared_experts", "num_shared_experts")),
 )  # fmt: skip
 _CONFIG = ("config", "cfg", "args", "params", "hparams", "conf", "options", "model_args", "configuration")
-# The meaning of these depends on the other arguments: MLP(input_size, hidden_size), FFN(hidden_dim, ffn_dim).
+# The meaning of these names depends on the other arguments: MLP(input_size, hidden_size), FFN(hidden_dim, ffn_dim).
 _EITHER = ("hidden_size", "hidden_dim", "hidden", "d_hidden")
 
 
 @dataclass
 class Filled:
-    """Arguments for one call, the options that filled any, the defaults that had to be assumed.
+    """The arguments for one call, the options that were used (`used`), and the defaults that had to be assumed
+    (`taken`).
 
-    `formed`: an activation is among them.
+    `formed` is True if an activation is among the arguments.
     """
 
     positional: list[Any] = field(default_factory=list)
@@ -91,10 +93,11 @@ class NotTaken(FFNError):
 
 
 def calls(cls: type[nn.Module], dimensions: Dimensions) -> list[Filled]:
-    """Return the arguments to build `cls` with; several if an activation can be a name, a function or a class.
+    """Return the candidate arguments for building `cls`; there are several if it has an activation, which can be a
+    name, a function or a class.
 
-    The first that works counts: only building or running shows which one a class expects. NotTaken is raised for an
-    option that fills no argument.
+    The caller uses the first candidate that works, since only building or running shows which form a class expects.
+    Raises NotTaken for an option that fills no argument.
     """
     values = _values(dimensions)
     forms: tuple[Form, ...] = (str, _function, lambda name: lambda *_, **__: _function(name))
@@ -106,29 +109,29 @@ def calls(cls: type[nn.Module], dimensions: Dimensions) -> list[Filled]:
 
 
 def option(name: str) -> str:
-    """`d_model` → `--d-model`; for switches, the option that turns them on."""
+    """Return the option of a field: `d_model` → `--d-model`; for a switch, the option that turns it on."""
     return "--" + name.replace("_", "-")
 
 
 def signature_text(cls: type[Any]) -> str:
-    """`FeedForward(d_model, d_ff, dropout=0.1)`, without annotations."""
+    """Return `FeedForward(d_model, d_ff, dropout=0.1)`, without annotations."""
     plain = [p.replace(annotation=Parameter.empty) for p in _signature(cls).parameters.values()]
     text = f"{cls.__name__}{inspect.Signature(plain)}"
     return text if len(text) <= 160 else text[:159] + "…"
 
 
 def _values(dimensions: Dimensions) -> dict[str, Any]:
-    """Return the options' values, by role; d_ff stays text until d_model is known."""
+    """Return the values of the options by role; d_ff stays text until d_model is known."""
     out = {f.name: getattr(dimensions, f.name) for f in fields(dimensions) if getattr(dimensions, f.name) is not None}
     if dimensions.d_model is not None:
         out["d_model"] = whole("--d-model", dimensions.d_model)
     if dimensions.activation is not None:
-        activations.resolve(dimensions.activation)  # a wrong one is an error before the user's code runs
+        activations.resolve(dimensions.activation)  # raises for an unknown name before the user's code runs
     return out
 
 
 def _fill(cls: type[Any], values: Mapping[str, Any], form: Form) -> Filled:
-    """Fill the arguments of `cls` from the options, else its defaults, else our own if an argument has none."""
+    """Fill the arguments of `cls` from the options, else from its own defaults, else with ffncli's defaults."""
     parameters = [p for p in _signature(cls).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     roles = _roles([p.name for p in parameters])
     by_role = _with_widths(values, {role: p.default for p in parameters if (role := roles[p.name])})
@@ -154,7 +157,7 @@ def _fill(cls: type[Any], values: Mapping[str, Any], form: Form) -> Filled:
 
 
 def _with_widths(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with d_ff as a number and as a multiple of d_model, which may be the class's own default."""
+    """Return the values with d_ff as a number and `ratio` as d_ff / d_model. d_model may be the class's own default."""
     out: dict[str, Any] = dict(values)
     default = defaults.get("d_model")
     d_model = out.get("d_model", default if type(default) is int else None)
@@ -168,7 +171,7 @@ def _with_widths(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict
 
 
 def _otherwise(cls: type[Any], name: str, role: str | None, by_role: Mapping[str, Any], out: Filled) -> Any:
-    """Return our value for a required argument that no option filled; note it in `out.taken`."""
+    """Return ffncli's default for a required argument that no option filled, and note it in `out.taken`."""
     if role in ("d_ff", "ratio") and "d_model" in by_role:
         out.taken.append("d_ff = 4x")
         return 4 * by_role["d_model"] if role == "d_ff" else 4
@@ -184,7 +187,8 @@ def _otherwise(cls: type[Any], name: str, role: str | None, by_role: Mapping[str
 
 
 def _config(p: Parameter, values: Mapping[str, Any], form: Form, out: Filled) -> Any:
-    """Return an object for a `config` argument: of its annotated class, else one with every usual name."""
+    """Return the object for a `config` argument: an instance of its annotated class, else a namespace with every usual
+    name."""
     if inspect.isclass(p.annotation) and p.annotation not in (p.empty, object, dict, SimpleNamespace, Any):
         inner = _fill(p.annotation, values, form)
         out.used |= inner.used
@@ -203,7 +207,8 @@ def _config(p: Parameter, values: Mapping[str, Any], form: Form, out: Filled) ->
 
 
 def _roles(names: list[str]) -> dict[str, str | None]:
-    """Return the role of each argument. A name that could be either width is the one not taken by another argument."""
+    """Return the role of each argument. A name that could mean either width gets the width that no other argument
+    has."""
     table = {_plain(name): row.option for row in reversed(ROLES) for name in row.names}
     roles = {name: table.get(_plain(name)) for name in names}
     either = [name for name in names if _plain(name) in map(_plain, _EITHER)]
@@ -227,7 +232,7 @@ def _function(name: str) -> Any:
 def _signature(cls: type[Any]) -> inspect.Signature:
     try:
         return inspect.signature(cls, eval_str=True)
-    except Exception:  # an annotation that cannot be evaluated is not our concern
+    except Exception:  # an annotation that cannot be evaluated does not matter
         return inspect.signature(cls)
 
 
@@ -237,11 +242,12 @@ _ON_A_CPU = "Triton sees no GPU; with TRITON_INTERPRET=1 in the environment, ffn
 
 @contextmanager
 def user_code(path: Path, doing: str) -> Iterator[None]:
-    """Run the user's code in `path` with its neighbours to import, output to stderr, exceptions as one FFNError.
+    """A context for running the user's code in `path`: it can import neighbouring files, its output goes to stderr, and
+    its exceptions become one FFNError.
 
-    Output includes file descriptor 1, to which C code and child processes write. Nothing remains afterwards: neither
-    the directory on sys.path nor the neighbours in sys.modules, since another source's neighbours may have the same
-    names. A lack of memory is not converted.
+    Output includes file descriptor 1, to which C code and child processes write. Afterwards the directory is removed
+    from sys.path and the neighbours from sys.modules, since another source's neighbours may have the same names.
+    Out-of-memory errors are not converted.
     """
     folder, before = str(path.parent), set(sys.modules)
     sys.path.insert(0, folder)
@@ -250,7 +256,7 @@ def user_code(path: Path, doing: str) -> Iterator[None]:
             yield
     except (MemoryError, FFNError, KeyboardInterrupt, Terminated, OutOfTime):
         raise
-    except BaseException as error:  # SystemExit, and anything else that the file raises
+    except BaseException as error:  # includes SystemExit
         if "can't allocate memory" in str(error):
             raise
         raise FFNError(_located(error, path), doing) from error
@@ -262,10 +268,11 @@ def user_code(path: Path, doing: str) -> Iterator[None]:
 
 @contextmanager
 def _descriptor_1_to_2() -> Iterator[None]:
-    """Redirect file descriptor 1 to 2, or to nothing if 2 is closed; afterwards restore it, even if it was closed."""
+    """Redirect file descriptor 1 to 2, or to /dev/null if 2 is closed; afterwards restore both to their former
+    state."""
     _flush()
     open_1, open_2 = _is_open(1), _is_open(2)
-    if not open_2:  # first, so that the copy below does not get this number
+    if not open_2:  # open 2 first, so that the copy of 1 below does not get this number
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 2)
         if nowhere != 2:
@@ -294,9 +301,9 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _flush() -> None:
-    """Write out what Python and C have buffered for descriptor 1, to its present target."""
+    """Flush the output that Python and C have buffered for descriptor 1 to its present target."""
     for stream in (sys.stdout, sys.__stdout__):
-        with suppress(OSError, ValueError):  # reported when the answer is written
+        with suppress(OSError, ValueError):  # the command reports it when it writes its own output
             if stream is not None:
                 stream.flush()
     if os.name == "posix":
@@ -304,23 +311,23 @@ def _flush() -> None:
 
 
 def import_file(path: Path, form: str = "my.py:ClassName") -> ModuleType:
-    """Import the file under a name that no import statement can use; a missing file's hint shows `form`."""
+    """Import the file under a name that no import statement can use; `form` is the hint if the file is missing."""
     where = shown_path(path)
     if not path.is_file():
         raise FFNError(f"{where} " + ("is a directory" if path.is_dir() else "does not exist"), f"give {form}")
     name = "ffn source " + re.sub(r"\W", "_", str(path))
     spec = spec_from_file_location(name, path)
-    assert spec is not None  # true for every name that ends in .py
+    assert spec is not None  # never None if the name ends in .py
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up while it runs
+    sys.modules[name] = module  # dataclasses look up their module while it is executed
     with user_code(path, "raised while it was imported"):
         spec.loader.exec_module(module)
     return module
 
 
 def pick(module: ModuleType, name: str | None, path: Path) -> type[nn.Module] | nn.Module:
-    """Return the object `name` in the user's file; without a name, its one nn.Module class."""
+    """Return the object `name` in the user's file; if `name` is None, the file's only nn.Module class."""
     where = shown_path(path)
     classes = [n for n, value in vars(module).items() if _is_class(value) and value.__module__ == module.__name__]
     there = "its nn.Module classes: " + ", ".join(classes) if classes else "it has no nn.Module class"
@@ -347,7 +354,7 @@ def _is_class(value: object) -> bool:
 
 
 def _located(error: BaseException, path: Path) -> str:
-    """`my.py, line 7: ValueError: d_model must be even`."""
+    """Return `my.py, line 7: ValueError: d_model must be even`."""
     lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(path)]
     if isinstance(error, SyntaxError) and error.filename == str(path):
         lines.append(error.lineno)
@@ -360,7 +367,8 @@ def _located(error: BaseException, path: Path) -> str:
 
 
 def _forget_neighbours(folder: Path, before: set[str]) -> None:
-    """Remove new modules directly in `folder` from sys.modules, with their submodules; nothing deeper."""
+    """Remove modules imported directly from `folder`, with their submodules, from sys.modules unless they were there
+    `before`."""
     new = {name for name in set(sys.modules) - before if name.partition(".")[0] not in before}
     tops = {name for name in new if "." not in name and _home(sys.modules[name]) == folder}
     for name in new:

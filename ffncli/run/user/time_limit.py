@@ -1,11 +1,11 @@
-"""A time limit on loading a user's Python file: importing it, building its class, finding out what it computes.
+"""A time limit on loading a user's Python file: importing it, building its class, identifying what it computes.
 
-The command line sets one; a call of the library has none, unless its caller sets it. Two things end a load:
+The command line sets a limit; a library call has none unless its caller sets one. Two mechanisms end a load:
 
-- An alarm (SIGALRM) raises in the main thread. It ends whatever returns to Python now and then: loops, sleeps, waits
-  for a lock or for a compiler. It repeats, because `except: pass` would swallow one.
-- C code that never returns to Python never sees the alarm. A guard, a process of its own, ends this one some seconds
-  later, by a signal whose handler is the C library's `_exit`: that needs neither Python nor its lock.
+- An alarm (SIGALRM) raises in the main thread. It ends all code that returns to Python now and then: loops, sleeps,
+  waits for a lock or a compiler. It repeats, because `except: pass` may swallow the first alarm.
+- C code that never returns to Python never sees the alarm. A separate guard process ends this process some seconds
+  later, by a signal whose handler is the C library's `_exit`, which needs neither Python nor its lock.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ffncli.errors import ExitCode, FFNError, option, shown_path
 from ffncli.options import shared
 from ffncli.options.opt import Options, as_typed
 
-LOAD_TIME = 180.0  # s; a C++ extension compiles then
+LOAD_TIME = 180.0  # s; long enough to compile a C++ extension
 _AGAIN = 0.5  # s, between alarms
 _GRACE = 5.0  # s, from the first alarm to the guard's signal
 _limit: ContextVar[float | None] = ContextVar("load_time", default=None)
 
-# Its input ends, or holds a byte, when the load is over or this process is gone.
+# The guard's stdin is closed when this process ends; then the guard has nothing to do.
 _GUARD = """
 import os, select, sys
 seconds, process, text = sys.argv[1:]
@@ -40,12 +40,13 @@ if not select.select([0], [], [], float(seconds))[0]:
 
 
 class OutOfTime(BaseException):
-    """A load took too long; no `except Exception` of the user's file catches it."""
+    """Raised if a load takes too long; a BaseException, so that `except Exception` in the user's file does not catch
+    it."""
 
 
 @contextmanager
 def limited_loading(seconds: float | None = LOAD_TIME) -> Iterator[None]:
-    """Limit the load of a user's file to so many seconds; None: any number."""
+    """Limit the loading of a user's file to `seconds`; None for no limit."""
     token = _limit.set(seconds)
     try:
         yield
@@ -54,7 +55,7 @@ def limited_loading(seconds: float | None = LOAD_TIME) -> Iterator[None]:
 
 
 def set_load_time(seconds: float | None) -> None:
-    """Change the limit until the surrounding `limited_loading` ends; None leaves it as it is."""
+    """Change the limit until the surrounding `limited_loading` ends; None leaves it unchanged."""
     if seconds is not None:
         _limit.set(seconds)
 
@@ -70,7 +71,7 @@ class LoadOptions(Options):
         set_load_time(self.load_time)
 
     def limited(self) -> AbstractContextManager[None]:
-        """Apply this limit; without one, the outer limit holds."""
+        """Return a context that applies this limit; if none is set, the outer limit stays in force."""
         return nullcontext() if self.load_time is None else limited_loading(self.load_time)
 
 
@@ -78,9 +79,9 @@ class LoadOptions(Options):
 def loading(path: Path) -> Iterator[None]:
     """Load this file within the limit (exit 3 if it takes longer).
 
-    Nothing is limited inside another load, in a thread other than the main one, and if there are no alarms (Windows).
+    There is no limit inside another load, outside the main thread, or on systems without alarms (Windows).
     """
-    import threading  # this file is loaded by every command, the rest by those that load a user's file
+    import threading  # every command imports this file, but only few load a user's file
 
     seconds = _limit.get()
     if seconds is None or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
@@ -98,7 +99,7 @@ def loading(path: Path) -> Iterator[None]:
     except OutOfTime:
         raise error from None
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # again: an alarm may have come just before it was stopped
+        signal.setitimer(signal.ITIMER_REAL, 0)  # again, because OutOfTime may have interrupted the line above
         signal.signal(signal.SIGALRM, before)
 
 
@@ -117,7 +118,7 @@ def _raise(number: int, frame: object) -> NoReturn:
 
 @contextmanager
 def _guard(seconds: float, text: str) -> Iterator[None]:
-    """Start a process that ends this one after so many seconds, with that line and exit code 3."""
+    """Start a process that, after `seconds`, prints `text` and ends this process with exit code 3."""
     import os
     import subprocess
 
@@ -125,7 +126,7 @@ def _guard(seconds: float, text: str) -> Iterator[None]:
     with _exit_on_signal():
         try:
             guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        except OSError:  # no more processes: the alarm is left
+        except OSError:  # no process can be started; only the alarm remains
             yield
             return
         try:
@@ -139,9 +140,9 @@ def _guard(seconds: float, text: str) -> Iterator[None]:
 
 @contextmanager
 def _exit_on_signal() -> Iterator[None]:
-    """Let signal 3 end the process with exit code 3 at once: the C library's `_exit` is its handler.
+    """Make signal 3 end the process at once with exit code 3, by making the C library's `_exit` its handler.
 
-    A handler gets the signal's number, `_exit` takes the exit code, and both are ExitCode.ENVIRONMENT.
+    A handler receives the signal's number and `_exit` the exit code; both are ExitCode.ENVIRONMENT.
     """
     import ctypes
 

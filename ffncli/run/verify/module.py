@@ -27,7 +27,7 @@ _MODULES: Mapping[str, Callable[[], nn.Module]] = {
 
 
 class Act(nn.Module):
-    """An activation that has no torch module; its formula comes from `block.activations`."""
+    """An activation that has no torch module, computed by `kernels.dense.activation`."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
