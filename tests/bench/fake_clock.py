@@ -1,7 +1,5 @@
 """A clock whose time passes by a model, so that tests of timing are exact and take no time."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ Unkind as a real device is: what is freed stays reserved, in the allocator's han
 have a part of it.
 """
 
-from __future__ import annotations
-
 import weakref
 
 import torch

@@ -1,7 +1,5 @@
 """Ranks as threads of one process: what they tell each other goes through memory, and so do their all-reduces."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier

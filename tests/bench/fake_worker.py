@@ -7,8 +7,6 @@ capture, unless it is left out or the case is launched plainly), `even` (all tak
 case); or one of MISDEEDS, which packed does, unless it is left out.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

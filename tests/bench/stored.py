@@ -1,7 +1,5 @@
 """Results as `ffn bench` stores them, made up: rows with chosen times, and CSV files of them."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Which kernel's code runs, as one side writes it and the other reads it."""
 
-from __future__ import annotations
-
 import os
 from mmap import mmap
 

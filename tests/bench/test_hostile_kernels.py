@@ -3,8 +3,6 @@
 Not in `make test`, since every kernel that ends its worker costs another one; `make test-cheats` runs it.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -4,8 +4,6 @@ The worker measures nothing and answers the same every time, so that the result 
 stopped. `make test-kills` draws a hundred moments.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

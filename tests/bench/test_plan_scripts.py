@@ -1,7 +1,5 @@
 """Scripts' figures: the map of kernels and its picture, benchmarks/plan_*.py; from rows made or counted by hand."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping

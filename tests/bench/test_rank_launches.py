@@ -1,7 +1,5 @@
 """Rank 0's launches, and the ranks that follow them, with workers that measure nothing and a store in memory."""
 
-from __future__ import annotations
-
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The figures of the scripts in benchmarks/, from rows small enough to count by hand."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

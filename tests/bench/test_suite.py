@@ -1,7 +1,5 @@
 """The parent of a benchmark, with a worker that measures nothing: order, deaths, signals, and what a crash leaves."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Units as processes would hand them in, from a fake clock or from log times at block level."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import exp
 

@@ -1,7 +1,5 @@
 """`ffncli.report`: what goes on a page of each kind of file, and what is refused."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

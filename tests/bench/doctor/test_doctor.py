@@ -1,7 +1,5 @@
 """The rows of `ffn doctor` on machines and GPUs that are made up, and what can be told apart at a known scatter."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from math import exp, log, sqrt

@@ -1,7 +1,5 @@
 """Stored results held to each other: matching, environments, the gate in simulation, what never gates; the call."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """Speed against a swept size: reciprocals of the ratios, which size is swept, and what sets several sweeps apart."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import exp, log, sqrt
 

@@ -1,7 +1,5 @@
 """The gate finds exactly one regression among many rows, lets improvements pass, and is silent on noise."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import exp, log
 

@@ -1,7 +1,5 @@
 """The limits on kernels: what is beyond them and whose fault that is; what a case needs of memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Roofline figures against closed forms and torch's FLOP counter; what ranks send, against numbers by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Statistics against mpmath, numpy and brute force; ratios and what they decide, by hand and by simulation."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """What a case's times are summarised to, and what stands of a worker's outcomes beside its referee's report."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import replace
 from math import exp, log

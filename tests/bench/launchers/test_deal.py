@@ -1,7 +1,5 @@
 """Cases dealt to slots that measure nothing: the order of events, lost machines, refusals, what a crash leaves."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

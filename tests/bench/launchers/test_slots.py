@@ -1,7 +1,5 @@
 """Slots of a submitit and of a Ray that are made up: jobs and actors start, answer, end and are lost."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What counters say of a block, and that they are quiet where a system has no such counts."""
 
-from __future__ import annotations
-
 import os
 from mmap import mmap
 from pathlib import Path

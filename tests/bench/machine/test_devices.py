@@ -1,7 +1,5 @@
 """A GPU: who else uses it, the arithmetic that torch's flags leave, and a kernel's memory on a simulated one."""
 
-from __future__ import annotations
-
 import os
 import random
 import weakref

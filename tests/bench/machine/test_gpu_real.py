@@ -1,7 +1,5 @@
 """What a real GPU says of itself; skipped where there is none."""
 
-from __future__ import annotations
-
 import re
 import time
 

@@ -1,7 +1,5 @@
 """The columns that say where and with what, beside what torch and numpy say themselves."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """A result of ffn-1's CPU track as a good run leaves it, made up: blocks with chosen times, and their rows."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

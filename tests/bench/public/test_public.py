@@ -1,7 +1,5 @@
 """ffn-1 is what it was; what is admitted to its table, and which condition each fault fails; the table itself."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Prescribed routing: what transformers' own routers choose for the x that is written, and how often."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from hashlib import sha256

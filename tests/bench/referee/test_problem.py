@@ -1,7 +1,5 @@
 """A case's reference: formulas of the blocks in numpy's float64 on the rounded numbers, gradients by differences."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

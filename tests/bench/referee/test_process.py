@@ -1,7 +1,5 @@
 """The referee as a process: it gives what a local one gives, reveals no reference, and ends with its worker."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

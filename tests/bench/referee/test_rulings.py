@@ -1,7 +1,5 @@
 """What the referee rules: limits, answers of a wrong form, and what is kept of each kernel."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Samples held to formulas in numpy's float64: how far off each is, and which are left out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """One request for the command line, its self-test and the library: defaults, contradictions, where it was asked."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

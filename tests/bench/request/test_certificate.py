@@ -1,7 +1,5 @@
 """A certificate is named in the rows of the kernel that it is of, and refused for any other file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -1,7 +1,5 @@
 """routing and --input: what each block can have, refused in one line before anything runs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

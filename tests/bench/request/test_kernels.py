@@ -1,7 +1,5 @@
 """Which kernels a benchmark compares, with what, and that its workers build each of them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

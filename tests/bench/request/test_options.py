@@ -1,7 +1,5 @@
 """Which options of `ffn bench` go together: the table, a line for each of its rules."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Parts of a grid: each case in exactly one, the same on every machine."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What a benchmark over ranks may ask."""
 
-from __future__ import annotations
-
 import pytest
 
 from ffncli.bench.records import Method

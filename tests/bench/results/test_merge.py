@@ -1,7 +1,5 @@
 """Parts of a grid become one result: everything once, nothing lost, what does not belong together refused by name."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

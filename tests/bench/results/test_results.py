@@ -1,7 +1,5 @@
 """Results on disk: columns by their roles, the CSV, the journal; and what cannot be right, refused with its line."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The machine anchor: the work that it says, on buffers of its own, without torch."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

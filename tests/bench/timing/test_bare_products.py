@@ -1,7 +1,5 @@
 """The bare products: as many FLOPs as torch counts in the block itself, and the right matrices, copy after copy."""
 
-from __future__ import annotations
-
 import random
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Every step alone computes what it computes within the block, on inputs and weights of its own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What a kernel is caught at: errors of a known size, gradients, answers kept by address."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Errors that stay with a GPU: the kernel that made them is named, and nobody else pays for it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Where random numbers are drawn: for a case on a GPU nowhere but there, and those of the bare products once."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

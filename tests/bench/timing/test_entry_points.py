@@ -1,7 +1,5 @@
 """What a file could replace is noticed, named and put back; what libraries do of their own is not."""
 
-from __future__ import annotations
-
 import builtins
 import os
 import random

@@ -1,7 +1,5 @@
 """What a call gets: other contents, in another buffer, of the same kind; and which answer is taken aside."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """`ffn bench --in-model`: a tiny model alone and with kernels, in this process; and one run as users start it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

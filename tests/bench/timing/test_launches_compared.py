@@ -1,7 +1,5 @@
 """Two runs on a simulated GPU, one of them with a kernel that waits: replays are not compared with launches."""
 
-from __future__ import annotations
-
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

@@ -1,7 +1,5 @@
 """What becomes of kernels, right and wrong: status and note of each. Time is a fake clock's."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """How much memory a case takes: on a simulated device that counts every tensor, against whole copies of the weights."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

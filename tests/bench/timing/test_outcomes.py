@@ -1,7 +1,5 @@
 """What becomes of an outcome when its kernel raises."""
 
-from __future__ import annotations
-
 import weakref
 
 import torch

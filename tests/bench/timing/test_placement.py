@@ -1,7 +1,5 @@
 """Every arm has bytes of its own, at offsets that change; what the caches hold is named as it is."""
 
-from __future__ import annotations
-
 import random
 from itertools import combinations
 

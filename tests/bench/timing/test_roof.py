@@ -1,7 +1,5 @@
 """The measured roof, on a fake clock that knows the machine."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

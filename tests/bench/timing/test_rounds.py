@@ -1,7 +1,5 @@
 """Rounds on a fake clock: order, lead-in, number of calls, budget, precision, what a drift does."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import random

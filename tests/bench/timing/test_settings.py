@@ -1,7 +1,5 @@
 """Where the threads of numpy's BLAS run in a process like a benchmark's worker: OpenMP binds it, and it forks."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Which memory an arm gets is chance."""
 
-from __future__ import annotations
-
 import random
 
 import torch

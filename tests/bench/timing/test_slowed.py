@@ -1,7 +1,5 @@
 """A kernel slower by a known factor, on a clock of the test's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A worker as its parent sees it: a process, a connection, messages."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The race of `auto` on a simulated clock: who wins, in how much time, and what is not tried."""
 
-from __future__ import annotations
-
 import random
 import re
 

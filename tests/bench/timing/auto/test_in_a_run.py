@@ -1,7 +1,5 @@
 """`auto` among the kernels of a run: chosen once, verified and timed under its name, the same in later processes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Choices of `auto` in the cache folder: what they depend on, who reads them, and files that hold something else."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

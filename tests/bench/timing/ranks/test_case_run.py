@@ -1,7 +1,5 @@
 """What the ranks of a machine share is divided among them, so that weights which are to be cold are."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The clock of ranks: the slowest decides, all read the same, and so all time the same arms as often."""
 
-from __future__ import annotations
-
 import pytest
 
 from ffncli.bench.timing import rounds

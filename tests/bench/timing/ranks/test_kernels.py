@@ -1,7 +1,5 @@
 """Kernels on the parts of a block: their sum is the block's output, and what one rank meets, all hear."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
