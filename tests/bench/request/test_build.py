@@ -1,19 +1,33 @@
 """One request for the command line, its self-test and the library: defaults, contradictions, where it was asked."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from ffncli.bench import benchmark as library
+from ffncli.bench.benchmark import BenchQuestion
 from ffncli.bench.machine import devices
 from ffncli.bench.records import BLOCK, Method
 from ffncli.bench.request.build import build_request
-from ffncli.bench.request.grid import Grid, cases
-from ffncli.bench.request.options import MethodOptions
+from ffncli.bench.request.grid import BenchRequest, Grid, cases, from_json, threads_of_rank, to_json
+from ffncli.bench.request.options import (
+    CONFLICTS,
+    LauncherOptions,
+    MethodOptions,
+    ParallelOptions,
+    ResultOptions,
+    SuiteOptions,
+    certificate_files,
+    require_compatible,
+)
 from ffncli.bench.selftest import selftest_request
+from ffncli.block.shard import Ranks
 from ffncli.errors import FFNError, spelled
 from ffncli.kernels.choice import choices
+from ffncli.options.conflicts import check
+from ffncli.options.opt import options_of
 from tests.system import fake_gpu
 
 CPU = Grid("8x16:relu", tokens=(4,), device=("cpu",), threads=(1,))
@@ -123,3 +137,149 @@ def test_a_case_has_the_name_of_its_unit(unit):
     """Several units have silu."""
     (found,) = cases(Grid(f"8x16:{unit}", tokens=(2,), device=("cpu",)))
     assert found.label == f"8x16:{unit}"
+
+
+# --- options that contradict ------------------------------------------------------------------------------------------
+
+
+RECORDS = (BenchQuestion, ParallelOptions, ResultOptions, SuiteOptions, LauncherOptions)
+BROKEN = [  # in the order of the table
+    ({"admit": "a.csv"}, "admit needs suite"),
+    ({"suite": "ffn-1", "admit": "a.csv", "kernel": ("eager",)}, "admit contradicts kernel; it measures nothing"),
+    ({"suite": "ffn-1", "tokens": (1,)}, "suite contradicts tokens"),
+    ({"resume": "a.csv", "save": "b.csv"}, "resume contradicts save"),
+    ({"resume": "a.csv", "certificate": ("c.json",)}, "resume contradicts certificate"),
+    ({"slots": 2}, "slots needs launcher"),
+    ({"selftest": True, "tp": 2}, "selftest contradicts tp; it tests the benchmark on one rank, on this machine"),
+    ({"selftest": True, "plot_file": "a.svg"}, "selftest contradicts plot_file"),
+    ({"selftest": True, "in_model": True, "source": "x"}, "selftest contradicts in_model"),
+    ({"selftest": True, "passes": ("forward+backward",)}, "selftest contradicts passes='forward+backward'"),
+    ({"fail_if_slower": 0.03, "processes": 1}, "fail_if_slower contradicts processes=1"),
+    ({"launcher": "ray", "device": ("cpu",), "threads": (1,), "ep": 2}, "launcher contradicts ep"),
+    ({"launcher": "ray", "device": ("cpu",)}, "launcher needs threads"),
+    ({"launcher": "ray", "threads": (1,)}, "launcher needs device"),
+    ({"by_step": True, "baseline": "eager"}, "by_step contradicts baseline; it times steps, not kernels"),
+    ({"by_step": True, "sustained": True}, "by_step contradicts sustained"),
+    ({"by_step": True, "launch": "graphs", "device": ("cuda",)}, "by_step contradicts launch='graphs'"),
+    ({"in_model": True}, "in_model needs source"),
+    ({"in_model": True, "source": "x", "d_ff": "4x"}, "in_model contradicts d_ff"),
+    ({"in_model": True, "source": "x", "baseline": "eager"}, "in_model contradicts baseline='eager'"),
+    ({"in_model": True, "source": "x", "plot": True}, "in_model contradicts plot"),
+    ({"ep": 2, "passes": ("forward", "forward+backward")}, "ep contradicts passes='forward+backward'"),
+    ({"launch": "graphs", "device": ("cuda", "cpu")}, "launch='graphs' contradicts device='cpu'"),
+    ({"calibrate": "full", "kernel": ("eager",)}, "calibrate='full' needs kernel='auto'"),
+]
+
+
+@pytest.mark.parametrize("at", range(len(CONFLICTS)), ids=lambda at: CONFLICTS[at].option)
+def test_each_rule_is_broken_by_what_it_names(at):
+    rule, (options, message) = CONFLICTS[at], BROKEN[at]
+    with pytest.raises(FFNError) as error:
+        check(CONFLICTS, options)
+    assert str(error.value).startswith(message)
+    assert str(error.value).endswith(rule.why)
+    assert rule.broken_by(options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"suite": "ffn-1", "kernel": ("eager",), "device": ("cuda",), "shard": "1/2", "resume": "a.csv"},
+        {"by_step": True, "passes": ("forward",), "tokens": (1, 2)},
+        {"in_model": True, "source": "x", "cache": ("warm",), "baseline": "model", "kernel": ("packed",)},
+        {"resume": "a.csv", "launcher": "ray", "in_model": True},
+        {"tp": 1, "by_step": True},
+        {"calibrate": "full", "kernel": ("eager",)},  # which kernels there are is known later
+        {"launch": "plain", "device": ("cpu",)},
+    ],
+)
+def test_what_goes_together(options):
+    require_compatible(options)
+
+
+def test_the_rules_name_options():
+    assert len(BROKEN) == len(CONFLICTS)
+    known = {name for record in RECORDS for name in options_of(record)} | {"plot", "plot_file"}
+    for rule in CONFLICTS:
+        named = f"{rule.option} {rule.contradicts} {rule.needs} {rule.allows} {rule.unless}".split()
+        assert {re.split("!?=", pattern)[0] for pattern in named} <= known, rule
+
+
+def test_a_method_is_what_was_asked_over_the_default():
+    assert MethodOptions().method_over() == Method()
+    assert MethodOptions(quick=True, processes=7).method_over() == Method(processes=7, precision=0.03)
+    default = Method(seed=3, by_step=True, max_time=5.0)
+    assert MethodOptions(seed=0, max_time="2m").method_over(default) == Method(seed=0, by_step=True, max_time=120.0)
+
+
+def test_a_certificate_with_a_comma_in_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a,b.json").write_text("{}")
+    named = ResultOptions(certificate=["a,b.json", "c.json, d.json"]).certificate
+    assert certificate_files(named) == ("a,b.json", "c.json", "d.json")
+    assert certificate_files(None) == ()
+
+
+# --- over ranks -------------------------------------------------------------------------------------------------------
+
+
+DENSE = "8x24:swiglu"
+
+
+def asked(source=DENSE, kernels=None, ranks=None, method=None, **grid) -> BenchRequest:
+    whole = Grid(source, **{"device": "cpu", **grid}, ranks=ranks or Ranks(2))
+    return build_request(whole, kernels, None, method or Method())[0]
+
+
+MIXTURE = {"experts": 4, "top_k": 2}
+
+
+def test_every_case_is_split_and_the_request_is_read_back():
+    request = asked(tokens=(4, 8))
+    assert [case.ranks for case in request.cases] == [Ranks(2)] * 2
+    assert [choice.label for choice in request.kernels] == ["eager", "dtensor"]
+    assert request.baseline == "eager"
+    assert request.cases[0].key.endswith(", tp2")
+    assert from_json(to_json(request)) == request
+
+
+def test_experts_on_other_ranks_are_for_dtensor_alone():
+    request = asked(ranks=Ranks(1, 2), tokens=(8,), **MIXTURE)
+    assert [choice.label for choice in request.kernels] == ["dtensor"]
+    assert request.baseline == "dtensor"
+    assert request.cases[0].of_rank.tokens == 4
+
+
+def test_a_case_of_one_rank_is_as_before():
+    request = asked(ranks=Ranks())
+    assert request.cases[0].of_rank is request.cases[0]
+    assert "tp" not in request.cases[0].key
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"ranks": Ranks(5)}, "d_ff = 24 does not divide over 5 ranks"),
+        ({"ranks": Ranks(1, 2)}, "no experts"),
+        ({"ranks": Ranks(1, 3), "tokens": (9,), **MIXTURE}, "does not divide over 3 ranks"),
+        ({"ranks": Ranks(1, 2), "tokens": (8, 9), **MIXTURE}, "9 tokens do not divide over 2 ranks"),
+        ({"method": Method(by_step=True)}, "tp contradicts by_step"),
+        ({"method": Method(sustained=True)}, "tp contradicts sustained"),
+        ({"method": Method(launch="graphs")}, "tp contradicts launch='graphs'"),
+        ({"passes": ("forward+backward",)}, "tp contradicts passes='forward+backward'"),
+        ({"device": ("cuda:1",)}, "a GPU of its own"),
+        ({"device": ("cpu", "cuda")}, "a GPU of its own"),
+        ({"ranks": Ranks(), "kernels": ["dtensor"]}, "dtensor computes blocks that are split over ranks"),
+    ],
+)
+def test_what_cannot_be_measured_over_ranks_is_refused_before_it_begins(more, says):
+    with pytest.raises(FFNError, match="(?s)" + says.replace("(", r"\(").replace("+", r"\+")):
+        asked(**more)
+
+
+def test_the_ranks_of_a_machine_share_its_cores(monkeypatch):
+    monkeypatch.setattr("ffncli.system.host.default_threads", lambda: 12)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert [threads_of_rank(Ranks(tp)) for tp in (1, 2, 4, 16)] == [12, 6, 3, 1]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # of 8 ranks, 2 are here
+    assert threads_of_rank(Ranks(4, 2)) == 6

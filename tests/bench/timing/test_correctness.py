@@ -2,19 +2,21 @@
 
 import contextlib
 import random
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 
-from ffncli.bench.records import Case
+from ffncli.bench.records import Case, Outcome
 from ffncli.bench.referee.problem import Inputs, Problem, error_of
 from ffncli.bench.referee.rulings import allowed, refereed
 from ffncli.bench.timing import correctness as correct
-from ffncli.bench.timing.outcomes import Skipped
+from ffncli.bench.timing.outcomes import BrokenArm, Skipped, after_breaking, verdict_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
 from ffncli.bench.verdict import Error, WrongResult
 from ffncli.block.recipe import FFNSpec, MoE
+from ffncli.errors import FFNError
 from ffncli.kernels import BY_DEFAULT, built_in
 from ffncli.kernels.kernel import Kernel, canonical
 from ffncli.run.measure.gap import rms_tolerance
@@ -228,3 +230,43 @@ def test_the_rms_bound_by_hand():
     rounded = drawn.to(torch.bfloat16).double()
     rms = float((rounded - drawn).norm() / drawn.norm())
     assert rms == pytest.approx(2**-7 / 28**0.5, rel=1e-2)
+
+
+# --- what becomes of an outcome when its kernel raises ----------------------------------------------------------------
+
+
+def raised_in_a_kernel():
+    """(what a guarded call raises, a weak reference to a tensor of the kernel's frame)"""
+
+    def kernel():
+        large = torch.zeros(1000)
+        held.append(weakref.ref(large))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    held = []
+    try:
+        try:
+            try:
+                kernel()
+            except torch.OutOfMemoryError as error:
+                raise FFNError("mine.py, line 3: OutOfMemoryError", "raised when it was called") from error
+        except FFNError as error:
+            raise BrokenArm("mine") from error
+    except BrokenArm as broken:
+        return broken, held[0]
+
+
+def test_what_a_kernel_raised_keeps_none_of_its_tensors():
+    """A GPU's memory is given back before the next kernel: frames of the first exception hold tensors as well."""
+    broken, tensor = raised_in_a_kernel()
+    assert tensor() is not None
+    outcome = after_breaking(Outcome("mine"), broken)
+    assert tensor() is None
+    assert (outcome.status, outcome.note) == ("oom", "mine.py, line 3: OutOfMemoryError")
+    assert isinstance(broken.__cause__, FFNError)
+
+
+def test_a_sentence_of_torchs_and_what_it_was_raised_by_are_one_line():
+    error = FFNError("k.py, line 13: IndexError: max(): Expected non-zero size.", "raised when it was called")
+    why = "k.py, line 13: IndexError: max(): Expected non-zero size; raised when it was called"
+    assert verdict_of(error) == ("failed", why)
