@@ -102,7 +102,7 @@ def _noise(seconds: float, threads: int, output: Output) -> Noise | None:
     count = processes_for(seconds)
     if not shows_bar(output.quiet):
         output.note(f"noise test: {seconds:g} s")
-    with progress(count, "the same code against itself", output.quiet, output.color) as advance:
+    with progress(count, "identical code against itself", output.quiet, output.color) as advance:
         return measure_noise(seconds, threads, advance)
 
 
@@ -142,14 +142,14 @@ def _rows(check: DoctorCheck) -> list[tuple[str, str, str]]:
 def _in_words(noise: Noise) -> list[str]:
     threads = f"{noise.threads} {plural('thread', noise.threads)}"
     lines = [
-        f"The same code against itself, {noise.processes} fresh processes, {noise.rounds} rounds, {threads},"
+        f"Identical code against itself, {noise.processes} fresh processes, {noise.rounds} rounds, {threads},"
         f" {noise.seconds:.0f} s: ratio {noise.aa_ratio:.4f}, 95 % interval {noise.aa_low:.4f} to {noise.aa_high:.4f}.",
     ]
     if noise.sequential_times_longer > 1.5 and isfinite(noise.sequential_times_longer):
         lines.append(
-            f"Timed one after the other for as long, only a difference of {percent(noise.sequential_difference, 2)}"
-            f" could be resolved; to match this takes {noise.sequential_times_longer:.2g} times as long, if those"
-            " errors average out."
+            f"Timed one after the other in the same time, only differences of {percent(noise.sequential_difference, 2)}"
+            f" or more could be resolved; matching this would take {noise.sequential_times_longer:.2g} times as long,"
+            " if those errors average out."
         )
     if noise.is_troubled:
         lines.append(

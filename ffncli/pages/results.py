@@ -208,7 +208,8 @@ def _rounds(path: Path, labels: Mapping[str, str]) -> tuple[dict[str, Any], str]
         for case, group in _grouped(kept, lambda block: block.case).items()
     ]
     note = f"{len(blocks):,} timed blocks" + (f", of which one in {every} is drawn" if every > 1 else "")
-    return ({"kernels": kernels, "cases": cases}, f"{note}. A drift or a jump here is in no ratio: kernels alternate.")
+    note += ". Drift does not affect the ratios, because kernels alternate."
+    return {"kernels": kernels, "cases": cases}, note
 
 
 # --- the table, the file, the machine ---------------------------------------------------------------------------------

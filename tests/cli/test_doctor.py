@@ -65,7 +65,7 @@ def test_the_page_says_what_can_be_told_apart(call, measured):
     assert (measured["seconds"], measured["threads"]) == (4, 1)
     assert re.search(r"^noise +can resolve differences of 0\.43 % or more +ok$", out, re.M)
     assert "ratio 1.0002, 95 % interval 0.9959 to 1.0045" in out
-    assert "a difference of 3.1 % could be resolved; to match this takes 52 times as long" in out
+    assert "only differences of 3.1 % or more could be resolved; matching this would take 52 times as long" in out
     table = out.split("\nWhat to do\n")[0]
     assert max(map(len, table.splitlines())) <= 80
 

@@ -168,7 +168,7 @@ def _processor(root: Path) -> Iterator[DoctorCheck]:
     yield DoctorCheck("caches", cache_text(caches) or "unknown", "ok" if caches else "note", host.cpu_llc(root)[1])
     nodes = host.numa_nodes(root)
     if nodes is not None and nodes > 1:
-        advice = "keep to one: numactl --cpunodebind=0 --membind=0 ffn bench ..."
+        advice = "stay on one: numactl --cpunodebind=0 --membind=0 ffn bench ..."
         yield DoctorCheck("memory nodes", f"{nodes} (NUMA)", "note", advice)
 
 
@@ -223,7 +223,7 @@ def _libraries() -> Iterator[DoctorCheck]:
         runtimes, blas = machine.openmp_runtimes(), machine.blas()
     except Exception:  # torch, numpy or threadpoolctl does not load: reported above
         return
-    several = "several OpenMP runtimes in one process fight for cores" if len(runtimes) > 1 else ""
+    several = "several OpenMP runtimes in one process compete for cores" if len(runtimes) > 1 else ""
     yield DoctorCheck("openmp", ", ".join(runtimes) or "none", "note" if several else "ok", several)
     yield from (DoctorCheck(f"blas of {part.partition(': ')[0]}", part.partition(": ")[2]) for part in blas.split("; "))
     yield _compiler()
@@ -342,7 +342,7 @@ def _of_gpu(index: int, torch: Any) -> Iterator[DoctorCheck]:
     else:
         yield from state_checks(index, state)
     row = hardware.find(properties.name)
-    sheet = "not in the built-in table: only fractions of the measured roof"
+    sheet = "not in the built-in table: results have fractions of the measured roof only"
     if row:
         sheet = f"{row.tflops.get('bf16') or row.tflops['fp16']:g} TFLOP/s dense, {row.gbytes_per_s:g} GB/s"
     yield DoctorCheck(f"data sheet {index}", sheet, "ok" if row else "note")
@@ -353,7 +353,7 @@ def state_checks(index: int, state: GpuState) -> Iterator[DoctorCheck]:
     if state.memory_free is not None and state.memory_total is not None:
         value = f"{size_text(state.memory_free)} free of {size_text(state.memory_total)}"
         value += f", {state.neighbours}" if state.neighbours else ", no other process"
-        advice = "times include the turns of the other work: stop it, or take another GPU" if state.neighbours else ""
+        advice = "times include other processes' work: stop it, or use another GPU" if state.neighbours else ""
         yield DoctorCheck(f"gpu {index} memory", value, "note" if advice else "ok", advice)
     clocks = [f"{state.sm_mhz} MHz now"] if state.sm_mhz is not None else []
     clocks += [f"up to {state.rated_mhz} MHz"] if state.rated_mhz is not None else []

@@ -314,7 +314,7 @@ def _verdict(raw: Interval | None, normalised: Interval | None, margin: float) -
     second = verdict(normalised, margin)
     if first == second or (first == "same" and second == "inconclusive"):
         return first, ""
-    return "inconclusive", "raw and normalised by the machine's anchor do not agree"
+    return "inconclusive", "times disagree with times relative to the machine's anchor"
 
 
 def _ungated(pair: RowPair, base: _Side, new: _Side, anchor: Interval | None, margin: float) -> str:

@@ -291,7 +291,7 @@ def _with_ratio(row: ResultRow, stored: _CaseUnits, notes: list[str]) -> tuple[R
         )
         mine, base = row.page_faults_per_call or 0.0, _faults(stored.blocks(stored.baseline)) or 0.0
         if abs(mine - base) >= _FAULTS and max(mine, base) >= 2 * min(mine, base):
-            text = f"{mine:.0f} page faults a call, the baseline {base:.0f}: part of the ratio is memory being mapped"
+            text = f"{mine:.0f} page faults per call (baseline {base:.0f}): part of the ratio is mapping memory"
             notes = [*notes, text]
     order: list[str] = list(Code)
     return replace(row, warnings=tuple(sorted(warned, key=lambda warning: order.index(warning.code)))), notes

@@ -45,32 +45,33 @@ class Code(StrEnum):
 
 
 ADVICE: Mapping[str, str] = {
-    Code.ONE_PROCESS: "the interval holds for this process only: --processes 5 to compare, and to gate",
-    Code.UNRESOLVED: "the same code measured twice differs by more than the margin: nothing is gated; stop other work,"
-    " use --threads 1 or more --max-time",
+    Code.ONE_PROCESS: "the interval covers this process only: use --processes 5 to compare or to gate",
+    Code.UNRESOLVED: "identical code timed twice differed by more than the margin, so nothing is gated: stop other"
+    " work, or use --threads 1 or a larger --max-time",
     Code.PRECISION: "raise --max-time, or relax --precision",
-    Code.PREEMPTED: "other work ran on these cores, so no verdict: --threads 1, or stop the other work",
-    Code.THROTTLED: "the container used up its quota of processor time: fewer --threads, or a larger quota",
-    Code.STOLEN: "the hypervisor took CPU time (steal): measure on a machine of your own",
+    Code.PREEMPTED: "other work ran on these cores, so there is no verdict: stop it, or use --threads 1",
+    Code.THROTTLED: "the container used up its CPU quota: use fewer --threads, or raise the quota",
+    Code.STOLEN: "the hypervisor took CPU time (steal): measure on a dedicated machine",
     Code.LOAD: "more tasks are waiting than there are cores: stop the other work",
-    Code.WAITING: "the threads waited for each other or for a core: fewer --threads for this little work",
-    Code.CLOCK: "the processor runs below its rated clock: power, heat or a governor; ratios hold, times are long",
-    Code.GPU_THROTTLED: "the GPU lowered its clock for heat or a power problem: ratios hold, times do not repeat",
-    Code.POWER_CAPPED: "the GPU ran at its power limit, and lowered its clock for it: times hold for this limit;"
-    " --sustained shows what a kernel's own power does to its time",
-    Code.LAUNCH_BOUND: "the GPU waited for the host, so times include launches: more tokens, or fewer waits",
-    Code.DRIFT: "the machine became slower or faster while it measured: ratios hold, times do not repeat",
-    Code.CORRELATED: "neighbouring processes correlate, so the interval was widened: more --processes",
+    Code.WAITING: "the threads waited for each other or for a core: use fewer --threads for so small a case",
+    Code.CLOCK: "the CPU runs below its rated clock (power, heat or a governor): ratios hold, times are long",
+    Code.GPU_THROTTLED: "the GPU lowered its clock (heat or a power problem): ratios hold, times are not reproducible",
+    Code.POWER_CAPPED: "the GPU lowered its clock to stay within its power limit, so times hold for this limit;"
+    " --sustained shows the effect of each kernel's own power",
+    Code.LAUNCH_BOUND: "the GPU waited for the host, so times include launches: use more tokens, or a kernel that waits"
+    " less",
+    Code.DRIFT: "the machine's speed changed during the run: ratios hold, times are not reproducible",
+    Code.CORRELATED: "consecutive processes are correlated, so the interval was widened: use more --processes",
     Code.SPIKES: "many blocks took much longer than the rest: other work, or memory being moved",
-    Code.ROOF: "faster than this machine can be: check cache mode or timing",
-    Code.ENVIRONMENT: "the processes ran in different environments: measure again in one",
+    Code.ROOF: "faster than this machine's limit: check the cache mode or the timing",
+    Code.ENVIRONMENT: "the processes ran in different environments: measure again in a single one",
 }
 
 ONE_THREAD: Mapping[str, str] = {
-    Code.UNRESOLVED: "the same code measured twice differs by more than the margin: nothing is gated; stop other work,"
-    " or raise --max-time",
-    Code.PREEMPTED: "other work ran on this core, so no verdict: stop the other work",
-    Code.THROTTLED: "the container used up its quota of processor time: give it a larger quota",
+    Code.UNRESOLVED: "identical code timed twice differed by more than the margin, so nothing is gated: stop other"
+    " work, or raise --max-time",
+    Code.PREEMPTED: "other work ran on this core, so there is no verdict: stop it",
+    Code.THROTTLED: "the container used up its CPU quota: raise the quota",
     Code.WAITING: "the thread waited for a core: stop the other work",
 }
 
@@ -96,7 +97,7 @@ def of_case(anchors: Sequence[TimedBlock], aa: Interval | None, method: Method, 
         warnings.append(BenchWarning(Code.ONE_PROCESS, "1 process"))
     if aa is not None and differs(aa, method.margin):
         text = f"this machine cannot resolve {percent(method.margin, 2)} here"
-        warnings.append(BenchWarning(Code.UNRESOLVED, f"{text}, A/A reads {exp(aa.low):.3f} to {exp(aa.high):.3f}"))
+        warnings.append(BenchWarning(Code.UNRESOLVED, f"{text}, A/A ratio {exp(aa.low):.3f} to {exp(aa.high):.3f}"))
     drift = halves(anchors)
     if drift is not None and abs(drift) > log1p(_DRIFT):
         warnings.append(

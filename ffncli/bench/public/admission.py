@@ -238,9 +238,10 @@ def _same_twice(judged: _Judged) -> Iterator[str]:
         if base is None or base.status != "ok":
             continue
         if base.aa_low is None or base.aa_high is None:
-            yield f"{clean(key)[:120]}: no interval of the same code twice"
+            yield f"{clean(key)[:120]}: no interval for identical code timed twice"
         elif differs(aa_of(base), judged.suite.method(judged.track).margin):
-            yield f"{clean(key)[:120]}: the same code twice reads {base.aa_low:.3f} to {base.aa_high:.3f}"
+            read = f"{base.aa_low:.3f} to {base.aa_high:.3f}"
+            yield f"{clean(key)[:120]}: identical code timed twice gave ratios of {read}"
 
 
 def _below_the_roof(judged: _Judged) -> Iterator[str]:
@@ -275,12 +276,12 @@ def _one_machine(judged: _Judged) -> Iterator[str]:
 _CONDITIONS: dict[str, tuple[str, Callable[[_Judged], Iterator[str]]]] = {
     "suite": ("the result names the suite and the sha256 of its definition", _of_the_suite),
     "cases": ("every case of one track, as defined, and no other", _all_cases),
-    "kernels": ("the same kernels in every case, with the suite's baseline; of users' files the sha256", _kernels),
+    "kernels": ("the same kernels in every case, with the suite's baseline, and the sha256 of users' files", _kernels),
     "verified": ("every answer is right: errors against float64 that rounding explains", _verified),
-    "referee": ("right answers were kept from the kernels, in a process apart (on a GPU: in the worker)", _refereed),
-    "rounds": ("every block is there, and the figures of the rows follow from them", _rounds),
+    "referee": ("the right answers were in a process without the kernels (on a GPU: in the same one)", _refereed),
+    "rounds": ("every block is present, and the figures of the rows follow from the blocks", _rounds),
     "a/a": ("the baseline, timed twice, does not differ from itself by more than 2 %", _same_twice),
-    "roof": ("at most 102 % of the roof (of kernels that compute in all bits of the dtype)", _below_the_roof),
+    "roof": ("at most 102 % of the roof (for kernels that compute in all bits of the dtype)", _below_the_roof),
     "processes": ("5 fresh processes or more", _processes),
     "environment": ("one machine, one version of everything", _one_machine),
 }

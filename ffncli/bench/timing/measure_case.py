@@ -477,7 +477,7 @@ def _by_step(rig: Rig, kernels: CaseKernels, problem: Problem) -> Timed | None:
     kernels.mode = done.mode
     kernels.outcomes = {name: Outcome(name) for name in done.names}
     if case.cache == "cold-weights":
-        kernels.notes.append(f"steps have one copy of their weights: {done.mode.mode} instead of cold-weights")
+        kernels.notes.append(f"measured {done.mode.mode}, not cold-weights: steps have a single copy of their weights")
     if done.error:
         kernels.end(kernels.outcomes or [BLOCK], done.error)
     if done.measured is None:

@@ -165,16 +165,14 @@ def caching(cache: Cache, arms: Sequence[int], touched: int, llc: int, free: int
         return Caching(warm)
     copies = math.ceil(_FACTOR * llc / max(1, touched)) if cache == "cold-weights" else 1
     if copies > _MOST_COPIES:
-        few = f"{cache} would need {copies:,} copies of weights of {touched:,} bytes: {warm} instead"
+        few = f"measured {warm}, since {cache} would need {copies:,} copies of the weights ({touched:,} bytes each)"
         return Caching(warm, note=few)
     need = copies * sum(arms) + (_FACTOR * llc if cache == "flush" else 0)
     if free is None or need <= free:
         reads = cache == "flush" and _flushes_by_reading()
         return Caching(cache, copies, "caches emptied by reading (FFN_FLUSH=read)" if reads else "")
-    short = (
-        f"{cache} would need {need / 1e9:,.1f} GB of memory, but only {free / 1e9:,.1f} GB may be used: {warm} instead"
-    )
-    return Caching(warm, note=short)
+    short = f"{cache} would need {need / 1e9:,.1f} GB of memory and only {free / 1e9:,.1f} GB may be used"
+    return Caching(warm, note=f"measured {warm}, since {short}")
 
 
 def sharing(cache: Cache, weights: int, touched: int, llc: int, need: int, free: int) -> Caching:

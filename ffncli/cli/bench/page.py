@@ -33,7 +33,7 @@ CONVENTIONS = {
     "roof_fraction": "of the best rate that this machine reached in this run: matrix products, or bytes copied or read",
 }
 _CACHES = {
-    "warm": "weights warm in cache", "shared": "weights warm in cache, where they fit",
+    "warm": "weights in cache", "shared": "weights in cache, if all kernels' copies fit",
     "cold-weights": "weights not in cache", "flush": "caches emptied before each call",
 }  # fmt: skip
 _LAUNCHED = {"graphs": ", CUDA graphs", "plain": ", no CUDA graphs"}
@@ -93,7 +93,7 @@ def _case(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
     ]
     for computes in dict.fromkeys(row.computes for row in rows if row.computes):
         group = [(*line, _rms_error(row)) for row, line in lines.items() if row.computes == computes]
-        remark = f"fewer bits than {case.dtype}, as declared; a ratio to the others says nothing without the error"
+        remark = f"fewer bits than {case.dtype}, as declared: its ratio means nothing without its error"
         parts += [Heading(f"computes in {computes}", remark), Table((*columns, "rms error"), group)]
     return [*parts, *balance(rows, {case.key: case.label}), *remarks(rows)]
 
@@ -101,7 +101,7 @@ def _case(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
 def _communication(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
     """Over ranks: what computing and communicating take apart, and how much of the latter the time does not show."""
     sent = next((row.communication_bytes for row in rows if row.communication_bytes is not None), None)
-    remark = "" if sent is None else f"each rank sends {bytes_text(round(sent))} a call"
+    remark = "" if sent is None else f"each rank sends {bytes_text(round(sent))} per call"
     lines = [
         (row.kernel, *map(time_text, (row.time_s, row.compute_s, row.communication_s)), _hidden(row.overlap))
         for row in rows
@@ -220,15 +220,15 @@ def _legend(rows: Sequence[ResultRow], request: BenchRequest, files: ResultFiles
         return [Heading("how to read this"), *(Line(text, quiet=True) for text in lines)]
     lines = [f"ratio: time over {request.baseline}'s in the same rounds, with its 95 % confidence interval ({over})"]
     if any(row.verdict == "inconclusive" for row in rows):
-        lines.append("inconclusive: the interval is neither within 2 % of 1 nor wholly beyond, or the machine was busy")
+        lines.append(
+            "inconclusive: the interval is neither inside nor entirely outside 1 ± 2 %, or the machine was busy"
+        )
         lines += closing(rows, request)
     if request.ranks.world_size > 1:
         lines.append("time: of the slowest rank, with its collectives; compute: the same without them")
-        lines.append("overlap: the share of the communication that does not add to compute; below 0, more is added")
+        lines.append("overlap: share of the communication hidden behind compute; negative if the two slow each other")
     if len(request.cases) == 1 and any(row.roof_fraction is not None for row in rows):
-        lines.append(
-            "of roof: share of the best rate of matrix products (or of memory) that this machine reached in this run"
-        )
+        lines.append("of roof: share of the best rate that this machine reached in this run, of products or of memory")
     checked = "every kernel in every FFN" if method.in_model else "every kernel"
     lines.append(f"{checked} was checked against float64 first; results: {shown_path(files.csv)}")
     return [Heading("how to read this"), *(Line(text, quiet=True) for text in lines)]
@@ -337,10 +337,12 @@ def closing(rows: Sequence[ResultRow], request: BenchRequest) -> list[str]:
         lines.append(text)
     left = len(sizes) - len(resolved)
     if left:
-        lines.append(f"other work left {left} of {len(sizes)} {plural('row', len(sizes))} without any verdict")
-    before = "" if resolved else "without that work, "
+        lines.append(
+            f"other work on the machine left {left} of {len(sizes)} {plural('row', len(sizes))} without a verdict"
+        )
+    before = "" if resolved else "once the machine is idle, "
     early = any("--processes" in warning.figures for row in compared for warning in row.warnings)
-    return [*lines, f"{before}a longer run: {longer_command(request, early)}"]
+    return [*lines, f"{before}run longer: {longer_command(request, early)}"]
 
 
 def longer_command(request: BenchRequest, more_processes: bool = False) -> str:
@@ -366,7 +368,7 @@ def longer_command(request: BenchRequest, more_processes: bool = False) -> str:
 
 # --- --selftest: whether known differences are found ------------------------------------------------------------------
 
-_KNOWN = {"again": "the same code again", "slowed": "the same code, made 5 % slower"}
+_KNOWN = {"again": "identical code", "slowed": "code slowed by 5 %"}
 
 
 def selftest_answer(outcome: SelfTest) -> Answer:
@@ -391,7 +393,7 @@ def failed_selftest(outcome: SelfTest) -> FFNError | None:
 
 
 def _known_difference(row: KnownDifference) -> str:
-    """`the same code, made 5 % slower: ratio 1.051 [1.049, 1.053], flagged, as it should be`."""
+    """`code slowed by 5 %: ratio 1.051 [1.049, 1.053], flagged, as it should be`."""
     result = ("flagged" if row.flagged else "not flagged") + (", as it should be" if row.passed else ", which is wrong")
     return f"{_KNOWN[row.kernel]}: ratio {row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}], {result}"
 

@@ -59,11 +59,12 @@ def remarks(rows: Sequence[ResultRow]) -> list[Line]:
     base = next((row for row in rows if row.kernel == row.baseline and row.status == "ok"), None)
     if base is not None:
         if base.aa_low is not None and base.aa_high is not None:
-            lines.append(Line(f"the same code twice reads {base.aa_low:.3f} to {base.aa_high:.3f}", quiet=True))
+            read = f"{base.aa_low:.3f} to {base.aa_high:.3f}"
+            lines.append(Line(f"identical code timed twice gave ratios of {read}", quiet=True))
         if base.gemm_ratio is not None:
-            text = f"{base.kernel} takes {base.gemm_ratio:.3g} times its bare matrix products"
+            text = f"{base.kernel} takes {base.gemm_ratio:.3g} × the time of its bare matrix products"
             if base.fusion_share_max is not None:
-                text += f"; fusing the activation can save at most about {percent(base.fusion_share_max, 2)} here"
+                text += f"; fusing the activation can save about {percent(base.fusion_share_max, 2)} at most"
             lines.append(Line(text, quiet=True))
     return [*lines, *notes(rows), *warned(rows)]
 
@@ -148,7 +149,7 @@ def balance(rows: Sequence[ResultRow], names: Mapping[str, str]) -> list[Line]:
 
 def _intensity(row: ResultRow) -> str:
     if row.flops_per_byte is None:
-        return "the cache can hold all that it reads and writes"
+        return "the working set fits in cache"
     return f"{row.flops_per_byte:.3g} FLOP/byte from memory"
 
 

@@ -73,7 +73,7 @@ def agreement_text(agreement: Agreement) -> str:
     """One line: the difference of our steps from the model's own FFN."""
     if not agreement.max_error:
         return "matches the model's own FFN exactly"  # NaN for NaN, and 0 for -0: equal, and not always bit for bit
-    ulps = "" if agreement.ulps is None else f", {agreement.ulps:.3g} units in the last place there"
+    ulps = "" if agreement.ulps is None else f", {agreement.ulps:.3g} ulp at that element"
     error, relative = f"max error {agreement.max_error:.2e}", f"relative {agreement.relative_error:.2e}"
     return f"against the model's own FFN: {error}, {relative}{ulps}"
 

@@ -47,7 +47,9 @@ def sweep(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str) -
     twins = [row for row in rows if row.kernel == row.baseline and row.aa_low is not None and row.aa_high is not None]
     if twins:
         low, high = min(r.aa_low or 1.0 for r in twins), max(r.aa_high or 1.0 for r in twins)
-        parts.append(Line(f"the same code twice reads {low:.3f} to {high:.3f}, over all cases", quiet=True))
+        parts.append(
+            Line(f"identical code timed twice gave ratios of {low:.3f} to {high:.3f}, over all cases", quiet=True)
+        )
     return [*parts, *notes(rows, _MOST_NOTES), *warned(rows)]
 
 

@@ -321,7 +321,7 @@ def _means(comparison: ResultComparison) -> list[Part]:
     several = [kernel for kernel in comparison.kernels if kernel.cases > 1]
     if not several:
         return []
-    columns = ("mean over cases", "cases", "NEW's time is", "over the machine's anchor")
+    columns = ("mean over cases", "cases", "NEW's time is", "relative to a fixed reference loop")
     cells = [
         (_cut(k.kernel), k.cases, change(k.ratio), None if k.normalised_ratio is None else change(k.normalised_ratio))
         for k in several[:_MOST_MEANS]

@@ -191,7 +191,7 @@ def test_other_work_a_lower_limit_and_no_persistence_are_noted(card):
     card.nvml.utilisation, card.nvml.limit, card.nvml.persistent = 97, 500_000, 0
     found = rows()
     assert found["gpu 0 memory"].value == "79 GiB free of 80 GiB, 2 other processes use this GPU (32.2 GB, 97 % busy)"
-    assert found["gpu 0 memory"].advice.startswith("times include the turns of the other work")
+    assert found["gpu 0 memory"].advice.startswith("times include other processes' work")
     assert found["gpu 0 clocks"].advice.startswith("the power limit was lowered from 700 W")
     assert found["gpu 0 modes"].advice.startswith("sudo nvidia-smi -pm 1")
     assert {found[f"gpu 0 {name}"].status for name in ("memory", "clocks", "modes")} == {"note"}

@@ -182,7 +182,7 @@ def test_raw_and_normalised_must_agree():
     (one,) = compare([base], [noisy], GATE).rows
     assert one.gated
     assert (one.regression, one.verdict) == (False, "inconclusive")
-    assert "do not agree" in one.reason
+    assert "times disagree with" in one.reason
     (steady,) = compare([base], [new], GATE).rows
     assert (steady.regression, steady.verdict) == (True, "slower")
 

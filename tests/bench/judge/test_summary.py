@@ -253,7 +253,7 @@ def test_a_gpu_at_its_power_limit_warns_of_that_with_its_clock() -> None:
 def test_a_twin_that_differs_resolves_nothing() -> None:
     row = packed(units_of({**TIMES, TWIN: 1.06e-3}))
     assert row.verdict == "inconclusive"
-    assert texts(row)[0].startswith("unresolved: this machine cannot resolve 2 % here, A/A reads 1.0")
+    assert texts(row)[0].startswith("unresolved: this machine cannot resolve 2 % here, A/A ratio 1.0")
 
 
 def test_missed_precision_says_how_many_rounds() -> None:
@@ -303,7 +303,7 @@ def test_page_faults_that_differ_are_a_note() -> None:
         units.append(replace(unit, blocks=tuple(blocks)))
     eager, row = summarise(CASE, units, QUICK, RUN)
     assert (eager.page_faults_per_call, row.page_faults_per_call) == (0, 100)
-    assert row.note == "100 page faults a call, the baseline 0: part of the ratio is memory being mapped"
+    assert row.note == "100 page faults per call (baseline 0): part of the ratio is mapping memory"
     assert eager.note == ""
 
 
@@ -322,7 +322,7 @@ def test_above_a_roof(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen["roof"] == Roof(5e9, None)
     assert row.flops == 7
     assert texts(row) == ("roof: 130 % of the measured roof",)
-    assert warnings.advice(row.warnings[0]).endswith("check cache mode or timing")
+    assert warnings.advice(row.warnings[0]).endswith("check the cache mode or the timing")
 
 
 def test_the_tokens_of_experts_are_means_over_processes_and_the_bytes_follow_them() -> None:

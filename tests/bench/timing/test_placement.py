@@ -122,7 +122,7 @@ def test_cache_modes_are_named_as_they_are():
 def test_short_of_memory_a_mode_is_renamed_and_a_note_says_so():
     cold = caching("cold-weights", [10 * MIB] * 3, 10 * MIB, 32 * MIB, 299 * MIB)
     assert (cold.mode, cold.copies) == ("warm", 1)
-    assert cold.note == "cold-weights would need 0.3 GB of memory, but only 0.3 GB may be used: warm instead"
+    assert cold.note == "measured warm, since cold-weights would need 0.3 GB of memory and only 0.3 GB may be used"
     assert caching("flush", [40 * MIB], MIB, 32 * MIB, 100 * MIB).mode == "shared"
 
 
@@ -219,7 +219,7 @@ def test_weights_so_small_that_thousands_of_copies_would_be_needed_stay_warm() -
     assert caching("cold-weights", [few], few, llc, None).copies == 1024
     found = caching("cold-weights", [many], many, llc, None)
     assert (found.mode, found.copies) == ("warm", 1)
-    assert found.note == "cold-weights would need 1,025 copies of weights of 98,303 bytes: warm instead"
+    assert found.note == "measured warm, since cold-weights would need 1,025 copies of the weights (98,303 bytes each)"
 
 
 def test_seats_trade_their_memory_and_still_own_all_of_it() -> None:

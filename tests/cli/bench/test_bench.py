@@ -127,7 +127,7 @@ def test_the_end_says_what_could_be_resolved_and_how_to_go_on():
     lines = closing(rows, request)
     width = (math.log(1.0) - math.log(0.8)) / 2
     assert lines[0] == f"this run could resolve differences of {100 * (1.02 * math.exp(width) - 1):.2g} % or more"
-    words = shlex.split(lines[1].removeprefix("a longer run: "))
+    words = shlex.split(lines[1].removeprefix("run longer: "))
     assert words == ["ffn", "bench", "512x2048:swiglu", "--tokens", "1,32", "--plain", "--no-bias", "--kernel",
                      "eager,a b=my file.py:f", "--max-time", "20s"]  # fmt: skip
     rows[3] = replace(rows[3], ratio_low=0.899, ratio_high=0.901)
@@ -138,8 +138,8 @@ def test_the_end_says_what_could_be_resolved_and_how_to_go_on():
     assert closing(rows, request)[1].endswith("--max-time 5 --processes 20")
     busy = [replace(row, warnings=(BenchWarning("preempted", "20 %"),)) for row in rows]
     left, longer = closing(busy, request)
-    assert left == "other work left 2 of 2 rows without any verdict"
-    assert longer.startswith("without that work, a longer run: ffn bench ")
+    assert left == "other work on the machine left 2 of 2 rows without a verdict"
+    assert longer.startswith("once the machine is idle, run longer: ffn bench ")
     alone = replace(request, method=Method(max_time=5.0, processes=1), asked={**asked, "--processes": "1"})
     for lines in (closing(rows, alone), closing(busy, alone)):  # one process cannot decide, however long it takes
         assert lines[-1].endswith(" --max-time 20s")
@@ -360,7 +360,7 @@ def test_what_bounds_a_case_stands_below_the_grid_with_the_ridge():
 
 @pytest.mark.parametrize(
     ("intensity", "said"),
-    [(3.21, "3.21 FLOP/byte from memory"), (None, "the cache can hold all that it reads and writes")],
+    [(3.21, "3.21 FLOP/byte from memory"), (None, "the working set fits in cache")],
 )
 def test_a_single_case_says_its_own_intensity(intensity, said):
     row = ResultRow(case="c", bound="compute", flops_per_byte=intensity, ridge_flops_per_byte=9.5, roof_fraction=0.3)
@@ -374,8 +374,8 @@ def test_a_warning_of_many_cases_is_one_line_with_its_count():
     found[1], found[3] = (replace(row, warnings=(busy,)) for row in (found[1], found[3]))
     (line,) = [part.text for part in sweep(cases, found, "eager") if getattr(part, "text", "").startswith("warning")]
     assert line == (
-        "warning: 2 of 6 rows: preempted: 20 % of the blocks - other work ran on this core, so no verdict: stop the"
-        " other work"
+        "warning: 2 of 6 rows: preempted: 20 % of the blocks - other work ran on this core, so there is no verdict:"
+        " stop it"
     )
 
 
@@ -405,7 +405,7 @@ def test_rates_are_in_a_unit_that_one_can_read(tflops, unit, shown):
 def test_what_fusing_saves_is_a_share_of_the_time_with_that_traffic_in_it(saving, said):
     row = ResultRow(kernel="eager", baseline="eager", status="ok", gemm_ratio=1.5, fusion_saving_max=saving)
     assert [part.text for part in remarks([row])] == [
-        f"eager takes 1.5 times its bare matrix products; fusing the activation can save at most about {said} here"
+        f"eager takes 1.5 × the time of its bare matrix products; fusing the activation can save about {said} at most"
     ]
 
 
@@ -431,8 +431,8 @@ def test_the_selftest_flags_what_is_slower_and_that_alone(bench):
     code, out, _ = bench("--selftest", "--threads", "1")
     assert code == 0
     lines = [line.strip() for line in out.splitlines()]
-    again = next(line for line in lines if line.startswith("the same code again: ratio "))
-    slowed = next(line for line in lines if line.startswith("the same code, made 5 % slower: ratio "))
+    again = next(line for line in lines if line.startswith("identical code: ratio "))
+    slowed = next(line for line in lines if line.startswith("code slowed by 5 %: ratio "))
     assert again.endswith("not flagged, as it should be")
     assert slowed.endswith("], flagged, as it should be")
     assert lines[-1] == "passed"
@@ -442,7 +442,7 @@ def test_a_selftest_that_cannot_tell_fails(bench):
     code, out, err = bench("--selftest", "--threads", "1", faults=(" tokens 0 even", " tokens 1 even"))
     assert code == 1
     assert "not flagged, which is wrong" in out
-    assert "selftest failed: the same code, made 5 % slower" in err
+    assert "selftest failed: code slowed by 5 %" in err
 
 
 def test_limits_are_part_of_the_method_and_of_a_longer_command():
