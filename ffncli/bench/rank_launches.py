@@ -63,7 +63,7 @@ class _Launch:
 
 @dataclass
 class RankLaunches:
-    """The launches of a run, directed by rank 0: `begin` and `over` for each launch, `end` once after the last."""
+    """The launches of a run, directed by rank 0: `begin` and `end_launch` for each, `end_run` once after the last."""
 
     place: Place
     request: BenchRequest
@@ -79,7 +79,7 @@ class RankLaunches:
         self.store.shared.set(f"launch/{self.number}", json.dumps({"launch": asdict(launch)}))
         return variables(self.place, self.number, job, threads)
 
-    def over(self) -> None:
+    def end_launch(self) -> None:
         """Announce that this rank's worker has ended, so that the others end too."""
         self.store.shared.set(f"over/{self.number}", "1")
 
@@ -97,7 +97,7 @@ class RankLaunches:
                 return endings
             time.sleep(_LOOK / 4)
 
-    def end(self, code: int) -> None:
+    def end_run(self, code: int) -> None:
         """Announce that no launch follows, so that the other ranks end with this exit code. If no agent keeps the
         store, wait until the ranks have read the announcement."""
         self.store.shared.set(f"launch/{self.number + 1}", json.dumps({"end": code}))
@@ -107,7 +107,7 @@ class RankLaunches:
 
 
 @contextmanager
-def led(request: BenchRequest, place: Place | None) -> Iterator[RankLaunches | None]:
+def lead_ranks(request: BenchRequest, place: Place | None) -> Iterator[RankLaunches | None]:
     """Yield the launches of a run, or None if it has one rank. On any exit from the `with` block, the other ranks end,
     with the exit code of the error."""
     if place is None or request.ranks.world_size == 1:
@@ -123,10 +123,10 @@ def led(request: BenchRequest, place: Place | None) -> Iterator[RankLaunches | N
         code = int(error.code)
         raise
     finally:
-        launches.end(code)
+        launches.end_run(code)
 
 
-def followed(place: Place, command: Sequence[str] = WORKER) -> int:
+def follow_ranks(place: Place, command: Sequence[str] = WORKER) -> int:
     """Follow rank 0, as every other rank does: start a worker for each launch. Return rank 0's exit code.
 
     Raises FFNError (exit 3) if the store is lost because rank 0 or its agent has ended.
@@ -137,7 +137,7 @@ def followed(place: Place, command: Sequence[str] = WORKER) -> int:
     try:
         while "end" not in (message := _message(store, number)):
             launch: _Launch = record_of(_Launch, message.get("launch"), "a launch of rank 0")
-            ended = _followed(launch, place, store, number, command)
+            ended = _ending(launch, place, store, number, command)
             store.shared.set(f"word/{number}/{place.rank}", json.dumps(ended))
             number += 1
         store.shared.set(f"left/{place.rank}", "1")
@@ -153,7 +153,7 @@ def _message(store: RankStore, number: int) -> dict[str, Any]:
     return message if isinstance(message, dict) else {}
 
 
-def _followed(launch: _Launch, place: Place, store: RankStore, number: int, command: Sequence[str]) -> tuple[str, str]:
+def _ending(launch: _Launch, place: Place, store: RankStore, number: int, command: Sequence[str]) -> tuple[str, str]:
     """Run this rank's worker for one launch; return (the kernel that raised if one did, how the worker ended in words),
     both empty if all went well."""
     job = launch.job()

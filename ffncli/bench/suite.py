@@ -143,13 +143,13 @@ class _Run:
                 if self.stage is None:
                     self._require_others()
                 elif excess := self._excess(look=message is None):
-                    self._lost(self.stage, excess)
+                    self._leave_out(self.stage, excess)
                     return
             code, running = self.busy.ended(), self.busy.activity.read().kernel
         if self.stage is not None:
             culprit, status = self.stage.kernel or running, "oom" if code == KILLED else "failed"
             outcome = ended_worker(culprit, cast(Status, status), f"{ending(code)}{_ITSELF if code == 0 else ''}")
-            self._lost(self.stage, Excess(culprit, outcome, (self.stage.case,)))
+            self._leave_out(self.stage, Excess(culprit, outcome, (self.stage.case,)))
         elif not self.finished:
             raise _failed(f"a worker could not start ({ending(code)})")
 
@@ -166,7 +166,7 @@ class _Run:
                 yield busy
         finally:
             if launches:
-                launches.over()
+                launches.end_launch()
 
     def _messages(self) -> Iterator[tuple[Any, ...] | None]:
         """Yield the worker's messages until it closes the connection or a kernel has corrupted it; yield None after
@@ -197,7 +197,7 @@ class _Run:
                 self._finish(unit)
             case ("lost", str(kernel), str(why)) if self.stage is not None:
                 outcome = ended_worker(kernel, "failed", f"lost its GPU: {clean(why)[:_LONGEST_NOTE]}")
-                self._lost(self.stage, Excess(kernel, outcome, (self.stage.case,)))
+                self._leave_out(self.stage, Excess(kernel, outcome, (self.stage.case,)))
                 return True
             case ("spoiled", str(arm), str(why)) if self.stage is not None and self.stage.case.key not in self.plain:
                 self._spoiled(self.stage.case, arm, clean(why)[:_LONGEST_NOTE])
@@ -247,7 +247,7 @@ class _Run:
             self.progress.at(self.stage, now - self.since)
         return excess
 
-    def _lost(self, stage: Stage, excess: Excess) -> None:
+    def _leave_out(self, stage: Stage, excess: Excess) -> None:
         """Handle a kernel that has ended the worker: it is not run again in these cases. If no kernel is to blame, the
         case is finished."""
         kernel = excess.kernel

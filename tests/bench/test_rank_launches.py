@@ -11,7 +11,7 @@ from torch.distributed import DistNetworkError
 
 from ffncli.bench import rank_launches
 from ffncli.bench.judge.summary import summarise
-from ffncli.bench.rank_launches import RankLaunches, followed, led, variables
+from ffncli.bench.rank_launches import RankLaunches, follow_ranks, lead_ranks, variables
 from ffncli.bench.records import Job, Method, Outcome
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import Grid
@@ -69,9 +69,9 @@ def over_ranks(store, tmp_path, first=(), second=(), asked=None):
 def over_workers(tmp_path, commands, asked):
     """The same with these workers of the ranks."""
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(followed, SECOND, commands[1])
+        other = pool.submit(follow_ranks, SECOND, commands[1])
         try:
-            with new_run(tmp_path / "a.csv", asked) as journal, led(asked, FIRST) as launches:
+            with new_run(tmp_path / "a.csv", asked) as journal, lead_ranks(asked, FIRST) as launches:
                 found = run(journal, command=commands[0], launches=launches)
         except FFNError as error:
             found = error
@@ -93,8 +93,8 @@ def test_every_rank_starts_a_worker_for_each_process_with_the_same_job(store, tm
 
 def test_the_others_end_with_the_exit_code_of_the_first(store, tmp_path):
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(followed, SECOND)
-        with pytest.raises(FFNError), led(request(), FIRST):
+        other = pool.submit(follow_ranks, SECOND)
+        with pytest.raises(FFNError), lead_ranks(request(), FIRST):
             raise FFNError("wrong results", code=ExitCode.FAILED)
         assert other.result(timeout=10) == 1
 
@@ -102,8 +102,8 @@ def test_the_others_end_with_the_exit_code_of_the_first(store, tmp_path):
 def test_a_store_that_no_agent_keeps_is_open_until_the_others_have_read_the_end(store, monkeypatch):
     monkeypatch.setattr(rank_launches, "_LOOK", 0.5)  # a rank that looks seldom
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(followed, SECOND)
-        with led(request(), FIRST):
+        other = pool.submit(follow_ranks, SECOND)
+        with lead_ranks(request(), FIRST):
             pass
         store.shared = None  # it closes with rank 0
         assert other.result(timeout=20) == 0
@@ -115,7 +115,7 @@ def test_a_rank_whose_store_is_lost_says_that_rank_0_has_ended(store, monkeypatc
 
     monkeypatch.setattr(store.shared, "check", lost)
     with pytest.raises(FFNError, match=r"^rank 0 ended before the others$") as caught:
-        followed(SECOND)
+        follow_ranks(SECOND)
     assert caught.value.code == 3
 
 

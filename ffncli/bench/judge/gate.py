@@ -148,8 +148,8 @@ def failure(rows: Sequence[ResultRow], request: BenchRequest, judged: Gate | Non
         slower = names([j.row for j in judged.slower])
         allowed = percent(request.fail_if_slower or 0.0, 2)
         return FFNError(f"slower than {request.baseline} by more than {allowed}: {slower}", code=ExitCode.FAILED)
-    if lost := [row for row in rows if row.status in ("failed", "oom")]:
-        return FFNError(f"not measured: {names(lost)}", f"{lost[0].status}: {lost[0].note}", ExitCode.ENVIRONMENT)
+    if failed := [row for row in rows if row.status in ("failed", "oom")]:
+        return FFNError(f"not measured: {names(failed)}", f"{failed[0].status}: {failed[0].note}", ExitCode.ENVIRONMENT)
     unclear = [row for row in rows if row.verdict == "inconclusive" or (row.status == "ok" and row.ratio is None)]
     if judged is not None:
         bases = [row for row in rows if row.kernel == row.baseline and row.status != "ok"]

@@ -68,13 +68,13 @@ class _CaseUnits:
     @classmethod
     def of(cls, case: Case, units: Sequence[TimedUnit], method: Method) -> _CaseUnits:
         baseline = units[0].baseline
-        lost = {outcome.kernel for unit in units for outcome in unit.outcomes if outcome.status != "ok"}
-        if baseline in lost:  # detected only after it was timed: nothing is compared with it
-            lost.add(TWIN)
+        not_ok = {outcome.kernel for unit in units for outcome in unit.outcomes if outcome.status != "ok"}
+        if baseline in not_ok:  # detected only after it was timed: nothing is compared with it
+            not_ok.add(TWIN)
         arms: dict[str, list[TimedBlock]] = {}
         for unit in units:
             for block in unit.blocks:
-                if block.kernel not in lost:
+                if block.kernel not in not_ok:
                     arms.setdefault(block.kernel, []).append(block)
         aa = paired([*arms.get(TWIN, ()), *arms.get(baseline, ())], TWIN, baseline)
         signal = arms.get(ANCHOR) or arms.get(baseline, [])

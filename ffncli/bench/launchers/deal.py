@@ -117,7 +117,7 @@ class _Dealing:
         """Take in one event; one of a case that no slot has any more is passed over."""
         if event.case not in self.submitted:
             return
-        if event.kind == "begun":
+        if event.kind == "started":
             self.places[event.case] = event.place
             return
         self.submitted.discard(event.case)

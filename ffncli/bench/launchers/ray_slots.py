@@ -124,7 +124,7 @@ class RaySlots:
         """Give a case to a waiting actor."""
         actor = self._idle.pop()
         self._busy[actor.handle.measure.remote(task)] = (actor, case)
-        self._start_events.append(SlotEvent("begun", case, actor.place))
+        self._start_events.append(SlotEvent("started", case, actor.place))
 
     def events(self, patience: float) -> Sequence[SlotEvent]:
         """What the actors answered, and which of them are gone."""

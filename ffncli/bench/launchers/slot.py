@@ -114,12 +114,12 @@ def _require_files(request: BenchRequest) -> None:
 class SlotEvent:
     """What happened to a case in a slot. `place` is the machine, with the slot or the job there: `node7, slot 2`.
 
-    `begun`: the slot measures it now. `answered`: `text` is the answer, which `units_of` reads. `lost`: the machine
+    `started`: the slot measures it now. `answered`: `text` is the answer, which `units_of` reads. `lost`: the machine
     failed, or the job was ended, as `text` says. `refused`: the slot could not even begin, for the reason in `text`,
     which another try does not remove.
     """
 
-    kind: Literal["begun", "answered", "lost", "refused"]
+    kind: Literal["started", "answered", "lost", "refused"]
     case: str
     place: str
     text: str = ""

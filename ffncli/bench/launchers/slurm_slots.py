@@ -121,7 +121,7 @@ class SlurmSlots:
             over = job.done()
             if case not in self._started and (over or job.state.upper() == "RUNNING"):
                 self._started.add(case)
-                yield SlotEvent("begun", case, _place(job))
+                yield SlotEvent("started", case, _place(job))
             if over:
                 del self._jobs[case]
                 self._started.discard(case)

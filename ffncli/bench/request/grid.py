@@ -333,9 +333,9 @@ def to_json(request: BenchRequest) -> dict[str, Any]:
 
 def from_json(stored: Any, where: str = "the request") -> BenchRequest:
     """The request of `to_json`. Raises FFNError, with the field, for anything else."""
-    whole = record_of(Mapping[str, Any], stored, where)
-    texts, labels = (record_of(tuple[str, ...], whole.get(name), f"{where}: {name}") for name in ("kernels", "names"))
-    rest = {name: value for name, value in whole.items() if name not in ("kernels", "names")}
+    entry = record_of(Mapping[str, Any], stored, where)
+    texts, labels = (record_of(tuple[str, ...], entry.get(name), f"{where}: {name}") for name in ("kernels", "names"))
+    rest = {name: value for name, value in entry.items() if name not in ("kernels", "names")}
     request: BenchRequest = record_of(BenchRequest, {**rest, "kernels": []}, where)
     if request.method.in_model:
         labels = tuple(label.removeprefix(model_with("")) for label in labels[1:])

@@ -316,10 +316,10 @@ def resume(path: Path, summarise: Summarise) -> Journal:
         kept, size = before
     cut(files.journal, kept)
     cut(files.rounds, size)
-    whole = (HEADER + row_lines(journal.rows)).encode()
-    if first_bytes(files.csv, len(whole) + 1) != whole:
+    contents = (HEADER + row_lines(journal.rows)).encode()
+    if first_bytes(files.csv, len(contents) + 1) != contents:
         with written_whole(files.csv) as file:
-            file.write(whole)
+            file.write(contents)
     return journal
 
 

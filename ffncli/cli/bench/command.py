@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from typer import Exit
 
 from ffncli.bench.benchmark import BenchQuestion
-from ffncli.bench.rank_launches import followed, led
+from ffncli.bench.rank_launches import follow_ranks, lead_ranks
 from ffncli.bench.records import Method
 from ffncli.bench.request.build import build_request, require_resumable
 from ffncli.bench.request.grid import BenchRequest
@@ -93,7 +93,7 @@ def command(
         raise FFNError("--launcher contradicts torchrun", "a slot measures on one rank; submit torchrun yourself")
     ranks = split_asked_for(split.tp, split.ep) if path is None else None  # a run that is resumed has its own
     if place is not None and not place.first:
-        raise Exit(followed(place))
+        raise Exit(follow_ranks(place))
     if path is not None:
         _resume(Path(os.path.expanduser(path)), asked(question, split), result, cluster, plot, output)
         return
@@ -230,7 +230,7 @@ def _measure(journal: Journal, request: BenchRequest, plot: PlotOptions, output:
         _show(_measure_elsewhere(journal, request, output), journal, request, plot, output)
         return
     require_installed("torch", "numpy")
-    with led(request, torchrun()) as launches:
+    with lead_ranks(request, torchrun()) as launches:
         with _kept(journal, request, output), unit_progress(request, journal.count, output) as shown:
             finished = run(journal, shown, launches=launches)
         _show(finished, journal, request, plot, output)

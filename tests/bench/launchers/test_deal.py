@@ -68,7 +68,7 @@ class FakeSlots:
         assert self.free > 0
         self.tries[case] += 1
         self.running.append((case, task))
-        self.begun.append(SlotEvent("begun", case, self.place(case)))
+        self.begun.append(SlotEvent("started", case, self.place(case)))
 
     def place(self, case: str) -> str:
         return f"node{sum(self.tries.values()) % 3}"

@@ -80,7 +80,7 @@ def test_jobs_begin_and_end():
     one, two, three = executor.jobs
     assert slots.events(0.0) == []
     one.state = "RUNNING"
-    assert slots.events(0.0) == [SlotEvent("begun", "case 1", "node7, job 1")]
+    assert slots.events(0.0) == [SlotEvent("started", "case 1", "node7, job 1")]
     assert slots.events(0.0) == []
     one.end = "answer"
     two.state, two.end = (
@@ -92,9 +92,9 @@ def test_jobs_begin_and_end():
     three.state, three.end = "NODE_FAIL", UncompletedJobError("no output")
     assert slots.events(0.0) == [
         SlotEvent("answered", "case 1", "node7, job 1", "answer"),
-        SlotEvent("begun", "case 2", "node7, job 2"),
+        SlotEvent("started", "case 2", "node7, job 2"),
         SlotEvent("refused", "case 2", "node7, job 2", "ModuleNotFoundError: ffncli (logs: /logs)"),
-        SlotEvent("begun", "case 3", "node7, job 3"),
+        SlotEvent("started", "case 3", "node7, job 3"),
         SlotEvent("lost", "case 3", "node7, job 3", "its job ended (NODE_FAIL); logs: /logs"),
     ]
     assert slots.free == 3
@@ -108,7 +108,7 @@ def test_a_job_is_begun_again_after_a_loss_and_what_is_left_is_ended():
     slots.events(0.0)
     slots.submit("case 1", "task")
     executor.jobs[1].state = "RUNNING"
-    assert slots.events(0.0) == [SlotEvent("begun", "case 1", "node7, job 2")]
+    assert slots.events(0.0) == [SlotEvent("started", "case 1", "node7, job 2")]
     slots.cancel()
     assert [job.cancelled for job in executor.jobs] == [False, True]
 
@@ -265,7 +265,7 @@ def test_an_answer_makes_its_actor_free_again():
     assert slots.free == 0
     place = "host-a, slot 1"
     assert until_free(slots, 1) == [
-        SlotEvent("begun", "case 1", place),
+        SlotEvent("started", "case 1", place),
         SlotEvent("answered", "case 1", place, "answer to task 1"),
     ]
 
@@ -278,7 +278,7 @@ def test_a_machine_that_is_gone_loses_its_case_and_one_that_comes_has_a_slot():
     ray.machines = {"b": {"CPU": 1}}
     events = until_free(slots, 1)
     why = "its machine or its process has ended (ActorDiedError)"
-    assert [one for one in events if one.kind != "begun"] == [SlotEvent("lost", "case 1", "host-a, slot 1", why)]
+    assert [one for one in events if one.kind != "started"] == [SlotEvent("lost", "case 1", "host-a, slot 1", why)]
     assert len(ray.killed) == 1
     slots.submit("case 1", "task 1")
     assert until_free(slots, 1)[-1] == SlotEvent("answered", "case 1", "host-b, slot 2", "answer to task 1")

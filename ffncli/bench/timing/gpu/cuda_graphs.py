@@ -78,9 +78,9 @@ def repeated(copies: Sequence[Copy], count: int) -> list[Copy]:
     When the cycle begins again, as anywhere in it, about half of the others come between two uses of a copy, so that
     it is no longer in a cache.
     """
-    whole, rest = divmod(count, len(copies))
+    rounds, rest = divmod(count, len(copies))
     start = 0 if rest > len(copies) // 2 else len(copies) // 2
-    return [*copies] * whole + [*copies[start : start + rest]]
+    return [*copies] * rounds + [*copies[start : start + rest]]
 
 
 def captured(
