@@ -307,8 +307,8 @@ def ranges(layers: tuple[int, ...]) -> str:
 
 
 # Reasons of a NotCounted that can come from a config or from tensors.
-OTHER_TOWERS = "the numbers are the text model's"
-MORE_TOKENS = "multi-token prediction, which a forward pass does without"
+OTHER_TOWERS = "the counts cover only the text model"
+MORE_TOKENS = "multi-token prediction, which a forward pass does not need"
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""The attention of one layer, common schemes as records, and tables outside the blocks that are looked up by the last
-tokens or in every layer: how many parameters they have, from the config's fields.
+"""Count, from a config's fields, the parameters of one layer's attention and of lookup tables outside the blocks
+(tables for n-grams or for every layer). Common attention schemes are records.
 
-A fused projection holds as many numbers as its parts. An n-gram table may be larger than everything else: it is in the
-whole model if the family has a row of it (`config.non_ffn`); elsewhere a count says its size wherever a config does.
-Facts: transformers 5.23 `modeling_*.py`.
+A fused projection counts like its parts. An n-gram table may be larger than the rest of the model: if the family has a
+row for it in `config.non_ffn`, the whole-model count includes it; otherwise its size is reported if the config
+specifies it. Facts: transformers 5.23 `modeling_*.py`.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import Protocol
 from ffncli.models.files.strict_json import Fields
 from ffncli.models.model import NotCounted
 
-Flag = bool | tuple[str, bool]  # a value fixed by the family's code, or a field's name with its default
+Flag = bool | tuple[str, bool]  # a value fixed by the family's code, or a field name with its default
 
 
 def flag(config: Fields, value: Flag) -> bool:
-    """A Flag's value for this config. Raises FFNError if the field is neither true nor false."""
+    """Return a Flag's value for this config. Raises FFNError if the field is neither true nor false."""
     return value if isinstance(value, bool) else config.flag(*value)
 
 
 class Attention(Protocol):
-    """What mixes the tokens in a layer."""
+    """The token mixer of a layer."""
 
     @property
     def needs(self) -> Sequence[str]:
-        """The fields that counting requires."""
+        """The config fields required for counting."""
 
     @property
     def fields(self) -> Sequence[str]:
-        """The fields that give its widths."""
+        """The config fields that determine its widths."""
         return self.needs
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
@@ -42,39 +42,40 @@ class Attention(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """Projections to heads, which may share keys and values (MHA, GQA, MQA). Strings are field names.
+    """Multi-head attention in which heads may share keys and values (MHA, GQA, MQA). Strings are field names.
 
-    `heads` None: queries, keys and values are as wide as the model for any number of heads. `kv_heads` None: as many as
-    heads; a number: fixed. A null or absent `head_dim` means `head_dim_default`, else d_model / heads.
+    `heads` None: queries, keys and values are as wide as the model, whatever the number of heads. `kv_heads` is a field
+    name or a fixed number; None means as many as heads. A null or absent `head_dim` means `head_dim_default`, else
+    d_model / heads.
     """
 
     heads: str | None = "num_attention_heads"
     kv_heads: str | int | None = "num_key_value_heads"
-    kv_default: int | None = None  # if the field is absent; null means as many as heads
+    kv_default: int | None = None  # used if the field is absent; null means as many as heads
     head_dim: str | None = "head_dim"
     head_dim_default: int | None = None
     qkv_bias: Flag = False
-    key_bias: bool = True  # False: queries and values have the bias, keys do not
+    key_bias: bool = True  # False: queries and values have a bias, keys do not
     output_bias: Flag = False
     qk_norm: Flag = False
-    qk_norm_per_head: bool = False  # a weight for each head, not one that all heads share
+    qk_norm_per_head: bool = False  # a weight for each head, not one shared by all heads
     qk_norm_bias: bool = False
     sinks: bool = False  # one learned logit per head
-    gate: Flag | None = None  # the bias of a gate of the output, as wide as the queries; None: no gate
+    gate: Flag | None = None  # the bias of an output gate as wide as the queries; None: no gate
     buckets: tuple[str, int] | None = None  # a relative-position table in the self-attention of every layer
 
     @property
     def needs(self) -> Sequence[str]:
-        """The fields that counting requires."""
+        """The config fields required for counting."""
         return () if self.heads is None else (self.heads,)
 
     @property
     def fields(self) -> Sequence[str]:
-        """The fields that give its widths."""
+        """The config fields that determine its widths."""
         return tuple(name for name in (self.heads, self.kv_heads, self.head_dim) if isinstance(name, str))
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Weights, biases, norms, sinks and position table of one attention."""
+        """Count weights, biases, norms, sinks and position table of one attention."""
         heads, kv_heads, head_dim = self._sizes(config, d_model)
         q, kv = heads * head_dim, kv_heads * head_dim
         total = d_model * (q + 2 * kv) + q * d_model
@@ -93,7 +94,7 @@ class Heads:
         return total
 
     def _sizes(self, config: Fields, d_model: int) -> tuple[int, int, int]:
-        """Heads, key-value heads, width of one head."""
+        """Return heads, key-value heads and the width of one head."""
         if self.heads is None:
             return 1, 1, d_model
         heads = config.integer(self.heads)
@@ -107,53 +108,53 @@ class Heads:
 
 @dataclass(frozen=True, kw_only=True)
 class Latent:
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434 §2.1): keys and values through a narrow latent.
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434 §2.1): keys and values pass through a narrow latent.
 
-    `bias` is for the three projections that read or write the residual stream. A null q_lora_rank projects queries
-    directly. `indexer`: a small attention that chooses the tokens to attend to (DeepSeek Sparse Attention).
+    `bias` applies to the three projections that read or write the residual stream. If q_lora_rank is null, queries are
+    projected directly. `indexer`: a small attention chooses the tokens to attend to (DeepSeek Sparse Attention).
     """
 
     heads: str = "num_attention_heads"
     bias: Flag = ("attention_bias", False)
-    gate: Flag = False  # a gate of the output, as wide as the values
-    head_gate: bool = False  # a gate with one number per head
+    gate: Flag = False  # an output gate as wide as the values
+    head_gate: bool = False  # an output gate with one number per head
     sinks: bool = False  # one learned logit per head
     indexer: bool = False
-    pooled: bool = False  # the indexer's keys are those of some tokens together (`index_kpool`)
+    pooled: bool = False  # each of the indexer's keys pools `index_kpool` tokens
 
     @property
     def needs(self) -> Sequence[str]:
-        """The fields that counting requires."""
+        """The config fields required for counting."""
         return (self.heads, "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
     @property
     def fields(self) -> Sequence[str]:
-        """The fields that give its widths."""
+        """The config fields that determine its widths."""
         return (*self.needs, "q_lora_rank")
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Weights, biases and the norms of the latents of one attention."""
+        """Count the weights, biases and latent norms of one attention."""
         heads, rank, nope, rope, value = (config.integer(name, low=0) for name in self.needs)
         bias = flag(config, self.bias)
         q_rank = config.integer("q_lora_rank", 0)
         q = heads * (nope + rope)
-        queries = (d_model + bias + 1) * q_rank + q_rank * q if q_rank else d_model * q  # + 1: its norm
+        queries = (d_model + bias + 1) * q_rank + q_rank * q if q_rank else d_model * q  # + 1: the latent's norm
         keys_values = (d_model + bias) * (rank + rope) + rank + rank * heads * (nope + value)
         gates = d_model * heads * (flag(config, self.gate) * value + self.head_gate) + heads * self.sinks
         chosen = self._indexer(config, d_model, q_rank) if self.indexer else 0
         return queries + keys_values + heads * value * d_model + bias * d_model + gates + chosen
 
     def _indexer(self, config: Fields, d_model: int, q_rank: int) -> int:
-        """Queries from the latent, one key with its layer norm, a weight for each head."""
+        """Count the indexer: queries from the latent, one key with its layer norm, and a weight for each head."""
         heads, width = config.integer("index_n_heads"), config.integer("index_head_dim")
         pools = (config.integer("index_kpool", 16) + d_model) * width if self.pooled else 0
         return q_rank * heads * width + d_model * width + 2 * width + d_model * heads + pools
 
 
 _PER_LAYER, _NGRAMS = "embeddings for every layer", "tables of n-grams"
-_OUTSIDE = "outside the FFN, in no row of the whole model"
+_OUTSIDE = "outside the FFN, and missing from the whole-model count"
 _MOST_TABLES, _MOST_ROWS = 1024, 10**9
-# Field that says that there is such a table, in any family → what it is.
+# Field that indicates such a table, in any family → the kind of table.
 MEMORIES: Mapping[str, str] = {
     "hidden_size_per_layer_input": _PER_LAYER,
     "vocab_size_per_layer_input": _PER_LAYER,
@@ -163,40 +164,42 @@ MEMORIES: Mapping[str, str] = {
 
 
 def memories(config: Fields, family: str) -> tuple[NotCounted, ...]:
-    """The tables of a model; their parameters are None where the family's code is not known to have them."""
+    """Return a model's tables as parts that are not counted, with None as their parameters if the family's code has no
+    known tables."""
     if config.values.get("model_type") == "gemma4_unified_text":
-        return ()  # it has gemma4_text's blocks without these embeddings
+        return ()  # it has gemma4_text's blocks, but not these embeddings
     if row := _SIZES.get(family):
         what, size = row
         parameters = size(config)
         if parameters is None:
-            return (NotCounted(what, "if it has them: the config does not say how wide they are"),)
+            return (NotCounted(what, "the model may have none: the config does not specify their width"),)
         return (NotCounted(what, _OUTSIDE, parameters),) if parameters else ()
     kinds = {what for field, what in MEMORIES.items() if config.values.get(field)}
     return tuple(NotCounted(what, _OUTSIDE) for what in sorted(kinds))
 
 
 def per_layer_table(config: Fields, d_model: int) -> int:
-    """A narrow vector for each layer of every token."""
+    """Count a table with a narrow vector for every token and layer."""
     narrow = config.integer("hidden_size_per_layer_input", 0, low=0)
     rows = config.integer("vocab_size_per_layer_input", 262_144, low=0)
     return rows * config.integer("num_hidden_layers") * narrow
 
 
 def per_layer_projection(config: Fields, d_model: int) -> int:
-    """The projection of the input embedding to these vectors, and their norm."""
+    """Count the projection of the input embedding to the per-layer vectors, and their norm."""
     narrow = config.integer("hidden_size_per_layer_input", 0, low=0)
     return d_model * config.integer("num_hidden_layers") * narrow + narrow
 
 
 def per_layer_matrices(config: Fields, d_model: int) -> Callable[[int], int]:
-    """In each layer the gate and the projection of its vector, and a norm."""
+    """Count, for each layer, the gate and the projection of its vector, and a norm."""
     narrow = config.integer("hidden_size_per_layer_input", 0, low=0)
     return lambda i: 2 * d_model * narrow + d_model if narrow else 0
 
 
 def _per_layer(config: Fields) -> int | None:
-    """All of them together. The smallest models of a family have them; a config without the field may be of any."""
+    """Count all per-layer embeddings; None if the config lacks the field. Only the smallest models of a family have
+    these embeddings, so a config without the field may belong to any size."""
     if not (narrow := config.integer("hidden_size_per_layer_input", None, low=0)):
         return narrow
     d_model, layers = config.integer("hidden_size"), config.integer("num_hidden_layers")
@@ -205,7 +208,8 @@ def _per_layer(config: Fields) -> int | None:
 
 
 def ngram_table(config: Fields, d_model: int) -> int:
-    """One table for each layer of `ple_layer_ids`, a part of it per head: each part has a prime number of rows."""
+    """Count the n-gram tables: one for each layer in `ple_layer_ids`, with one part per head. Each part has a prime
+    number of rows."""
     layers = len(set(config.integers("ple_layer_ids")))
     heads = (config.integer("ngram_size", 3) - 1) * config.integer("heads_per_ngram", 8)
     if not layers or not heads:
@@ -221,8 +225,8 @@ def ngram_table(config: Fields, d_model: int) -> int:
 
 
 def ngram_matrices(config: Fields, wide: int) -> Callable[[int], int]:
-    """In each of these layers, counted from 1: keys for all streams (`wide` together), a value, three norms and a
-    convolution.
+    """Count the matrices that read the n-gram tables, by layer: keys for all streams (`wide` is their total width), a
+    value, three norms and a convolution. `ple_layer_ids` counts layers from 1.
     """
     chosen, d_model = set(config.integers("ple_layer_ids")), config.integer("hidden_size")
     width, kernel = config.integer("ple_embed_dim", d_model), config.integer("ple_conv_kernel_size", 4)
@@ -230,12 +234,13 @@ def ngram_matrices(config: Fields, wide: int) -> Callable[[int], int]:
 
 
 def _primes_from(start: int) -> Iterator[int]:
-    """The prime numbers from `start` on."""
+    """Yield the prime numbers from `start` upwards."""
     return (n for n in count(max(start, 2)) if all(n % d for d in range(2, int(n**0.5) + 1)))
 
 
 def _hashes(config: Fields) -> int:
-    """One part for each hash function and number of bytes, of vectors as wide as the encoder of bytes."""
+    """Count BLT's hash tables: one for each hash function and byte-group size, with vectors as wide as the byte
+    encoder."""
     functions = config.integer("encoder_hash_byte_group_nb_functions", 1, low=0)
     groups = config.integers("encoder_hash_byte_group_size")
     rows = config.integer("encoder_hash_byte_group_vocab", 500_002, low=0)
@@ -243,7 +248,7 @@ def _hashes(config: Fields) -> int:
     return functions * sizes * rows * config.integer("encoder_config.hidden_size")
 
 
-# Family → what it has, and how many parameters that is.
+# Family → the kind of its tables, and a function that counts their parameters.
 _SIZES: Mapping[str, tuple[str, Callable[[Fields], int | None]]] = {
     **dict.fromkeys(("gemma3n_text", "gemma4_text"), (_PER_LAYER, _per_layer)),
     "qwen4_exp_text": (_NGRAMS, lambda config: ngram_table(config, config.integer("hidden_size"))),

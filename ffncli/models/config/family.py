@@ -1,7 +1,7 @@
-"""The form of a row of `families/`: which config field holds what, and what the family's code fixes.
+"""The format of a row in `families/`: which config fields hold what, and what the family's code fixes.
 
-Rows of mixtures of experts have building blocks here: rules for which layers have experts, ways to route tokens (the
-keyword arguments of `MoE`, from a config), limits of gated units. Facts: transformers 5.23, `modeling_*.py`.
+It also has building blocks for mixtures of experts: rules for which layers have experts, routings (keyword arguments of
+`MoE`, read from a config), and limits of gated units. Facts: transformers 5.23, `modeling_*.py`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from ffncli.block.recipe import NormPosition
 from ffncli.errors import FFNError, shown
 from ffncli.models.files.strict_json import REQUIRED, Fields
 
-Extra: TypeAlias = Mapping[str, Any]  # keyword arguments of FFNSpec (or of MoE, for a routing)
+Extra: TypeAlias = Mapping[str, Any]  # keyword arguments of FFNSpec, or of MoE if it describes a routing
 EXPERTS = "num_experts|n_routed_experts|num_local_experts|moe_num_experts"
 TOP_K = "num_experts_per_tok|moe_topk|moe_k|moe_top_k|top_k_experts|num_experts_per_token"
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack of layers: its name, the field that counts them, and its d_ff field if it has a separate one.
+    """A stack of layers: its name, the field that holds its layer count, and its d_ff field if it has a separate one.
 
-    `layers` may compute the count if no field holds it (Funnel: the sum of its blocks). `at` names a nested config
-    that holds the stack's fields. `kind` keeps only the dense or only the MoE layers of the count, for a model whose
-    layers have both (LongCat-Flash); `times` is then how many FFNs of that kind one layer has: a number, or the field
-    that holds it. `runs` overrides the family's `runs` for this stack; it may be one number per layer.
+    `layers` may be a function if no field holds the count (Funnel: the sum of its blocks). `at` names a nested config
+    that holds the stack's fields. `kind` selects only the dense or only the MoE layers, for models whose layers contain
+    both kinds (LongCat-Flash); `times` is then the number of FFNs of that kind per layer, or the field that holds the
+    number. `runs` overrides the family's `runs` for this stack; it may return one number per layer.
     """
 
     name: str = "decoder"
@@ -46,13 +46,13 @@ LayerExtra: TypeAlias = Callable[[Fields, Stack], Callable[[int], Extra | None]]
 
 
 def every_layer(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    """The rule for a model whose layers are all the same."""
+    """Give every layer experts: the rule for models whose layers are all alike."""
     return lambda i: True
 
 
 @dataclass(frozen=True)
 class MoEFields:
-    """The part of a family's row that concerns experts. `layers` makes the rule for which layers have experts."""
+    """The fields of a family's row that concern experts. `layers` returns the rule for which layers have experts."""
 
     experts: str = EXPERTS
     d_ff: str = "moe_intermediate_size"
@@ -65,12 +65,12 @@ class MoEFields:
 class Family:
     """One model family. Strings are field names; `multiple` is d_ff / d_model if d_ff is null or absent.
 
-    `gated` None: the activation field decides (T5). `bias` is fixed, or the name of a flag (with its default). `adjust`
-    computes other choices, as keyword arguments of FFNSpec; `layer` does the same for single layers (`moe.lookup` is
-    one of MoE's), with None for a layer without an FFN (hybrids). A `d_ff` field may hold one width per layer. `runs`
-    is how often the stored layers run in one forward pass (ALBERT shares its one layer). `text` names the nested
-    configs that may hold the numbers; `parts` the configs that are whole models with separate rows (encoder-decoder),
-    which `stacks` then leaves out.
+    `gated` None: the activation field decides (T5). `bias` is a fixed value, or a flag's name and default. `adjust`
+    computes further keyword arguments of FFNSpec; `layer` does so for single layers (`moe.lookup` is an argument of
+    MoE), and returns None for a layer without an FFN (hybrids). A `d_ff` field may hold one width per layer. `runs` is
+    how often the stored layers run in one forward pass (ALBERT shares one layer). `text` names nested configs that may
+    hold the text model's fields; `parts` names nested configs that are whole models with rows of their own
+    (encoder-decoder) and are not in `stacks`.
     """
 
     gated: bool | None = True
@@ -95,7 +95,7 @@ class Family:
 
 
 def silu(eps: float = 1e-6, **fields: Any) -> Family:
-    """Llama's block: SiLU-gated, RMSNorm before it."""
+    """Build the row for Llama's block: SiLU-gated, with RMSNorm before it."""
     return Family(default_activation="silu", eps=("rms_norm_eps", eps), **fields)
 
 
@@ -104,25 +104,25 @@ SHARED = "n_shared_experts|num_shared_experts|moe_num_shared_experts"
 
 
 def residual_multiplier(config: Fields, default: float = 1.0) -> Extra:
-    """Granite's factor of the block's output."""
+    """Read Granite's factor for the block's output."""
     return {"residual_scale": config.number("residual_multiplier", default)}
 
 
 def only(config: Fields, name: str, allowed: object, why: str) -> None:
-    """Refuse a field that has another value than the one that is covered."""
+    """Raise FFNError unless a field is absent or has the one value that is covered."""
     value = config.get(name, allowed)
     if value != allowed or type(value) is not type(allowed):
         raise not_covered(config, name, value, why)
 
 
 def not_covered(config: Fields, name: str, value: object, why: str) -> FFNError:
-    """The refusal of a value that the family's row cannot describe."""
+    """Build the error for a value that the family's row cannot describe."""
     text = str(value).lower() if isinstance(value, bool) else shown(value)
     return FFNError(f"{config.where}: {config.name(name)} = {text} is not covered", why)
 
 
 def agree(config: Fields, **settled: object) -> None:
-    """Fields for what this family's code does anyway: they may say that, and `unread` refuses anything else."""
+    """Mark fields as read if they state what this family's code does anyway; `unread` refuses any other value."""
     for name, value in settled.items():
         if config.values.get(name) == value:
             config.pass_over(name)
@@ -140,7 +140,7 @@ def sparse_step(config: Fields, stack: Stack, dense_layers: tuple[int, ...] = ()
 
 
 def after_prefix(default: int, field: str = "first_k_dense_replace") -> LayerRule:
-    """DeepSeek's rule: the first layers are dense (`default` of them if the config does not say).
+    """Build DeepSeek's rule: the first layers are dense (`default` of them if the config does not specify a number).
 
     `moe_layer_freq` is a step, or a list with one flag per layer.
     """
@@ -157,7 +157,8 @@ def after_prefix(default: int, field: str = "first_k_dense_replace") -> LayerRul
 
 
 def named(rule: LayerRule) -> LayerRule:
-    """`mlp_layer_types` calls each layer sparse or dense; the older rule if the config has no such list."""
+    """Build a rule that reads `mlp_layer_types` (sparse or dense for each layer) if the config has it, else applies
+    `rule`."""
 
     def chosen(config: Fields, stack: Stack) -> Callable[[int], bool]:
         if config.get("mlp_layer_types", None) is None:
@@ -170,7 +171,8 @@ def named(rule: LayerRule) -> LayerRule:
 
 
 def fixed_prefix(dense: int) -> LayerRule:
-    """The first layers are dense, and no field but `mlp_layer_types` says how many: an older one may only agree."""
+    """Build the rule for code whose first `dense` layers are dense. Only `mlp_layer_types` can change that; the older
+    fields may state it, but nothing else."""
 
     def rule(config: Fields, stack: Stack) -> Callable[[int], bool]:
         sparse = config.integer("num_hidden_layers") - dense
@@ -181,7 +183,7 @@ def fixed_prefix(dense: int) -> LayerRule:
 
 
 def per_layer(config: Fields, stack: Stack, name: str, choices: tuple[object, ...]) -> list[Any]:
-    """A list with one of `choices` for each layer. Raises FFNError naming the field."""
+    """Read a list with one of `choices` for each layer. Raises FFNError with the field's name."""
     value = config.get(name, kind="a list")
     count = config.integer(stack.layers) if isinstance(stack.layers, str) else stack.layers(config)
     if type(value) is not list or len(value) < count or any(v not in choices for v in value):
@@ -190,7 +192,7 @@ def per_layer(config: Fields, stack: Stack, name: str, choices: tuple[object, ..
 
 
 def where_dense(rule: LayerRule, sparse: Extra, dense: Extra) -> Callable[[Fields, Stack], Callable[[int], Extra]]:
-    """Fields that only the layers with experts, or only the dense ones, have."""
+    """Build a layer function that returns `sparse` for layers with experts and `dense` for the others."""
 
     def layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
         has_experts = rule(config, stack)
@@ -203,16 +205,17 @@ def where_dense(rule: LayerRule, sparse: Extra, dense: Extra) -> Callable[[Field
 
 
 def shared_width(config: Fields, name: str = "shared_expert_intermediate_size", default: Any = None) -> Extra:
-    """The shared experts as one MLP with a separate width; none if that width is 0."""
+    """Describe the shared experts as one MLP with a separate width; empty if the width is 0."""
     width = config.integer(name, low=0) if default is None else config.integer(name, default, low=0)
     return {"shared_experts": 1, "shared_d_ff": width} if width else {}
 
 
 def softmax(renormalise: bool | None, shared: bool = False, gate: bool = False) -> Routing:
-    """Qwen's routing: a softmax over all experts, the kept ones renormalised according to `norm_topk_prob`.
+    """Build Qwen's routing: a softmax over all experts; the weights of the chosen experts are renormalised if
+    `norm_topk_prob` is true.
 
-    `renormalise` is the flag's default, or None for code that always renormalises. `gate`: a sigmoid on the shared
-    expert.
+    `renormalise` is the flag's default, or None if the code always renormalises. `gate`: the shared expert has a
+    sigmoid gate.
     """
 
     def routing(config: Fields) -> Extra:
@@ -226,17 +229,18 @@ def softmax(renormalise: bool | None, shared: bool = False, gate: bool = False) 
 
 
 def after_choice(config: Fields) -> Extra:
-    """The top_k logits are chosen first and a softmax over them, in float32, weights the experts (Granite)."""
+    """Choose the top_k logits first, then weight their experts by a softmax over these logits in float32 (Granite)."""
     return {"order": "choose_first", **shared_width(config, "shared_intermediate_size", 0)}
 
 
 def corrected(
     scale: float = 1.0, groups: tuple[int, int] = (1, 1), shared: int | None = 1, renormalise: bool | None = True
 ) -> Routing:
-    """DeepSeek-V3's routing: sigmoid scores, a correction for the choice, groups ranked by their two best.
+    """Build DeepSeek-V3's routing: sigmoid scores, a correction that affects only the choice, and groups ranked by the
+    sum of their two best scores.
 
-    The arguments are the defaults of the fields; `shared` None: the family has no shared experts;
-    `renormalise` None: its code always renormalises.
+    The arguments are the defaults of the config fields. `shared` None: the family has no shared experts. `renormalise`
+    None: the code always renormalises.
     """
 
     def routing(config: Fields) -> Extra:
@@ -257,7 +261,8 @@ def corrected(
 
 
 def ungrouped(scale: str | None = None, default: float = 1.0, shared: Routing = lambda config: {}) -> Routing:
-    """The same without groups and always renormalised; `scale` names the field of the factor."""
+    """Build DeepSeek-V3's routing without groups and always renormalised; `scale` names the field that holds the
+    scaling factor."""
 
     def routing(config: Fields) -> Extra:
         agree(config, scoring_func="sigmoid", score_func="sigmoid", use_routing_bias=True, route_norm=True)
@@ -269,14 +274,15 @@ def ungrouped(scale: str | None = None, default: float = 1.0, shared: Routing = 
 
 
 def shared_count(default: int) -> Routing:
-    """Shared experts as wide as routed ones, `default` of them if the config does not say."""
+    """Read the number of shared experts, each as wide as a routed expert; `default` if it is absent."""
     return lambda config: {"shared_experts": config.integer(SHARED, default, low=0)}
 
 
 def per_layer_limits(config: Fields, stack: Stack, name: str) -> Callable[[int], Limits]:
-    """The limits of a layer, after silu, from a list of one number per layer; 0 and null mean none.
+    """Read the limits of each layer, applied after silu, from a list with one number per layer; 0 and null mean no
+    limit.
 
-    A longer list goes on with the layers that predict further tokens. Raises FFNError naming the field.
+    A longer list continues with the multi-token prediction layers. Raises FFNError with the field's name.
     """
     value = config.get(name, None)
     count = config.integer(stack.layers) if isinstance(stack.layers, str) else stack.layers(config)
@@ -289,7 +295,8 @@ def per_layer_limits(config: Fields, stack: Stack, name: str) -> Callable[[int],
 
 
 def swiglu_limits(sparse: LayerRule) -> Callable[[Fields, Stack], Callable[[int], Extra]]:
-    """Step-3.5's two lists: of the routed experts, and of the shared expert, whose list dense layers use too."""
+    """Build the layer function for Step-3.5's two lists: limits for routed experts, and limits for the shared expert,
+    which also apply to dense layers."""
 
     def layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
         routed = per_layer_limits(config, stack, "swiglu_limits")
@@ -301,9 +308,11 @@ def swiglu_limits(sparse: LayerRule) -> Callable[[Fields, Stack], Callable[[int]
 
 
 def expert_limits(sparse: LayerRule) -> Callable[[Fields, Stack], Callable[[int], Extra]]:
-    """Ling-3's two lists, in the same order as Step's; what they mean for a dense layer nothing says.
+    """Build the layer function for Ling-3's two lists, for routed and for shared experts. Their meaning for dense
+    layers is undocumented, so a limit on a dense layer is refused.
 
-    The fields, and silu before the limit: sgl-project/sglang#36312, inclusionAI's vLLM (jundot/omlx#2571).
+    Sources for the fields, and for applying silu before the limit: sgl-project/sglang#36312, inclusionAI's vLLM
+    (jundot/omlx#2571).
     """
 
     def layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
@@ -318,7 +327,7 @@ def expert_limits(sparse: LayerRule) -> Callable[[Fields, Stack], Callable[[int]
                 if limits != NO_LIMITS:
                     raise FFNError(
                         f"{config.where}: {name}[{i}] is not covered",
-                        f"layer {i} is dense, and the limits of this family are for experts",
+                        f"layer {i} is dense, but this family's limits apply only to experts",
                     )
             return {}
 
@@ -328,13 +337,14 @@ def expert_limits(sparse: LayerRule) -> Callable[[Fields, Stack], Callable[[int]
 
 
 def clamped(config: Fields) -> Extra:
-    """gpt-oss's experts: (up + 1) · gate · sigmoid(1.702 gate), clamped, whatever hidden_act says."""
-    only(config, "swiglu_alpha", 1.702, "only 1.702 (quick_gelu) is")
+    """Return gpt-oss's unit, which its code runs whatever hidden_act says: (up + 1) · gate · sigmoid(1.702 gate),
+    clamped."""
+    only(config, "swiglu_alpha", 1.702, "only 1.702 (quick_gelu) is covered")
     return {"activation": "quick_gelu", "limits": hard_limits(config.number("swiglu_limit", 7.0), 1.0)}
 
 
 def named_limits(config: Fields, activation: str) -> Limits:
-    """The limits that the name of a gated unit stands for; Kimi-K3's config has fields for those of situ."""
+    """Return the limits that a gated unit's name implies; for situ, fields in Kimi-K3's config override them."""
     limits = activations.limits_of(activation) or NO_LIMITS
     if limits.gate_cap is None:
         return limits

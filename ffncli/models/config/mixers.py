@@ -1,7 +1,8 @@
-"""What mixes tokens where layers differ: linear, compressed and shared attention, and which layer has which.
+"""Token mixers of models whose layers differ: linear, compressed and shared attention, and the rules for which layer
+has which mixer.
 
-Facts: transformers 5.23 `modeling_*.py`; Kimi-K3's gates and residuals: the names and shapes of its checkpoint, as
-implementations of it list them (ggml-org/llama.cpp#26185, lablup/mlxcel#1334).
+Facts: transformers 5.23 `modeling_*.py`. Kimi-K3's gates and residuals are from its checkpoint's tensor names and
+shapes, as listed by implementations (ggml-org/llama.cpp#26185, lablup/mlxcel#1334).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _BIAS = ("attention_bias", False)
 
 
 def layer_kinds(config: Fields, default: Callable[[int, int], str], known: Sequence[str]) -> list[str]:
-    """What each layer is called. Raises FFNError for a list that has another length or an unknown name."""
+    """Return each layer's kind by name. Raises FFNError if the list has the wrong length or an unknown name."""
     layers = config.integer("num_hidden_layers")
     kinds = config.get("layer_types", None)
     if kinds is None:
@@ -36,21 +37,21 @@ def layer_kinds(config: Fields, default: Callable[[int, int], str], known: Seque
 
 
 def every_fourth(config: Fields) -> Callable[[int, int], str]:
-    """Qwen's default: one layer of `full_attention_interval` attends to all tokens."""
+    """Build Qwen's default rule: every `full_attention_interval`-th layer has full attention."""
     interval = config.integer("full_attention_interval", 4)
     return lambda i, layers: LINEAR if (i + 1) % interval else FULL
 
 
 @dataclass(frozen=True)
 class GatedDelta(Attention):
-    """Gated DeltaNet (arXiv:2412.06464): queries and keys of some heads, values and gates of more."""
+    """Gated DeltaNet (arXiv:2412.06464), in which values and gates may have more heads than queries and keys."""
 
     needs: Sequence[str] = (
         "linear_num_key_heads", "linear_key_head_dim", "linear_num_value_heads", "linear_value_head_dim"
     )  # fmt: skip
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Weights, biases and norms of one layer's."""
+        """Count the weights, biases and norms of one layer."""
         key_heads, key_dim, heads, value_dim = (config.integer(name) for name in self.needs)
         keys, values = key_heads * key_dim, heads * value_dim
         convolution = config.integer("linear_conv_kernel_dim", 4) * (2 * keys + values)
@@ -60,9 +61,9 @@ class GatedDelta(Attention):
 
 @dataclass(frozen=True)
 class KimiDelta(Attention):
-    """Kimi Delta Attention (arXiv:2510.26692): one decay per channel through a narrow matrix, a gate of the output
-    through another, or of full rank (Kimi-K3, whose log-decays are one per channel of a head). `full_rank`: both are
-    (Ling-3).
+    """Kimi Delta Attention (arXiv:2510.26692), with a decay per channel and an output gate, each computed by two narrow
+    matrices. Kimi-K3 has a full-rank output gate, and one log-decay per channel of a head. `full_rank`: decay and
+    output gate are both full-rank (Ling-3).
     """
 
     full_rank: bool = False
@@ -72,11 +73,11 @@ class KimiDelta(Attention):
 
     @property
     def needs(self) -> Sequence[str]:
-        """The fields that counting requires."""
+        """The config fields required for counting."""
         return (self.heads, self.width)
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Weights, biases and norms of one layer's."""
+        """Count the weights, biases and norms of one layer."""
         heads, width = config.integer(self.heads), config.integer(self.width)
         inner = heads * width
         narrow = d_model * width + width * inner
@@ -90,7 +91,8 @@ class KimiDelta(Attention):
 
 
 def kimi(config: Fields) -> Callable[[int], Attention]:
-    """The layers of Kimi-Linear: numbered from 1 in `linear_attn_config`, else named, else a fourth attends to all."""
+    """Return Kimi-Linear's attention by layer. Layers with full attention are numbered from 1 in `linear_attn_config`,
+    or else named in `layer_types`; the default is every fourth layer."""
     linear, full = KimiDelta(), Latent(gate=("mla_use_output_gate", False))
     layers = config.integer("num_hidden_layers")
     numbers = config.integers("linear_attn_config.full_attn_layers")
@@ -103,12 +105,13 @@ def kimi(config: Fields) -> Callable[[int], Attention]:
 
 
 def kimi_residuals(config: Fields, d_model: int) -> Callable[[int], int]:
-    """Kimi-K3 weighs the outputs of earlier blocks before attention and FFN: each time a vector and a norm."""
+    """Count the parameters with which Kimi-K3 weighs the outputs of earlier blocks, by layer: a vector and a norm
+    before attention, and again before the FFN."""
     return lambda i: 4 * d_model if config.integer("attn_res_block_size", 0, low=0) else 0
 
 
 def kimi_last_residual(config: Fields, d_model: int) -> int:
-    """The same before the head."""
+    """Count the vector and the norm with which Kimi-K3 weighs the outputs of earlier blocks before the head."""
     return 2 * d_model if config.integer("attn_res_block_size", 0, low=0) else 0
 
 
@@ -117,7 +120,8 @@ def kimi_last_residual(config: Fields, d_model: int) -> int:
 
 @dataclass(frozen=True)
 class GemmaHeads:
-    """Gemma 3n's and 4's attention in one layer: of its own widths, and perhaps without keys and values of its own."""
+    """The attention of one layer in Gemma 3n and 4. Its widths may differ from other layers' widths. If `keys` is
+    false, it reuses an earlier layer's keys and values; if only `values` is false, its keys also serve as values."""
 
     kv_heads: int
     width: int
@@ -127,7 +131,7 @@ class GemmaHeads:
     fields: Sequence[str] = ("num_attention_heads", "num_key_value_heads", "head_dim", "layer_types")
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Weights, biases and norms of one layer's."""
+        """Count the weights, biases and norms of one layer."""
         q, kv = config.integer("num_attention_heads") * self.width, self.kv_heads * self.width
         biased = config.flag(*_BIAS)
         projections = (d_model + biased) * (q + kv * (self.keys + (self.keys and self.values)))
@@ -135,20 +139,21 @@ class GemmaHeads:
 
 
 def _shared_from(config: Fields, default: int) -> int:
-    """The first layer that takes its keys and values from an earlier one."""
+    """Return the first layer that reuses an earlier layer's keys and values."""
     layers = config.integer("num_hidden_layers")
     return layers - config.integer("num_kv_shared_layers", default, low=0, high=layers)
 
 
 def gemma3n(config: Fields) -> Callable[[int], Attention]:
-    """The last layers of Gemma 3n take keys and values from earlier ones."""
+    """Return Gemma 3n's attention by layer; its last layers reuse an earlier layer's keys and values."""
     kv_heads, width = config.integer("num_key_value_heads", 2), config.integer("head_dim", 256)
     shared = _shared_from(config, 15)
     return lambda i: GemmaHeads(kv_heads, width, keys=i < shared)
 
 
 def gemma4(config: Fields) -> Callable[[int], Attention]:
-    """Layers that attend to all tokens have wider heads, perhaps fewer for keys, and perhaps keys that are values."""
+    """Return Gemma 4's attention by layer. Layers with full attention have wider heads; they may have fewer key-value
+    heads, and keys that also serve as values."""
     kinds = layer_kinds(config, lambda i, layers: SLIDING if (i + 1) % 6 else FULL, (SLIDING, FULL))
     kinds[-1] = FULL
     kv_heads, width = config.integer("num_key_value_heads", 4), config.integer("head_dim", 256)
@@ -156,7 +161,7 @@ def gemma4(config: Fields) -> Callable[[int], Attention]:
     wide = config.integer("global_head_dim", 512)
     fewer = config.integer("num_global_key_value_heads", kv_heads) if alike else kv_heads
     shared = _shared_from(config, 0)
-    saved = config.get("per_layer_config", None)  # as transformers saves it
+    saved = config.get("per_layer_config", None)  # the form in which transformers saves it
 
     def one(i: int) -> GemmaHeads:
         full = kinds[i] == FULL
@@ -172,7 +177,8 @@ def gemma4(config: Fields) -> Callable[[int], Attention]:
 
 
 def gemma3n_extra(config: Fields, d_model: int) -> Callable[[int], int]:
-    """AltUp's four matrices, scale and norm (arXiv:2301.13310), LAuReL's two with a norm (arXiv:2411.07501)."""
+    """Count AltUp's four matrices, scale and norm (arXiv:2301.13310), and LAuReL's two matrices and norm
+    (arXiv:2411.07501)."""
     streams = config.integer("altup_num_inputs", 4)
     altup = 2 * d_model + streams**2 + streams**3 + d_model * streams
     laurel = 2 * d_model * config.integer("laurel_rank", 64) + d_model
@@ -181,7 +187,7 @@ def gemma3n_extra(config: Fields, d_model: int) -> Callable[[int], int]:
 
 
 def gemma3n_last(config: Fields, d_model: int) -> int:
-    """The projection of the embeddings for every layer, and those into and out of AltUp's further streams."""
+    """Count the projection of the per-layer embeddings, and the projections into and out of AltUp's other streams."""
     streams = config.integer("altup_num_inputs", 4)
     return per_layer_projection(config, d_model) + 2 * (streams - 1) * d_model**2
 
@@ -194,8 +200,9 @@ _RATIOS = {0: SLIDING, 4: _SPARSE, 128: _HEAVY}
 
 @dataclass(frozen=True)
 class Compressed:
-    """DeepSeek-V4's attention: one key that is the value too, sinks, an output in groups; and what compresses the keys
-    of so many tokens (`rate`) to one, twice with an indexer where it is `sparse`.
+    """DeepSeek-V4's attention: a single key that also serves as the value, sinks, and an output projection in groups. A
+    compressor merges the keys of `rate` tokens into one (0: no compressor). If `sparse`, the compressor is twice as
+    wide, and there is an indexer with a compressor of its own.
     """
 
     rate: int = 0
@@ -204,7 +211,7 @@ class Compressed:
     fields: Sequence[str] = ("num_attention_heads", "head_dim", "q_lora_rank")
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Weights, biases and norms of one layer's."""
+        """Count the weights, biases and norms of one layer."""
         heads, width, q_rank, groups, o_rank = (config.integer(name) for name in self.needs)
         queries = (d_model + 1 + heads * width) * q_rank
         output = o_rank * heads * width + groups * o_rank * d_model
@@ -219,12 +226,13 @@ class Compressed:
         return total + self._compressor(d_model, width, 2 * width) + indexer
 
     def _compressor(self, d_model: int, width: int, wide: int) -> int:
-        """Keys and their gates, a bias for each position in a chunk, a norm."""
+        """Count a compressor: keys and their gates, a bias for each position in a chunk, and a norm."""
         return (2 * d_model + self.rate) * wide + width
 
 
 def deepseek_v4(config: Fields) -> Callable[[int], Attention]:
-    """Each layer compresses four tokens to one, 128 tokens, or none: `compress_ratios`, or names in `layer_types`."""
+    """Return DeepSeek-V4's attention by layer: it compresses 4 or 128 tokens to one, or none, according to
+    `compress_ratios` or the names in `layer_types`."""
     inner = config.inside("compress_rates") if config.get("compress_rates", None) is not None else Fields({}, "")
     sparse = inner.integer(_SPARSE, config.integer("compress_rate_csa", 4))
     heavy = inner.integer(_HEAVY, config.integer("compress_rate_hca", 128))
@@ -239,20 +247,20 @@ def deepseek_v4(config: Fields) -> Callable[[int], Attention]:
 
 
 def streams(config: Fields, d_model: int) -> Callable[[int], int]:
-    """Before attention and FFN: what mixes the residual streams (hyper-connections, arXiv:2409.19606)."""
+    """Count the hyper-connections (arXiv:2409.19606) that mix the residual streams before attention and FFN."""
     count = config.integer("hc_mult", 4)
     mixed = (2 + count) * count
     return lambda i: 2 * (mixed * count * d_model + mixed + 3)
 
 
 def last_streams(config: Fields, d_model: int) -> int:
-    """What makes one of the streams before the head."""
+    """Count the parameters that merge the residual streams into one before the head."""
     count = config.integer("hc_mult", 4)
     return count * count * d_model + count + 1
 
 
 def narrow_streams(config: Fields, d_model: int) -> Callable[[int], int]:
-    """Hy4's, which only reads from the streams and writes to them."""
+    """Count Hy4's hyper-connections, which only read from the streams and write to them."""
     count = config.integer("hc_mult", 4)
     return lambda i: 2 * (2 * count * count * d_model + 2 * count + 2)
 
@@ -261,7 +269,8 @@ def narrow_streams(config: Fields, d_model: int) -> Callable[[int], int]:
 
 
 def chosen_tokens(config: Fields) -> Callable[[int], Attention]:
-    """GLM-5: latent attention to the tokens that an indexer chose; layers called shared use an earlier one's."""
+    """Return GLM-5's latent attention, which attends to tokens chosen by an indexer; layers called `shared` reuse an
+    earlier layer's indexer."""
     every = config.integer("index_topk_freq", 1, low=0)
     offset = config.integer("index_skip_topk_offset", 2, low=0)
     indexed = _with_indexer(config, lambda i: not max(i - offset + 1, 0) % max(every, 1))
@@ -269,7 +278,7 @@ def chosen_tokens(config: Fields) -> Callable[[int], Attention]:
 
 
 def _with_indexer(config: Fields, default: Callable[[int], bool]) -> list[bool]:
-    """Whether a layer has an indexer, by `indexer_types` or a pattern such as FSSS."""
+    """Return whether each layer has an indexer, from `indexer_types` or a pattern such as FSSS."""
     layers = config.integer("num_hidden_layers")
     kinds, pattern = config.get("indexer_types", None), config.get("index_topk_pattern", None)
     if kinds is None and pattern is not None:
@@ -282,7 +291,8 @@ def _with_indexer(config: Fields, default: Callable[[int], bool]) -> list[bool]:
 
 
 def glm5_next(config: Fields) -> Callable[[int], Attention]:
-    """Three layers of Kimi Delta Attention, then one of GLM-5's over pools of tokens."""
+    """Return the attention by layer: three layers of Kimi Delta Attention, then one layer of GLM-5's attention over
+    pools of tokens."""
     kinds = layer_kinds(config, lambda i, layers: FULL if i % 4 == 3 else LINEAR, (LINEAR, FULL, _INDEXED))
     chosen = chosen_tokens(config)
 
@@ -294,13 +304,15 @@ def glm5_next(config: Fields) -> Callable[[int], Attention]:
 
 
 def hy4(config: Fields) -> Callable[[int], Attention]:
-    """Hy4: the same with a gate and sinks; layer 0 and then every fourth layer has an indexer."""
+    """Return Hy4's attention, which is GLM-5's with a gate and sinks; by default, layers 0, 1, 5, 9, ... have an
+    indexer."""
     indexed = _with_indexer(config, lambda i: i == 0 or i % 4 == 1)
     return lambda i: Latent(indexer=indexed[i], gate=True, sinks=True)
 
 
 def ling3(config: Fields) -> Callable[[int], Attention]:
-    """Ling-3: Kimi Delta Attention as wide as the heads; the last of a group is latent, with a gate per head."""
+    """Return Ling-3's attention by layer: Kimi Delta Attention with full-rank gates; the last layer of each group has
+    latent attention with a gate per head."""
     group = config.integer("layer_group_size", 6)
     kinds = layer_kinds(config, lambda i, layers: LINEAR if (i + 1) % group else FULL, (LINEAR, FULL))
     linear = KimiDelta(True, "num_attention_heads", "head_dim|linear_head_dim", "short_conv_kernel_size")
@@ -309,32 +321,33 @@ def ling3(config: Fields) -> Callable[[int], Attention]:
 
 @dataclass(frozen=True, kw_only=True)
 class FromBothLatents(Latent):
-    """A.X-K2: queries and a gate as wide as the values, in a matrix that reads the latent before and after its norm."""
+    """A.X-K2's latent attention: one matrix reads the query latent before and after its norm, and computes the queries
+    and a gate as wide as the values."""
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Weights, biases and norms of one layer's."""
+        """Count the weights, biases and norms of one layer."""
         heads, _, nope, rope, value = (config.integer(name, low=0) for name in self.needs)
         rank, queries = config.integer("q_lora_rank"), heads * (nope + rope)
         return super().params(config, d_model) + rank * (queries + 2 * heads * value)
 
 
 def gated_norm(config: Fields, d_model: int) -> Callable[[int], int]:
-    """A.X-K2: two narrow matrices that gate the norm before attention."""
+    """Count A.X-K2's two narrow matrices that gate the norm before attention, by layer."""
     rank = config.integer("gated_norm_rank", 16)
     return lambda i: 2 * rank * d_model
 
 
 @dataclass(frozen=True, kw_only=True)
 class Indexed(Heads):
-    """Heads that attend to the tokens that an indexer chose (Qwen4-Exp)."""
+    """Heads that attend only to tokens chosen by an indexer (Qwen4-Exp)."""
 
     @property
     def needs(self) -> Sequence[str]:
-        """The fields that counting requires."""
+        """The config fields required for counting."""
         return (*super().needs, "indexer_n_heads", "indexer_kv_heads", "indexer_head_dim")
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
-        """Weights, biases and norms of one layer's."""
+        """Count the weights, biases and norms of one layer."""
         *_, queries, keys, width = (config.integer(name) for name in self.needs)
         return super().params(config, d_model) + d_model * (queries + keys) * width + 2 * width
 
@@ -344,25 +357,26 @@ QWEN4_HEADS = Indexed(head_dim_default=256, qk_norm=True, qkv_bias=_BIAS, output
 
 
 def qwen(config: Fields) -> Callable[[int], Attention]:
-    """Qwen3-Next's and Qwen3.5's layers."""
+    """Return the attention of Qwen3-Next and Qwen3.5 by layer."""
     kinds = layer_kinds(config, every_fourth(config), (LINEAR, FULL))
     return lambda i: QWEN_HEADS if kinds[i] == FULL else GatedDelta()
 
 
 def qwen4(config: Fields) -> Callable[[int], Attention]:
-    """Qwen4-Exp's, whose full attention is the indexed one."""
+    """Return Qwen4-Exp's attention by layer; its full attention is the indexed attention."""
     kinds = layer_kinds(config, every_fourth(config), (LINEAR, FULL, _INDEXED))
     return lambda i: GatedDelta() if kinds[i] == LINEAR else QWEN4_HEADS
 
 
 def _mixed_streams(config: Fields, d_model: int) -> int:
-    """Qwen4-Exp's mix of the residual streams: a norm, and a narrow pair of matrices."""
+    """Count one of Qwen4-Exp's mixes of the residual streams: a norm and two narrow matrices."""
     wide = config.integer("hc_count", 4) * d_model
     return wide + 2 * wide * config.integer("hc_lowrank", 320)
 
 
 def qwen4_extra(config: Fields, d_model: int) -> Callable[[int], int]:
-    """The mixes before attention and FFN, each with what it writes to every stream; what reads the n-grams."""
+    """Count, by layer, the mixes before attention and FFN, the weights that write each output to every stream, and the
+    matrices that read the n-gram tables."""
     count = config.integer("hc_count", 4)
     mixes = 2 * (_mixed_streams(config, d_model) + count * count * d_model)
     ngrams = ngram_matrices(config, count * d_model)
@@ -370,5 +384,5 @@ def qwen4_extra(config: Fields, d_model: int) -> Callable[[int], int]:
 
 
 def qwen4_last(config: Fields, d_model: int) -> int:
-    """The mix before the head, which takes the place of a last norm."""
+    """Count the mix before the head, which replaces the final norm."""
     return _mixed_streams(config, d_model)

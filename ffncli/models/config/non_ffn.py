@@ -1,9 +1,9 @@
-"""What a model has outside its FFN blocks, from the config alone: attention, norms, embeddings and head.
+"""Count a model's parameters outside its FFN blocks from the config alone: attention, norms, embeddings and head.
 
-One row (Rest) of RESTS per model family, as in `families.FAMILIES`: fields are read, nothing is built. What is counted
-is the base model, with its language-model head if it is a language model: BERT and its relatives with their pooler (as
-published: 109,482,240 for bert-base), ViT without pooler and classifier. MIXED are the rows of families whose layers
-differ, or that have tables besides the input embedding. Facts: transformers 5.23 `configuration_*.py` and
+RESTS has one row (Rest) per model family, like `families.FAMILIES`; rows only read fields, no model is built. The count
+covers the base model, plus the language-model head of language models. BERT and its relatives include their pooler (as
+in the published 109,482,240 for bert-base); ViT excludes pooler and classifier. MIXED holds the rows of families whose
+layers differ, or that have tables besides the input embedding. Facts: transformers 5.23 `configuration_*.py` and
 `modeling_*.py`.
 """
 
@@ -22,10 +22,10 @@ from ffncli.options.accept import MAX_SIZE
 
 
 def non_ffn(config: Fields, model_type: str, groups: Sequence[Group]) -> NonFFN | None:
-    """The parameters around the FFN blocks `groups` of a model of that `model_type`, as spelled in its config.json;
-    None if the family's attention is unknown, or the config lacks a field for it.
+    """Count the parameters around the FFN blocks `groups`; `model_type` is spelled as in config.json. None if the
+    family's attention is unknown, or if the config lacks a required field.
 
-    Raises FFNError, naming file, field and value, for an impossible value.
+    Raises FFNError, with file, field and value, if a value is impossible.
     """
     row = RESTS.get(model_type) or PAPERS.get(model_type)
     if row is None:
@@ -59,7 +59,7 @@ def non_ffn(config: Fields, model_type: str, groups: Sequence[Group]) -> NonFFN 
 def _layers(
     config: Fields, row: Rest, stack: StackRow, d_model: int, groups: Sequence[Group]
 ) -> dict[int, LayerParams]:
-    """FFN block → its layer. Attention of one kind is counted once."""
+    """Map each FFN block to the parameters of its layer. Each kind of attention is counted only once."""
     mixer = row.mixers(config) if row.mixers else lambda i: row.attention
     extra = row.extra(config, d_model)
     sizes: dict[Attention, int] = {}
@@ -75,7 +75,7 @@ def _layers(
 
 
 def _inner_norms(group: Group) -> int:
-    """Norms inside the FFN (of a latent, of every expert), which are in no matrix of it: a row counts the outer two."""
+    """Count the norms inside the FFN (on a latent or in every expert). The outer two norms are counted by the row."""
     costs = step_costs(group.steps, input_shapes(group.steps, (1,)))
     return sum(one.norm_params for name, one in costs.items() if name not in ("norm", "post_norm"))
 
@@ -84,18 +84,18 @@ Once = Callable[[Fields, int], int]
 
 
 def none(config: Fields, d_model: int) -> int:
-    """No such part."""
+    """Return 0: the part is absent."""
     return 0
 
 
 def nothing(config: Fields, d_model: int) -> Callable[[int], int]:
-    """No layer has anything besides its attention, its FFN and norms."""
+    """Return 0 for every layer: it has only attention, FFN and norms."""
     return lambda i: 0
 
 
 @dataclass(frozen=True)
 class StackRow:
-    """A stack: its name, whether its layers also attend to the other stack, and the parts that it has once."""
+    """A stack: its name, whether its layers have cross-attention, and its parts outside the layers."""
 
     name: str = "decoder"
     cross: bool = False
@@ -105,12 +105,14 @@ class StackRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Rest:
-    """One family. `norms` per layer (cross-attention adds its own), each of `norm_vectors` vectors (1 weight, 2 with
-    bias, 0 neither). `embedding`: the field with the table's width if that is not d_model. `head` None: none.
-    `adjust` makes the row for one config if plain fields cannot. Not `complete`: only its layers are known.
+    """The parameters of one family outside its FFNs. Each layer has `norms` norms (and one more with cross-attention)
+    of `norm_vectors` vectors: 2 with bias, 1 without, 0 for norms without parameters. `embedding` is the field that
+    holds the embedding table's width if it differs from d_model. `head` None: there is no head. `adjust` computes the
+    row for a config if plain fields cannot express it. `complete` False: only the layers are known.
 
-    Where layers differ, `mixers` gives each its attention (or what mixes tokens instead). `extra` is what a layer has
-    besides attention, FFN and norms; `tables` are looked up by tokens, besides the input embedding.
+    If layers differ, `mixers` returns each layer's attention (or its replacement). `extra` counts a layer's parameters
+    besides attention, FFN and norms; `tables` counts the tables that are looked up by token besides the input
+    embedding.
     """
 
     attention: Attention = field(default_factory=Heads)
@@ -124,7 +126,7 @@ class Rest:
     vocabulary: str | None = "vocab_size"
     embedding: str | None = None
     other: Once = none
-    head: Flag | None = False  # its bias
+    head: Flag | None = False  # whether the head has a bias
     tied: bool = False
     stacks: Sequence[StackRow] = (StackRow(),)
     needs: Sequence[str] = ()
@@ -132,16 +134,16 @@ class Rest:
     adjust: Callable[[Fields, Rest], Rest] = lambda config, row: row
 
 
-# --- what no plain field holds ----------------------------------------------------------------------------------------
+# --- computed by code, not stated by a plain field --------------------------------------------------------------------
 
 
 def _norm(config: Fields, d_model: int) -> int:
-    """A layer norm of the embeddings."""
+    """Count a layer norm on the embeddings."""
     return 2 * d_model
 
 
 def _table(names: str, default: int | None = None, extra: int = 0) -> Once:
-    """A learned position table of that many rows, each d_model wide."""
+    """Build a count of a learned position table with d_model columns; its rows are the field's value plus `extra`."""
 
     def count(config: Fields, d_model: int) -> int:
         rows = config.integer(names) if default is None else config.integer(names, default)
@@ -151,17 +153,19 @@ def _table(names: str, default: int | None = None, extra: int = 0) -> Once:
 
 
 def _t5_table(config: Fields, d_model: int) -> int:
-    """T5's relative positions: one logit per head and bucket, in layer 0 of each stack, used by all."""
+    """Count T5's relative positions: one logit per head and bucket, stored in layer 0 of each stack and used by all its
+    layers."""
     return config.integer("relative_attention_num_buckets", 32) * config.integer("num_heads")
 
 
 def _whisper_stem(config: Fields, d_model: int) -> int:
-    """Two convolutions of width 3 with bias: from the mel bins, then from d_model."""
+    """Count two convolutions of width 3 with bias; the first reads mel bins, the second reads d_model channels."""
     return 3 * d_model * (config.integer("num_mel_bins", 80) + d_model) + 2 * d_model
 
 
 def _bert_other(pooler: bool, types: int = 2) -> Once:
-    """Positions, token types and their norm, the projection of a narrower table to d_model; the pooler."""
+    """Build a count of positions, token types and their norm, the projection from a narrower table to d_model, and the
+    pooler."""
 
     def count(config: Fields, d_model: int) -> int:
         width = config.integer("embedding_size", d_model)
@@ -173,7 +177,7 @@ def _bert_other(pooler: bool, types: int = 2) -> Once:
 
 
 def _sides(config: Fields, name: str, default: int) -> tuple[int, int]:
-    """Height and width in pixels: one number for both, or two."""
+    """Read height and width in pixels, given as one number for both or as two numbers."""
     value = config.values.get(name)
     if type(value) is not list:
         side = config.integer(name, default)
@@ -184,13 +188,13 @@ def _sides(config: Fields, name: str, default: int) -> tuple[int, int]:
 
 
 def _vit_positions(config: Fields, d_model: int) -> int:
-    """One per patch and one for the class token."""
+    """Count one position per patch and one for the class token."""
     (height, width), (tall, wide) = _sides(config, "image_size", 224), _sides(config, "patch_size", 16)
     return ((height // tall) * (width // wide) + 1) * d_model
 
 
 def _vit_stem(config: Fields, d_model: int) -> int:
-    """The class token and the projection of patches, with bias."""
+    """Count the class token and the projection of patches, with bias."""
     tall, wide = _sides(config, "patch_size", 16)
     return d_model * (config.integer("num_channels", 3) * tall * wide + 1) + d_model
 
@@ -204,7 +208,7 @@ def _opt(config: Fields, row: Rest) -> Rest:
 
 
 def _opt_other(config: Fields, d_model: int) -> int:
-    """Projections from a narrower embedding table and back to it, if it is narrower."""
+    """Count the projections from a narrower embedding table to d_model and back; 0 if the table is not narrower."""
     width = config.integer("word_embed_proj_dim", d_model)
     return 0 if width == d_model else 2 * width * d_model
 
@@ -313,7 +317,7 @@ MIXED: Mapping[str, Rest] = {
     "gemma3n_text": replace(_GEMMA4, mixers=mixers.gemma3n, extra=mixers.gemma3n_extra, other=mixers.gemma3n_last),
     "gemma4_text": _GEMMA4,
     "muse_spark_text": Rest(attention=replace(_MUSE_HEADS, kv_default=16, head_dim_default=64), norms=3,
-                            extra=lambda config, d_model: lambda i: 2 * d_model),  # gates of the two residuals
+                            extra=lambda config, d_model: lambda i: 2 * d_model),  # the gates of the two residuals
     "muse_glimmer_text": Rest(attention=_MUSE_HEADS, norms=4),
     "openai_privacy_filter": Rest(
         attention=Heads(qkv_bias=("attention_bias", True), output_bias=("attention_bias", True), sinks=True,
@@ -357,7 +361,7 @@ RESTS: Mapping[str, Rest] = {
     "xglm": Rest(attention=_GPT2_HEADS, d_model="d_model|hidden_size", norm_vectors=2, tied=True),
     "bart": _BART,
     "mbart": replace(_BART, final_norm=True),
-    "modernbert": Rest(  # the norm of the embeddings takes the place of layer 0's first
+    "modernbert": Rest(  # the embedding norm replaces layer 0's first norm
         attention=Heads(heads=None, qkv_bias=_BIASED, output_bias=_BIASED), head=None, stacks=(StackRow("encoder"),),
         adjust=lambda config, row: replace(row, norm_vectors=2 if config.flag("norm_bias", False) else 1),
     ),
@@ -442,7 +446,7 @@ RESTS: Mapping[str, Rest] = {
         norm_vectors=2,
     ),
     "mpt": Rest(attention=Heads(heads=None), d_model="d_model", tied=True),
-    # Remote code, not in transformers: checked against their published totals.
+    # Remote code that is not in transformers; these rows were checked against published totals.
     "baichuan": Rest(attention=Heads(kv_heads=None, head_dim=None)),
     "internlm2": Rest(attention=Heads(head_dim=None, qkv_bias=("bias", True), output_bias=("bias", True))),
     "chatglm": Rest(vocabulary="padded_vocab_size", adjust=_chatglm, needs=("kv_channels",)),
@@ -450,9 +454,10 @@ RESTS: Mapping[str, Rest] = {
     "distilbert": replace(_BERT, d_model="dim|hidden_size", other=_bert_other(pooler=False, types=0)),
     **MIXED,
 }  # fmt: skip
-# Models of papers, which have no config.json. Vaswani et al. (2017): attention is matrices without biases (§3.2.2),
-# norms follow each residual sum (§3.1), positions are sines. There are no totals: with its "about 37000 tokens" (§5.1),
-# one table for both embeddings and the head, they would be 63.0 and 214.2 million; its table 3 says 65 and 213.
+# Models from papers, without a config.json. Vaswani et al. (2017): attention matrices have no biases (§3.2.2), norms
+# follow each residual sum (§3.1), positions are sines. The paper gives no exact totals. With its "about 37000 tokens"
+# (§5.1), and one table for both embeddings and the head, they would be 63.0 and 214.2 million; its table 3 says 65 and
+# 213.
 PAPERS: Mapping[str, Rest] = {
     "transformer": Rest(
         attention=Heads(kv_heads=None, head_dim=None), d_model="d_model", norm_vectors=2, final_norm=False,

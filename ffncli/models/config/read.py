@@ -1,11 +1,12 @@
-"""config.json → the model it describes. A family's row (families/) says what the fields mean and what the code fixes.
+"""Read the model that a config.json describes. A family's row (families/) defines what the fields mean and what the
+code fixes.
 
-No config field holds gatedness and most biases: the family's row has them (they follow from `model_type`), and tensor
-names, if there are any, override it (`evidence/`). Facts: transformers 5.23
-`configuration_*.py` and `modeling_*.py`.
+Gatedness and most biases are not in the config: they are in the family's row, as they follow from `model_type`. Tensor
+names, if available, override them (`evidence/`). Facts: transformers 5.23 `configuration_*.py` and `modeling_*.py`.
 
-Some text models have second FFNs in their layers, for tokens that are not text: sound, learned queries, images, a
-page's layout. No text token goes through them, so they are in no count of the text's FFNs; a config shows their size.
+Some text models have a second FFN in each layer for tokens that are not text: audio, learned queries, images, a page's
+layout. Text tokens never pass through these FFNs, so they are not counted with the text model's FFNs, but the config
+determines their size.
 """
 
 from __future__ import annotations
@@ -46,17 +47,17 @@ TOWERS = [
 ]
 PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_num_layers"  # multi-token prediction
 _TOWERS_APART = NotCounted("other towers", OTHER_TOWERS)
-_QUANTIZATION = ("quantization_config", "compression_config")  # the second is from before compressed-tensors 0.7
+_QUANTIZATION = ("quantization_config", "compression_config")  # the second name was used before compressed-tensors 0.7
 _INHERITED = ("model_type", "dtype", "torch_dtype", *_QUANTIZATION)
 
 
 def read_config(path: Path, source: str) -> Resolved:
-    """The Model in a config.json. Raises FFNError naming the file, the field and the value."""
+    """Read the model in a config.json. Raises FFNError with the file, the field and the value."""
     return from_config(read_object(path, MOST_CONFIG_BYTES, constants=True), source, shown_path(path))
 
 
 def from_config(values: Mapping[str, Any], source: str, where: str, name: str | None = None) -> Resolved:
-    """The Model that a config's values describe; for a multimodal config, of its text tower (`text_config`)."""
+    """Build the model that a config describes; for a multimodal config, the model of its text tower (`text_config`)."""
     whole = Fields(values, where)
     config, evidence = text_tower(whole)
     towers = bool(evidence)
@@ -95,7 +96,7 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     if family.moe and not any(group.spec.moe for group in groups):
         _pass_over_experts(config, family.moe)
     whole_known = model.non_ffn is not None and model.non_ffn.parts is not None
-    tables = () if whole_known else memories(config, family_name)  # else they are in the whole
+    tables = () if whole_known else memories(config, family_name)  # otherwise they are counted with the whole model
     tables = (*tables, *other_tokens(config, family_name, groups))
     notes = (*require_read(config, family_name), *_tables(groups))
     quantization = quantization_of(config)
@@ -109,33 +110,35 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
 
 
 def _tables(groups: Sequence[Group]) -> list[str]:
-    """Notes on tables of token ids, which no count of parameters has."""
+    """Return notes on the token-id tables of groups, which do not count as parameters."""
     tabled = [group for group in groups if group.spec.moe and group.spec.moe.lookup]
     return [
-        f"{group.stack}: in {len(group.layers)} of the layers a table of {moe.lookup:,} × {moe.top_k} integers chooses"
-        " the experts of each token id: not parameters, so not counted"
+        f"{group.stack}: in {len(group.layers)} layers, a table of {moe.lookup:,} × {moe.top_k} integers assigns"
+        " experts to token ids; it has no parameters, so it is not counted"
         for group in tabled
         if (moe := group.spec.moe)
     ]
 
 
 def _tied(config: Fields, whole_values: Mapping[str, Any]) -> bool | None:
-    """tie_word_embeddings of the text model's config or of the whole; None if neither has it or they differ."""
+    """Return tie_word_embeddings from the text model's config or the whole config; None if neither has it or if they
+    differ."""
     values = [values.get("tie_word_embeddings") for values in (config.values, whole_values)]
     flags = {value for value in values if isinstance(value, bool)}
     return flags.pop() if len(flags) == 1 else None
 
 
 def _nearest_model_type(model_type: str) -> str:
-    """Names one letter away, with the same version number: other similar names are other models."""
-    otherwise = "give its tensors (a directory or .safetensors file): they are counted without it"
+    """Suggest names that differ by one letter but have the same version number; names that differ more are different
+    models."""
+    otherwise = "give the model's tensors (a directory or .safetensors file), which are counted without it"
     version = re.findall(r"\d", model_type)
     names = [name for name in BY_TYPE if re.findall(r"\d", name) == version]
     return did_you_mean(model_type, names, otherwise, cutoff=1 - 1.5 / max(len(model_type[:80]), 6))
 
 
 def _names(config: Fields, family: Family) -> dict[str, str]:
-    """The config's names of our fields, for messages: those that it uses, else the usual ones."""
+    """Map our field names to the config's, for messages: the spelling that it uses, else the usual spelling."""
     moe, stack = family.moe, family.stacks[0] if family.stacks else Stack()
     fields = {
         "d_model": family.d_model, "d_ff": stack.d_ff or family.d_ff, "activation": family.activation,
@@ -147,7 +150,7 @@ def _names(config: Fields, family: Family) -> dict[str, str]:
 
 
 def quantization_of(config: Fields) -> Mapping[str, Any] | None:
-    """The quantization_config of a config or of its text_config; None if there is none."""
+    """Return the quantization_config of a config or of its text_config; None if there is none."""
     for values in (config.values, config.values.get("text_config")):
         if isinstance(values, Mapping):
             for key in _QUANTIZATION:
@@ -157,7 +160,7 @@ def quantization_of(config: Fields) -> Mapping[str, Any] | None:
 
 
 def _dtype(config: Fields) -> str | None:
-    """The format of the stored weights according to the config; None if it has none, or an unknown one."""
+    """Return the format of the stored weights according to the config; None if it is missing or unknown."""
     quantization = quantization_of(config) or {}
     method, bits = quantization.get("quant_method"), quantization.get("bits")
     if method == "bitsandbytes":
@@ -168,12 +171,12 @@ def _dtype(config: Fields) -> str | None:
 
 
 def text_tower(config: Fields) -> tuple[Fields, list[str]]:
-    """The config itself, or the nested one with the text model's numbers, at any depth."""
+    """Return the config itself, or the nested config of the text model, at any depth."""
     evidence: list[str] = []
     while name := next((n for n in TOWERS if config.values.get(n) is not None), None):
         family = family_of(config.values.get("model_type"))
         if family is not None and name not in family.text:
-            break  # its own row reads the nested configs
+            break  # the family's own row reads the nested configs
         inner = config.inside(name)
         outer = {n: config.values[n] for n in _INHERITED if config.values.get(n)}
         if isinstance(whole := outer.get("model_type"), str):
@@ -184,7 +187,8 @@ def text_tower(config: Fields) -> tuple[Fields, list[str]]:
 
 
 def _part(config: Fields, part: str) -> tuple[list[Group], tuple[str, ...]]:
-    """(groups, evidence) of a nested config's model (encoder-decoder), its only stack named after the part."""
+    """Return (groups, evidence) of a nested config's model in an encoder-decoder; its only stack is named after the
+    part."""
     fields = config.inside(part)
     family = family_of(fields.values.get("model_type"))
     if family is not None and (family.parts or len(family.stacks) != 1):
@@ -195,7 +199,8 @@ def _part(config: Fields, part: str) -> tuple[list[Group], tuple[str, ...]]:
 
 
 def _layer_count(fields: Fields, stack: Stack) -> tuple[int, int]:
-    """(layers of the stack, FFNs in one layer). Raises FFNError for impossible numbers."""
+    """Return the number of layers in the stack and the number of FFNs in one layer. Raises FFNError if they are
+    impossible."""
     count = fields.integer(stack.layers, high=MOST_LAYERS) if isinstance(stack.layers, str) else stack.layers(fields)
     times = fields.integer(stack.times, high=MOST_LAYERS) if isinstance(stack.times, str) else stack.times
     if not 1 <= count * times <= MOST_LAYERS:
@@ -205,7 +210,7 @@ def _layer_count(fields: Fields, stack: Stack) -> tuple[int, int]:
 
 
 def _stack(config: Fields, family: Family, stack: Stack) -> list[Group]:
-    """The stack's layers in groups of equal specs; layers without an FFN are left out."""
+    """Return the stack's layers in groups with equal specs, leaving out layers without an FFN."""
     fields = config.inside(stack.at)
     count, times = _layer_count(fields, stack)
     has_experts = family.moe.layers(fields, stack) if family.moe else lambda i: False
@@ -227,7 +232,7 @@ def _stack(config: Fields, family: Family, stack: Stack) -> list[Group]:
 
 
 def _common(config: Fields, family: Family) -> dict[str, Any]:
-    """The keyword arguments of FFNSpec that dense and MoE layers share."""
+    """Return the keyword arguments of FFNSpec that dense and MoE layers share."""
     eps, default = family.eps
     choices: dict[str, Any] = {
         "d_model": config.integer(family.d_model),
@@ -252,7 +257,8 @@ def _common(config: Fields, family: Family) -> dict[str, Any]:
 
 
 def _dense_width(config: Fields, family: Family, stack: Stack, layer: int, count: int) -> int | None:
-    """d_ff of a dense layer; None if no field has it (then the family's multiple of d_model, or `layer`)."""
+    """Return d_ff of a dense layer; None if no field holds it, so that the family's `multiple` or `layer` determines
+    it."""
     name = stack.d_ff or family.d_ff
     value = config.get(name, None) if name else None
     if value is None or name is None:
@@ -272,7 +278,7 @@ def _dense(config: Fields, family: Family, stack: Stack, d_ff: int | None, extra
         choices["d_ff"] = d_ff
     choices |= extra
     if "d_ff" not in choices:
-        config.get(stack.d_ff or family.d_ff or "", kind="a width")  # raises: it is missing
+        config.get(stack.d_ff or family.d_ff or "", kind="a width")  # raises FFNError, since the field is missing
         raise FFNError(f"{config.where}: no field of this family holds the width of its dense layers")
     return _spec(config, **choices)
 
@@ -292,7 +298,7 @@ def _experts(config: Fields, family: Family, extra: Extra) -> FFNSpec:
 
 
 def _pass_over_experts(config: Fields, row: MoEFields) -> None:
-    """Look up what only layers with experts have: the model has none, so that it may say anything."""
+    """Mark the fields for experts as read: the model has no MoE layers, so these fields may hold anything."""
     for names in (row.experts, row.d_ff, row.top_k):
         config.get(names, None)
     with suppress(FFNError):
@@ -300,7 +306,7 @@ def _pass_over_experts(config: Fields, row: MoEFields) -> None:
 
 
 def _spec(config: Fields, **choices: Any) -> FFNSpec:
-    """FFNSpec, with errors that name the config."""
+    """Build an FFNSpec; its errors name the config."""
     try:
         return FFNSpec(**choices)
     except FFNError as error:
@@ -308,7 +314,7 @@ def _spec(config: Fields, **choices: Any) -> FFNSpec:
 
 
 def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> list[str]:
-    """Which fields gave the widths and the function, and which similar field was not used."""
+    """List the fields that determined the widths and the activation, and similar fields that were not used."""
     dense = [n for n in (family.d_ff, *(s.d_ff for s in family.stacks)) if n]
     kinds = {group.spec.moe is not None for group in groups}
     names = [
@@ -316,7 +322,7 @@ def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> 
         *(dense if False in kinds else []),
         *([family.moe.d_ff] if family.moe and True in kinds else []),
     ]
-    spelled = map(config.name, dict.fromkeys(names))  # another spelling with another value stays unread
+    spelled = map(config.name, dict.fromkeys(names))  # an alternative spelling with a different value stays unread
     used = [n for n in spelled if config.get(n, None) is not None]
     out = ["widths: " + ", ".join(f"{n} = {shown(config.get(n))}" for n in dict.fromkeys(used))]
     unused = [n for n in dense if n not in used and config.values.get(n) is not None]
@@ -333,7 +339,7 @@ def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> 
 
 
 def _limited_units(groups: Sequence[Group]) -> list[str]:
-    """What gate and up are in blocks that limit them, with the layers where not all are alike."""
+    """Describe gate and up in blocks with limits; the layers are named if they differ."""
     formulas = [_unit_formula(group.spec) for group in groups]
     if len(set(formulas)) == 1:
         return [f"gate and up: {formulas[0]}"] if formulas[0] else []
@@ -345,7 +351,8 @@ def _limited_units(groups: Sequence[Group]) -> list[str]:
 
 
 def _unit_formula(spec: FFNSpec) -> str:
-    """`min(silu(gate), 7) ⊙ clip(up, -7, 7)`, and that of the shared experts where it differs; empty without limits."""
+    """Format a unit with limits, `min(silu(gate), 7) ⊙ clip(up, -7, 7)`, and the shared experts' unit if it differs;
+    empty if there are no limits."""
     shared = spec.shared_limits if spec.moe and spec.moe.shared_experts else None
     units = {"": spec.limits, "shared experts ": spec.limits if shared is None else shared}
     if not spec.gated or set(units.values()) == {NO_LIMITS}:
@@ -357,16 +364,16 @@ def _unit_formula(spec: FFNSpec) -> str:
 
 
 def _short_name(source: str) -> str:
-    """The directory's name: the name in a config is often its parent model's."""
+    """Return the directory's name, since the name in a config is often the parent model's."""
     path = Path(source)
     return (path.absolute().parent.name if path.suffix == ".json" else path.absolute().name) or source
 
 
-_WHY = "no text token goes through them"
+_WHY = "text tokens never pass through them"
 
 
 def other_tokens(config: Fields, family: str, groups: Sequence[Group]) -> tuple[NotCounted, ...]:
-    """The second FFNs of a model, with the norms that only they use."""
+    """Return a model's second FFNs, which text tokens never pass through, with the norms that only these FFNs use."""
     if family not in FFNS:
         return ()
     whose, parameters = FFNS[family]
@@ -379,19 +386,19 @@ def _size(spec: FFNSpec) -> int:
 
 
 def _the_same(config: Fields, groups: Sequence[Group]) -> int:
-    """As many FFNs as the text has, and as large."""
+    """Count as many FFNs as the text model has, of the same size."""
     return sum(_size(group.spec) * len(group.layers) for group in groups)
 
 
 def _layout(config: Fields, groups: Sequence[Group]) -> int:
-    """The text's FFNs with both widths divided by `channel_shrink_ratio`."""
+    """Count the text model's FFNs with both widths divided by `channel_shrink_ratio`."""
     by = config.integer("channel_shrink_ratio", 4)
     narrow = [(replace(g.spec, d_model=g.spec.d_model // by, d_ff=g.spec.d_ff // by), len(g.layers)) for g in groups]
     return sum(_size(spec) * layers for spec, layers in narrow)
 
 
 def _image_experts(config: Fields, groups: Sequence[Group]) -> int:
-    """As many experts as text tokens choose from, of the second width, with a router of their own."""
+    """Count as many routed experts as text tokens have, with the config's second width and a separate router."""
     width = (config.integers("moe_intermediate_size") if config.get("moe_intermediate_size", None) else (1536, 512))[-1]
     sparse = [(g.spec, g.spec.moe, len(g.layers)) for g in groups]
     alone = [(replace(moe, shared_experts=0), spec, layers) for spec, moe, layers in sparse if moe]
@@ -399,13 +406,13 @@ def _image_experts(config: Fields, groups: Sequence[Group]) -> int:
 
 
 def _images(config: Fields, groups: Sequence[Group]) -> int:
-    """One in each layer of images alone, one in each that has both streams."""
+    """Count one FFN in each image-only layer and one in each layer with both streams."""
     layers = config.integer("r_layers") + config.integer("x_layers")
     return _size(groups[0].spec) * layers
 
 
 def _aligners(config: Fields, groups: Sequence[Group]) -> int:
-    """Plain FFNs without biases after a LayerNorm, one for every few layers."""
+    """Count plain FFNs without biases that follow a LayerNorm, one for every few layers."""
     depth = config.integer("num_hidden_layers")
     every: int = max(depth // config.integer("aligner_num_add_layers", 8), 1)
     d_model = groups[0].spec.d_model
@@ -413,10 +420,10 @@ def _aligners(config: Fields, groups: Sequence[Group]) -> int:
     return depth // every * (2 * d_model * d_ff + 2 * d_model)
 
 
-# Family → whose second FFNs it has, and their parameters.
+# Family → the tokens that its second FFNs process, and a function that counts their parameters.
 FFNS: Mapping[str, tuple[str, Callable[[Fields, Sequence[Group]], int]]] = {
     "ernie4_5_vl_moe_text": ("image tokens", _image_experts),
-    "evolla": ("its aligners with a protein", _aligners),
+    "evolla": ("its protein aligners", _aligners),
     "higgs_audio_v2": ("audio tokens", _the_same),
     "instructblip_qformer": ("its learned queries", _the_same),
     "lilt": ("the page's layout", _layout),

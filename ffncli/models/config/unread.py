@@ -1,10 +1,11 @@
-"""A config field that sounds like a size or arithmetic of the FFN, and that no row has read, is never passed over.
+"""Detect config fields that may affect the FFN's size or arithmetic, but that no row has read.
 
-Configs grow: a new release adds `routed_expert_hidden_size` to a model_type that has a row, and a count that ignores
-it is wrong by a factor of two. So, of every config, each field whose name sounds like it (`_CONCERNS`) must have been
-looked up by the family's row, be known to concern something else (`_ELSEWHERE`, `HARMLESS`, each with its reason), be
-known to matter without changing the block (`NOTED`), or be off (null, 0, empty, the false of most flags). Any other one
-is unknown: in the text model's config it is refused by name, outside of it there is a note.
+Configs grow: if a new release adds `routed_expert_hidden_size` to a known model_type, a count that ignores it is wrong
+by a factor of two. So each config field whose name suggests a size or arithmetic (`_CONCERNS`) must meet one of these
+conditions: the family's row has read it; it is known to concern something else (`_ELSEWHERE`, `HARMLESS`, each with a
+reason); it is known to matter, but not for the block (`NOTED`); or it is off (null, 0, empty, and false for most
+flags). Any other field is unknown: in the text model's config, it raises an error that names it; elsewhere in the
+config, it causes a note.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ffncli.errors import FFNError, clean, shown
 from ffncli.models.config.attention import MEMORIES
 from ffncli.models.files.strict_json import Fields
 
-_MOST_NAMED = 3  # fields in one message
+_MOST_NAMED = 3  # maximum number of fields in one message
 
 _CONCERNS = re.compile(
     r"expert|moe|latent|hidden_(size|dim|act)|intermediate|n_?gram|limit|clamp|clip|soft_?cap|mlp|ffn|ffw|feed_?forward"
@@ -27,7 +28,7 @@ _CONCERNS = re.compile(
     re.IGNORECASE,
 )
 
-# Names that say by themselves that they concern something else, in any family → what that is.
+# Names that concern something other than the FFN in every family → what they concern.
 _ELSEWHERE: Mapping[str, str] = {
     r".*loss(_.*)?|(.*_)?aux(_.*)?": "a loss in training",
     r".*(jitter|drop(out)?|layerdrop)(_.*)?": "training alone",
@@ -39,8 +40,8 @@ _ELSEWHERE: Mapping[str, str] = {
     r"(embedding|embed|vocab|logits?|lm_head|summary|classifier|pooler|projection|final|sparse_pred)_.*|pooler_act"
     r"|.*_logit_soft_?cap.*": "embeddings, the head, the pooler",
     r"ngram_size|heads_per_ngram|make_ngram_.*|split_ngram_parts|.*hash_byte_group_(size|nb_.*)": "attention.py",
-    r"expert_capacity_.*|.*capacity_token_fraction": "how many tokens an expert may drop, see NOTED",
-    r"hidden_act": "the evidence says so where the code runs another activation",
+    r"expert_capacity_.*|.*capacity_token_fraction": "the maximum number of tokens per expert, see NOTED",
+    r"hidden_act": "the evidence says so if the code runs another activation",
     r".*no_repeat_ngram_size|top_k|output_router_logits|output_hidden_states": "generation and outputs",
     r"(speech|vision|audio|image|video|t2u|vocoder|acoustic|projector)_.*|encoder_hidden_size": "another tower",
     r"mtp_.*|.*nextn.*": "layers that predict more than one token",
@@ -48,78 +49,79 @@ _ELSEWHERE: Mapping[str, str] = {
 }
 _ANYWHERE = re.compile("|".join(f"(?:{name})" for name in _ELSEWHERE))
 
-# Family → field (a pattern) → why it changes nothing that ffn counts or computes.
+# Family → field (a pattern) → the reason why it does not affect what ffn counts or computes.
 HARMLESS: Mapping[str, Mapping[str, str]] = {
-    "bert": {"xpath_unit_hidden_size": "embeddings of the path of a page's element"},
+    "bert": {"xpath_unit_hidden_size": "embeddings of a page element's path"},
     "blt_patcher": {"hidden_size_global": "each part has its own widths"},
     "canine": {"num_hash_(buckets|functions)": "hashed embeddings of characters"},
-    "csm": {r"depth_decoder_config\.backbone_hidden_size": "what its projection reads"},
-    "csm_depth_decoder_model": {"backbone_hidden_size": "what its projection reads"},
+    "csm": {r"depth_decoder_config\.backbone_hidden_size": "the input width of its projection"},
+    "csm_depth_decoder_model": {"backbone_hidden_size": "the input width of its projection"},
     "decision_transformer": {"act_dim": "the actions that it embeds"},
-    "gradium_phonon_tts": {"latent_.*": "the head that makes sound"},
-    "pocket_tts": {"latent_.*": "the head that makes sound"},
+    "gradium_phonon_tts": {"latent_.*": "the head that generates sound"},
+    "pocket_tts": {"latent_.*": "the head that generates sound"},
     "qwen3_omni_moe_talker_text": dict.fromkeys(
         ("decoder_sparse_step", "mlp_only_layers", "intermediate_size"), "every layer has experts"
     ),
     "speecht5": {"(num_)?feat_extract_.*": "the convolutions before its speech encoder"},
     "blt": {
         r".*_config\.hidden_size_global": "each part has its own widths",
-        r"patcher_config\..*": "read where patch_in_forward is true",
+        r"patcher_config\..*": "read only if patch_in_forward is true",
     },
     "bailing_hybrid": {"kda_safe_gate": "a gate of its attention"},
-    "cohere2_moe": {"norm_topk_prob": "a softmax over the chosen experts is normalised already"},
-    "dbrx": {r"ffn_config\.hidden_size": "d_model again"},
-    "deepseek_v4": {"expert_dtype": "how the experts are stored, which their tensors show"},
-    "doge": {"num_experts(_per_tok)?|norm_topk_prob": "its adjust refuses is_moe, where they are read"},
+    "cohere2_moe": {"norm_topk_prob": "a softmax over the chosen experts is already normalised"},
+    "dbrx": {r"ffn_config\.hidden_size": "same as d_model"},
+    "deepseek_v4": {"expert_dtype": "the experts' storage format, which their tensors show"},
+    "doge": {"num_experts(_per_tok)?|norm_topk_prob": "read only if is_moe is true, which its adjust refuses"},
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_ocr2_text", "unlimited_ocr_text"),
-        dict.fromkeys(("n_group", "topk_group"), "read where topk_method chooses among groups"),
+        dict.fromkeys(("n_group", "topk_group"), "read only if topk_method chooses among groups"),
     ),
     "ernie4_5_moe": {
-        "moe_capacity": "limits of training; no token is dropped", "moe_gate": "its one kind of router",
-        "moe_use_aux_free": "the correction that every model of it has",
+        "moe_capacity": "a limit for training; no token is dropped at inference", "moe_gate": "its one kind of router",
+        "moe_use_aux_free": "the correction, which every model of this family has",
     },
-    "ernie4_5_vl_moe_text": {"moe_norm_min": "the least sum of scores, 1e-12, that they are divided by"},
-    "evolla": {"resampler_.*": "what condenses the protein"},
+    "ernie4_5_vl_moe_text": {"moe_norm_min": "the minimum, 1e-12, of the sum that scores are divided by"},
+    "evolla": {"resampler_.*": "the resampler that condenses the protein"},
     "gemma3n_text": {r"(altup|laurel)_.*": "its residual streams, which the block does not touch"},
-    "gemma4_text": {"num_experts|top_k_experts|moe_intermediate_size": "its adjust refuses enable_moe_block"},
+    "gemma4_text": {"num_experts|top_k_experts|moe_intermediate_size": "needs enable_moe_block, which adjust refuses"},
     "hrm_text": {"num_hidden_layers": "the passes through both its stacks; num_layers_per_stack is what they store"},
-    "gpt_oss": {"experts_per_token": "num_experts_per_tok again, as its checkpoints have both"},
-    "hy_v3": {"enable_moe_fp32_combine": "in which format experts are added up"},
+    "gpt_oss": {"experts_per_token": "same as num_experts_per_tok; its checkpoints have both"},
+    "hy_v3": {"enable_moe_fp32_combine": "the number format in which experts are summed"},
     "inkling_text": {"rms_norm_eps_moe_gate": "no code reads it"},
     "inkling2_text": {
         "rel_l2_clip_threshold": "a limit in its attention", "hidden_act": "it always runs the soft-capped unit",
     },
     "laguna": {"gating": "a gate of its attention"},
-    "lxmert": {r"num_hidden_layers(\..*)?": "l_layers, x_layers and r_layers again"},
-    "minimax_m3_vl_text": {"n_shared_experts": "shared_intermediate_size is the width of all together"},
-    "minimax": dict.fromkeys(("mlp_alpha_factor", "mlp_beta_factor"), "the residual behind the block"),
+    "lxmert": {r"num_hidden_layers(\..*)?": "same as l_layers, x_layers and r_layers"},
+    "minimax_m3_vl_text": {"n_shared_experts": "shared_intermediate_size is the width of all shared experts together"},
+    "minimax": dict.fromkeys(("mlp_alpha_factor", "mlp_beta_factor"), "the residual connection around the block"),
     "hunyuan_v1_moe": {"moe_intermediate_size": "its code makes every expert intermediate_size wide"},
-    "lfm2": {"block_.*": "read where block_auto_adjust_ff_dim is true"},
+    "lfm2": {"block_.*": "read only if block_auto_adjust_ff_dim is true"},
     "minicpm3": {
         "n_routed_experts|n_shared_experts|num_experts_per_tok|moe_(intermediate_size|layer_freq)|n_group|topk_(group|method)"
         "|norm_topk_prob|first_k_dense_replace|routed_scaling_factor": "its code has no experts",
     },
-    "mobilebert": {"hidden_size": "the width between its blocks, where use_bottleneck is true"},
+    "mobilebert": {"hidden_size": "the width between its blocks if use_bottleneck is true"},
     "muse_glimmer_text": {"output_multiplier": "the logits of its head"},
-    "muse_spark_text": {"residual_gate_temperature": "the residual behind the block"},
+    "muse_spark_text": {"residual_gate_temperature": "the residual connection around the block"},
     "nemotron_h": {
-        "n_shared_experts": "moe_shared_expert_intermediate_size is the width of all together",
+        "n_shared_experts": "moe_shared_expert_intermediate_size is the width of all shared experts together",
         "moe_shared_expert_overlap": "when they run",
     },
-    "perceiver": {"num_latents": "how many vectors it attends with"},
-    "prophetnet": {"ngram": "how many tokens it predicts"},
+    "perceiver": {"num_latents": "the number of vectors with which it attends"},
+    "prophetnet": {"ngram": "the number of tokens that it predicts"},
     "qwen3_5_text": {"output_gate_type": "a gate of its attention"},
     "xlstm": {"gate_soft_cap": "a gate of its cells"},
 }  # fmt: skip
-# Field → what it changes outside the blocks.
+# Field → its effect outside the blocks.
 NOTED: Mapping[str, str] = {
-    "expert_capacity": "experts drop the tokens beyond it, which is not modelled",
+    "expert_capacity": "experts drop tokens beyond this capacity, which is not modelled",
 }
 _ARITHMETIC = re.compile(
     r"limit|clamp|clip|soft_?cap|scor(e|ing)_|renorm|norm_topk|scaling_factor|multiplier|residual_(scale|mult)|latent|_norm$"
 )
-# Spellings that rows share → the families whose code reads them. Another family's code does not: it takes its default.
+# Spellings that rows share → the families whose code reads them. Other families' code ignores the spelling and uses its
+# default.
 _LAYERS: Mapping[str, str] = {
     "n_layer": "codegen ctrl decision_transformer gpt2 gpt_bigcode "
     "imagegpt openai-gpt xlnet RefinedWeb RefinedWebModel bloom",
@@ -141,29 +143,31 @@ _EXPERTS: Mapping[str, str] = {
     "minimax_m3_vl_text mistral4 mistral_large4_text mixtral nemotron_h olmoe qwen3_moe qwen3_vl_moe_text solar_open",
     "moe_num_experts": "aria_text ernie4_5_moe",
 }
-# Flags whose false is not "nothing is there" but other arithmetic.
+# Flags for which false does not mean that something is absent, but selects different arithmetic.
 _FALSE_MATTERS = re.compile(
     r"norm_topk_prob|moe_renormalize|route_norm|norm_expert_weight|use_(moe_router|routing)_bias|use_grouped_topk"
     r"|use_moe|need_fp32_gate"
 )
-_BY_LAYER = "per_layer_config"  # an object of fields for each layer
+_BY_LAYER = "per_layer_config"  # an object with fields for each layer
 
 
 class UnknownField(FFNError):
-    """Fields of a config that the family's row does not know; `fields` says which, in words."""
+    """The error for config fields that the family's row does not know; `fields` describes them."""
 
     def __init__(self, where: str, family: str, fields: str) -> None:
         super().__init__(
-            f"{where}: {fields}: not known for model_type {family}, and it may change the FFN",
-            "give its tensors (a directory or .safetensors file): they are counted without it",
+            f"{where}: {fields}: unknown for model_type {family}, but it may change the FFN",
+            "give the model's tensors (a directory or .safetensors file), which are counted without it",
         )
         self.fields = fields
 
 
 def unread(config: Fields, family: str = "") -> dict[str, Any]:
-    """Field → value of what sounds like a size or arithmetic, is on, and was neither read nor is known to be harmless.
+    """Return the fields (with values) whose names suggest a size or arithmetic, that are on, and that are neither read
+    nor known to be harmless.
 
-    To be called when everything has been read. Nested objects that were read from are searched too.
+    Call it after all other fields have been read. It also searches nested objects from which at least one field was
+    read.
     """
     harmless = re.compile("|".join(HARMLESS.get(family, ["(?!)"])))
     fields = ((path.removeprefix(config.prefix), value) for path, value in _fields(config))
@@ -176,9 +180,9 @@ def unread(config: Fields, family: str = "") -> dict[str, Any]:
 
 
 def require_read(config: Fields, family: str) -> tuple[str, ...]:
-    """Notes on the fields of a text model that matter, but not to its blocks.
+    """Return notes on fields of a text model that matter, but not for its blocks.
 
-    Raises UnknownField for those that its family's row does not know.
+    Raises UnknownField for fields that the family's row does not know.
     """
     left = {name: value for name, value in unread(config, family).items() if name not in MEMORIES}
     if fields := in_words({name: value for name, value in left.items() if name not in NOTED}):
@@ -187,38 +191,40 @@ def require_read(config: Fields, family: str) -> tuple[str, ...]:
 
 
 def _respelled(config: Fields, family: str) -> Iterator[str]:
-    """Notes on counts of layers and experts that were read under a name that the family's code does not read."""
+    """Yield notes on layer and expert counts that were read under a name that the family's code does not read."""
     kind = config.values.get("model_type")
     for table, usual in ((_LAYERS, ["num_hidden_layers"]), (_EXPERTS, [])):
         known = [name for name, families in table.items() if {family, kind} & {*families.split()}] or usual
         read = {name: config.values.get(name) for name in table if config.prefix + name in config.looked_up}
         given = {name: value for name, value in read.items() if value is not None}
         if known and given and all(config.values.get(name) is None for name in (*usual, *known)):
-            yield f"{in_words(given)}: the code of {family} reads {' or '.join(known)}, and has a default without it"
+            yield f"{in_words(given)}: {family}'s code ignores this and takes a default for {' or '.join(known)}"
 
 
 def outside_note(whole: Fields, text: Fields) -> str:
-    """What a multimodal config says outside its text model, where that differs from the text model's; else empty."""
+    """Describe fields of a multimodal config outside its text model that differ from the text model's fields; empty if
+    there are none."""
     left = {name: value for name, value in unread(whole).items() if text.values.get(name) != value}
     known = (*NOTED, *MEMORIES)
     left = {name: value for name, value in left.items() if name not in known and not isinstance(value, Mapping)}
-    return f"not the text model's, so not read: {in_words(left)}" if left else ""
+    return f"outside the text model, so not read: {in_words(left)}" if left else ""
 
 
 def unread_arithmetic(config: Fields) -> str:
-    """The fields of a model_type without a row that change what is computed, in words: tensors do not show them."""
+    """Describe fields that change what is computed, in a config whose model_type has no row. Tensors do not reveal
+    these fields."""
     return in_words({name: value for name, value in unread(config).items() if _ARITHMETIC.search(name)})
 
 
 def in_words(left: Mapping[str, Any]) -> str:
-    """`routed_expert_hidden_size = 3584, moe_latent_size = 64 and 2 more`; empty if there are none."""
+    """Format fields: `routed_expert_hidden_size = 3584, moe_latent_size = 64 and 2 more`; empty if there are none."""
     named = ", ".join(f"{clean(name)} = {shown(value)}" for name, value in list(left.items())[:_MOST_NAMED])
     more = len(left) - _MOST_NAMED
     return named + (f" and {more} more" if more > 0 else "")
 
 
 def _fields(config: Fields, values: Mapping[str, Any] | None = None, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, value) of every field that nobody looked up and whose name is of concern."""
+    """Yield (path, value) for every field that was not read and whose name is in `_CONCERNS`."""
     prefix = prefix or config.prefix
     for name, value in (config.values if values is None else values).items():
         path = f"{prefix}{name}"
@@ -230,5 +236,5 @@ def _fields(config: Fields, values: Mapping[str, Any] | None = None, prefix: str
 
 
 def _is_on(value: object) -> bool:
-    """Whether a value says that something is there: not null, false, 0 or empty."""
+    """Return whether a value means that something is present: not null, false, 0 or empty."""
     return not (value is None or value is False or value == 0 or (isinstance(value, str | list | dict) and not value))

@@ -273,7 +273,7 @@ def test_a_family_without_such_a_table_says_nothing_and_a_new_one_its_size_is_un
     gemma = specimens()["gemma4_text"][1]
     assert tables({**gemma, "hidden_size_per_layer_input": 0}) == ()
     (part,) = tables({key: value for key, value in gemma.items() if key != "hidden_size_per_layer_input"})
-    assert (part.why, part.parameters) == ("if it has them: the config does not say how wide they are", None)
+    assert (part.why, part.parameters) == ("the model may have none: the config does not specify their width", None)
 
 
 @pytest.mark.parametrize("value", [0, -1, 10**10, "8", True, 2.5])

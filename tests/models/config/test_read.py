@@ -235,7 +235,7 @@ def test_a_name_that_the_familys_code_does_not_read_is_noted(name: str, usual: s
     value = specimens()[name][1][usual]
     found = from_config(changed(name, **{usual: None, other: value}), name, "c")
     assert found.model.groups == from_config(specimens()[name][1], name, "c").model.groups
-    assert found.notes[0].startswith(f"{other} = {value}: the code of {name} reads ")
+    assert found.notes[0].startswith(f"{other} = {value}: {name}'s code ignores this and takes a default for ")
     assert usual in found.notes[0]
     assert judge(name, changed(name, **{usual: None, other: value})) == ("noted", "")
 
@@ -290,5 +290,5 @@ def test_the_pages_row_counts_what_a_module_has(config: dict[str, Any], tmp_path
 
 
 def test_a_field_that_the_pages_row_does_not_read_is_refused(config: dict[str, Any]) -> None:
-    with pytest.raises(FFNError, match=r"mlp_clip = 3\.0: not known for model_type tomorrow"):
+    with pytest.raises(FFNError, match=r"mlp_clip = 3\.0: unknown for model_type tomorrow"):
         from_config({**config, "mlp_clip": 3.0}, "c", "c")

@@ -158,8 +158,8 @@ def test_deepseek_v4_flash():
     assert (last.spec.moe.lookup, last.spec.moe.correction, last.spec.moe.score) == (None, True, "sqrtsoftplus")
     assert (first.spec.limits, last.spec.residual) == (hard_limits(10.0), False)
     assert model.notes == (
-        "decoder: in 3 of the layers a table of 129,280 × 6 integers chooses the experts of each token id: "
-        "not parameters, so not counted",
+        "decoder: in 3 layers, a table of 129,280 × 6 integers assigns experts to token ids; "
+        "it has no parameters, so it is not counted",
     )
     named = {name: value for name, value in FLASH.items() if name != "num_hash_layers"}
     kinds = ["hash_moe"] * 3 + ["moe"] * 40
@@ -321,7 +321,7 @@ def test_kimi_k3_states_its_soft_caps():
     assert stated(K3, activation_situ_linear_beta=None)[0][0] == Limits(gate_cap=4.0)
     both = stated(K3, activation_situ_beta=2.0, activation_situ_linear_beta=None)
     assert both[0][0] == Limits(gate_cap=2.0)
-    with pytest.raises(FFNError, match=r"activation_situ_beta = 2\.0: not known"):
+    with pytest.raises(FFNError, match=r"activation_situ_beta = 2\.0: unknown"):
         stated({**K3, "hidden_act": "silu"}, activation_situ_beta=2.0)
     assert {spec.activation for spec in specs(K3)} == {"silu"}
 

@@ -57,7 +57,7 @@ def test_every_config_that_transformers_ships_is_read(shipped: dict[str, dict[st
     assert len(shipped) > 350
     for name, values in shipped.items():
         notes = from_config(values, "c", "c").notes
-        assert not any("has a default without it" in note for note in notes), (name, notes)
+        assert not any("takes a default for" in note for note in notes), (name, notes)
 
 
 def test_a_later_field_of_any_family_is_refused_by_name(shipped: dict[str, dict[str, Any]]) -> None:
@@ -78,7 +78,7 @@ def test_a_later_field_of_any_family_is_refused_by_name(shipped: dict[str, dict[
 @pytest.mark.parametrize("name", ["moe_latent_size", "routed_expert_hidden_size", "swiglu_limit"])
 def test_a_field_of_another_family_is_refused_here(name: str) -> None:
     before = from_config(QWEN, "c", "c")
-    with pytest.raises(UnknownField, match=f"{name} = 7: not known for model_type qwen3_moe"):
+    with pytest.raises(UnknownField, match=f"{name} = 7: unknown for model_type qwen3_moe"):
         from_config({**QWEN, name: 7}, "c", "c")
     for off in (None, False, 0):
         assert from_config({**QWEN, name: off}, "c", "c").model == before.model
@@ -94,13 +94,13 @@ def test_two_spellings_may_only_agree() -> None:
 def test_what_is_outside_the_text_model_is_noted() -> None:
     whole = {"model_type": "llava", "text_config": {**QWEN}, "merged_hidden_size": 99, "hidden_size": 16}
     notes = from_config(whole, "c", "c").notes
-    assert notes[-1] == "not the text model's, so not read: merged_hidden_size = 99"
+    assert notes[-1] == "outside the text model, so not read: merged_hidden_size = 99"
 
 
 def test_what_matters_outside_the_block_is_noted() -> None:
     values = json.loads(json.dumps(CONFIG_MAPPING["switch_transformers"]().to_dict()))
     notes = from_config(values, "c", "c").notes
-    assert notes == ("expert_capacity = 64: experts drop the tokens beyond it, which is not modelled",)
+    assert notes == ("expert_capacity = 64: experts drop tokens beyond this capacity, which is not modelled",)
 
 
 def test_layers_without_experts_may_say_anything_of_them() -> None:
@@ -153,7 +153,7 @@ def test_a_false_that_the_familys_code_does_not_know_is_refused(kind: str, name:
     before = from_config(values, "c", "c")
     if kind != "mixtral":
         assert from_config({**values, name: True}, "c", "c").model == before.model
-    with pytest.raises(UnknownField, match=f"{name} = False: not known for model_type {kind}"):
+    with pytest.raises(UnknownField, match=f"{name} = False: unknown for model_type {kind}"):
         from_config({**values, name: False}, "c", "c")
 
 

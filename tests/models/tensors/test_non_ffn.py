@@ -237,8 +237,8 @@ def test_other_towers_are_left_out_and_named() -> None:
     assert left_out == {name: numbers(model, rf"model\.{name}\..*") for name in modules}
     tower, bridge = left_out.values()
     assert found.notes == (
-        f"not counted: module 'audio_tower', {tower:,} parameters: the numbers are the text model's",
-        f"not counted: module 'multi_modal_projector', {bridge:,} parameters: the numbers are the text model's",
+        f"not counted: module 'audio_tower', {tower:,} parameters: the counts cover only the text model",
+        f"not counted: module 'multi_modal_projector', {bridge:,} parameters: the counts cover only the text model",
     )
     assert [(part.what, part.parameters) for part in count(found).not_counted][:2] == [
         ("module 'audio_tower'", tower), ("module 'multi_modal_projector'", bridge),
@@ -248,7 +248,7 @@ def test_other_towers_are_left_out_and_named() -> None:
 def test_a_multimodal_config_alone_says_that_other_towers_are_left_out() -> None:
     values = {"model_type": "gemma3", "text_config": config("gemma3_text", CASES["gemma3_text"]).to_dict()}
     model = from_config(values, "config.json", "config.json")
-    assert model.notes == ("not counted: other towers: the numbers are the text model's",)
+    assert model.notes == ("not counted: other towers: the counts cover only the text model",)
     assert from_config(values["text_config"], "config.json", "config.json").notes == ()
 
 
