@@ -1,1 +1,1 @@
-"""What tells a kernel that cheats: what it replaced in this process, and calls that show how it answers."""
+"""Detection of kernels that cheat: by what they replace in this process, and by how they answer further calls."""

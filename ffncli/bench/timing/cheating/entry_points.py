@@ -1,8 +1,10 @@
-"""Entry points that are fixed before a user's file is loaded: what it replaces afterwards is named, and put back.
+"""Entry points: functions, modules and settings recorded before a user's file is loaded. Whatever the file then
+replaces is named and restored.
 
-Compared are the attributes of the modules and classes that kernels, checks and clocks use (by identity; of Python
-functions the code too), the kernels of this package, torch's operators, and settings that all kernels share. New
-attributes do not count as changes, since modules are imported lazily, unless they hide an inherited or built-in one.
+The recorded entry points are the attributes of the modules and classes that kernels, checks and clocks use (compared by
+identity; Python functions also by their code), the kernels of this package, torch's operators, and the settings that
+all kernels share. A new attribute does not count as a change, since modules are imported lazily, unless it hides an
+inherited or built-in attribute.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ _TORCH = (
     "torch.nn.modules.activation", "torch.nn.modules.linear", "torch.nn.modules.module",
     "torch.nn.modules.normalization", "torch.overrides", "torch.special",
 )  # fmt: skip
-# Hooks that programs set for their own reports; and what torch.compile replaces of torch, by the module it does so in.
+# Hooks that programs set for their own reports. Below: the attributes of torch that torch.compile replaces, and the
+# module whose code takes their place.
 _FREE = frozenset(
     {"sys.excepthook", "sys.unraisablehook", "sys.displayhook", "sys.breakpointhook", "torch.manual_seed"}
 )
@@ -79,7 +82,7 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that is not as it was. `value` is what stands there now, for whose file it came from."""
+    """One changed entry point. `value` is the new value, which shows the file that it came from."""
 
     code: WrongCode
     text: str
@@ -87,11 +90,12 @@ class Change:
 
 
 class EntryPoints:
-    """What a user's file could replace, as it is when this is made; some milliseconds, and as many for `changes`."""
+    """The recorded state of everything that a user's file could replace. Recording takes some milliseconds, and
+    `changes` takes as many."""
 
     def __init__(self) -> None:
         for kernel in BUILT_IN:
-            built_in(kernel)  # which imports it
+            built_in(kernel)  # imports the kernel
         unlike: dict[int, tuple[str, Namespace]] = {}
         for name, space in _namespaces():
             unlike.setdefault(id(space), (name, space))
@@ -108,11 +112,11 @@ class EntryPoints:
         self.accept_settings()
 
     def accept_settings(self) -> None:
-        """Take the settings as they are now for right: the threads and the arithmetic of a case have been set."""
+        """Accept the present settings as right, after the threads and the math mode of a case have been set."""
         self._values = [setting.read() for setting in self._settings]
 
     def add(self, function: object) -> None:
-        """Fix one more function, with the functions in its closure: a kernel's, once it is built."""
+        """Record one more function, and the functions in its closure; used for a kernel's function once it is built."""
         todo: list[Any] = [function]
         known = {id(f) for f, *_ in self._functions}
         while todo:
@@ -124,11 +128,11 @@ class EntryPoints:
             todo += [cell.cell_contents for cell in one.__closure__ or () if _filled(cell)]
 
     def changes(self) -> list[Change]:
-        """Everything that is not as it was."""
+        """Return every change since the recording."""
         return list(self._changes())
 
     def _changes(self) -> Iterator[Change]:
-        for setting, value in zip(self._settings, self._values, strict=True):  # first: they may change attributes
+        for setting, value in zip(self._settings, self._values, strict=True):  # they may change attributes
             if setting.read() != value:
                 yield Change(setting.code, f"{setting.name} changed")
         for name, module in self._modules.items():
@@ -153,7 +157,7 @@ class EntryPoints:
                 yield Change(WrongCode.PATCHED_TORCH, f"the operator aten::{name} was replaced")
 
     def restore(self) -> None:
-        """Put everything back as far as Python can; `changes` then says what is left."""
+        """Restore everything as far as Python can; `changes` then returns what could not be restored."""
         for name, module in self._modules.items():
             sys.modules[name] = module
         for name, space, before in self._namespaces:
@@ -172,13 +176,13 @@ class EntryPoints:
 
 
 def files_of(changes: Sequence[Change]) -> set[str]:
-    """The files that the functions come from which stand there now, as far as they say so."""
+    """Return the source files of the replacing functions, as far as they are known."""
     codes = (getattr(change.value, "__code__", None) for change in changes)
     return {code.co_filename for code in codes if code is not None}
 
 
 def in_words(changes: Sequence[Change]) -> str:
-    """The first change and how many more there are."""
+    """Return the text of the first change, and the number of other changes."""
     more = len(changes) - 1
     return changes[0].text + (f", and {more} more {plural('thing', more)}" if more else "")
 
@@ -193,7 +197,7 @@ def _watched(name: str) -> bool:
 
 
 def _namespaces() -> Iterator[tuple[str, Namespace]]:
-    """Yield every module and class that is compared, with its name; some under several."""
+    """Yield every module and class to compare, with its name; some have several names."""
     yield "time", time
     for space in _LIBRARY:
         yield (space.__name__ if isinstance(space, ModuleType) else f"{space.__module__}.{space.__qualname__}"), space
@@ -209,7 +213,7 @@ def _namespaces() -> Iterator[tuple[str, Namespace]]:
 
 
 def _attribute(name: str) -> object:
-    """torch._C._nn and the like, which are attributes and may not be in sys.modules."""
+    """Return a module such as torch._C._nn, which is an attribute and may not be in sys.modules."""
     first, *rest = name.split(".")
     value: Any = sys.modules.get(first)
     for part in rest:
@@ -218,7 +222,8 @@ def _attribute(name: str) -> object:
 
 
 def _different(name: str, space: Namespace, before: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """(attribute, what it was) for all that are not what they were; what it was is missing for a new one."""
+    """Yield (attribute, previous value) for every attribute that has changed; the previous value of a new attribute is
+    _MISSING."""
     now = vars(space)
     for key, value in before.items():
         current = now.get(key, _MISSING)
@@ -232,12 +237,13 @@ def _different(name: str, space: Namespace, before: Mapping[str, object]) -> Ite
 
 
 def _is_code(value: object) -> bool:
-    """Whether an attribute is something that runs: what is counted, cached or chosen by an option may change."""
+    """Return True if an attribute is code. Other attributes may change: counters, caches, and values that an option
+    chooses."""
     return callable(value) or isinstance(value, (ModuleType, property, staticmethod, classmethod)) or value is _MISSING
 
 
 def _hides(space: Namespace, key: str) -> bool:
-    """Whether a new attribute stands in front of another: of a class what it inherits, of our modules a built-in."""
+    """Return True if a new attribute hides another: an inherited one in a class, or a built-in one in our modules."""
     if isinstance(space, type):
         inherited = any(key in vars(base) for base in space.__mro__[1:])
         return inherited and not key.startswith("__abstract") and key not in ("__doc__", "__module__")
@@ -250,7 +256,7 @@ def _put(space: Namespace, key: str, value: object) -> None:
             delattr(space, key)
         else:
             setattr(space, key, value)
-    except (AttributeError, TypeError):  # what cannot be set was not set by a file either
+    except (AttributeError, TypeError):  # an attribute that cannot be set here was not set by a file either
         return
 
 
@@ -266,7 +272,7 @@ def _filled(cell: Any) -> bool:
 
 
 def _code(name: str, key: str) -> WrongCode:
-    """The code for a replaced attribute `key` of the module or class `name`."""
+    """Return the code for a replaced attribute `key` of the module or class `name`."""
     top = name.partition(".")[0]
     if top == "time" or name.startswith(_CLOCKS):
         return WrongCode.PATCHED_CLOCK
@@ -279,7 +285,7 @@ def _code(name: str, key: str) -> WrongCode:
 
 
 def _operators() -> dict[str, tuple[str, ...]]:
-    """What torch's dispatcher calls for the operators of a block, as text."""
+    """Return the functions that torch's dispatcher calls for the operators of a block, as text."""
     dumps = {name: torch._C._dispatch_dump(f"aten::{name}") for name in _OPERATORS}
     return {
         name: tuple(line for line in dump.splitlines() if line.partition(":")[0].partition("[")[0] in _DISPATCH_KEYS)
@@ -288,7 +294,7 @@ def _operators() -> dict[str, tuple[str, ...]]:
 
 
 def _forget_libraries() -> None:
-    """Take back what files registered for torch's own operators."""
+    """Undo what files registered for torch's own operators."""
     for thing in gc.get_objects():
         if isinstance(thing, torch.library.Library) and thing.ns == "aten" and len(thing._op_impls) < 50:
             thing._destroy()  # type: ignore[no-untyped-call]  # torch's own have registrations of hundreds
@@ -307,7 +313,7 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF) if has
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of the process: how it is read, and how it is set again (None: only by whoever changed it)."""
+    """A setting of the process, with functions to read and restore it (None: only the code that changed it can)."""
 
     name: str
     code: WrongCode
@@ -316,9 +322,9 @@ class Setting:
 
 
 def settings() -> list[Setting]:
-    """Every setting that all kernels share."""
+    """Return every setting that all kernels share."""
     changed, torch_c = WrongCode.ENVIRONMENT_CHANGED, torch._C
-    libraries = ThreadpoolController()  # those that are loaded now; BLAS is
+    libraries = ThreadpoolController()  # the loaded libraries, BLAS among them
     return [
         Setting("the number of torch's threads", WrongCode.THREADS_CHANGED, torch.get_num_threads,
                 torch.set_num_threads),
@@ -358,8 +364,8 @@ def _set_threads(libraries: Any, counts: list[int]) -> None:
 
 
 def _gpu_arithmetic() -> tuple[object, ...]:
-    """torch's flags, which can be read and set without a GPU too. Those of products in TF32 belong to the precision
-    of float32 products."""
+    """Return torch's flags, which can be read and set even without a GPU. The TF32 flag of products is left out: it
+    belongs to the precision of float32 products."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     sums = (getattr(matmul, name) for name in _SUMS if hasattr(matmul, name))
     return cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark, cudnn.deterministic, *sums
@@ -373,7 +379,7 @@ def _set_gpu_arithmetic(before: tuple[Any, ...]) -> None:
 
 
 def _stream() -> object:
-    """Which one launches go to, where a GPU is in use."""
+    """Return the stream that receives launches, if a GPU is in use."""
     in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return torch.cuda.current_stream() if in_use else None
 
@@ -398,7 +404,7 @@ def _leave_modes(before: tuple[int, int]) -> None:
 
 
 def _global_hooks() -> list[dict[int, object]]:
-    """torch's dicts of hooks for every module."""
+    """Return torch's dicts of hooks that apply to every module."""
     return [d for name, d in vars(torch_module).items() if name.startswith("_global_") and isinstance(d, dict)]
 
 
@@ -457,7 +463,7 @@ def _set_handlers(before: list[Any]) -> None:
 
 
 def _timers() -> tuple[bool, ...]:
-    """Which timers run; their remaining time is not a setting."""
+    """Return which timers are running; their remaining time is not a setting."""
     return tuple(signal.getitimer(kind) != (0.0, 0.0) for kind in _TIMERS)
 
 

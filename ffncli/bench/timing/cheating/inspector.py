@@ -1,4 +1,5 @@
-"""Inspector: what users' kernels of a case replaced, and how they get their answers. It costs nothing without any."""
+"""Inspector: finds what the users' kernels of a case replaced, and how they get their answers. It costs nothing if
+there are no such kernels."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ from ffncli.system.host import busy_threads
 
 
 class Inspector:
-    """`entry_points` were fixed before any user's file was loaded; None where the job has no such file. Unless it
-    `asks`, users' kernels are not called to see how they get their answers."""
+    """`entry_points` were recorded before any user's file was loaded; they are None if the job has no such file.
+    Without `asks`, users' kernels are not called to find out how they get their answers."""
 
     def __init__(self, job: Job, entry_points: EntryPoints | None = None, asks: bool = True) -> None:
         self._files = {choice.label: str(choice.file) for choice in job.kernels if choice.file is not None}
@@ -39,22 +40,24 @@ class Inspector:
         self.notes: list[str] = []
 
     def accept_settings(self) -> None:
-        """The settings of a case have been made: they are right as they are."""
+        """Accept the present settings, which have just been made for a case."""
         if self._entry_points is not None:
             self._entry_points.accept_settings()
-            self._threads = frozenset(busy_threads())  # libraries have started theirs
+            self._threads = frozenset(busy_threads())  # including the threads that libraries have started
 
     def fix(self, placed: PlacedKernel) -> None:
-        """Nobody may change this kernel's code from now on, if it is one of the package's."""
+        """Record this kernel's code, if it is one of the package's, so that later changes to it are found."""
         if self._entry_points is not None and placed.name not in self._files:
             self._entry_points.add(placed.built.compute)
 
     def replaced(self) -> Ruling:
-        """On what a user's file replaced since the last time; it is put back, for the sake of the other kernels."""
+        """Return the ruling on what users' files have replaced since the last call. The replaced parts are restored,
+        for the sake of the other kernels."""
         return self._replaced()[0]
 
     def require_nothing_replaced(self, placed: Mapping[str, PlacedKernel]) -> None:
-        """Raises BrokenArm for a user's kernel that replaced something, or for any where nobody knows which did."""
+        """Raise BrokenArm for a user's kernel that replaced something, or for the first user's kernel if it is unknown
+        which one did."""
         ruling, changes = self._replaced()
         if not ruling.wrong:
             return
@@ -65,11 +68,13 @@ class Inspector:
             raise BrokenArm(name) from WrongResult(ruling)
 
     def suspect(self, placed: Mapping[str, PlacedKernel]) -> str:
-        """The first user's kernel, where nobody knows whose code changed something; any if there is none."""
+        """Return the kernel to blame if it is unknown whose code changed something: the first user's kernel, or the
+        first kernel if there are no users' kernels."""
         return next((name for name in placed if name in self._files), next(iter(placed)))
 
     def after_check(self, placed: PlacedKernel) -> None:
-        """Raises WrongResult if a user's kernel, which was right, replaced something or leaves a thread at work."""
+        """Raise WrongResult if a user's kernel, though its answers are right, replaced something or leaves a thread
+        running."""
         if placed.name not in self._files:
             return
         if (ruling := self.replaced()).wrong:
@@ -83,7 +88,8 @@ class Inspector:
             raise
 
     def named(self, error: BaseException, placed: PlacedKernel | None, problem: Problem) -> BaseException:
-        """The error of a user's kernel at its first check, with the code of its cause where that shows."""
+        """Return the error of a user's kernel at its first check; if the cause can be found, the error carries its
+        code."""
         if not isinstance(error, WrongResult) or error.ruling.code or not error.ruling.error.largest or placed is None:
             return error
         if not self._asks or placed.name not in self._files or problem.case.device != "cpu":
@@ -92,15 +98,15 @@ class Inspector:
             code = cause(placed, problem, Reservoir(problem), error.ruling.error)
         except RefereeGone:
             raise
-        except Exception:  # it is wrong whatever else its code does now
+        except Exception:  # the kernel is wrong, whatever its code does now
             return error
         return error if code == WrongCode.WRONG_WHEN_TIMED else WrongResult(replace(error.ruling, code=code))
 
     def after_timing(
         self, arms: Arms, baseline: str, problem: Problem, blocks: Sequence[TimedBlock], clock: Clock
     ) -> None:
-        """Judge kernels by their blocks, and ask users' kernels how they get their answers: `arms.rulings` get the
-        cheats, and why others are wrong."""
+        """Judge kernels by their blocks, and call users' kernels to find out how they get their answers. Adds rulings
+        on cheating kernels to `arms.rulings`, and the cause to rulings that have none."""
         if not self._asks:
             return
         placed, rulings = {one.name: one for one in arms.kernels}, arms.rulings
@@ -114,7 +120,7 @@ class Inspector:
                     probes.require_joined_streams(one, clock, problem.backward)
                 except WrongResult as untimed_work:
                     arms.rule(one.name, untimed_work.ruling)
-                except BrokenArm:  # its code raises now, and did not while it was timed
+                except BrokenArm:  # its code raises now, but did not while it was timed
                     continue
         if not users or problem.case.device != "cpu":
             return
@@ -132,7 +138,7 @@ class Inspector:
                 arms.rule(one.name, cheat.ruling)
             except RefereeGone:
                 raise
-            except Exception:  # its code raises now, and did not while it was timed
+            except Exception:  # its code raises now, but did not while it was timed
                 continue
 
     def _replaced(self) -> tuple[Ruling, list[Change]]:
@@ -148,33 +154,33 @@ class Inspector:
 # --- why a timed answer was wrong -------------------------------------------------------------------------------------
 
 
-_FEW_BITS = 0.05  # of the output: rounding to bf16 gives some 0.003, weights of 6 bits 0.03, another input above 0.5
-_EVEN = 4  # times the error of all values together, at most, of the largest one: one wrong value has above 10
-_WAIT = 0.02  # s in which a thread would have done the work of a call
+_FEW_BITS = 0.05  # relative error: rounding to bf16 causes about 0.003, weights of 6 bits 0.03, another input above 0.5
+_EVEN = 4  # maximum ratio of the largest error to the error over all values; a single wrong value gives above 10
+_WAIT = 0.02  # s within which a thread would have finished the work of a call
 _CALLS = 32
-_ROW = 6  # calls of one kind: a kernel that cheats now and then is not right in all of them
-_POISON, _POISONED = 7.125, 64  # what memory is filled with, and how many blocks of an output's size
+_ROW = 6  # calls of one kind; a kernel that cheats now and then is not right in all of them
+_POISON, _POISONED = 7.125, 64  # the value that fills memory, and the number of filled blocks of an output's size
 _MOMENT = 0.002  # s
 
 
 def cause(placed: PlacedKernel, problem: Problem, source: Source, error: Error) -> WrongCode:
-    """The code of what made an answer wrong; WRONG_WHEN_TIMED where that does not show."""
+    """Return the code of what made an answer wrong, or WRONG_WHEN_TIMED if that cannot be found."""
     if problem.backward:
         return WrongCode.WRONG_WHEN_TIMED
-    if 0 < error.rel < _FEW_BITS and error.largest < _EVEN * error.rel:  # as rounding is: small, alike for all values
+    if 0 < error.rel < _FEW_BITS and error.largest < _EVEN * error.rel:  # small and even, like rounding
         return WrongCode.LOWER_PRECISION
     with computing(problem.backward):
         return _Calls(placed, problem, source).cause()
 
 
 class _Calls:
-    """Single calls of a kernel, on inputs of our choice."""
+    """Single calls of a kernel, on inputs chosen here."""
 
     def __init__(self, placed: PlacedKernel, problem: Problem, source: Source) -> None:
         self._placed, self._problem, self._source = placed, problem, source
 
     def cause(self) -> WrongCode:
-        """The first of these that shows."""
+        """Return the first cause that these calls show."""
         if self._changes_later():
             return WrongCode.DEFERRED_WORK
         if code := self._filled_later():
@@ -195,7 +201,7 @@ class _Calls:
         self._source.write(self._placed.entry[0])
 
     def _answer(self, x: Tensor | None = None) -> Tensor:
-        """The output, itself, for the input as it is now."""
+        """Return the output itself, not a copy, for the present input."""
         placed = self._placed
         REPORTER.calls(placed.name)
         out = placed.built.compute(placed.x if x is None else x, placed.copies[0])
@@ -203,7 +209,8 @@ class _Calls:
         return out
 
     def _right(self, x: Tensor, counted: bool = False) -> bool:
-        """Whether it is right on other numbers in x every time; with `counted`, after writes that torch counts."""
+        """Return True if the kernel is right each time on new values in x; with `counted`, torch counts the writes to
+        x."""
         return all(self._right_once(x, counted) for _ in range(_ROW))
 
     def _right_once(self, x: Tensor, counted: bool = False) -> bool:
@@ -223,7 +230,7 @@ class _Calls:
         return error is None or error.largest <= self._problem.rules.limit(self._placed.name)
 
     def _changes_later(self) -> bool:
-        """Whether an output changes although nothing is called."""
+        """Return True if an output changes after its call, without another call."""
         for _ in range(_CALLS):
             self._write()
             out = self._answer()
@@ -235,9 +242,10 @@ class _Calls:
         return False
 
     def _filled_later(self) -> WrongCode | None:
-        """BATCHED_CALLS where one call fills the outputs of several before it; DEFERRED_WORK of one, or without a call.
+        """Return BATCHED_CALLS if one call fills the outputs of several earlier calls, and DEFERRED_WORK if it fills
+        one, or if outputs change without a call.
 
-        None also where outputs share memory.
+        Return None if nothing changes, and also if outputs share memory.
         """
         outs: list[Tensor] = []
         copies: list[Tensor] = []
@@ -258,7 +266,7 @@ class _Calls:
         return WrongCode.BATCHED_CALLS if most > 2 else WrongCode.DEFERRED_WORK
 
     def _unwritten(self) -> bool:
-        """Whether an output has what was in its memory before."""
+        """Return True if an output contains values that were in its memory before."""
         self._placed.out = None
         like = self._answer()
         shape, kind = like.shape, like.dtype
@@ -268,7 +276,7 @@ class _Calls:
         return any(int((self._answer() == _POISON).sum()) > 1 for _ in range(_ROW))
 
     def _repeats(self) -> bool:
-        """Whether any token of an answer is that of the answer before, which was to another input."""
+        """Return True if some token of an answer repeats the previous answer, which was to another input."""
         answers = []
         for _ in range(_CALLS):
             self._write()
@@ -277,5 +285,5 @@ class _Calls:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Bit by bit: memory that nobody has written to may hold NaN."""
+    """Compare bit by bit: memory that was never written may hold NaN."""
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

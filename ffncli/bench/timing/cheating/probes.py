@@ -1,6 +1,6 @@
-"""Calls after timing that ask how a kernel gets its answers. None of them is timed for a result.
+"""Calls after timing that find out how a kernel gets its answers. None of them is timed for a result.
 
-Each raises WrongResult for what it finds; times are compared within this process, by the least of many calls.
+Each probe raises WrongResult for what it finds. Times are compared within this process, by the minimum over many calls.
 """
 
 from __future__ import annotations
@@ -26,36 +26,38 @@ from ffncli.kernels.kernel import canonical
 from ffncli.show.text import percent, plural
 from ffncli.system.host import busy_threads
 
-_TIMES = 5  # a finding counts if it comes as often in a row: disturbances do not
-_SERIES = 4  # of calls on other inputs and of calls on the same one, in turn
-_MOST_CALLS, _SERIES_NS = 64, 2_000_000  # of a series
-_NEAR = 2.0**-6  # of a number: how far other inputs are apart, the rms; beyond the rounding of bf16
-_KEPT = 0.8  # of the time of a call on another input, also relative to the baseline's
-_FASTER = 0.7  # of the least time of a single call: what a block says of one is above, but for disturbances
+_TIMES = 5  # a finding counts if it occurs this many times in a row, unlike a disturbance
+_SERIES = 4  # pairs of series: calls on other inputs, then calls on the same input
+_MOST_CALLS, _SERIES_NS = 64, 2_000_000  # limits of one series
+_NEAR = 2.0**-6  # relative distance of other inputs (rms), larger than the rounding of bf16
+_KEPT = 0.8  # minimum of the time on the same input relative to another input, and relative to the baseline's ratio
+_FASTER = 0.7  # minimum of a timed call relative to a single call, which is slower unless timing was disturbed
 _CORES, _CORES_NS = 0.4, 20_000_000  # cores beyond the threads of the case, and how long they are counted
-_STREAM_SHARE, _STREAM_BLOCKS = 0.5, 3  # of its blocks, and how many at least
+_STREAM_SHARE, _STREAM_BLOCKS = 0.5, 3  # minimum share of its blocks, and minimum number
 _STREAM_CALLS = 32
-_IDLE, _IDLE_TIMES, _BUSY = 0.01, 5, 0.1  # s of doing nothing, how often that is tried, cores
+_IDLE, _IDLE_TIMES, _BUSY = 0.01, 5, 0.1  # s of idling, how often that is tried, and the limit in cores
 
 
 @dataclass(frozen=True)
 class CallTimes:
-    """The least processor time of a call, in ns: on another input than the call before, and on the same one."""
+    """The minimum processor time of a call, in ns: on an input that differs from the previous call's, and on the same
+    input."""
 
     other: int
     same: int
 
     @property
     def share(self) -> float:
-        """What a call costs whose input the kernel has just had."""
+        """The time on the same input, relative to the time on another input."""
         return self.same / self.other
 
 
 def call_times(placed: PlacedKernel, problem: Problem, source: Source) -> CallTimes:
-    """Series of calls on other inputs and on the same one in turn: two of each at least, 20 ms where they are short.
+    """Time series of calls on other inputs and on the same input, alternately: at least two pairs, or about 20 ms if
+    they are short.
 
-    The other inputs differ from one by a few per cent in every number: in a mixture the same experts are chosen, whose
-    weights are as near.
+    The other inputs differ from one input by a few per cent in every value, so that an MoE block chooses the same
+    experts, whose weights are then equally cached.
     """
     others, sames = [], []
     placed.turn(0)
@@ -76,11 +78,11 @@ def call_times(placed: PlacedKernel, problem: Problem, source: Source) -> CallTi
 
 
 def other_streams(kernels: Collection[str], blocks: Sequence[TimedBlock]) -> dict[str, Ruling]:
-    """Which kernels left the GPU work on a stream that is not timed, by the flags of their undisturbed blocks.
+    """Return rulings on kernels that left the GPU work on an untimed stream, by the flags of their undisturbed blocks.
 
-    A kernel that uses another stream does so in every block. A host that is late is flagged as well, on an H200's
-    virtual machine in 1 to 11 % of the blocks, in one process in 80 %; but then in those of the anchor and the bare
-    products too, which use no other stream.
+    A kernel that uses another stream does so in every block. A slow host causes the same flag: on an H200's virtual
+    machine in 1 to 11 % of the blocks, and in one process in 80 %. But then the blocks of the anchor and the bare
+    products, which use no other stream, have it too.
     """
 
     def flagged(names: Collection[str]) -> tuple[int, int]:
@@ -99,7 +101,7 @@ def other_streams(kernels: Collection[str], blocks: Sequence[TimedBlock]) -> dic
 
 
 def require_joined_streams(placed: PlacedKernel, clock: CudaClock, backward: bool) -> None:
-    """Raises WrongResult for a kernel whose calls leave a GPU work on a stream that is not timed, each time."""
+    """Raise WrongResult if a kernel's calls leave a GPU work on an untimed stream, each time they are tried."""
     REPORTER.calls(placed.name)
     with computing(backward):
         if all(clock.leaves_work(placed.call, _STREAM_CALLS) for _ in range(_TIMES)):
@@ -109,9 +111,9 @@ def require_joined_streams(placed: PlacedKernel, clock: CudaClock, backward: boo
 
 @dataclass(frozen=True)
 class Probes:
-    """What a user's kernel is asked. `known` are the threads that there were before its file was loaded.
+    """The probes of a user's kernel. `known` are the threads that existed before its file was loaded.
 
-    `baseline` is None where that is a user's too, `blocks` are what was timed.
+    `baseline` is None if it is a user's kernel too; `blocks` are the timed blocks.
     """
 
     problem: Problem
@@ -121,7 +123,7 @@ class Probes:
     blocks: Sequence[TimedBlock]
 
     def require_honest(self, placed: PlacedKernel) -> None:
-        """Raises WrongResult for the first that it does not pass."""
+        """Raise WrongResult for the first probe that the kernel fails."""
         self._require_no_kept_answers(placed)
         self._require_same_clock(placed)
         require_idle(self.known)
@@ -130,12 +132,12 @@ class Probes:
             require_given_weights(placed, self.problem)
 
     def _times(self, placed: PlacedKernel) -> tuple[CallTimes, CallTimes | None]:
-        """Of a kernel's calls, and of the baseline's just before."""
+        """Return the times of a kernel's calls, and those of the baseline's calls just before."""
         base = call_times(self.baseline, self.problem, self.source) if self.baseline else None
         return call_times(placed, self.problem, self.source), base
 
     def _require_no_kept_answers(self, placed: PlacedKernel) -> None:
-        """Raises WrongResult if an input that it has had costs it less."""
+        """Raise WrongResult if the kernel is faster on an input that it has seen before."""
         share = 0.0
         for _ in range(_TIMES):
             times, base = self._times(placed)
@@ -146,9 +148,9 @@ class Probes:
         raise WrongResult(Ruling(text, WrongCode.REPLAY_BY_CONTENT))
 
     def _require_same_clock(self, placed: PlacedKernel) -> None:
-        """Raises WrongResult if its timed calls took less than any call takes here, and the baseline's did not.
+        """Raise WrongResult if its timed calls were faster than any call is here, and the baseline's were not.
 
-        A machine that is busier now makes both slower.
+        If the machine is merely busier now, both are slower.
         """
         timed, timed_base = self._timed(placed), self._timed(self.baseline)
         if timed is None or timed_base is None or placed is self.baseline:
@@ -161,15 +163,15 @@ class Probes:
         raise WrongResult(Ruling(text + f"{times.other * 1e-3:.3g} µs", WrongCode.PATCHED_CLOCK))
 
     def _timed(self, placed: PlacedKernel | None) -> float | None:
-        """Nanoseconds of a call in the fastest of its blocks; None where it has none."""
+        """Return the nanoseconds of a call in the fastest of its blocks; None if it has no blocks."""
         if placed is None:
             return None
         return min((1e9 * block.per_call for block in self.blocks if block.kernel == placed.name), default=None)
 
     def _require_no_more_cores(self, placed: PlacedKernel) -> None:
-        """Raises WrongResult if its calls keep more cores busy than the case has threads.
+        """Raise WrongResult if its calls keep more cores busy than the case has threads.
 
-        On one thread that is any time of others, however busy the machine is.
+        On one thread, the time of other threads decides, however busy the machine is.
         """
         threads = self.problem.case.threads
         REPORTER.calls(placed.name)
@@ -188,7 +190,7 @@ class Probes:
 
 
 def require_idle(known: Collection[str]) -> None:
-    """Raises WrongResult if threads that are not among the known ones compute while nothing is asked of anybody."""
+    """Raise WrongResult if threads that are not `known` compute while no kernel is called."""
     cores = inf
     for _ in range(_IDLE_TIMES):
         wall, before = perf_counter_ns(), busy_threads()
@@ -200,17 +202,18 @@ def require_idle(known: Collection[str]) -> None:
 
 
 def _by_others(before: Mapping[str, int], after: Mapping[str, int], known: Collection[str]) -> int:
-    """What threads that are not known have run meanwhile: those of libraries, started before, may spin for a while."""
+    """Return the processor time of threads that are not `known`. Threads of libraries started earlier, which are known,
+    may spin for a while."""
     return sum(time - before.get(thread, 0) for thread, time in after.items() if thread not in known)
 
 
 def require_given_weights(placed: PlacedKernel, problem: Problem) -> None:
-    """Raises WrongResult if it answers with other weights than those that it is given.
+    """Raise WrongResult if its answers come from other weights than the given ones.
 
-    With the sign of `down` changed, and of its bias, the output changes its sign and nothing else.
+    If the weights of `down` and its bias change sign, the output must change sign and nothing else.
     """
     if any(isinstance(step.op, Norm) and "down" in "".join(step.inputs) for _, step in walk(problem.steps)):
-        return  # a norm behind `down` may have a bias
+        return  # a norm after `down` may have a bias
     turned = {
         name: -tensor if name.rpartition(".")[0].endswith("down") else tensor.clone()
         for name, tensor in problem.weights.items()
@@ -230,7 +233,7 @@ def require_given_weights(placed: PlacedKernel, problem: Problem) -> None:
 
 
 def _nanoseconds(call: Callable[[], object]) -> int:
-    """Processor time of this thread: what other programs do, and waiting for a core, does not count."""
+    """Return the processor time of this thread, which excludes other programs and waiting for a core."""
     start = thread_time_ns()
     call()
     return thread_time_ns() - start

@@ -1,1 +1,1 @@
-"""What a GPU needs for honest timing: its clock, and the capture of calls as CUDA graphs."""
+"""What honest timing needs on a GPU: a clock of the GPU's own, and the capture of calls as CUDA graphs."""

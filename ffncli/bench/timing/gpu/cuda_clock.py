@@ -1,15 +1,15 @@
-"""CudaClock: the GPU's time for a block of calls, by events, with the queue filled before the GPU may start.
+"""CudaClock: the GPU's time for a block of calls, measured by events; the queue is filled before the GPU may start.
 
-A GPU works through a queue that the host fills. Timed from an empty queue, a call of 10 µs that takes the host 30 µs to
-launch reads 30 µs: the host is measured, not the kernel. So the GPU is first kept busy by a kernel that only waits,
-just long enough for the host to get ahead, and the block is timed by two events after it. If the host still falls
-behind (a call that waits for the GPU, such as a mixture that reads its routing; a host that loses its core for a
-moment), the block is flagged `launch-bound`.
+A GPU works through a queue that the host fills. Timed from an empty queue, a 10 µs call that takes the host 30 µs to
+launch reads as 30 µs: this measures the host, not the kernel. So the GPU first runs a kernel that only waits, just long
+enough for the host to get ahead, and the block is timed by two events after it. If the host still falls behind, the
+block is flagged `launch-bound`. This happens with a call that waits for the GPU, such as an MoE block that reads its
+routing, or if the host loses its core for a moment.
 
-The block is launched in segments of about 125 µs of the GPU's time, with a marker between them. The GPU must not have
-reached a segment's first marker when the host has launched all of it: so a queue that ran empty in between shows,
+The block is launched in segments of about 125 µs of GPU time, with a marker between them. When the host has launched a
+whole segment, the GPU must not have reached the segment's first marker yet; so a queue that ran empty is detected,
 wherever that was. A marker costs the GPU one event, 1 to 2 µs, and the host a recording and a query: about 1 % of a
-block, the same for all arms.
+block, equal for all arms.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from ffncli.bench.machine.devices import GpuProbe, Sample, clock_flags
 from ffncli.bench.records import HOST_SECONDS, OTHER_STREAM
 from ffncli.bench.timing.clock import Call, Clock, CpuClock
 
-Cuda: TypeAlias = Any  # torch.cuda, or a stand-in: Event, _sleep, synchronize
-LONGEST = 0.02  # s; waiting longer costs more than it gains
-_UNKNOWN = 200e-6  # s; assumed for the host's launch of a new call
-_AHEAD = 1.5  # times the host's estimated need
+Cuda: TypeAlias = Any  # torch.cuda or a stand-in with Event, _sleep and synchronize
+LONGEST = 0.02  # s; a longer wait costs more than it gains
+_UNKNOWN = 200e-6  # s; the assumed time of the host to launch a new call
+_AHEAD = 1.5  # factor on the host's estimated time
 _AT_LEAST = 20e-6  # s
-_WAKING = 2_000_000  # cycles, about 1 ms: a GPU at rest runs slowly at first
-_SEGMENT = 125e-6  # s of the GPU between two markers
-_FIRST_SEGMENT = 16  # calls, of a block whose pace is unknown
-_RESOLUTION = 0.5e-6  # s, of events
-# A wait this long gives the SM clock within 2 %. The first call of an arm's lead-in, whose pace is unknown, waits
-# longer, so every block has a reading that costs nothing.
+_WAKING = 2_000_000  # cycles, about 1 ms: an idle GPU is slow at first
+_SEGMENT = 125e-6  # s of GPU time between two markers
+_FIRST_SEGMENT = 16  # calls, in a block whose pace is unknown
+_RESOLUTION = 0.5e-6  # s; resolution of events
+# A wait this long gives the SM clock to within 2 %. The first call of an arm's lead-in, whose pace is unknown, waits
+# longer, so every block has a free reading of the clock.
 _READS_CLOCK = 200e-6  # s
-_ELSEWHERE, _ELSEWHERE_SHARE = 20e-6, 0.02  # s, and of the block: how much later other streams may have finished
-_SM_CYCLES = torch.version.hip is None  # the waiting kernel counts cycles of the SM clock; on some AMD GPUs it does not
+_ELSEWHERE, _ELSEWHERE_SHARE = 20e-6, 0.02  # s, and fraction of the block: how much later other streams may finish
+_SM_CYCLES = torch.version.hip is None  # the waiting kernel counts cycles of the SM clock, except on some AMD GPUs
 
 
 @dataclass
 class _Pace:
-    """The pace of the call timed last, in seconds per call: for the host to launch it, for the GPU to run it.
+    """The pace of the call timed last: the host's seconds to launch a call, and the GPU's seconds to run it.
 
-    `waits`: the call itself waits for the GPU, so that no lead helps; None until that is known. `late` is how long the
-    host took for the first segment if that was as long as the GPU's wait, else 0: a call that waits, or a host that
-    stalled. A wait of twice that tells which.
+    `waits` is true if the call itself waits for the GPU, so that no lead helps; None until that is known. `late` is the
+    host's time for the first segment if it was as long as the GPU's wait, otherwise 0. Either the call waits, or the
+    host stalled; waiting twice as long next time tells which.
     """
 
     host: float | None = None
@@ -62,13 +62,14 @@ class _Pace:
     late: float = 0.0
 
     def segment(self, inner: int) -> int:
-        """Calls between two markers in a block of `inner` calls."""
+        """Return the number of calls between two markers in a block of `inner` calls."""
         if self.gpu is None:
             return min(inner, _FIRST_SEGMENT)
         return min(inner, max(1, round(_SEGMENT / self.gpu))) if self.gpu > 0 else inner
 
     def waiting(self, inner: int, segment: int) -> float:
-        """Seconds for which the GPU should wait: a segment's launches, and the host's delay in the others."""
+        """Return the seconds for which the GPU should wait: the launches of one segment, and the host's delay in the
+        others."""
         if self.waits:
             return 0.0
         host = _UNKNOWN if self.host is None else self.host
@@ -77,7 +78,8 @@ class _Pace:
         return min(LONGEST, max(need, 2 * self.late))
 
     def learn(self, block: _Block, inner: int) -> None:
-        """Keep the host's least time: if the queue is full, the host waits for the GPU and only seems slow."""
+        """Learn the pace from a block. The host's minimum time counts: when the queue is full, the host waits for the
+        GPU and only seems slow."""
         if block.waited > 0:
             if block.first < block.waited:
                 self.waits, self.late = False, 0.0
@@ -91,9 +93,9 @@ class _Pace:
 
 @dataclass
 class _Block:
-    """A block in seconds: what the GPU was told to wait, the host's time until its first segment was launched and for
-    all launches, the GPU's time. `behind`: the queue was empty at some point. `reads_clock`: its wait is long enough,
-    and was launched in time, to give the SM clock."""
+    """The times of a block, in seconds: the GPU's requested wait, the host's time until the first segment was launched,
+    the host's time for all launches, and the GPU's time. `behind`: the queue was empty at some point. `reads_clock`:
+    the wait was long enough, and launched in time, to give the SM clock."""
 
     waited: float
     first: float = 0.0
@@ -104,12 +106,13 @@ class _Block:
 
 
 class CudaClock:
-    """Times calls on the current GPU. Everything runs in the current stream; the host waits at the ends of blocks only.
+    """Times calls on the current GPU. Everything runs in the current stream; the host waits only at the ends of blocks.
 
-    Of the block timed last: `launch_bound`: the GPU's queue was empty at some point, so the time includes launches too.
-    `other_stream`: when the current stream had finished, the GPU still had other work, which was not timed. `host_s`:
-    seconds in which the host launched its calls. `sm_hz`: the SM clock before it, or at its lead-in; None if unknown.
-    `cuda` is torch.cuda or a stand-in, `wall` the host's clock in seconds.
+    Attributes of the block timed last: `launch_bound` is true if the GPU's queue was empty at some point, so that the
+    time includes launches. `other_stream` is true if the GPU still had other, untimed work when the current stream had
+    finished. `host_s` is the seconds that the host took to launch its calls. `sm_hz` is the SM clock before the block
+    or at its lead-in, or None if unknown. Arguments: `cuda` is torch.cuda or a stand-in, `wall` the host's clock in
+    seconds.
     """
 
     def __init__(self, cuda: Cuda = torch.cuda, wall: Callable[[], float] = time.perf_counter) -> None:
@@ -126,19 +129,19 @@ class CudaClock:
         self._empty = median(self._wait_on_gpu(0) for _ in range(5))
 
     def now(self) -> float:
-        """Seconds of the host's clock."""
+        """Return the seconds of the host's clock."""
         return self._wall()
 
     def finish(self) -> None:
-        """Wait for the GPU; raises RuntimeError if a kernel has spoilt it for this process."""
+        """Wait for the GPU; raises RuntimeError if a kernel has made it unusable for this process."""
         self._cuda.synchronize()
 
     def time(self, call: Call, inner: int, before: Call | None = None) -> float:
-        """Seconds of the GPU for `inner` calls; with `before`, the sum over calls timed separately.
+        """Return the GPU's seconds for `inner` calls; with `before`, the sum over calls that are timed separately.
 
-        An event costs the GPU a few microseconds; with `before` every call's time includes them.
+        An event costs the GPU a few microseconds; with `before`, every call's time includes them.
         """
-        if self._timed() is not call:  # lead-in calls come first, so that a block's pace is known when it counts
+        if self._timed() is not call:  # the lead-in calls teach the pace before a block is timed
             self._pace, self._timed, self.sm_hz = _Pace(), _reference(call), None
         self._cuda.synchronize()
         if before is None:
@@ -166,7 +169,7 @@ class CudaClock:
         block.behind = reached.query() or block.behind
         more = self._finished(end)
         seconds = _seconds(start, end)
-        block.gpu = seconds - self._empty - _RESOLUTION  # a single call must not seem longer than one of many
+        block.gpu = seconds - self._empty - _RESOLUTION  # so that a single call does not seem longer than one of many
         self._learn(block, inner, cycles, _seconds(asleep, start))
         self.other_stream = more > max(_ELSEWHERE, _ELSEWHERE_SHARE * seconds)
         return seconds
@@ -196,9 +199,10 @@ class CudaClock:
         return seconds
 
     def leaves_work(self, call: Call, calls: int) -> bool:
-        """Whether the GPU still works on other streams when the current one has finished these calls.
+        """Return True if the GPU is still working on other streams when the current stream has finished these calls.
 
-        Here all begin with an empty queue. In a timed block other streams have a lead, as only the current one waits.
+        Here, all streams start with an empty queue. In a timed block, the other streams have a lead, as only the
+        current one waits.
         """
         (end,) = self._taken(1)
         self._cuda.synchronize()
@@ -210,13 +214,13 @@ class CudaClock:
         return more > max(_ELSEWHERE, _ELSEWHERE_SHARE * (self._wall() - began))
 
     def _taken(self, count: int) -> list[Any]:
-        """Events to use; made once, since making one takes the host as long as a launch."""
+        """Return events to use. They are created once, since creating one takes the host as long as a launch."""
         while len(self._events) < count:
             self._events.append(self._cuda.Event(enable_timing=True))
         return self._events[:count]
 
     def _fill(self, asleep: Any, inner: int, segment: int) -> tuple[_Block, int]:
-        """Put the wait at the head of the queue; returns the block, and the cycles of its wait."""
+        """Put the wait at the head of the queue; return the block, and the cycles of its wait."""
         block = _Block(self._pace.waiting(inner, segment))
         cycles = ceil(block.waited * self.cycles_per_s)
         block.reads_clock = _SM_CYCLES and block.waited >= _READS_CLOCK
@@ -229,10 +233,10 @@ class CudaClock:
         return block, cycles
 
     def _finished(self, end: Any) -> float:
-        """Wait for the GPU; returns the seconds for which it still worked when the current stream had finished.
+        """Wait for the GPU; return the seconds for which it still worked after the current stream had finished.
 
-        A second wait, for a GPU with nothing left to do, shows what a wait costs the host just then: on one virtual
-        machine 5 µs in one process and 40 in the next.
+        A second wait, with nothing left for the GPU to do, measures what a wait costs the host at that moment: on one
+        virtual machine, 5 µs in one process and 40 µs in the next.
         """
         end.synchronize()
         return self._synchronized() - self._synchronized()
@@ -245,13 +249,13 @@ class CudaClock:
     def _learn(self, block: _Block, inner: int, cycles: int, waited: float) -> None:
         self.launch_bound = block.behind
         self._pace.learn(block, inner)
-        if cycles > 0 and waited > 0:  # the highest clock so far: when it drops, the wait is only longer than needed
+        if cycles > 0 and waited > 0:  # the highest clock so far; at a lower clock, the wait is only longer than needed
             self.cycles_per_s = max(self.cycles_per_s, cycles / waited)
             if block.reads_clock:
                 self.sm_hz = cycles / waited
 
     def _wait_on_gpu(self, cycles: int) -> float:
-        """Seconds of the GPU between two events with a wait of so many cycles between them, or with nothing."""
+        """Return the GPU's seconds between two events that have a wait of `cycles` between them (0: nothing)."""
         start, end = self._taken(2)
         self._cuda.synchronize()
         self._cuda._sleep(_WAKING // 10)  # so that the start is not recorded before the launch
@@ -270,20 +274,20 @@ def _nothing() -> object:
 
 
 def _reference(call: Call) -> Callable[[], object]:
-    """A weak reference to the call: a strong one would keep the buffers of a finished placement."""
+    """Return a weak reference to the call: a strong reference would keep the buffers of a finished placement."""
     try:
         return weakref.ref(call)
-    except TypeError:  # some objects have no weak references; they count as new every time
+    except TypeError:  # some objects cannot be weakly referenced; they always count as new
         return _nothing
 
 
 def _seconds(start: Any, end: Any) -> float:
-    """Seconds between two past events; torch returns milliseconds."""
+    """Return the seconds between two past events; torch returns milliseconds."""
     return float(start.elapsed_time(end)) * 1e-3
 
 
 def clock_for(device: str) -> Clock:
-    """The clock of `cpu`, `cuda` or `cuda:1`; the GPU becomes this process's current one, whose queue is timed."""
+    """Return the clock of `cpu`, `cuda` or `cuda:1`. A GPU becomes this process's current GPU, whose queue is timed."""
     if not device.startswith("cuda"):
         return CpuClock()
     torch.cuda.set_device(torch.device(device if ":" in device else "cuda:0"))
@@ -292,7 +296,7 @@ def clock_for(device: str) -> Clock:
 
 @cache
 def _cuda_clock(device: str) -> CudaClock:
-    """One for each device: its measurement of the GPU's cycles is valid for all cases."""
+    """Return one clock per device, as its measurement of the GPU's cycles is valid for all cases."""
     return CudaClock()
 
 
@@ -301,16 +305,16 @@ def _cuda_clock(device: str) -> CudaClock:
 
 @dataclass(frozen=True)
 class GpuSnapshot(Snapshot):
-    """The host's counts and a reading of the GPU."""
+    """The host's counts, and a reading of the GPU."""
 
     gpu: Sample = field(default_factory=Sample)
 
 
 class GpuCounters:
-    """Counters for blocks that `clock` times.
+    """Counters for blocks timed by `clock`.
 
-    The host's flags matter only if the GPU waited for it, so they count only in `launch-bound` blocks; `preempted`
-    always does: nothing but the clock's own markers says that the queue was never empty.
+    The host's flags matter only if the GPU waited for the host, so they count only in `launch-bound` blocks.
+    `preempted` always counts, because nothing but the clock's own markers shows that the queue was never empty.
     """
 
     def __init__(self, clock: CudaClock, probe: GpuProbe | None = None, host: Counters | None = None) -> None:
@@ -318,14 +322,14 @@ class GpuCounters:
         self._host: Counters = host or SystemCounters(launching=True)
 
     def read(self) -> GpuSnapshot:
-        """The counts now."""
+        """Return the present counts."""
         host = self._host.read()
         counts = {count.name: getattr(host, count.name) for count in fields(Snapshot)}
         return GpuSnapshot(**counts, gpu=self._probe.read() if self._probe else Sample())
 
     def flags(self, before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
-        """`launch-bound` with the host's flags, or `preempted` alone; `other-stream` if the GPU had work left that was
-        not timed; `host=0.00025`, the seconds of launching; then the GPU's flags (`nvml.clock_flags`)."""
+        """Return the flags of a block: `launch-bound` with the host's flags, or only `preempted`; `other-stream` if the
+        GPU had untimed work left; `host=0.00025`, the seconds of launching; then the GPU's flags (`clock_flags`)."""
         clock, host = self._clock, self._host.flags(before, after, seconds, 0)
         flags = ["launch-bound", *host] if clock.launch_bound else [flag for flag in host if flag == "preempted"]
         if clock.other_stream:

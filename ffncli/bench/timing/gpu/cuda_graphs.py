@@ -1,11 +1,11 @@
-"""CUDA graphs: many calls of a kernel captured once and replayed as one, so that a small case times the GPU, not the
-host.
+"""CUDA graphs: many calls of a kernel are captured once and replayed as one, so that timing a small case measures the
+GPU, not the host.
 
-A GPU begins a graph later than it begins a kernel, so a graph of one call would add that to every call. One graph holds
-the calls of a whole block, on the copies of the weights in turn, with x and the outputs at their places during capture.
-All arms of a case run the same way: a ratio of a replayed arm to a launched one would compare ways of launching. So one
-arm that cannot be captured (its routing reads data, it waits for the GPU) means plain calls for all, and a note with
-the reason; `--launch graphs` leaves that arm out instead.
+A GPU starts a graph later than a kernel; if a graph held one call, every call would include that delay. So one graph
+holds the calls of a whole block, on each copy of the weights in turn, with x and the outputs at the addresses that they
+had during capture. All arms of a case run the same way, as a ratio between a replayed and a launched arm would compare
+ways of launching. If one arm cannot be captured (its routing reads data, or it waits for the GPU), all arms use plain
+calls, and a note says why; with `--launch graphs`, that arm is left out instead.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from ffncli.bench.timing.outcomes import BrokenArm, Skipped
 
 Cuda: TypeAlias = Any
 Copy = TypeVar("Copy")
-MOST_CALLS = 1024  # in one graph: a call takes a microsecond at least, a block lasts one millisecond
-_JUDGED = 2  # calls with other contents, at least, in the graph that is judged
-_WARM_UP = 3  # calls: libraries choose their algorithms and workspaces outside of the capture
-# Below this a case may be bound by launches. The rates are above any GPU's, so that the decision depends on the case
-# alone and all processes and machines agree on it. A larger case loses nothing by a graph.
+MOST_CALLS = 1024  # in one graph; a call takes at least a microsecond, and a block lasts one millisecond
+_JUDGED = 2  # minimum calls with other contents in the graph that is judged
+_WARM_UP = 3  # calls, in which libraries choose their algorithms and workspaces before the capture
+# Below this time, a case may be bound by launches. The rates are above any GPU's, so that the decision depends only on
+# the case, and all processes and machines agree on it. A larger case loses nothing in a graph.
 _SMALL = 100e-6  # s
 _FLOPS_PER_S, _BYTES_PER_S = 1e15, 4e12
-_side: dict[int, Any] = {}  # one stream for all captures on a GPU: cuBLAS keeps a workspace for every stream
+_side: dict[int, Any] = {}  # GPU → the stream of all its captures; cuBLAS keeps a workspace for every stream
 
 
 class NotCaptured(Exception):
-    """Why a call cannot be a graph, in words for a note."""
+    """A call cannot be captured; the text is the reason for a note."""
 
 
 class SpoiledCapture(NotCaptured):
-    """The capture itself failed. torch's allocator may believe that it goes on: this process must not measure more.
-    `arm` names the call, if known."""
+    """The capture itself failed. torch's allocator may still be in capture mode, so this process must not measure any
+    more. `arm` is the name of the arm, if known."""
 
     def __init__(self, why: str, arm: str = "") -> None:
         super().__init__(why)
@@ -48,24 +48,25 @@ class SpoiledCapture(NotCaptured):
 
 
 class Capturable(Protocol):
-    """An arm: its call on one copy of its weights, and a way to make it replay graphs of such calls instead."""
+    """An arm that can be captured: it makes a call on one copy of its weights, and can replay graphs of such calls
+    instead."""
 
     copies: Any
 
     def on_copy(self, copy: Any, /) -> object:
-        """The call on one copy."""
+        """Make the call on one copy."""
 
     def replay(self, replays: Sequence[Call], /) -> None:
-        """Make calls use these in turn from now on."""
+        """Make later calls use these replays in turn."""
 
 
 def by_graphs(flops: int, moved_bytes: int) -> bool:
-    """Whether a case with this much work is small enough to be bound by launches: then graphs are the default."""
+    """Return True if a case with this much work is small enough to be bound by launches; it uses graphs by default."""
     return flops / _FLOPS_PER_S + moved_bytes / _BYTES_PER_S < _SMALL
 
 
 def calls_of_graph(inner: int) -> int:
-    """How many of a block's `inner` calls one graph holds: all of them, or an equal part."""
+    """Return how many of a block's `inner` calls one graph holds: all of them, or an equal part."""
     calls = inner
     while calls > MOST_CALLS and calls % 2 == 0:
         calls //= 2
@@ -73,9 +74,9 @@ def calls_of_graph(inner: int) -> int:
 
 
 def repeated(copies: Sequence[Copy], count: int) -> list[Copy]:
-    """`count` copies, the order in which a cycle of calls uses them.
+    """Return `count` copies in the order in which a cycle of calls uses them.
 
-    When the cycle begins again, as anywhere in it, about half of the others come between two uses of a copy, so that
+    Between two uses of a copy, even across the cycle's end, at least about half of the other copies are used, so that
     it is no longer in a cache.
     """
     rounds, rest = divmod(count, len(copies))
@@ -90,12 +91,14 @@ def captured(
     cuda: Cuda = torch.cuda,
     judged: Callable[[Copy], object] | None = None,
 ) -> list[Call]:
-    """Replays of graphs of that many `calls` each, as few as go through all copies; each returns its last output.
+    """Capture graphs of `calls` calls each, as few as it takes to use all copies; return their replays, each of which
+    returns the graph's last output.
 
-    The outputs of calls are freed as in use: the next one overwrites them. The graphs are replayed one after another,
-    never together, so they share one pool of memory. Each has been replayed once, for a first replay uploads its graph.
-    A few `judged` calls are captured in a graph of their own, before or after the others, which a kernel cannot know,
-    and replayed once. Raises NotCaptured with the reason; exceptions of the plain call pass through.
+    Outputs are freed as in normal use, so the next call overwrites them. The graphs are replayed one after another,
+    never at the same time, so they share one memory pool. Each graph is replayed once here, because the first replay
+    uploads it. A few `judged` calls are captured in a graph of their own and replayed once; it comes before or after
+    the others at random, so that a kernel cannot know which graph is judged. Raises NotCaptured with the reason;
+    exceptions of the plain call pass through.
     """
     graphs = -(-len(copies) // calls)
     order = repeated(copies, graphs * calls)
@@ -107,7 +110,8 @@ def captured(
     with cuda.stream(side):
         _warm_up(call, copies[0], cuda)
         pool, (first, more) = cuda.graph_pool_handle(), os.urandom(2)
-        # Not the others' pool: one of them, captured before it and replayed after it, would write over its answers.
+        # A separate pool: a graph in the same pool that was captured earlier and replayed later would overwrite the
+        # judged answers.
         judged_pool = cuda.graph_pool_handle()
         few = repeated(copies, _JUDGED + more % 3)
         once = [_graph(judged, few, judged_pool, cuda)] if judged and first % 2 else []
@@ -121,11 +125,12 @@ def captured(
 
 
 class Launching:
-    """How the arms of a case are called, the same way in all its placements: `launch`, and `plain_because` if they
+    """How the arms of a case are called, which is the same in all its placements: `launch`, and `plain_because` if they
     could not be captured.
 
-    `asked` is --launch: with `auto`, a `small` case is replayed if all arms can be captured, which the first placement
-    shows. `earlier` is why another process of the run could not capture them, which decides it.
+    `asked` is --launch. With `auto`, a `small` case is replayed if all arms can be captured, which is found out in the
+    first placement. `earlier` is the reason if another process of the run could not capture them; calls are then plain
+    in this process too.
     """
 
     def __init__(self, asked: Launch, small: bool, earlier: str = "", cuda: Cuda = torch.cuda) -> None:
@@ -137,7 +142,7 @@ class Launching:
 
     @property
     def note(self) -> str:
-        """Why they are not replayed from CUDA graphs, where that was to be; else empty."""
+        """The reason why the arms are not replayed from CUDA graphs, if they were meant to be; otherwise empty."""
         return f"no CUDA graphs, as {self.plain_because}" if self.plain_because else ""
 
     def capture(
@@ -146,10 +151,11 @@ class Launching:
         inner: Mapping[str, int],
         judged: Mapping[str, Callable[[Any], object]] | None = None,
     ) -> dict[str, int]:
-        """Make the arms of a new placement replay; the calls of a replay by arm, nothing if they are called plainly.
+        """Capture the arms of a new placement; return the number of calls per replay of each arm, or nothing if calls
+        are plain.
 
-        `inner` are the calls of a block, `judged` those of `captured` by arm, where it has any. Raises BrokenArm for an
-        arm that cannot be captured, while the others are replayed, and SpoiledCapture.
+        `inner` is the number of calls per block of each arm; `judged` is the argument of `captured` for arms that have
+        one. Raises BrokenArm for an arm that cannot be captured while the others are replayed, and SpoiledCapture.
         """
         if self.launch == "plain":
             return {}
@@ -163,7 +169,7 @@ class Launching:
             except NotCaptured as reason:
                 if self._asked == "graphs":
                     raise BrokenArm(name) from Skipped(not_captured(str(reason)))
-                if self._captured_before:  # a measurement by graphs cannot go on with plain calls
+                if self._captured_before:  # a measurement that began with graphs cannot continue with plain calls
                     raise BrokenArm(name) from reason
                 self.launch, self.plain_because = "plain", f"{name} {not_captured(str(reason))}"
                 return {}
@@ -174,19 +180,20 @@ class Launching:
 
 
 def replaying(replays: Sequence[Call]) -> Call:
-    """One call that makes these in turn."""
+    """Return a call that runs these replays in turn."""
     turn = cycle(replays)
     return lambda: next(turn)()
 
 
 def _warm_up(call: Callable[[Copy], object], copy: Copy, cuda: Cuda) -> None:
-    """A few calls, the last checked for waiting before any capture, since torch may not recover from a spoiled one."""
+    """Make a few calls. The last one runs with a check for waiting on the GPU, since torch may not recover from a
+    failed capture."""
     for _ in range(_WARM_UP):
         call(copy)
     cuda.synchronize()
     before = cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls the mode a prototype; a wait that it misses spoils the capture
+        warnings.simplefilter("ignore")  # torch calls the mode a prototype
         cuda.set_sync_debug_mode("error")
         try:
             call(copy)
@@ -198,7 +205,7 @@ def _warm_up(call: Callable[[Copy], object], copy: Copy, cuda: Cuda) -> None:
 
 
 def _graph(call: Callable[[Copy], object], copies: Sequence[Copy], pool: Any, cuda: Cuda) -> Call:
-    """The replay of a graph of calls on these copies."""
+    """Capture the calls on these copies as a graph; return its replay."""
     graph = cuda.CUDAGraph()
     reason: Exception | None = None
     out: object = None
@@ -206,12 +213,12 @@ def _graph(call: Callable[[Copy], object], copies: Sequence[Copy], pool: Any, cu
         graph.capture_begin(pool=pool)
         try:
             for copy in copies:
-                out = None  # freed, as in use
+                out = None  # frees the output, as in normal use
                 out = call(copy)
         except Exception as error:  # a user's kernel may raise anything
             reason = error
         graph.capture_end()
-    except Exception as error:  # usually the call has already raised the error that spoiled the capture
+    except Exception as error:  # usually the call has already raised the error that made the capture fail
         raise SpoiledCapture(_line(reason or error)) from (reason or error)
     if reason is not None:
         raise NotCaptured(_line(reason)) from reason
@@ -224,7 +231,7 @@ def _graph(call: Callable[[Copy], object], copies: Sequence[Copy], pool: Any, cu
 
 
 def _line(error: BaseException) -> str:
-    """The first line of torch's message; the rest is advice for debugging."""
+    """Return the first line of torch's message; the other lines are advice for debugging."""
     while error.__cause__ is not None:  # the wrapping error is less specific
         error = error.__cause__
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
