@@ -1,1 +1,1 @@
-"""HOW users ask: each command parses, makes one core call, and shows the record."""
+"""HOW users ask: each command parses its options, makes one core call, and shows the resulting record."""

@@ -1,4 +1,4 @@
-"""`ffn approximate`: its rows as JSON, as CSV, as tables to read and as curves of error against width."""
+"""`ffn approximate`: its rows as JSON, CSV and readable tables, and as curves of error against width."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def command(*, question: FitQuestion, plot: PlotOptions, show: OutputOptions) ->
             set_threads()
             from ffncli.run.approximate.approximate import fits  # torch
 
-            finished.extend(fits(question, planned, advance))  # one by one: an interruption keeps them
-    except (KeyboardInterrupt, Terminated) as signal:  # the finished rows are shown
+            finished.extend(fits(question, planned, advance))  # so an interruption keeps them
+    except (KeyboardInterrupt, Terminated) as signal:  # show the finished rows before stopping
         if not finished:
             raise
         stopped = signal
@@ -57,14 +57,15 @@ def command(*, question: FitQuestion, plot: PlotOptions, show: OutputOptions) ->
 
 
 def _overfitting(question: FitQuestion, rows: Sequence[FitRow]) -> list[Overfitting]:
-    """The verdicts on blocks that were fitted to noisy samples."""
-    from ffncli.run.approximate.approximate import overfitting  # imports torch, already loaded for fitting
+    """Return the verdicts on blocks that were fitted to noisy samples."""
+    from ffncli.run.approximate.approximate import overfitting  # imports torch, which fitting has already loaded
 
     return overfitting(rows) if question.noise else []
 
 
 def answer(question: FitQuestion, rows: Sequence[FitRow], planned: int, noisy: Sequence[Overfitting] = ()) -> Answer:
-    """A row per block; `planned` is the number of planned rows, `noisy` the verdicts on fits to noisy samples."""
+    """Build the answer, with one row per block; `planned` is the number of planned rows, `noisy` holds the verdicts on
+    fits to noisy samples."""
     targets = list(dict.fromkeys(row.target for row in rows))
     about = [_about(question, name) for name in targets]
     body: dict[str, Any] = {
@@ -81,7 +82,7 @@ def answer(question: FitQuestion, rows: Sequence[FitRow], planned: int, noisy: S
 
 
 def plots(rows: Sequence[FitRow]) -> list[Plot]:
-    """Error against width, a plot per target: the best seed's, or with noise the median held-out error."""
+    """Plot error against width, one plot per target: the best seed's error, or with noise the median held-out error."""
     out = []
     for target in dict.fromkeys(row.target for row in rows):
         of_target = [row for row in rows if row.target == target]
@@ -109,7 +110,7 @@ def _straight(inputs: int) -> str:
 
 
 def _height(value: float | None) -> float:
-    """On a log axis; nothing is drawn for an error of 0."""
+    """Return a height for a log axis: NaN for an error of 0, which is not drawn."""
     return value if value else math.nan
 
 
@@ -125,7 +126,7 @@ def _about(question: FitQuestion, name: str) -> dict[str, Any]:
 def _target(
     question: FitQuestion, about: dict[str, Any], rows: Sequence[FitRow], overfitting: Sequence[Overfitting]
 ) -> list[Part]:
-    """One target: what it is, a row per block, the same errors side by side, verdicts on overfitting."""
+    """Show one target: its definition, one row per block, the same errors side by side, and verdicts on overfitting."""
     low, high = about["domain"]
     inputs = "a and b" if about["inputs"] == 2 else "x"
     where = f"{inputs} in [{', '.join(_ends(low, high))}], {about['samples']:,} samples"
@@ -157,7 +158,7 @@ def _overfitting_text(one: Overfitting) -> str:
 
 
 def _ends(low: float, high: float) -> tuple[str, str]:
-    """The ends of the domain to four digits, or to as many as distinguish them."""
+    """Format the ends of the domain with four digits, or as many as are needed to distinguish them."""
     for digits in range(4, 18):
         ends = f"{low:.{digits}g}", f"{high:.{digits}g}"
         if max(abs(float(ends[0]) - low), abs(float(ends[1]) - high)) <= 1e-3 * (high - low):
@@ -170,7 +171,7 @@ def _counted(seeds: int) -> str:
 
 
 def _width(row: FitRow, gated: bool) -> tuple[int | str, ...]:
-    """d_ff, and in tables with gated blocks the plain width that it corresponds to."""
+    """Return d_ff and, in tables with gated blocks, the plain width that corresponds to it."""
     return (row.d_ff, row.d_ff_plain if row.gated else "") if gated else (row.d_ff,)
 
 
@@ -189,7 +190,7 @@ def _noisy(rows: Sequence[FitRow], line: str) -> Table:
 
 
 def _summary(rows: Sequence[FitRow]) -> list[Part]:
-    """Errors by activation and width, if there are several of both."""
+    """Tabulate errors by activation and width, if there are several of both."""
     widths = list(dict.fromkeys(row.d_ff_plain for row in rows))
     names = list(dict.fromkeys(row.activation for row in rows))
     if len(widths) < 2 or len(names) < 2:

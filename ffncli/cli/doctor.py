@@ -1,4 +1,4 @@
-"""`ffn doctor`: the command, and its rows as JSON, as CSV and as a page to read."""
+"""`ffn doctor`: the command, and its rows as JSON, CSV and a readable page."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ CONVENTIONS = {
     "resolvable_difference": "half-width of the 95 % interval, over fresh processes, of the ratio of a small product to"
     " itself, or the distance of its end from 1 if it excludes 1; 0.01 is 1 %",
 }
-_WIDTH = 54  # of a value, so that the table fits 80 columns
+_WIDTH = 54  # maximum length of a value, so that the table fits 80 columns
 _SECONDS = 10.0
 NOISE = "Noise test"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions(Options):
-    """The noise test, and what auto has chosen."""
+    """Options for the noise test, and for the kernels that `auto` has chosen."""
 
     no_noise: Annotated[bool, Opt("--no-noise", group=NOISE, daily=True, help="Skip the noise test.")] = False
     seconds: Annotated[
@@ -96,7 +96,7 @@ def command(*, options: DoctorOptions, show: OutputOptions) -> None:
 
 
 def _noise(seconds: float, threads: int, output: Output) -> Noise | None:
-    """The noise test, with a bar while it runs; in a pipe, a note."""
+    """Run the noise test with a progress bar, or with a note if the output is a pipe."""
     from ffncli.bench.doctor.noise import measure_noise, processes_for
 
     count = processes_for(seconds)
@@ -109,7 +109,7 @@ def _noise(seconds: float, threads: int, output: Output) -> Noise | None:
 def answer(
     checks: Sequence[DoctorCheck], noise: Noise | None, choices: Sequence[tuple[str, AutoChoice]] = ()
 ) -> Answer:
-    """All rows: `rows` in JSON, one line each in CSV; `choices` of auto."""
+    """Build the answer: all `rows` in JSON, one line per row in CSV; `choices` are the kernels chosen by `auto`."""
     rows = in_json(checks)
     body = {
         "rows": rows,
@@ -128,13 +128,13 @@ def answer(
 
 
 def failure(lacking: Sequence[DoctorCheck]) -> FFNError:
-    """The error for missing required packages; the answer has already been shown."""
+    """Return the error for missing required packages; the answer has already been shown."""
     names = ", ".join(check.name for check in lacking)
     return FFNError(f"ffn cannot run here: {names}", lacking[0].advice, ExitCode.ENVIRONMENT)
 
 
 def _rows(check: DoctorCheck) -> list[tuple[str, str, str]]:
-    """A row of the table; a long value continues in further rows."""
+    """Return the table rows of a check; a long value continues in additional rows."""
     first, *others = wrap(check.value, _WIDTH, break_long_words=False) or [""]
     return [(check.name, first, check.status), *(("", other, "") for other in others)]
 

@@ -1,4 +1,4 @@
-"""`ffn experts`: the question about a mixture that reads texts, and its answer as JSON, CSV and tables."""
+"""`ffn experts`: how a mixture uses its experts on given texts, as JSON, CSV and tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CONVENTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TypedTexts(Options):
-    """Texts that are typed, in place of a file of them."""
+    """Texts typed on the command line instead of a file of texts."""
 
     prompt: Annotated[
         Sequence[str],
@@ -70,7 +70,8 @@ def command(*, typed: TypedTexts, question: ExpertsQuestion, show: OutputOptions
 
 
 def experts_answer(survey: ExpertsSurvey) -> Answer:
-    """`layers` in JSON, a row for each expert in CSV, and tables of all layers and of the experts that matter most."""
+    """Build the answer: `layers` in JSON, one row per expert in CSV, and tables of all layers and the most important
+    experts."""
     figures = ("where", "texts", "tokens", "cut", "ablated_texts", "ablated_tokens", "seconds")
     body = {
         "model": {"name": survey.model.model.name, "source": survey.model.source},
@@ -108,7 +109,7 @@ def _layers(survey: ExpertsSurvey) -> Table:
 
 
 def _layer(survey: ExpertsSurvey, layer: LayerExperts) -> list[Part]:
-    """The experts of a layer that matter most, the pairs, and what caches would serve."""
+    """Show a layer's most important experts, the pairs chosen together, and the hit rates of caches."""
     title = f"Layer {_name(survey, layer)}"
     known = any(expert.divergence is not None for expert in layer.experts)
     order = sorted(layer.experts, key=_worth)[:_MOST_EXPERTS]
@@ -140,7 +141,7 @@ def _row(expert: ExpertFigures, known: bool) -> tuple[object, ...]:
 
 
 def _caches(rates: Sequence[float]) -> str:
-    """`1 expert 12 %, 2 31 %, 4 60 %`: some sizes, each twice the one before."""
+    """Format cache hit rates: `1 expert 12 %, 2 31 %, 4 60 %`; each size is twice the previous one."""
     sizes = [size for size in (2**power for power in range(_MOST_CACHES)) if size <= len(rates)]
     return ", ".join(f"{size}: {100 * rates[size - 1]:.0f} %" for size in sizes)
 

@@ -1,4 +1,4 @@
-"""`ffn explain`: a topic, or the list of all, as JSON, as CSV (its numbers) and as a page to read."""
+"""`ffn explain`: a topic, or the list of all topics, as JSON, CSV (its numbers) and a readable page."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def command(*, options: TopicOptions, show: OutputOptions) -> None:
 
 
 class _FourDecimals(Fixed):
-    """A number for a learner: `0.0008`, never `7.743e-04` or `-0.0000`."""
+    """A number formatted for learners: `0.0008`, never `7.743e-04` or `-0.0000`."""
 
     def __str__(self) -> str:
         return f"{float(self):z.4f}"
 
 
 def topic_answer(topic: Topic) -> Answer:
-    """One topic."""
+    """Build the answer for one topic."""
     example = topic.example
     rows = [tuple(_FourDecimals(cell) if isinstance(cell, float) else cell for cell in row) for row in example.rows]
     parts: list[Part] = [
@@ -61,7 +61,7 @@ def topic_answer(topic: Topic) -> Answer:
 
 
 def list_answer(lines: Sequence[TopicLine]) -> Answer:
-    """All topics, one line each."""
+    """List all topics, one line each."""
     rows = Table(("topic", "title", "aliases"), [(one.topic, one.title, one.aliases) for one in lines])
     table = Table(("topic", "what it explains"), [(one.topic, one.title) for one in lines])
     return Answer(

@@ -1,4 +1,4 @@
-"""`ffn export`: writes a block in another form, and what was written as a page, JSON and CSV."""
+"""`ffn export`: writes a block in another form, and shows what was written as a page, JSON and CSV."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS = ("tokens", "matmul_flops", "elementwise_flops", "bytes")
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedOutputOptions(OutputOptions):
-    """The same, with the exported file or folder in the place of a copy of the page."""
+    """The output options, except that -o names the exported file or folder instead of a copy of the page."""
 
     out: Annotated[
         str | None,
@@ -33,11 +33,12 @@ class ExportedOutputOptions(OutputOptions):
     ] = None  # fmt: skip
 
     def output(self) -> Output:
-        """The sink for the page."""
+        """Return the sink for the page."""
         return OutputOptions.output(replace(self, out=None))
 
     def path(self, form: str) -> str | None:
-        """Where to write; None for stdout. Raises FFNError for a file that cannot be written, or of another suffix."""
+        """Return the path to write to, or None for stdout. Raises FFNError for a file that cannot be written, or has
+        the wrong suffix."""
         suffix, out = FORMS[form].suffix, None if self.out is None else os.path.expanduser(self.out)
         page = self.json or self.csv or self.format is not None
         if out in (None, "-"):
@@ -80,7 +81,7 @@ def command(*, question: ExportQuestion, show: ExportedOutputOptions) -> None:
 
 
 def answer(made: Export, written: Sequence[str]) -> Answer:
-    """JSON has the contents of files that were not written, if they are text."""
+    """Build the answer; JSON contains the files that were not written to disk, if they are text."""
     problem = made.problem
     rows = [tuple(getattr(one, name) for name in _COLUMNS) for one in problem.workloads]
     paths = list(written) or list(made.files)

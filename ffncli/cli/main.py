@@ -1,4 +1,4 @@
-"""The `ffn` command: assembles the commands, imports only the requested one, and catches every error once."""
+"""The `ffn` command: assembles the commands, imports only the requested one, and catches every error in one place."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ffncli.errors import ExitCode, FFNError, Terminated, clean, did_you_mean, s
 if TYPE_CHECKING:
     from ffncli.run.ranks.environment import Place
 
-OVER_RANKS = ("verify", "trace", "bench")  # under torchrun rank 0 runs the other commands alone
-_place: Place | None = None  # this process's among the ranks, under torchrun
+OVER_RANKS = ("verify", "trace", "bench")  # under torchrun, all other commands run on rank 0 only
+_place: Place | None = None  # this process's place among the ranks, under torchrun
 
-# name → (module with a function `command`, the line that `ffn --help` and the README show)
+# name → (module with a function `command`, the line shown by `ffn --help` and in the README)
 COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("ffncli.cli.explain", "Explain gelu, gate, 4x, neuron, moe, ... in a few sentences."),
     "trace": ("ffncli.cli.trace.command", "Run a block step by step and print every intermediate."),
@@ -44,13 +44,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit. Errors leave this function only as an exit code and a line on stderr."""
-    if arguments is None:  # the process is ours: start-up objects stay, and garbage collection would scan them (3 %)
+    if arguments is None:  # the whole process is ours: its start-up objects stay, and scanning them costs 3 %
         gc.set_threshold(100_000, 20, 20)
     args = sys.argv[1:] if arguments is None else arguments
     if args[:1] == ["help"]:
         args = [*args[1:], "--help"]
     signal.signal(signal.SIGTERM, _terminated)
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup ignores it
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup has it ignored
         signal.signal(signal.SIGHUP, _terminated)
     if sys.stdout is None:
         print_error("error: standard output is closed")
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         with limited_loading():
             code = _run(args) if _takes_part(args) else ExitCode.OK
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has closed the pipe
+    except BrokenPipeError:  # the reader of stdout is gone
         _discard_output()
         code = ExitCode.OK
     except Exception as error:
@@ -74,12 +74,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             raise
         code = ExitCode.TERMINATED
     if arguments is None:
-        gc.freeze()  # or the interpreter scans everything once more at exit: 10 % of `ffn params`
+        gc.freeze()  # otherwise the interpreter scans everything again at exit: 10 % of `ffn params`
     _leave(int(code))
 
 
 def _takes_part(args: list[str]) -> bool:
-    """Whether this process runs the command: every rank, or rank 0 alone where the command is not split."""
+    """Return True if this process runs the command: on every rank, or on rank 0 only if the command is not split."""
     global _place
     _place = None
     from ffncli.run.ranks.environment import torchrun
@@ -93,7 +93,7 @@ def _takes_part(args: list[str]) -> bool:
 
 
 def _run(args: list[str]) -> int:
-    """Run the command, in as many processes as its split needs."""
+    """Run the command in as many processes as its split needs."""
     try:
         return _run_here(args)
     except FFNError as error:
@@ -121,15 +121,15 @@ def _run_here(args: list[str]) -> int:
         _require_command(args[len(front)])
     name = args[0] if args and args[0] in COMMANDS else None
     try:
-        if name:  # the app consists of only that command
+        if name:  # the app has only that command
             app, words, program = _app([name], name), args[1:], f"ffn {name}"
         else:
             app, words, program = build(_asked_for(args)), args, "ffn"
         result = typer.main.get_command(app)(words, prog_name=program, standalone_mode=False)
-    except typer.Abort:  # the end of a terminal's input
+    except typer.Abort:  # end of file on a terminal's input
         raise KeyboardInterrupt from None
     except SystemExit as stop:
-        if isinstance(stop.__context__, BrokenPipeError):  # typer turns it into exit 1
+        if isinstance(stop.__context__, BrokenPipeError):  # typer would turn it into exit code 1
             raise BrokenPipeError from None
         raise
     if result == ExitCode.INTERRUPTED:  # typer's result for Ctrl-C
@@ -138,7 +138,7 @@ def _run_here(args: list[str]) -> int:
 
 
 def _require_command(name: str) -> None:
-    """Raises FFNError for a word that is neither a command nor an option, with what was likely meant."""
+    """Raise FFNError for a word that is neither a command nor an option, with a guess at what was meant."""
     if name in COMMANDS or name.startswith("-"):
         return
     from ffncli.models import catalog
@@ -154,7 +154,7 @@ def _require_command(name: str) -> None:
 
 
 def build(asked_for: str | None) -> Any:
-    """The Typer app. Only the module of `asked_for` is imported; the other commands are names with a help line."""
+    """Build the Typer app. Only the module of `asked_for` is imported; other commands are names with a help line."""
     from ffncli.cli.common.root import root
 
     app = _app(COMMANDS, asked_for)
@@ -163,14 +163,14 @@ def build(asked_for: str | None) -> Any:
 
 
 def load(name: str | None) -> Any:
-    """The Typer command of that name; for None that of `ffn` itself, without its commands' options."""
+    """Return the Typer command of that name; for None, `ffn` itself, without the options of its subcommands."""
     import typer
 
     return typer.main.get_command(build(None) if name is None else _app([name], name))
 
 
 def _app(names: Collection[str], asked_for: str | None) -> Any:
-    """A Typer app of these commands; for a single one, Typer makes that command itself."""
+    """Build a Typer app of these commands; if there is only one, Typer turns the app into that command."""
     import typer
 
     from ffncli.cli.common.root import OnceCommand
@@ -179,7 +179,7 @@ def _app(names: Collection[str], asked_for: str | None) -> Any:
         name="ffn",
         add_completion=len(names) > 1,
         pretty_exceptions_enable=False,
-        rich_markup_mode=None,  # help and errors are our own
+        rich_markup_mode=None,  # we print help and errors ourselves
     )
     for name in names:
         module, summary = COMMANDS[name]
@@ -190,7 +190,7 @@ def _app(names: Collection[str], asked_for: str | None) -> Any:
 
 
 def _complete() -> int | None:
-    """Answer a shell's completion request; None if it wants the script, which Typer provides."""
+    """Answer a shell's completion request; return None if the shell wants the script, which Typer provides."""
     from ffncli.cli.common.complete import completion
 
     answer = completion({name: summary for name, (_, summary) in COMMANDS.items()}, load)
@@ -205,12 +205,12 @@ def _placeholder() -> None:
 
 
 def _asked_for(args: list[str]) -> str | None:
-    """The command's name: the first word that is not an option."""
+    """Return the command's name: the first word that is not an option."""
     return next((word for word in args if not word.startswith("-")), None)
 
 
 def print_error(text: str) -> None:
-    """One line on stderr, of one rank alone; its modules are loaded only when needed."""
+    """Print one line on stderr, on one rank only; the modules for this are loaded only when needed."""
     from ffncli.show import output
 
     if _place is not None:
@@ -225,7 +225,7 @@ def print_error(text: str) -> None:
 
 
 def _failed(error: Exception, args: list[str]) -> int:
-    """Print the one line for an error; returns its exit code."""
+    """Print the one-line message for an error and return its exit code."""
     if "--debug" in args:
         import traceback
 
@@ -261,7 +261,7 @@ def _failed(error: Exception, args: list[str]) -> int:
 
 
 def _usage(error: Any, args: list[str]) -> int:
-    """Typer's own errors (unknown option, missing value) as one line."""
+    """Print Typer's own errors (unknown option, missing value) on one line."""
     text = " ".join(str(error.format_message()).split()).rstrip(".")
     asked_for = _asked_for(args)
     program = f"ffn {asked_for}" if asked_for in COMMANDS else "ffn"
@@ -270,12 +270,13 @@ def _usage(error: Any, args: list[str]) -> int:
 
 
 def _is_output(error: OSError) -> bool:
-    """Errors on files are already FFNErrors; one without a file name comes from writing to stdout."""
+    """Return True for an error without a file name: it comes from stdout, as errors on files are already FFNErrors."""
     return error.filename is None
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """numpy and Python raise MemoryError; torch raises OutOfMemoryError on GPUs and a plain RuntimeError on CPUs."""
+    """Return True for any out-of-memory error: numpy and Python raise MemoryError; torch raises OutOfMemoryError on
+    GPUs and a plain RuntimeError on CPUs."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error))
     )
@@ -286,7 +287,7 @@ def _terminated(number: int, frame: object) -> NoReturn:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit without a second error from the interpreter about a closed stdout."""
+    """Exit without letting the interpreter print a second error about a closed stdout."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):

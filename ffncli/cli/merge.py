@@ -1,4 +1,4 @@
-"""`ffn merge`: what was merged, what is missing and how to measure it, then the rows as `ffn bench` shows them."""
+"""`ffn merge`: what was merged, what is missing and how to measure it, then the rows in the form of `ffn bench`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ffncli.errors import ExitCode, FFNError, shown_path
 from ffncli.show.parts import Answer, Heading, Line, Part, Table
 from ffncli.show.text import plural
 
-_MOST_MISSING = 40  # lines; JSON has all
+_MOST_MISSING = 40  # lines on the page; JSON lists all missing cases
 _CONVENTIONS = {
     "complete": "whether every case of the grid is there; null for results that are not parts of a grid",
     "missing": "cases of the grid without a result: part is that of --shard; command measures them",
@@ -42,7 +42,7 @@ def command(*, question: MergeQuestion, show: OutputOptions) -> None:
 
 
 def answer(merged: Merged) -> Answer:
-    """JSON and CSV have the rows as `ffn bench` has them."""
+    """Build the answer; JSON and CSV contain the rows in the form of `ffn bench`."""
     parts: list[Part] = [Heading(_summary(merged), shown_path(merged.csv)), _inputs(merged)]
     if merged.missing:
         parts += _missing(merged)
@@ -62,14 +62,14 @@ def answer(merged: Merged) -> Answer:
 
 
 def missing_text(merged: Merged) -> tuple[str, str]:
-    """(that cases are missing, the command for the first of them)."""
+    """Return (the message that cases are missing, the hint with the command for the first of them)."""
     missing, present = len(merged.missing), len({row.case for row in merged.rows})
     text = f"{missing} of {present + missing} cases {'is' if missing == 1 else 'are'} missing"
     return text, f"measure them: {_command(merged, merged.missing[0])}"
 
 
 def _summary(merged: Merged) -> str:
-    """`14 of 20 cases from 3 files`."""
+    """Return `14 of 20 cases from 3 files`."""
     present, files = len({row.case for row in merged.rows}), len(merged.inputs)
     of = "" if merged.grid is None else f"of {len(merged.grid.request.cases)} "
     total = present if merged.grid is None else len(merged.grid.request.cases)
@@ -85,7 +85,7 @@ def _inputs(merged: Merged) -> Table:
 
 
 def _missing(merged: Merged) -> list[Part]:
-    """The cases, then each command once."""
+    """List the missing cases, then each command once."""
     lines = [(one.case, one.part or None, one.resume or None) for one in merged.missing[:_MOST_MISSING]]
     left = len(merged.missing) - len(lines)
     commands = sorted({_command(merged, one) for one in merged.missing}, key=lambda text: (len(text), text))
@@ -98,7 +98,8 @@ def _missing(merged: Merged) -> list[Part]:
 
 
 def _command(merged: Merged, missing: MissingCase) -> str:
-    """What measures a missing case: the rest of its run where that began, or its part on any machine."""
+    """Return the command that measures a missing case: it resumes the unfinished run if there is one, else it runs the
+    case's part on any machine."""
     if missing.resume:
         return command_line({"--resume": missing.resume})
     assert merged.grid is not None

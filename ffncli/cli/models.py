@@ -48,16 +48,16 @@ def command(*, search: SearchOptions, show: OutputOptions) -> None:
 
 
 def answer(counts: list[ModelCount]) -> Answer:
-    """Rows as in `ffn params`, without groups."""
+    """Build rows as in `ffn params`, but without groups."""
     rows = [{k: v for k, v in asdict(c).items() if k != "groups"} | _origin(c.name) for c in counts]
     columns = ("model", "year", "d_model", "d_ff", "activation", "layers", "FFN", "active")
-    kept = len(columns) if any(c.has_experts for c in counts) else -1  # "active" means nothing for dense models
+    kept = len(columns) if any(c.has_experts for c in counts) else -1  # "active" is meaningless for dense models
     table = Table(columns[:kept], [_row(c)[:kept] for c in counts])
     return Answer("models", {"rows": rows}, csv_table(rows), [table], CONVENTIONS)
 
 
 def _origin(name: str) -> dict[str, object]:
-    """Where a known model comes from, and its other names."""
+    """Return the source of a known model, its organisation, and its other names."""
     return {
         "organisation": catalog.organisation(name), "year": catalog.year(name), "aliases": catalog.aliases(name),
     }  # fmt: skip

@@ -14,7 +14,7 @@ from ffncli.show.parts import Answer, Line, Table
 
 @dataclass(frozen=True, kw_only=True)
 class PageFile(Options):
-    """-o, which here names the page and not a copy of the answer."""
+    """The option -o, which here names the page itself instead of a copy of the answer."""
 
     out: Annotated[
         str | None,
@@ -41,7 +41,7 @@ def command(*, question: ReportQuestion, page: PageFile, show: OutputOptions) ->
 
 
 def answer(report: Report) -> Answer:
-    """The page's name, its size and its sections."""
+    """Show the page's name, its size and its sections."""
     what = (
         f"{len(report.sections)} section{'s' if len(report.sections) > 1 else ''}"
         if report.sections

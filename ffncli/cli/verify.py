@@ -1,4 +1,4 @@
-"""`ffn verify`: its rows as JSON, as CSV and as a page: a line per check, or with --verbose all rows."""
+"""`ffn verify`: its rows as JSON, as CSV and as a page, which shows one line per check, or all rows with --verbose."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("subject", "max error", "relative", "ulps", "tolerance", "passed")
 _PASSED = {True: "PASS", False: "FAIL", None: "SKIP"}
-_MANY = 4  # up to this many subjects that share a note are named
+_MANY = 4  # up to this many subjects that share a note are listed by name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,8 @@ def command(*, question: VerifyQuestion, view: VerifyView, show: OutputOptions) 
 
 
 def answer(verdict: Verdict, verbose: bool = False) -> Answer:
-    """All rows: `rows` in JSON, a line each in CSV; on the page a line per check, or a table per check."""
+    """Build the answer: all `rows` in JSON, one line per row in CSV; on the page one line per check, or with `verbose`
+    one table per check."""
     from ffncli.run.verify.checks.case import CONVENTIONS
     from ffncli.run.verify.verify import CHECKS
 
@@ -75,23 +76,23 @@ def answer(verdict: Verdict, verbose: bool = False) -> Answer:
 
 
 def by_check(rows: Sequence[CheckRow]) -> dict[str, list[CheckRow]]:
-    """The rows of each check, in their order."""
+    """Group the rows by check, in order of appearance."""
     return {name: [row for row in rows if row.check == name] for name in dict.fromkeys(row.check for row in rows)}
 
 
 def counted(rows: Sequence[CheckRow]) -> str:
-    """`31 passed, 1 failed, 4 skipped, 2 for information`: the last are figures without a requirement."""
+    """Return `31 passed, 1 failed, 4 skipped, 2 for information`; rows for information only report figures."""
     judged: dict[bool | None, str] = {True: "passed", False: "failed"}
     words = [judged.get(row.passed, "skipped" if row.max_error is None else "for information") for row in rows]
     return ", ".join(f"{n} {w}" for w in (*judged.values(), "skipped", "for information") if (n := words.count(w)))
 
 
 def failure(verdict: Verdict) -> FFNError:
-    """The error that names the failures; the answer has already been shown."""
+    """Return the error that lists the failures; the answer has already been shown."""
     reasons = []
     for row in verdict.failed[:3]:
         size = f"relative error {row.relative_error:.2g}" if row.relative_error is not None else row.note
-        named = row.check == "layout" and row.note and row.relative_error is not None  # it names the misreading
+        named = row.check == "layout" and row.note and row.relative_error is not None  # the note names the misreading
         why = f": {row.note}" if named else ""
         reasons.append(f"{row.check}, {row.subject} ({size}){why}")
     more = f" and {len(verdict.failed) - 3} more" if len(verdict.failed) > 3 else ""
@@ -102,9 +103,9 @@ def failure(verdict: Verdict) -> FFNError:
 
 
 def _lines(name: str, states: str, rows: Sequence[CheckRow]) -> list[ShortLine]:
-    """One line for a check: what holds, or why it was skipped; a line for each row that failed.
+    """Return one line for a check (what holds, or why it was skipped), or one line per failed row.
 
-    A user's kernel has its own line, with its error; so does a single requested one.
+    A user's kernel gets its own line, with its error; so does the only requested kernel.
     """
     from ffncli.kernels import BUILT_IN
 
@@ -122,7 +123,7 @@ def _lines(name: str, states: str, rows: Sequence[CheckRow]) -> list[ShortLine]:
 
 
 def error_text(row: CheckRow) -> str:
-    """`error 5.8e-07 (limit 2.2e-05)`; empty of a row without figures."""
+    """Return `error 5.8e-07 (limit 2.2e-05)`, or "" for a row without figures."""
     if row.relative_error is None or row.tolerance is None:
         return ""
     return f"error {row.relative_error:.2g} (limit {row.tolerance:.2g})"
@@ -132,9 +133,9 @@ def error_text(row: CheckRow) -> str:
 
 
 def check_table(name: str, states: str, rows: Sequence[CheckRow]) -> list[Part]:
-    """One check: its table of figures, then the notes, each with the subjects that it is of.
+    """Show one check: its table of figures, then its notes, each with the subjects that it concerns.
 
-    A tolerance shared by all rows is in the heading.
+    A tolerance shared by all rows is shown in the heading.
     """
     allowed = {row.tolerance for row in rows} - {None}
     (one,) = allowed if len(allowed) == 1 else (None,)
@@ -157,11 +158,11 @@ def _named(subjects: Sequence[str]) -> str:
     return ", ".join(subjects) if len(subjects) <= _MANY else f"{subjects[0]} ... {subjects[-1]}"
 
 
-# --- the referee's verdict: a line per check, then what the certificate says ------------------------------------------
+# --- the referee's verdict: a line per check, then the certificate ----------------------------------------------------
 
 
 def referee_answer(verdict: Verdict, certificate: Certificate, verbose: bool = False) -> Answer:
-    """`certificate` and `rows` in JSON, a line per row in CSV."""
+    """Build the answer of the referee: `certificate` and `rows` in JSON, one line per row in CSV."""
     from ffncli.run.verify.checks.case import CONVENTIONS
 
     block, rows = verdict.block, verdict.rows
@@ -178,12 +179,13 @@ def referee_answer(verdict: Verdict, certificate: Certificate, verbose: bool = F
 
 
 def refusal(certificate: Certificate) -> FFNError:
-    """The error of a kernel that is not certified; the answer has been shown before it."""
+    """Return the error for a kernel that is not certified; the answer has already been shown."""
     return FFNError(f"refused: {certificate.kernel}: {certificate.reason}", code=ExitCode.FAILED)
 
 
 def _remark(certificate: Certificate) -> str:
-    """`fp32-true, batch-invariant`; of a refused kernel the reason, and the arithmetic where that explains it."""
+    """Return `fp32-true, batch-invariant`; for a refused kernel, the reason, followed by its arithmetic if that
+    explains the refusal."""
     if certificate.reason:
         like = certificate.error_class if (certificate.error_class or "").endswith("-like") else None
         return "; ".join(filter(None, (certificate.reason, like)))
@@ -192,7 +194,7 @@ def _remark(certificate: Certificate) -> str:
 
 
 def _referee_line(name: str, rows: Sequence[CheckRow]) -> ShortLine:
-    """What holds; or the first row that failed; or the figures of one that is only reported; or why it was skipped."""
+    """Return a check's line: what holds, its first failed row, figures that are only reported, or why it is skipped."""
     failed = next((row for row in rows if row.passed is False), None)
     if name == "precision" and rows[0].relative_error is not None:
         return "PASS" if failed is None else "FAIL", name, f"{rows[0].subject}: rms {error_text(rows[0])}"

@@ -1,1 +1,1 @@
-"""HOW an option is declared: once, as a field of the record that asks for it."""
+"""HOW an option is declared: once, as a field of the record of options that contains it."""

@@ -1,4 +1,4 @@
-"""What an option accepts: one converter for the text of a shell and for Python values, and the words for both."""
+"""What options accept: converters for both shell text and Python values, with the words that describe the values."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeVar, overload
 from ffncli.errors import FFNError, shown
 
 T = TypeVar("T")
-MAX_SIZE = 2**31 - 1  # no tensor axis in use is larger; beyond it torch overflows in places
+MAX_SIZE = 2**31 - 1  # no real tensor axis is larger; torch overflows in places beyond it
 MAX_INTEGER = 2**63 - 1
-_MOST_VALUES = 1000  # of a comma list
+_MOST_VALUES = 1000  # in a comma-separated list
 _MOST_IDS = 1_000_000
 _SECONDS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _PREFIXES = " KMGT"
@@ -23,11 +23,11 @@ _PREFIXES = " KMGT"
 
 @dataclass(frozen=True)
 class Accepts(Generic[T]):
-    """A converter and the `words` for what it takes: `a whole number from 1`.
+    """A converter, and the `words` that describe what it accepts: `a whole number from 1`.
 
-    `convert` raises TypeError or ValueError for anything else, or an FFNError that says more. `none`: None is a value,
-    not the default. `hint` adds to the error what a wrong value suggests. `values` are what a shell offers, if there
-    are few.
+    `convert` raises TypeError or ValueError for any other value, or an FFNError with a better message. `none`: None is
+    a value of its own, not a request for the default. `hint` returns a hint for the error about a wrong value. `values`
+    lists the values for shell completion, if there are only a few.
     """
 
     words: str
@@ -41,7 +41,7 @@ class Accepts(Generic[T]):
 
 
 def whole_number(value: Any) -> int:
-    """A whole number of any integer type (numpy's too) but bool, or digits."""
+    """Convert an integer of any type except bool (numpy's types included), or a string of digits."""
     if isinstance(value, bool):
         raise TypeError
     if not isinstance(value, str):
@@ -52,7 +52,7 @@ def whole_number(value: Any) -> int:
 
 
 def whole(low: int, high: int = MAX_INTEGER) -> Accepts[int]:
-    """A whole number from `low` to `high`."""
+    """Accept a whole number from `low` to `high`."""
 
     def convert(value: Any) -> int:
         number = whole_number(value)
@@ -65,7 +65,7 @@ def whole(low: int, high: int = MAX_INTEGER) -> Accepts[int]:
 
 
 def real(words: str, allowed: Callable[[float], bool]) -> Accepts[float]:
-    """A number for which `allowed` holds; NaN never is."""
+    """Accept a number for which `allowed` is true; NaN is never accepted."""
 
     def convert(value: Any) -> float:
         if isinstance(value, bool):
@@ -89,9 +89,9 @@ FROM_ZERO = real("a number from 0", lambda x: 0 <= x < inf)
 
 
 def percentage(most: float = inf, zero: bool = False) -> Accepts[float]:
-    """A difference as `3%` or 0.03, up to `most`, above 0, or from 0 if `zero`.
+    """Accept a difference written as `3%` or 0.03, up to `most`, and above 0 (or from 0 if `zero`).
 
-    A bare number of 1 or more is refused: it is likely a percentage.
+    A bare number of 1 or more is rejected, because it is probably meant as a percentage.
     """
 
     def convert(value: Any) -> float:
@@ -110,7 +110,7 @@ def percentage(most: float = inf, zero: bool = False) -> Accepts[float]:
 
 
 def _percent(value: Any) -> tuple[float, bool]:
-    """(the number, or NaN for none; whether it was written without %)."""
+    """Return (the number, or NaN if it is not a number; whether it was written without %)."""
     text = str(value).strip()
     try:
         return float(text.removesuffix("%").rstrip()) / (100 if text.endswith("%") else 1), not text.endswith("%")
@@ -131,7 +131,7 @@ SECONDS = Accepts("a time up to a day, as in 20s or 2m", _seconds)
 
 
 def byte_count(value: Any) -> int:
-    """`512MB`, `4G`, `2.5GiB` or a number of bytes; with `i` it is in powers of 1024."""
+    """Convert `512MB`, `4G`, `2.5GiB` or a number of bytes; prefixes with `i` are powers of 1024."""
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(?:([KMGT])(I?)B?|B?)", str(value).strip().upper())
     unit = (1024 if match[3] else 1000) ** _PREFIXES.index(match[2] or " ") if match else 0
     size = int(float(match[1]) * unit) if match else 0
@@ -146,7 +146,7 @@ BYTES = Accepts("a size, as in 512MB or 4GiB", byte_count)
 
 
 def text(value: Any) -> str:
-    """Text, or a path as text."""
+    """Convert text, or a path to text."""
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str):
         raise TypeError
@@ -165,12 +165,12 @@ FLAG = Accepts("True or False", _flag)
 
 
 def number_or_text(words: str) -> Accepts[str]:
-    """A whole number, or text in a form of its own (`4x`, `decoder.3`) that a later check reads."""
+    """Accept a whole number, or text with its own syntax (`4x`, `decoder.3`), which is parsed later."""
     return Accepts(words, lambda value: value if isinstance(value, str) else str(whole_number(value)))
 
 
 def choice(*words: str) -> Accepts[str]:
-    """One of some words."""
+    """Accept one of these words."""
 
     def convert(value: Any) -> str:
         word = text(value).strip()
@@ -185,7 +185,7 @@ def choice(*words: str) -> Accepts[str]:
 
 
 def _members(value: Any) -> Iterable[Any]:
-    """The members of a list, or the value alone; an array without axes is one number."""
+    """Return the members of a list, or a single value as its only member; a 0-dimensional array is a single value."""
     if isinstance(value, str | os.PathLike) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:
         return (value,)
     return value
@@ -196,12 +196,12 @@ def listed(value: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | No
 @overload
 def listed(value: T | Iterable[T] | None) -> tuple[T, ...]: ...
 def listed(value: Any) -> tuple[Any, ...]:
-    """The values of a field that takes one or several, as its record has converted them; () for None."""
+    """Return the converted value of a field that accepts one or several values as a tuple; () for None."""
     return value if isinstance(value, tuple) else () if value is None else (value,)
 
 
 def several(one: Accepts[T], words: str, least: int = 1) -> Accepts[tuple[T, ...]]:
-    """One or several, as they are: a repeated option, a list; a comma is part of a text."""
+    """Accept one value or several (a repeated option, a list); a comma is part of the text."""
 
     def convert(value: Any) -> tuple[T, ...]:
         values = tuple(one.convert(member) for member in _members(value))
@@ -213,7 +213,7 @@ def several(one: Accepts[T], words: str, least: int = 1) -> Accepts[tuple[T, ...
 
 
 def comma_list(one: Accepts[T], words: str) -> Accepts[tuple[T, ...]]:
-    """One or several, where a shell's text is a comma list: `1,32,512`."""
+    """Accept one value or several; in a shell these are a comma-separated list: `1,32,512`."""
 
     def convert(value: Any) -> tuple[T, ...]:
         parts = [
@@ -229,19 +229,19 @@ def comma_list(one: Accepts[T], words: str) -> Accepts[tuple[T, ...]]:
 
 
 def joined(words: str) -> Accepts[str]:
-    """One text of a comma list, from whole numbers or from text that a later check reads (`0,3`, `2:5`, `all`)."""
+    """Accept whole numbers, or text that is parsed later (`0,3`, `2:5`, `all`), and join them with commas."""
     one = number_or_text(words)
     return Accepts(words, lambda value: ",".join(one.convert(member) for member in _members(value)))
 
 
 def _prompt(value: Any) -> str | tuple[str, ...]:
-    """One text; of several, which a shell can type and a call refuses later, all."""
+    """Return one text as a string, several as a tuple; calls that accept only one text reject the tuple later."""
     texts = (text(value),) if isinstance(value, str | os.PathLike) else tuple(text(one) for one in value)
     return texts[0] if len(texts) == 1 else texts
 
 
 def _ids(value: Any) -> tuple[int, ...]:
-    """Token numbers, from text as typed or from whole numbers."""
+    """Convert typed text, or whole numbers, to token ids."""
     words = [
         word for one in _members(value) for word in (one.replace(",", " ").split() if isinstance(one, str) else [one])
     ]
@@ -261,7 +261,7 @@ FORMATS = replace(NAMES, words="a format such as 'fp8', or several")
 
 
 def optional(accepts: Accepts[T], words: str, *nothing: str) -> Accepts[T | None]:
-    """The same, or None, which a shell writes as one of these words (`all`)."""
+    """Also accept None, written in a shell as one of the words `nothing` (such as `all`)."""
 
     def convert(value: Any) -> T | None:
         is_none = value is None or (isinstance(value, str) and value.strip() in nothing)

@@ -1,10 +1,10 @@
-"""Which options contradict or need each other: a table of rules, which is checked and also printed in the manual.
+"""Which options contradict or need each other: a table of rules, used for the checks and printed in the manual.
 
     Conflict("by_step", contradicts="kernel baseline launch=graphs", why="it times steps, not kernels")
     Conflict("position", needs="prompt input_ids unembed", why="it is a token's place")
 
-Options are named by their fields; a rule of several options holds for each. `launch=graphs` is an option with that
-value (or with it among several), and `passes!=forward` one with any other value.
+Options are named by their fields; a rule with several options applies to each of them. `launch=graphs` matches an
+option with that value (or with that value among several), `passes!=forward` an option with any other value.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from ffncli.options.opt import Options, as_typed, chosen
 
 @dataclass(frozen=True)
 class Conflict:
-    """`option` contradicts any of some others, or all but those that it `allows`, or `needs` one of some; `why`.
+    """A rule: `option` contradicts some other options (or all others except those in `allows`), or needs at least one
+    of those in `needs`; `why` is the reason.
 
-    The rule does not hold if one of the options in `unless` is given.
+    The rule does not apply if one of the options in `unless` is given.
     """
 
     option: str
@@ -33,7 +34,7 @@ class Conflict:
     unless: str = ""
 
     def broken_by(self, given: Mapping[str, Any]) -> FFNError | None:
-        """The error of these options, if they break the rule."""
+        """Return the error for these options if they break the rule, else None."""
         asked = next((text for one in self.option.split() if (text := _matched(one, given))), None)
         if asked is None or any(_matched(other, given) for other in self.unless.split()):
             return None
@@ -48,13 +49,13 @@ class Conflict:
 
 
 def given(*records: Options) -> dict[str, Any]:
-    """The options of these records that are not at their defaults, by their fields."""
+    """Return the options of these records that are not at their defaults, keyed by field."""
     return {name: getattr(record, name) for record in records for name in chosen(record)}
 
 
 def check(rules: Iterable[Conflict], *records: Options | Mapping[str, Any]) -> None:
-    """Raise FFNError for the first rule that the options of these records break, or of mappings; those that are None,
-    False or () there are not given.
+    """Raise FFNError for the first rule that these records or mappings break. In a mapping, options that are None,
+    False or () count as not given.
     """
     options: dict[str, Any] = {}
     for record in records:
@@ -67,7 +68,8 @@ def check(rules: Iterable[Conflict], *records: Options | Mapping[str, Any]) -> N
 
 
 def table(rules: Sequence[Conflict], groups: Mapping[str, str] | None = None) -> str:
-    """The rules in Markdown, as the options are typed. `groups` has names for lists: `the dimension options`."""
+    """Return the rules as a Markdown table, with options as typed in a shell. `groups` maps a name to a list of options
+    that it replaces: `the dimension options`."""
 
     def listed(patterns: str, last: str) -> str:
         called = [name for name, fields in (groups or {}).items() if fields in patterns]
@@ -77,7 +79,7 @@ def table(rules: Sequence[Conflict], groups: Mapping[str, str] | None = None) ->
 
     lines = ["| option | rule | because |", "| --- | --- | --- |"]
     for rule in rules:
-        s = "" if rule.option in (groups or {}).values() else "s"  # this or that option contradicts, a group contradict
+        s = "" if rule.option in (groups or {}).values() else "s"  # an option contradicts, a group contradict
         if rule.needs:
             text = f"need{s} {listed(rule.needs, 'or')}"
         elif rule.contradicts:
@@ -90,13 +92,13 @@ def table(rules: Sequence[Conflict], groups: Mapping[str, str] | None = None) ->
 
 
 def _parts(pattern: str) -> tuple[str, str, str]:
-    """`passes`, `!=`, `forward`; of an option alone the last two are empty."""
+    """Split a pattern into, for example, `passes`, `!=`, `forward`; without a value the last two are empty."""
     name, sign, value = re.split(r"(!?=|$)", pattern, maxsplit=1)
     return name, sign, value
 
 
 def _matched(pattern: str, given: Mapping[str, Any]) -> str | None:
-    """The given option as part of a message, with the value that matters; None if the pattern does not hold."""
+    """Return the matching option for a message, with its value if the pattern has one; None if nothing matches."""
     name, sign, value = _parts(pattern)
     if name not in given:
         return None
@@ -108,13 +110,13 @@ def _matched(pattern: str, given: Mapping[str, Any]) -> str | None:
 
 
 def _named(pattern: str) -> str:
-    """A pattern as part of a message."""
+    """Return a pattern as part of a message."""
     name, _, value = _parts(pattern)
     return option(name, value or None)
 
 
 def _shown(pattern: str) -> str:
-    """A pattern in the manual: "`--launch graphs`", "`--pass` other than `forward`"."""
+    """Return a pattern for the manual: "`--launch graphs`", "`--pass` other than `forward`"."""
     name, sign, value = _parts(pattern)
     if sign == "!=":
         return f"`{as_typed(name, None)}` other than `{value}`"

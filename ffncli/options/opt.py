@@ -1,6 +1,6 @@
 """An option is a field of a record: `tokens: Annotated[int | None, Opt("-n", "--tokens", accepts=COUNT, ...)] = None`.
 
-From that one line come the command line's option with its help, its completion and its error (`cli/common/spread.py`),
+That one line defines the command line's option with its help, its completion and its error (`cli/common/spread.py`),
 and the argument of the library's call with its type and default (`call`).
 """
 
@@ -18,20 +18,21 @@ from ffncli.options.accept import FLAG, TEXT, Accepts
 SOURCE, INPUT, COMPUTE, OUTPUT, HELP = "Source and dimensions", "Input", "Compute", "Output", "Help"
 
 _OPTIONS: dict[type[Any], Mapping[str, Opt]] = {}
-_KNOWN: dict[str, Opt] = {}  # by their fields: every option that this process has met
+_KNOWN: dict[str, Opt] = {}  # field name → option, for every option seen by this process
 P = ParamSpec("P")
 Q = TypeVar("Q")
 R = TypeVar("R")
 
 
 class Opt:
-    """The shape of one option: `names` in a shell (none: an argument without a name), the field's name in Python.
+    """The definition of one option: its `names` in a shell (none for a positional argument). In Python it is named by
+    its field.
 
-    `accepts` converts shell text and Python values alike (by default text, or a flag for bool). `metavar` is what to
-    type, `help` its line in the help, in `group`, or there `after` the option of another field; `daily` options are in
-    the short help too. `repeat`: it may be given several times. `flag`: a shell switches it on, whatever Python
-    accepts. `completes` names the lists of values that a shell offers (`cli/common/values.py`); `eager` options are
-    looked at before all others.
+    `accepts` converts both shell text and Python values (default: text, or a flag for bool). `metavar` is the
+    placeholder for the value, `help` the text in the help. The help lists the option in `group`, or right `after` the
+    option of another field; `daily` options also appear in the short help. `repeat`: the option may be given several
+    times. `flag`: in a shell the option is a switch, even if Python accepts more. `completes` names the lists of values
+    for shell completion (`cli/common/values.py`); `eager` options are processed before all others.
     """
 
     def __init__(
@@ -62,17 +63,17 @@ class Opt:
 
     @property
     def spelling(self) -> str:
-        """The name that errors print in a shell: the first long one, `--tokens`; SOURCE for an argument."""
+        """The option's name in a shell's error messages: its first long name, `--tokens`, or SOURCE if positional."""
         names = [text.partition("/")[0] for text in self.names]
         return next((name for name in names if name.startswith("--")), names[0] if names else self.metavar or "")
 
     @property
     def opposite(self) -> str:
-        """The name that switches a flag off, `--plain`; "" if there is none."""
+        """The name that turns a flag off, `--plain`; "" if there is no such name."""
         return next((text.partition("/")[2] for text in self.names if "/" in text), "")
 
     def converted(self, name: str, value: object) -> Any:
-        """`value` as the field holds it. Raises FFNError that names the field and says what it takes."""
+        """Convert `value` to the field's type. Raises FFNError with the field's name and what it accepts."""
         accepts = self.accepts or TEXT
         try:
             return accepts.convert(value)
@@ -84,9 +85,9 @@ class Opt:
 
 @dataclass(frozen=True)
 class Options:
-    """A record whose fields are options: each is converted when the record is made, from shell text or Python values.
+    """A record whose fields are options. Creating the record converts every field from shell text or Python values.
 
-    None stands for the field's default, unless the field accepts None itself.
+    None stands for the field's default, unless None is a value of the field.
     """
 
     def __post_init__(self) -> None:
@@ -99,7 +100,7 @@ class Options:
 
 
 def options_of(record: type[Any]) -> Mapping[str, Opt]:
-    """The options of a record by their fields: those that it declares itself, then those of its bases."""
+    """Return the options of a record, keyed by field: those that the record declares, then those of its bases."""
     if record not in _OPTIONS:
         hints = get_type_hints(record, include_extras=True)
         options: dict[str, Opt] = {}
@@ -115,12 +116,12 @@ def options_of(record: type[Any]) -> Mapping[str, Opt]:
 
 
 def speak_of(record: type[Any]) -> None:
-    """From now on errors spell the options of this record as it does: another may have a field of the same name."""
+    """From now on, spell options in errors as this record does; another record may have a field of the same name."""
     _KNOWN.update(options_of(record))
 
 
 def as_typed(name: str, value: str | None) -> str:
-    """An option as a shell has it, `--norm none`, from its field's name and the repr of a value."""
+    """Return an option as typed in a shell, `--norm none`, from its field's name and the repr of a value."""
     opt = _KNOWN.get(name)
     spelling = opt.spelling if opt else f"--{name.replace('_', '-')}"
     if value is None or value == "True":
@@ -131,7 +132,7 @@ def as_typed(name: str, value: str | None) -> str:
 
 
 def _fields(record: type[Any]) -> list[Field[Any]]:
-    """The fields of a record: those that it declares itself, then those of its bases, which it may redefine."""
+    """Return the fields of a record: those that it declares or redefines itself, then those of its bases."""
     names = [name for kind in record.__mro__ for name in vars(kind).get("__annotations__", {})]
     places = {name: place for place, name in enumerate(names)}
     return sorted(fields(record), key=lambda field: places[field.name])
@@ -142,19 +143,19 @@ def _defaults(record: type[Any]) -> Mapping[str, Any]:
 
 
 def chosen(record: Options) -> tuple[str, ...]:
-    """The fields of a record that are not at their defaults, in order. (A value may be a tensor.)"""
+    """Return the fields of a record that are not at their defaults, in order. (Values may be tensors.)"""
     defaults = _defaults(type(record))
     names = [(name, getattr(record, name)) for name in options_of(type(record))]
-    # An array never equals a default, and compares value by value.
+    # Arrays are never at their default, and `!=` would compare them element by element.
     return tuple(name for name, value in names if hasattr(value, "__array__") or value != defaults[name])
 
 
 def call(
     question: Callable[P, Q], run: Callable[[Q], R], name: str, elsewhere: Mapping[str, str] | None = None
 ) -> Callable[P, R]:
-    """The library's call `name`: it takes a question's fields as arguments, and runs the question.
+    """Return the library's call `name`, which takes the fields of `question` as arguments and runs the question.
 
-    `elsewhere` has the hint for an argument that another call takes.
+    `elsewhere` maps an argument that belongs to another call to a hint.
 
     >>> from ffncli.run.trace.call import trace  # trace = call(Question, session_for, "trace")
     """
@@ -169,7 +170,7 @@ def call(
 
     ask.__name__ = ask.__qualname__ = name
     signature, order = inspect.signature(question), [field.name for field in _fields(cast(type[Any], question))]
-    types = get_type_hints(question)  # without their Opts
+    types = get_type_hints(question)  # without the Opt annotations
     parameters = [one.replace(annotation=types[one.name]) for one in signature.parameters.values()]
     parameters.sort(key=lambda one: (one.kind, order.index(one.name)))
     result = run.__annotations__.get("return", inspect.Signature.empty)

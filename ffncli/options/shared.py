@@ -1,4 +1,4 @@
-"""Options that several commands share, each with one meaning: the types of fields that records of options have."""
+"""Options that several commands share, each with a single meaning: annotated types for the fields of option records."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Options and lines that several commands share."""
+"""Options and lines of output that several commands share."""

@@ -1,7 +1,7 @@
-"""Completion on Tab: the candidates at the cursor, in the form that each shell reads.
+"""Completion on Tab: the candidates at the cursor, in the format that each shell reads.
 
-The shells call `ffn` through the scripts of `ffn --show-completion`, which are Typer's. The candidates are computed
-here: Typer's code loads every command and, for zsh and fish, rich.
+The shells call `ffn` through the scripts of `ffn --show-completion`, which come from Typer. The candidates are computed
+here, because Typer's own code would load every command and, for zsh and fish, rich.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-Candidate = tuple[str, str]  # a word, and its meaning; "" if the word is enough
+Candidate = tuple[str, str]  # a word and its description; "" if it needs no description
 
 
 def completion(commands: Mapping[str, str], load: Callable[[str | None], Any]) -> tuple[str, int] | None:
-    """(text for the shell, exit code); None unless a supported shell asks, and for the completion script itself.
+    """Return (text for the shell, exit code), or None if the request is not from a supported shell or is for the
+    completion script itself.
 
-    `commands` are names with a line each, `load` gives the Typer command of a name, or that of `ffn` for None.
+    `commands` maps names to their help lines; `load` returns the Typer command of a name, or `ffn` itself for None.
     """
     shell = os.environ.get("_FFN_COMPLETE", "").removeprefix("complete_")
     if shell not in ("bash", "zsh", "fish", "powershell", "pwsh"):
@@ -31,7 +32,7 @@ def completion(commands: Mapping[str, str], load: Callable[[str | None], Any]) -
         return _for_zsh(matches), 0
     if shell != "fish":
         return "".join(f"{word}:::{text or ' '}\n" for word, text in matches), 0
-    if os.environ.get("_TYPER_COMPLETE_FISH_ACTION") == "is-args":  # 1: fish completes names of files
+    if os.environ.get("_TYPER_COMPLETE_FISH_ACTION") == "is-args":  # exit code 1 lets fish complete file names
         return "", int(not matches)
     return "".join(f"{word}\t{text}\n" if text else f"{word}\n" for word, text in matches), 0
 
@@ -39,7 +40,7 @@ def completion(commands: Mapping[str, str], load: Callable[[str | None], Any]) -
 def candidates(
     words: list[str], incomplete: str, commands: Mapping[str, str], load: Callable[[str | None], Any]
 ) -> Iterator[Candidate]:
-    """The candidates after `words` (those after `ffn`) that start with `incomplete`."""
+    """Yield the candidates that start with `incomplete`, after the words `words` (without `ffn` itself)."""
     before = [word for word in words if not word.startswith("-")]
     name = before[0] if before and before[0] in commands else None
     if name is None and not incomplete.startswith("-"):
@@ -62,7 +63,8 @@ def candidates(
 
 
 def _values(command: Any, param: Any, incomplete: str) -> Iterator[str]:
-    """Values of an option or an argument; in a comma-separated list the next one, after those already typed."""
+    """Yield values of an option or an argument; in a comma-separated list, candidates for the last value that are not
+    in the list yet."""
     import typer
 
     listed, comma, last = incomplete.rpartition(",") if ",..." in (param.metavar or "") else ("", "", incomplete)
@@ -72,7 +74,8 @@ def _values(command: Any, param: Any, incomplete: str) -> Iterator[str]:
 
 
 def _bash_words() -> list[str]:
-    """bash gives all words and the number of the one to complete; `--color=al` is three of them."""
+    """Return the words up to the cursor; bash passes all words and the cursor's word number, and splits `--color=al`
+    into three words."""
     words = _split(os.environ.get("COMP_WORDS", ""))
     at = int(os.environ.get("COMP_CWORD", "0"))
     typed = [*words[1 : at + 1], *([""] if at >= len(words) else [])]
@@ -82,9 +85,10 @@ def _bash_words() -> list[str]:
 
 
 def _typed_words() -> list[str]:
-    """zsh and fish give the line up to the cursor; after a space a new word begins.
+    """Return the words up to the cursor; zsh and fish pass the line up to there, and a space at its end begins a new
+    word.
 
-    PowerShell drops that space, and gives the word at the cursor too.
+    PowerShell drops that space, but also passes the word at the cursor.
     """
     line = os.environ.get("_TYPER_COMPLETE_ARGS", "")
     begins = line.endswith(" ") or os.environ.get("_TYPER_COMPLETE_WORD_TO_COMPLETE") == ""
@@ -94,12 +98,12 @@ def _typed_words() -> list[str]:
 def _split(line: str) -> list[str]:
     try:
         return shlex.split(line)
-    except ValueError:  # an unclosed quote
+    except ValueError:  # the line has an unclosed quote
         return line.split()
 
 
 def _for_zsh(matches: list[Candidate]) -> str:
-    """The text that the script evaluates: words with their meanings, or file names."""
+    """Return the text that the zsh script evaluates: words with their descriptions, or a request for file names."""
     if not matches:
         return "_files\n"
     items = (f'"{_escaped(word)}"' + (f':"{_escaped(text)}"' if text else "") for word, text in matches)
@@ -107,5 +111,5 @@ def _for_zsh(matches: list[Candidate]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Inside double quotes inside single quotes, where a colon ends a word."""
+    """Escape text for double quotes inside single quotes, in a list where a colon ends a word."""
     return re.sub(r"([$`])", r"\\\1", text.replace('"', '""').replace("'", "''")).replace(":", r"\\:")

@@ -1,4 +1,4 @@
-"""The two help pages of a command: `-h` for daily use, and `--help` with every option in its group."""
+"""The two help pages of a command: `-h` shows the options for daily use, `--help` shows all options in groups."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ffncli.options.opt import COMPUTE, HELP, INPUT, OUTPUT, SOURCE
 from ffncli.show.color import ColorChoice, Paint, color_choice, is_colored, painted, unpainted
 from ffncli.show.text import encodable
 
-_FIRST, _LAST = (SOURCE, INPUT), (COMPUTE, OUTPUT, HELP)  # a command's own groups are between them
-_WIDEST, _NAMES = 100, 28  # columns of a line, and of an option's names before its text starts on a new line
-_NAME = re.compile(r"(?<![\w-])--?[\w\[][\w\]-]*")  # -n, --tokens, --[no-]bias
+_FIRST, _LAST = (SOURCE, INPUT), (COMPUTE, OUTPUT, HELP)  # a command's own groups come between _FIRST and _LAST
+_WIDEST, _NAMES = 100, 28  # columns of a line; columns of an option's names, beyond which the text starts on a new line
+_NAME = re.compile(r"(?<![\w-])--?[\w\[][\w\]-]*")  # examples: -n, --tokens, --[no-]bias
 _Row = tuple[str, str]
 
 
 class Daily(str):
-    """The group of an option of daily use."""
+    """The help group of an option for daily use."""
 
 
 def help_page(command: Any, program: str, whole: bool, columns: int, paint: Paint) -> str:
-    """The help of a Typer command as text; `program` is its name, `paint` adds the colours."""
+    """Return the help of a Typer command as text; `program` is the command's name, `paint` adds colours."""
     page = [f"{paint('Usage:', 'bold')} {_usage(command, program)}", ""]
     summary, examples = _described(command.help)
     page += [*_wrapped(summary, columns), ""]
@@ -46,7 +46,7 @@ def help_page(command: Any, program: str, whole: bool, columns: int, paint: Pain
 
 
 def _usage(command: Any, program: str) -> str:
-    """`ffn trace [SOURCE] [OPTIONS]`."""
+    """Return `ffn trace [SOURCE] [OPTIONS]`."""
     words = [program]
     for argument in _of_kind(command, "argument"):
         name = argument.metavar + (" ..." if argument.nargs == -1 else "")
@@ -55,13 +55,13 @@ def _usage(command: Any, program: str) -> str:
 
 
 def _described(docstring: str | None) -> tuple[str, list[str]]:
-    """A command's docstring: its description, and the lines below its `Examples:`."""
+    """Split a command's docstring into its description and the lines below `Examples:`."""
     summary, _, examples = cleandoc(docstring or "").partition("\n\nExamples:\n")
     return " ".join(summary.split()), [line.strip() for line in examples.splitlines() if line.strip()]
 
 
 def _sections(command: Any, whole: bool) -> Iterator[tuple[str, list[_Row]]]:
-    """Titles and rows: commands, arguments, then options, in groups if `whole`, else those of daily use."""
+    """Yield titles and rows: commands, arguments, then all options in groups if `whole`, else those for daily use."""
     if commands := getattr(command, "commands", None):
         yield "Commands", [(name, sub.short_help) for name, sub in commands.items()]
     if arguments := _of_kind(command, "argument"):
@@ -86,7 +86,7 @@ def _is_daily(param: Any) -> bool:
 
 
 def _row(param: Any) -> _Row:
-    """An option's names with what to type, and its text with its default."""
+    """Return an option's names with its metavar, and its help text with the default."""
     *short, long = sorted(param.opts, key=len)
     if param.secondary_opts:
         opposite = param.secondary_opts[0]
@@ -99,7 +99,7 @@ def _row(param: Any) -> _Row:
 
 
 def _lines(row: _Row, widest: int, columns: int, paint: Paint) -> list[str]:
-    """A row as lines; a row with long names has its text below them."""
+    """Return a row as lines; if the names are long, the text starts below them."""
     names, text = row
     wrapped = _wrapped(text, columns - widest - 4) or [""]
     styled = _NAME.sub(lambda match: paint(match[0], "cyan"), names) if "-" in names else paint(names, "cyan")
@@ -110,13 +110,13 @@ def _lines(row: _Row, widest: int, columns: int, paint: Paint) -> list[str]:
 
 
 def _wrapped(text: str, columns: int) -> list[str]:
-    """`text` in lines that break at spaces, but not in `[default: 1]`."""
+    """Break `text` into lines at spaces, but not inside `[default: 1]`."""
     lines = textwrap.wrap(text.replace("[default: ", "[default:\xa0"), columns, break_on_hyphens=False)
     return [line.replace("\xa0", " ") for line in lines]
 
 
 def print_help(command: Any, program: str, whole: bool, choice: ColorChoice = "auto", stream: Any = None) -> None:
-    """Write a command's help: at most 100 columns, and in a pipe 100."""
+    """Write a command's help, at most 100 columns wide; exactly 100 in a pipe."""
     stream = stream or sys.stdout
     columns = min(_WIDEST, shutil.get_terminal_size((_WIDEST, 24)).columns)
     paint = painted if is_colored(stream, choice) else unpainted

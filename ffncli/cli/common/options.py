@@ -1,5 +1,5 @@
-"""Options that several commands share: --format and -o with the sink that they make, --plot, and the text of --prompt
-with the rules of one text and many.
+"""Options that several commands share: --format and -o, which determine the output's sink, --plot, and --prompt with
+its rules for one and for many texts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ffncli.system.files import check_writable, open_to_read
 
 
 def format_of(path: str | None) -> str | None:
-    """The format that the suffix of `-o` means; None if it means none: no suffix, or .txt.
+    """Return the format that the suffix of `-o` stands for; None if there is no suffix, or for .txt.
 
-    Raises FFNError for any other suffix: a file of that name should not contain text.
+    Raises FFNError for any other suffix: a file with such a name should not contain plain text.
     """
     suffix = os.path.splitext(path or "")[1].lower()
     if suffix in ("", ".txt"):
@@ -59,7 +59,7 @@ class OutputOptions(Options):
     debug: Annotated[bool, Opt("--debug", help="Print the traceback of an error.")] = False  # main.py reads argv
 
     def output(self) -> Output:
-        """The sink for these options; a contradiction and an existing file are refused."""
+        """Return the sink for these options. Raises FFNError if they contradict each other, or if the file exists."""
         formats = [name for name, on in (("json", self.json), ("csv", self.csv)) if on]
         formats += [self.format] if self.format is not None else []
         if len(set(formats)) > 1:
@@ -72,11 +72,11 @@ class OutputOptions(Options):
         chosen: Any = formats[0] if formats else implied or "table"
         path = None if self.out is None else os.path.expanduser(self.out)
         if follows():
-            return Output(chosen, quiet=True)  # rank 0 writes
+            return Output(chosen, quiet=True)  # only rank 0 writes
         return Output(chosen, path, self.force, self.color_choice(), self.quiet)
 
     def color_choice(self) -> ColorChoice:
-        """When to use colours."""
+        """Return when to use colours."""
         choice = color_choice(self.color or "auto")
         if self.no_color and choice == "always":
             raise FFNError("--no-color contradicts --color always", "give one")
@@ -95,19 +95,19 @@ class PlotOptions(Options):
 
     @property
     def wanted(self) -> bool:
-        """Whether any picture was requested."""
+        """Whether a plot was requested, on the page or in a file."""
         return self.plot or self.plot_file is not None
 
     @property
     def path(self) -> str:
-        """The file to draw into; empty if there is none."""
+        """The file to draw into; "" if there is none."""
         return os.path.expanduser(self.plot_file or "")
 
     def check(self, force: bool, out: str | None = None) -> None:
         """Raise FFNError for wrong options before anything is computed.
 
-        These are an unknown suffix, a file that may not be written, the file of -o (`out`), and matplotlib
-        missing (exit 3).
+        Wrong options are an unknown suffix, a file that may not be written, the same file as -o (`out`), and a plot
+        file if matplotlib is missing (exit 3).
         """
         if self.plot_file is None:
             return
@@ -124,8 +124,8 @@ class PlotOptions(Options):
     def extended(
         self, page: Answer, plots: Sequence[Plot], output: Output, file_only: Sequence[IntervalPlot] = ()
     ) -> Answer:
-        """`page` with the plots at its end if --plot is given; writes them to --plot-file and notes that, followed by
-        those that are `file_only`.
+        """Return `page` with the plots appended if --plot is given. Also write the plots, followed by those in
+        `file_only`, to --plot-file, and print a note about the file.
 
         Raises FFNError (exit 3) if the file cannot be written.
         """
@@ -143,7 +143,7 @@ class PlotOptions(Options):
 
 # --- the text of --prompt ---------------------------------------------------------------------------------------------
 
-_MOST_BYTES = 10_000_000  # of a prompt in a file: more than any model's context
+_MOST_BYTES = 10_000_000  # maximum size of a prompt in a file, larger than any model's context
 
 CORPUS = ("prompts", "batch_size", "max_tokens", "top_contexts", "outliers", "resume")
 ONE_OR_MANY = (
@@ -153,7 +153,8 @@ ONE_OR_MANY = (
 
 
 def prompt_text(text: str) -> str:
-    """The prompt that `--prompt` names: `-` is standard input, `@FILE` a file (without its final newline).
+    """Return the prompt that `--prompt` names: `-` stands for standard input, `@FILE` for a file's text (without its
+    final newline).
 
     Raises FFNError for a file that cannot be read or is not UTF-8 text.
     """
@@ -177,16 +178,16 @@ def prompt_text(text: str) -> str:
 
 
 def lines_note(typed: str, text: str) -> tuple[str, ...]:
-    """A remark on a file or standard input of several lines, which is one prompt all the same."""
+    """Return a note if a file or standard input has several lines, which are read as a single prompt."""
     lines = len(text.splitlines()) if text != typed else 0
     return (f"{option('prompt', typed)}: its {lines:,} lines are read as one prompt",) if lines > 1 else ()
 
 
 def corpus_size(prompts: shared.Path | Sequence[str] | None) -> int:
-    """The corpus's bytes, for a progress bar; 0 if they are not known."""
+    """Return the corpus's size in bytes, for a progress bar; 0 if it is unknown."""
     if prompts is None or isinstance(prompts, str | os.PathLike):
         try:
             return os.path.getsize(os.path.expanduser(prompts or "-")) if prompts != "-" else 0
-        except OSError:  # an error of its own follows
+        except OSError:  # reading it raises a better error later
             return 0
     return sum(len(text.encode("utf-8", "surrogatepass")) for text in prompts)

@@ -1,4 +1,4 @@
-"""Rows of `ffn bench` in lines: a ratio, a verdict and a rate, remarks, what bounds a case, the command of a run."""
+"""Rows of `ffn bench` as lines of text: ratios, verdicts, rates, remarks, what bounds a case, the command of a run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ffncli.bench.results.row import BenchWarning, ResultRow
 from ffncli.show.parts import Line
 from ffncli.show.text import percent, plural
 
-STATUS = {"oom": "out of memory", "wrong": "WRONG RESULT"}  # full words for the CSV's short ones
+STATUS = {"oom": "out of memory", "wrong": "WRONG RESULT"}  # full words for the short ones in the CSV
 
 
 def verdict(row: ResultRow) -> str:
-    """`1.6 % faster`, `same within 2 %`, `inconclusive`; for a row without a time, its status."""
+    """Return `1.6 % faster`, `same within 2 %`, `inconclusive`; for a row without a time, its status."""
     if row.status != "ok":
         return STATUS.get(row.status, row.status)
     if row.kernel == row.baseline:
@@ -28,33 +28,33 @@ def verdict(row: ResultRow) -> str:
 
 
 def ratio(row: ResultRow) -> str | None:
-    """`0.950 [0.948, 0.952]`; 1 for the baseline, None for a row without one."""
+    """Return `0.950 [0.948, 0.952]`; "1" for the baseline, None for a row without a ratio."""
     if row.status != "ok" or row.ratio is None or row.kernel == row.baseline:
         return "1" if row.kernel == row.baseline and row.status == "ok" else None
     return f"{row.ratio:.3f}{interval(row.ratio_low, row.ratio_high)}"
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """` [0.948, 0.952]`; empty if an end is not known."""
+    """Return ` [0.948, 0.952]`, or "" if either end is unknown."""
     return "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
 
 
 def rates(rows: Sequence[ResultRow]) -> tuple[str, list[str | None]]:
-    """(TFLOP/s or GFLOP/s, the rate of each row in it): the unit in which the fastest row is 1 or more."""
+    """Return (unit, the rate of each row): TFLOP/s, or GFLOP/s if the fastest row would be below 1 TFLOP/s."""
     known = [row.tflops for row in rows if row.tflops is not None]
     unit, factor = ("GFLOP/s", 1000.0) if known and max(known) < 1 else ("TFLOP/s", 1.0)
     return unit, [None if row.tflops is None else f"{factor * row.tflops:.3g}" for row in rows]
 
 
-_SHA256 = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # 12 digits distinguish files; results keep all 64
+_SHA256 = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # 12 digits are enough to tell files apart; results keep all 64
 
 
 # --- remarks on rows, each once ---------------------------------------------------------------------------------------
 
 
 def remarks(rows: Sequence[ResultRow]) -> list[Line]:
-    """For one case: a prescribed routing, the twin, the bare products, possible savings by fusing; notes, then warnings
-    with advice."""
+    """Return the remarks on one case: prescribed routing, the baseline timed against itself, its bare matrix products,
+    what fusing could save; then notes, and warnings with advice."""
     lines = _loads(rows)
     base = next((row for row in rows if row.kernel == row.baseline and row.status == "ok"), None)
     if base is not None:
@@ -70,7 +70,7 @@ def remarks(rows: Sequence[ResultRow]) -> list[Line]:
 
 
 def _loads(rows: Sequence[ResultRow]) -> list[Line]:
-    """`tokens per expert: from 2.7 to 22, as counted`."""
+    """Return `tokens per expert: from 2.7 to 22, as counted`."""
     loads = next((row.tokens_per_expert for row in rows if row.tokens_per_expert), None)
     if loads is None:
         return []
@@ -79,7 +79,7 @@ def _loads(rows: Sequence[ResultRow]) -> list[Line]:
 
 
 def notes(rows: Sequence[ResultRow], most: int = 20) -> list[Line]:
-    """Every note once, with the kernels that it concerns."""
+    """List every note once, with the kernels that it concerns."""
     texts = list(dict.fromkeys(row.note for row in rows if row.note))
     lines = [
         Line(_who(rows, [r for r in rows if r.note == n]) + _SHA256.sub(r"\1", n), quiet=True) for n in texts[:most]
@@ -88,9 +88,10 @@ def notes(rows: Sequence[ResultRow], most: int = 20) -> list[Line]:
 
 
 def warned(rows: Sequence[ResultRow]) -> list[Line]:
-    """Every kind of warning once, with advice: the kernels in one case, the number of rows in several.
+    """List every kind of warning once, with advice; it names the kernels if there is one case, the number of rows if
+    there are several.
 
-    The first warning of a kind represents all.
+    The first warning of each kind represents all warnings of that kind.
     """
     lines: list[Line] = []
     kinds: dict[str, list[BenchWarning]] = {}
@@ -108,7 +109,7 @@ def warned(rows: Sequence[ResultRow]) -> list[Line]:
 
 
 def _first(rows: Sequence[ResultRow], warning: BenchWarning) -> str:
-    """The row whose figures a warning shows, with its tokens if there are several cases."""
+    """Name the row whose figures a warning shows, with its number of tokens if there are several cases."""
     row = next(row for row in rows if warning in row.warnings)
     if len({row.case for row in rows}) == 1 or row.tokens is None:
         return row.kernel
@@ -116,7 +117,7 @@ def _first(rows: Sequence[ResultRow], warning: BenchWarning) -> str:
 
 
 def _who(rows: Sequence[ResultRow], concerned: Sequence[ResultRow]) -> str:
-    """`packed, inplace: `; empty if all are concerned."""
+    """Return `packed, inplace: `, or "" if all kernels are concerned."""
     names = list(dict.fromkeys(row.kernel for row in concerned))
     everyone = {row.kernel for row in rows if row.status == "ok"} | set(names)
     if len(names) > 1 and set(names) >= everyone - {row.baseline for row in rows}:
@@ -131,10 +132,10 @@ _MOST_NAMED = 6
 
 
 def balance(rows: Sequence[ResultRow], names: Mapping[str, str]) -> list[Line]:
-    """`memory bound: 1, 4; compute bound: 64; ridge 13.2 FLOP/byte, measured in this run`.
+    """Return `memory bound: 1, 4; compute bound: 64; ridge 13.2 FLOP/byte, measured in this run`.
 
-    `names` are the cases by their keys, without a comma; of a single case the line has its FLOPs per byte instead.
-    Nothing where no rate is known.
+    `names` maps the keys of cases to names without commas; if there is only one case, the line shows its FLOPs per byte
+    instead. No line if no rate is known.
     """
     first = {row.case: row for row in rows if row.bound and row.ridge_flops_per_byte}
     if not first:
@@ -154,7 +155,7 @@ def _intensity(row: ResultRow) -> str:
 
 
 def _named(bound: str, rows: Sequence[ResultRow], names: Mapping[str, str]) -> str:
-    """`memory bound: 1, 4`; empty where no case is."""
+    """Return `memory bound: 1, 4`, or "" if there are no such cases."""
     cases = [names.get(row.case, row.case) for row in rows if row.bound == bound]
     if not cases:
         return ""
@@ -165,7 +166,7 @@ def _named(bound: str, rows: Sequence[ResultRow], names: Mapping[str, str]) -> s
 
 
 def _ridge(rows: Sequence[ResultRow]) -> str:
-    """`ridge 13.2 to 14.1 FLOP/byte, measured in this run`; of a merged result, in these runs."""
+    """Return `ridge 13.2 to 14.1 FLOP/byte, measured in this run` (`in these runs` for a merged result)."""
     ridges = [row.ridge_flops_per_byte for row in rows if row.ridge_flops_per_byte]
     texts = list(dict.fromkeys(f"{ridge:.3g}" for ridge in (min(ridges), max(ridges))))
     measured = any(row.roof_fraction is not None for row in rows)
@@ -173,11 +174,11 @@ def _ridge(rows: Sequence[ResultRow]) -> str:
     return f"ridge {' to '.join(texts)} FLOP/byte, {f'measured in {runs}' if measured else 'by the data sheet'}"
 
 
-# --- the command of a run, from the options that it stores ------------------------------------------------------------
+# --- the command of a run, from its stored options --------------------------------------------------------------------
 
 
 def command_line(asked: Mapping[str, str]) -> str:
-    """`ffn bench 512x2048:swiglu --tokens 1,32`: options and values as they are typed, the source first."""
+    """Return `ffn bench 512x2048:swiglu --tokens 1,32`: options and values as they are typed, the source first."""
     source = asked.get("--source")
     words = [
         *([source] if source else []),
@@ -187,7 +188,7 @@ def command_line(asked: Mapping[str, str]) -> str:
 
 
 def _words(name: str, value: str) -> list[str]:
-    """An option as it is typed; a flag has no value."""
+    """Return an option as it is typed; a flag has no value."""
     if value == "false":
         return ["--plain" if name == "--gated" else f"--no-{name.removeprefix('--')}"]
     return [name] if value == "true" else [name, value]

@@ -1,6 +1,7 @@
-"""`ffn` without a command: --version, --debug and the help options; and the command class of all others.
+"""`ffn` without a command: --version, --debug and the help options; and the class of all commands.
 
-In an `OnceCommand` repeated lists accumulate and any other repeated option is refused: no value is silently dropped.
+In an `OnceCommand` repeated list options accumulate, and repeating any other option is an error, so that no value is
+silently dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ffncli.version import __version__
 
 
 def _version(wanted: bool) -> None:
-    """Versions of ffn and of the packages that decide its numbers, read from metadata without importing torch."""
+    """Print the versions of ffn and of the packages that affect its numbers, without importing torch."""
     if not wanted:
         return
     from importlib.metadata import PackageNotFoundError, version
@@ -46,7 +47,7 @@ _Version = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class RootOptions(Options):
-    """--debug, which main.py reads from the words themselves."""
+    """The option --debug, which main.py reads directly from the command line."""
 
     debug: Annotated[bool, Opt("--debug", help="Print the traceback of an error.")] = False
 
@@ -67,8 +68,8 @@ class OnceCommand(TyperCommand):
     """A command in which only options of type `list[...]`, and flags that cannot contradict themselves, may repeat."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as Typer does. Raises FFNError for two values of an option that takes one."""
-        if not ctx.resilient_parsing:  # completion: the line is not finished
+        """Parse as Typer does. Raises FFNError if an option that takes one value is given several."""
+        if not ctx.resilient_parsing:  # skipped in completion, where the line is unfinished
             _, _, order = self.make_parser(ctx).parse_args(list(args))
             for option, times in Counter(order).items():
                 if times > 1 and isinstance(option, TyperOption) and not _may_repeat(option):
@@ -78,5 +79,5 @@ class OnceCommand(TyperCommand):
 
 
 def _may_repeat(option: TyperOption) -> bool:
-    """Whether it is a list, or a flag that can only be switched on."""
+    """Return True for a list option, or a flag that can only be switched on."""
     return option.multiple or (option.is_flag and not option.secondary_opts)

@@ -1,10 +1,12 @@
-"""`spread` lets a command's signature name records of options; Typer sees their fields as the command's own options.
+"""`spread` lets a command declare records of options as parameters; Typer sees the records' fields as the command's own
+options.
 
-A field's `Opt` says how it is typed; a record converts what was typed when it is made. A field of the same name in two
-records is one option, whose value both get: the first declares it, the last has it in its place among the others. -h
-and --help are the last options of every command.
+A field's `Opt` says how the option is typed; creating the record converts the typed values. Fields of the same name in
+two records are one option, whose value both records get: the first record declares it, the last one determines its
+position. -h and --help are the last options of every command.
 
-Shell completions for option values, by the name that an `Opt` has for them; a list is imported when a shell asks.
+It also provides shell completions for option values, by the names that `Opt.completes` uses; a list's module is
+imported only when a shell requests the list.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from ffncli.options.opt import Opt, Options, options_of, speak_of
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with every parameter whose type is a record of options replaced by that record's fields."""
+    """Return `command` with every parameter that is a record of options replaced by the record's fields."""
     hints = get_type_hints(command, include_extras=True)
     parameters: dict[str, inspect.Parameter] = {}
     records: dict[str, type[Any]] = {}
@@ -36,7 +38,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         else:
             parameters[name] = _parameter(name, hints[name], parameter.default)
     names, before = [*parameters], list[str]()
-    while names != before:  # an option may stand after one that is moved itself
+    while names != before:  # repeat, since an option may follow one that is moved itself
         names, before = _placed(names, records.values()), names
     parameters = {name: parameters[name] for name in names}
     parameters |= {name: _parameter(name, hint, False) for name, hint in HELP_OPTIONS.items()}
@@ -51,12 +53,12 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
     run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters.values()}
-    del run.__wrapped__  # or Typer would inspect the original
+    del run.__wrapped__  # otherwise Typer would inspect the original
     return run
 
 
 def _placed(names: list[str], records: Iterable[type[Any]]) -> list[str]:
-    """The fields, each that is to stand after another moved there."""
+    """Move each field that declares `after` to its place behind that field."""
     for record in records:
         for field, opt in options_of(record).items() if issubclass(record, Options) else ():
             if opt.after in names:
@@ -66,7 +68,7 @@ def _placed(names: list[str], records: Iterable[type[Any]]) -> list[str]:
 
 
 def _given(record: type[Any], typed: Mapping[str, Any]) -> dict[str, Any]:
-    """What was typed for the fields that a shell can set; a repeated option that was given once is not a list."""
+    """Return the typed values of the record's fields; if a repeatable option was given once, its list is unwrapped."""
     if not issubclass(record, Options):
         return {field.name: typed[field.name] for field in fields(record)}
     values = {name: typed[name] for name in options_of(record)}
@@ -74,7 +76,7 @@ def _given(record: type[Any], typed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(record: type[Any]) -> dict[str, inspect.Parameter]:
-    """A record's fields as parameters that Typer reads."""
+    """Return a record's fields as parameters for Typer."""
     defaults = {f.name: f.default for f in fields(record)}
     if issubclass(record, Options):
         return {name: _typed(name, opt, defaults[name]) for name, opt in options_of(record).items()}
@@ -83,7 +85,7 @@ def _parameters(record: type[Any]) -> dict[str, inspect.Parameter]:
 
 
 def _typed(name: str, opt: Opt, default: Any) -> inspect.Parameter:
-    """A field as Typer's parameter: a flag, or text that the record converts."""
+    """Return a field as a Typer parameter: a flag, or text that the record converts later."""
     words = opt.accepts.values if opt.accepts else ()
     completion = (lambda: values(opt.completes) if opt.completes else list(words)) if opt.completes or words else None
     flag = opt.flag or opt.accepts is FLAG
@@ -110,7 +112,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     )
 
 
-# name → (module, what there, its values from that)
+# name → (module, attribute of the module, function from the attribute to the values)
 _LISTS: dict[str, tuple[str, str, Callable[[Any], Iterable[str]]]] = {
     "models": ("ffncli.models.catalog", "names", lambda names: names()),
     "devices": ("ffncli.system.hardware", "typed_names", lambda names: names()),
@@ -138,6 +140,6 @@ _LISTS: dict[str, tuple[str, str, Callable[[Any], Iterable[str]]]] = {
 
 
 def values(names: str) -> list[str]:
-    """The values of one list, or of several: `functions gates`."""
+    """Return the values of one list, or of several: `functions gates`."""
     lists = (_LISTS[name] for name in names.split())
     return [value for module, name, read in lists for value in read(getattr(import_module(module), name))]

@@ -1,4 +1,4 @@
-"""What several pages share: records in JSON and CSV, a block, a model's tokens, a line per check, the accelerators."""
+"""Output that several pages share: records in JSON and CSV, a block, a model's tokens, lines per check, devices."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ if TYPE_CHECKING:
 
 
 def in_json(value: Any) -> Any:
-    """A record, or several, as JSON has them; None if that was not requested."""
+    """Convert one record, or several, for JSON; None stays None."""
     if value is None:
         return None
     return [asdict(one) for one in value] if isinstance(value, Sequence) else asdict(value)
 
 
 def csv_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Rows with the same keys as CSV has them; under `ffn verify --tp` the ranks after the first have none."""
+    """Return rows with the same keys as a CSV table; under `ffn verify --tp` only rank 0 has rows."""
     return Table(tuple(rows[0]) if rows else (), [tuple(row.values()) for row in rows])
 
 
 def dimensions_text(block: BlockSummary) -> str:
-    """`d_model 4, d_ff 8, relu, plain, bias`; a final layer alone has neither d_ff nor activation.
+    """Return `d_model 4, d_ff 8, relu, plain, bias`; a lone final layer has neither d_ff nor activation.
 
-    A mixture of experts adds the number of experts and how many a token uses; `d_ff` is one expert's.
+    For a mixture of experts, the number of experts and how many a token uses are added; `d_ff` is the width of one
+    expert.
     """
     kind, bias = "gated" if block.gated else "plain", "bias" if block.bias else "no bias"
     ffn = "" if block.d_ff is None else f", d_ff {block.d_ff}, {block.activation}, {kind}"
@@ -42,47 +43,47 @@ def dimensions_text(block: BlockSummary) -> str:
     return f"d_model {block.d_model}{ffn}, {bias}{norm}{moe}"
 
 
-_LONGEST = 12  # characters of a token's text in a label: a row of eight values still fits 100 columns
+_LONGEST = 12  # maximum characters of a token's text in a label: a row of eight values still fits 100 columns
 
 
 def label(token: Token) -> str:
-    """A token as a row's label: `3 " world"`, or its number if the text is not known."""
+    """Return the row label of a token: `3 " world"`, or with its id if the text is unknown."""
     return f"{token.position} {named(token.id, token.text)}"
 
 
 def named(number: int, text: str | None) -> str:
-    """A token's text in quotation marks; `#1917` if it has none."""
+    """Return a token's text in quotation marks, or `#1917` if it has no text."""
     if text is None:
         return f"#{number}"
     return f'"{text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"}"'
 
 
 def listed(tokens: Sequence[Token]) -> str:
-    """`3 tokens: 0 "Hello", 1 " my", 2 " dear"`, the first and last ones of many."""
+    """Return `3 tokens: 0 "Hello", 1 " my", 2 " dear"`; of many tokens, only the first and last."""
     shown = edges(len(tokens), 8)
     some = "".join(f"{', ' if i == last + 1 else ' … '}{label(tokens[i])}" for last, i in pairwise((-1, *shown)))
     return f"{len(tokens)} {plural('token', len(tokens))}: {some.removeprefix(', ')}"
 
 
 def labels(tokens: Sequence[Token]) -> tuple[str, ...]:
-    """Labels for the rows of a trace; none without a prompt."""
+    """Return labels for the rows of a trace; none without a prompt."""
     return tuple(map(label, tokens))
 
 
 def agreement_text(agreement: Agreement) -> str:
-    """One line: the difference of our steps from the model's own FFN."""
+    """Return one line on the difference between our steps and the model's own FFN."""
     if not agreement.max_error:
-        return "matches the model's own FFN exactly"  # NaN for NaN, and 0 for -0: equal, and not always bit for bit
+        return "matches the model's own FFN exactly"  # NaN for NaN and 0 for -0 count as equal, so bits may differ
     ulps = "" if agreement.ulps is None else f", {agreement.ulps:.3g} ulp at that element"
     error, relative = f"max error {agreement.max_error:.2e}", f"relative {agreement.relative_error:.2e}"
     return f"against the model's own FFN: {error}, {relative}{ulps}"
 
 
-ShortLine = tuple[str, str, str]  # PASS, FAIL or SKIP; the check or the kernel; why
+ShortLine = tuple[str, str, str]  # PASS, FAIL or SKIP; the check or the kernel; the reason
 
 
 def short_lines(lines: Sequence[ShortLine]) -> list[Part]:
-    """The lines, their names in one column."""
+    """Align the names of the lines in one column."""
     width = max((len(name) for _, name, _ in lines), default=0)
     return [Line(f"{word}  {pad(name, width)}  {text}".rstrip(), quiet=word == "SKIP") for word, name, text in lines]
 
@@ -91,7 +92,7 @@ _CLASSES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")
 
 
 def devices_answer(command: str) -> Answer:
-    """A row for each accelerator, named as it is typed; `devices` in JSON."""
+    """Build a table with one row per accelerator, named as it is typed; `devices` in JSON."""
     records = list(_records())
     lines = [{**one, **{f"{name}_tflops": one["tflops"].get(name) for name in _CLASSES}} for one in records]
     columns = [name for name in lines[0] if name != "tflops"]
@@ -103,7 +104,7 @@ def devices_answer(command: str) -> Answer:
 
 
 def _records() -> Iterator[dict[str, Any]]:
-    """Every accelerator in the table's order, under the first of its names that a shell completes."""
+    """Yield every accelerator in the table's order, under its first name in shell completion."""
     typed: dict[str, str] = {}
     for name, device in typed_names().items():
         typed.setdefault(device.name, name)

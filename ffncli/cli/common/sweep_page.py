@@ -1,4 +1,4 @@
-"""Several cases on one page: a grid of ratios, thread scaling, every warning once; ratios and speeds as pictures."""
+"""Several cases on one page: a grid of ratios, thread scaling, and every warning once; ratios and speeds as plots."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_NOTES = 6
 
 
 def sweep(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str) -> list[Part]:
-    """A line per case, a column per kernel; the heading has what the cases share."""
+    """Build one line per case and one column per kernel; the heading states what the cases have in common."""
     measured = _as_measured(cases, rows)
     values = {name: list(dict.fromkeys(getattr(case, name) for case in measured.values())) for name in _VARYING}
     differ = [name for name in _VARYING if len(values[name]) > 1]
@@ -54,13 +54,13 @@ def sweep(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str) -
 
 
 def _as_measured(cases: Mapping[str, Case], rows: Sequence[ResultRow]) -> Mapping[str, Case]:
-    """The cases with the cache modes in use: cold weights that would not fit are warm."""
+    """Return the cases with the cache mode actually used: weights too large for cold copies are measured warm."""
     caches: dict[str, Any] = {row.case: row.cache for row in rows if row.status == "ok"}
     return {key: replace(case, cache=caches.get(key) or case.cache) for key, case in cases.items()}
 
 
 def _machines(rows: Sequence[ResultRow], hosts: Mapping[str, str]) -> list[Part]:
-    """`node1: AMD EPYC 7B13, 12 cases`, a line for each machine."""
+    """Return `node1: AMD EPYC 7B13, 12 cases`, one line per machine."""
     hardware = {row.host or "unknown": row.hardware for row in rows}
     texts = {host: f"{host}: {hardware[host]}, " if hardware[host] else f"{host}: " for host in hardware}
     counts = Counter(hosts.values())
@@ -74,10 +74,11 @@ def _grid(
     differ: Sequence[str],
     hosts: Mapping[str, str],
 ) -> Table:
-    """The baseline's column has times, the others have ratios to it; `hosts` are named if there are several."""
+    """Build the grid: the baseline's column has times, the other columns have ratios to it; machines are named if
+    `hosts` is not empty."""
     of = {(row.case, row.kernel): row for row in rows}
     kernels = list(dict.fromkeys(row.kernel for row in rows))
-    kernels.sort(key=lambda kernel: kernel != baseline)  # the others stay in their order
+    kernels.sort(key=lambda kernel: kernel != baseline)  # stable: the others keep their order
     machine = ("machine",) if hosts else ()
     columns = (_named(differ), *machine, *(f"{kernel}, time" if kernel == baseline else kernel for kernel in kernels))
     lines = [
@@ -92,9 +93,10 @@ def _grid(
 
 
 def _cell(row: ResultRow | None) -> str | None:
-    """`0.950 [0.948, 0.952]`, with `?` where that is inconclusive; a time if there is no ratio, a status without.
+    """Return `0.950 [0.948, 0.952]`, with `?` if it is inconclusive; a time if there is no ratio, and a status if there
+    is no time.
 
-    One that declares fewer bits has its error next to it.
+    A kernel that declares fewer bits also shows its error.
     """
     if row is None:
         return None
@@ -108,7 +110,7 @@ def _cell(row: ResultRow | None) -> str | None:
 
 
 def _scaling(cases: Mapping[str, Case], scalings: Sequence[ThreadScaling], differ: Sequence[str]) -> list[Part]:
-    """How many times as fast each kernel is on more threads; empty if all have equally many."""
+    """Show how many times as fast each kernel is on more threads; empty if the number of threads is the same."""
     if not scalings:
         return []
     lines: dict[tuple[str, int, int], dict[str, str]] = {}
@@ -133,7 +135,7 @@ def _named(differ: Sequence[str]) -> str:
 
 
 def _where(case: Case, differ: Sequence[str]) -> str:
-    """`32, bf16`: this case's values of the columns that differ."""
+    """Return `32, bf16`: this case's values in the columns that differ."""
     return ", ".join(str(getattr(case, name)) for name in differ)
 
 
@@ -144,15 +146,15 @@ def _common(name: str, value: Any) -> str:
 
 
 _COLUMNS = 40
-_MOST_ROWS = 300  # of a chart in a file
+_MOST_ROWS = 300  # maximum for a chart in a file
 
 
 # --- ratios with their intervals as bars, on one scale for all cases --------------------------------------------------
 
 
 def ratio_bars(rows: Sequence[ResultRow]) -> list[Part]:
-    """A table for each case: every kernel's interval around its ratio, with a mark at 1, and the scale in words.
-    Nothing without ratios."""
+    """Build one table per case with each kernel's interval around its ratio, a mark at 1, and a line that explains the
+    scale. Empty if there are no ratios."""
     timed = [row for row in rows if row.ratio is not None and row.kernel != row.baseline]
     ends = [v for row in timed for v in (row.ratio, row.ratio_low, row.ratio_high, 1.0) if v is not None]
     scale = axis(ends, log=True) if timed else None
@@ -172,8 +174,8 @@ def ratio_bars(rows: Sequence[ResultRow]) -> list[Part]:
 
 
 def ratio_plot(rows: Sequence[ResultRow]) -> list[IntervalPlot]:
-    """The same for a file: one chart with a row for each case and kernel, which says if there are too many to draw;
-    nothing without ratios."""
+    """Plot the ratios for a file: one chart with a row per case and kernel, whose title says if rows had to be left
+    out. Empty if there are no ratios."""
     every = [row for row in rows if row.ratio is not None and row.kernel != row.baseline]
     if not every:
         return []
@@ -194,7 +196,7 @@ def ratio_plot(rows: Sequence[ResultRow]) -> list[IntervalPlot]:
 
 
 def speed_plots(sweeps: Sequence[SpeedSweep]) -> list[Plot]:
-    """A plot for each sweep, the sizes on a log axis; intervals are drawn in a file alone."""
+    """Build one plot per sweep, with sizes on a log axis; intervals are drawn only in files."""
     return [
         Plot(
             ", ".join(filter(None, (f"speed against {one.baseline}", one.block, one.where))),
